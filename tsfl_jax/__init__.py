@@ -1,0 +1,1 @@
+"""tsfl_jax: time-driven synchronous federated learning, vectorized in JAX."""

@@ -1,0 +1,117 @@
+"""Every setting of an experiment: a tree of dataclasses and their checks.
+
+Only `experiment` reads it; all other modules take plain arguments. No JAX here, so
+that a wrong setting is answered before anything slow is imported.
+"""
+
+import dataclasses
+import difflib
+import math
+
+from tsfl_jax.types import UserError
+
+ALGORITHMS = ("dms", "fedavg", "fedprox", "fedasync")
+DATA_NAMES = (
+    "digits",
+    "mnist",
+    "fashion_mnist",
+    "cifar10",
+    "svhn_cropped",
+    "npz",
+    "synthetic",
+)
+PARTITIONS = ("iid", "dirichlet", "shards")
+SCHEDULES = ("case1", "case2", "case3", "explicit", "distribution", "trace")
+MODELS = ("mlp", "mnist_cnn", "fashion_cnn", "vgg11", "resnet18")
+NORMS = ("none", "group", "batch")
+ITERATIONS = ("pass", "step")
+NORMALIZATIONS = ("unit", "standard")
+MAPPINGS = ("auto", "sequential", "vmap")
+CONVOLUTIONS = ("auto", "slices", "lax")
+
+
+@dataclasses.dataclass
+class DataConfig:
+    """Where the samples come from."""
+
+    name: str = "digits"  # one of DATA_NAMES
+    dir: str = ""  # folder of prepared TFDS data; "" = ~/tensorflow_datasets
+    file: str = ""  # name="npz": file with x_train, y_train, x_test, y_test
+    download: bool = True  # fetch and prepare a missing TFDS data set
+    normalize: str = "unit"  # unit: to [0, 1]; standard: zero mean, unit variance
+    shape: tuple[int, ...] = (28, 28, 1)  # name="synthetic": shape of one sample
+    num_classes: int = 10  # name="synthetic"
+    train_size: int = 0  # use that many training samples; 0 = all (synthetic: 4096)
+    test_size: int = 0  # use that many test samples; 0 = all (synthetic: 1024)
+
+
+@dataclasses.dataclass
+class PartitionConfig:
+    """How the training samples are dealt to the clients."""
+
+    kind: str = "dirichlet"  # one of PARTITIONS
+    alpha: float = 0.5  # kind="dirichlet": concentration; small = more skewed
+    classes_per_client: int = 2  # kind="shards"
+    replacement: bool = False  # let clients share samples when there are too few
+
+
+@dataclasses.dataclass
+class ScheduleConfig:
+    """How many local iterations on how many samples, per client and interval."""
+
+    kind: str = "case3"  # one of SCHEDULES
+    data_size: int = 1024  # samples a client (the mean, where sizes are drawn)
+    tau: tuple[int, ...] = ()  # kind="explicit": per client, or per equal group
+    tau_groups: tuple[str, ...] = ()  # kind="distribution": "normal(2,0.4)", …
+    size_groups: tuple[str, ...] = ()  # likewise for sizes; () = data_size each
+    trace: str = ""  # kind="trace": CSV with interval,client,tau[,size]
+    iteration: str = "pass"  # one local iteration: "pass" over the data, or one "step"
+    upload_above: int = 0  # client-selection system: upload only if τ > this
+    dropout: float = 0.0  # chance that a client is away for an interval
+    interval_seconds: float = 1.0  # Δ, virtual seconds
+
+
+@dataclasses.dataclass
+class ModelConfig:
+    """The network."""
+
+    name: str = "mlp"  # one of MODELS
+    norm: str = "none"  # vgg11, resnet18: one of NORMS
+    hidden: int = 64  # width of the hidden layer of mlp and mnist_cnn; 0 = none
+
+
+@dataclasses.dataclass
+class DMSConfig:
+    """Constants of Corollary 1; a negative one is estimated in every interval."""
+
+    smoothness: float = -1.0  # L
+    grad_sq_norm: float = -1.0  # G²
+    grad_variance: float = -1.0  # σ²
+    weight_limit: float = 0.0  # θ ≥ 1: ρ_i ≤ θ/N; 0 = no limit
+
+
+@dataclasses.dataclass
+class Config:
+    """One experiment."""
+
+    algorithm: str = "dms"  # one of ALGORITHMS
+    seed: int = 0  # ≥ 0; decides every random draw
+    num_intervals: int = 50  # T
+    num_clients: int = 20  # N
+    lr: float = 0.003  # η
+    momentum: float = 0.9  # reset at the start of every interval
+    batch_size: int = 32  # B
+    mu: float = 0.01  # FedProx's proximal coefficient μ
+    gamma: float = 0.5  # FedAsync's share γ of the old global model
+    clip_norm: float = 0.0  # clip gradients to this global norm; 0 = off
+    eval_every: int = 1  # intervals between two evaluations on the test set
+    report_every: int = 5  # intervals of one compiled call, between progress lines
+    checkpoint: bool = True  # save after every report, resume from the same workdir
+    mapping: str = "auto"  # clients: one after another, or vmap in chunks
+    client_chunk: int = 0  # clients trained side by side under vmap; 0 = all
+    convolution: str = "auto"  # slices + matrix product, or lax.conv
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
+    schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    dms: DMSConfig = dataclasses.field(default_factory=DMSConfig)

@@ -1,0 +1,245 @@
+"""The compiled program: one interval of all clients, and a scan over intervals.
+
+Interval t of T-SFL: every client trains τ_i^t local iterations from w^t, the server
+forms w^{t+1} from Σ_i ρ_i^t w_i^t, the new model is evaluated. `make_run` returns one
+pure function for a chunk of intervals; nothing in it talks to the host.
+
+Random streams are ``fold_in(fold_in(key, interval), client)``, so results do not
+depend on how clients are chunked or ordered, nor on where a run was resumed.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from tsfl_jax import client as local
+from tsfl_jax import estimate, mapping, metrics
+from tsfl_jax.aggregate import Aggregator, Situation
+from tsfl_jax.models import Model
+from tsfl_jax.types import Array, Constants, HParams, Params, PRNGKey
+
+
+class State(NamedTuple):
+    """What one interval hands to the next."""
+
+    params: Params  # w^t, the global model's Flax variables
+    server: Any  # the aggregation rule's own state
+    diverged: Array  # bool: no client model was finite; params stay the last good ones
+
+
+class TestSet(NamedTuple):
+    """Test samples cut into E equal batches, the last one padded."""
+
+    x: Array  # [E, b, ...] as stored
+    y: Array  # [E, b] int32
+    mask: Array  # [E, b] bool, False on padding
+
+
+class Problem(NamedTuple):
+    """Everything on the device that does not change during a run."""
+
+    samples: local.Samples
+    test: TestSet
+    rows: Array  # [N, D] int32, which samples each client may use
+    client: Array  # [N] int32 ids, which name the clients' random streams
+
+
+class Inputs(NamedTuple):
+    """What interval t is told; a leading axis ``[R]`` makes a chunk of intervals."""
+
+    interval: Array  # int32, t = 0..T−1
+    tau: Array  # [N] int32
+    size: Array  # [N] int32
+    evaluate: Array  # bool
+
+
+class History(NamedTuple):
+    """What interval t reports; NaN where it does not apply or was not measured."""
+
+    test_accuracy: Array  # in [0, 1]
+    test_loss: Array  # nats
+    train_loss: Array  # nats, mean over all samples trained on in the interval
+    threshold: Array  # K
+    num_selected: Array  # int32
+    weight_entropy: Array  # nats
+    smoothness: Array  # L
+    grad_sq_norm: Array  # G²
+    grad_variance: Array  # σ²
+    coupling: Array  # c
+    num_dropped: Array  # int32, clients with τ > 0 whose model was not finite
+    samples: Array  # int32, samples trained on
+    diverged: Array  # bool, from the interval on in which every model was lost
+    rho: Array  # [N]
+    selected: Array  # [N] bool
+
+
+def evaluate(model: Model, variables: Params, problem: Problem) -> tuple[Array, Array]:
+    """(accuracy in [0, 1], mean cross-entropy in nats) on the whole test set."""
+
+    def batch(item):
+        x, y, mask = item
+        logits = model.predict(variables, local.scaled(problem.samples, x))
+        right = jnp.where(mask, metrics.correct(logits, y), False)
+        loss = jnp.where(mask, metrics.cross_entropy(logits, y), 0.0)
+        return right.sum(), loss.sum()
+
+    right, loss = lax.map(batch, tuple(problem.test))
+    count = problem.test.mask.sum()
+    return right.sum() / count, loss.sum() / count
+
+
+def make_interval(
+    model: Model,
+    aggregator: Aggregator,
+    optimizer: Callable[[HParams], optax.GradientTransformation],
+    *,
+    batch_size: int,
+    iteration: str,
+    max_tau: int,
+    mapping_name: str,
+    chunk: int,
+    estimates: bool,
+) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
+    """Builds one interval of all clients; see `make_run` for the arguments."""
+    train = local.make_local_training(
+        model, optimizer, batch_size=batch_size, iteration=iteration, max_tau=max_tau
+    )
+
+    def constants_of(params, key, clients, problem, hparams):
+        given = Constants(
+            hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance
+        )
+        if not estimates:
+            return given
+        measured = estimate.estimate_constants(
+            model, params, key, clients, problem.samples, hparams, batch_size
+        )
+        return jax.tree.map(lambda g, m: jnp.where(jnp.isnan(g), m, g), given, measured)
+
+    def interval(state, key, hparams, problem, inputs):
+        def stream(name):
+            return jax.random.fold_in(jax.random.fold_in(key, name), inputs.interval)
+
+        clients = local.Client(problem.client, inputs.tau, inputs.size, problem.rows)
+        constants = constants_of(state.params, stream(1), clients, problem, hparams)
+        situation = Situation(
+            stream(2), problem.client, inputs.tau, inputs.size, constants
+        )
+        weights = aggregator.weights(situation, hparams)
+
+        train_key = stream(0)
+
+        def train_one(client, limit):
+            client_key = jax.random.fold_in(train_key, client.id)
+            return train(
+                state.params, client_key, client, problem.samples, hparams, limit
+            )
+
+        mean, kept, results = mapping.weighted_models(
+            train_one,
+            clients,
+            weights.rho,
+            state.params,
+            inputs.tau * local.steps_per_iteration(inputs.size, batch_size, iteration),
+            mapping=mapping_name,
+            chunk=chunk,
+        )
+        params, server = aggregator.update(mean, state.params, state.server, hparams)
+        # Nobody took part, or nobody's model survived: w^t stays.
+        wanted = jnp.any(weights.rho > 0)
+        lost = wanted & (kept <= 0)
+        diverged = state.diverged | lost
+        updated = wanted & ~diverged
+        new = State(params, server, diverged)
+        old = state._replace(diverged=diverged)
+        new = jax.tree.map(lambda n, o: jnp.where(updated, n, o), new, old)
+
+        accuracy, loss = lax.cond(
+            inputs.evaluate,
+            lambda w: evaluate(model, w, problem),
+            lambda w: (jnp.float32(jnp.nan), jnp.float32(jnp.nan)),
+            new.params,
+        )
+        usable = results.finite & (inputs.tau > 0)
+        samples = jnp.where(usable, results.samples, 0).sum()
+        train_loss = jnp.where(usable, results.loss, 0.0).sum() / samples
+        history = History(
+            test_accuracy=accuracy.astype(jnp.float32),
+            test_loss=loss.astype(jnp.float32),
+            train_loss=train_loss.astype(jnp.float32),
+            threshold=weights.threshold,
+            num_selected=weights.selected.sum(),
+            weight_entropy=metrics.weight_entropy(weights.rho),
+            smoothness=constants.smoothness,
+            grad_sq_norm=constants.grad_sq_norm,
+            grad_variance=constants.grad_variance,
+            coupling=weights.coupling,
+            num_dropped=jnp.sum(~results.finite & (inputs.tau > 0)),
+            samples=results.samples.sum(),
+            diverged=diverged,
+            rho=weights.rho,
+            selected=weights.selected,
+        )
+        return new, history
+
+    return interval
+
+
+def init_state(model: Model, aggregator: Aggregator, key: PRNGKey, x: Array) -> State:
+    """w^0 and the rule's state; `x` is one batch of scaled network input."""
+    params = model.init(key, x)
+    return State(params, aggregator.init(params), jnp.bool_(False))
+
+
+def make_run(
+    model: Model,
+    aggregator: Aggregator,
+    optimizer: Callable[[HParams], optax.GradientTransformation],
+    *,
+    batch_size: int,
+    iteration: str = "pass",
+    max_tau: int,
+    mapping_name: str = "sequential",
+    chunk: int = 1,
+    estimates: bool = False,
+) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
+    """Builds the scan over a chunk of intervals.
+
+    Args:
+      model: the network.
+      aggregator: the rule.
+      optimizer: hyper-parameters → optax transformation of the clients.
+      batch_size: B.
+      iteration: what a local iteration is, "pass" or "step".
+      max_tau: H over the whole schedule.
+      mapping_name: "sequential" or "vmap", see `mapping`.
+      chunk: clients side by side under "vmap".
+      estimates: estimate those of L, G², σ² that are NaN in the hyper-parameters.
+
+    Returns:
+      ``run(state, key, hparams, problem, inputs[R]) -> (state, history[R])``, pure and
+      to be jitted by the caller.
+    """
+    interval = make_interval(
+        model,
+        aggregator,
+        optimizer,
+        batch_size=batch_size,
+        iteration=iteration,
+        max_tau=max_tau,
+        mapping_name=mapping_name,
+        chunk=chunk,
+        estimates=estimates,
+    )
+
+    def run(state, key, hparams, problem, inputs):
+        def body(state, one):
+            return interval(state, key, hparams, problem, one)
+
+        return lax.scan(body, state, inputs)
+
+    return run

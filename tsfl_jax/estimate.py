@@ -1,0 +1,94 @@
+"""L, G² and σ² behind DMS's weights, estimated from gradients of the running interval.
+
+At the start of interval t a few clients compute three mini-batch gradients each at (or
+next to) the global model w^t, before any weight is needed:
+
+- g1, g2 on two independent mini-batches at w^t: E‖g‖² and ½‖g1 − g2‖², the latter
+  an unbiased estimate of the mini-batch variance E‖g − ḡ‖²;
+- g3 on the first mini-batch at w^t − η g1: ‖g3 − g1‖ / (η‖g1‖), the Lipschitz quotient
+  along the step actually taken, a lower bound of L for that client.
+
+G² and σ² are means over the probed clients, L their maximum (smoothness must hold for
+every client).
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from tsfl_jax import client as local
+from tsfl_jax.models import Model
+from tsfl_jax.types import Constants, HParams, Params, PRNGKey
+
+PROBED_CLIENTS = 8
+
+
+def _probe(model, variables, key, client, samples, hparams, batch_size):
+    """(L, G², σ²) of one client at the global model."""
+    places = jax.random.randint(key, (2, batch_size), 0, client.size)
+    everyone = jnp.ones(batch_size, bool)
+
+    def gradient(params, batch):
+        rows = client.row[places[batch]]
+        x, y = local.scaled(samples, samples.x[rows]), samples.y[rows]
+        at = {**variables, "params": params}
+        return local.batch_gradient(model, at, x, y, everyone, key)[1]
+
+    params = variables["params"]
+    first, second = gradient(params, 0), gradient(params, 1)
+    moved = jax.tree.map(lambda w, g: w - hparams.lr * g, params, first)
+    change = optax.tree.norm(optax.tree.sub(gradient(moved, 0), first))
+    way = hparams.lr * optax.tree.norm(first)
+    norm_sq = [optax.tree.norm(g, squared=True) for g in (first, second)]
+    difference = optax.tree.norm(optax.tree.sub(first, second), squared=True)
+    smoothness = jnp.where(way > 0, change / jnp.where(way > 0, way, 1.0), 0.0)
+    return Constants(smoothness, 0.5 * (norm_sq[0] + norm_sq[1]), 0.5 * difference)
+
+
+def estimate_constants(
+    model: Model,
+    variables: Params,
+    key: PRNGKey,
+    clients: local.Client,
+    samples: local.Samples,
+    hparams: HParams,
+    batch_size: int,
+) -> Constants:
+    """Estimates L, G² and σ² at the global model; see the module docstring.
+
+    Args:
+      model: the network.
+      variables: the global model w^t.
+      key: of this interval; which clients are probed and their mini-batches.
+      clients: leading axis ``[N]``; only those with τ > 0 are probed, at most
+        `PROBED_CLIENTS` of them.
+      samples: the training samples.
+      hparams: for η, the length of the step that measures L.
+      batch_size: B.
+
+    Returns:
+      `Constants` of float32 scalars; zeros where no client takes part.
+    """
+    num_probed = min(clients.tau.shape[0], PROBED_CLIENTS)
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(clients.id)
+    lots = jax.vmap(jax.random.uniform)(keys)
+    present = clients.tau > 0
+    chosen = jnp.argsort(jnp.where(present, lots, 2.0))[:num_probed]
+    probes = lax.map(
+        lambda item: _probe(
+            model, variables, item[0], item[1], samples, hparams, batch_size
+        ),
+        (keys[chosen], jax.tree.map(lambda a: a[chosen], clients)),
+    )
+    taking_part = present[chosen]
+    count = jnp.maximum(taking_part.sum(), 1)
+
+    def mean(values):
+        return jnp.where(taking_part, values, 0.0).sum() / count
+
+    return Constants(
+        smoothness=jnp.where(taking_part, probes.smoothness, 0.0).max(),
+        grad_sq_norm=mean(probes.grad_sq_norm),
+        grad_variance=mean(probes.grad_variance),
+    )

@@ -1,8 +1,8 @@
 """Orbax checkpoints of a run, between two compiled calls.
 
-Each step is a folder named by its number; Orbax writes it under another name and renames
-it when complete, so that a killed process leaves a whole checkpoint or none. Orbax does
-not notice every later damage, so a digest of all leaves is stored too and verified.
+Each step is a folder named by its number. Orbax writes it under another name and
+renames it when complete, so that a killed process leaves a whole checkpoint or none.
+Orbax does not notice every later damage, so digests are stored too and verified.
 Asynchronous and distributed saving are NOT done: a save has finished when it returns.
 """
 
@@ -21,14 +21,19 @@ from absl import logging
 from tsfl_jax.types import UserError
 
 KEEP = 2  # the newest, and one to fall back on when that is damaged
+_UNFINISHED = ".orbax-checkpoint-tmp"  # in the name Orbax gives until it commits
 
 _Leaves = dict[str, np.ndarray]  # by path in the tree
+
+
+class _DamagedError(Exception):
+    """A checkpoint whose bytes are not those that were saved."""
 
 
 def save(folder: str | pathlib.Path, step: int, tree: Any, meta: dict) -> None:
     """Saves ``tree`` as the newest checkpoint and deletes all but the last two.
 
-    Checkpoints of later steps are deleted as well: whoever saves an earlier one was
+    Checkpoints of later steps are deleted as well: a run that saves an earlier one was
     resumed from before them, because they were damaged.
 
     Args:
@@ -41,29 +46,32 @@ def save(folder: str | pathlib.Path, step: int, tree: Any, meta: dict) -> None:
       UserError: the folder cannot be written, or the disk is full.
     """
     leaves = _flatten(tree)
-    about = {"meta": meta, "leaves": _layout(leaves), "leaves_sha256": _digest(leaves)}
-    # through JSON once, so that what is hashed is what will be read back
-    about = json.loads(json.dumps(about))
+    about = {"meta": meta, "layout": _layout(leaves), "leaves_sha256": _digest(leaves)}
+    about = json.loads(json.dumps(about))  # hash what will be read back: no tuples
     root = pathlib.Path(folder).resolve()  # Orbax insists on an absolute path
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _orbax() as ocp, _checkpointer(ocp) as checkpointer:
-            checkpointer.save(
-                root / str(step),
-                args=ocp.args.Composite(
-                    leaves=ocp.args.PyTreeSave(leaves),
-                    about=ocp.args.JsonSave(about | {"sha256": _json_digest(about)}),
-                ),
-                force=True,
+        for killed in root.glob(f"*{_UNFINISHED}*"):
+            shutil.rmtree(killed)
+        with _orbax() as (ocp, checkpointer):
+            args = ocp.args.Composite(
+                # Orbax refuses empty arrays; the layout says all about them
+                leaves=ocp.args.PyTreeSave({p: x for p, x in leaves.items() if x.size}),
+                about=ocp.args.JsonSave(about | {"sha256": _json_digest(about)}),
             )
-        for old in _steps(root):
-            if old > step or old in [s for s in _steps(root) if s <= step][:-KEEP]:
-                shutil.rmtree(root / str(old))
-    except (OSError, ValueError) as error:  # TensorStore reports a full disk by the latter
-        reason = str(error).splitlines()[0][:200]
+            checkpointer.save(root / str(step), args=args, force=True)
+        kept = [s for s in _steps(root) if s <= step][-KEEP:]
+        for other in set(_steps(root)) - set(kept):
+            shutil.rmtree(root / str(other))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None)
+        if "RESOURCE_EXHAUSTED" in str(error):  # TensorStore's word, in a ValueError
+            reason = "no space left on the disk"
+        if reason is None:
+            raise
         raise UserError(
-            f"cannot save a checkpoint in {folder}: {reason}; free some space, choose"
-            " another --workdir, or switch checkpoints off"
+            f"cannot save a checkpoint in {folder}: {reason}; make room, choose another"
+            " --workdir, or switch checkpoints off (--config.checkpoint=False)"
         ) from error
 
 
@@ -82,94 +90,83 @@ def restore_latest(
       notice: is told, in one line, of each damaged checkpoint.
 
     Returns:
-      The step and the tree: the template's structure with NumPy leaves, bit for bit as
-      saved.
+      The step, and the template's structure with NumPy leaves, bit for bit as saved.
 
     Raises:
-      UserError: the checkpoint is of another experiment: its meta or layout differs.
+      UserError: the checkpoint is another experiment's: its meta or layout differs.
     """
     root = pathlib.Path(folder).resolve()
+    target = _flatten(template)
     steps = _steps(root)
     for step in reversed(steps):
-        about = _read_about(root / str(step))
-        if about is not None:
-            _check_same_experiment(folder, about, meta, _layout(_flatten(template)))
+        try:
+            about = _read_about(root / str(step))
+            _check_same_experiment(folder, about, meta, target)
             leaves = _read_leaves(root / str(step), about)
-            if leaves is not None:
-                treedef = jax.tree.structure(template)
-                paths = _flatten(template).keys()
-                return step, treedef.unflatten([leaves[path] for path in paths])
-        notice(f"checkpoint {folder}/{step} is damaged; looking for the one before")
+        except _DamagedError as error:
+            notice(f"checkpoint {folder}/{step} is damaged and left out: {error}")
+            continue
+        return step, jax.tree.structure(template).unflatten(leaves[p] for p in target)
     if steps:
         notice(f"no intact checkpoint in {folder}; starting from the beginning")
     return None
 
 
 @contextlib.contextmanager
-def _orbax() -> Iterator[Any]:
-    """Orbax, imported when first needed, and kept from logging its progress."""
-    import orbax.checkpoint as ocp  # slow: a run that saves nothing need not wait for it
+def _orbax() -> Iterator[tuple[Any, Any]]:
+    """Orbax and a checkpointer, quiet: whatever matters, it raises as well."""
+    import orbax.checkpoint as ocp  # slow: wait only when saving
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity(logging.FATAL)
+    items = {
+        "leaves": ocp.PyTreeCheckpointHandler(),
+        "about": ocp.JsonCheckpointHandler(),
+    }
     try:
-        yield ocp
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**items)) as checkpointer:
+            yield ocp, checkpointer
     finally:
         logging.set_verbosity(verbosity)
 
 
-def _checkpointer(ocp: Any) -> Any:
-    return ocp.Checkpointer(
-        ocp.CompositeCheckpointHandler(
-            leaves=ocp.PyTreeCheckpointHandler(), about=ocp.JsonCheckpointHandler()
-        )
-    )
-
-
-def _read_about(path: pathlib.Path) -> dict | None:
-    """What ``save`` noted about the checkpoint, or None if that is damaged."""
-    about = _read(path, "about", "JsonRestore")
-    if not isinstance(about, dict):
-        return None
-    return about if about.pop("sha256", None) == _json_digest(about) else None
-
-
-def _read_leaves(path: pathlib.Path, about: dict) -> _Leaves | None:
-    """The leaves of the checkpoint, or None if they are damaged."""
-    leaves = _read(path, "leaves", "PyTreeRestore")
-    if not isinstance(leaves, dict):
-        return None
-    return leaves if _digest(leaves) == about["leaves_sha256"] else None
-
-
 def _read(path: pathlib.Path, item: str, kind: str) -> Any:
     try:
-        with _orbax() as ocp, _checkpointer(ocp) as checkpointer:
+        with _orbax() as (ocp, checkpointer):
             args = ocp.args.Composite(**{item: getattr(ocp.args, kind)()})
             return checkpointer.restore(path, args=args)[item]
     except Exception as error:  # damaged bytes surface as errors of every kind
-        logging.debug("cannot read %s: %s", path, error)
-        return None
+        reason = (str(error) or repr(error)).splitlines()[0][:120]
+        raise _DamagedError(f"cannot read its {item} ({reason})") from error
 
 
-def _steps(root: pathlib.Path) -> list[int]:
-    """The steps saved in a folder, ascending; whatever else lies there is ignored."""
-    if not root.is_dir():
-        return []
-    names = [path.name for path in root.iterdir() if path.is_dir()]
-    return sorted(int(n) for n in names if n.isdecimal() and n == str(int(n)))
+def _read_about(path: pathlib.Path) -> dict:
+    """What ``save`` noted about the checkpoint."""
+    about = _read(path, "about", "JsonRestore")
+    if not isinstance(about, dict) or about.pop("sha256", "") != _json_digest(about):
+        raise _DamagedError("its description has changed")
+    return about
+
+
+def _read_leaves(path: pathlib.Path, about: dict) -> _Leaves:
+    """The leaves as they were saved."""
+    leaves = _read(path, "leaves", "PyTreeRestore")
+    leaves |= {p: np.zeros(shape, t) for p, t, shape in about["layout"] if 0 in shape}
+    if _digest(leaves) != about["leaves_sha256"]:
+        raise _DamagedError("its arrays have changed")
+    return leaves
 
 
 def _check_same_experiment(
-    folder: str | pathlib.Path, about: dict, meta: dict, layout: list
+    folder: str | pathlib.Path, about: dict, meta: dict, target: _Leaves
 ) -> None:
     old = _settings(about["meta"])
     new = _settings(json.loads(json.dumps(meta)))
-    changed = [k for k in old | new if old.get(k, "–") != new.get(k, "–")]
+    changed = [k for k in old | new if old.get(k) != new.get(k)]
     told = [f"{k}: {old.get(k, '–')} → {new.get(k, '–')}" for k in changed[:3]]
     if len(changed) > 3:
         told.append(f"and {len(changed) - 3} more")
-    if not changed and json.loads(json.dumps(layout)) != about["leaves"]:
+    if not changed and sorted(_layout(target)) != sorted(about["layout"]):
         told = ["the saved arrays have other names, shapes or types"]
     if told:
         raise UserError(
@@ -179,15 +176,23 @@ def _check_same_experiment(
 
 
 def _settings(meta: Any, prefix: str = "") -> dict[str, str]:
-    """Nested settings as one dict, ``{"data.name": '"digits"'}``, values as JSON."""
-    if not (isinstance(meta, dict) and (meta or not prefix)):
-        return {prefix: json.dumps(meta, ensure_ascii=False)}
+    """Nested settings as one dict of JSON: ``{"data.name": '"digits"', …}``."""
+    if not isinstance(meta, dict) or not meta:
+        return {prefix: json.dumps(meta, ensure_ascii=False)} if prefix else {}
     parts = [_settings(v, f"{prefix}.{k}" if prefix else k) for k, v in meta.items()]
     return {key: value for part in parts for key, value in part.items()}
 
 
+def _steps(root: pathlib.Path) -> list[int]:
+    """The steps saved in a folder, ascending; whatever else lies there is ignored."""
+    if not root.is_dir():
+        return []
+    names = [p.name for p in root.iterdir() if p.name.isdecimal() and p.is_dir()]
+    return sorted(int(name) for name in names if name == str(int(name)))
+
+
 def _flatten(tree: Any) -> _Leaves:
-    """Leaves on the host, by path; shapes alone (ShapeDtypeStruct) may stand for them."""
+    """Leaves on the host, by path; a ShapeDtypeStruct may stand for an array."""
     flat = jax.tree_util.tree_flatten_with_path(jax.device_get(tree))[0]
     return {
         jax.tree_util.keystr(path): leaf if hasattr(leaf, "dtype") else np.asarray(leaf)

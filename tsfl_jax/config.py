@@ -1,14 +1,10 @@
-"""Every setting of an experiment: a tree of dataclasses and their checks.
+"""Every setting of an experiment: a tree of dataclasses with one comment each.
 
-Only `experiment` reads it; all other modules take plain arguments. No JAX here, so
-that a wrong setting is answered before anything slow is imported.
+Only `experiment` reads it; all other modules take plain arguments. No JAX here or in
+`validate`, so that a wrong setting is answered before anything slow is imported.
 """
 
 import dataclasses
-import difflib
-import math
-
-from tsfl_jax.types import UserError
 
 ALGORITHMS = ("dms", "fedavg", "fedprox", "fedasync")
 DATA_NAMES = (
@@ -62,8 +58,8 @@ class ScheduleConfig:
     kind: str = "case3"  # one of SCHEDULES
     data_size: int = 1024  # samples a client (the mean, where sizes are drawn)
     tau: tuple[int, ...] = ()  # kind="explicit": per client, or per equal group
-    tau_groups: tuple[str, ...] = ()  # kind="distribution": "normal(2,0.4)", …
-    size_groups: tuple[str, ...] = ()  # likewise for sizes; () = data_size each
+    tau_groups: str = ""  # kind="distribution": "normal(2,0.4); uniform(1,5)"
+    size_groups: str = ""  # likewise for sizes; "" = the kind's own sizes
     trace: str = ""  # kind="trace": CSV with interval,client,tau[,size]
     iteration: str = "pass"  # one local iteration: "pass" over the data, or one "step"
     upload_above: int = 0  # client-selection system: upload only if τ > this

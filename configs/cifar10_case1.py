@@ -1,0 +1,21 @@
+"""CIFAR-10, Case 1: half of the clients 1 local iteration, half 4.
+
+Reproduces: Table 1 and Fig. 3, 20 clients, VGG11, T = 50.
+Paper, best test accuracy in %: FedAvg 63.54, FedProx 63.70, FedAsync 62.68, DMS 64.57.
+Time: @CIFAR@
+Run: python launch.py --config=configs/cifar10_case1.py --config.algorithm=dms
+"""
+
+from tsfl_jax.config import Config
+
+
+def get_config() -> Config:
+    config = Config()
+    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
+    config.num_intervals = 50
+    config.lr = 0.005
+    config.data.name = "cifar10"
+    config.data.normalize = "standard"
+    config.schedule.kind = "case1"
+    config.model.name = "vgg11"
+    return config

@@ -1,0 +1,21 @@
+"""CIFAR-10, Case 2: quarters with 1, 2, 3, 4 local iterations.
+
+Reproduces: Table 1 and Fig. 4, 20 clients, VGG11, T = 50.
+Paper, best test accuracy in %: FedAvg 62.70, FedProx 62.27, FedAsync 61.89, DMS 64.11.
+Time: @CIFAR@
+Run: python launch.py --config=configs/cifar10_case2.py --config.algorithm=dms
+"""
+
+from tsfl_jax.config import Config
+
+
+def get_config() -> Config:
+    config = Config()
+    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
+    config.num_intervals = 50
+    config.lr = 0.005
+    config.data.name = "cifar10"
+    config.data.normalize = "standard"
+    config.schedule.kind = "case2"
+    config.model.name = "vgg11"
+    return config

@@ -1,0 +1,21 @@
+"""CIFAR-10, Case 3: τ and data sizes drawn anew in every interval.
+
+Reproduces: Table 2 and Fig. 5, 20 clients, VGG11, T = 50.
+Paper, best test accuracy in %: FedAvg 68.07, FedProx 69.21, FedAsync 65.97, DMS 70.29.
+Time: @CIFAR@
+Run: python launch.py --config=configs/cifar10_case3.py --config.algorithm=dms
+"""
+
+from tsfl_jax.config import Config
+
+
+def get_config() -> Config:
+    config = Config()
+    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
+    config.num_intervals = 50
+    config.lr = 0.005
+    config.data.name = "cifar10"
+    config.data.normalize = "standard"
+    config.schedule.kind = "case3"
+    config.model.name = "vgg11"
+    return config

@@ -1,0 +1,21 @@
+"""Fashion-MNIST, Case 1: half of the clients 1 local iteration, half 4.
+
+Reproduces: Table 1 and Fig. 3, 20 clients, six-convolution CNN, T = 100.
+Paper, best test accuracy in %: FedAvg 87.15, FedProx 88.19, FedAsync 86.09, DMS 89.52.
+Time: @FASHION@
+Run: python launch.py --config=configs/fashion_mnist_case1.py --config.algorithm=dms
+"""
+
+from tsfl_jax.config import Config
+
+
+def get_config() -> Config:
+    config = Config()
+    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
+    config.num_intervals = 100
+    config.lr = 0.003
+    config.data.name = "fashion_mnist"
+    config.data.normalize = "unit"
+    config.schedule.kind = "case1"
+    config.model.name = "fashion_cnn"
+    return config

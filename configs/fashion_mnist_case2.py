@@ -1,0 +1,21 @@
+"""Fashion-MNIST, Case 2: quarters with 1, 2, 3, 4 local iterations.
+
+Reproduces: Table 1 and Fig. 4, 20 clients, six-convolution CNN, T = 100.
+Paper, best test accuracy in %: FedAvg 85.23, FedProx 86.45, FedAsync 83.55, DMS 87.47.
+Time: @FASHION@
+Run: python launch.py --config=configs/fashion_mnist_case2.py --config.algorithm=dms
+"""
+
+from tsfl_jax.config import Config
+
+
+def get_config() -> Config:
+    config = Config()
+    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
+    config.num_intervals = 100
+    config.lr = 0.003
+    config.data.name = "fashion_mnist"
+    config.data.normalize = "unit"
+    config.schedule.kind = "case2"
+    config.model.name = "fashion_cnn"
+    return config

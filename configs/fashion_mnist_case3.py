@@ -1,0 +1,21 @@
+"""Fashion-MNIST, Case 3: τ and data sizes drawn anew in every interval.
+
+Reproduces: Table 2 and Fig. 5, 20 clients, six-convolution CNN, T = 100.
+Paper, best test accuracy in %: FedAvg 84.26, FedProx 84.61, FedAsync 83.44, DMS 89.84.
+Time: @FASHION@
+Run: python launch.py --config=configs/fashion_mnist_case3.py --config.algorithm=dms
+"""
+
+from tsfl_jax.config import Config
+
+
+def get_config() -> Config:
+    config = Config()
+    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
+    config.num_intervals = 100
+    config.lr = 0.003
+    config.data.name = "fashion_mnist"
+    config.data.normalize = "unit"
+    config.schedule.kind = "case3"
+    config.model.name = "fashion_cnn"
+    return config

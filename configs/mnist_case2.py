@@ -1,0 +1,21 @@
+"""MNIST, Case 2: quarters with 1, 2, 3, 4 local iterations.
+
+Reproduces: Table 1 and Fig. 4, 20 clients, two-convolution CNN, T = 50.
+Paper, best test accuracy in %: FedAvg 97.18, FedProx 97.58, FedAsync 96.73, DMS 98.20.
+Time: @MNIST@
+Run: python launch.py --config=configs/mnist_case2.py --config.algorithm=dms
+"""
+
+from tsfl_jax.config import Config
+
+
+def get_config() -> Config:
+    config = Config()
+    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
+    config.num_intervals = 50
+    config.lr = 0.003
+    config.data.name = "mnist"
+    config.data.normalize = "unit"
+    config.schedule.kind = "case2"
+    config.model.name = "mnist_cnn"
+    return config

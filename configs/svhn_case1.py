@@ -1,0 +1,22 @@
+"""SVHN (cropped), Case 1: half of the clients 1 local iteration, half 4.
+
+Reproduces: Table 1 and Fig. 3, 20 clients, ResNet-18 with GroupNorm, T = 100.
+Paper, best test accuracy in %: FedAvg 83.08, FedProx 83.38, FedAsync 80.80, DMS 84.70.
+Time: @SVHN@
+Run: python launch.py --config=configs/svhn_case1.py --config.algorithm=dms
+"""
+
+from tsfl_jax.config import Config
+
+
+def get_config() -> Config:
+    config = Config()
+    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
+    config.num_intervals = 100
+    config.lr = 0.005
+    config.data.name = "svhn_cropped"
+    config.data.normalize = "standard"
+    config.schedule.kind = "case1"
+    config.model.name = "resnet18"
+    config.model.norm = "group"
+    return config

@@ -1,0 +1,22 @@
+"""SVHN (cropped), Case 2: quarters with 1, 2, 3, 4 local iterations.
+
+Reproduces: Table 1 and Fig. 4, 20 clients, ResNet-18 with GroupNorm, T = 100.
+Paper, best test accuracy in %: FedAvg 83.51, FedProx 83.71, FedAsync 80.74, DMS 84.76.
+Time: @SVHN@
+Run: python launch.py --config=configs/svhn_case2.py --config.algorithm=dms
+"""
+
+from tsfl_jax.config import Config
+
+
+def get_config() -> Config:
+    config = Config()
+    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
+    config.num_intervals = 100
+    config.lr = 0.005
+    config.data.name = "svhn_cropped"
+    config.data.normalize = "standard"
+    config.schedule.kind = "case2"
+    config.model.name = "resnet18"
+    config.model.norm = "group"
+    return config

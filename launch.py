@@ -1,0 +1,119 @@
+"""Runs one experiment: ``python launch.py --config=configs/svhn_case3.py``.
+
+Any setting of `tsfl_jax.config.Config` can be changed: ``--config.lr=0.01``,
+``--config.data.dir=DIR``. Results go to ``--workdir`` (default: a new folder under
+``runs/``); the same command with the same workdir resumes.
+"""
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from tsfl_jax import report, validate
+from tsfl_jax.config import Config
+from tsfl_jax.types import UserError
+
+HERE = pathlib.Path(__file__).resolve().parent
+DEFAULT = HERE / "configs" / "digits_case3.py"
+
+_CONFIG = config_flags.DEFINE_config_file("config", str(DEFAULT), "Experiment file.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", "", "Folder for results; empty: a new one under runs/."
+)
+
+
+def _field_names(kind: type, prefix: str = "") -> Iterator[str]:
+    for field in dataclasses.fields(kind):
+        if dataclasses.is_dataclass(field.default_factory):
+            yield from _field_names(field.default_factory, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+def _check_flags(argv: list[str]) -> None:
+    """Answers the usual slips better than a traceback of the flag library would."""
+    fields = list(_field_names(Config))
+    for position, argument in enumerate(argv[1:], start=1):
+        if not argument.startswith("-"):
+            continue
+        flag, equals, value = argument.lstrip("-").partition("=")
+        if flag == "config":
+            path = value if equals else (argv[position + 1 : position + 2] or [""])[0]
+            if not pathlib.Path(path).is_file():
+                folders = {pathlib.Path(path).parent, HERE / "configs"}
+                known = [str(p) for folder in folders for p in folder.glob("*.py")]
+                raise UserError(
+                    f"--config={path}: no such file{validate.nearest(path, known)}"
+                )
+        elif flag.startswith("config."):
+            name = flag.removeprefix("config.")
+            if name not in fields:
+                hint = validate.nearest(name, fields)
+                raise UserError(f"--{flag}: there is no such setting{hint}")
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parses the command line; what is wrong with it is said in one line."""
+    try:
+        _check_flags(argv)
+        rest = flags.FLAGS(argv)
+    except (UserError, flags.Error) as error:
+        _stop(" ".join(str(error).split()))
+    except Exception as error:  # whatever a user's config file raises
+        reason = " ".join(str(error).split())
+        _stop(f"cannot read the config: {type(error).__name__}: {reason}")
+    if rest[1:]:
+        _stop(f"unexpected argument {rest[1]!r}; settings look like --config.lr=0.01")
+    return rest
+
+
+def _stop(message: str, code: int = 2) -> None:
+    print(f"launch.py: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _label(config: Config) -> str:
+    path = pathlib.Path(flags.FLAGS["config"].config_filename)
+    return f"{path.stem}-{config.algorithm}-seed{config.seed}"
+
+
+def main(argv: list[str]) -> None:
+    """Validates, builds, runs and tells the result."""
+    del argv
+    config = _CONFIG.value
+    try:
+        if not isinstance(config, Config):
+            raise UserError("get_config() of a config file must return a Config")
+        validate.validate(config)
+        # The slow imports come after the quick answers.
+        from tsfl_jax import experiment, runner
+
+        print("preparing data and model …", file=sys.stderr)
+        exp = experiment.build(config)
+        for note in exp.notes:
+            print(f"note: {note}", file=sys.stderr)
+        workdir = _WORKDIR.value or report.new_workdir("runs", _label(config))
+        print(f"{report.headline(exp.labels)}\nresults in {workdir}", file=sys.stderr)
+        result = runner.run(exp, workdir, sys.stderr)
+    except UserError as error:
+        _stop(str(error))
+    except KeyboardInterrupt:
+        _stop("stopped; the same command with the same --workdir resumes", 130)
+    print(report.summary_text(result.summary, workdir))
+    lost = result.summary["diverged_at"]
+    if lost is not None:
+        _stop(
+            f"every client's model became infinite or NaN in interval {lost}; the last "
+            f"good model is in {workdir}; try a smaller --config.lr or "
+            "--config.clip_norm=1",
+            1,
+        )
+
+
+if __name__ == "__main__":
+    logging.set_verbosity(logging.WARNING)
+    app.run(main, flags_parser=parse)

@@ -1,0 +1,116 @@
+"""Small problems that several test files share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tsfl_jax import client, engine, experiment, models
+from tsfl_jax.aggregate import AGGREGATORS
+from tsfl_jax.types import Dataset, HParams
+
+
+def hparams(**changes) -> HParams:
+    """Plain SGD, constants given, no limits."""
+    values = {
+        "lr": 0.1,
+        "momentum": 0.0,
+        "mu": 0.0,
+        "gamma": 0.5,
+        "clip_norm": np.inf,
+        "smoothness": 1.0,
+        "grad_sq_norm": 2.0,
+        "grad_variance": 1.0,
+        "weight_limit": np.inf,
+    }
+    return HParams(**{k: jnp.float32(v) for k, v in (values | changes).items()})
+
+
+def dataset(samples=120, features=5, classes=3, seed=0) -> Dataset:
+    """Gaussian blobs as plain feature vectors."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, features)) * 2
+    y = rng.integers(0, classes, 2 * samples).astype(np.int32)
+    x = (centres[y] + rng.normal(size=(2 * samples, features))).astype(np.float32)
+    return Dataset(
+        "blobs",
+        x[:samples],
+        y[:samples],
+        x[samples:],
+        y[samples:],
+        classes,
+        np.float32(0.3),
+        np.float32(1.7),
+    )
+
+
+def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> engine.Problem:
+    """The data set on the device, every client with random rows."""
+    rng = np.random.default_rng(seed)
+    rows = rng.integers(0, len(data.y_train), (num_clients, capacity), dtype=np.int32)
+    return engine.Problem(
+        samples=client.Samples(
+            jnp.asarray(data.x_train),
+            jnp.asarray(data.y_train),
+            jnp.asarray(data.mean),
+            jnp.asarray(1 / data.std),
+        ),
+        test=experiment.test_set(data),
+        rows=jnp.asarray(rows),
+        client=jnp.arange(num_clients, dtype=jnp.int32),
+    )
+
+
+def inputs(tau, size) -> engine.Inputs:
+    """A chunk of intervals that are all evaluated; tau and size ``[R, N]``."""
+    tau, size = np.atleast_2d(tau), np.atleast_2d(size)
+    return engine.Inputs(
+        jnp.arange(len(tau), dtype=jnp.int32),
+        jnp.asarray(tau, jnp.int32),
+        jnp.asarray(size, jnp.int32),
+        jnp.ones(len(tau), bool),
+    )
+
+
+def mlp(hidden=4, classes=3) -> models.Model:
+    """A small network for the blobs."""
+    return models.from_flax(models.MLP(classes, hidden))
+
+
+def run(
+    algorithm,
+    data,
+    prob,
+    chunk_inputs,
+    *,
+    batch_size=4,
+    iteration="pass",
+    mapping_name="sequential",
+    chunk=1,
+    hp=None,
+    estimates=False,
+    model=None,
+    optimizer=experiment.default_optimizer,
+    seed=0,
+):
+    """Runs a chunk of intervals under jit; returns (start, state, history)."""
+    model = model or mlp(classes=data.num_classes)
+    rule = AGGREGATORS[algorithm]
+    hp = hp or hparams()
+    compiled = jax.jit(
+        engine.make_run(
+            model,
+            rule,
+            optimizer,
+            batch_size=batch_size,
+            iteration=iteration,
+            max_tau=int(chunk_inputs.tau.max()),
+            mapping_name=mapping_name,
+            chunk=chunk,
+            estimates=estimates,
+        )
+    )
+    key = jax.random.key(seed)
+    x = client.scaled(prob.samples, prob.samples.x[:1])
+    start = engine.init_state(model, rule, key, x)
+    state, history = compiled(start, jax.random.fold_in(key, 1), hp, prob, chunk_inputs)
+    return start, state, history

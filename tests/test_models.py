@@ -1,0 +1,184 @@
+"""Networks and the fast convolution against XLA's own, values and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax import lax
+
+from tsfl_jax import convolution, models
+from tsfl_jax.types import UserError
+
+IMAGES = {
+    "mlp": (8, 8, 1),
+    "mnist_cnn": (28, 28, 1),
+    "fashion_cnn": (28, 28, 1),
+    "vgg11": (32, 32, 3),
+    "resnet18": (32, 32, 3),
+}
+
+
+def close(a, b, tolerance=1e-5):
+    scale = max(np.abs(b).max(), 1e-6)
+    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("size", [7, 8])
+def test_slices_equal_lax_convolution(size, kernel, stride, same):
+    keys = jax.random.split(jax.random.key(size), 3)
+    x = jax.random.normal(keys[0], (3, size, size + 1, 2))
+    w = jax.random.normal(keys[1], (kernel, kernel, 3, 4))
+
+    def outcome(conv):
+        y, back = jax.vjp(lambda x, w: conv(x, w, stride, same), x, w)
+        return y, *back(jax.random.normal(keys[2], y.shape))
+
+    for a, b in zip(
+        outcome(convolution.conv_slices), outcome(convolution.conv_lax), strict=True
+    ):
+        assert a.shape == b.shape
+        close(a, b)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_max_pool_equals_flax(size):
+    x = jax.random.normal(jax.random.key(0), (3, size, size, 4))
+    # Ties: the gradient must go to one of them, the first, as in XLA's own pooling.
+    x = x.at[0].set(1.0)
+
+    def flax_pool(x):
+        x = x.transpose(3, 1, 2, 0)
+        odd = x.shape[1] % 2
+        x = nn.max_pool(x, (2, 2), (2, 2), ((0, odd), (0, odd)))
+        return x.transpose(3, 1, 2, 0)
+
+    y, back = jax.vjp(convolution.max_pool, x)
+    want, want_back = jax.vjp(flax_pool, x)
+    np.testing.assert_array_equal(y, want)
+    g = jax.random.normal(jax.random.key(1), y.shape)
+    np.testing.assert_array_equal(back(g)[0], want_back(g)[0])
+
+
+def layer_by_layer(params, x):
+    """MnistCNN with Flax's and lax's own layers, NHWC, bias and ReLU before pooling."""
+    for i in range(2):
+        x = lax.conv_general_dilated(
+            x,
+            params[f"Conv_{i}"]["kernel"],
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        x = nn.relu(x + params[f"ChannelBias_{i}"]["bias"][None, None, None])
+        x = nn.max_pool(x, (2, 2), (2, 2))
+    x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)  # features by channel first
+    for i in range(2):
+        dense = params[f"Dense_{i}"]
+        x = x @ dense["kernel"] + dense["bias"][None]
+        x = nn.relu(x) if i == 0 else x
+    return x
+
+
+def test_mnist_cnn_is_the_papers_network():
+    model = models.from_flax(models.MnistCNN())
+    x = jax.random.normal(jax.random.key(0), (5, 28, 28, 1))
+    variables = model.init(jax.random.key(1), x)
+    shapes = jax.tree.map(jnp.shape, variables["params"])
+    assert shapes["Conv_0"]["kernel"] == (5, 5, 1, 10)
+    assert shapes["Conv_1"]["kernel"] == (5, 5, 10, 20)
+    assert shapes["Dense_0"]["kernel"] == (320, 50)
+    assert shapes["Dense_1"]["kernel"] == (50, 10)
+    variables = jax.tree.map(lambda a: a + 0.01, variables)  # biases not 0
+    close(model.predict(variables, x), layer_by_layer(variables["params"], x))
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_forms_agree_in_loss_gradient(name):
+    shape = IMAGES[name]
+    x = np.random.default_rng(0).normal(size=(2, *shape))
+    norm = "group" if name == "resnet18" else "none"
+
+    def gradient(form):
+        module = models.make_model(name, 10, shape, norm=norm, form=form)
+        model = models.from_flax(module)
+        variables = jax.jit(model.init)(jax.random.key(1), x)
+        variables = jax.tree.map(lambda a: a.astype(jnp.float64), variables)
+
+        def loss(v):
+            return jnp.square(
+                model.train(v, x, jnp.ones(2, bool), jax.random.key(2))[0]
+            ).mean()
+
+        return jax.device_get(jax.jit(jax.grad(loss))(variables))
+
+    with jax.enable_x64():  # in float32 a ReLU at its kink decides the comparison
+        x = jnp.asarray(x)
+        slices, lax_form = (gradient(form) for form in ("slices", "lax"))
+    assert max(np.abs(g).max() for g in jax.tree.leaves(slices)) > 1e-4
+    jax.tree.map(lambda a, b: close(a, b, 1e-9), slices, lax_form)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "count"),
+    [
+        ("mnist_cnn", "none", 21_840),
+        ("fashion_cnn", "none", 282_954),
+        ("vgg11", "none", 9_225_610),
+        ("vgg11", "batch", 9_228_362),
+        ("resnet18", "group", 11_173_962),
+        ("resnet18", "batch", 11_173_962),
+    ],
+)
+def test_parameter_counts(name, norm, count):
+    # ResNet-18 in CIFAR form has 11,173,962 weights in every published implementation.
+    module = models.make_model(name, 10, IMAGES[name], norm=norm)
+    x = jax.ShapeDtypeStruct((1, *IMAGES[name]), jnp.float32)
+    variables = jax.eval_shape(models.from_flax(module).init, jax.random.key(0), x)
+    assert sum(a.size for a in jax.tree.leaves(variables["params"])) == count
+    assert ("batch_stats" in variables) == (norm == "batch")
+
+
+def test_group_norm_equals_flax():
+    x = jax.random.normal(jax.random.key(0), (64, 4, 4, 3))
+    ours = models.GroupNorm()
+    flax = nn.GroupNorm(num_groups=32, epsilon=1e-5)
+    variables = {
+        "params": {
+            "scale": jax.random.normal(jax.random.key(1), (64,)),
+            "bias": jax.random.normal(jax.random.key(2), (64,)),
+        }
+    }
+    want = flax.apply(variables, x.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0)
+    close(ours.apply(variables, x), want)
+
+
+def test_padded_rows_do_not_enter_batch_statistics():
+    module = models.make_model("vgg11", 10, (32, 32, 3), norm="batch")
+    model = models.from_flax(module)
+    x = jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
+    variables = model.init(jax.random.key(1), x)
+    mask = jnp.array([True, True, False, False])
+    train = jax.jit(model.train)
+    _, first = train(variables, x, mask, jax.random.key(2))
+    _, second = train(variables, x.at[2:].set(5.0), mask, jax.random.key(2))
+    jax.tree.map(
+        lambda a, b: close(a, b, 1e-5), first["batch_stats"], second["batch_stats"]
+    )
+    _, third = train(variables, x.at[:2].set(5.0), mask, jax.random.key(2))
+    stats = zip(
+        jax.tree.leaves(first["batch_stats"]),
+        jax.tree.leaves(third["batch_stats"]),
+        strict=True,
+    )
+    assert any(not np.allclose(a, b) for a, b in stats)
+
+
+def test_samples_that_a_network_cannot_take():
+    with pytest.raises(UserError, match="needs images"):
+        models.make_model("vgg11", 10, (64,))
+    with pytest.raises(UserError, match="at least 16x16"):
+        models.make_model("mnist_cnn", 10, (8, 8, 1))

@@ -1,0 +1,303 @@
+"""Assembles an experiment from a `Config`; nobody else reads settings.
+
+Data → partition → schedule → arrays on the device; model, rule and optimizer → one pure
+function `run`. `runner` carries it out.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tsfl_jax import convolution, data, engine, mapping, models, partition, schedule
+from tsfl_jax import client as local
+from tsfl_jax.aggregate import AGGREGATORS, Aggregator
+from tsfl_jax.config import Config
+from tsfl_jax.types import Dataset, HParams, Params, PRNGKey, Schedule, UserError
+from tsfl_jax.validate import validate
+
+EVAL_BATCH = 250  # test samples at a time; larger ones fall out of the CPU's cache
+
+# Settings that cannot change a result: a checkpoint may be resumed with others.
+# Data is compared by its fingerprint.
+_WITHOUT_EFFECT = {"checkpoint", "data.dir", "data.file", "data.download"}
+
+# Purposes of random streams below the seed.
+_INIT, _TRAIN = 0, 1
+_PARTITION, _SCHEDULE = 0, 1
+
+Optimizer = optax.GradientTransformation | Callable[[HParams], Any]
+
+
+class Experiment(NamedTuple):
+    """All that `runner` needs: a pure function, its arguments, and labels."""
+
+    run: Callable  # (state, key, hparams, problem, inputs[R]) -> (state, history[R])
+    start: engine.State
+    key: PRNGKey
+    hparams: HParams
+    problem: engine.Problem
+    schedule: Schedule
+    evaluate: np.ndarray  # [T] bool, which intervals end with an evaluation
+    chunk: int  # R, intervals of one compiled call; divides T
+    interval_seconds: float  # Δ
+    checkpoint: bool
+    settings: dict  # the config as plain values, for config.json
+    identity: dict  # what a checkpoint must agree on
+    labels: dict  # algorithm, data, model, fingerprints: for summaries and plots
+    notes: tuple[str, ...]  # what a user should know before the run
+
+
+def settings_of(config: Config) -> dict:
+    """The config as nested plain values for JSON."""
+    return dataclasses.asdict(config)
+
+
+def _flat(settings: dict, prefix: str = "") -> dict:
+    flat = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
+    """The sweepable scalars; NaN marks a constant to be estimated."""
+
+    def given(value: float) -> float:
+        return value if value >= 0 else np.nan
+
+    values = HParams(
+        lr=config.lr,
+        momentum=config.momentum,
+        mu=config.mu if aggregator.proximal else 0.0,
+        gamma=config.gamma,
+        clip_norm=config.clip_norm or np.inf,
+        smoothness=given(config.dms.smoothness),
+        grad_sq_norm=given(config.dms.grad_sq_norm),
+        grad_variance=given(config.dms.grad_variance),
+        weight_limit=config.dms.weight_limit or np.inf,
+    )
+    return HParams(*(jnp.float32(value) for value in values))
+
+
+def default_optimizer(hparams: HParams) -> optax.GradientTransformation:
+    """SGD with momentum after clipping to a global gradient norm."""
+    return optax.chain(
+        _clip_by_global_norm(hparams.clip_norm),
+        optax.sgd(hparams.lr, momentum=hparams.momentum),
+    )
+
+
+def _clip_by_global_norm(limit) -> optax.GradientTransformation:
+    """optax's, but an infinite limit leaves the very bits alone."""
+
+    def clip(updates: Params, params: Params | None = None) -> Params:
+        del params
+        norm = optax.tree.norm(updates)
+        factor = jnp.where(norm > limit, limit / norm, 1.0)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
+
+    return optax.stateless(clip)
+
+
+def _as_factory(optimizer: Optimizer | None) -> Callable[[HParams], Any]:
+    if optimizer is None:
+        return default_optimizer
+    if isinstance(optimizer, optax.GradientTransformation):
+        return lambda hparams: optimizer
+    return optimizer
+
+
+def load_dataset(config: Config) -> Dataset:
+    """The data set of a config."""
+    d = config.data
+    return data.load(
+        d.name,
+        dir=d.dir,
+        file=d.file,
+        download=d.download,
+        normalize=d.normalize,
+        shape=tuple(d.shape),
+        num_classes=d.num_classes,
+        train_size=d.train_size,
+        test_size=d.test_size,
+        seed=config.seed,
+    )
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(";") if part.strip())
+
+
+def draw_schedule(config: Config) -> Schedule:
+    """τ and sizes of a config, before training."""
+    s = config.schedule
+    return schedule.make_schedule(
+        s.kind,
+        num_intervals=config.num_intervals,
+        num_clients=config.num_clients,
+        data_size=s.data_size,
+        tau=tuple(s.tau),
+        tau_groups=_groups(s.tau_groups),
+        size_groups=_groups(s.size_groups),
+        trace=s.trace,
+        upload_above=s.upload_above,
+        dropout=s.dropout,
+        rng=np.random.default_rng([config.seed, _SCHEDULE]),
+    )
+
+
+def _check_batch(batch_size: int, capacity: np.ndarray) -> None:
+    smallest = int(capacity.argmin())
+    if batch_size > capacity[smallest]:
+        raise UserError(
+            f"--config.batch_size={batch_size}: client {smallest} never holds more "
+            f"than {capacity[smallest]} samples; use a smaller batch or a larger "
+            "--config.schedule.data_size"
+        )
+
+
+def test_set(dataset: Dataset) -> engine.TestSet:
+    """The test samples on the device, in equal batches of at most `EVAL_BATCH`."""
+    count = len(dataset.y_test)
+    batches = -(-count // EVAL_BATCH)
+    size = -(-count // batches)
+    index = np.arange(batches * size)
+    mask = index < count
+    index = np.where(mask, index, 0)
+    shape = (batches, size)
+    return engine.TestSet(
+        x=jnp.asarray(dataset.x_test[index].reshape(shape + dataset.x_test.shape[1:])),
+        y=jnp.asarray(dataset.y_test[index].reshape(shape)),
+        mask=jnp.asarray(mask.reshape(shape)),
+    )
+
+
+def _chunk(num_intervals: int, wanted: int) -> int:
+    """The largest divisor of T up to `wanted`: every call has the same shape."""
+    return max(r for r in range(1, wanted + 1) if num_intervals % r == 0)
+
+
+def build(
+    config: Config,
+    *,
+    model: Any = None,
+    dataset: Dataset | None = None,
+    optimizer: Optimizer | None = None,
+    aggregator: Aggregator | None = None,
+) -> Experiment:
+    """Assembles everything; see `runner.simulate` for the arguments.
+
+    Raises:
+      UserError: a setting, file or data set that cannot work, in one line.
+    """
+    validate(config)
+    backend = jax.default_backend()
+    rule = aggregator or AGGREGATORS[config.algorithm]
+    times = draw_schedule(config)
+    dataset = load_dataset(config) if dataset is None else dataset
+    capacity = times.size.max(axis=0)
+    _check_batch(config.batch_size, capacity)
+    dealt = partition.make_partition(
+        dataset.y_train,
+        capacity,
+        kind=config.partition.kind,
+        alpha=config.partition.alpha,
+        classes_per_client=config.partition.classes_per_client,
+        replacement=config.partition.replacement,
+        rng=np.random.default_rng([config.seed, _PARTITION]),
+    )
+
+    form = config.convolution
+    form = convolution.default_convolution(backend) if form == "auto" else form
+    if model is None:
+        model = models.make_model(
+            config.model.name,
+            dataset.num_classes,
+            dataset.x_train.shape[1:],
+            hidden=config.model.hidden,
+            norm=config.model.norm,
+            form=form,
+        )
+        model_name = config.model.name
+    else:
+        model_name = type(model).__name__
+    if not isinstance(model, models.Model):
+        model = models.from_flax(model)
+
+    problem = engine.Problem(
+        samples=local.Samples(
+            x=jnp.asarray(dataset.x_train),
+            y=jnp.asarray(dataset.y_train),
+            mean=jnp.asarray(dataset.mean, jnp.float32),
+            inverse_std=jnp.asarray(1.0 / dataset.std, jnp.float32),
+        ),
+        test=test_set(dataset),
+        rows=jnp.asarray(dealt.indices),
+        client=jnp.arange(config.num_clients, dtype=jnp.int32),
+    )
+    hparams = hparams_of(config, rule)
+    constants = (hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
+    name = config.mapping
+    name = mapping.default_mapping(backend) if name == "auto" else name
+    run = engine.make_run(
+        model,
+        rule,
+        _as_factory(optimizer),
+        batch_size=config.batch_size,
+        iteration=config.schedule.iteration,
+        max_tau=int(times.tau.max()),
+        mapping_name=name,
+        chunk=min(config.client_chunk or config.num_clients, config.num_clients),
+        estimates=rule.uses_constants and any(np.isnan(c) for c in constants),
+    )
+
+    key = jax.random.key(config.seed)
+    start = jax.jit(
+        lambda key, x: engine.init_state(
+            model, rule, key, local.scaled(problem.samples, x)
+        )
+    )(jax.random.fold_in(key, _INIT), problem.samples.x[:1])
+
+    evaluate = np.arange(1, config.num_intervals + 1) % config.eval_every == 0
+    evaluate[-1] = True
+    fingerprints = {
+        "data": data.fingerprint(*dataset[1:5]),
+        "split": data.fingerprint(dealt.indices, dealt.capacity),
+        "schedule": data.fingerprint(times.tau, times.size),
+    }
+    settings = settings_of(config)
+    identity = {k: v for k, v in _flat(settings).items() if k not in _WITHOUT_EFFECT}
+    labels = {
+        "algorithm": config.algorithm if aggregator is None else "custom",
+        "data": dataset.name,
+        "model": model_name,
+        "num_parameters": sum(a.size for a in jax.tree.leaves(start.params["params"])),
+        "mapping": name,
+        "convolution": form,
+        "seed": config.seed,
+        "fingerprints": fingerprints,
+    }
+    return Experiment(
+        run=run,
+        start=start,
+        key=jax.random.fold_in(key, _TRAIN),
+        hparams=hparams,
+        problem=problem,
+        schedule=times,
+        evaluate=evaluate,
+        chunk=_chunk(config.num_intervals, config.report_every),
+        interval_seconds=config.schedule.interval_seconds,
+        checkpoint=config.checkpoint,
+        settings=settings,
+        identity=identity | fingerprints | {"model": model_name},
+        labels=labels,
+        notes=dealt.notes,
+    )

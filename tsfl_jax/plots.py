@@ -1,0 +1,296 @@
+"""Figures of finished runs, made from the files of their workdirs only.
+
+Matplotlib's object interface throughout: no pyplot, so no global state and no display.
+Every curve differs from the others by its dashes or markers, not by its colour alone.
+"""
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from tsfl_jax.types import UserError
+
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+ALGORITHM_STYLE: dict[str, dict[str, Any]] = {
+    "dms": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
+    "fedavg": {"color": "#D55E00", "linestyle": "--", "marker": "s"},
+    "fedprox": {"color": "#009E73", "linestyle": "-.", "marker": "^"},
+    "fedasync": {"color": "#CC79A7", "linestyle": ":", "marker": "D"},
+}
+_OTHER_STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "#000000", "linestyle": (0, (5, 1)), "marker": "v"},
+    {"color": "#E69F00", "linestyle": (0, (3, 1, 1, 1)), "marker": "P"},
+    {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "X"},
+)
+_NAMES = {"dms": "DMS", "fedavg": "FedAvg", "fedprox": "FedProx"}
+_NAMES |= {"fedasync": "FedAsync"}
+
+_WIDTH = 7.2  # inches, the text width of a two-column page
+_DPI = 200
+_FEW_CLIENTS = 60  # that many bars can be told apart
+
+_PathLike = str | pathlib.Path
+
+
+def curves(workdir: _PathLike) -> pathlib.Path:
+    """Draws accuracy and losses against the interval; returns curves.png.
+
+    Args:
+      workdir: folder with metrics.jsonl, and summary.json or config.json.
+
+    Raises:
+      UserError: metrics.jsonl is missing or unreadable.
+    """
+    folder = pathlib.Path(workdir)
+    metrics = _metrics(folder)
+    about = _about(folder)
+    style = _style(about["algorithm"], 0)
+
+    figure, (left, right) = _figure(2.7, ncols=2)
+    _line(left, metrics["interval"], 100 * metrics["test_accuracy"], style)
+    left.set_ylabel("test accuracy in %")
+    losses = {
+        "training": (
+            "train_loss",
+            {"color": "#555555", "linestyle": "--", "marker": "s"},
+        ),
+        "test": ("test_loss", style | {"linestyle": "-", "marker": "o"}),
+    }
+    for label, (name, look) in losses.items():
+        _line(right, metrics["interval"], metrics[name], look, label=label)
+    right.set_ylabel("loss")
+    seen = np.concatenate([metrics["train_loss"], metrics["test_loss"]])
+    seen = seen[np.isfinite(seen)]
+    if seen.size and seen.min() > 0 and seen.max() > 100 * seen.min():
+        right.set_yscale("log")
+    right.legend(frameon=False)
+    for axes in (left, right):
+        _interval_axis(axes, metrics["interval"])
+    figure.suptitle(_title(about), fontsize="medium")
+    return _save(figure, folder / "curves.png")
+
+
+def participation(workdir: _PathLike) -> pathlib.Path:
+    """Draws how often and how much each client counted; returns participation.png.
+
+    Args:
+      workdir: folder with clients.npz, and summary.json or config.json.
+
+    Raises:
+      UserError: clients.npz is missing or unreadable.
+    """
+    folder = pathlib.Path(workdir)
+    tau, rho = _clients(folder / "clients.npz")
+    intervals, clients = tau.shape
+    share = 100 * (rho > 0).sum(0) / max(intervals, 1)
+    weight = rho.sum(0) / max(intervals, 1)
+    tau = tau.sum(0) / max(intervals, 1)
+    few = clients <= _FEW_CLIENTS
+    if not few:
+        order = np.argsort(tau, kind="stable")
+        share, weight, tau = share[order], weight[order], tau[order]
+
+    figure, (top, bottom) = _figure(4.0, nrows=2, sharex=True)
+    bars = _bars(top, share, tau, width=0.8 if few else 1.0, edges=few)
+    top.set_ylabel("selected in\n% of intervals")
+    top.set_ylim(0, 105)
+    colours = figure.colorbar(bars, ax=(top, bottom), pad=0.02, aspect=30)
+    colours.set_label("mean local iterations τ")
+    number = np.arange(clients)
+    look = {"color": "#000000", "linestyle": "none", "marker": "o"}
+    bottom.plot(number, weight, **look, markersize=4 if few else 1.2)
+    if clients:
+        equal = {"color": "#777777", "linestyle": "--", "linewidth": 1}
+        bottom.axhline(1 / clients, **equal, label="equal weights, 1/N")
+        bottom.legend(frameon=False)
+    bottom.set_ylabel("mean weight ρ")
+    bottom.set_ylim(bottom=0)
+    bottom.set_xlim(-0.7, max(clients, 1) - 0.3)
+    bottom.set_xlabel("client" if few else "client, in order of mean τ")
+    bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.suptitle(_title(_about(folder)), fontsize="medium")
+    return _save(figure, folder / "participation.png")
+
+
+def compare(
+    runs: Mapping[str, Sequence[_PathLike]], path: _PathLike, title: str = ""
+) -> pathlib.Path:
+    """Draws test accuracy of several algorithms, each over its seeds.
+
+    Args:
+      runs: for each label (a name of an algorithm has its own style), workdirs or
+        metrics.jsonl files, one per seed. The line is their mean, the band runs from
+        the lowest to the highest.
+      path: the PNG file to write.
+      title: above the figure.
+
+    Raises:
+      UserError: a metrics.jsonl is missing or unreadable.
+    """
+    figure, axes = _figure(3.2)
+    last = np.zeros(0)
+    most = 0
+    for index, (label, folders) in enumerate(runs.items()):
+        found = [_metrics(pathlib.Path(folder)) for folder in folders]
+        interval, accuracy = _align(found)
+        count = np.maximum(np.isfinite(accuracy).sum(0), 1)
+        mean = np.where(
+            np.isfinite(accuracy).any(0), np.nansum(accuracy, 0) / count, np.nan
+        )
+        style = _style(label, index)
+        _line(axes, interval, mean, style, label=_NAMES.get(label, _escape(label)))
+        if len(found) > 1:
+            low, high = np.fmin.reduce(accuracy), np.fmax.reduce(accuracy)
+            seen = np.isfinite(mean)
+            band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+            axes.fill_between(interval[seen], low[seen], high[seen], **band)
+        last = np.union1d(last, interval)
+        most = max(most, len(found))
+    _interval_axis(axes, last)
+    axes.set_ylabel("test accuracy in %")
+    axes.legend(
+        frameon=False, title=f"mean and range of {most} seeds" if most > 1 else None
+    )
+    axes.set_title(_escape(title), fontsize="medium")
+    return _save(figure, pathlib.Path(path))
+
+
+def _figure(height: float, **grid: Any) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(**grid)
+    for one in np.ravel(axes):
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(color="#DDDDDD", linewidth=0.6)
+        one.set_axisbelow(True)
+    return figure, axes
+
+
+def _save(figure: Figure, path: pathlib.Path) -> pathlib.Path:
+    """Writes a PNG that takes its place only when it is complete."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(beside, format="png")
+        os.replace(beside, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return path
+
+
+def _line(
+    axes: Axes, x: np.ndarray, y: np.ndarray, style: dict, label: str = ""
+) -> None:
+    seen = np.isfinite(y)  # a line across intervals without evaluation
+    axes.plot(
+        x[seen],
+        y[seen],
+        **style,
+        label=label,
+        linewidth=1.5,
+        markersize=3.5,
+        markevery=max(1, int(seen.sum()) // 10),
+    )
+
+
+def _bars(
+    axes: Axes, height: np.ndarray, colour: np.ndarray, width: float, edges: bool
+) -> PolyCollection:
+    """Bars as one collection, which stays quick for thousands of them."""
+    left = np.arange(len(height)) - width / 2
+    right = left + width
+    zero = np.zeros_like(height)
+    corners = [(left, zero), (left, height), (right, height), (right, zero)]
+    bars = PolyCollection(
+        np.stack([np.stack(xy, -1) for xy in corners], 1),
+        array=colour,
+        cmap="cividis_r",  # from light to dark in print, too
+        edgecolors="#333333" if edges else "face",
+        linewidths=0.6 if edges else 0.2,
+    )
+    if len(colour) == 0 or colour.min() == colour.max():
+        bars.set_clim(colour.sum() / max(len(colour), 1) - 1, None)
+    axes.add_collection(bars)
+    return bars
+
+
+def _interval_axis(axes: Axes, interval: np.ndarray) -> None:
+    axes.set_xlabel("interval")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    last = max(interval.max(initial=1), 1)
+    axes.set_xlim(1 - 0.03 * last, last + 0.03 * last)
+
+
+def _style(label: str, index: int) -> dict[str, Any]:
+    return ALGORITHM_STYLE.get(label, _OTHER_STYLES[index % len(_OTHER_STYLES)])
+
+
+def _align(found: list[dict]) -> tuple[np.ndarray, np.ndarray]:
+    """Accuracies in % on common intervals, ``[runs, T]``, NaN where one has none."""
+    interval = np.unique(np.concatenate([m["interval"] for m in found] or [[]]))
+    accuracy = np.full((len(found), len(interval)), np.nan)
+    for row, metrics in zip(accuracy, found, strict=True):
+        place = np.searchsorted(interval, metrics["interval"])
+        row[place] = 100 * metrics["test_accuracy"]
+    return interval, accuracy
+
+
+def _metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Columns of metrics.jsonl as float64 [T]; NaN where a value is missing."""
+    path = path / "metrics.jsonl" if path.is_dir() else path
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+        rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    names = ("interval", "test_accuracy", "test_loss", "train_loss")
+    missing = math.nan
+    return {
+        name: np.array(
+            [missing if r.get(name) is None else r[name] for r in rows], float
+        )
+        for name in names
+    }
+
+
+def _clients(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with np.load(path) as arrays:
+            return arrays["tau"].astype(float), np.nan_to_num(arrays["rho"])
+    except Exception as error:  # zipfile and zlib raise their own kinds
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _about(folder: pathlib.Path) -> dict[str, str]:
+    """Data, algorithm and seed, from the first file that knows them."""
+    about = {"data": "", "algorithm": "", "seed": ""}
+    for name in ("config.json", "summary.json"):
+        try:
+            known = json.loads((folder / name).read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(known.get("data"), dict):
+            known["data"] = known["data"].get("name", "")
+        about |= {key: str(known[key]) for key in about if key in known}
+    return about
+
+
+def _title(about: dict[str, str]) -> str:
+    algorithm = _NAMES.get(about["algorithm"], about["algorithm"])
+    seed = about["seed"] and f"seed {about['seed']}"
+    return _escape(", ".join(part for part in (about["data"], algorithm, seed) if part))
+
+
+def _escape(text: str) -> str:
+    return text.replace("$", r"\$")  # else Matplotlib takes it for mathematics

@@ -1,0 +1,252 @@
+"""Carries out an experiment: compiled chunks, progress, files, checkpoints.
+
+The host sees a chunk of intervals at a time. After each chunk it writes the checkpoint
+first and the metrics after it, so that a killed run resumes with the same bits.
+"""
+
+import pathlib
+import sys
+import time
+from typing import IO, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tsfl_jax import checkpoint, engine, experiment, plots, report
+from tsfl_jax.aggregate import Aggregator
+from tsfl_jax.config import Config
+from tsfl_jax.types import Dataset, Params
+
+
+class Result(NamedTuple):
+    """What a run leaves behind."""
+
+    params: Params  # the final global model's Flax variables, on the host
+    history: dict[str, np.ndarray]  # per interval, [T] or [T, N]; see engine.History
+    summary: dict[str, Any]  # as in summary.json
+
+
+class _Progress(NamedTuple):
+    """Everything a checkpoint holds."""
+
+    state: engine.State
+    history: engine.History  # [T, ...], filled up to the finished intervals
+    seconds: np.ndarray  # float64, time spent in compiled calls so far
+
+
+def _inputs(exp: experiment.Experiment, first: int) -> engine.Inputs:
+    part = slice(first, first + exp.chunk)
+    return engine.Inputs(
+        interval=jnp.arange(first, first + exp.chunk, dtype=jnp.int32),
+        tau=jnp.asarray(exp.schedule.tau[part]),
+        size=jnp.asarray(exp.schedule.size[part]),
+        evaluate=jnp.asarray(exp.evaluate[part]),
+    )
+
+
+def _arguments(exp: experiment.Experiment, state: engine.State, first: int) -> tuple:
+    return state, exp.key, exp.hparams, exp.problem, _inputs(exp, first)
+
+
+def _empty(exp: experiment.Experiment) -> _Progress:
+    _, chunk = jax.eval_shape(exp.run, *_arguments(exp, exp.start, 0))
+    intervals = len(exp.evaluate)
+    history = jax.tree.map(
+        lambda a: np.zeros((intervals,) + a.shape[1:], a.dtype), chunk
+    )
+    return _Progress(jax.device_get(exp.start), history, np.float64(0))
+
+
+def rows_of(
+    history: engine.History, first: int, last: int, interval_seconds: float
+) -> list[dict]:
+    """One plain dict per interval of ``[first, last)``, as in metrics.jsonl."""
+    names = (
+        "test_accuracy test_loss train_loss threshold num_selected weight_entropy "
+        "smoothness grad_sq_norm grad_variance coupling num_dropped"
+    ).split()
+    return [
+        {"interval": t + 1, "virtual_time": (t + 1) * interval_seconds}
+        | {name: getattr(history, name)[t].item() for name in names}
+        for t in range(first, last)
+    ]
+
+
+def _last(values: np.ndarray) -> float:
+    measured = values[~np.isnan(values)]
+    return float(measured[-1]) if len(measured) else float("nan")
+
+
+def _summary(
+    exp: experiment.Experiment, done: _Progress, finished: int, compile_seconds: float
+) -> dict:
+    history = jax.tree.map(lambda a: a[:finished], done.history)
+    accuracy = history.test_accuracy
+    diverged = np.flatnonzero(history.diverged)
+    samples = int(history.samples.astype(np.int64).sum())
+    seconds = float(done.seconds)
+    return exp.labels | {
+        "num_intervals": finished,
+        "best_test_accuracy": float(np.nanmax(accuracy, initial=-np.inf))
+        if not np.isnan(accuracy).all()
+        else float("nan"),
+        "final_test_accuracy": _last(accuracy),
+        "final_test_loss": _last(history.test_loss),
+        "compile_seconds": compile_seconds,
+        "train_seconds": seconds,
+        "samples_trained": samples,
+        "samples_per_second": samples / seconds if seconds else float("nan"),
+        "num_dropped": int(history.num_dropped.sum()),
+        "diverged_at": int(diverged[0]) + 1 if len(diverged) else None,
+        "notes": list(exp.notes),
+        "device": jax.devices()[0].device_kind,
+        "backend": jax.default_backend(),
+        "versions": report.versions(),
+    }
+
+
+def _write_results(folder: pathlib.Path, exp, done, finished, summary) -> None:
+    history = done.history
+    report.write_clients(
+        folder / "clients.npz",
+        exp.schedule.tau[:finished],
+        exp.schedule.size[:finished],
+        history.rho[:finished],
+        history.selected[:finished],
+    )
+    report.write_arrays(folder / "model.npz", named_arrays(done.state.params))
+    report.write_json(folder / "summary.json", summary)
+    plots.curves(folder)
+    plots.participation(folder)
+
+
+def named_arrays(params: Params) -> dict[str, np.ndarray]:
+    """Flax variables as one flat dict, ``{"params/Dense_0/kernel": array}``."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in flat
+    }
+
+
+def run(
+    exp: experiment.Experiment,
+    workdir: str | pathlib.Path | None = None,
+    stream: IO[str] | None = None,
+) -> Result:
+    """Runs or resumes an experiment.
+
+    Args:
+      exp: from `experiment.build`.
+      workdir: folder for files and checkpoints; None keeps everything in memory.
+      stream: where progress is told, None for silence.
+
+    Returns:
+      `Result`. Where every client's model was lost, the run stops there with the last
+      good model and ``summary["diverged_at"]`` says in which interval.
+
+    Raises:
+      UserError: the folder cannot be used, or holds another experiment's checkpoint.
+    """
+    total = len(exp.evaluate)
+    done, finished = _empty(exp), 0
+    folder = None if workdir is None else report.prepare_workdir(workdir)
+    saves = folder is not None and exp.checkpoint
+    if saves:
+        found = checkpoint.restore_latest(
+            folder / "checkpoints", done, exp.identity, report.notice(stream)
+        )
+        if found is not None:
+            finished, done = found
+            report.tell(stream, f"resuming after interval {finished} of {total}")
+    if folder is not None:
+        report.write_json(folder / "config.json", exp.settings)
+        rows = rows_of(done.history, 0, finished, exp.interval_seconds)
+        report.write_metrics(folder / "metrics.jsonl", rows)
+
+    compiled, compile_seconds = None, 0.0
+    started, begun = finished, None
+    lost = bool(done.state.diverged)
+    state = jax.device_put(done.state)
+    while finished < total and not lost:
+        arguments = _arguments(exp, state, finished)
+        if compiled is None:
+            begun = time.perf_counter()
+            compiled = jax.jit(exp.run).lower(*arguments).compile()
+            compile_seconds = time.perf_counter() - begun
+            report.tell(stream, f"compiled in {compile_seconds:.1f} s")
+            begun = time.perf_counter()
+        tick = time.perf_counter()
+        state, chunk = jax.block_until_ready(compiled(*arguments))
+        seconds = done.seconds + (time.perf_counter() - tick)
+        chunk = jax.device_get(chunk)
+        lost = bool(chunk.diverged[-1])
+        # After a total loss nothing more happens: forget the empty intervals.
+        length = int(np.argmax(chunk.diverged)) + 1 if lost else exp.chunk
+        for whole, part in zip(done.history, chunk, strict=True):
+            whole[finished : finished + length] = part[:length]
+        first, finished = finished, finished + length
+        done = done._replace(state=jax.device_get(state), seconds=np.float64(seconds))
+        if saves:
+            checkpoint.save(folder / "checkpoints", finished, done, exp.identity)
+        if folder is not None:
+            rows = rows_of(done.history, first, finished, exp.interval_seconds)
+            report.append_metrics(folder / "metrics.jsonl", rows)
+        report.show(
+            report.progress_line(
+                finished,
+                total,
+                _last(done.history.test_accuracy[:finished]),
+                _last(done.history.train_loss[:finished]),
+                time.perf_counter() - begun,
+                started_at=started,
+            ),
+            stream,
+            last=finished == total or lost,
+        )
+
+    summary = _summary(exp, done, finished, compile_seconds)
+    if folder is not None:
+        _write_results(folder, exp, done, finished, summary)
+    history = {k: v[:finished] for k, v in done.history._asdict().items()}
+    return Result(done.state.params, history, summary)
+
+
+def simulate(
+    config: Config,
+    *,
+    model: Any = None,
+    dataset: Dataset | None = None,
+    optimizer: experiment.Optimizer | None = None,
+    aggregator: Aggregator | None = None,
+    workdir: str | pathlib.Path | None = None,
+    progress: bool = False,
+) -> Result:
+    """Runs one experiment from Python.
+
+    Args:
+      config: all settings.
+      model: a Flax module (images ``[B, H, W, C]`` → logits) or a `models.Model`,
+        instead of ``config.model``.
+      dataset: samples in memory, instead of ``config.data``.
+      optimizer: an optax transformation for the clients, or a function that makes one
+        of `HParams`, instead of SGD with momentum.
+      aggregator: a rule of your own, instead of ``config.algorithm``.
+      workdir: where to write files and checkpoints; None: nowhere.
+      progress: tell progress on stderr.
+
+    Returns:
+      `Result`: the final parameters, the history per interval, the summary.
+
+    Raises:
+      UserError: an input that cannot work, in one line.
+    """
+    exp = experiment.build(
+        config,
+        model=model,
+        dataset=dataset,
+        optimizer=optimizer,
+        aggregator=aggregator,
+    )
+    return run(exp, workdir, sys.stderr if progress else None)

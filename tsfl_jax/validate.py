@@ -1,0 +1,133 @@
+"""Checks of a `Config` before anything slow starts; every error is one line."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable
+
+from tsfl_jax import config as c
+from tsfl_jax.types import UserError
+
+
+def nearest(value: object, known: Iterable[str]) -> str:
+    """ "; did you mean 'x'?", or nothing where no known name is close."""
+    close = difflib.get_close_matches(str(value), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def choice(flag: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises UserError unless `value` is one of the known names."""
+    if value not in known:
+        raise UserError(
+            f"--config.{flag}={value}: unknown name{nearest(value, known)} "
+            f"(one of: {', '.join(known)})"
+        )
+
+
+def _check_types(config: object, prefix: str = "") -> None:
+    """A field has the type of its default; an int will do for a float."""
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), prefix + field.name
+        if dataclasses.is_dataclass(field.default_factory):
+            if not isinstance(value, field.default_factory):
+                raise UserError(
+                    f"config.{name} must be a {field.default_factory.__name__}, "
+                    f"got {value!r}"
+                )
+            _check_types(value, name + ".")
+            continue
+        expected = type(field.default)
+        fits = isinstance(value, expected)
+        if expected is not bool and isinstance(value, bool):
+            fits = False
+        if expected is float and isinstance(value, int) and not isinstance(value, bool):
+            fits = True
+        if expected is tuple and isinstance(value, list):
+            fits = True
+        if not fits:
+            raise UserError(
+                f"--config.{name}={value!r}: expected {expected.__name__}, "
+                f"got {type(value).__name__}"
+            )
+
+
+def _in_range(config: c.Config) -> None:
+    # (flag, value, smallest, largest, smallest itself excluded)
+    inf = math.inf
+    ranges = [
+        ("seed", config.seed, 0, 2**32 - 1, False),
+        ("num_intervals", config.num_intervals, 1, 10**6, False),
+        ("num_clients", config.num_clients, 1, 10**7, False),
+        ("lr", config.lr, 0, inf, True),
+        ("batch_size", config.batch_size, 1, inf, False),
+        ("mu", config.mu, 0, inf, False),
+        ("clip_norm", config.clip_norm, 0, inf, False),
+        ("eval_every", config.eval_every, 1, inf, False),
+        ("report_every", config.report_every, 1, inf, False),
+        ("client_chunk", config.client_chunk, 0, inf, False),
+        ("data.train_size", config.data.train_size, 0, inf, False),
+        ("data.test_size", config.data.test_size, 0, inf, False),
+        ("data.num_classes", config.data.num_classes, 2, inf, False),
+        ("partition.alpha", config.partition.alpha, 0, inf, True),
+        (
+            "partition.classes_per_client",
+            config.partition.classes_per_client,
+            1,
+            inf,
+            False,
+        ),
+        ("schedule.data_size", config.schedule.data_size, 1, inf, False),
+        ("schedule.upload_above", config.schedule.upload_above, 0, inf, False),
+        ("schedule.interval_seconds", config.schedule.interval_seconds, 0, inf, True),
+        ("model.hidden", config.model.hidden, 0, inf, False),
+    ]
+    for flag, value, low, high, excluded in ranges:
+        good = low < value <= high if excluded else low <= value <= high
+        if not good or (isinstance(value, float) and not math.isfinite(value)):
+            bound = f"{'>' if excluded else '>='} {low}"
+            bound += "" if high == inf else f" and <= {high}"
+            raise UserError(f"--config.{flag}={value}: must be finite and {bound}")
+    shares = [
+        ("momentum", config.momentum),
+        ("gamma", config.gamma),
+        ("schedule.dropout", config.schedule.dropout),
+    ]
+    for flag, value in shares:
+        if not 0 <= value < 1:
+            raise UserError(f"--config.{flag}={value}: must be in [0, 1)")
+    limit = config.dms.weight_limit
+    if not (limit == 0 or 1 <= limit < inf):
+        raise UserError(
+            f"--config.dms.weight_limit={limit}: θ in ρ ≤ θ/N must be at least 1 "
+            "(or 0 for no limit), else the weights cannot sum to 1"
+        )
+    for name in ("smoothness", "grad_sq_norm", "grad_variance"):
+        value = getattr(config.dms, name)
+        if not math.isfinite(value) or (name == "grad_variance" and value == 0):
+            raise UserError(
+                f"--config.dms.{name}={value}: must be finite"
+                f"{' and not 0' if name == 'grad_variance' else ''}; a negative "
+                "value has it estimated in every interval"
+            )
+    if config.data.name == "synthetic" and (
+        not config.data.shape or min(config.data.shape) < 1
+    ):
+        raise UserError(
+            f"--config.data.shape={config.data.shape}: needs positive sizes, as (28,28,1)"
+        )
+
+
+def validate(config: c.Config) -> None:
+    """Raises UserError, one line, at the first setting that cannot work."""
+    _check_types(config)
+    choice("algorithm", config.algorithm, c.ALGORITHMS)
+    choice("data.name", config.data.name, (*c.DATA_NAMES, "svhn"))
+    choice("data.normalize", config.data.normalize, c.NORMALIZATIONS)
+    choice("partition.kind", config.partition.kind, c.PARTITIONS)
+    choice("schedule.kind", config.schedule.kind, c.SCHEDULES)
+    choice("schedule.iteration", config.schedule.iteration, c.ITERATIONS)
+    choice("model.name", config.model.name, c.MODELS)
+    choice("model.norm", config.model.norm, c.NORMS)
+    choice("mapping", config.mapping, c.MAPPINGS)
+    choice("convolution", config.convolution, c.CONVOLUTIONS)
+    _in_range(config)

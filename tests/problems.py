@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import client, engine, experiment, models
+from tsfl_jax import client, engine, experiment, models, optimizers
 from tsfl_jax.aggregate import AGGREGATORS
 from tsfl_jax.types import Dataset, HParams
 
@@ -89,7 +89,7 @@ def run(
     hp=None,
     estimates=False,
     model=None,
-    optimizer=experiment.default_optimizer,
+    optimizer=optimizers.sgd,
     seed=0,
 ):
     """Runs a chunk of intervals under jit; returns (start, state, history)."""

@@ -8,19 +8,17 @@ import pytest
 from flax import linen as nn
 
 from tests import problems
-from tsfl_jax import client, experiment, models
+from tsfl_jax import client, models, optimizers
 
 DATA = problems.dataset()
 PROBLEM = problems.problem(DATA, 3, 12)
 
 
 def one_client(tau, size, i=0):
-    return client.Client(
-        jnp.int32(i), jnp.int32(tau), jnp.int32(size), PROBLEM.rows[i]
-    )
+    return client.Client(jnp.int32(i), jnp.int32(tau), jnp.int32(size), PROBLEM.rows[i])
 
 
-def make(model, optimizer=experiment.default_optimizer, **options):
+def make(model, optimizer=optimizers.sgd, **options):
     settings = {"batch_size": 4, "iteration": "pass", "max_tau": 5} | options
     train = client.make_local_training(model, optimizer, **settings)
     variables = model.init(jax.random.key(0), jnp.zeros((1, 5)))

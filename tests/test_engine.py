@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import problems, reference
-from tsfl_jax import engine, experiment
+from tsfl_jax import engine, optimizers
 from tsfl_jax.aggregate import AGGREGATORS
 
 TAU = np.array([[1, 4, 2, 3, 0], [2, 1, 0, 5, 1], [3, 3, 1, 2, 4]])
@@ -216,7 +216,7 @@ def test_intervals_in_pieces_equal_one_scan():
         engine.make_run(
             problems.mlp(),
             AGGREGATORS["dms"],
-            experiment.default_optimizer,
+            optimizers.sgd,
             batch_size=4,
             max_tau=5,
         )

@@ -1,1 +1,39 @@
-"""tsfl_jax: time-driven synchronous federated learning, vectorized in JAX."""
+"""tsfl_jax: time-driven synchronous federated learning, vectorized in JAX.
+
+Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Analysis
+and Optimizations". The symbols are explained in `tsfl_jax.types`.
+"""
+
+from tsfl_jax.aggregate import AGGREGATORS, Aggregator, Situation, Weights
+from tsfl_jax.config import Config
+from tsfl_jax.dms import (
+    affine_weights,
+    coupling,
+    dms_weights,
+    filter_probability,
+    project,
+    select,
+    threshold,
+)
+from tsfl_jax.runner import Result, simulate
+from tsfl_jax.types import Dataset, HParams, UserError
+
+__all__ = [
+    "AGGREGATORS",
+    "Aggregator",
+    "Config",
+    "Dataset",
+    "HParams",
+    "Result",
+    "Situation",
+    "UserError",
+    "Weights",
+    "affine_weights",
+    "coupling",
+    "dms_weights",
+    "filter_probability",
+    "project",
+    "select",
+    "simulate",
+    "threshold",
+]

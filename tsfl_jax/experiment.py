@@ -11,13 +11,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from tsfl_jax import convolution, data, engine, mapping, models, partition, schedule
 from tsfl_jax import client as local
+from tsfl_jax import (
+    convolution,
+    data,
+    engine,
+    mapping,
+    models,
+    optimizers,
+    partition,
+    schedule,
+)
 from tsfl_jax.aggregate import AGGREGATORS, Aggregator
 from tsfl_jax.config import Config
-from tsfl_jax.types import Dataset, HParams, Params, PRNGKey, Schedule, UserError
+from tsfl_jax.types import Dataset, HParams, PRNGKey, Schedule, UserError
 from tsfl_jax.validate import validate
 
 EVAL_BATCH = 250  # test samples at a time; larger ones fall out of the CPU's cache
@@ -29,8 +37,6 @@ _WITHOUT_EFFECT = {"checkpoint", "data.dir", "data.file", "data.download"}
 # Purposes of random streams below the seed.
 _INIT, _TRAIN = 0, 1
 _PARTITION, _SCHEDULE = 0, 1
-
-Optimizer = optax.GradientTransformation | Callable[[HParams], Any]
 
 
 class Experiment(NamedTuple):
@@ -85,34 +91,6 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
         weight_limit=config.dms.weight_limit or np.inf,
     )
     return HParams(*(jnp.float32(value) for value in values))
-
-
-def default_optimizer(hparams: HParams) -> optax.GradientTransformation:
-    """SGD with momentum after clipping to a global gradient norm."""
-    return optax.chain(
-        _clip_by_global_norm(hparams.clip_norm),
-        optax.sgd(hparams.lr, momentum=hparams.momentum),
-    )
-
-
-def _clip_by_global_norm(limit) -> optax.GradientTransformation:
-    """optax's, but an infinite limit leaves the very bits alone."""
-
-    def clip(updates: Params, params: Params | None = None) -> Params:
-        del params
-        norm = optax.tree.norm(updates)
-        factor = jnp.where(norm > limit, limit / norm, 1.0)
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
-
-    return optax.stateless(clip)
-
-
-def _as_factory(optimizer: Optimizer | None) -> Callable[[HParams], Any]:
-    if optimizer is None:
-        return default_optimizer
-    if isinstance(optimizer, optax.GradientTransformation):
-        return lambda hparams: optimizer
-    return optimizer
 
 
 def load_dataset(config: Config) -> Dataset:
@@ -190,7 +168,7 @@ def build(
     *,
     model: Any = None,
     dataset: Dataset | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: optimizers.Optimizer | None = None,
     aggregator: Aggregator | None = None,
 ) -> Experiment:
     """Assembles everything; see `runner.simulate` for the arguments.
@@ -250,7 +228,7 @@ def build(
     run = engine.make_run(
         model,
         rule,
-        _as_factory(optimizer),
+        optimizers.as_factory(optimizer),
         batch_size=config.batch_size,
         iteration=config.schedule.iteration,
         max_tau=int(times.tau.max()),

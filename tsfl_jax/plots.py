@@ -4,6 +4,7 @@ Matplotlib's object interface throughout: no pyplot, so no global state and no d
 Every curve differs from the others by its dashes or markers, not by its colour alone.
 """
 
+import functools
 import json
 import math
 import os
@@ -12,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -59,6 +62,9 @@ def curves(workdir: _PathLike) -> pathlib.Path:
     figure, (left, right) = _figure(2.7, ncols=2)
     _line(left, metrics["interval"], 100 * metrics["test_accuracy"], style)
     left.set_ylabel("test accuracy in %")
+    if not left.lines:
+        left.set_yticks([])
+        left.text(0.5, 0.5, "not evaluated", ha="center", transform=left.transAxes)
     losses = {
         "training": (
             "train_loss",
@@ -73,7 +79,8 @@ def curves(workdir: _PathLike) -> pathlib.Path:
     seen = seen[np.isfinite(seen)]
     if seen.size and seen.min() > 0 and seen.max() > 100 * seen.min():
         right.set_yscale("log")
-    right.legend(frameon=False)
+    if right.lines:
+        right.legend(frameon=False, handlelength=3)
     for axes in (left, right):
         _interval_axis(axes, metrics["interval"])
     figure.suptitle(_title(about), fontsize="medium")
@@ -93,7 +100,7 @@ def participation(workdir: _PathLike) -> pathlib.Path:
     tau, rho = _clients(folder / "clients.npz")
     intervals, clients = tau.shape
     share = 100 * (rho > 0).sum(0) / max(intervals, 1)
-    weight = rho.sum(0) / max(intervals, 1)
+    weight = 100 * rho.sum(0) / max(intervals, 1)
     tau = tau.sum(0) / max(intervals, 1)
     few = clients <= _FEW_CLIENTS
     if not few:
@@ -106,18 +113,16 @@ def participation(workdir: _PathLike) -> pathlib.Path:
     top.set_ylim(0, 105)
     colours = figure.colorbar(bars, ax=(top, bottom), pad=0.02, aspect=30)
     colours.set_label("mean local iterations τ")
-    number = np.arange(clients)
-    look = {"color": "#000000", "linestyle": "none", "marker": "o"}
-    bottom.plot(number, weight, **look, markersize=4 if few else 1.2)
-    if clients:
-        equal = {"color": "#777777", "linestyle": "--", "linewidth": 1}
-        bottom.axhline(1 / clients, **equal, label="equal weights, 1/N")
-        bottom.legend(frameon=False)
-    bottom.set_ylabel("mean weight ρ")
-    bottom.set_ylim(bottom=0)
-    bottom.set_xlim(-0.7, max(clients, 1) - 0.3)
+    dots = {"color": "#000000", "marker": "o", "markersize": 4 if few else 1.2}
+    bottom.plot(np.arange(clients), weight, linestyle="none", **dots)
+    equal = {"color": "#777777", "linestyle": "--", "linewidth": 1}
+    bottom.axhline(100 / clients, **equal, label="equal weights, 1/N")
+    bottom.legend(frameon=False)
+    bottom.set_ylabel("mean weight ρ\nin %")
+    bottom.set_ylim(0, 1.1 * max(weight.max(), 100 / clients))
+    bottom.set_xlim(-0.7, clients - 0.3)
     bottom.set_xlabel("client" if few else "client, in order of mean τ")
-    bottom.xaxis.set_major_locator(MaxNLocator(integer=True))
+    bottom.xaxis.set_major_locator(_whole_numbers())
     figure.suptitle(_title(_about(folder)), fontsize="medium")
     return _save(figure, folder / "participation.png")
 
@@ -129,8 +134,8 @@ def compare(
 
     Args:
       runs: for each label (a name of an algorithm has its own style), workdirs or
-        metrics.jsonl files, one per seed. The line is their mean, the band runs from
-        the lowest to the highest.
+        metrics.jsonl files, one or more, one per seed. The line is their mean where
+        all were evaluated, the band runs from the lowest to the highest.
       path: the PNG file to write.
       title: above the figure.
 
@@ -138,29 +143,23 @@ def compare(
       UserError: a metrics.jsonl is missing or unreadable.
     """
     figure, axes = _figure(3.2)
-    last = np.zeros(0)
-    most = 0
-    for index, (label, folders) in enumerate(runs.items()):
-        found = [_metrics(pathlib.Path(folder)) for folder in folders]
-        interval, accuracy = _align(found)
-        count = np.maximum(np.isfinite(accuracy).sum(0), 1)
-        mean = np.where(
-            np.isfinite(accuracy).any(0), np.nansum(accuracy, 0) / count, np.nan
-        )
+    intervals, most = np.zeros(0), 0
+    for index, (label, seeds) in enumerate(runs.items()):
+        interval, accuracy = _align([_metrics(pathlib.Path(run)) for run in seeds])
         style = _style(label, index)
-        _line(axes, interval, mean, style, label=_NAMES.get(label, _escape(label)))
-        if len(found) > 1:
-            low, high = np.fmin.reduce(accuracy), np.fmax.reduce(accuracy)
-            seen = np.isfinite(mean)
+        if len(seeds) > 1 and len(interval):
+            low, high = accuracy.min(0), accuracy.max(0)
             band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
-            axes.fill_between(interval[seen], low[seen], high[seen], **band)
-        last = np.union1d(last, interval)
-        most = max(most, len(found))
-    _interval_axis(axes, last)
+            axes.fill_between(interval, low, high, **band)
+        name = _NAMES.get(label, _escape(label))
+        _line(axes, interval, accuracy.mean(0), style, label=name)
+        intervals = np.union1d(intervals, interval)
+        most = max(most, len(seeds))
+    _interval_axis(axes, intervals)
     axes.set_ylabel("test accuracy in %")
-    axes.legend(
-        frameon=False, title=f"mean and range of {most} seeds" if most > 1 else None
-    )
+    if axes.lines:
+        note = f"mean and range of {most} seeds" if most > 1 else None
+        axes.legend(frameon=False, handlelength=3.5, title=note)
     axes.set_title(_escape(title), fontsize="medium")
     return _save(figure, pathlib.Path(path))
 
@@ -192,16 +191,12 @@ def _save(figure: Figure, path: pathlib.Path) -> pathlib.Path:
 def _line(
     axes: Axes, x: np.ndarray, y: np.ndarray, style: dict, label: str = ""
 ) -> None:
-    seen = np.isfinite(y)  # a line across intervals without evaluation
-    axes.plot(
-        x[seen],
-        y[seen],
-        **style,
-        label=label,
-        linewidth=1.5,
-        markersize=3.5,
-        markevery=max(1, int(seen.sum()) // 10),
-    )
+    """Draws a line across the intervals without a value, or none if all lack one."""
+    seen = np.isfinite(y)
+    if seen.any():
+        look = style | {"linewidth": 1.5, "markersize": 3.5}
+        every = max(1, int(seen.sum()) // 10)
+        axes.plot(x[seen], y[seen], **look, label=label, markevery=every)
 
 
 def _bars(
@@ -212,24 +207,31 @@ def _bars(
     right = left + width
     zero = np.zeros_like(height)
     corners = [(left, zero), (left, height), (right, height), (right, zero)]
+    shades = colormaps["YlGnBu"](np.linspace(0.2, 1, 256))  # darker in grey print, too
     bars = PolyCollection(
         np.stack([np.stack(xy, -1) for xy in corners], 1),
         array=colour,
-        cmap="cividis_r",  # from light to dark in print, too
-        edgecolors="#333333" if edges else "face",
-        linewidths=0.6 if edges else 0.2,
+        cmap=ListedColormap(shades),
+        edgecolors="#333333" if edges else "none",
+        linewidths=0.6 if edges else 0,
+        antialiaseds=edges,  # else there are pale seams between thin bars
     )
-    if len(colour) == 0 or colour.min() == colour.max():
-        bars.set_clim(colour.sum() / max(len(colour), 1) - 1, None)
+    if colour.min() == colour.max():
+        bars.set_clim(colour[0] - 0.5, colour[0] + 0.5)
     axes.add_collection(bars)
     return bars
 
 
+def _whole_numbers() -> MaxNLocator:
+    return MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+
+
 def _interval_axis(axes: Axes, interval: np.ndarray) -> None:
     axes.set_xlabel("interval")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    last = max(interval.max(initial=1), 1)
-    axes.set_xlim(1 - 0.03 * last, last + 0.03 * last)
+    axes.xaxis.set_major_locator(_whole_numbers())
+    last = interval.max(initial=1)
+    margin = max(0.03 * last, 0.3)
+    axes.set_xlim(1 - margin, last + margin)
 
 
 def _style(label: str, index: int) -> dict[str, Any]:
@@ -237,13 +239,11 @@ def _style(label: str, index: int) -> dict[str, Any]:
 
 
 def _align(found: list[dict]) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracies in % on common intervals, ``[runs, T]``, NaN where one has none."""
-    interval = np.unique(np.concatenate([m["interval"] for m in found] or [[]]))
-    accuracy = np.full((len(found), len(interval)), np.nan)
-    for row, metrics in zip(accuracy, found, strict=True):
-        place = np.searchsorted(interval, metrics["interval"])
-        row[place] = 100 * metrics["test_accuracy"]
-    return interval, accuracy
+    """Intervals [E] where every run was evaluated, and accuracies in %, [R, E]."""
+    known = [m["interval"][np.isfinite(m["test_accuracy"])] for m in found]
+    common = functools.reduce(np.intersect1d, known)
+    rows = [m["test_accuracy"][np.isin(m["interval"], common)] for m in found]
+    return common, 100 * np.stack(rows)
 
 
 def _metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -266,10 +266,11 @@ def _metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 def _clients(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
     try:
-        with np.load(path) as arrays:
-            return arrays["tau"].astype(float), np.nan_to_num(arrays["rho"])
+        with open(path, "rb") as file, np.load(file) as arrays:
+            tau, rho = arrays["tau"].astype(float), np.nan_to_num(arrays["rho"])
     except Exception as error:  # zipfile and zlib raise their own kinds
         raise UserError(f"cannot read {path}: {error}") from error
+    return tau, rho
 
 
 def _about(folder: pathlib.Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import checkpoint, engine, experiment, plots, report
+from tsfl_jax import checkpoint, engine, experiment, optimizers, plots, report
 from tsfl_jax.aggregate import Aggregator
 from tsfl_jax.config import Config
 from tsfl_jax.types import Dataset, Params
@@ -62,10 +62,19 @@ def rows_of(
     history: engine.History, first: int, last: int, interval_seconds: float
 ) -> list[dict]:
     """One plain dict per interval of ``[first, last)``, as in metrics.jsonl."""
-    names = (
-        "test_accuracy test_loss train_loss threshold num_selected weight_entropy "
-        "smoothness grad_sq_norm grad_variance coupling num_dropped"
-    ).split()
+    names = [
+        "test_accuracy",
+        "test_loss",
+        "train_loss",
+        "threshold",
+        "num_selected",
+        "weight_entropy",
+        "smoothness",
+        "grad_sq_norm",
+        "grad_variance",
+        "coupling",
+        "num_dropped",
+    ]
     return [
         {"interval": t + 1, "virtual_time": (t + 1) * interval_seconds}
         | {name: getattr(history, name)[t].item() for name in names}
@@ -218,7 +227,7 @@ def simulate(
     *,
     model: Any = None,
     dataset: Dataset | None = None,
-    optimizer: experiment.Optimizer | None = None,
+    optimizer: optimizers.Optimizer | None = None,
     aggregator: Aggregator | None = None,
     workdir: str | pathlib.Path | None = None,
     progress: bool = False,

@@ -49,12 +49,12 @@ def prepare(name: str, root: pathlib.Path, builder, download: bool) -> None:
         raise UserError(
             f"no {name} in {root}, and it cannot be downloaded ({problem}); {ways_out}"
         )
-    before = _tree(root, name)
+    made = [p for p in (root, *root.parents) if not p.exists()]
     try:
         root.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=root).close()
     except OSError as error:
-        _clean(root, name, before)
+        _remove_empty(made)
         raise UserError(
             f"--config.data.dir={root}: {name} has to be prepared there, but nothing "
             f"can be written ({reason(error)}); choose another --config.data.dir"
@@ -64,20 +64,35 @@ def prepare(name: str, root: pathlib.Path, builder, download: bool) -> None:
 
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    try:
-        builder = tfds.builder(name, data_dir=root, file_format="array_record")
-        builder.download_and_prepare(
-            download_config=tfds.download.DownloadConfig(try_download_gcs=False)
-        )
-    except Exception as error:  # TFDS, the network and the disk, all alike
-        _clean(root, name, before)
-        raise UserError(
-            f"no {name} in {root}, and preparing it failed ({reason(error)}); "
-            f"{ways_out}"
-        ) from error
-    except BaseException:
-        _clean(root, name, before)
-        raise
+    with _alone(root):
+        before = _tree(root, name)
+        try:
+            builder = tfds.builder(name, data_dir=root, file_format="array_record")
+            builder.download_and_prepare(  # nothing to do where another run was first
+                download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+            )
+        except BaseException as error:  # TFDS, the network, the disk, Ctrl-C, all alike
+            _clean(root, name, before)
+            _remove_empty(made)
+            if not isinstance(error, Exception):
+                raise
+            raise UserError(
+                f"no {name} in {root}, and preparing it failed ({reason(error)}); "
+                f"{ways_out}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _alone(root: pathlib.Path):
+    """Runs that start together prepare one after another, where locks exist."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl  # not on Windows
+
+            handle = os.open(root, os.O_RDONLY)
+            stack.callback(os.close, handle)  # which also unlocks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def _unreachable(url: str) -> str:
@@ -94,24 +109,26 @@ def _unreachable(url: str) -> str:
 
 
 def _tree(root: pathlib.Path, name: str) -> list[pathlib.Path]:
-    """What exists of the folders that preparing writes to."""
+    """The folders that preparing makes in `root`, from the inside out."""
     downloads = root / "downloads"
-    tops = [root / name, downloads / name, downloads / "extracted", downloads, root]
+    tops = (root / name, downloads / name, downloads / "extracted", downloads)
     below = [p for top in tops[:2] if top.is_dir() for p in top.iterdir()]
-    # From the inside out, which is the order to remove them in.
-    return [*below, *(p for p in [*tops, *root.parents] if p.exists())]
+    return [*below, *(top for top in tops if top.exists())]
 
 
 def _clean(root: pathlib.Path, name: str, before: list[pathlib.Path]) -> None:
     """Removes partial downloads and empty folders that were not there before."""
-    for path in _tree(root, name):
-        if path in before:
-            continue
-        if ".tmp." in path.name or path.name.startswith("incomplete."):
+    new = [path for path in _tree(root, name) if path not in before]
+    for path in new:
+        if ".tmp." in path.name:  # as TFDS calls an unfinished download
             shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):  # holds something worth keeping
-                path.rmdir()
+    _remove_empty(new)
+
+
+def _remove_empty(folders: list[pathlib.Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it holds something, or is gone
+            folder.rmdir()
 
 
 def reason(error: BaseException) -> str:

@@ -43,40 +43,50 @@ def read(name: str, dir: str, download: bool) -> Dataset:
     if root.exists() and not root.is_dir():
         raise UserError(f"--config.data.dir={root}: a file; expected a folder")
     with _quiet():
-        builder = _builder(name, root)
-        if not builder.is_prepared():
-            tfds_prepare.prepare(name, root, builder, download)
-            builder = _builder(name, root)
-        folder = pathlib.Path(builder.data_path)
-        formats = {f.value for f in builder.info.available_file_formats()}
-        if "array_record" not in formats:
-            raise UserError(
-                f"{folder} holds {name} as {', '.join(sorted(formats))}, which only "
-                "TensorFlow can read; delete it to have it prepared as array_record, "
-                "or choose another --config.data.dir"
-            )
         try:
-            x_train, y_train = _split(builder, "train")
-            x_test, y_test = _split(builder, "test")
-        except Exception as error:  # whatever damaged files make TFDS raise
-            raise UserError(_damaged(folder, name, error)) from error
-    return sources.unit(name, x_train, y_train, x_test, y_test, 10, 255)
+            arrays = _read(name, root, download)
+        except OSError as error:
+            raise UserError(
+                f"--config.data.dir={root}: {name} cannot be read "
+                f"({tfds_prepare.reason(error)})"
+            ) from error
+    return sources.unit(name, *arrays, 10, 255)
 
 
-def _builder(name: str, root: pathlib.Path, **kwargs):
+def _read(name: str, root: pathlib.Path, download: bool) -> list[np.ndarray]:
+    """x_train, y_train, x_test, y_test."""
+    builder = _builder(name, root)
+    if not builder.is_prepared():
+        tfds_prepare.prepare(name, root, builder, download)
+        builder = _builder(name, root)
+    folder = pathlib.Path(builder.data_path)
+    formats = {f.value for f in builder.info.available_file_formats()}
+    if "array_record" not in formats:
+        raise UserError(
+            f"{folder} holds {name} as {', '.join(sorted(formats))}, which only "
+            "TensorFlow can read; delete it to have it prepared as array_record, or "
+            "choose another --config.data.dir"
+        )
+    try:
+        return [*_split(builder, "train"), *_split(builder, "test")]
+    except Exception as error:  # whatever damaged files make TFDS raise
+        raise UserError(_damaged(folder, name, error)) from error
+
+
+def _builder(name: str, root: pathlib.Path):
     """TFDS's builder; where data are prepared it takes their file format."""
     import tensorflow_datasets as tfds  # half a second
 
     try:
-        return tfds.builder(name, data_dir=root, **kwargs)
+        return tfds.builder(name, data_dir=root)
     except Exception as error:  # it reads dataset_info.json
         raise UserError(_damaged(root / name, name, error)) from error
 
 
 def _damaged(folder: pathlib.Path, name: str, error: Exception) -> str:
     return (
-        f"{folder} cannot be read ({tfds_prepare.reason(error)}); delete it to have {name} "
-        "prepared again, or choose another --config.data.dir"
+        f"{folder} cannot be read ({tfds_prepare.reason(error)}); delete it to have "
+        f"{name} prepared again, or choose another --config.data.dir"
     )
 
 
@@ -125,7 +135,9 @@ def _write_cache(cache: pathlib.Path, like: pathlib.Path, **arrays) -> None:
         shutil.copymode(like, part)  # who may read the data may read its cache
         os.replace(part, cache)
     except OSError:
-        with contextlib.suppress(OSError):
+        pass
+    finally:
+        with contextlib.suppress(OSError):  # gone after the rename
             os.unlink(part)
 
 

@@ -113,7 +113,7 @@ def _in_range(config: c.Config) -> None:
         not config.data.shape or min(config.data.shape) < 1
     ):
         raise UserError(
-            f"--config.data.shape={config.data.shape}: needs positive sizes, as (28,28,1)"
+            f"--config.data.shape={config.data.shape}: needs sizes > 0, as (28,28,1)"
         )
 
 

@@ -1,0 +1,93 @@
+"""Data flows one way: who may import whom; docs/architecture.md shows the table."""
+
+import ast
+import pathlib
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
+
+MAY_IMPORT = {
+    "types": "",
+    "config": "",
+    "validate": "config types",
+    "dms": "types",
+    "metrics": "types",
+    "optimizers": "types",
+    "sources": "types",
+    "npz_source": "sources types",
+    "tfds_prepare": "types",
+    "tfds_source": "sources tfds_prepare types",
+    "data": "npz_source sources tfds_source types",
+    "partition": "types",
+    "distributions": "types",
+    "trace_file": "types",
+    "schedule": "distributions trace_file types",
+    "convolution": "types",
+    "models": "convolution types",
+    "client": "metrics models types",
+    "estimate": "client models types",
+    "mapping": "client types",
+    "aggregate": "dms types",
+    "engine": "aggregate client estimate mapping metrics models types",
+    "experiment": "aggregate client config convolution data engine mapping models "
+    "optimizers partition schedule types validate",
+    "checkpoint": "types",
+    "report": "types",
+    "plots": "report types",
+    "runner": "aggregate checkpoint config engine experiment optimizers plots report "
+    "types",
+    "__init__": "aggregate config dms runner types",
+}
+
+
+def imported(module: str) -> set[str]:
+    """Modules of the package that `module` imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            if node.module == "tsfl_jax":
+                found |= {alias.name for alias in node.names}
+            elif (node.module or "").startswith("tsfl_jax."):
+                found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+            found |= {n.split(".")[1] for n in names if n.startswith("tsfl_jax.")}
+    return found
+
+
+MODULES = sorted(path.stem for path in PACKAGE.glob("*.py"))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_only_what_the_table_allows(module):
+    assert imported(module) <= set(MAY_IMPORT[module].split())
+
+
+def test_table_names_only_what_exists_and_has_no_cycle():
+    assert sorted(MAY_IMPORT) == MODULES
+    order = list(MAY_IMPORT)
+    for module, allowed in MAY_IMPORT.items():
+        for name in allowed.split():
+            assert order.index(name) < order.index(module), (module, name)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_stay_short_and_say_what_they_do(module):
+    text = (PACKAGE / f"{module}.py").read_text()
+    assert len(text.splitlines()) <= 300
+    assert ast.get_docstring(ast.parse(text))
+    for node in ast.parse(text).body:
+        public = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if public and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{module}.{node.name} has no docstring"
+
+
+def test_only_the_border_reads_settings():
+    readers = {m for m in MODULES if "config" in imported(m)}
+    assert readers == {"validate", "experiment", "runner", "__init__"}
+    # runner and __init__ only pass the type on.
+    for node in ast.walk(ast.parse((PACKAGE / "runner.py").read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert node.value.id != "config", f"config.{node.attr}"

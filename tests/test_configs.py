@@ -1,0 +1,81 @@
+"""Every file in configs/ builds and runs two intervals, offline."""
+
+import importlib.util
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tsfl_jax import config
+
+FOLDER = pathlib.Path(__file__).parents[1] / "configs"
+FILES = sorted(path.stem for path in FOLDER.glob("*.py"))
+SHAPES = {
+    "digits": (8, 8, 1),
+    "mnist": (28, 28, 1),
+    "fashion_mnist": (28, 28, 1),
+    "cifar10": (32, 32, 3),
+    "svhn_cropped": (32, 32, 3),
+    "synthetic": (28, 28, 1),
+}
+
+
+def load(name) -> config.Config:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config(), module.__doc__
+
+
+def test_the_promised_files_are_there():
+    cases = {
+        f"{data}_case{case}"
+        for data in ("mnist", "fashion_mnist", "cifar10", "svhn")
+        for case in (1, 2, 3)
+    }
+    extra = {"mnist_select2", "mnist_select4", "digits_case3", "smoke"}
+    assert cases | extra <= set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_header_says_what_how_long_and_the_command(name):
+    _, doc = load(name)
+    assert re.search(r"^Reproduces: .+", doc, re.M)
+    assert re.search(r"^Time: .*\d", doc, re.M)
+    assert re.search(r"^(Expected|Paper, best test accuracy).*: .+", doc, re.M)
+    default = name == "digits_case3"
+    assert f"--config=configs/{name}.py" in doc or (default and "launch.py" in doc)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_runs_two_intervals_on_synthetic_data_of_its_shape(name, tmp_path):
+    settings, _ = load(name)
+    whole = (settings.num_intervals, settings.num_clients, settings.batch_size)
+    assert min(whole) >= 4
+    # Shapes and networks are the real ones; fewer and smaller clients save time.
+    settings.num_intervals, settings.num_clients, settings.batch_size = 2, 4, 4
+    settings.data.shape = SHAPES[settings.data.name]
+    settings.data.name = "synthetic"
+    settings.data.train_size, settings.data.test_size = 64, 16
+    settings.schedule.data_size = 8
+    settings.report_every = 2
+    result = tsfl_jax.simulate(settings)
+    assert "synthetic" in result.summary["data"]
+    assert np.isfinite(result.history["test_loss"]).all()
+    assert result.summary["num_dropped"] == 0
+    assert result.summary["samples_trained"] > 0
+
+
+def test_paper_settings():
+    for name, lr, intervals, model in [
+        ("mnist_case1", 0.003, 50, "mnist_cnn"),
+        ("fashion_mnist_case2", 0.003, 100, "fashion_cnn"),
+        ("cifar10_case3", 0.005, 50, "vgg11"),
+        ("svhn_case3", 0.005, 100, "resnet18"),
+    ]:
+        c, _ = load(name)
+        assert (c.lr, c.num_intervals, c.model.name) == (lr, intervals, model)
+        assert (c.num_clients, c.batch_size, c.schedule.data_size) == (20, 32, 1024)
+        assert c.schedule.kind == name[-5:]

@@ -1,0 +1,115 @@
+"""Whole numbers from distributions written as text, one for each group of clients.
+
+The grammar of a group, each number floored:
+
+- ``normal(mean,std)``: std ≥ 0;
+- ``uniform(low,high)``: whole numbers, both ends included;
+- ``lognormal(mean,sigma)``: mean > 0 of the distribution itself, sigma ≥ 0 the
+  standard deviation of the logarithm, so its median is mean · exp(−sigma²/2);
+- ``constant(k)``.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tsfl_jax.types import UserError
+
+_ARGUMENTS = {
+    "normal": ("mean", "std"),
+    "uniform": ("low", "high"),
+    "lognormal": ("mean", "sigma"),
+    "constant": ("k",),
+}
+_GRAMMAR = ", ".join(f"{name}({','.join(a)})" for name, a in _ARGUMENTS.items())
+_LARGEST = 2**31 - 1  # what int32 holds
+
+
+def draw(
+    texts: Sequence[str],
+    group: np.ndarray,
+    num_intervals: int,
+    rng: np.random.Generator,
+    *,
+    least: int,
+    flag: str,
+) -> np.ndarray:
+    """Draws a number for each client and interval.
+
+    Args:
+      texts: G distributions.
+      group: [N] int, which of them a client follows.
+      num_intervals: T; the first intervals do not depend on it.
+      rng: each group has its own stream of it.
+      least: smaller numbers become this.
+      flag: named in error messages.
+
+    Returns:
+      [T, N] int64.
+
+    Raises:
+      UserError: a text outside the grammar.
+    """
+    parsed = [_parse(text, flag) for text in texts]
+    out = np.empty((num_intervals, len(group)), np.int64)
+    for g, ((name, numbers), stream) in enumerate(
+        zip(parsed, rng.spawn(len(parsed)), strict=True)
+    ):
+        members = np.flatnonzero(group == g)
+        # Rows are drawn one after another, so more rows extend fewer.
+        drawn = _sample(name, numbers, (num_intervals, len(members)), stream)
+        out[:, members] = np.clip(np.floor(drawn), least, _LARGEST)
+    return out
+
+
+def near(value: str, known: Iterable[str]) -> str:
+    """ "; did you mean x?", or nothing where no known name is close."""
+    close = difflib.get_close_matches(value, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _sample(name, numbers, shape, rng) -> np.ndarray:
+    if name == "normal":
+        return rng.normal(*numbers, shape)
+    if name == "uniform":
+        low, high = (int(n) for n in numbers)
+        return rng.integers(low, high, shape, endpoint=True)
+    if name == "lognormal":
+        mean, sigma = numbers
+        return rng.lognormal(math.log(mean) - sigma**2 / 2, sigma, shape)
+    return np.full(shape, numbers[0])
+
+
+def _parse(text: str, flag: str) -> tuple[str, list[float]]:
+    def wrong(why: str) -> UserError:
+        return UserError(f"{flag}: {text!r}: {why} (grammar: {_GRAMMAR})")
+
+    match = re.fullmatch(r"\s*(\w*)\s*\(([^()]*)\)\s*", text)
+    if not match:
+        word = re.match(r"\s*(\w*)", text)[1].lower()
+        raise wrong(f"expected NAME(NUMBER,…){near(word, _ARGUMENTS)}")
+    name = match[1].lower()
+    if name not in _ARGUMENTS:
+        raise wrong(f"unknown distribution {name!r}{near(name, _ARGUMENTS)}")
+    arguments = _ARGUMENTS[name]
+    parts = match[2].split(",")
+    if len(parts) != len(arguments):
+        raise wrong(f"{name} takes {len(arguments)} numbers, got {len(parts)}")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        raise wrong("not a number") from None
+    if not all(abs(n) <= _LARGEST for n in numbers):  # also answers NaN
+        raise wrong(f"numbers must be finite and at most {_LARGEST}")
+    if name in ("normal", "lognormal") and numbers[1] < 0:
+        raise wrong(f"{arguments[1]} must be >= 0")
+    if name == "lognormal" and numbers[0] <= 0:
+        raise wrong("the mean must be > 0")
+    if name == "uniform" and numbers[0] > numbers[1]:
+        raise wrong("low must not exceed high")
+    if name == "uniform" and any(n != int(n) for n in numbers):
+        raise wrong("low and high must be whole numbers")
+    return name, numbers

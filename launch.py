@@ -81,6 +81,15 @@ def _label(config: Config) -> str:
     return f"{path.stem}-{config.algorithm}-seed{config.seed}"
 
 
+def _headline(exp) -> str:
+    labels, (intervals, clients) = exp.labels, exp.schedule.tau.shape
+    return (
+        f"{labels['algorithm']} on {labels['data']}: {intervals} intervals, "
+        f"{clients} clients, {labels['model']} with {labels['num_parameters']:,} "
+        f"parameters, clients by {labels['mapping']}"
+    )
+
+
 def main(argv: list[str]) -> None:
     """Validates, builds, runs and tells the result."""
     del argv
@@ -97,7 +106,8 @@ def main(argv: list[str]) -> None:
         for note in exp.notes:
             print(f"note: {note}", file=sys.stderr)
         workdir = _WORKDIR.value or report.new_workdir("runs", _label(config))
-        print(f"{report.headline(exp.labels)}\nresults in {workdir}", file=sys.stderr)
+        print(_headline(exp), file=sys.stderr)
+        print(f"results in {workdir}", file=sys.stderr)
         result = runner.run(exp, workdir, sys.stderr)
     except UserError as error:
         _stop(str(error))

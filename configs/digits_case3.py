@@ -12,11 +12,12 @@ from tsfl_jax.config import Config
 def get_config() -> Config:
     config = Config()
     config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
-    config.num_intervals = 50
-    config.lr = 0.01
+    config.num_intervals = 60
+    config.lr = 0.03
     config.batch_size = 8
     config.data.name = "digits"
     config.schedule.kind = "case3"
-    config.schedule.data_size = 64  # 20 clients share 1,437 training images
+    config.schedule.data_size = 44  # 20 clients share 1,438 training images
     config.model.name = "mlp"
+    config.model.hidden = 64
     return config

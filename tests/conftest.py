@@ -4,6 +4,14 @@ import jax
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compile_once(tmp_path_factory):
+    """Tests that compile the same program again take it from a cache of this session."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
 @pytest.fixture(autouse=True)
 def strict_rank_promotion():
     """Silent broadcasting between ranks hides mistakes in client axes."""

@@ -193,7 +193,7 @@ def test_a_failed_save_keeps_the_old_figure(tmp_path, monkeypatch):
     old = path.read_bytes()
 
     def full_disk(self, file, **kwargs):
-        file.write_bytes(b"half a")
+        file.write(b"half a")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(plots.Figure, "savefig", full_disk)

@@ -1,14 +1,17 @@
 """Orbax checkpoints of a run, between two compiled calls.
 
-Each step is a folder named by its number. Orbax writes it under another name and
-renames it when complete, so that a killed process leaves a whole checkpoint or none.
-Orbax does not notice every later damage, so digests are stored too and verified.
+Each step is a folder named by its number: the arrays as Orbax writes them, and
+about.json with the experiment's settings and a digest of every file. It is renamed to
+that name when complete, so that a killed process leaves a whole checkpoint or none, and
+whatever happens to the files later is noticed before Orbax sees them.
 Asynchronous and distributed saving are NOT done: a save has finished when it returns.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator
@@ -21,7 +24,9 @@ from absl import logging
 from tsfl_jax.types import UserError
 
 KEEP = 2  # the newest, and one to fall back on when that is damaged
-_UNFINISHED = ".orbax-checkpoint-tmp"  # in the name Orbax gives until it commits
+_UNFINISHED = ".unfinished-"  # before the step in a folder's name, until it is whole
+_ROOM = 2**20  # bytes, ample for all but the arrays
+_ARRAYS, _ABOUT = "arrays", "about.json"
 
 _Leaves = dict[str, np.ndarray]  # by path in the tree
 
@@ -46,33 +51,41 @@ def save(folder: str | pathlib.Path, step: int, tree: Any, meta: dict) -> None:
       UserError: the folder cannot be written, or the disk is full.
     """
     leaves = _flatten(tree)
-    about = {"meta": meta, "layout": _layout(leaves), "leaves_sha256": _digest(leaves)}
-    about = json.loads(json.dumps(about))  # hash what will be read back: no tuples
     root = pathlib.Path(folder).resolve()  # Orbax insists on an absolute path
+    unfinished, finished = root / f"{_UNFINISHED}{step}", root / str(step)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for killed in root.glob(f"*{_UNFINISHED}*"):
+        for killed in root.glob(f"{_UNFINISHED}*"):
             shutil.rmtree(killed)
-        with _orbax() as (ocp, checkpointer):
-            args = ocp.args.Composite(
-                # Orbax refuses empty arrays; the layout says all about them
-                leaves=ocp.args.PyTreeSave({p: x for p, x in leaves.items() if x.size}),
-                about=ocp.args.JsonSave(about | {"sha256": _json_digest(about)}),
-            )
-            checkpointer.save(root / str(step), args=args, force=True)
+        # TensorStore prints a traceback for every array that meets a full disk
+        needed = _ROOM + sum(leaf.nbytes for leaf in leaves.values())
+        if shutil.disk_usage(root).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with _checkpointer() as checkpointer:
+            # Orbax refuses empty arrays; the layout says all about them
+            filled = {path: leaf for path, leaf in leaves.items() if leaf.size}
+            checkpointer.save(unfinished / _ARRAYS, filled)
+        about = {"layout": _layout(leaves), "files": _digests(unfinished)}
+        about["meta"] = json.loads(json.dumps(meta))  # as it will be read back
+        _write_about(unfinished / _ABOUT, about)
+        if finished.exists():
+            shutil.rmtree(finished)
+        unfinished.rename(finished)
         kept = [s for s in _steps(root) if s <= step][-KEEP:]
         for other in set(_steps(root)) - set(kept):
             shutil.rmtree(root / str(other))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None)
         if "RESOURCE_EXHAUSTED" in str(error):  # TensorStore's word, in a ValueError
-            reason = "no space left on the disk"
+            reason = os.strerror(errno.ENOSPC)
         if reason is None:
             raise
         raise UserError(
             f"cannot save a checkpoint in {folder}: {reason}; make room, choose another"
             " --workdir, or switch checkpoints off (--config.checkpoint=False)"
         ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def restore_latest(
@@ -100,12 +113,15 @@ def restore_latest(
     steps = _steps(root)
     for step in reversed(steps):
         try:
-            about = _read_about(root / str(step))
+            about = _read_about(root / str(step) / _ABOUT)
             _check_same_experiment(folder, about, meta, target)
-            leaves = _read_leaves(root / str(step), about)
-        except _DamagedError as error:
+            _check_files(root / str(step), about)
+        except (_DamagedError, OSError) as error:
             notice(f"checkpoint {folder}/{step} is damaged and left out: {error}")
             continue
+        with _checkpointer() as checkpointer:
+            leaves = checkpointer.restore(root / str(step) / _ARRAYS)
+        leaves |= {p: np.zeros(n, t) for p, t, n in about["layout"] if 0 in n}
         return step, jax.tree.structure(template).unflatten(leaves[p] for p in target)
     if steps:
         notice(f"no intact checkpoint in {folder}; starting from the beginning")
@@ -113,55 +129,52 @@ def restore_latest(
 
 
 @contextlib.contextmanager
-def _orbax() -> Iterator[tuple[Any, Any]]:
-    """Orbax and a checkpointer, quiet: whatever matters, it raises as well."""
+def _checkpointer() -> Iterator[Any]:
+    """Orbax, quiet: whatever matters, it raises as well."""
     import orbax.checkpoint as ocp  # slow: wait only when saving
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)
-    items = {
-        "leaves": ocp.PyTreeCheckpointHandler(),
-        "about": ocp.JsonCheckpointHandler(),
-    }
     try:
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**items)) as checkpointer:
-            yield ocp, checkpointer
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            yield checkpointer
     finally:
         logging.set_verbosity(verbosity)
 
 
-def _read(path: pathlib.Path, item: str, kind: str) -> Any:
-    try:
-        with _orbax() as (ocp, checkpointer):
-            args = ocp.args.Composite(**{item: getattr(ocp.args, kind)()})
-            return checkpointer.restore(path, args=args)[item]
-    except Exception as error:  # damaged bytes surface as errors of every kind
-        reason = (str(error) or repr(error)).splitlines()[0][:120]
-        raise _DamagedError(f"cannot read its {item} ({reason})") from error
+def _write_about(path: pathlib.Path, about: dict) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(about | {"sha256": _json_digest(about)}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _read_about(path: pathlib.Path) -> dict:
     """What ``save`` noted about the checkpoint."""
-    about = _read(path, "about", "JsonRestore")
-    if not isinstance(about, dict) or about.pop("sha256", "") != _json_digest(about):
-        raise _DamagedError("its description has changed")
+    try:
+        about = json.loads(path.read_bytes())
+        intact = about.pop("sha256") == _json_digest(about)
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        intact = False
+    if not intact:
+        raise _DamagedError(f"{_ABOUT} is missing or has changed")
     return about
 
 
-def _read_leaves(path: pathlib.Path, about: dict) -> _Leaves:
-    """The leaves as they were saved."""
-    leaves = _read(path, "leaves", "PyTreeRestore")
-    leaves |= {p: np.zeros(shape, t) for p, t, shape in about["layout"] if 0 in shape}
-    if _digest(leaves) != about["leaves_sha256"]:
-        raise _DamagedError("its arrays have changed")
-    return leaves
+def _check_files(path: pathlib.Path, about: dict) -> None:
+    found = _digests(path)
+    for file, digest in about["files"].items():
+        if found.get(file) != digest:
+            raise _DamagedError(
+                f"{file} {'has changed' if file in found else 'is gone'}"
+            )
 
 
 def _check_same_experiment(
     folder: str | pathlib.Path, about: dict, meta: dict, target: _Leaves
 ) -> None:
     old = _settings(about["meta"])
-    new = _settings(json.loads(json.dumps(meta)))
+    new = _settings(json.loads(json.dumps(meta)))  # tuples are lists there
     changed = [k for k in old | new if old.get(k) != new.get(k)]
     told = [f"{k}: {old.get(k, '–')} → {new.get(k, '–')}" for k in changed[:3]]
     if len(changed) > 3:
@@ -204,13 +217,14 @@ def _layout(leaves: _Leaves) -> list:
     return [[path, str(x.dtype), list(x.shape)] for path, x in leaves.items()]
 
 
-def _digest(leaves: _Leaves) -> str:
-    """SHA-256 over path, dtype, shape and bytes of every leaf."""
-    digest = hashlib.sha256()
-    for path, leaf in sorted(leaves.items()):
-        digest.update(json.dumps(_layout({path: leaf})).encode())
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    return digest.hexdigest()
+def _digests(path: pathlib.Path) -> dict[str, str]:
+    """SHA-256 of every file of Orbax's in a checkpoint, by its path there."""
+    digests = {}
+    for file in sorted(f for f in (path / _ARRAYS).rglob("*") if f.is_file()):
+        with open(file, "rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        digests[file.relative_to(path).as_posix()] = digest
+    return digests
 
 
 def _json_digest(value: Any) -> str:

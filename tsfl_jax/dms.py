@@ -5,12 +5,10 @@ Heterogeneous Federated Learning: Analysis and Optimizations", exactly as publis
 
 What it is not: an optimum. The paper derives the weights as the minimiser of its
 Theorem 1 bound, but the printed proof of Theorem 2 has a sign error (X and Z enter the
-derivative with a minus), and the weights that do minimise that bound *fall* with τ.
-DMS is a heuristic: drop some of the clients that did little, let the weight of the
-others grow with their τ_i.
-
-The paper is silent on affine weights below 0 or above θ/N. Here they are replaced by
-the nearest point of {ρ ≥ 0, Σρ = 1, ρ ≤ θ/N} (Euclidean projection).
+derivative with a minus), and the true minimiser of that bound favours clients with
+*few* iterations. DMS is a heuristic, to be judged by experiments. The paper is silent
+on affine weights below 0 or above θ/N. Here they are replaced by the nearest point of
+{ρ ≥ 0, Σρ = 1, ρ ≤ θ/N} (Euclidean projection).
 
 τ_i: iterations of client i, H = max τ, K: threshold, P_i: chance of being dropped, β_i:
 selected, S: the selected with τ_i > 0, c: coupling, θ: weight limit, u = θ/N; the rest
@@ -53,9 +51,16 @@ def _vector(name: str, value, valid, expected: str, shape: tuple | None = None):
     return array
 
 
-def _tau(tau) -> jax.Array:
+def _tau(tau, *scalars) -> jax.Array:
+    """τ in the floating dtype that it and the scalars promote to."""
     expected = "finite local iterations ≥ 0 (0 = absent)"
-    return _vector("tau", tau, lambda x: (x >= 0) & (x < np.inf), expected)
+    tau = _vector("tau", tau, lambda x: (x >= 0) & (x < np.inf), expected)
+    return tau.astype(jnp.result_type(float, tau, *scalars))
+
+
+def _num_clients(tau):
+    # Hidden from XLA, which would divide by N by multiplying with a rounded 1/N.
+    return lax.optimization_barrier(jnp.asarray(tau.shape[0], tau.dtype))
 
 
 def threshold(tau: Array) -> jax.Array:
@@ -68,9 +73,8 @@ def threshold(tau: Array) -> jax.Array:
       K ``[]``, local iterations, floating.
     """
     tau = _tau(tau)
-    tau = tau.astype(jnp.result_type(float, tau))
     # A mean can round to just above the maximum; then (8) would spare nobody for sure.
-    return jnp.minimum(tau.mean(), tau.max())
+    return jnp.minimum(tau.sum() / _num_clients(tau), tau.max())
 
 
 def filter_probability(tau: Array) -> jax.Array:
@@ -85,8 +89,7 @@ def filter_probability(tau: Array) -> jax.Array:
     Returns:
       P ``[N]`` in [0, 1), floating; 0 everywhere if all τ are 0.
     """
-    mean = threshold(tau)
-    tau = jnp.asarray(tau, mean.dtype)
+    tau, mean = _tau(tau), threshold(tau)
     most = jnp.where(tau.max() > 0, tau.max(), 1.0)  # 0/0 would reach gradients
     return jnp.where(tau < mean, (mean - tau) / most, 0.0)
 
@@ -129,25 +132,25 @@ def coupling(tau: Array, *, lr, smoothness, grad_sq_norm, grad_variance) -> jax.
       If σ² = 0 otherwise, or on overflow, the dtype's largest number, with gradient 0:
       `affine_weights` then gives all weight to the largest τ, the limit for c → ∞.
     """
-    tau = _tau(tau)
     scalars = (lr, smoothness, grad_sq_norm, grad_variance)
     _check("lr", lr, (), lambda x: (x > 0) & (x < np.inf), "0 < η < ∞")
     for i, name in enumerate(("smoothness", "grad_sq_norm", "grad_variance"), 1):
         _check(name, scalars[i], (), lambda x: (x >= 0) & (x < np.inf), "0 ≤ x < ∞")
-    dtype = jnp.result_type(float, tau, *scalars)
-    eta, L, G2, variance = (jnp.asarray(x, dtype) for x in scalars)
-    more = jnp.maximum(tau.max().astype(dtype) - 1, 0)
-    above = eta * L * more * G2
+    tau = _tau(tau, *scalars)
+    eta, L, G2, variance = (jnp.asarray(x, tau.dtype) for x in scalars)
+    above = eta * L * jnp.maximum(tau.max() - 1, 0) * G2
     below = 2 * tau.shape[0] * variance
     # The derivative divides by below², which underflows long before `below` does: a
     # power of two on both sides avoids that and leaves the quotient as it is.
-    small = float(np.sqrt(jnp.finfo(dtype).tiny))
+    small = float(np.sqrt(jnp.finfo(tau.dtype).tiny))
     boost = jnp.where(below < small, 1 / small, 1.0)
     above, below = above * boost, below * boost
     zero = below < small
-    infinite = (above > 0) & (zero | jnp.isinf(above / jnp.where(zero, 1.0, below)))
-    quotient = jnp.where(infinite, 0.0, above) / jnp.where(infinite | zero, 1.0, below)
-    return jnp.where(infinite, jnp.finfo(dtype).max, quotient)
+    within = jnp.where(zero | jnp.isinf(below), 1.0, below)
+    infinite = (above > 0) & (zero | jnp.isinf(above / within))
+    apart = infinite | zero
+    quotient = jnp.where(apart, 0.0, above) / jnp.where(apart, 1.0, below)
+    return jnp.where(infinite, jnp.finfo(tau.dtype).max, quotient)
 
 
 def _free_and_full(x, scale, mask, upper):
@@ -162,7 +165,6 @@ def _free_and_full(x, scale, mask, upper):
     falling = jnp.sort(jnp.where(mask, x, -jnp.inf), descending=True)
     pivot = jnp.where(entries > 0, falling[jnp.maximum(rank - 1, 0)], 0.0)
     w = jnp.clip(scale * jnp.where(mask, x - pivot, 0.0), -upper, upper)
-
     # f(λ) = Σ clip(w − λ, 0, u) for λ downwards from max w: it starts from 0, so that
     # f = 1 is met with small numbers. An entry grows between λ = w and λ = w − u.
     level = jnp.concatenate([w, w - upper])
@@ -178,10 +180,10 @@ def _free_and_full(x, scale, mask, upper):
     return pivot, mask & ~empty & ~full, mask & full
 
 
+@jax.jit  # not op by op, where the caller is not compiled
 def _project(x, scale, mask, upper):
     """`project` of scale·x for scale ≥ 0, upper ≤ 1."""
-    fixed = map(lax.stop_gradient, (x, scale, mask, upper))
-    pivot, free, full = _free_and_full(*fixed)
+    pivot, free, full = _free_and_full(*map(lax.stop_gradient, (x, scale, mask, upper)))
     # λ in closed form from the free entries alone: they lie within u of the pivot, so
     # nothing here is large, and differentiating it is differentiating the projection.
     v = scale * jnp.where(free, x - pivot, 0.0)
@@ -221,8 +223,7 @@ def affine_weights(
 ) -> jax.Array:
     """ρ_i = 1/|S| + c(τ_i − mean_S τ) on S = {β_i = 1, τ_i > 0}, made feasible.
 
-    Corollary 1 and Theorem 3 with Σρ = 1; the limit is that of Definition 1.3.
-
+    Corollary 1 (6), Theorem 3 with Σρ = 1; the limit is that of Definition 1.3.
     >>> tau, everyone = jnp.array([1, 1, 4, 4]), jnp.ones(4, bool)
     >>> print(affine_weights(tau, everyone, 0.05))
     [0.175 0.175 0.325 0.325]
@@ -239,24 +240,25 @@ def affine_weights(
       ρ ``[N]``, floating: the affine values themselves if all are in [0, θ/N], else
       their Euclidean projection. 0 outside S; all 0 if S is empty.
     """
-    tau = _tau(tau)
+    _check("coupling", coupling, (), lambda x: x >= 0, "c ≥ 0")
+    weight_limit = float("inf") if weight_limit is None else weight_limit
+    _check("weight_limit", weight_limit, (), lambda x: x >= 1, "θ ≥ 1, or None")
+    tau = _tau(tau, coupling, weight_limit)
     kept = _vector("selected", selected, np.isfinite, "booleans", tau.shape)
     inside = kept.astype(bool) & (tau > 0)
-    _check("coupling", coupling, (), lambda x: x >= 0, "c ≥ 0")
-    weight_limit = np.inf if weight_limit is None else weight_limit
-    _check("weight_limit", weight_limit, (), lambda x: x >= 1, "θ ≥ 1, or None")
-    dtype = jnp.result_type(float, tau, coupling, weight_limit)
-    tau = tau.astype(dtype)
     # inf·0 is NaN; the largest number has the same limit.
-    c = jnp.minimum(jnp.asarray(coupling, dtype), jnp.finfo(dtype).max)
-    limit = jnp.asarray(weight_limit, dtype) / tau.shape[0]
+    c = jnp.minimum(jnp.asarray(coupling, tau.dtype), jnp.finfo(tau.dtype).max)
+    limit = jnp.asarray(weight_limit, tau.dtype) / _num_clients(tau)
 
-    size = jnp.maximum(inside.sum(), 1).astype(dtype)
+    size = jnp.maximum(inside.sum(), 1).astype(tau.dtype)
     mean = jnp.where(inside, tau, 0.0).sum() / size
-    # `where` between product and sum keeps XLA from fusing them into one rounding: the
-    # closed form has the same bits inside and outside jit.
-    affine = 1 / size + jnp.where(inside, c * (tau - mean), 0.0)
-    feasible = jnp.all((affine >= 0) & (affine <= limit))
+    # Feasible values never reach the bounds of this clip. Between product and sum, it
+    # keeps XLA from fusing them into one rounding: same bits inside and outside jit.
+    affine = 1 / size + jnp.clip(c * (tau - mean), -2, 2)
+    # A large c can blow up the rounding of the mean; then the sum is far from 1.
+    slack = 4 * jnp.finfo(tau.dtype).eps * size * jnp.maximum(mean, 1)
+    feasible = jnp.abs(jnp.where(inside, affine, 0).sum() - 1) <= slack
+    feasible &= jnp.all(~inside | ((affine >= 0) & (affine <= limit)))
     # The projection does not see a common shift, so it needs c·τ only.
     rho = _project(tau, c, inside, jnp.minimum(limit, 1.0))
     return jnp.where(inside, jnp.where(feasible, affine, rho), 0.0)
@@ -290,9 +292,6 @@ def dms_weights(
       ρ ``[N]`` in [0, 1], Σρ = 1, in the floating dtype that τ and the scalars promote
       to. 0 for dropped and absent clients. All 0 only if all τ are 0: H = max τ ≥ K, so
       P = 0 for a client that reaches H, and it is always selected.
-
-    Raises:
-      UserError: an argument has a wrong shape or is out of range.
     """
     constants = dict(
         smoothness=smoothness, grad_sq_norm=grad_sq_norm, grad_variance=grad_variance

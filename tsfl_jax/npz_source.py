@@ -75,23 +75,24 @@ def _open_npz(path: str) -> dict[str, np.ndarray]:
         )
     key = ""
     try:
-        held = np.load(path, allow_pickle=False)
-        if not isinstance(held, np.lib.npyio.NpzFile):
-            raise UserError(
-                f"{path}: a single array (.npy); expected an .npz file with "
-                f"{', '.join(_KEYS)}"
-            )
-        with held:
+        # Opened here: np.load alone leaves a damaged file open.
+        with open(path, "rb") as file:
+            held = np.load(file, allow_pickle=False)
+            if not isinstance(held, np.lib.npyio.NpzFile):
+                raise UserError(
+                    f"{path}: a single array (.npy); expected an .npz file with "
+                    f"{', '.join(_KEYS)}"
+                )
             missing = [k for k in _KEYS if k not in held.files]
             if missing:
                 raise UserError(
                     f"{path}: no {', '.join(missing)}; it holds "
                     f"{', '.join(held.files) or 'nothing'}; expected {', '.join(_KEYS)}"
                 )
-            out = {}
+            arrays = {}
             for key in _KEYS:
-                out[key] = held[key]
-            return out
+                arrays[key] = held[key]
+            return arrays
     except UserError:
         raise
     # NumPy opens a stranger's bytes here; what it raises depends on the damage.

@@ -14,10 +14,10 @@ import difflib
 
 import numpy as np
 
+from tsfl_jax import allocation
 from tsfl_jax.types import Partition, UserError
 
 _KINDS = ("iid", "dirichlet", "shards")
-_FIT_ROUNDS = 100  # of scaling; what is still too much is settled sample by sample
 
 
 def make_partition(
@@ -77,11 +77,11 @@ def make_partition(
         else:
             shares = _shards(classes_per_client, capacity, stock, rng)
         real = shares * capacity[:, None]
-        wanted = _round(real, capacity)
+        wanted = allocation.round_rows(real, capacity)
         fitted = wanted
         if kind == "shards" and not sharing:
-            fitted = _round(_fit(real, stock), capacity)
-        counts = _settle(fitted, shares, stock, sharing, rng)
+            fitted = allocation.round_rows(allocation.fit(real, stock), capacity)
+        counts = allocation.settle(fitted, shares, stock, sharing, rng)
         chosen = shares > 0 if kind == "shards" else True
         notes = _notes(wanted, counts, classes, chosen, classes_per_client)
     if sharing:
@@ -153,61 +153,6 @@ def _shards(k, capacity, stock, rng) -> np.ndarray:
         left[chosen] -= capacity[i] / k
         shares[i, chosen] = 1 / k
     return shares
-
-
-def _round(real: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Whole numbers with the given row sums, each within 1 of the real one."""
-    whole = np.floor(real).astype(np.int64)
-    missing = totals - whole.sum(axis=1)
-    rank = np.argsort(np.argsort(whole - real, axis=1, kind="stable"), axis=1)
-    return whole + (rank < missing[:, None])  # largest remainders first
-
-
-def _fit(real: np.ndarray, stock: np.ndarray) -> np.ndarray:
-    """Scales rows and columns in turn until columns, nearly, fit into the stock.
-
-    Zeros stay zero: a client is given more of its own other classes instead.
-    """
-    totals = real.sum(axis=1, keepdims=True)
-    for _ in range(_FIT_ROUNDS):
-        if (real.sum(axis=0) <= stock).all():
-            break
-        real = real * np.minimum(1, stock / np.maximum(real.sum(axis=0), 1))
-        real = real * (totals / real.sum(axis=1, keepdims=True))
-    return real
-
-
-def _settle(wanted, shares, stock, sharing, rng) -> np.ndarray:
-    """Counts [N, C] near the wanted ones that the stock of each class allows.
-
-    Where a class is asked for too often, all who ask get their part of what there
-    is, and ask for other classes in the next round. A class once asked for too
-    often is gone, so C + 1 rounds are enough.
-    """
-    counts, request = np.zeros_like(wanted), wanted
-    for _ in range(len(stock) + 1):
-        if sharing:  # only within a client must samples differ
-            given = np.minimum(request, stock - counts)
-        else:
-            given = request.copy()
-            room = stock - counts.sum(axis=0)
-            for c in np.flatnonzero(request.sum(axis=0) > room):
-                given[:, c] = rng.multivariate_hypergeometric(
-                    request[:, c], int(room[c]), method="marginals"
-                )
-        counts += given
-        missing = (request - given).sum(axis=1)
-        if not missing.any():
-            break
-        room = stock - (counts if sharing else counts.sum(axis=0))
-        open_shares = np.where(room > 0, shares, 0.0)
-        # Where none of its classes is left a client takes any, as there are left.
-        none = open_shares.sum(axis=1, keepdims=True) == 0
-        weights = np.where(none & (missing[:, None] > 0), room, open_shares)
-        sums = weights.sum(axis=1, keepdims=True)
-        weights = np.divide(weights, sums, out=np.zeros_like(weights), where=sums > 0)
-        request = rng.multinomial(missing, weights)
-    return counts
 
 
 def _notes(wanted, counts, classes, chosen, k) -> tuple[str, ...]:

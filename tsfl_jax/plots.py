@@ -7,7 +7,6 @@ Every curve differs from the others by its dashes or markers, not by its colour 
 import functools
 import json
 import math
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from tsfl_jax import report
 from tsfl_jax.types import UserError
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
@@ -176,15 +176,8 @@ def _figure(height: float, **grid: Any) -> tuple[Figure, Any]:
 
 
 def _save(figure: Figure, path: pathlib.Path) -> pathlib.Path:
-    """Writes a PNG that takes its place only when it is complete."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        figure.savefig(beside, format="png")
-        os.replace(beside, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        beside.unlink(missing_ok=True)
+    with report.replacing(path) as file:
+        figure.savefig(file, format="png")
     return path
 
 
@@ -248,12 +241,7 @@ def _align(found: list[dict]) -> tuple[np.ndarray, np.ndarray]:
 
 def _metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Columns of metrics.jsonl as float64 [T]; NaN where a value is missing."""
-    path = path / "metrics.jsonl" if path.is_dir() else path
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-        rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+    rows = report.read_metrics(path / "metrics.jsonl" if path.is_dir() else path)
     names = ("interval", "test_accuracy", "test_loss", "train_loss")
     missing = math.nan
     return {

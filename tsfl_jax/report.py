@@ -68,16 +68,36 @@ def prepare_workdir(path: str | pathlib.Path) -> pathlib.Path:
     return path
 
 
+@contextlib.contextmanager
+def replacing(path: str | pathlib.Path) -> Iterator[IO[bytes]]:
+    """A binary file that takes its place only when all of it is on the disk.
+
+    Raises:
+      UserError: it cannot be written, or the disk is full.
+    """
+    path = pathlib.Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with _user_errors(path):
+            with open(beside, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
 def write_json(path: str | pathlib.Path, obj: Any) -> None:
     """Writes strict JSON: arrays as lists, NaN and ±inf as null; key order is kept."""
     text = json.dumps(_plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(text.encode())
 
 
 def write_metrics(path: str | pathlib.Path, rows: Iterable[dict]) -> None:
     """Writes the whole of metrics.jsonl, one object per interval."""
-    with _replacing(path) as file:
+    with replacing(path) as file:
         file.write(_lines(rows))
 
 
@@ -96,13 +116,13 @@ def read_metrics(path: str | pathlib.Path) -> list[dict]:
       UserError: another line is not JSON, or there is no such file.
     """
     with _user_errors(path):
-        lines = pathlib.Path(path).read_bytes().splitlines()
+        lines = pathlib.Path(path).read_bytes().splitlines(keepends=True)
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
         except ValueError as error:
-            if number < len(lines):
+            if line.endswith(b"\n"):  # else it was cut off
                 raise UserError(f"{path}, line {number}: not JSON") from error
     return rows
 
@@ -115,13 +135,13 @@ def write_clients(
     selected: np.ndarray,
 ) -> None:
     """Writes clients.npz: local iterations, samples, weights and selection, [T, N]."""
-    with _replacing(path) as file:
+    with replacing(path) as file:
         np.savez_compressed(file, tau=tau, size=size, rho=rho, selected=selected)
 
 
 def write_arrays(path: str | pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     """Writes named arrays as an .npz, not compressed: weights hardly shrink."""
-    with _replacing(path) as file:
+    with replacing(path) as file:
         np.savez(file, **arrays)
 
 
@@ -240,22 +260,6 @@ def _user_errors(path: str | pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"cannot use {path}: {error.strerror}") from error
-
-
-@contextlib.contextmanager
-def _replacing(path: str | pathlib.Path) -> Iterator[IO[bytes]]:
-    """A binary file that takes its place only when all of it is on the disk."""
-    path = pathlib.Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with _user_errors(path):
-            with open(beside, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _plain(obj: Any) -> Any:

@@ -112,7 +112,8 @@ def _tree(root: pathlib.Path, name: str) -> list[pathlib.Path]:
     """The folders that preparing makes in `root`, from the inside out."""
     downloads = root / "downloads"
     tops = (root / name, downloads / name, downloads / "extracted", downloads)
-    below = [p for top in tops[:2] if top.is_dir() for p in top.iterdir()]
+    parents = (root / name, downloads / name, downloads)
+    below = [p for top in parents if top.is_dir() for p in top.iterdir()]
     return [*below, *(top for top in tops if top.exists())]
 
 

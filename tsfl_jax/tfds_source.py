@@ -117,7 +117,8 @@ def _read_cache(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """None where the cache is missing, damaged or made from other files."""
     try:
-        with np.load(cache, allow_pickle=False) as held:
+        # Opened here: np.load alone leaves a damaged file open.
+        with open(cache, "rb") as file, np.load(file, allow_pickle=False) as held:
             if str(held["origin"]) != origin:
                 return None
             return held["image"], held["label"]

@@ -20,7 +20,11 @@ from tsfl_jax.types import UserError
 HERE = pathlib.Path(__file__).resolve().parent
 DEFAULT = HERE / "configs" / "digits_case3.py"
 
-_CONFIG = config_flags.DEFINE_config_file("config", str(DEFAULT), "Experiment file.")
+# The default file is put in by `parse`: one given here would be read, and its overrides
+# applied, while flags are defined, where nothing can answer a slip in one line.
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Experiment file (default: configs/digits_case3.py)."
+)
 _WORKDIR = flags.DEFINE_string(
     "workdir", "", "Folder for results; empty: a new one under runs/."
 )
@@ -60,7 +64,9 @@ def parse(argv: list[str]) -> list[str]:
     """Parses the command line; what is wrong with it is said in one line."""
     try:
         _check_flags(argv)
-        rest = flags.FLAGS(argv)
+        names = {argument.lstrip("-").partition("=")[0] for argument in argv[1:]}
+        default = [] if "config" in names else [f"--config={DEFAULT}"]
+        rest = flags.FLAGS(argv[:1] + default + argv[1:])
     except (UserError, flags.Error) as error:
         _stop(" ".join(str(error).split()))
     except Exception as error:  # whatever a user's config file raises

@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def compile_once(tmp_path_factory):
-    """Tests that compile the same program again take it from a cache of this session."""
+    """A program that was compiled by one test comes from a cache for the others."""
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -171,9 +171,10 @@ def test_selection_follows_the_client_ids():
 
 def test_selection_does_not_depend_on_precision():
     tau = np.random.default_rng(0).integers(1, 9, 64)
+    select = jax.jit(dms.select)
     with precision(np.float64):
-        double = np.asarray(dms.select(KEY, tau.astype(np.float64)))
-    single = dms.select(KEY, tau.astype(np.float32))
+        double = np.asarray(select(KEY, tau.astype(np.float64)))
+    single = select(KEY, tau.astype(np.float32))
     np.testing.assert_array_equal(single, double)
     assert not double.all()
 
@@ -319,7 +320,7 @@ def test_feasible_affine_weights_are_the_closed_form_to_the_bit(dtype, limit):
 def test_a_huge_coupling_gives_all_to_the_largest(coupling, dtype):
     """0.1 has no exact mean: c times its rounding must not show."""
     for tau in ([0.1] * 7, [2, 3, 3], [1, 0.1, 1], [1e-3, 1e6, 1e6]):
-        tau = np.array(tau, dtype)
+        tau = np.array(tau + [0] * (7 - len(tau)), dtype)
         with precision(dtype), jax.debug_nans(True):
             rho = np.asarray(dms.affine_weights(tau, tau > 0, dtype(coupling)))
         best = tau == tau.max()
@@ -420,7 +421,7 @@ def test_vmap_over_seeds_and_jit_give_the_same_as_a_loop():
     keys = jax.random.split(KEY, 16)
     loop = np.stack([rule(key, tau) for key in keys])
     np.testing.assert_allclose(
-        jax.vmap(lambda key: rule(key, tau))(keys), loop, rtol=0, atol=1e-7
+        jax.jit(jax.vmap(lambda key: rule(key, tau)))(keys), loop, rtol=0, atol=1e-7
     )
     compiled = jax.jit(rule)
     np.testing.assert_allclose(
@@ -437,7 +438,7 @@ def test_scalars_can_be_swept_by_vmap():
         constants = CONSTANTS | {"lr": lr}
         return dms.dms_weights(KEY, tau, **constants, weight_limit=limit)
 
-    swept = jax.vmap(rule)(rates, limits)
+    swept = jax.jit(jax.vmap(rule))(rates, limits)
     rule = jax.jit(rule)
     alone = [rule(lr, limit) for lr, limit in zip(rates, limits, strict=True)]
     np.testing.assert_allclose(swept, np.stack(alone), rtol=0, atol=1e-7)
@@ -445,23 +446,23 @@ def test_scalars_can_be_swept_by_vmap():
 
 
 def test_all_zero_only_when_nobody_did_anything():
-    zeros = dms.dms_weights(KEY, jnp.zeros(5, int), **CONSTANTS)
-    np.testing.assert_array_equal(zeros, np.zeros(5, np.float32))
+    zeros = dms_weights(KEY, jnp.zeros(8, int), **CONSTANTS)
+    np.testing.assert_array_equal(zeros, np.zeros(8, np.float32))
     rule = jax.jit(jax.vmap(lambda k, t: dms.dms_weights(k, t, **CONSTANTS)))
     rng = np.random.default_rng(0)
-    tau = rng.integers(0, 5, (2000, 6)) * (rng.random((2000, 6)) < 0.3)
-    rho = np.asarray(rule(jax.random.split(KEY, 2000), tau))
+    tau = rng.integers(0, 5, (500, 6)) * (rng.random((500, 6)) < 0.3)
+    rho = np.asarray(rule(jax.random.split(KEY, 500), tau))
     at_work = tau.any(axis=1)
-    assert 0 < at_work.sum() < 2000
+    assert 0 < at_work.sum() < 500
     np.testing.assert_allclose(rho.sum(axis=1), at_work, atol=1e-6)
     assert not rho[tau == 0].any()
 
 
 def test_equal_tau_is_a_plain_mean_and_one_client_gets_everything():
-    rho = dms.dms_weights(KEY, jnp.full(5, 3), **CONSTANTS)
-    np.testing.assert_array_equal(rho, np.full(5, 0.2, np.float32))
+    rho = dms_weights(KEY, jnp.full(8, 3), **CONSTANTS)
+    np.testing.assert_array_equal(rho, np.full(8, 0.125, np.float32))
     for limit in (None, 1.0, 7.0):
-        rho = dms.dms_weights(KEY, [3], **CONSTANTS, weight_limit=limit)
+        rho = dms_weights(KEY, [3], **CONSTANTS, weight_limit=limit)
         np.testing.assert_array_equal(rho, np.ones(1, np.float32))
 
 
@@ -504,7 +505,7 @@ def scalar_loss(scalars, tau, limited):
 
 
 @pytest.mark.parametrize("limited", [False, True])
-@pytest.mark.parametrize("lr", [0.01, 0.07, 0.3])
+@pytest.mark.parametrize("lr", [0.005, 0.02, 0.07])
 def test_gradients_equal_finite_differences(lr, limited):
     """From all free, over some at 0 or at θ/N, to both; away from the kinks."""
     scalars = np.array([lr, 2.0, 3.0, 0.7, 1.85])
@@ -518,7 +519,7 @@ def test_gradients_equal_finite_differences(lr, limited):
             rise = (loss(scalars + step) - loss(scalars - step)) / (2e-6 * x)
             np.testing.assert_allclose(slope[i], rise, rtol=1e-5, atol=1e-8)
     assert slope[:4].all(), "the weights must react to every constant"
-    assert bool(slope[4]) == (limited and lr > 0.01)
+    assert bool(slope[4]) == (limited and lr > 0.005)
 
 
 def test_gradients_of_the_projection_equal_finite_differences():

@@ -65,9 +65,21 @@ def test_files_of_a_run(finished):
     assert [row["interval"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row["virtual_time"] for row in rows] == [2.5, 5, 7.5, 10, 12.5, 15]
     wanted = set(
-        "interval virtual_time test_accuracy test_loss train_loss threshold "
-        "num_selected weight_entropy smoothness grad_sq_norm grad_variance "
-        "coupling num_dropped".split()
+        [
+            "interval",
+            "virtual_time",
+            "test_accuracy",
+            "test_loss",
+            "train_loss",
+            "threshold",
+            "num_selected",
+            "weight_entropy",
+            "smoothness",
+            "grad_sq_norm",
+            "grad_variance",
+            "coupling",
+            "num_dropped",
+        ]
     )
     for t, row in enumerate(rows):
         assert set(row) == wanted

@@ -117,6 +117,24 @@ def _in_range(config: c.Config) -> None:
         )
 
 
+def _belongs_together(config: c.Config) -> None:
+    """A setting that the chosen kind would ignore is a slip, not a wish."""
+    schedule, default = config.schedule, c.ScheduleConfig()
+    for name, kinds in (
+        ("tau", ("explicit",)),
+        ("tau_groups", ("distribution",)),
+        ("trace", ("trace",)),
+        ("size_groups", tuple(k for k in c.SCHEDULES if k != "trace")),
+    ):
+        value = getattr(schedule, name)
+        if value and value != getattr(default, name) and schedule.kind not in kinds:
+            raise UserError(
+                f"--config.schedule.{name}={value}: would be ignored with "
+                f"--config.schedule.kind={schedule.kind}; it belongs to "
+                f"{' or '.join(kinds)}"
+            )
+
+
 def validate(config: c.Config) -> None:
     """Raises UserError, one line, at the first setting that cannot work."""
     _check_types(config)
@@ -131,3 +149,4 @@ def validate(config: c.Config) -> None:
     choice("mapping", config.mapping, c.MAPPINGS)
     choice("convolution", config.convolution, c.CONVOLUTIONS)
     _in_range(config)
+    _belongs_together(config)

@@ -1,0 +1,170 @@
+"""The command line: results in plain sight, one clear line for every slip."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tsfl_jax import config, validate
+from tsfl_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+SMALL = [
+    "--config.num_intervals=2",
+    "--config.num_clients=2",
+    "--config.batch_size=4",
+    "--config.schedule.data_size=16",
+    "--config.model.name=mlp",
+    "--config.report_every=1",
+]
+
+
+def launch(*arguments, cwd):
+    """Runs launch.py; returns (exit code, stdout, stderr)."""
+    command = [sys.executable, str(ROOT / "launch.py"), *map(str, arguments)]
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_run_reports_progress_and_result(tmp_path):
+    code, out, err = launch(
+        "--config=" + str(ROOT / "configs/smoke.py"), *SMALL, cwd=tmp_path
+    )
+    assert code == 0, err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("smoke-dms-seed0-")
+    assert "interval 1/2, accuracy" in err
+    assert "interval 2/2, accuracy" in err
+    assert "synthetic" in out
+    assert "test accuracy" in out
+    assert folder.name in out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["num_intervals"] == 2
+    settings = json.loads((folder / "config.json").read_text())
+    assert settings["num_clients"] == 2
+
+
+def test_default_is_digits_and_the_same_workdir_resumes(tmp_path):
+    arguments = [*SMALL, "--workdir=here", "--config.algorithm=fedavg"]
+    code, out, err = launch(*arguments, cwd=tmp_path)
+    assert code == 0, err
+    assert "digits" in out
+    first = (tmp_path / "here/metrics.jsonl").read_bytes()
+    code, _, err = launch(*arguments, cwd=tmp_path)
+    assert code == 0, err
+    assert "resuming after interval 2 of 2" in err
+    assert (tmp_path / "here/metrics.jsonl").read_bytes() == first
+
+
+SLIPS = {
+    "misspelt config": (["--config=configs/smok.py"], ["no such file", "smoke.py"]),
+    "misspelt field": (["--config.momentun=0.9"], ["momentum"]),
+    "misspelt nested field": (["--config.data.nam=x"], ["data.name"]),
+    "wrong type": (["--config.lr=fast"], ["lr", "fast"]),
+    "misspelt flag": (["--workdri=x"], ["workdir"]),
+    "stray word": (["mnist"], ["mnist", "--config.lr"]),
+    "no value": (["--config.lr"], ["lr"]),
+    "misspelt data set": (["--config.data.name=minst"], ["did you mean 'mnist'"]),
+    "no data": (
+        ["--config.data.name=fashion_mnist", "--config.data.download=False"],
+        ["fashion_mnist", "data.dir"],
+    ),
+    "missing npz": (
+        ["--config.data.name=npz", "--config.data.file=no.npz"],
+        ["no.npz"],
+    ),
+    "too much data": (["--config.num_clients=500"], ["training samples"]),
+    "batch too large": (["--config.batch_size=900"], ["batch_size=900", "client"]),
+    "unwritable workdir": (["--workdir=/dev/null/x"], ["--workdir"]),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_slip_is_answered_in_one_line(slip, tmp_path):
+    arguments, words = SLIPS[slip]
+    folder = f"--config.data.dir={tmp_path / 'data'}"
+    code, out, err = launch(folder, *arguments, cwd=tmp_path)
+    last = err.strip().splitlines()[-1]
+    assert code == 2
+    assert "Traceback" not in err
+    assert last.startswith("launch.py: ")
+    for word in words:
+        assert word in last
+    assert out == ""
+    left = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert left == []
+
+
+def test_total_loss_ends_with_an_error_and_the_last_good_model(tmp_path):
+    code, out, err = launch(*SMALL, "--config.lr=1e30", "--workdir=lost", cwd=tmp_path)
+    assert code == 1
+    assert "Traceback" not in err
+    assert "in interval 1" in err.splitlines()[-1]
+    assert (tmp_path / "lost/model.npz").is_file()
+    assert "diverged" in out
+
+
+def changed(name, value) -> config.Config:
+    settings = config.Config()
+    target = settings
+    *path, last = name.split(".")
+    for part in path:
+        target = getattr(target, part)
+    setattr(target, last, value)
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("algorithm", "fedprx", "fedprox"),
+        ("model.name", "vgg", "vgg11"),
+        ("model.norm", "layer", "one of"),
+        ("partition.kind", "dirichlett", "dirichlet"),
+        ("schedule.kind", "case4", "case"),
+        ("schedule.iteration", "epoch", "pass"),
+        ("num_clients", 0, ">= 1"),
+        ("num_intervals", -3, ">= 1"),
+        ("batch_size", 0, ">= 1"),
+        ("lr", 0.0, "> 0"),
+        ("lr", float("nan"), "> 0"),
+        ("lr", float("inf"), "finite"),
+        ("momentum", 1.0, "[0, 1)"),
+        ("gamma", -0.1, "[0, 1)"),
+        ("schedule.dropout", 1.0, "[0, 1)"),
+        ("partition.alpha", 0.0, "> 0"),
+        ("dms.weight_limit", 0.5, "at least 1"),
+        ("dms.grad_variance", 0.0, "not 0"),
+        ("seed", True, "expected int"),
+        ("seed", 1.5, "expected int"),
+        ("seed", -1, ">= 0"),
+        ("lr", "0.1", "expected float"),
+        ("data", {"name": "mnist"}, "DataConfig"),
+        ("data.name", 3, "expected str"),
+        ("schedule.tau", (1, 2), "would be ignored"),
+        ("schedule.trace", "x.csv", "would be ignored"),
+    ],
+)
+def test_wrong_settings(name, value, words):
+    with pytest.raises(UserError) as error:
+        validate.validate(changed(name, value))
+    message = str(error.value)
+    assert words in message
+    assert name in message
+    assert "\n" not in message
+
+
+def test_good_settings_pass():
+    validate.validate(config.Config())
+    validate.validate(changed("lr", 1))  # an int will do for a float
+    validate.validate(changed("data.name", "svhn"))

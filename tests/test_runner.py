@@ -10,7 +10,7 @@ import pytest
 
 import tsfl_jax
 from tests import problems
-from tsfl_jax import config, experiment, report, runner
+from tsfl_jax import config, engine, experiment, report, runner
 from tsfl_jax.aggregate import AGGREGATORS
 from tsfl_jax.types import UserError
 
@@ -64,26 +64,23 @@ def test_files_of_a_run(finished):
     rows = report.read_metrics(folder / "metrics.jsonl")
     assert [row["interval"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row["virtual_time"] for row in rows] == [2.5, 5, 7.5, 10, 12.5, 15]
-    wanted = set(
-        [
-            "interval",
-            "virtual_time",
-            "test_accuracy",
-            "test_loss",
-            "train_loss",
-            "threshold",
-            "num_selected",
-            "weight_entropy",
-            "smoothness",
-            "grad_sq_norm",
-            "grad_variance",
-            "coupling",
-            "num_dropped",
-        ]
-    )
+    measured = [name for name in engine.History._fields if name in rows[0]]
+    assert measured == [
+        "test_accuracy",
+        "test_loss",
+        "train_loss",
+        "threshold",
+        "num_selected",
+        "weight_entropy",
+        "smoothness",
+        "grad_sq_norm",
+        "grad_variance",
+        "coupling",
+        "num_dropped",
+    ]
     for t, row in enumerate(rows):
-        assert set(row) == wanted
-        for name in wanted - {"interval", "virtual_time"}:
+        assert set(row) == {"interval", "virtual_time", *measured}
+        for name in measured:
             assert row[name] == pytest.approx(result.history[name][t].item())
             assert np.isfinite(row[name])
     with np.load(folder / "clients.npz") as clients:

@@ -1,0 +1,48 @@
+"""What README.md shows runs, and what it names exists."""
+
+import contextlib
+import io
+import pathlib
+import re
+
+import numpy as np
+
+import tsfl_jax
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def run_block(number):
+    """Runs a Python block of the README; returns its variables and its output."""
+    block = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)[number]
+    variables, out = {}, io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(block, variables)
+    return variables, out.getvalue()
+
+
+def test_simulate_example():
+    variables, out = run_block(0)
+    result = variables["result"]
+    assert result.history["test_accuracy"].shape == (20,)
+    assert result.history["rho"].shape == (20, 20)
+    assert result.history["test_accuracy"][-1] > 0.8
+    assert "(64, 64)" in out
+
+
+def test_dms_example():
+    rho = run_block(1)[0]["rho"]
+    np.testing.assert_allclose(rho.sum(), 1, rtol=1e-5)
+
+
+def test_named_files_and_functions_exist():
+    for path in re.findall(r"\]\(([\w/.]+)\)", README):
+        assert (ROOT / path).exists(), path
+    for name in re.findall(r"^tsfl_jax/\S+.*|^\S+\.py", README, re.M):
+        for path in re.findall(r"[\w/]+\.py", name.split("  ")[0]):
+            found = ROOT / path
+            assert found.exists() or (ROOT / "tsfl_jax" / path).exists(), path
+    for name in re.findall(r"Its parts are public too: (.*)\.", README):
+        for part in re.findall(r"`(\w+)`", name):
+            assert hasattr(tsfl_jax, part)

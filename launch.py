@@ -88,11 +88,11 @@ def _label(config: Config) -> str:
 
 
 def _headline(exp) -> str:
-    labels, (intervals, clients) = exp.labels, exp.schedule.tau.shape
+    labels, (intervals, clients) = exp.labels, exp.inputs.tau.shape
     return (
         f"{labels['algorithm']} on {labels['data']}: {intervals} intervals, "
         f"{clients} clients, {labels['model']} with {labels['num_parameters']:,} "
-        f"parameters, clients by {labels['mapping']}"
+        f"parameters, clients by {labels['mapping']} on {labels['num_devices']} device(s)"
     )
 
 
@@ -105,7 +105,9 @@ def main(argv: list[str]) -> None:
             raise UserError("get_config() of a config file must return a Config")
         validate.validate(config)
         # The slow imports come after the quick answers.
-        from tsfl_jax import experiment, runner
+        from tsfl_jax import devices, experiment, runner
+
+        devices.start(config.devices)
 
         print("preparing data and model …", file=sys.stderr)
         exp = experiment.build(config)

@@ -229,7 +229,7 @@ def test_one_trace_and_no_transfer_in_a_run():
         traces.append(1)
         return exp.run(*arguments)
 
-    arguments = [runner._arguments(exp, exp.start, first) for first in (0, 2, 4)]
+    arguments = [runner.arguments(exp, exp.start, first) for first in (0, 2, 4)]
     run = jax.jit(counted)
     with jax.transfer_guard("disallow"):
         for argument in arguments:

@@ -81,7 +81,7 @@ def batch_gradient(model: Model, variables: Params, x, y, mask, key) -> tuple:
 
 def steps_per_iteration(size: Array, batch_size: int, iteration: str) -> Array:
     """Mini-batch steps in one local iteration: ⌈|D_i|/B⌉ for "pass", 1 for "step"."""
-    return -(-size // batch_size) if iteration == "pass" else jnp.ones_like(size)
+    return -(-size // batch_size) if iteration == "pass" else size * 0 + 1
 
 
 def _orders(key: PRNGKey, size: Array, passes: int, capacity: int) -> Array:

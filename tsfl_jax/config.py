@@ -103,6 +103,7 @@ class Config:
     eval_every: int = 1  # intervals between two evaluations on the test set
     report_every: int = 5  # intervals of one compiled call, between progress lines
     checkpoint: bool = True  # save after every report, resume from the same workdir
+    devices: int = 0  # devices that share the clients; 0: all (CPU: one a core)
     mapping: str = "auto"  # clients: one after another, or vmap in chunks
     client_chunk: int = 0  # clients trained side by side under vmap; 0 = all
     convolution: str = "auto"  # slices + matrix product, or lax.conv

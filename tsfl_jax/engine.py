@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 from tsfl_jax import client as local
-from tsfl_jax import estimate, mapping, metrics
+from tsfl_jax import devices, estimate, mapping, metrics
 from tsfl_jax.aggregate import Aggregator, Situation
 from tsfl_jax.models import Model
 from tsfl_jax.types import Array, Constants, HParams, Params, PRNGKey
@@ -55,6 +56,13 @@ class Inputs(NamedTuple):
     tau: Array  # [N] int32
     size: Array  # [N] int32
     evaluate: Array  # bool
+    slot: Array  # [K] int32, whom this device trains; N where nobody, see `devices`
+
+
+# What every device has in whole, and what the devices share.
+WHOLE, _SHARED = PartitionSpec(), PartitionSpec(devices.AXIS)
+PROBLEM_SPEC = Problem(samples=WHOLE, test=_SHARED, rows=WHOLE, client=WHOLE)
+INPUTS_SPEC = Inputs(WHOLE, WHOLE, WHOLE, WHOLE, PartitionSpec(None, devices.AXIS))
 
 
 class History(NamedTuple):
@@ -77,7 +85,12 @@ class History(NamedTuple):
     selected: Array  # [N] bool
 
 
-def evaluate(model: Model, variables: Params, problem: Problem) -> tuple[Array, Array]:
+Total = Callable[[Params], Params]  # sum over devices
+
+
+def evaluate(
+    model: Model, variables: Params, problem: Problem, total: Total
+) -> tuple[Array, Array]:
     """(accuracy in [0, 1], mean cross-entropy in nats) on the whole test set."""
 
     def batch(item):
@@ -89,7 +102,8 @@ def evaluate(model: Model, variables: Params, problem: Problem) -> tuple[Array, 
 
     right, loss = lax.map(batch, tuple(problem.test))
     count = problem.test.mask.sum()
-    return right.sum() / count, loss.sum() / count
+    right, loss, count = total((right.sum(), loss.sum(), count))
+    return right / count, loss / count
 
 
 def make_interval(
@@ -103,8 +117,13 @@ def make_interval(
     mapping_name: str,
     chunk: int,
     estimates: bool,
+    axis: str | None,
 ) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
     """Builds one interval of all clients; see `make_run` for the arguments."""
+
+    def total(tree):
+        return tree if axis is None else lax.psum(tree, axis)
+
     train = local.make_local_training(
         model, optimizer, batch_size=batch_size, iteration=iteration, max_tau=max_tau
     )
@@ -116,7 +135,7 @@ def make_interval(
         if not estimates:
             return given
         measured = estimate.estimate_constants(
-            model, params, key, clients, problem.samples, hparams, batch_size
+            model, params, key, clients, problem.samples, hparams, batch_size, axis
         )
         return jax.tree.map(lambda g, m: jnp.where(jnp.isnan(g), m, g), given, measured)
 
@@ -139,14 +158,20 @@ def make_interval(
                 state.params, client_key, client, problem.samples, hparams, limit
             )
 
+        # This device's share of the clients; an empty place is a client without work.
+        somebody = inputs.slot < problem.client.shape[0]
+        here = jnp.where(somebody, inputs.slot, 0)
+        mine = jax.tree.map(lambda a: a[here], clients)
+        mine = mine._replace(tau=jnp.where(somebody, mine.tau, 0))
         mean, kept, results = mapping.weighted_models(
             train_one,
-            clients,
-            weights.rho,
+            mine,
+            jnp.where(somebody, weights.rho[here], 0.0),
             state.params,
-            inputs.tau * local.steps_per_iteration(inputs.size, batch_size, iteration),
+            mine.tau * local.steps_per_iteration(mine.size, batch_size, iteration),
             mapping=mapping_name,
             chunk=chunk,
+            total=total,
         )
         params, server = aggregator.update(mean, state.params, state.server, hparams)
         # Nobody took part, or nobody's model survived: w^t stays.
@@ -160,17 +185,24 @@ def make_interval(
 
         accuracy, loss = lax.cond(
             inputs.evaluate,
-            lambda w: evaluate(model, w, problem),
+            lambda w: evaluate(model, w, problem, total),
             lambda w: (jnp.float32(jnp.nan), jnp.float32(jnp.nan)),
             new.params,
         )
-        usable = results.finite & (inputs.tau > 0)
-        samples = jnp.where(usable, results.samples, 0).sum()
-        train_loss = jnp.where(usable, results.loss, 0.0).sum() / samples
+        worked = mine.tau > 0
+        usable = results.finite & worked
+        loss_sum, loss_count, samples, dropped = total(
+            (
+                jnp.where(usable, results.loss, 0.0).sum(),
+                jnp.where(usable, results.samples, 0).sum(),
+                results.samples.sum(),
+                jnp.sum(~results.finite & worked),
+            )
+        )
         history = History(
             test_accuracy=accuracy.astype(jnp.float32),
             test_loss=loss.astype(jnp.float32),
-            train_loss=train_loss.astype(jnp.float32),
+            train_loss=(loss_sum / loss_count).astype(jnp.float32),
             threshold=weights.threshold,
             num_selected=weights.selected.sum(),
             weight_entropy=metrics.weight_entropy(weights.rho),
@@ -178,8 +210,8 @@ def make_interval(
             grad_sq_norm=constants.grad_sq_norm,
             grad_variance=constants.grad_variance,
             coupling=weights.coupling,
-            num_dropped=jnp.sum(~results.finite & (inputs.tau > 0)),
-            samples=results.samples.sum(),
+            num_dropped=dropped,
+            samples=samples,
             diverged=diverged,
             rho=weights.rho,
             selected=weights.selected,
@@ -206,6 +238,7 @@ def make_run(
     mapping_name: str = "sequential",
     chunk: int = 1,
     estimates: bool = False,
+    mesh: Mesh | None = None,
 ) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
     """Builds the scan over a chunk of intervals.
 
@@ -219,6 +252,7 @@ def make_run(
       mapping_name: "sequential" or "vmap", see `mapping`.
       chunk: clients side by side under "vmap".
       estimates: estimate those of L, G², σ² that are NaN in the hyper-parameters.
+      mesh: devices that share the clients, with the axis `devices.AXIS`; None: one.
 
     Returns:
       ``run(state, key, hparams, problem, inputs[R]) -> (state, history[R])``, pure and
@@ -234,6 +268,7 @@ def make_run(
         mapping_name=mapping_name,
         chunk=chunk,
         estimates=estimates,
+        axis=None if mesh is None else devices.AXIS,
     )
 
     def run(state, key, hparams, problem, inputs):
@@ -242,4 +277,14 @@ def make_run(
 
         return lax.scan(body, state, inputs)
 
-    return run
+    if mesh is None:
+        return run
+    return jax.shard_map(
+        run,
+        mesh=mesh,
+        in_specs=(WHOLE, WHOLE, WHOLE, PROBLEM_SPEC, INPUTS_SPEC),
+        out_specs=WHOLE,
+        # Every device computes the same state from the same sums; the checker cannot
+        # see that through loops whose length differs from client to client.
+        check_vma=False,
+    )

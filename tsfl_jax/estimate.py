@@ -63,6 +63,7 @@ def estimate_constants(
     samples: local.Samples,
     hparams: HParams,
     batch_size: int,
+    axis: str | None = None,
 ) -> Constants:
     """Estimates L, G² and σ² at the global model; see the module docstring.
 
@@ -75,6 +76,7 @@ def estimate_constants(
       samples: the training samples.
       hparams: for η, the length of the step that measures L.
       batch_size: B.
+      axis: name of the mesh axis of devices that share the work; None: one device.
 
     Returns:
       `Constants` of float32 scalars; zeros where no client takes part.
@@ -84,20 +86,27 @@ def estimate_constants(
     lots = jax.vmap(jax.random.uniform)(keys)
     present = clients.tau > 0
     chosen = jnp.argsort(jnp.where(present, lots, 2.0))[:num_probed]
+    # Device d of D probes the chosen clients d, d + D, d + 2D, …
+    first, step = (
+        (0, 1) if axis is None else (lax.axis_index(axis), lax.axis_size(axis))
+    )
+    place = first + step * jnp.arange(-(-num_probed // step))
+    chosen, taking_part = chosen[place % num_probed], place < num_probed
+    taking_part &= present[chosen]
     probes = lax.map(
         lambda item: _probe(
             model, variables, item[0], item[1], samples, hparams, batch_size
         ),
         (keys[chosen], jax.tree.map(lambda a: a[chosen], clients)),
     )
-    taking_part = present[chosen]
-    count = jnp.maximum(taking_part.sum(), 1)
-
-    def mean(values):
-        return jnp.where(taking_part, values, 0.0).sum() / count
-
-    return Constants(
-        smoothness=jnp.where(taking_part, probes.smoothness, 0.0).max(),
-        grad_sq_norm=mean(probes.grad_sq_norm),
-        grad_variance=mean(probes.grad_variance),
+    measured = jax.tree.map(lambda a: jnp.where(taking_part, a, 0.0), probes)
+    sums = (
+        taking_part.sum(),
+        measured.grad_sq_norm.sum(),
+        measured.grad_variance.sum(),
     )
+    largest = measured.smoothness.max()
+    if axis is not None:
+        sums, largest = lax.psum(sums, axis), lax.pmax(largest, axis)
+    count = jnp.maximum(sums[0], 1)
+    return Constants(largest, sums[1] / count, sums[2] / count)

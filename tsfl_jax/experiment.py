@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from tsfl_jax import client as local
 from tsfl_jax import (
     convolution,
     data,
+    devices,
     engine,
     mapping,
     models,
@@ -47,8 +49,8 @@ class Experiment(NamedTuple):
     key: PRNGKey
     hparams: HParams
     problem: engine.Problem
-    schedule: Schedule
-    evaluate: np.ndarray  # [T] bool, which intervals end with an evaluation
+    mesh: Mesh
+    inputs: engine.Inputs  # of all intervals, [T, ...] on the host
     chunk: int  # R, intervals of one compiled call; divides T
     interval_seconds: float  # Δ
     checkpoint: bool
@@ -142,19 +144,19 @@ def _check_batch(batch_size: int, capacity: np.ndarray) -> None:
         )
 
 
-def test_set(dataset: Dataset) -> engine.TestSet:
-    """The test samples on the device, in equal batches of at most `EVAL_BATCH`."""
+def test_set(dataset: Dataset, num_devices: int = 1) -> engine.TestSet:
+    """The test samples in equal batches of at most `EVAL_BATCH`, as many per device."""
     count = len(dataset.y_test)
-    batches = -(-count // EVAL_BATCH)
+    batches = -(-count // (EVAL_BATCH * num_devices)) * num_devices
     size = -(-count // batches)
     index = np.arange(batches * size)
     mask = index < count
     index = np.where(mask, index, 0)
     shape = (batches, size)
     return engine.TestSet(
-        x=jnp.asarray(dataset.x_test[index].reshape(shape + dataset.x_test.shape[1:])),
-        y=jnp.asarray(dataset.y_test[index].reshape(shape)),
-        mask=jnp.asarray(mask.reshape(shape)),
+        x=dataset.x_test[index].reshape(shape + dataset.x_test.shape[1:]),
+        y=dataset.y_test[index].reshape(shape),
+        mask=mask.reshape(shape),
     )
 
 
@@ -177,6 +179,7 @@ def build(
       UserError: a setting, file or data set that cannot work, in one line.
     """
     validate(config)
+    mesh = devices.make_mesh(config.devices, config.num_clients)
     backend = jax.default_backend()
     rule = aggregator or AGGREGATORS[config.algorithm]
     times = draw_schedule(config)
@@ -212,15 +215,16 @@ def build(
 
     problem = engine.Problem(
         samples=local.Samples(
-            x=jnp.asarray(dataset.x_train),
-            y=jnp.asarray(dataset.y_train),
-            mean=jnp.asarray(dataset.mean, jnp.float32),
-            inverse_std=jnp.asarray(1.0 / dataset.std, jnp.float32),
+            x=dataset.x_train,
+            y=dataset.y_train,
+            mean=np.asarray(dataset.mean, np.float32),
+            inverse_std=np.asarray(1.0 / dataset.std, np.float32),
         ),
-        test=test_set(dataset),
-        rows=jnp.asarray(dealt.indices),
-        client=jnp.arange(config.num_clients, dtype=jnp.int32),
+        test=test_set(dataset, mesh.size),
+        rows=dealt.indices,
+        client=np.arange(config.num_clients, dtype=np.int32),
     )
+    problem = devices.place(mesh, problem, engine.PROBLEM_SPEC)
     hparams = hparams_of(config, rule)
     constants = (hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
     name = config.mapping
@@ -235,17 +239,24 @@ def build(
         mapping_name=name,
         chunk=min(config.client_chunk or config.num_clients, config.num_clients),
         estimates=rule.uses_constants and any(np.isnan(c) for c in constants),
+        mesh=mesh,
     )
 
     key = jax.random.key(config.seed)
     start = jax.jit(
-        lambda key, x: engine.init_state(
-            model, rule, key, local.scaled(problem.samples, x)
+        lambda key, samples: engine.init_state(
+            model, rule, key, local.scaled(samples, samples.x[:1])
         )
-    )(jax.random.fold_in(key, _INIT), problem.samples.x[:1])
+    )(jax.random.fold_in(key, _INIT), problem.samples)
 
-    evaluate = np.arange(1, config.num_intervals + 1) % config.eval_every == 0
+    intervals = np.arange(config.num_intervals, dtype=np.int32)
+    evaluate = (intervals + 1) % config.eval_every == 0
     evaluate[-1] = True
+    steps = local.steps_per_iteration(
+        times.size, config.batch_size, config.schedule.iteration
+    )
+    slot = devices.deal(times.tau * steps, mesh.size)
+    inputs = engine.Inputs(intervals, times.tau, times.size, evaluate, slot)
     fingerprints = {
         "data": data.fingerprint(*dataset[1:5]),
         "split": data.fingerprint(dealt.indices, dealt.capacity),
@@ -260,6 +271,7 @@ def build(
         "num_parameters": sum(a.size for a in jax.tree.leaves(start.params["params"])),
         "mapping": name,
         "convolution": form,
+        "num_devices": mesh.size,
         "seed": config.seed,
         "fingerprints": fingerprints,
     }
@@ -269,8 +281,8 @@ def build(
         key=jax.random.fold_in(key, _TRAIN),
         hparams=hparams,
         problem=problem,
-        schedule=times,
-        evaluate=evaluate,
+        mesh=mesh,
+        inputs=inputs,
         chunk=_chunk(config.num_intervals, config.report_every),
         interval_seconds=config.schedule.interval_seconds,
         checkpoint=config.checkpoint,

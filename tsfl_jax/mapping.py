@@ -89,6 +89,7 @@ def weighted_models(
     *,
     mapping: str,
     chunk: int,
+    total: Callable[[Params], Params] = lambda tree: tree,
 ) -> tuple[Params, Array, LocalResult]:
     """Trains every client and returns Σ ρ_i w_i over those that stayed finite.
 
@@ -100,6 +101,7 @@ def weighted_models(
       work: ``[N]`` int32 mini-batch steps each client has to do.
       mapping: "sequential" or "vmap".
       chunk: clients side by side under "vmap".
+      total: sum over devices of what this one has added up.
 
     Returns:
       the weighted mean, the share Σ ρ of the clients kept in it (0: none, the mean is
@@ -107,11 +109,13 @@ def weighted_models(
     """
     zeros = jax.tree.map(jnp.zeros_like, template)
     if mapping == "sequential":
-        (total, kept), results = _sequential(train, clients, rho, zeros)
+        (mean, kept), results = _sequential(train, clients, rho, zeros)
     else:
-        (total, kept), results = _vmapped(train, clients, rho, zeros, chunk, work)
-    # Only a dropped client makes a rescaling necessary; else keep the very bits.
+        (mean, kept), results = _vmapped(train, clients, rho, zeros, chunk, work)
     dropped = jnp.any(~results.finite & (rho > 0))
-    scale = jnp.where(dropped & (kept > 0), 1.0 / jnp.where(kept > 0, kept, 1.0), 1.0)
-    total = jax.tree.map(lambda a: a * scale.astype(a.dtype), total)
-    return total, kept, results
+    mean, kept, dropped = total((mean, kept, dropped.astype(jnp.int32)))
+    # Only a dropped client makes a rescaling necessary; else keep the very bits.
+    rescale = (dropped > 0) & (kept > 0)
+    scale = jnp.where(rescale, 1.0 / jnp.where(kept > 0, kept, 1.0), 1.0)
+    mean = jax.tree.map(lambda a: a * scale.astype(a.dtype), mean)
+    return mean, kept, results

@@ -10,10 +10,9 @@ import time
 from typing import IO, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import checkpoint, engine, experiment, optimizers, plots, report
+from tsfl_jax import checkpoint, devices, engine, experiment, optimizers, plots, report
 from tsfl_jax.aggregate import Aggregator
 from tsfl_jax.config import Config
 from tsfl_jax.types import Dataset, Params
@@ -35,23 +34,19 @@ class _Progress(NamedTuple):
     seconds: np.ndarray  # float64, time spent in compiled calls so far
 
 
-def _inputs(exp: experiment.Experiment, first: int) -> engine.Inputs:
-    part = slice(first, first + exp.chunk)
-    return engine.Inputs(
-        interval=jnp.arange(first, first + exp.chunk, dtype=jnp.int32),
-        tau=jnp.asarray(exp.schedule.tau[part]),
-        size=jnp.asarray(exp.schedule.size[part]),
-        evaluate=jnp.asarray(exp.evaluate[part]),
+def arguments(exp: experiment.Experiment, state: engine.State, first: int) -> tuple:
+    """Arguments of ``exp.run`` for the chunk from interval `first` on, on the devices."""
+    inputs = jax.tree.map(lambda a: a[first : first + exp.chunk], exp.inputs)
+    return (
+        *devices.place(exp.mesh, (state, exp.key, exp.hparams), engine.WHOLE),
+        exp.problem,
+        devices.place(exp.mesh, inputs, engine.INPUTS_SPEC),
     )
 
 
-def _arguments(exp: experiment.Experiment, state: engine.State, first: int) -> tuple:
-    return state, exp.key, exp.hparams, exp.problem, _inputs(exp, first)
-
-
 def _empty(exp: experiment.Experiment) -> _Progress:
-    _, chunk = jax.eval_shape(exp.run, *_arguments(exp, exp.start, 0))
-    intervals = len(exp.evaluate)
+    _, chunk = jax.eval_shape(exp.run, *arguments(exp, exp.start, 0))
+    intervals = len(exp.inputs.tau)
     history = jax.tree.map(
         lambda a: np.zeros((intervals,) + a.shape[1:], a.dtype), chunk
     )
@@ -119,8 +114,8 @@ def _write_results(folder: pathlib.Path, exp, done, finished, summary) -> None:
     history = done.history
     report.write_clients(
         folder / "clients.npz",
-        exp.schedule.tau[:finished],
-        exp.schedule.size[:finished],
+        exp.inputs.tau[:finished],
+        exp.inputs.size[:finished],
         history.rho[:finished],
         history.selected[:finished],
     )
@@ -158,7 +153,7 @@ def run(
     Raises:
       UserError: the folder cannot be used, or holds another experiment's checkpoint.
     """
-    total = len(exp.evaluate)
+    total = len(exp.inputs.tau)
     done, finished = _empty(exp), 0
     folder = None if workdir is None else report.prepare_workdir(workdir)
     saves = folder is not None and exp.checkpoint
@@ -177,12 +172,14 @@ def run(
     compiled, compile_seconds = None, 0.0
     started, begun = finished, None
     lost = bool(done.state.diverged)
-    state = jax.device_put(done.state)
+    state = done.state
     while finished < total and not lost:
-        arguments = _arguments(exp, state, finished)
+        arguments = arguments(exp, state, finished)
         if compiled is None:
             begun = time.perf_counter()
-            compiled = jax.jit(exp.run).lower(*arguments).compile()
+            options = devices.COMPILER_OPTIONS.get(jax.default_backend())
+            lowered = jax.jit(exp.run).lower(*arguments)
+            compiled = lowered.compile(compiler_options=options)
             compile_seconds = time.perf_counter() - begun
             report.tell(stream, f"compiled in {compile_seconds:.1f} s")
             begun = time.perf_counter()

@@ -64,6 +64,7 @@ def _in_range(config: c.Config) -> None:
         ("clip_norm", config.clip_norm, 0, inf, False),
         ("eval_every", config.eval_every, 1, inf, False),
         ("report_every", config.report_every, 1, inf, False),
+        ("devices", config.devices, 0, inf, False),
         ("client_chunk", config.client_chunk, 0, inf, False),
         ("data.train_size", config.data.train_size, 0, inf, False),
         ("data.test_size", config.data.test_size, 0, inf, False),

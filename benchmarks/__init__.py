@@ -1,0 +1,1 @@
+"""Benchmarks: one command per table of docs/performance.md."""

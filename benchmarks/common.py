@@ -1,0 +1,102 @@
+"""What the benchmarks share: experiments, side-by-side timing, Markdown tables."""
+
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from tsfl_jax import config, devices, experiment, runner
+
+SHAPES = {
+    "mnist_cnn": (28, 28, 1),
+    "fashion_cnn": (28, 28, 1),
+    "vgg11": (32, 32, 3),
+    "resnet18": (32, 32, 3),
+}
+
+
+def make_experiment(model: str, **settings) -> experiment.Experiment:
+    """One FedAvg experiment on synthetic images of the model's shape."""
+    c = config.Config(algorithm="fedavg", num_intervals=1, report_every=1)
+    c.data.name, c.data.shape = "synthetic", SHAPES[model]
+    c.data.train_size, c.data.test_size = 60_000, 10_000
+    c.model.name = model
+    c.model.norm = "group" if model == "resnet18" else "none"
+    c.partition.kind = "iid"
+    for name, value in settings.items():
+        target, *rest = name.split("__")
+        if rest:
+            setattr(getattr(c, target), rest[0], value)
+        else:
+            setattr(c, target, value)
+    return experiment.build(c)
+
+
+def compiled(exp, evaluate: bool = False) -> tuple[Callable[[], None], float]:
+    """One interval as a function without arguments, and its compile seconds."""
+    exp = exp._replace(
+        inputs=exp.inputs._replace(evaluate=np.full_like(exp.inputs.evaluate, evaluate))
+    )
+    arguments = runner.arguments(exp, exp.start, 0)
+    begun = time.perf_counter()
+    options = devices.COMPILER_OPTIONS.get(jax.default_backend())
+    program = jax.jit(exp.run).lower(*arguments).compile(compiler_options=options)
+    seconds = time.perf_counter() - begun
+    return lambda: jax.block_until_ready(program(*arguments)), seconds
+
+
+def side_by_side(runs: dict[str, Callable], repeats: int) -> dict[str, list[float]]:
+    """Seconds of every run, taken in turn so that a slow spell hits all alike."""
+    for run in runs.values():
+        run()  # warm up
+    seconds = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            begun = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - begun)
+    return seconds
+
+
+def ratios(slow: list[float], fast: list[float]) -> list[float]:
+    """How many times faster, round by round."""
+    return [a / b for a, b in zip(slow, fast, strict=True)]
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Median and range, "2.61 (2.55–2.70)"."""
+    middle = statistics.median(values)
+    return f"{middle:,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
+
+
+def table(rows: list[dict]) -> str:
+    """A Markdown table."""
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    lines += ["| " + " | ".join(str(r[n]) for n in names) + " |" for r in rows]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """Processor, cores and versions in one line."""
+    model = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo") as file:
+            names = [line for line in file if line.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    versions = []
+    for name in ("jax", "jaxlib", "torch"):
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    cores = len(os.sched_getaffinity(0))
+    kind = jax.devices()[0].device_kind
+    return f"{model}, {cores} cores, {jax.device_count()} JAX device(s) ({kind}); " + (
+        ", ".join(versions)
+    )

@@ -1,0 +1,79 @@
+"""``python -m benchmarks.interval``: one interval of 20 clients against PyTorch.
+
+Side by side in one run: same data, networks, τ, batch 32, float32; evaluation and
+compilation left out. Case 1 of 1,024 samples a client for the two small networks; one
+pass over 128 samples a client for VGG11 and ResNet-18. Needs the extra ``[bench]``.
+"""
+
+import argparse
+import statistics
+
+import numpy as np
+
+from benchmarks import common
+from tsfl_jax import devices
+
+WORK = {
+    "mnist_cnn": {"schedule__kind": "case1", "schedule__data_size": 1024},
+    "fashion_cnn": {"schedule__kind": "case1", "schedule__data_size": 1024},
+    "vgg11": {
+        "schedule__kind": "explicit",
+        "schedule__tau": (1,),
+        "schedule__data_size": 128,
+    },
+    "resnet18": {
+        "schedule__kind": "explicit",
+        "schedule__tau": (1,),
+        "schedule__data_size": 128,
+    },
+}
+
+
+def measure(name: str, repeats: int, clients: int) -> dict:
+    """One row of the table."""
+    from benchmarks import torch_loop
+
+    exp = common.make_experiment(name, num_clients=clients, **WORK[name])
+    ours, compile_seconds = common.compiled(exp)
+    tau, size = exp.inputs.tau[0], exp.inputs.size[0]
+    theirs = torch_loop.make_interval(
+        name,
+        np.asarray(exp.problem.samples.x),
+        np.asarray(exp.problem.samples.y),
+        np.asarray(exp.problem.rows),
+        tau,
+        size,
+        batch_size=32,
+        lr=0.003,
+        momentum=0.9,
+    )
+    seconds = common.side_by_side({"torch": theirs, "tsfl_jax": ours}, repeats)
+    samples = int((tau * size).sum())
+    median = {k: samples / statistics.median(v) for k, v in seconds.items()}
+    return {
+        "network": name,
+        "samples": f"{samples:,}",
+        "PyTorch samples/s": f"{median['torch']:,.0f}",
+        "tsfl_jax samples/s": f"{median['tsfl_jax']:,.0f}",
+        "ratio, median (range)": common.spread(
+            common.ratios(seconds["torch"], seconds["tsfl_jax"])
+        ),
+        "compile seconds": f"{compile_seconds:.1f}",
+    }
+
+
+def main() -> None:
+    """Prints the table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=list(WORK), choices=list(WORK))
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--devices", type=int, default=0)
+    options = parser.parse_args()
+    devices.start(options.devices)
+    rows = [measure(m, options.repeats, options.clients) for m in options.models]
+    print(f"{common.machine()}\n\n{common.table(rows)}")
+
+
+if __name__ == "__main__":
+    main()

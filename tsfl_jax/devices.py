@@ -1,0 +1,86 @@
+"""Clients over several devices: the mesh, and who trains whom.
+
+One mesh with one axis. Every device holds the samples and the global model, trains its
+share of the clients and adds up its part of Σ ρ_i w_i; the sum over devices is a
+`psum`. Several GPUs, several CPU devices and several processes (`jax.distributed`) run
+the same code.
+"""
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tsfl_jax.types import UserError
+
+AXIS = "clients"
+
+# Devices wait for each other at the sum. XLA's CPU backend takes a long wait for a
+# deadlock and ends the process after 40 s; an interval of a large network takes longer.
+COMPILER_OPTIONS = {
+    "cpu": {"xla_cpu_collective_call_terminate_timeout_seconds": 7 * 24 * 3600}
+}
+
+
+def start(count: int) -> None:
+    """Asks for CPU devices, which has to happen before JAX is used for the first time.
+
+    Args:
+      count: devices; 0 for as many as there are CPU cores for this process.
+
+    Where JAX has already started, or runs on GPUs, this changes nothing.
+    """
+    if not jax._src.xla_bridge.backends_are_initialized():
+        cores = len(os.sched_getaffinity(0))
+        jax.config.update("jax_num_cpu_devices", count or cores)
+
+
+def make_mesh(count: int, num_clients: int) -> Mesh:
+    """A mesh of `count` devices; 0 for all there are, at most one a client.
+
+    Raises:
+      UserError: fewer devices than asked for.
+    """
+    found = jax.devices()
+    if count > len(found):
+        raise UserError(
+            f"--config.devices={count}: JAX sees {len(found)} "
+            f"{found[0].platform} device(s); use at most that many, or 0 for all"
+        )
+    if jax.process_count() == 1:  # a mesh has to span all processes
+        found = found[: min(count or len(found), num_clients)]
+    return Mesh(np.array(found), (AXIS,))
+
+
+def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
+    """Arrays on the devices of the mesh, as a (prefix) tree of specs says."""
+    shardings = jax.tree.map(
+        lambda s: NamedSharding(mesh, s),
+        spec,
+        is_leaf=lambda s: isinstance(s, PartitionSpec),
+    )
+    return jax.device_put(tree, shardings)
+
+
+def deal(work: np.ndarray, num_devices: int) -> np.ndarray:
+    """Who trains whom: clients in order of work, dealt to the devices to and fro.
+
+    Args:
+      work: ``[T, N]`` mini-batch steps of every client.
+      num_devices: D.
+
+    Returns:
+      ``[T, D·K]`` int32 client indices, K = ⌈N/D⌉; the first K are device 0's. N marks
+      a place that stays empty. Devices differ by at most the work of one client.
+    """
+    intervals, num_clients = work.shape
+    places = -(-num_clients // num_devices)
+    empty = num_devices * places - num_clients
+    # Stable, so that equal work keeps the order of the clients.
+    order = np.argsort(-work, axis=1, kind="stable").astype(np.int32)
+    order = np.pad(order, ((0, 0), (0, empty)), constant_values=num_clients)
+    rounds = order.reshape(intervals, places, num_devices)
+    rounds[:, 1::2] = rounds[:, 1::2, ::-1]
+    return rounds.transpose(0, 2, 1).reshape(intervals, -1)

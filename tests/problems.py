@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import client, engine, experiment, models, optimizers
+from tsfl_jax import client, engine, models, optimizers
 from tsfl_jax.aggregate import AGGREGATORS
 from tsfl_jax.types import Dataset, HParams
 
@@ -54,7 +54,7 @@ def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> engine.Pr
             jnp.asarray(data.mean),
             jnp.asarray(1 / data.std),
         ),
-        test=experiment.test_set(data),
+        test=engine.make_test_set(data.x_test, data.y_test),
         rows=jnp.asarray(rows),
         client=jnp.arange(num_clients, dtype=jnp.int32),
     )
@@ -103,7 +103,12 @@ def run(
             optimizer,
             batch_size=batch_size,
             iteration=iteration,
-            max_tau=int(chunk_inputs.tau.max()),
+            passes=client.most_passes(
+                np.asarray(chunk_inputs.tau),
+                np.asarray(chunk_inputs.size),
+                batch_size,
+                iteration,
+            ),
             mapping_name=mapping_name,
             chunk=chunk,
             estimates=estimates,

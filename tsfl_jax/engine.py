@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -28,7 +29,7 @@ class State(NamedTuple):
 
     params: Params  # w^t, the global model's Flax variables
     server: Any  # the aggregation rule's own state
-    diverged: Array  # bool: no client model was finite; params stay the last good ones
+    diverged: Array  # bool: no client's model was finite; params are the last good ones
 
 
 class TestSet(NamedTuple):
@@ -37,6 +38,22 @@ class TestSet(NamedTuple):
     x: Array  # [E, b, ...] as stored
     y: Array  # [E, b] int32
     mask: Array  # [E, b] bool, False on padding
+
+
+def make_test_set(x: np.ndarray, y: np.ndarray) -> TestSet:
+    """Samples ``[M, ...]`` and labels ``[M]`` in equal batches of at most 250."""
+    # Larger batches fall out of the CPU's cache.
+    batches = -(-len(y) // 250)
+    size = -(-len(y) // batches)
+    index = np.arange(batches * size)
+    mask = index < len(y)
+    index = np.where(mask, index, 0)
+    shape = (batches, size)
+    return TestSet(
+        x=jnp.asarray(x[index].reshape(shape + x.shape[1:])),
+        y=jnp.asarray(y[index].reshape(shape)),
+        mask=jnp.asarray(mask.reshape(shape)),
+    )
 
 
 class Problem(NamedTuple):
@@ -99,14 +116,14 @@ def make_interval(
     *,
     batch_size: int,
     iteration: str,
-    max_tau: int,
+    passes: int,
     mapping_name: str,
     chunk: int,
     estimates: bool,
 ) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
     """Builds one interval of all clients; see `make_run` for the arguments."""
     train = local.make_local_training(
-        model, optimizer, batch_size=batch_size, iteration=iteration, max_tau=max_tau
+        model, optimizer, batch_size=batch_size, iteration=iteration, passes=passes
     )
 
     def constants_of(params, key, clients, problem, hparams):
@@ -149,11 +166,11 @@ def make_interval(
             chunk=chunk,
         )
         params, server = aggregator.update(mean, state.params, state.server, hparams)
-        # Nobody took part, or nobody's model survived: w^t stays.
-        wanted = jnp.any(weights.rho > 0)
-        lost = wanted & (kept <= 0)
-        diverged = state.diverged | lost
-        updated = wanted & ~diverged
+        worked = inputs.tau > 0
+        usable = results.finite & worked
+        diverged = state.diverged | (jnp.any(worked) & ~jnp.any(usable))
+        # Nobody took part, or no model that has weight survived: w^t stays.
+        updated = (kept > 0) & ~diverged
         new = State(params, server, diverged)
         old = state._replace(diverged=diverged)
         new = jax.tree.map(lambda n, o: jnp.where(updated, n, o), new, old)
@@ -164,7 +181,6 @@ def make_interval(
             lambda w: (jnp.float32(jnp.nan), jnp.float32(jnp.nan)),
             new.params,
         )
-        usable = results.finite & (inputs.tau > 0)
         samples = jnp.where(usable, results.samples, 0).sum()
         train_loss = jnp.where(usable, results.loss, 0.0).sum() / samples
         history = History(
@@ -178,7 +194,7 @@ def make_interval(
             grad_sq_norm=constants.grad_sq_norm,
             grad_variance=constants.grad_variance,
             coupling=weights.coupling,
-            num_dropped=jnp.sum(~results.finite & (inputs.tau > 0)),
+            num_dropped=jnp.sum(~results.finite & worked),
             samples=results.samples.sum(),
             diverged=diverged,
             rho=weights.rho,
@@ -202,7 +218,7 @@ def make_run(
     *,
     batch_size: int,
     iteration: str = "pass",
-    max_tau: int,
+    passes: int,
     mapping_name: str = "sequential",
     chunk: int = 1,
     estimates: bool = False,
@@ -215,7 +231,7 @@ def make_run(
       optimizer: hyper-parameters → optax transformation of the clients.
       batch_size: B.
       iteration: what a local iteration is, "pass" or "step".
-      max_tau: H over the whole schedule.
+      passes: most passes of a client over its data, `client.most_passes`.
       mapping_name: "sequential" or "vmap", see `mapping`.
       chunk: clients side by side under "vmap".
       estimates: estimate those of L, G², σ² that are NaN in the hyper-parameters.
@@ -230,7 +246,7 @@ def make_run(
         optimizer,
         batch_size=batch_size,
         iteration=iteration,
-        max_tau=max_tau,
+        passes=passes,
         mapping_name=mapping_name,
         chunk=chunk,
         estimates=estimates,

@@ -113,5 +113,8 @@ def weighted_models(
     # Only a dropped client makes a rescaling necessary; else keep the very bits.
     dropped = jnp.any(~results.finite & (rho > 0))
     scale = jnp.where(dropped & (kept > 0), 1.0 / jnp.where(kept > 0, kept, 1.0), 1.0)
-    total = jax.tree.map(lambda a: a * scale.astype(a.dtype), total)
-    return total, kept, results
+
+    def finish(a, w):  # counters and other whole numbers have no mean: w^t's stay
+        return a * scale.astype(a.dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else w
+
+    return jax.tree.map(finish, total, template), kept, results

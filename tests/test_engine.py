@@ -256,7 +256,7 @@ def test_non_finite_client_is_dropped_and_the_others_go_on(mapping_name, chunk):
 
 @pytest.mark.parametrize(("mapping_name", "chunk"), MAPPINGS)
 def test_total_loss_freezes_the_last_good_model(mapping_name, chunk):
-    hp = problems.hparams(lr=1e30)
+    hp = problems.hparams(lr=np.inf)
     start, state, history = problems.run(
         "fedavg", DATA, PROBLEM, INPUTS, hp=hp, mapping_name=mapping_name, chunk=chunk
     )

@@ -22,7 +22,7 @@ NORMS = ("none", "group", "batch")
 ITERATIONS = ("pass", "step")
 NORMALIZATIONS = ("unit", "standard")
 MAPPINGS = ("auto", "sequential", "vmap")
-CONVOLUTIONS = ("auto", "slices", "lax")
+CONVOLUTIONS = ("auto", "winograd", "slices", "lax")
 
 
 @dataclasses.dataclass
@@ -104,7 +104,7 @@ class Config:
     checkpoint: bool = True  # save after every report, resume from the same workdir
     mapping: str = "auto"  # clients: one after another, or vmap in chunks
     client_chunk: int = 0  # clients trained side by side under vmap; 0 = all
-    convolution: str = "auto"  # slices + matrix product, or lax.conv
+    convolution: str = "auto"  # one of CONVOLUTIONS
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)

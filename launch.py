@@ -7,13 +7,14 @@ Any setting of `tsfl_jax.config.Config` can be changed: ``--config.lr=0.01``,
 
 import dataclasses
 import pathlib
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tsfl_jax import report, validate
+from tsfl_jax import experiment, progress, report, runner, validate
 from tsfl_jax.config import Config
 from tsfl_jax.types import UserError
 
@@ -60,13 +61,26 @@ def _check_flags(argv: list[str]) -> None:
                 raise UserError(f"--{flag}: there is no such setting{hint}")
 
 
+def _config_first(argv: list[str]) -> list[str]:
+    """The flag library wants --config before its overrides, and once."""
+    chosen, rest, words = [], [], iter(argv[1:])
+    for word in words:
+        if word.lstrip("-") == "config" and word.startswith("-"):
+            chosen.append(f"--config={next(words, '')}")
+        elif word.startswith(("--config=", "-config=")):
+            chosen.append(word)
+        else:
+            rest.append(word)
+    if len(chosen) > 1:
+        raise UserError(f"--config is given {len(chosen)} times; choose one")
+    return argv[:1] + (chosen or [f"--config={DEFAULT}"]) + rest
+
+
 def parse(argv: list[str]) -> list[str]:
     """Parses the command line; what is wrong with it is said in one line."""
     try:
         _check_flags(argv)
-        names = {argument.lstrip("-").partition("=")[0] for argument in argv[1:]}
-        default = [] if "config" in names else [f"--config={DEFAULT}"]
-        rest = flags.FLAGS(argv[:1] + default + argv[1:])
+        rest = flags.FLAGS(_config_first(argv))
     except (UserError, flags.Error) as error:
         _stop(" ".join(str(error).split()))
     except Exception as error:  # whatever a user's config file raises
@@ -92,23 +106,44 @@ def _headline(exp) -> str:
     return (
         f"{labels['algorithm']} on {labels['data']}: {intervals} intervals, "
         f"{clients} clients, {labels['model']} with {labels['num_parameters']:,} "
-        f"parameters, clients by {labels['mapping']} on {labels['num_devices']} device(s)"
+        f"parameters, clients by {labels['mapping']} on {labels['num_devices']} "
+        "device(s)"
     )
+
+
+def _check_workdir(path: pathlib.Path) -> None:
+    """Says that a folder cannot be written before the work, and leaves no trace."""
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    report.prepare_workdir(path)
+    for folder in missing:
+        folder.rmdir()
+
+
+def _interrupts() -> Callable[[], bool]:
+    """Makes the first Ctrl-C end the run after its chunk, saved; the second at once."""
+    asked = []
+
+    def handler(number, frame):
+        del number, frame
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+        print("\nstopping after this chunk; Ctrl-C again: at once", file=sys.stderr)
+
+    signal.signal(signal.SIGINT, handler)
+    return lambda: bool(asked)
 
 
 def main(argv: list[str]) -> None:
     """Validates, builds, runs and tells the result."""
     del argv
-    config = _CONFIG.value
+    config, workdir = _CONFIG.value, None
     try:
         if not isinstance(config, Config):
             raise UserError("get_config() of a config file must return a Config")
         validate.validate(config)
-        # The slow imports come after the quick answers.
-        from tsfl_jax import devices, experiment, runner
-
-        devices.start(config.devices)
-
+        if _WORKDIR.value:
+            _check_workdir(pathlib.Path(_WORKDIR.value))
         print("preparing data and model …", file=sys.stderr)
         exp = experiment.build(config)
         for note in exp.notes:
@@ -116,17 +151,19 @@ def main(argv: list[str]) -> None:
         workdir = _WORKDIR.value or report.new_workdir("runs", _label(config))
         print(_headline(exp), file=sys.stderr)
         print(f"results in {workdir}", file=sys.stderr)
-        result = runner.run(exp, workdir, sys.stderr)
+        result = runner.run(exp, workdir, sys.stderr, _interrupts())
     except UserError as error:
         _stop(str(error))
     except KeyboardInterrupt:
-        _stop("stopped; the same command with the same --workdir resumes", 130)
-    print(report.summary_text(result.summary, workdir))
+        saved = workdir is not None and (pathlib.Path(workdir) / "checkpoints").exists()
+        again = f"; the same command with --workdir={workdir} resumes" if saved else ""
+        _stop(f"stopped{again}", 130)
+    print(progress.summary_text(result.summary, workdir))
     lost = result.summary["diverged_at"]
     if lost is not None:
         _stop(
             f"every client's model became infinite or NaN in interval {lost}; the last "
-            f"good model is in {workdir}; try a smaller --config.lr or "
+            f"good model is kept in {workdir}; try a smaller --config.lr or "
             "--config.clip_norm=1",
             1,
         )

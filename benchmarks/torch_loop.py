@@ -2,8 +2,8 @@
 
 The same networks, data, batches and local iterations; eager mode, float32, all cores,
 `torch.optim.SGD` with momentum. Written as a careful user would: tensors stay where
-they are, one `load_state_dict` per client, no per-sample Python, no gradient bookkeeping
-beyond the optimizer's.
+they are, one `load_state_dict` per client, no per-sample Python, no bookkeeping
+beyond the optimizer.
 """
 
 import copy

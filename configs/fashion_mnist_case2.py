@@ -2,7 +2,7 @@
 
 Reproduces: Table 1 and Fig. 4, 20 clients, six-convolution CNN, T = 100.
 Paper, best test accuracy in %: FedAvg 85.23, FedProx 86.45, FedAsync 83.55, DMS 87.47.
-Time: @FASHION@
+Time: about 20 minutes on 2 cores (estimated from 4,500 samples/s); GPU not measured.
 Run: python launch.py --config=configs/fashion_mnist_case2.py --config.algorithm=dms
 """
 
@@ -17,5 +17,6 @@ def get_config() -> Config:
     config.data.name = "fashion_mnist"
     config.data.normalize = "unit"
     config.schedule.kind = "case2"
+    config.report_every = 1
     config.model.name = "fashion_cnn"
     return config

@@ -2,7 +2,7 @@
 
 Reproduces: Table 2 and Fig. 5, 20 clients, six-convolution CNN, T = 100.
 Paper, best test accuracy in %: FedAvg 84.26, FedProx 84.61, FedAsync 83.44, DMS 89.84.
-Time: @FASHION@
+Time: about 20 minutes on 2 cores (estimated from 4,500 samples/s); GPU not measured.
 Run: python launch.py --config=configs/fashion_mnist_case3.py --config.algorithm=dms
 """
 
@@ -17,5 +17,6 @@ def get_config() -> Config:
     config.data.name = "fashion_mnist"
     config.data.normalize = "unit"
     config.schedule.kind = "case3"
+    config.report_every = 1
     config.model.name = "fashion_cnn"
     return config

@@ -2,7 +2,7 @@
 
 Reproduces: nothing; for trying an installation or a change.
 Expected: the loss falls.
-Time: @SMOKE@
+Time: about 10 seconds on 2 CPU cores, compilation included.
 Run: python launch.py --config=configs/smoke.py
 """
 

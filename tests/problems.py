@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import client, engine, experiment, models, optimizers
+from tsfl_jax import client, engine, evaluation, models, optimizers
 from tsfl_jax.aggregate import AGGREGATORS
 from tsfl_jax.types import Dataset, HParams
 
@@ -54,7 +54,7 @@ def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> engine.Pr
             jnp.asarray(data.mean),
             jnp.asarray(1 / data.std),
         ),
-        test=experiment.test_set(data),
+        test=evaluation.make_test_set(data.x_test, data.y_test),
         rows=jnp.asarray(rows),
         client=jnp.arange(num_clients, dtype=jnp.int32),
     )
@@ -63,11 +63,13 @@ def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> engine.Pr
 def inputs(tau, size) -> engine.Inputs:
     """A chunk of intervals that are all evaluated; tau and size ``[R, N]``."""
     tau, size = np.atleast_2d(tau), np.atleast_2d(size)
+    intervals, clients = tau.shape
     return engine.Inputs(
-        jnp.arange(len(tau), dtype=jnp.int32),
+        jnp.arange(intervals, dtype=jnp.int32),
         jnp.asarray(tau, jnp.int32),
         jnp.asarray(size, jnp.int32),
-        jnp.ones(len(tau), bool),
+        jnp.ones(intervals, bool),
+        jnp.tile(jnp.arange(clients, dtype=jnp.int32), (intervals, 1)),
     )
 
 
@@ -103,7 +105,12 @@ def run(
             optimizer,
             batch_size=batch_size,
             iteration=iteration,
-            max_tau=int(chunk_inputs.tau.max()),
+            passes=client.most_passes(
+                np.asarray(chunk_inputs.tau),
+                np.asarray(chunk_inputs.size),
+                batch_size,
+                iteration,
+            ),
             mapping_name=mapping_name,
             chunk=chunk,
             estimates=estimates,

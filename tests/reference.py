@@ -11,7 +11,8 @@ import numpy as np
 
 def order_of_pass(key, h, size, capacity):
     """Random order of 0..size−1 in pass h."""
-    scores = np.asarray(jax.random.uniform(jax.random.fold_in(key, h), (capacity,)))
+    key = jax.random.fold_in(jax.random.fold_in(key, 0), h)
+    scores = np.asarray(jax.random.uniform(key, (capacity,)))
     return np.argsort(scores[:size], kind="stable")
 
 

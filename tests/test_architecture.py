@@ -15,7 +15,8 @@ MAY_IMPORT = {
     "metrics": "types",
     "optimizers": "types",
     "sources": "types",
-    "npz_source": "sources types",
+    "arrays": "sources types",
+    "npz_source": "arrays types",
     "tfds_prepare": "types",
     "tfds_source": "sources tfds_prepare types",
     "data": "npz_source sources tfds_source types",
@@ -24,21 +25,26 @@ MAY_IMPORT = {
     "distribution": "types",
     "trace": "distribution types",
     "schedule": "distribution trace types",
-    "convolution": "types",
+    "winograd": "types",
+    "convolution": "types winograd",
     "models": "convolution types",
     "client": "metrics models types",
     "estimate": "client models types",
     "mapping": "client types",
+    "devices": "types",
     "aggregate": "dms types",
-    "engine": "aggregate client estimate mapping metrics models types",
-    "experiment": "aggregate client config convolution data engine mapping models "
-    "optimizers partition schedule types validate",
+    "evaluation": "client metrics models types",
+    "engine": "aggregate client devices estimate evaluation mapping metrics models "
+    "types",
+    "experiment": "aggregate arrays client config convolution data devices engine "
+    "evaluation mapping models optimizers partition schedule types validate",
     "checkpoint": "types",
     "report": "types",
+    "progress": "",
     "plots": "report types",
-    "runner": "aggregate checkpoint config engine experiment optimizers plots report "
-    "types",
-    "__init__": "aggregate config dms runner types",
+    "runner": "aggregate checkpoint config devices engine experiment optimizers plots "
+    "progress report types",
+    "__init__": "aggregate arrays config dms models runner types",
 }
 
 

@@ -19,7 +19,7 @@ def one_client(tau, size, i=0):
 
 
 def make(model, optimizer=optimizers.sgd, **options):
-    settings = {"batch_size": 4, "iteration": "pass", "max_tau": 5} | options
+    settings = {"batch_size": 4, "iteration": "pass", "passes": 5} | options
     train = client.make_local_training(model, optimizer, **settings)
     variables = model.init(jax.random.key(0), jnp.zeros((1, 5)))
     samples = PROBLEM.samples._replace(mean=jnp.zeros(()), inverse_std=jnp.ones(()))

@@ -188,6 +188,17 @@ def test_coupling_by_hand():
     assert c == 0.25 * 2 * 3 * 3 / (2 * 4 * 0.75) == 0.75
 
 
+def test_coupling_of_tiny_gradients():
+    """In float32 the square of σ² underflows, σ² does not."""
+    tiny = dict(lr=0.5, smoothness=1.0)
+
+    def rule(variance):
+        return dms.coupling([1, 3], grad_sq_norm=1e-29, grad_variance=variance, **tiny)
+
+    c, slope = jax.value_and_grad(rule)(1e-28)
+    np.testing.assert_allclose([c, slope], [0.025, -0.025e28], rtol=1e-6)
+
+
 @pytest.mark.parametrize("tau", [[0, 0], [1, 1], [0.0, 0.5]])
 @pytest.mark.parametrize("variance", [0.0, 1.0])
 def test_coupling_is_zero_without_a_second_iteration(tau, variance):
@@ -224,6 +235,7 @@ def test_coupling_without_variance_or_gradient():
         ([0, 2, 4], 0.1, None, [0, 0.4, 0.6]),  # the absent one is not in |S|
         ([1, 5, 5, 9], 1e30, 1.6, [0, 0.3, 0.3, 0.4]),  # cap, then the next two
         ([1, 2, 3, 4], np.inf, 2.0, [0, 0, 0.5, 0.5]),
+        ([0, 0, 0, 1, 2, 3], 9.0, 2.1, [0, 0, 0, 0.3, 0.35, 0.35]),  # |S|·θ/N = 1.05
         ([7], 3.0, None, [1]),
         ([7], np.inf, 1.0, [1]),
         ([1, 2, 6], 5.0, 1.0, [1 / 3, 1 / 3, 1 / 3]),  # θ = 1 leaves no freedom
@@ -390,6 +402,30 @@ def test_projection_of_many_clients_is_accurate_and_linear_in_memory():
     assert memory.temp_size_in_bytes < 200 * n
 
 
+def test_projection_survives_rounding_where_the_limit_is_just_met():
+    """u next to 1/k: whether k or k + 1 entries carry all hangs on the last bit."""
+    cases, n = 5000, 64
+    rng = np.random.default_rng(1)
+    k = rng.integers(2, 40, cases)
+    upper = np.float32(1) / k.astype(np.float32)
+    for _ in range(2):
+        lower = np.nextafter(upper, np.float32(0))
+        upper = np.where(rng.random(cases) < 0.5, lower, upper)
+    entry, k = np.arange(n)[None], k[:, None]
+    almost = upper[:, None] * (1 - rng.integers(0, 8, (cases, n)) * 2.0**-24)
+    far, below = rng.choice([0.5, 1.0], (cases, 1)), rng.choice([0, -1], (cases, 1))
+    large = np.where(rng.random((cases, n)) < far, 1e3 * (1 + entry), almost)
+    small = np.where(entry == k, 0, below * rng.random((cases, n)))
+    v = np.where(entry < k, large, small).astype(np.float32)
+    many = jax.jit(jax.vmap(dms.project))
+    rho = np.asarray(many(v, np.ones_like(v, bool), upper))
+    np.testing.assert_allclose(rho.sum(axis=1, dtype=np.float64), 1, atol=1e-6)
+    assert (rho >= 0).all() and (rho <= upper[:, None]).all()
+    rho = np.asarray(many(v, entry < k, upper))
+    equal = np.where(entry < k, np.float32(1) / k.astype(np.float32), np.float32(0))
+    np.testing.assert_array_equal(rho, equal)
+
+
 # ---- Everything together ----
 
 
@@ -491,7 +527,9 @@ def test_old_style_keys_do_too():
 # ---- Gradients ----
 
 
-def scalar_loss(scalars, tau, limited):
+@functools.partial(jax.jit, static_argnums=2)
+@jax.value_and_grad
+def loss_and_slope(scalars, tau, limited):
     rho = dms.dms_weights(
         KEY,
         tau,
@@ -511,12 +549,15 @@ def test_gradients_equal_finite_differences(lr, limited):
     scalars = np.array([lr, 2.0, 3.0, 0.7, 1.85])
     tau = np.array([3, 4, 5.5, 6, 6.25, 7, 9])
     with precision(np.float64):
-        loss = jax.jit(functools.partial(scalar_loss, tau=tau, limited=limited))
-        slope = np.asarray(jax.grad(loss)(scalars))
+        slope = np.asarray(loss_and_slope(scalars, tau, limited)[1])
         for i, x in enumerate(scalars):
             step = np.zeros(5)
             step[i] = 1e-6 * x
-            rise = (loss(scalars + step) - loss(scalars - step)) / (2e-6 * x)
+            above, below = (
+                loss_and_slope(scalars + change, tau, limited)[0]
+                for change in (step, -step)
+            )
+            rise = (above - below) / (2e-6 * x)
             np.testing.assert_allclose(slope[i], rise, rtol=1e-5, atol=1e-8)
     assert slope[:4].all(), "the weights must react to every constant"
     assert bool(slope[4]) == (limited and lr > 0.005)
@@ -542,16 +583,16 @@ def test_gradients_of_the_projection_equal_finite_differences():
 @pytest.mark.parametrize("limited", [False, True])
 def test_gradients_are_finite_everywhere(tau, limited):
     """Kinks, ties, σ² = 0, overflow: no NaN from a branch that was not taken."""
-    slope = jax.jit(
-        jax.grad(functools.partial(scalar_loss, limited=limited)), static_argnums=()
-    )
     tau = np.array(tau, np.float32)
     for lr in (1e-30, 0.1, 1e30):
         for square in (0.0, 1e-20, 1.0, 1e38):
             for variance in (0.0, 1e-38, 1e-25, 1e-12, 1.0, 1e38):
                 scalars = np.array([lr, 1.0, square, variance, 1.5], np.float32)
                 # A slope beyond the dtype's range may be inf, but nothing is NaN.
-                assert not np.isnan(slope(scalars, tau)).any(), scalars
+                found = np.asarray(loss_and_slope(scalars, tau, limited)[1])
+                assert not np.isnan(found).any(), scalars
+                if variance == 0:  # c is at one of its ends
+                    assert not found[:4].any(), scalars
 
 
 # ---- At the border ----

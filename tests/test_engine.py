@@ -218,7 +218,7 @@ def test_intervals_in_pieces_equal_one_scan():
             AGGREGATORS["dms"],
             optimizers.sgd,
             batch_size=4,
-            max_tau=5,
+            passes=5,
         )
     )
     state, key = whole[0], jax.random.fold_in(jax.random.key(0), 1)
@@ -256,13 +256,39 @@ def test_non_finite_client_is_dropped_and_the_others_go_on(mapping_name, chunk):
 
 @pytest.mark.parametrize(("mapping_name", "chunk"), MAPPINGS)
 def test_total_loss_freezes_the_last_good_model(mapping_name, chunk):
-    hp = problems.hparams(lr=1e30)
+    hp = problems.hparams(lr=np.inf)
     start, state, history = problems.run(
         "fedavg", DATA, PROBLEM, INPUTS, hp=hp, mapping_name=mapping_name, chunk=chunk
     )
     assert history.diverged.tolist() == [True, True, True]
     assert history.num_dropped[0] == 4
     jax.tree.map(np.testing.assert_array_equal, start.params, state.params)
+
+
+def test_losing_all_weighted_clients_keeps_the_model_and_goes_on():
+    # A huge coupling gives all weight to client 3 (τ = 5), and its data are spoilt.
+    own = np.asarray(PROBLEM.rows[3])
+    rows = np.asarray(PROBLEM.rows).copy()
+    for i in (0, 1, 2, 4):
+        rows[i] = np.resize(rows[i][~np.isin(rows[i], own)], 12)
+    x = PROBLEM.samples.x.at[own].set(np.nan)
+    prob = PROBLEM._replace(
+        samples=PROBLEM.samples._replace(x=x), rows=jnp.asarray(rows)
+    )
+    tau, size = np.array([[1, 1, 1, 5, 1], [1, 1, 2, 0, 1]]), SIZE[:1].repeat(2, 0)
+    hp = problems.hparams(smoothness=1e9)
+    start, state, history = problems.run(
+        "dms", DATA, prob, problems.inputs(tau, size), hp=hp
+    )
+    assert history.rho[0].tolist() == [0, 0, 0, 1, 0]
+    assert history.num_dropped.tolist() == [1, 0]
+    assert history.diverged.tolist() == [False, False]
+    _, kept, _ = problems.run(
+        "dms", DATA, prob, problems.inputs(tau[:1], size[:1]), hp=hp
+    )
+    jax.tree.map(np.testing.assert_array_equal, kept.params, start.params)
+    moved = jax.tree.map(lambda a, b: (a != b).any(), state.params, start.params)
+    assert any(jax.tree.leaves(moved))
 
 
 def test_evaluation_counts_every_test_sample_once():

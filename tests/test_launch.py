@@ -74,6 +74,8 @@ SLIPS = {
     "misspelt flag": (["--workdri=x"], ["workdir"]),
     "stray word": (["mnist"], ["mnist", "--config.lr"]),
     "no value": (["--config.lr"], ["lr"]),
+    "two configs": (["--config=a.py", "--config=b.py"], ["--config"]),
+    "no numbers": (["--config.schedule.tau=(1,a)"], ["schedule.tau"]),
     "misspelt data set": (["--config.data.name=minst"], ["did you mean 'mnist'"]),
     "no data": (
         ["--config.data.name=fashion_mnist", "--config.data.download=False"],
@@ -153,6 +155,11 @@ def changed(name, value) -> config.Config:
         ("data.name", 3, "expected str"),
         ("schedule.tau", (1, 2), "would be ignored"),
         ("schedule.trace", "x.csv", "would be ignored"),
+        ("data.file", "x.npz", "would be ignored"),
+        ("model.norm", "batch", "would be ignored"),
+        ("schedule.data_size", 10**12, "<= 2147483647"),
+        ("momentun", 0.5, "momentum"),
+        ("data.shape", ("a", 8), "whole numbers"),
     ],
 )
 def test_wrong_settings(name, value, words):

@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
-from tsfl_jax import convolution, models
+from tsfl_jax import convolution, models, winograd
 from tsfl_jax.types import UserError
 
 IMAGES = {
@@ -42,6 +42,32 @@ def test_slices_equal_lax_convolution(size, kernel, stride, same):
     ):
         assert a.shape == b.shape
         close(a, b)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 2, 1), (2, 4, 6, 3), (5, 8, 8, 4)])
+def test_winograd_equals_lax_convolution(shape):
+    rng = np.random.default_rng(0)
+    with jax.enable_x64():
+        x = jnp.asarray(rng.normal(size=shape))
+        w = jnp.asarray(rng.normal(size=(3, 3, shape[0], 4)))
+
+        def outcome(conv):
+            y, back = jax.vjp(conv, x, w)
+            g = jnp.asarray(np.random.default_rng(1).normal(size=y.shape))
+            return jax.device_get((y, *back(g)))
+
+        ours, theirs = outcome(winograd.conv_winograd), outcome(convolution.conv_lax)
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b, 1e-12)
+
+
+def test_winograd_is_chosen_only_where_it_exists():
+    x, k = jnp.zeros((32, 8, 8, 2)), jnp.zeros((3, 3, 32, 5))
+    assert winograd.applies(x, k, 1, True)
+    assert not winograd.applies(x, k, 2, True)
+    assert not winograd.applies(x, k, 1, False)
+    assert not winograd.applies(x[:, :7], k, 1, True)
+    assert not winograd.applies(x, k[:1, :1], 1, True)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
@@ -96,8 +122,12 @@ def test_mnist_cnn_is_the_papers_network():
     close(model.predict(variables, x), layer_by_layer(variables["params"], x))
 
 
-@pytest.mark.parametrize("name", IMAGES)
-def test_forms_agree_in_loss_gradient(name):
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, "slices") for name in IMAGES]
+    + [("vgg11", "winograd"), ("resnet18", "winograd")],
+)
+def test_forms_agree_in_loss_gradient(name, form):
     shape = IMAGES[name]
     x = np.random.default_rng(0).normal(size=(2, *shape))
     norm = "group" if name == "resnet18" else "none"
@@ -117,7 +147,7 @@ def test_forms_agree_in_loss_gradient(name):
 
     with jax.enable_x64():  # in float32 a ReLU at its kink decides the comparison
         x = jnp.asarray(x)
-        slices, lax_form = (gradient(form) for form in ("slices", "lax"))
+        slices, lax_form = (gradient(form) for form in (form, "lax"))
     assert max(np.abs(g).max() for g in jax.tree.leaves(slices)) > 1e-4
     jax.tree.map(lambda a, b: close(a, b, 1e-9), slices, lax_form)
 

@@ -28,7 +28,7 @@ def test_simulate_example():
     assert result.history["test_accuracy"].shape == (20,)
     assert result.history["rho"].shape == (20, 20)
     assert result.history["test_accuracy"][-1] > 0.8
-    assert "(64, 64)" in out
+    assert "(64, 50)" in out
 
 
 def test_dms_example():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tsfl_jax import report
+from tsfl_jax import progress, report
 from tsfl_jax.types import UserError
 
 
@@ -241,7 +241,7 @@ def test_summary_text_is_aligned_and_complete():
         "num_dropped": 0,
         "diverged_at": None,
     }
-    text = report.summary_text(summary, "runs/x")
+    text = progress.summary_text(summary, "runs/x")
     assert text.splitlines() == [
         "run            digits, dms, seed 3",
         "test accuracy  best 94.1 %, final 93.5 %",
@@ -254,15 +254,15 @@ def test_summary_text_is_aligned_and_complete():
 
 def test_summary_text_tells_of_trouble_and_lacks_nothing_it_needs():
     trouble = {"num_dropped": 4, "diverged_at": 12, "best_test_accuracy": np.nan}
-    text = report.summary_text(trouble)
+    text = progress.summary_text(trouble)
     assert "4 client models" in text
     assert "interval 12" in text
     assert "nan" not in text
-    assert report.summary_text({})
+    assert progress.summary_text({})
 
 
 def test_progress_line():
-    line = report.progress_line(15, 50, 0.934, 0.3124, 6.25)
+    line = progress.progress_line(15, 50, 0.934, 0.3124, 6.25)
     assert line == (
         "interval 15/50, accuracy 93.4 %, loss 0.312, 2.4 intervals/s, 0:15 left"
         " [###-------]"
@@ -270,14 +270,14 @@ def test_progress_line():
 
 
 def test_progress_counts_only_this_process():
-    resumed = report.progress_line(30, 50, 0.5, 1.0, 5.0, started_at=20)
+    resumed = progress.progress_line(30, 50, 0.5, 1.0, 5.0, started_at=20)
     assert "2.0 intervals/s, 0:10 left" in resumed
-    assert "6.0 intervals/s" in report.progress_line(30, 50, 0.5, 1.0, 5.0)
+    assert "6.0 intervals/s" in progress.progress_line(30, 50, 0.5, 1.0, 5.0)
 
 
 @pytest.mark.parametrize("missing", [None, float("nan"), np.float32("nan")])
 def test_progress_without_evaluation(missing):
-    line = report.progress_line(1, 50, missing, missing, 1.0)
+    line = progress.progress_line(1, 50, missing, missing, 1.0)
     assert "accuracy –, loss –," in line
 
 
@@ -292,16 +292,16 @@ def test_progress_without_evaluation(missing):
     ],
 )
 def test_progress_at_the_edges(done, elapsed, expected):
-    assert expected in report.progress_line(done, 50, 0.5, 1e-5, elapsed)
+    assert expected in progress.progress_line(done, 50, 0.5, 1e-5, elapsed)
 
 
 def test_a_terminal_shows_one_row_and_no_leftovers():
     stream = _Terminal()
-    report.show("a long line that will be replaced", stream)
-    report.show("short", stream)
+    progress.show("a long line that will be replaced", stream)
+    progress.show("short", stream)
     assert "\n" not in stream.getvalue()
     assert _screen(stream.getvalue()) == "short"
-    report.show("end", stream, last=True)
+    progress.show("end", stream, last=True)
     assert stream.getvalue().count("\n") == 1
     assert _screen(stream.getvalue()) == "end"
 
@@ -309,35 +309,35 @@ def test_a_terminal_shows_one_row_and_no_leftovers():
 def test_a_narrow_terminal_spares_the_bar(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     stream = _Terminal()
-    line = report.progress_line(150, 500, 0.934, 0.312, 60.0)
+    line = progress.progress_line(150, 500, 0.934, 0.312, 60.0)
     assert len(line) > 79
-    report.show(line, stream)
+    progress.show(line, stream)
     assert _screen(stream.getvalue()) == line.split(" [")[0]
     monkeypatch.setenv("COLUMNS", "30")
     stream = _Terminal()
-    report.show(line, stream)
+    progress.show(line, stream)
     assert stream.getvalue() == f"\r{line[:29]}"
 
 
 def test_elsewhere_every_report_is_a_line():
     stream = io.StringIO()
-    report.show("one", stream)
-    report.show("two", stream, last=True)
-    report.tell(stream, "three")
-    report.notice(stream)("four")
+    progress.show("one", stream)
+    progress.show("two", stream, last=True)
+    progress.tell(stream, "three")
+    progress.notice(stream)("four")
     assert stream.getvalue() == "one\ntwo\nthree\nfour\n"
 
 
 def test_a_stream_that_knows_only_ascii_is_no_trouble():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    report.show("accuracy –", stream)
+    progress.show("accuracy –", stream)
     assert stream.buffer.getvalue() == b"accuracy ?\n"
 
 
 def test_without_a_stream_only_notices_are_passed_on(caplog, capsys):
-    report.show("line", None)
-    report.tell(None, "text")
+    progress.show("line", None)
+    progress.tell(None, "text")
     with caplog.at_level(logging.WARNING, logger="tsfl_jax"):
-        report.notice(None)("100 % damaged")
+        progress.notice(None)("100 % damaged")
     assert [record.getMessage() for record in caplog.records] == ["100 % damaged"]
     assert capsys.readouterr().out == ""

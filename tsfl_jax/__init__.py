@@ -5,6 +5,7 @@ and Optimizations". The symbols are explained in `tsfl_jax.types`.
 """
 
 from tsfl_jax.aggregate import AGGREGATORS, Aggregator, Situation, Weights
+from tsfl_jax.arrays import make_dataset
 from tsfl_jax.config import Config
 from tsfl_jax.dms import (
     affine_weights,
@@ -15,6 +16,7 @@ from tsfl_jax.dms import (
     select,
     threshold,
 )
+from tsfl_jax.models import Model
 from tsfl_jax.runner import Result, simulate
 from tsfl_jax.types import Dataset, HParams, UserError
 
@@ -24,6 +26,7 @@ __all__ = [
     "Config",
     "Dataset",
     "HParams",
+    "Model",
     "Result",
     "Situation",
     "UserError",
@@ -32,6 +35,7 @@ __all__ = [
     "coupling",
     "dms_weights",
     "filter_probability",
+    "make_dataset",
     "project",
     "select",
     "simulate",

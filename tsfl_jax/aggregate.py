@@ -98,8 +98,12 @@ def _replace(mean: Params, params: Params, state: Any, hparams: HParams):
 def _mix(mean: Params, params: Params, state: Any, hparams: HParams):
     """w^{t+1} = γ w^t + (1 − γ) Σ_i ρ_i w_i, the paper's footnote 2."""
     gamma = hparams.gamma
-    mixed = jax.tree.map(lambda w, m: gamma * w + (1 - gamma) * m, params, mean)
-    return mixed, state
+
+    def mix(w, m):
+        inexact = jnp.issubdtype(w.dtype, jnp.inexact)
+        return gamma * w + (1 - gamma) * m if inexact else m
+
+    return jax.tree.map(mix, params, mean), state
 
 
 AGGREGATORS: dict[str, Aggregator] = {

@@ -84,6 +84,12 @@ def steps_per_iteration(size: Array, batch_size: int, iteration: str) -> Array:
     return -(-size // batch_size) if iteration == "pass" else size * 0 + 1
 
 
+def most_passes(tau, size, batch_size: int, iteration: str) -> int:
+    """Passes, whole or begun, of the client that makes most; ``[T, N]`` in, ≥ 1 out."""
+    steps = tau * steps_per_iteration(size, batch_size, iteration)
+    return max(int((-(-steps // -(-size // batch_size))).max()), 1)
+
+
 def _orders(key: PRNGKey, size: Array, passes: int, capacity: int) -> Array:
     """``[passes, D]``: in each row a random order of 0..size−1, then the rest."""
     scores = jax.vmap(
@@ -99,7 +105,7 @@ def make_local_training(
     *,
     batch_size: int,
     iteration: str,
-    max_tau: int,
+    passes: int,
 ) -> Callable:
     """Builds the local training of one client.
 
@@ -108,7 +114,7 @@ def make_local_training(
       optimizer: hyper-parameters → optax transformation, fresh in every interval.
       batch_size: B.
       iteration: "pass" or "step".
-      max_tau: H over the whole schedule, a bound on every τ_i.
+      passes: most passes over its data, whole or begun, that a client may make.
 
     Returns:
       ``train(variables, key, client, samples, hparams, limit=None) -> (variables,
@@ -129,24 +135,24 @@ def make_local_training(
         start = variables["params"]
         batches = -(-client.size // batch_size)  # in one pass
         work = client.tau * steps_per_iteration(client.size, batch_size, iteration)
-        orders = _orders(key, client.size, max(max_tau, 1), client.row.shape[0])
+        order_key, step_key = (jax.random.fold_in(key, purpose) for purpose in (0, 1))
+        orders = _orders(order_key, client.size, passes, client.row.shape[0])
 
         def step(k, carry):
             variables, opt_state, loss, count = carry
             position = (k % batches) * batch_size + jnp.arange(batch_size)
             mask = position < client.size
-            order = orders[jnp.minimum(k // batches, orders.shape[0] - 1)]
+            order = orders[jnp.minimum(k // batches, passes - 1)]
             # A short last batch is filled up with the first samples of the pass,
             # masked out: real rows keep every activation finite.
             rows = client.row[order[position % client.size]]
-            step_key = jax.random.fold_in(key, max_tau + k)
             (_, (changed, total)), grads = batch_gradient(
                 model,
                 variables,
                 scaled(samples, samples.x[rows]),
                 samples.y[rows],
                 mask,
-                step_key,
+                jax.random.fold_in(step_key, k),
             )
             params = variables["params"]
             grads = jax.tree.map(

@@ -1,7 +1,6 @@
 """Every setting of an experiment: a tree of dataclasses with one comment each.
 
-Only `experiment` reads it; all other modules take plain arguments. No JAX here or in
-`validate`, so that a wrong setting is answered before anything slow is imported.
+Only `experiment` reads it; all other modules take plain arguments.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ NORMS = ("none", "group", "batch")
 ITERATIONS = ("pass", "step")
 NORMALIZATIONS = ("unit", "standard")
 MAPPINGS = ("auto", "sequential", "vmap")
-CONVOLUTIONS = ("auto", "slices", "lax")
+CONVOLUTIONS = ("auto", "winograd", "slices", "lax")
 
 
 @dataclasses.dataclass
@@ -31,7 +30,7 @@ class DataConfig:
     """Where the samples come from."""
 
     name: str = "digits"  # one of DATA_NAMES
-    dir: str = ""  # folder of prepared TFDS data; "" = ~/tensorflow_datasets
+    dir: str = ""  # TFDS data; "" = $TFDS_DATA_DIR or ~/tensorflow_datasets
     file: str = ""  # name="npz": file with x_train, y_train, x_test, y_test
     download: bool = True  # fetch and prepare a missing TFDS data set
     normalize: str = "unit"  # unit: to [0, 1]; standard: zero mean, unit variance
@@ -60,7 +59,7 @@ class ScheduleConfig:
     tau: tuple[int, ...] = ()  # kind="explicit": per client, or per equal group
     tau_groups: str = ""  # kind="distribution": "normal(2,0.4); uniform(1,5)"
     size_groups: str = ""  # likewise for sizes; "" = the kind's own sizes
-    trace: str = ""  # kind="trace": CSV with interval,client,tau[,size]
+    trace: str = ""  # kind="trace": CSV, interval,client,tau[,size], from 0
     iteration: str = "pass"  # one local iteration: "pass" over the data, or one "step"
     upload_above: int = 0  # client-selection system: upload only if τ > this
     dropout: float = 0.0  # chance that a client is away for an interval
@@ -73,7 +72,7 @@ class ModelConfig:
 
     name: str = "mlp"  # one of MODELS
     norm: str = "none"  # vgg11, resnet18: one of NORMS
-    hidden: int = 64  # width of the hidden layer of mlp and mnist_cnn; 0 = none
+    hidden: int = 50  # width of the hidden layer of mlp and mnist_cnn; 0 = none
 
 
 @dataclasses.dataclass
@@ -106,9 +105,25 @@ class Config:
     devices: int = 0  # devices that share the clients; 0: all (CPU: one a core)
     mapping: str = "auto"  # clients: one after another, or vmap in chunks
     client_chunk: int = 0  # clients trained side by side under vmap; 0 = all
-    convolution: str = "auto"  # slices + matrix product, or lax.conv
+    convolution: str = "auto"  # one of CONVOLUTIONS
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     dms: DMSConfig = dataclasses.field(default_factory=DMSConfig)
+
+
+# Settings that cannot change a result: a checkpoint may be resumed with others.
+# Data is compared by its fingerprint.
+WITHOUT_EFFECT = {"checkpoint", "data.dir", "data.file", "data.download"}
+
+
+def flat(settings: dict, prefix: str = "") -> dict:
+    """Nested settings as one dict, ``{"data.name": "mnist"}``."""
+    found = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found

@@ -6,6 +6,7 @@ share of the clients and adds up its part of Σ ρ_i w_i; the sum over devices i
 the same code.
 """
 
+import contextlib
 import os
 from typing import Any
 
@@ -30,9 +31,10 @@ def start(count: int) -> None:
     Args:
       count: devices; 0 for as many as there are CPU cores for this process.
 
-    Where JAX has already started, or runs on GPUs, this changes nothing.
+    Where JAX has already started, its devices stay as they are; on GPUs this has no
+    effect.
     """
-    if not jax._src.xla_bridge.backends_are_initialized():
+    with contextlib.suppress(RuntimeError):  # "should be updated before …"
         cores = len(os.sched_getaffinity(0))
         jax.config.update("jax_num_cpu_devices", count or cores)
 

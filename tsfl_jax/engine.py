@@ -18,8 +18,9 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from tsfl_jax import client as local
-from tsfl_jax import devices, estimate, mapping, metrics
+from tsfl_jax import devices, estimate, evaluation, mapping
 from tsfl_jax.aggregate import Aggregator, Situation
+from tsfl_jax.metrics import weight_entropy
 from tsfl_jax.models import Model
 from tsfl_jax.types import Array, Constants, HParams, Params, PRNGKey
 
@@ -29,22 +30,14 @@ class State(NamedTuple):
 
     params: Params  # w^t, the global model's Flax variables
     server: Any  # the aggregation rule's own state
-    diverged: Array  # bool: no client model was finite; params stay the last good ones
-
-
-class TestSet(NamedTuple):
-    """Test samples cut into E equal batches, the last one padded."""
-
-    x: Array  # [E, b, ...] as stored
-    y: Array  # [E, b] int32
-    mask: Array  # [E, b] bool, False on padding
+    diverged: Array  # bool: no client's model was finite; params are the last good ones
 
 
 class Problem(NamedTuple):
     """Everything on the device that does not change during a run."""
 
     samples: local.Samples
-    test: TestSet
+    test: evaluation.TestSet
     rows: Array  # [N, D] int32, which samples each client may use
     client: Array  # [N] int32 ids, which name the clients' random streams
 
@@ -85,27 +78,6 @@ class History(NamedTuple):
     selected: Array  # [N] bool
 
 
-Total = Callable[[Params], Params]  # sum over devices
-
-
-def evaluate(
-    model: Model, variables: Params, problem: Problem, total: Total
-) -> tuple[Array, Array]:
-    """(accuracy in [0, 1], mean cross-entropy in nats) on the whole test set."""
-
-    def batch(item):
-        x, y, mask = item
-        logits = model.predict(variables, local.scaled(problem.samples, x))
-        right = jnp.where(mask, metrics.correct(logits, y), False)
-        loss = jnp.where(mask, metrics.cross_entropy(logits, y), 0.0)
-        return right.sum(), loss.sum()
-
-    right, loss = lax.map(batch, tuple(problem.test))
-    count = problem.test.mask.sum()
-    right, loss, count = total((right.sum(), loss.sum(), count))
-    return right / count, loss / count
-
-
 def make_interval(
     model: Model,
     aggregator: Aggregator,
@@ -113,7 +85,7 @@ def make_interval(
     *,
     batch_size: int,
     iteration: str,
-    max_tau: int,
+    passes: int,
     mapping_name: str,
     chunk: int,
     estimates: bool,
@@ -125,7 +97,7 @@ def make_interval(
         return tree if axis is None else lax.psum(tree, axis)
 
     train = local.make_local_training(
-        model, optimizer, batch_size=batch_size, iteration=iteration, max_tau=max_tau
+        model, optimizer, batch_size=batch_size, iteration=iteration, passes=passes
     )
 
     def constants_of(params, key, clients, problem, hparams):
@@ -174,30 +146,31 @@ def make_interval(
             total=total,
         )
         params, server = aggregator.update(mean, state.params, state.server, hparams)
-        # Nobody took part, or nobody's model survived: w^t stays.
-        wanted = jnp.any(weights.rho > 0)
-        lost = wanted & (kept <= 0)
-        diverged = state.diverged | lost
-        updated = wanted & ~diverged
+        worked = mine.tau > 0
+        usable = results.finite & worked
+        loss_sum, loss_count, samples, dropped, survivors = total(
+            (
+                jnp.where(usable, results.loss, 0.0).sum(),
+                jnp.where(usable, results.samples, 0).sum(),
+                results.samples.sum(),
+                jnp.sum(~results.finite & worked),
+                usable.sum(),
+            )
+        )
+        diverged = state.diverged | ((dropped > 0) & (survivors == 0))
+        # Nobody took part, or no model that has weight survived: w^t stays.
+        updated = (kept > 0) & ~diverged
         new = State(params, server, diverged)
         old = state._replace(diverged=diverged)
         new = jax.tree.map(lambda n, o: jnp.where(updated, n, o), new, old)
 
         accuracy, loss = lax.cond(
             inputs.evaluate,
-            lambda w: evaluate(model, w, problem, total),
+            lambda w: evaluation.evaluate(
+                model, w, problem.samples, problem.test, total
+            ),
             lambda w: (jnp.float32(jnp.nan), jnp.float32(jnp.nan)),
             new.params,
-        )
-        worked = mine.tau > 0
-        usable = results.finite & worked
-        loss_sum, loss_count, samples, dropped = total(
-            (
-                jnp.where(usable, results.loss, 0.0).sum(),
-                jnp.where(usable, results.samples, 0).sum(),
-                results.samples.sum(),
-                jnp.sum(~results.finite & worked),
-            )
         )
         history = History(
             test_accuracy=accuracy.astype(jnp.float32),
@@ -205,7 +178,7 @@ def make_interval(
             train_loss=(loss_sum / loss_count).astype(jnp.float32),
             threshold=weights.threshold,
             num_selected=weights.selected.sum(),
-            weight_entropy=metrics.weight_entropy(weights.rho),
+            weight_entropy=weight_entropy(weights.rho),
             smoothness=constants.smoothness,
             grad_sq_norm=constants.grad_sq_norm,
             grad_variance=constants.grad_variance,
@@ -234,7 +207,7 @@ def make_run(
     *,
     batch_size: int,
     iteration: str = "pass",
-    max_tau: int,
+    passes: int,
     mapping_name: str = "sequential",
     chunk: int = 1,
     estimates: bool = False,
@@ -248,7 +221,7 @@ def make_run(
       optimizer: hyper-parameters → optax transformation of the clients.
       batch_size: B.
       iteration: what a local iteration is, "pass" or "step".
-      max_tau: H over the whole schedule.
+      passes: most passes of a client over its data, `client.most_passes`.
       mapping_name: "sequential" or "vmap", see `mapping`.
       chunk: clients side by side under "vmap".
       estimates: estimate those of L, G², σ² that are NaN in the hyper-parameters.
@@ -264,7 +237,7 @@ def make_run(
         optimizer,
         batch_size=batch_size,
         iteration=iteration,
-        max_tau=max_tau,
+        passes=passes,
         mapping_name=mapping_name,
         chunk=chunk,
         estimates=estimates,

@@ -26,7 +26,8 @@ PROBED_CLIENTS = 8
 
 def _probe(model, variables, key, client, samples, hparams, batch_size):
     """(L, G², σ²) of one client at the global model."""
-    places = jax.random.randint(key, (2, batch_size), 0, client.size)
+    draw_key, dropout_key = (jax.random.fold_in(key, purpose) for purpose in (0, 1))
+    places = jax.random.randint(draw_key, (2, batch_size), 0, client.size)
     everyone = jnp.ones(batch_size, bool)
     params = variables["params"]
 
@@ -36,9 +37,10 @@ def _probe(model, variables, key, client, samples, hparams, batch_size):
         at = jax.tree.map(lambda w, g: w - way * g, params, first)
         rows = client.row[places[batch]]
         x, y = local.scaled(samples, samples.x[rows]), samples.y[rows]
-        _, g = local.batch_gradient(
-            model, {**variables, "params": at}, x, y, everyone, key
-        )
+        at = {**variables, "params": at}
+        # g3 has g1's batch and its dropout: their difference is the way alone.
+        noise = jax.random.fold_in(dropout_key, batch)
+        _, g = local.batch_gradient(model, at, x, y, everyone, noise)
         first = jax.tree.map(lambda f, g: jnp.where(way < 0, g, f), first, g)
         square = optax.tree.norm(g, squared=True)
         return first, (square, optax.tree.norm(optax.tree.sub(g, first), squared=True))
@@ -83,7 +85,7 @@ def estimate_constants(
     """
     num_probed = min(clients.tau.shape[0], PROBED_CLIENTS)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(clients.id)
-    lots = jax.vmap(jax.random.uniform)(keys)
+    lots = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 2)))(keys)
     present = clients.tau > 0
     chosen = jnp.argsort(jnp.where(present, lots, 2.0))[:num_probed]
     # Device d of D probes the chosen clients d, d + D, d + 2D, …

@@ -13,28 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from tsfl_jax import client as local
 from tsfl_jax import (
+    arrays,
     convolution,
     data,
     devices,
     engine,
+    evaluation,
     mapping,
     models,
     optimizers,
     partition,
     schedule,
 )
+from tsfl_jax import client as local
 from tsfl_jax.aggregate import AGGREGATORS, Aggregator
-from tsfl_jax.config import Config
+from tsfl_jax.config import WITHOUT_EFFECT, Config, flat
 from tsfl_jax.types import Dataset, HParams, PRNGKey, Schedule, UserError
 from tsfl_jax.validate import validate
-
-EVAL_BATCH = 250  # test samples at a time; larger ones fall out of the CPU's cache
-
-# Settings that cannot change a result: a checkpoint may be resumed with others.
-# Data is compared by its fingerprint.
-_WITHOUT_EFFECT = {"checkpoint", "data.dir", "data.file", "data.download"}
 
 # Purposes of random streams below the seed.
 _INIT, _TRAIN = 0, 1
@@ -58,21 +54,6 @@ class Experiment(NamedTuple):
     identity: dict  # what a checkpoint must agree on
     labels: dict  # algorithm, data, model, fingerprints: for summaries and plots
     notes: tuple[str, ...]  # what a user should know before the run
-
-
-def settings_of(config: Config) -> dict:
-    """The config as nested plain values for JSON."""
-    return dataclasses.asdict(config)
-
-
-def _flat(settings: dict, prefix: str = "") -> dict:
-    flat = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
@@ -144,25 +125,22 @@ def _check_batch(batch_size: int, capacity: np.ndarray) -> None:
         )
 
 
-def test_set(dataset: Dataset, num_devices: int = 1) -> engine.TestSet:
-    """The test samples in equal batches of at most `EVAL_BATCH`, as many per device."""
-    count = len(dataset.y_test)
-    batches = -(-count // (EVAL_BATCH * num_devices)) * num_devices
-    size = -(-count // batches)
-    index = np.arange(batches * size)
-    mask = index < count
-    index = np.where(mask, index, 0)
-    shape = (batches, size)
-    return engine.TestSet(
-        x=dataset.x_test[index].reshape(shape + dataset.x_test.shape[1:]),
-        y=dataset.y_test[index].reshape(shape),
-        mask=mask.reshape(shape),
-    )
+def _check_output(model, params, problem: engine.Problem, num_classes: int) -> None:
+    def predict(params, samples):
+        return model.predict(params, local.scaled(samples, samples.x[:1]))
+
+    logits = jax.eval_shape(predict, params, problem.samples)
+    if logits.shape != (1, num_classes):
+        raise UserError(
+            f"the model makes logits {list(logits.shape)} of one sample; expected "
+            f"[1, {num_classes}] for {num_classes} classes"
+        )
 
 
 def _chunk(num_intervals: int, wanted: int) -> int:
     """The largest divisor of T up to `wanted`: every call has the same shape."""
-    return max(r for r in range(1, wanted + 1) if num_intervals % r == 0)
+    most = min(wanted, num_intervals)
+    return max(r for r in range(1, most + 1) if num_intervals % r == 0)
 
 
 def build(
@@ -179,11 +157,14 @@ def build(
       UserError: a setting, file or data set that cannot work, in one line.
     """
     validate(config)
+    devices.start(config.devices)
     mesh = devices.make_mesh(config.devices, config.num_clients)
+    if aggregator is not None and not isinstance(aggregator, Aggregator):
+        raise UserError(f"aggregator={aggregator!r}: expected a tsfl_jax.Aggregator")
     backend = jax.default_backend()
     rule = aggregator or AGGREGATORS[config.algorithm]
     times = draw_schedule(config)
-    dataset = load_dataset(config) if dataset is None else dataset
+    dataset = load_dataset(config) if dataset is None else arrays.check(dataset)
     capacity = times.size.max(axis=0)
     _check_batch(config.batch_size, capacity)
     dealt = partition.make_partition(
@@ -196,6 +177,7 @@ def build(
         rng=np.random.default_rng([config.seed, _PARTITION]),
     )
 
+    iteration = config.schedule.iteration
     form = config.convolution
     form = convolution.default_convolution(backend) if form == "auto" else form
     if model is None:
@@ -207,9 +189,10 @@ def build(
             norm=config.model.norm,
             form=form,
         )
-        model_name = config.model.name
+        model_name = own_model = config.model.name
     else:
         model_name = type(model).__name__
+        own_model = " ".join(repr(model).split())
     if not isinstance(model, models.Model):
         model = models.from_flax(model)
 
@@ -220,7 +203,7 @@ def build(
             mean=np.asarray(dataset.mean, np.float32),
             inverse_std=np.asarray(1.0 / dataset.std, np.float32),
         ),
-        test=test_set(dataset, mesh.size),
+        test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size),
         rows=dealt.indices,
         client=np.arange(config.num_clients, dtype=np.int32),
     )
@@ -234,8 +217,8 @@ def build(
         rule,
         optimizers.as_factory(optimizer),
         batch_size=config.batch_size,
-        iteration=config.schedule.iteration,
-        max_tau=int(times.tau.max()),
+        iteration=iteration,
+        passes=local.most_passes(times.tau, times.size, config.batch_size, iteration),
         mapping_name=name,
         chunk=min(config.client_chunk or config.num_clients, config.num_clients),
         estimates=rule.uses_constants and any(np.isnan(c) for c in constants),
@@ -249,6 +232,7 @@ def build(
         )
     )(jax.random.fold_in(key, _INIT), problem.samples)
 
+    _check_output(model, start.params, problem, dataset.num_classes)
     intervals = np.arange(config.num_intervals, dtype=np.int32)
     evaluate = (intervals + 1) % config.eval_every == 0
     evaluate[-1] = True
@@ -262,8 +246,8 @@ def build(
         "split": data.fingerprint(dealt.indices, dealt.capacity),
         "schedule": data.fingerprint(times.tau, times.size),
     }
-    settings = settings_of(config)
-    identity = {k: v for k, v in _flat(settings).items() if k not in _WITHOUT_EFFECT}
+    settings = dataclasses.asdict(config)
+    identity = {k: v for k, v in flat(settings).items() if k not in WITHOUT_EFFECT}
     labels = {
         "algorithm": config.algorithm if aggregator is None else "custom",
         "data": dataset.name,
@@ -287,7 +271,12 @@ def build(
         interval_seconds=config.schedule.interval_seconds,
         checkpoint=config.checkpoint,
         settings=settings,
-        identity=identity | fingerprints | {"model": model_name},
+        # A function cannot be compared: whoever passes another one of their own in
+        # the same place has to choose another workdir.
+        identity=identity
+        | fingerprints
+        | {"own model": own_model, "own optimizer": optimizer is not None}
+        | {"own rule": aggregator.weights.__qualname__ if aggregator else None},
         labels=labels,
         notes=dealt.notes,
     )

@@ -117,5 +117,8 @@ def weighted_models(
     # Only a dropped client makes a rescaling necessary; else keep the very bits.
     rescale = (dropped > 0) & (kept > 0)
     scale = jnp.where(rescale, 1.0 / jnp.where(kept > 0, kept, 1.0), 1.0)
-    mean = jax.tree.map(lambda a: a * scale.astype(a.dtype), mean)
-    return mean, kept, results
+
+    def finish(a, w):  # counters and other whole numbers have no mean: w^t's stay
+        return a * scale.astype(a.dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else w
+
+    return jax.tree.map(finish, mean, template), kept, results

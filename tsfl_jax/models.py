@@ -31,14 +31,24 @@ class Model(NamedTuple):
 def from_flax(module: nn.Module) -> Model:
     """Adapts a Flax module to `Model`.
 
-    ``train=`` and ``mask=`` are passed where the module's ``__call__`` takes them; a
-    mask ``[B]`` tells batch statistics which rows of a short last batch are padding.
+    ``train=``, ``deterministic=`` and ``mask=`` are passed where the module's
+    ``__call__`` takes them; a mask ``[B]`` tells batch statistics which rows of a short
+    last batch are padding.
     Every collection but ``params`` (batch statistics, say) is carried and aggregated
     like weights. A ``dropout`` key is at hand in training.
+
+    Raises:
+      UserError: not an instance of a Flax (linen) module.
     """
+    if not isinstance(module, nn.Module):
+        raise UserError(
+            f"model={' '.join(repr(module).split())[:60]}: expected an instance of a "
+            "flax.linen.Module (see flax.nnx.bridge for nnx) or a tsfl_jax.Model"
+        )
     accepted = set(inspect.signature(type(module).__call__).parameters)
 
     def options(**values):
+        values["deterministic"] = not values["train"]
         return {name: value for name, value in values.items() if name in accepted}
 
     def init(key, x):

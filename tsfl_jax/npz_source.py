@@ -7,11 +7,10 @@ import zlib
 
 import numpy as np
 
-from tsfl_jax.sources import unit
+from tsfl_jax.arrays import make_dataset
 from tsfl_jax.types import Dataset, UserError
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
-_MOST_CLASSES = 1000  # more than that only where there are as many samples
 
 
 def read(file: str) -> Dataset:
@@ -33,33 +32,8 @@ def read(file: str) -> Dataset:
         raise UserError("--config.data.name=npz needs --config.data.file=FILE.npz")
     path = os.path.expanduser(file)
     raw = _open_npz(path)
-    x = {part: _samples(path, f"x_{part}", raw) for part in ("train", "test")}
-    if x["test"].shape[1:] != x["train"].shape[1:]:
-        raise UserError(
-            f"{path}: x_test has samples of shape {x['test'].shape[1:]}, x_train of "
-            f"{x['train'].shape[1:]}; expected the same"
-        )
-    if x["test"].dtype != x["train"].dtype:
-        raise UserError(
-            f"{path}: x_test is {raw['x_test'].dtype}, x_train is "
-            f"{raw['x_train'].dtype}; expected both uint8 or both float"
-        )
-    y_train = _labels(path, "y_train", raw, len(x["train"]))
-    y_test = _labels(path, "y_test", raw, len(x["test"]))
-    num_classes = int(y_train.max()) + 1
-    if num_classes > max(_MOST_CLASSES, len(y_train)):
-        raise UserError(
-            f"{path}: y_train holds the label {num_classes - 1} at row "
-            f"{y_train.argmax()}; expected class numbers 0, 1, 2, …"
-        )
-    if y_test.max() >= num_classes:
-        raise UserError(
-            f"{path}: y_test holds the label {y_test.max()} at row "
-            f"{y_test.argmax()}; expected 0..{num_classes - 1}, as in y_train"
-        )
-    full_scale = 255 if x["train"].dtype == np.uint8 else 1
-    name = f"npz({os.path.basename(path)})"
-    return unit(name, x["train"], y_train, x["test"], y_test, num_classes, full_scale)
+    dataset = make_dataset(**raw, name=path)
+    return dataset._replace(name=f"npz({os.path.basename(path)})")
 
 
 def _open_npz(path: str) -> dict[str, np.ndarray]:
@@ -111,53 +85,3 @@ def _open_npz(path: str) -> dict[str, np.ndarray]:
             f"{where} cannot be read as plain arrays of an .npz file; is it "
             f"truncated, or are these Python objects? ({reason})"
         ) from error
-
-
-def _samples(path: str, key: str, raw: dict[str, np.ndarray]) -> np.ndarray:
-    x = raw[key]
-    if x.ndim not in (2, 3, 4):
-        raise UserError(
-            f"{path}: {key} has shape {x.shape}; expected [M, H, W], [M, H, W, C] or "
-            "[M, F]"
-        )
-    if x.size == 0:
-        raise UserError(f"{path}: {key} is empty, shape {x.shape}")
-    if x.dtype != np.uint8:
-        if x.dtype.kind != "f":
-            raise UserError(
-                f"{path}: {key} is {x.dtype}; expected uint8 (0..255) or float"
-            )
-        with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
-        bad = ~np.isfinite(x)
-        if bad.any():
-            where = np.argwhere(bad)[0]
-            raise UserError(
-                f"{path}: {key} holds {raw[key][tuple(where)]} in sample {where[0]} "
-                f"({bad.sum()} such values); expected finite float32 numbers"
-            )
-    return x[..., None] if x.ndim == 3 else x
-
-
-def _labels(path: str, key: str, raw: dict[str, np.ndarray], count: int) -> np.ndarray:
-    y = raw[key]
-    if y.ndim != 1:
-        raise UserError(
-            f"{path}: {key} has shape {y.shape}; expected [M], one class number a "
-            "sample"
-        )
-    if len(y) != count:
-        raise UserError(
-            f"{path}: {key} has {len(y)} labels for the {count} samples of "
-            f"x{key[1:]}; expected as many"
-        )
-    if y.dtype.kind not in "iuf":
-        raise UserError(f"{path}: {key} is {y.dtype}; expected whole numbers >= 0")
-    with np.errstate(invalid="ignore"):
-        good = (y >= 0) & (y < 2**31) & (y == np.floor(y))
-    if not good.all():
-        row = int(np.argmin(good))
-        raise UserError(
-            f"{path}: {key} holds {y[row]} at row {row}; expected whole numbers >= 0"
-        )
-    return y.astype(np.int64)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tsfl_jax.types import HParams, Params
+from tsfl_jax.types import HParams, Params, UserError
 
 Factory = Callable[[HParams], optax.GradientTransformation]
 Optimizer = optax.GradientTransformation | Factory
@@ -45,4 +45,9 @@ def as_factory(optimizer: Optimizer | None) -> Factory:
         return sgd
     if isinstance(optimizer, optax.GradientTransformation):
         return lambda hparams: optimizer
+    if not callable(optimizer):
+        raise UserError(
+            f"optimizer={optimizer!r}: expected an optax transformation, or a function "
+            "that makes one of HParams"
+        )
     return optimizer

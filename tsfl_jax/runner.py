@@ -7,15 +7,25 @@ first and the metrics after it, so that a killed run resumes with the same bits.
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import IO, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from tsfl_jax import checkpoint, devices, engine, experiment, optimizers, plots, report
+from tsfl_jax import (
+    checkpoint,
+    devices,
+    engine,
+    experiment,
+    optimizers,
+    plots,
+    progress,
+    report,
+)
 from tsfl_jax.aggregate import Aggregator
-from tsfl_jax.config import Config
-from tsfl_jax.types import Dataset, Params
+from tsfl_jax.config import WITHOUT_EFFECT, Config, flat
+from tsfl_jax.types import Dataset, Params, UserError
 
 
 class Result(NamedTuple):
@@ -35,7 +45,7 @@ class _Progress(NamedTuple):
 
 
 def arguments(exp: experiment.Experiment, state: engine.State, first: int) -> tuple:
-    """Arguments of ``exp.run`` for the chunk from interval `first` on, on the devices."""
+    """What ``exp.run`` takes for the chunk from interval `first` on, on the devices."""
     inputs = jax.tree.map(lambda a: a[first : first + exp.chunk], exp.inputs)
     return (
         *devices.place(exp.mesh, (state, exp.key, exp.hparams), engine.WHOLE),
@@ -134,10 +144,24 @@ def named_arrays(params: Params) -> dict[str, np.ndarray]:
     }
 
 
+def _check_same_settings(folder: pathlib.Path, exp: experiment.Experiment) -> None:
+    """Refuses a folder in which another experiment has left its settings."""
+    old = flat(report.read_json(folder / "config.json") or {})
+    new = flat(report.plain(exp.settings))
+    names = [n for n in new if n not in WITHOUT_EFFECT]
+    changed = [f"{n}: {old.get(n)} → {new[n]}" for n in names if old.get(n) != new[n]]
+    if old and changed:
+        raise UserError(
+            f"{folder} holds another experiment ({'; '.join(changed[:3])}); choose "
+            "another --workdir, or delete that folder to start afresh"
+        )
+
+
 def run(
     exp: experiment.Experiment,
     workdir: str | pathlib.Path | None = None,
     stream: IO[str] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Result:
     """Runs or resumes an experiment.
 
@@ -145,10 +169,11 @@ def run(
       exp: from `experiment.build`.
       workdir: folder for files and checkpoints; None keeps everything in memory.
       stream: where progress is told, None for silence.
+      stop: asked after every chunk; True ends the run there with KeyboardInterrupt.
 
     Returns:
-      `Result`. Where every client's model was lost, the run stops there with the last
-      good model and ``summary["diverged_at"]`` says in which interval.
+      `Result`. Where no client's model is finite any more, the run stops there with the
+      last good model and ``summary["diverged_at"]`` says in which interval.
 
     Raises:
       UserError: the folder cannot be used, or holds another experiment's checkpoint.
@@ -156,14 +181,16 @@ def run(
     total = len(exp.inputs.tau)
     done, finished = _empty(exp), 0
     folder = None if workdir is None else report.prepare_workdir(workdir)
+    if folder is not None:
+        _check_same_settings(folder, exp)
     saves = folder is not None and exp.checkpoint
     if saves:
         found = checkpoint.restore_latest(
-            folder / "checkpoints", done, exp.identity, report.notice(stream)
+            folder / "checkpoints", done, exp.identity, progress.notice(stream)
         )
         if found is not None:
             finished, done = found
-            report.tell(stream, f"resuming after interval {finished} of {total}")
+            progress.tell(stream, f"resuming after interval {finished} of {total}")
     if folder is not None:
         report.write_json(folder / "config.json", exp.settings)
         rows = rows_of(done.history, 0, finished, exp.interval_seconds)
@@ -174,17 +201,17 @@ def run(
     lost = bool(done.state.diverged)
     state = done.state
     while finished < total and not lost:
-        arguments = arguments(exp, state, finished)
+        current = arguments(exp, state, finished)
         if compiled is None:
             begun = time.perf_counter()
             options = devices.COMPILER_OPTIONS.get(jax.default_backend())
-            lowered = jax.jit(exp.run).lower(*arguments)
+            lowered = jax.jit(exp.run).lower(*current)
             compiled = lowered.compile(compiler_options=options)
             compile_seconds = time.perf_counter() - begun
-            report.tell(stream, f"compiled in {compile_seconds:.1f} s")
+            progress.tell(stream, f"compiled in {compile_seconds:.1f} s")
             begun = time.perf_counter()
         tick = time.perf_counter()
-        state, chunk = jax.block_until_ready(compiled(*arguments))
+        state, chunk = jax.block_until_ready(compiled(*current))
         seconds = done.seconds + (time.perf_counter() - tick)
         chunk = jax.device_get(chunk)
         lost = bool(chunk.diverged[-1])
@@ -199,8 +226,8 @@ def run(
         if folder is not None:
             rows = rows_of(done.history, first, finished, exp.interval_seconds)
             report.append_metrics(folder / "metrics.jsonl", rows)
-        report.show(
-            report.progress_line(
+        progress.show(
+            progress.progress_line(
                 finished,
                 total,
                 _last(done.history.test_accuracy[:finished]),
@@ -212,7 +239,14 @@ def run(
             last=finished == total or lost,
         )
 
-    summary = _summary(exp, done, finished, compile_seconds)
+        if finished < total and not lost and stop():
+            raise KeyboardInterrupt
+
+    summary = None
+    if folder is not None and compiled is None:  # a finished run is not made anew
+        summary = report.read_json(folder / "summary.json")
+    if summary is None:
+        summary = _summary(exp, done, finished, compile_seconds)
     if folder is not None:
         _write_results(folder, exp, done, finished, summary)
     history = {k: v[:finished] for k, v in done.history._asdict().items()}
@@ -227,7 +261,7 @@ def simulate(
     optimizer: optimizers.Optimizer | None = None,
     aggregator: Aggregator | None = None,
     workdir: str | pathlib.Path | None = None,
-    progress: bool = False,
+    verbose: bool = False,
 ) -> Result:
     """Runs one experiment from Python.
 
@@ -240,7 +274,7 @@ def simulate(
         of `HParams`, instead of SGD with momentum.
       aggregator: a rule of your own, instead of ``config.algorithm``.
       workdir: where to write files and checkpoints; None: nowhere.
-      progress: tell progress on stderr.
+      verbose: tell progress on stderr.
 
     Returns:
       `Result`: the final parameters, the history per interval, the summary.
@@ -255,4 +289,4 @@ def simulate(
         optimizer=optimizer,
         aggregator=aggregator,
     )
-    return run(exp, workdir, sys.stderr if progress else None)
+    return run(exp, workdir, sys.stderr if verbose else None)

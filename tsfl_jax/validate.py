@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
 
 from tsfl_jax import config as c
@@ -24,8 +25,26 @@ def choice(flag: str, value: str, known: tuple[str, ...]) -> None:
         )
 
 
+_TYPE_NAMES = {
+    int: "int",
+    float: "float",
+    bool: "bool",
+    str: "str",
+    tuple: "whole numbers like (1,4)",
+}
+# NumPy's numbers will do, and an int for a float; a tuple holds whole numbers.
+_ACCEPTED = {int: numbers.Integral, float: numbers.Real, tuple: (tuple, list)}
+
+
 def _check_types(config: object, prefix: str = "") -> None:
     """A field has the type of its default; an int will do for a float."""
+    fields = [field.name for field in dataclasses.fields(config)]
+    for name in vars(config):
+        if name not in fields:
+            raise UserError(
+                f"config.{prefix}{name}: there is no such setting"
+                f"{nearest(name, fields)}"
+            )
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name
         if dataclasses.is_dataclass(field.default_factory):
@@ -37,16 +56,14 @@ def _check_types(config: object, prefix: str = "") -> None:
             _check_types(value, name + ".")
             continue
         expected = type(field.default)
-        fits = isinstance(value, expected)
+        fits = isinstance(value, _ACCEPTED.get(expected, expected))
         if expected is not bool and isinstance(value, bool):
             fits = False
-        if expected is float and isinstance(value, int) and not isinstance(value, bool):
-            fits = True
-        if expected is tuple and isinstance(value, list):
-            fits = True
+        if expected is tuple and fits:
+            fits = all(isinstance(v, numbers.Integral) for v in value)
         if not fits:
             raise UserError(
-                f"--config.{name}={value!r}: expected {expected.__name__}, "
+                f"--config.{name}={value!r}: expected {_TYPE_NAMES[expected]}, "
                 f"got {type(value).__name__}"
             )
 
@@ -77,7 +94,7 @@ def _in_range(config: c.Config) -> None:
             inf,
             False,
         ),
-        ("schedule.data_size", config.schedule.data_size, 1, inf, False),
+        ("schedule.data_size", config.schedule.data_size, 1, 2**31 - 1, False),
         ("schedule.upload_above", config.schedule.upload_above, 0, inf, False),
         ("schedule.interval_seconds", config.schedule.interval_seconds, 0, inf, True),
         ("model.hidden", config.model.hidden, 0, inf, False),
@@ -134,10 +151,22 @@ def _belongs_together(config: c.Config) -> None:
                 f"--config.schedule.kind={schedule.kind}; it belongs to "
                 f"{' or '.join(kinds)}"
             )
+    if config.data.file and config.data.name != "npz":
+        raise UserError(
+            f"--config.data.file={config.data.file}: would be ignored with "
+            f"--config.data.name={config.data.name}; it belongs to npz"
+        )
+    if config.model.norm != "none" and config.model.name not in ("vgg11", "resnet18"):
+        raise UserError(
+            f"--config.model.norm={config.model.norm}: would be ignored with "
+            f"--config.model.name={config.model.name}; it belongs to vgg11 or resnet18"
+        )
 
 
 def validate(config: c.Config) -> None:
     """Raises UserError, one line, at the first setting that cannot work."""
+    if not isinstance(config, c.Config):
+        raise UserError(f"expected a tsfl_jax.Config, got {type(config).__name__}")
     _check_types(config)
     choice("algorithm", config.algorithm, c.ALGORITHMS)
     choice("data.name", config.data.name, (*c.DATA_NAMES, "svhn"))

@@ -1,0 +1,120 @@
+"""What a person sees on the terminal."""
+
+import logging
+import math
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import IO
+
+_BAR = 10  # characters
+
+
+def summary_text(summary: dict, workdir: str | pathlib.Path | None = None) -> str:
+    """The closing lines of a run, for a person; leaves out what summary lacks.
+
+    Args:
+      summary: the dict of summary.json.
+      workdir: where the files are, None if there are none.
+    """
+    s = {key: value for key, value in summary.items() if value is not None}
+    title = [str(s[key]) for key in ("data", "algorithm") if key in s]
+    title += [f"seed {s['seed']}"] if "seed" in s else []
+    best, final = s.get("best_test_accuracy"), s.get("final_test_accuracy")
+    table = {
+        "run": ", ".join(title),
+        "test accuracy": f"best {_percent(best)}, final {_percent(final)}",
+        "intervals": f"{s['num_intervals']:,}" if "num_intervals" in s else "",
+    }
+    if "train_seconds" in s:
+        table["time"] = f"{s['train_seconds']:.1f} s training"
+        table["time"] += f", {s.get('compile_seconds', 0):.1f} s compiling"
+    if math.isfinite(s.get("samples_per_second", math.nan)):
+        table["speed"] = f"{s['samples_per_second']:,.0f} samples/s"
+    if s.get("num_dropped"):
+        table["dropped"] = f"{s['num_dropped']:,} client models that were not finite"
+    if "diverged_at" in s:
+        table["stopped"] = f"every client diverged in interval {s['diverged_at']};"
+        table["stopped"] += " the model before it is kept; try a smaller lr"
+    if workdir is not None:
+        table["files"] = str(workdir)
+    return "\n".join(f"{name:<15}{text}" for name, text in table.items() if text)
+
+
+def progress_line(
+    done: int,
+    total: int,
+    accuracy: float | None,
+    loss: float | None,
+    elapsed_s: float,
+    started_at: int = 0,
+) -> str:
+    """One line on how far a run is.
+
+    Args:
+      done: finished intervals.
+      total: intervals of the whole run.
+      accuracy: in [0, 1]; None or NaN if not evaluated, and so is the loss.
+      loss: mean over samples.
+      elapsed_s: seconds this process has trained.
+      started_at: finished intervals when this process began; not counted as its speed.
+    """
+    here = done - started_at
+    rate, left = "–", "–"
+    if here > 0 and elapsed_s > 0:
+        speed = here / elapsed_s
+        rate = f"{speed:.1f}" if speed >= 1 else f"{speed:.2g}"
+        left = _clock((total - done) / speed)
+    known = loss is not None and not math.isnan(loss)
+    loss = f"{loss:{'.3f' if 0.001 <= loss < 1000 else '.3g'}}" if known else "–"
+    line = f"interval {done}/{total}, accuracy {_percent(accuracy)}, loss {loss}"
+    line += f", {rate} intervals/s"
+    if done >= total:
+        return f"{line}, done in {_clock(elapsed_s)}"
+    full = _BAR * done // total
+    return f"{line}, {left} left [{'#' * full}{'-' * (_BAR - full)}]"
+
+
+def show(line: str, stream: IO[str] | None, last: bool = False) -> None:
+    """Shows a line: on a terminal in place of the one before, elsewhere below it.
+
+    Args:
+      line: as from ``progress_line``.
+      stream: where to; None is nowhere.
+      last: nothing will replace it: end it with a newline on a terminal, too.
+    """
+    if stream is None:
+        return
+    if stream.isatty():
+        width = (
+            shutil.get_terminal_size().columns - 1
+        )  # a full row would scroll some terminals
+        if len(line) > width and not last:
+            line = line.split(" [")[0][:width]  # the bar is what can be spared
+        line = f"\r{line:<{width}}"
+    end = "" if stream.isatty() and not last else "\n"
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(f"{line}{end}".encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def tell(stream: IO[str] | None, text: str) -> None:
+    """Says something that stays on the terminal; a None stream says nothing."""
+    show(text, stream, last=True)
+
+
+def notice(stream: IO[str] | None) -> Callable[[str], None]:
+    """A function that passes on what must not be missed, to the log if no stream."""
+    if stream is None:
+        return logging.getLogger("tsfl_jax").warning
+    return lambda text: tell(stream, text)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def _clock(seconds: float) -> str:
+    minutes, s = divmod(round(seconds), 60)
+    h, m = divmod(minutes, 60)
+    return f"{h}:{m:02d}:{s:02d}" if h else f"{m}:{s:02d}"

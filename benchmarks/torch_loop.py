@@ -99,9 +99,9 @@ def make_interval(name, images, labels, rows, tau, size, *, batch_size, lr, mome
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = NETWORKS[name]().to(device)
-    x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous().to(device)
-    y = torch.from_numpy(labels).long().to(device)
-    rows = [torch.from_numpy(row).long().to(device) for row in rows]
+    x = torch.tensor(images).permute(0, 3, 1, 2).contiguous().to(device)
+    y = torch.tensor(labels).long().to(device)
+    rows = [torch.tensor(row).long().to(device) for row in rows]
     weights = torch.tensor(size / size.sum(), dtype=torch.float32)
 
     def interval():

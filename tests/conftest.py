@@ -3,6 +3,9 @@
 import jax
 import pytest
 
+# Before JAX starts: four virtual devices, for the tests that use several.
+jax.config.update("jax_num_cpu_devices", 4)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def compile_once(tmp_path_factory):

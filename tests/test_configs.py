@@ -60,7 +60,7 @@ def test_runs_two_intervals_on_synthetic_data_of_its_shape(name, tmp_path):
     settings.data.name = "synthetic"
     settings.data.train_size, settings.data.test_size = 64, 16
     settings.schedule.data_size = 8
-    settings.report_every = 2
+    settings.report_every, settings.devices = 2, 2
     result = tsfl_jax.simulate(settings)
     assert "synthetic" in result.summary["data"]
     assert np.isfinite(result.history["test_loss"]).all()

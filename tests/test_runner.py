@@ -18,7 +18,7 @@ from tsfl_jax.types import UserError
 def small(**changes) -> config.Config:
     """Four clients on digits, six intervals in calls of two."""
     settings = config.Config(
-        num_intervals=6, num_clients=4, lr=0.02, batch_size=8, report_every=2
+        num_intervals=6, num_clients=4, lr=0.02, batch_size=8, report_every=2, devices=1
     )
     settings.schedule.data_size = 48
     settings.schedule.interval_seconds = 2.5

@@ -29,14 +29,16 @@ def start(count: int) -> None:
     """Asks for CPU devices, which has to happen before JAX is used for the first time.
 
     Args:
-      count: devices; 0 for as many as there are CPU cores for this process.
+      count: devices wanted; there will be at least one for each CPU core of this
+        process, so that a later run may use more.
 
-    Where JAX has already started, its devices stay as they are; on GPUs this has no
-    effect.
+    A number set before (``jax_num_cpu_devices``) stays. Where JAX has started already,
+    its devices stay as they are; on GPUs this has no effect.
     """
-    with contextlib.suppress(RuntimeError):  # "should be updated before …"
+    if jax.config.jax_num_cpu_devices < 0:
         cores = len(os.sched_getaffinity(0))
-        jax.config.update("jax_num_cpu_devices", count or cores)
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", max(count, cores))
 
 
 def make_mesh(count: int, num_clients: int) -> Mesh:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from tsfl_jax import config, devices, experiment, runner
+from tsfl_jax import config, experiment, runner
 
 SHAPES = {
     "mnist_cnn": (28, 28, 1),
@@ -44,8 +44,7 @@ def compiled(exp, evaluate: bool = False) -> tuple[Callable[[], None], float]:
     )
     arguments = runner.arguments(exp, exp.start, 0)
     begun = time.perf_counter()
-    options = devices.COMPILER_OPTIONS.get(jax.default_backend())
-    program = jax.jit(exp.run).lower(*arguments).compile(compiler_options=options)
+    program = jax.jit(exp.run).lower(*arguments).compile()
     seconds = time.perf_counter() - begun
     return lambda: jax.block_until_ready(program(*arguments)), seconds
 

@@ -1,5 +1,7 @@
 """Clients over several devices: the dealing out, and the same results."""
 
+import os
+
 import jax
 import numpy as np
 import pytest
@@ -68,6 +70,17 @@ def test_spoilt_clients_are_counted_over_all_devices():
     result = tsfl_jax.simulate(small(devices=2, lr=1e30), dataset=data)
     assert result.summary["num_dropped"] == 4
     assert result.summary["diverged_at"] == 1
+
+
+def test_devices_wait_for_each_other_unless_told_otherwise(monkeypatch):
+    stuck, end = (
+        f"--xla_cpu_collective_call_{name}_timeout_seconds"
+        for name in ("warn_stuck", "terminate")
+    )
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to=x {end}=9")
+    devices.start(0)
+    devices.start(0)
+    assert os.environ["XLA_FLAGS"] == f"--xla_dump_to=x {end}=9 {stuck}=604800"
 
 
 def test_more_devices_than_there_are():

@@ -19,10 +19,13 @@ from tsfl_jax.types import UserError
 AXIS = "clients"
 
 # Devices wait for each other at the sum. XLA's CPU backend takes a long wait for a
-# deadlock and ends the process after 40 s; an interval of a large network takes longer.
-COMPILER_OPTIONS = {
-    "cpu": {"xla_cpu_collective_call_terminate_timeout_seconds": 7 * 24 * 3600}
-}
+# deadlock, complains after 20 s and ends the process after 40 s; with a large network
+# devices may be further apart. Only XLA_FLAGS are heard, not a compiler option.
+_PATIENCE = (
+    "xla_cpu_collective_call_warn_stuck_timeout_seconds",
+    "xla_cpu_collective_call_terminate_timeout_seconds",
+)
+_WEEK = 7 * 24 * 3600  # seconds
 
 
 def start(count: int) -> None:
@@ -32,9 +35,13 @@ def start(count: int) -> None:
       count: devices wanted; there will be at least one for each CPU core of this
         process, so that a later run may use more.
 
-    A number set before (``jax_num_cpu_devices``) stays. Where JAX has started already,
-    its devices stay as they are; on GPUs this has no effect.
+    It also makes the devices wait for each other for a week, see `_PATIENCE`. What was
+    set before (``jax_num_cpu_devices``, flags) stays. Where JAX has started already,
+    nothing changes; on GPUs this has no effect.
     """
+    flags = os.environ.get("XLA_FLAGS", "")
+    patient = [f"--{name}={_WEEK}" for name in _PATIENCE if name not in flags]
+    os.environ["XLA_FLAGS"] = " ".join([flags, *patient]).strip()
     if jax.config.jax_num_cpu_devices < 0:
         cores = len(os.sched_getaffinity(0))
         with contextlib.suppress(RuntimeError):  # JAX has started

@@ -204,9 +204,7 @@ def run(
         current = arguments(exp, state, finished)
         if compiled is None:
             begun = time.perf_counter()
-            options = devices.COMPILER_OPTIONS.get(jax.default_backend())
-            lowered = jax.jit(exp.run).lower(*current)
-            compiled = lowered.compile(compiler_options=options)
+            compiled = jax.jit(exp.run).lower(*current).compile()
             compile_seconds = time.perf_counter() - begun
             progress.tell(stream, f"compiled in {compile_seconds:.1f} s")
             begun = time.perf_counter()

@@ -224,6 +224,7 @@ def run(
         if folder is not None:
             rows = rows_of(done.history, first, finished, exp.interval_seconds)
             report.append_metrics(folder / "metrics.jsonl", rows)
+        stopping = finished < total and not lost and stop()
         progress.show(
             progress.progress_line(
                 finished,
@@ -234,10 +235,10 @@ def run(
                 started_at=started,
             ),
             stream,
-            last=finished == total or lost,
+            last=finished == total or lost or stopping,
         )
 
-        if finished < total and not lost and stop():
+        if stopping:
             raise KeyboardInterrupt
 
     summary = None

@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
-from tsfl_jax import convolution, models, winograd
+from tsfl_jax import convolution, models, pooling, winograd
 from tsfl_jax.types import UserError
 
 IMAGES = {
@@ -24,50 +24,141 @@ def close(a, b, tolerance=1e-5):
     np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
 
 
+def in_double(conv, shape, kernel, filters=4):
+    """Output and both gradients in float64, where only the formula can differ."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64():
+        x = jnp.asarray(rng.normal(size=shape))
+        w = jnp.asarray(rng.normal(size=(*kernel, shape[0], filters)))
+        g = rng.normal(size=jax.eval_shape(conv, x, w).shape)
+
+        @jax.jit
+        def outcome(x, w):
+            y, back = jax.vjp(conv, x, w)
+            return y, *back(jnp.asarray(g))
+
+        return jax.device_get(outcome(x, w))
+
+
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [1, 3, 5])
 @pytest.mark.parametrize("size", [7, 8])
 def test_slices_equal_lax_convolution(size, kernel, stride, same):
-    keys = jax.random.split(jax.random.key(size), 3)
-    x = jax.random.normal(keys[0], (3, size, size + 1, 2))
-    w = jax.random.normal(keys[1], (kernel, kernel, 3, 4))
-
     def outcome(conv):
-        y, back = jax.vjp(lambda x, w: conv(x, w, stride, same), x, w)
-        return y, *back(jax.random.normal(keys[2], y.shape))
+        shape = (3, size, size + 1, 2)
+        return in_double(lambda x, w: conv(x, w, stride, same), shape, (kernel, kernel))
 
     for a, b in zip(
         outcome(convolution.conv_slices), outcome(convolution.conv_lax), strict=True
     ):
         assert a.shape == b.shape
-        close(a, b)
-
-
-@pytest.mark.parametrize("shape", [(3, 2, 2, 1), (2, 4, 6, 3), (5, 8, 8, 4)])
-def test_winograd_equals_lax_convolution(shape):
-    rng = np.random.default_rng(0)
-    with jax.enable_x64():
-        x = jnp.asarray(rng.normal(size=shape))
-        w = jnp.asarray(rng.normal(size=(3, 3, shape[0], 4)))
-
-        def outcome(conv):
-            y, back = jax.vjp(conv, x, w)
-            g = jnp.asarray(np.random.default_rng(1).normal(size=y.shape))
-            return jax.device_get((y, *back(g)))
-
-        ours, theirs = outcome(winograd.conv_winograd), outcome(convolution.conv_lax)
-    for a, b in zip(ours, theirs, strict=True):
         close(a, b, 1e-12)
+
+
+def test_minimal_filtering_by_hand():
+    # F(4, 3) has the matrices of Lavin and Gray, section 4.3, to the points' order.
+    at, g, bt = winograd.cook_toom(3)
+    assert at[1] == [0, 1, -1, 2, -2, 0] and at[3] == [0, 1, -1, 8, -8, 1]
+    np.testing.assert_allclose(g[0], [1 / 4, 0, 0])
+    np.testing.assert_allclose(g[1], [-1 / 6, -1 / 6, -1 / 6])
+    np.testing.assert_allclose(g[4], [1 / 24, -1 / 12, 1 / 6])
+    assert bt[0] == [4, 0, -5, 0, 1, 0] and bt[2] == [0, 4, -4, -1, 1, 0]
+
+
+@pytest.mark.parametrize("taps", [2, 3, 4, 5])
+def test_minimal_filtering_is_a_convolution(taps):
+    rng = np.random.default_rng(taps)
+    d, f = rng.normal(size=6), rng.normal(size=taps)
+    at, g, bt = (np.array(matrix) for matrix in winograd.cook_toom(taps))
+    want = [d[i : i + taps] @ f for i in range(7 - taps)]
+    np.testing.assert_allclose(at @ ((g @ f) * (bt @ d)), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (3, 1)])
+@pytest.mark.parametrize("size", [(5, 5), (7, 6), (8, 9), (12, 5)])
+def test_winograd_equals_lax_convolution(size, kernel, same):
+    def conv(x, w):
+        return winograd.conv_winograd(x, w, same)
+
+    def lax_conv(x, w):
+        return convolution.conv_lax(x, w, 1, same)
+
+    shape = (3, *size, 2)
+    for a, b in zip(
+        in_double(conv, shape, kernel), in_double(lax_conv, shape, kernel), strict=True
+    ):
+        assert a.shape == b.shape
+        close(a, b, 1e-12)
+
+
+def test_winograd_loses_few_digits():
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.normal(keys[0], (64, 16, 16, 8))
+    for size in (3, 5):
+        w = jax.random.normal(keys[1], (size, size, 64, 32))
+        exact = np.asarray(in_float64(convolution.conv_lax, x, w))
+        errors = [
+            np.sqrt(np.mean((np.asarray(f(x, w)) - exact) ** 2) / np.mean(exact**2))
+            for f in (jax.jit(winograd.conv_winograd), jax.jit(convolution.conv_slices))
+        ]
+        assert errors[0] < 8 * errors[1] and errors[0] < 2e-6, errors
+
+
+def in_float64(conv, x, w):
+    with jax.enable_x64():
+        x, w = (jnp.asarray(a, jnp.float64) for a in (x, w))
+        return jax.device_get(jax.jit(conv)(x, w))
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 3), (1, 1)])
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 2), (3, 2)])
+def test_taps_equal_lax_convolution(size, kernel):
+    shape = (3, *size, 2)
+    for a, b in zip(
+        in_double(convolution.conv_taps, shape, kernel),
+        in_double(convolution.conv_lax, shape, kernel),
+        strict=True,
+    ):
+        close(a, b, 1e-12)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("size", "kernel"), [((8, 6), 5), ((7, 9), 2), ((8, 8), 3)])
+def test_quarters_equal_convolution_and_pooling(size, kernel, channels):
+    def apart(x, w):
+        return pooling.max_pool(convolution.conv_slices(x, w, 1, False))
+
+    shape, kernel = (channels, *size, 2), (kernel, kernel)
+    for a, b in zip(
+        in_double(pooling.conv_pool_quarters, shape, kernel),
+        in_double(apart, shape, kernel),
+        strict=True,
+    ):
+        close(a, b, 1e-12)
+
+
+def test_quarters_share_a_tied_maximum_with_the_first():
+    x, w = jnp.ones((1, 6, 6, 1)), jnp.ones((3, 3, 1, 1))
+    y, back = jax.vjp(pooling.conv_pool_quarters, x, w)
+    g = back(jnp.ones_like(y))[0][0, :, :, 0]
+    # Every window's gradient goes to its first place: the kernel at rows 0 and 2.
+    want = np.zeros((6, 6))
+    for i in (0, 2):
+        for j in (0, 2):
+            want[i : i + 3, j : j + 3] += 1
+    np.testing.assert_array_equal(g, want)
 
 
 def test_winograd_is_chosen_only_where_it_exists():
     x, k = jnp.zeros((32, 8, 8, 2)), jnp.zeros((3, 3, 32, 5))
     assert winograd.applies(x, k, 1, True)
+    assert winograd.applies(x[:, :7], k, 1, True)
     assert not winograd.applies(x, k, 2, True)
-    assert not winograd.applies(x, k, 1, False)
-    assert not winograd.applies(x[:, :7], k, 1, True)
+    assert not winograd.applies(x[:, :4], k, 1, False)
     assert not winograd.applies(x, k[:1, :1], 1, True)
+    assert not winograd.applies(x[:3], k[:, :, :3], 1, True)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
@@ -82,7 +173,7 @@ def test_max_pool_equals_flax(size):
         x = nn.max_pool(x, (2, 2), (2, 2), ((0, odd), (0, odd)))
         return x.transpose(3, 1, 2, 0)
 
-    y, back = jax.vjp(convolution.max_pool, x)
+    y, back = jax.vjp(pooling.max_pool, x)
     want, want_back = jax.vjp(flax_pool, x)
     np.testing.assert_array_equal(y, want)
     g = jax.random.normal(jax.random.key(1), y.shape)
@@ -125,7 +216,7 @@ def test_mnist_cnn_is_the_papers_network():
 @pytest.mark.parametrize(
     ("name", "form"),
     [(name, "slices") for name in IMAGES]
-    + [("vgg11", "winograd"), ("resnet18", "winograd")],
+    + [(name, "winograd") for name in IMAGES if name != "mlp"],
 )
 def test_forms_agree_in_loss_gradient(name, form):
     shape = IMAGES[name]

@@ -1,16 +1,16 @@
-"""Convolution and pooling that stay fast inside a compiled loop over clients.
+"""Convolution that stays fast inside a compiled loop over clients.
 
 XLA's CPU backend runs `lax.conv` inside a loop body 10 to 50 times slower than
 outside (jax-ml/jax#12868), and `vmap` over clients with a kernel each turns it into
 a grouped convolution, which is slow everywhere. So the default on CPU is: shifted
-slices of the input stacked to patches, then one matrix product per client.
+slices of the input stacked to patches, then one matrix product per client; with fewer
+multiplications where `winograd` applies; tap by tap on images of one or two pixels.
 
 Layout is ``[C, H, W, B]``, the batch last: slices of it stay contiguous runs of B
-floats, the patches need no transpose before the product, and pooling is an
-elementwise maximum of slices. That alone was worth a factor of two.
+floats and the patches need no transpose before the product. That alone was worth a
+factor of two.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -68,10 +68,43 @@ def conv_lax(x: Array, kernel: Array, stride: int = 1, same: bool = True) -> Arr
     )
 
 
+def conv_taps(x: Array, kernel: Array) -> Array:
+    """One matrix product per entry of the kernel, where it meets the image.
+
+    For images of one or two pixels, on which most of `conv_slices`' products are with
+    padding: 1 of 9 is left on 1x1, 16 of 36 on 2x2. Stride 1, an odd kernel, zero
+    padding that keeps H and W.
+    """
+    kh, kw, _, filters = kernel.shape
+    channels, height, width, batch = x.shape
+
+    def meets(tap, size, taps):  # (first, end) of the inputs, shift to the outputs
+        shift = tap - taps // 2
+        return max(shift, 0), size + min(shift, 0), shift
+
+    out = jnp.zeros((filters, height, width, batch), x.dtype)
+    for i in range(kh):
+        for j in range(kw):
+            top, bottom, down = meets(i, height, kh)
+            left, right, across = meets(j, width, kw)
+            if top >= bottom or left >= right:
+                continue
+            part = x[:, top:bottom, left:right]
+            product = kernel[i, j].T @ part.reshape(channels, -1)
+            product = product.reshape(filters, bottom - top, right - left, batch)
+            rows = (top - down, height - bottom + down)
+            columns = (left - across, width - right + across)
+            out += jnp.pad(product, ((0, 0), rows, columns, (0, 0)))
+    return out
+
+
 def conv_fast(x: Array, kernel: Array, stride: int = 1, same: bool = True) -> Array:
-    """Winograd's form where it saves time, else `conv_slices`; see there."""
+    """Whichever form was measured fastest for the shape; see `conv_slices`."""
+    odd = kernel.shape[0] % 2 and kernel.shape[1] % 2
+    if stride == 1 and same and odd and max(x.shape[1:3]) <= 2:
+        return conv_taps(x, kernel)
     if winograd.applies(x, kernel, stride, same):
-        return winograd.conv_winograd(x, kernel)
+        return winograd.conv_winograd(x, kernel, same)
     return conv_slices(x, kernel, stride, same)
 
 
@@ -81,50 +114,3 @@ CONVOLUTIONS = {"winograd": conv_fast, "slices": conv_slices, "lax": conv_lax}
 def default_convolution(backend: str) -> str:
     """The form that wins on a backend. GPU: not measured, XLA's own is assumed."""
     return "winograd" if backend == "cpu" else "lax"
-
-
-def _quarters(x: Array) -> list[Array]:
-    """The four entries of every 2x2 window of ``[C, 2h, 2w, B]``."""
-    c, h, w, b = x.shape
-    x = x.reshape(c, h // 2, 2, w // 2, 2, b)
-    return [x[:, :, i, :, j] for i in (0, 1) for j in (0, 1)]
-
-
-@jax.custom_vjp
-def _max_pool_even(x: Array) -> Array:
-    first, second, third, fourth = _quarters(x)
-    return jnp.maximum(jnp.maximum(first, second), jnp.maximum(third, fourth))
-
-
-def _max_pool_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
-    out = _max_pool_even(x)
-    return out, (x, out)
-
-
-def _max_pool_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array]:
-    # By hand because the derivative of three nested maxima passes over the data three
-    # times. Among equal entries the first takes the gradient, as in lax and PyTorch.
-    # Four simple loops over quarters, then two copies: one loop over the whole with a
-    # select by place is not vectorised and takes six times as long.
-    x, out = saved
-    a, b, c, _ = (part == out for part in _quarters(x))
-    winners = (a, ~a & b, ~(a | b) & c, ~(a | b | c))
-    parts = [jnp.where(wins, grad, 0) for wins in winners]
-    rows = [jnp.stack(parts[i : i + 2], axis=3) for i in (0, 2)]
-    return (jnp.stack(rows, axis=2).reshape(x.shape),)
-
-
-_max_pool_even.defvjp(_max_pool_forward, _max_pool_backward)
-
-
-def max_pool(x: Array) -> Array:
-    """2x2 maximum with stride 2 and ceiling division, ``[C, H, W, B]``.
-
-    A last odd row or column forms a window of its own, so 7 becomes 4 and 1 stays 1.
-    """
-    odd = (x.shape[1] % 2, x.shape[2] % 2)
-    if any(odd):
-        # Edge values instead of -inf: the copy ties with the original, which comes
-        # first and takes the gradient.
-        x = jnp.pad(x, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)), mode="edge")
-    return _max_pool_even(x)

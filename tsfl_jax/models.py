@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tsfl_jax import convolution
+from tsfl_jax import convolution, pooling
 from tsfl_jax.types import Array, Params, PRNGKey, UserError
 
 HE = nn.initializers.he_normal()
@@ -78,11 +78,14 @@ class Conv(nn.Module):
     stride: int = 1
     same: bool = True
     form: str = "slices"
+    pool: bool = False  # 2x2 maximum after it; stride 1 only
 
     @nn.compact
     def __call__(self, x):
         shape = (self.kernel, self.kernel, x.shape[0], self.filters)
         kernel = self.param("kernel", HE, shape)
+        if self.pool:
+            return pooling.conv_pool(x, kernel, self.same, self.form)
         conv = convolution.CONVOLUTIONS[self.form]
         return conv(x, kernel, self.stride, self.same)
 
@@ -167,8 +170,8 @@ class MnistCNN(nn.Module):
     def __call__(self, x):
         x = x.transpose(3, 1, 2, 0)
         for filters in (10, 20):
-            x = Conv(filters, kernel=5, same=False, form=self.form)(x)
-            x = nn.relu(ChannelBias()(convolution.max_pool(x)))
+            x = Conv(filters, kernel=5, same=False, form=self.form, pool=True)(x)
+            x = nn.relu(ChannelBias()(x))
         return _head(x, self.num_classes, self.hidden)
 
 
@@ -186,8 +189,7 @@ class FashionCNN(nn.Module):
     def __call__(self, x):
         x = x.transpose(3, 1, 2, 0)
         for filters in (16, 32, 64, 64, 128, 128):
-            x = Conv(filters, form=self.form)(x)
-            x = nn.relu(ChannelBias()(convolution.max_pool(x)))
+            x = nn.relu(ChannelBias()(Conv(filters, form=self.form, pool=True)(x)))
         return _head(x, self.num_classes)
 
 
@@ -206,7 +208,7 @@ class VGG11(nn.Module):
         x = x.transpose(3, 1, 2, 0)
         for filters in (64, "P", 128, "P", 256, 256, "P", 512, 512, "P", 512, 512, "P"):
             if filters == "P":
-                x = convolution.max_pool(x)
+                x = pooling.max_pool(x)
             else:
                 x = Conv(filters, form=self.form)(x)
                 x = nn.relu(Norm(self.norm)(x, train, mask))

@@ -1,157 +1,186 @@
-"""3x3 convolution with 16 multiplications for 4 outputs instead of 36.
+"""Convolution with fewer multiplications: minimal filtering along the rows.
 
-Winograd's minimal filtering F(2x2, 3x3) (Lavin and Gray, "Fast Algorithms for
-Convolutional Neural Networks", CVPR 2016): with 4x4 input tiles d, two apart, and
-kernel g, every 2x2 output tile is
+F(m, k) of Winograd, in the construction of Toom and Cook (Lavin and Gray, "Fast
+Algorithms for Convolutional Neural Networks", CVPR 2016, section 4): m outputs of a
+filter with k taps from n = m + k − 1 inputs d take n multiplications and not m·k,
 
-    Y = Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A,
+    y = Aᵀ [(G g) ⊙ (Bᵀ d)],
 
-where ⊙ becomes one matrix product over channels for each of the 16 places of a tile.
-Layout ``[C, H, W, B]`` as in `convolution`; the transforms are sums of slices. The
-gradient is by hand: it reuses the transformed input and transforms the output's
-gradient once for both products. Stride 1, zero padding 1, even H and W only.
+with n = 6 here, so F(4, 3) and F(2, 5): half and three fifths of the multiplications.
+Along the rows of an image the entries of d are whole slices ``[C, H/m, W, B]``, the
+transforms are sums of slices, and ⊙ is one matrix product over channels and columns
+of the kernel for each of the n places. Only one axis is transformed: the second would
+save multiplications again, but was measured slower, because its slices are short runs.
+
+The gradient is by hand: it reuses the transformed input and transforms the output's
+gradient once for both products. Layout ``[C, H, W, B]`` as in `convolution`.
 """
+
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from tsfl_jax.types import Array
+
+# Where the polynomials are evaluated, ∞ besides. More points, or larger ones, would
+# lose more digits than float32 training can spare.
+POINTS = (0, 1, -1, 2, -2)
+PLACES = len(POINTS) + 1  # n
+
+Matrix = list[list[float]]
+
+
+def _times(polynomial: list[Fraction], root: int) -> list[Fraction]:
+    """Coefficients, lowest first, of a polynomial times (x − root)."""
+    raised = [Fraction(0), *polynomial]
+    lowered = [-root * c for c in polynomial] + [Fraction(0)]
+    return [a + b for a, b in zip(raised, lowered, strict=True)]
+
+
+def cook_toom(taps: int) -> tuple[Matrix, Matrix, Matrix]:
+    """The matrices Aᵀ ``[m, n]``, G ``[n, k]`` and Bᵀ ``[n, n]`` of F(n + 1 − k, k).
+
+    Row i of G evaluates the filter at point i, divided by Π_{j≠i} (p_i − p_j); column
+    i of Aᵀ holds the point's powers; row i of Bᵀ the coefficients of Π_{j≠i} (x − p_j).
+    """
+
+    def powers(count):
+        rows = [[Fraction(p) ** e for e in range(count)] for p in POINTS]
+        return [*rows, [Fraction(0)] * (count - 1) + [Fraction(1)]]  # the point ∞
+
+    def product(without=None):
+        polynomial = [Fraction(1)]
+        for point in POINTS:
+            if point != without:
+                polynomial = _times(polynomial, point)
+        return polynomial
+
+    def scale(point):
+        coefficients = product(point)
+        return sum(c * point**e for e, c in enumerate(coefficients))
+
+    scales = [scale(p) for p in POINTS] + [Fraction(1)]
+    g = [[v / s for v in row] for row, s in zip(powers(taps), scales, strict=True)]
+    bt = [[*product(p), Fraction(0)] for p in POINTS] + [product()]
+    a = powers(PLACES + 1 - taps)
+
+    def plain(rows):
+        return [[float(v) for v in row] for row in rows]
+
+    return plain(zip(*a, strict=True)), plain(g), plain(bt)
+
+
+MATRICES = {taps: cook_toom(taps) for taps in (3, 5)}
 
 
 def applies(x: Array, kernel: Array, stride: int, same: bool) -> bool:
     """Whether this form exists for a convolution and is worth its transforms."""
-    height, width = x.shape[1:3]
-    exists = kernel.shape[:2] == (3, 3) and stride == 1 and same
-    exists = exists and height % 2 == 0 and width % 2 == 0
-    # Few channels: the transforms cost more than the products save. One tile per
-    # image: transforming the kernel does. Many tiles: they fall out of the cache.
-    return exists and x.shape[0] >= 32 and 4 <= min(height, width) <= 16
+    taps = kernel.shape[0]
+    height = x.shape[1] if same else x.shape[1] - taps + 1
+    # Few channels: the transforms cost more than the products save. Few rows: most
+    # of a block of m would be padding.
+    return taps in MATRICES and stride == 1 and x.shape[0] >= 8 and height > 2
 
 
-def _bt(d: list[Array]) -> list[Array]:
-    """Bᵀ d: four rows of an input tile → four."""
-    return [d[0] - d[2], d[1] + d[2], d[2] - d[1], d[1] - d[3]]
+def _combine(matrix: Matrix, parts: list[Array]) -> list[Array]:
+    """Σ_j matrix[i][j] · parts[j] for every row i, without the zeros."""
+
+    def row(factors):
+        terms = [
+            part if factor == 1 else factor * part
+            for factor, part in zip(factors, parts, strict=True)
+            if factor
+        ]
+        return sum(terms[1:], start=terms[0])
+
+    return [row(factors) for factors in matrix]
 
 
-def _b(r: list[Array]) -> list[Array]:
-    """B r, the transpose of `_bt`."""
-    return [r[0], r[1] - r[2] + r[3], r[1] + r[2] - r[0], -r[3]]
+def _transposed(matrix: Matrix) -> Matrix:
+    return [list(column) for column in zip(*matrix, strict=True)]
 
 
-def _g(k: list[Array]) -> list[Array]:
-    """G k: three rows of a kernel → four."""
-    even = k[0] + k[2]
-    return [k[0], 0.5 * (even + k[1]), 0.5 * (even - k[1]), k[2]]
-
-
-def _gt(u: list[Array]) -> list[Array]:
-    """Gᵀ u, the transpose of `_g`."""
-    middle = 0.5 * (u[1] + u[2])
-    return [u[0] + middle, 0.5 * (u[1] - u[2]), middle + u[3]]
-
-
-def _at(m: list[Array]) -> list[Array]:
-    """Aᵀ m: four rows of a product → two rows of the output."""
-    return [m[0] + m[1] + m[2], m[1] - m[2] - m[3]]
-
-
-def _a(y: list[Array]) -> list[Array]:
-    """A y, the transpose of `_at`."""
-    return [y[0], y[0] + y[1], y[0] - y[1], -y[1]]
-
-
-def _both(transform, grid: list[list[Array]]) -> list[list[Array]]:
-    """A transform along the rows and along the columns of a grid of arrays."""
-    grid = [transform(row) for row in grid]
-    columns = [transform(list(column)) for column in zip(*grid, strict=True)]
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _stack(grid: list[list[Array]]) -> Array:
-    return jnp.stack([array for row in grid for array in row])
-
-
-def _grid(stacked: Array) -> list[list[Array]]:
-    return [[stacked[4 * i + j] for j in range(4)] for i in range(4)]
-
-
-def _tiles(x: Array) -> Array:
-    """Bᵀ d B of all tiles of ``[C, H, W, B]``: ``[16, C, P]``, P = H/2 · W/2 · B."""
-    channels, height, width, batch = x.shape
-    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-
-    def place(i, j):
-        return x[:, i : i + height - 1 : 2, j : j + width - 1 : 2]
-
-    grid = [[place(i, j) for j in range(4)] for i in range(4)]
-    return _stack(_both(_bt, grid)).reshape(16, channels, -1)
-
-
-def _overlap(rows: list[Array], axis: int) -> Array:
-    """Adds tiles of four, two apart, along an axis, without the padding at both ends.
-
-    Entry 2t + 1 lies in tiles t (second place) and t − 1 (fourth), entry 2t in tiles t
-    (first) and t − 1 (third).
-    """
-
-    def shifted(a, before, after):
-        pads = [(0, 0)] * a.ndim
-        pads[axis] = (before, after)
-        a = jnp.pad(a, pads)
-        return lax.slice_in_dim(a, after, a.shape[axis] - before, axis=axis)
-
-    odd = rows[1] + shifted(rows[3], 1, 0)
-    even = rows[2] + shifted(rows[0], 0, 1)
-    shape = list(odd.shape)
-    shape[axis] *= 2
-    return jnp.stack([odd, even], axis=axis + 1).reshape(shape)
-
-
-def _untile(tiles: Array, shape: tuple[int, ...]) -> Array:
-    """The transpose of `_tiles`: ``[16, C, P]`` → ``[C, H, W, B]``."""
-    channels, height, width, batch = shape
-    tiles = tiles.reshape(16, channels, height // 2, width // 2, batch)
-    grid = _both(_b, _grid(tiles))
-    return _overlap([_overlap(row, 2) for row in grid], 1)
-
-
-def _forward(x: Array, kernel: Array) -> tuple[Array, tuple]:
-    _, height, width, batch = x.shape
-    filters = kernel.shape[-1]
-    tiles = _tiles(x)
-    taps = _stack(_both(_g, [[kernel[i, j] for j in range(3)] for i in range(3)]))
-    products = jnp.einsum("tck,tcp->tkp", taps, tiles)
-    grid = _both(_at, _grid(products))
-    shape = (filters, height // 2, width // 2, batch)
-    rows = [
-        jnp.stack([a.reshape(shape) for a in row], axis=3).reshape(
-            filters, height // 2, width, batch
-        )
-        for row in grid
-    ]
-    out = jnp.stack(rows, axis=2).reshape(filters, height, width, batch)
-    return out, (tiles, taps)
+def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+    taps, width, channels, filters = kernel.shape
+    at, g, bt = MATRICES[taps]
+    step = len(at)  # m
+    blocks = (x.shape[1] - taps + 1) // step
+    columns, batch = x.shape[2] - width + 1, x.shape[3]
+    rows = [x[:, i : i + step * (blocks - 1) + 1 : step] for i in range(PLACES)]
+    tiles = jnp.stack(_combine(bt, rows))  # [n, C, H/m, W, B]
+    tiles = jnp.stack([tiles[:, :, :, j : j + columns] for j in range(width)], axis=1)
+    tiles = tiles.reshape(PLACES, width * channels, -1)
+    filter_ = jnp.stack(_combine(g, list(kernel))).reshape(PLACES, -1, filters)
+    products = jnp.einsum("nck,ncp->nkp", filter_, tiles)
+    products = products.reshape(PLACES, filters, blocks, columns * batch)
+    out = jnp.stack(_combine(at, list(products)), axis=2)
+    out = out.reshape(filters, blocks * step, columns, batch)
+    return out, (tiles, filter_, kernel)
 
 
 @jax.custom_vjp
-def conv_winograd(x: Array, kernel: Array) -> Array:
-    """``[C, H, W, B]`` and ``[3, 3, C, K]`` → ``[K, H, W, B]``, zero padding 1."""
+def _valid(x: Array, kernel: Array) -> Array:
+    """Convolution without padding whose output has a multiple of m rows."""
     return _forward(x, kernel)[0]
 
 
-def _backward(saved: tuple, grad: Array) -> tuple[Array, Array]:
-    tiles, taps = saved
-    filters, height, width, batch = grad.shape
-    quarters = grad.reshape(filters, height // 2, 2, width // 2, 2, batch)
-    grid = [[quarters[:, :, i, :, j] for j in range(2)] for i in range(2)]
-    products = _stack(_both(_a, grid)).reshape(16, filters, -1)
-    d_taps = jnp.einsum("tcp,tkp->tck", tiles, products)
-    d_kernel = _stack(_both(_gt, _grid(d_taps)))
-    d_tiles = jnp.einsum("tck,tkp->tcp", taps, products)
-    channels = taps.shape[1]
-    d_x = _untile(d_tiles, (channels, height, width, batch))
-    return d_x, d_kernel.reshape(3, 3, channels, filters)
+def _backward(saved: tuple[Array, Array, Array], grad: Array) -> tuple[Array, Array]:
+    tiles, filter_, kernel = saved
+    taps, width, channels, filters = kernel.shape
+    at, g, bt = MATRICES[taps]
+    step = len(at)
+    _, height, columns, batch = grad.shape
+    blocks = height // step
+
+    grad = grad.reshape(filters, blocks, step, columns * batch)
+    parts = [grad[:, :, i] for i in range(step)]
+    products = jnp.stack(_combine(_transposed(at), parts))
+    products = products.reshape(PLACES, filters, -1)
+    d_filter = jnp.einsum("ncp,nkp->nck", tiles, products)
+    d_filter = d_filter.reshape(PLACES, width, channels, filters)
+    d_kernel = jnp.stack(_combine(_transposed(g), list(d_filter)))
+
+    d_tiles = jnp.einsum("nck,nkp->ncp", filter_, products)
+    d_tiles = d_tiles.reshape(PLACES, width, channels, blocks, columns, batch)
+    d_tiles = sum(  # back from shifted columns
+        jnp.pad(d_tiles[:, j], ((0, 0),) * 3 + ((j, width - 1 - j), (0, 0)))
+        for j in range(width)
+    )
+    d_rows = _combine(_transposed(bt), list(d_tiles))  # n of [C, H/m, W, B]
+    # Row i of block t is row m·t + i of x: row i mod m of block t + ⌊i/m⌋.
+    more = (PLACES - 1) // step
+    d_x = [
+        sum(
+            jnp.pad(d_rows[i], ((0, 0), (i // step, more - i // step), (0, 0), (0, 0)))
+            for i in range(first, PLACES, step)
+        )
+        for first in range(step)
+    ]
+    d_x = jnp.stack(d_x, axis=2)
+    d_x = d_x.reshape(channels, -1, columns + width - 1, batch)
+    return d_x[:, : height + taps - 1], d_kernel
 
 
-conv_winograd.defvjp(_forward, _backward)
+_valid.defvjp(_forward, _backward)
+
+
+def conv_winograd(x: Array, kernel: Array, same: bool = True) -> Array:
+    """Convolution with stride 1 of any height; see `applies`.
+
+    Args:
+      x: ``[C, H, W, B]`` float.
+      kernel: ``[k, w, C, K]`` float, k 3 or 5.
+      same: zero padding that keeps H and W (else none).
+
+    Returns:
+      ``[K, H', W', B]``.
+    """
+    taps, width = kernel.shape[:2]
+    around = (taps // 2, width // 2) if same else (0, 0)
+    height = x.shape[1] + 2 * around[0] - taps + 1
+    missing = -height % (PLACES + 1 - taps)  # up to a whole number of blocks
+    rows, columns = (around[0], around[0] + missing), (around[1], around[1])
+    if same or missing:
+        x = jnp.pad(x, ((0, 0), rows, columns, (0, 0)))
+    return _valid(x, kernel)[:, :height]

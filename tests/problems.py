@@ -98,6 +98,8 @@ def run(
     model = model or mlp(classes=data.num_classes)
     rule = AGGREGATORS[algorithm]
     hp = hp or hparams()
+    tau, size = np.asarray(chunk_inputs.tau), np.asarray(chunk_inputs.size)
+    steps = tau * client.steps_per_iteration(size, batch_size, iteration)
     compiled = jax.jit(
         engine.make_run(
             model,
@@ -105,14 +107,10 @@ def run(
             optimizer,
             batch_size=batch_size,
             iteration=iteration,
-            passes=client.most_passes(
-                np.asarray(chunk_inputs.tau),
-                np.asarray(chunk_inputs.size),
-                batch_size,
-                iteration,
-            ),
+            passes=client.most_passes(tau, size, batch_size, iteration),
             mapping_name=mapping_name,
             chunk=chunk,
+            most_steps=int(steps.max()),
             estimates=estimates,
         )
     )

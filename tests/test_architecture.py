@@ -33,12 +33,14 @@ MAY_IMPORT = {
     "estimate": "client models types",
     "mapping": "client types",
     "devices": "types",
+    "choices": "",
+    "compile_cache": "types",
     "aggregate": "dms types",
     "evaluation": "client metrics models types",
     "engine": "aggregate client devices estimate evaluation mapping metrics models "
     "types",
-    "experiment": "aggregate arrays client config convolution data devices engine "
-    "evaluation mapping models optimizers partition schedule types validate",
+    "experiment": "aggregate arrays choices client compile_cache config data devices "
+    "engine evaluation models optimizers partition schedule types validate",
     "checkpoint": "types",
     "report": "types",
     "progress": "",

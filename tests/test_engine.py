@@ -210,6 +210,30 @@ def test_same_seed_same_bits_other_seed_other_result():
     assert any((a != b).any() for a, b in leaves)
 
 
+def test_lock_step_has_a_static_structure():
+    """Under vmap in one chunk every loop's length is known before the program runs."""
+
+    def loops(mapping_name):
+        run = engine.make_run(
+            problems.mlp(classes=DATA.num_classes),
+            AGGREGATORS["dms"],
+            optimizers.sgd,
+            batch_size=4,
+            passes=5,
+            mapping_name=mapping_name,
+            chunk=5,
+            most_steps=15,
+        )
+        start = problems.run("dms", DATA, PROBLEM, INPUTS)[0]
+        arguments = (start, jax.random.key(0), problems.hparams(), PROBLEM, INPUTS)
+        program = jax.jit(run).lower(*arguments).compile().as_text()
+        lines = [line for line in program.splitlines() if " while(" in line]
+        return [("known_trip_count" in line) for line in lines]
+
+    assert loops("vmap") and all(loops("vmap"))
+    assert not all(loops("sequential"))
+
+
 def test_intervals_in_pieces_equal_one_scan():
     whole = problems.run("dms", DATA, PROBLEM, INPUTS)
     run = jax.jit(

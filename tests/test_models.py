@@ -216,7 +216,7 @@ def test_mnist_cnn_is_the_papers_network():
 @pytest.mark.parametrize(
     ("name", "form"),
     [(name, "slices") for name in IMAGES]
-    + [(name, "winograd") for name in IMAGES if name != "mlp"],
+    + [(name, "fast") for name in IMAGES if name != "mlp"],
 )
 def test_forms_agree_in_loss_gradient(name, form):
     shape = IMAGES[name]

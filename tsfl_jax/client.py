@@ -119,8 +119,8 @@ def make_local_training(
     Returns:
       ``train(variables, key, client, samples, hparams, limit=None) -> (variables,
       LocalResult)``. `limit` None: the loop ends with this client's own work, so
-      frozen steps cost nothing. `limit` an int32 scalar shared by all clients of a
-      `vmap`: all run that many steps in lock-step and α freezes whoever has finished.
+      frozen steps cost nothing. `limit` an integer shared by all clients of a `vmap`:
+      all run that many steps in lock-step and α freezes whoever has finished.
     """
 
     def train(
@@ -129,7 +129,7 @@ def make_local_training(
         client: Client,
         samples: Samples,
         hparams: HParams,
-        limit: Array | None = None,
+        limit: Array | int | None = None,
     ) -> tuple[Params, LocalResult]:
         transformation = optimizer(hparams)
         start = variables["params"]

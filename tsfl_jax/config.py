@@ -22,7 +22,7 @@ NORMS = ("none", "group", "batch")
 ITERATIONS = ("pass", "step")
 NORMALIZATIONS = ("unit", "standard")
 MAPPINGS = ("auto", "sequential", "vmap")
-CONVOLUTIONS = ("auto", "winograd", "slices", "lax")
+CONVOLUTIONS = ("auto", "fast", "slices", "lax")
 
 
 @dataclasses.dataclass
@@ -106,6 +106,7 @@ class Config:
     mapping: str = "auto"  # clients: one after another, or vmap in chunks
     client_chunk: int = 0  # clients trained side by side under vmap; 0 = all
     convolution: str = "auto"  # one of CONVOLUTIONS
+    compile_cache: str = "auto"  # folder of compiled programs; auto: ~/.cache; or off
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
@@ -115,7 +116,13 @@ class Config:
 
 # Settings that cannot change a result: a checkpoint may be resumed with others.
 # Data is compared by its fingerprint.
-WITHOUT_EFFECT = {"checkpoint", "data.dir", "data.file", "data.download"}
+WITHOUT_EFFECT = {
+    "checkpoint",
+    "compile_cache",
+    "data.dir",
+    "data.download",
+    "data.file",
+}
 
 
 def flat(settings: dict, prefix: str = "") -> dict:

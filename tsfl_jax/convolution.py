@@ -108,9 +108,4 @@ def conv_fast(x: Array, kernel: Array, stride: int = 1, same: bool = True) -> Ar
     return conv_slices(x, kernel, stride, same)
 
 
-CONVOLUTIONS = {"winograd": conv_fast, "slices": conv_slices, "lax": conv_lax}
-
-
-def default_convolution(backend: str) -> str:
-    """The form that wins on a backend. GPU: not measured, XLA's own is assumed."""
-    return "winograd" if backend == "cpu" else "lax"
+CONVOLUTIONS = {"fast": conv_fast, "slices": conv_slices, "lax": conv_lax}

@@ -88,6 +88,7 @@ def make_interval(
     passes: int,
     mapping_name: str,
     chunk: int,
+    most_steps: int | None,
     estimates: bool,
     axis: str | None,
 ) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
@@ -143,6 +144,7 @@ def make_interval(
             mine.tau * local.steps_per_iteration(mine.size, batch_size, iteration),
             mapping=mapping_name,
             chunk=chunk,
+            most=most_steps,
             total=total,
         )
         params, server = aggregator.update(mean, state.params, state.server, hparams)
@@ -210,6 +212,7 @@ def make_run(
     passes: int,
     mapping_name: str = "sequential",
     chunk: int = 1,
+    most_steps: int | None = None,
     estimates: bool = False,
     mesh: Mesh | None = None,
 ) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
@@ -224,6 +227,8 @@ def make_run(
       passes: most passes of a client over its data, `client.most_passes`.
       mapping_name: "sequential" or "vmap", see `mapping`.
       chunk: clients side by side under "vmap".
+      most_steps: mini-batch steps of the longest client in any interval, so that the
+        program's loops have known lengths under "vmap"; None: found out as it runs.
       estimates: estimate those of L, G², σ² that are NaN in the hyper-parameters.
       mesh: devices that share the clients, with the axis `devices.AXIS`; None: one.
 
@@ -240,6 +245,7 @@ def make_run(
         passes=passes,
         mapping_name=mapping_name,
         chunk=chunk,
+        most_steps=most_steps,
         estimates=estimates,
         axis=None if mesh is None else devices.AXIS,
     )

@@ -25,8 +25,8 @@ class TestSet(NamedTuple):
 
 def make_test_set(x: np.ndarray, y: np.ndarray, num_devices: int = 1) -> TestSet:
     """Samples ``[M, ...]`` and labels ``[M]`` in equal batches, as many per device."""
-    # Larger batches than 250 fall out of the CPU's cache.
-    batches = -(-len(y) // (250 * num_devices)) * num_devices
+    # Larger batches than 128 fall out of the CPU's cache.
+    batches = -(-len(y) // (128 * num_devices)) * num_devices
     size = -(-len(y) // batches)
     index = np.arange(batches * size)
     mask = index < len(y)

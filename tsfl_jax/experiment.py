@@ -15,12 +15,12 @@ from jax.sharding import Mesh
 
 from tsfl_jax import (
     arrays,
-    convolution,
+    choices,
+    compile_cache,
     data,
     devices,
     engine,
     evaluation,
-    mapping,
     models,
     optimizers,
     partition,
@@ -158,10 +158,13 @@ def build(
     """
     validate(config)
     devices.start(config.devices)
+    compile_cache.use(config.compile_cache)
     mesh = devices.make_mesh(config.devices, config.num_clients)
     if aggregator is not None and not isinstance(aggregator, Aggregator):
         raise UserError(f"aggregator={aggregator!r}: expected a tsfl_jax.Aggregator")
-    backend = jax.default_backend()
+    best = choices.choose(
+        jax.default_backend(), config.model.name if model is None else "own"
+    )
     rule = aggregator or AGGREGATORS[config.algorithm]
     times = draw_schedule(config)
     dataset = load_dataset(config) if dataset is None else arrays.check(dataset)
@@ -179,7 +182,7 @@ def build(
 
     iteration = config.schedule.iteration
     form = config.convolution
-    form = convolution.default_convolution(backend) if form == "auto" else form
+    form = best.convolution if form == "auto" else form
     if model is None:
         model = models.make_model(
             config.model.name,
@@ -211,7 +214,10 @@ def build(
     hparams = hparams_of(config, rule)
     constants = (hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
     name = config.mapping
-    name = mapping.default_mapping(backend) if name == "auto" else name
+    name = best.mapping if name == "auto" else name
+    work = times.tau * local.steps_per_iteration(
+        times.size, config.batch_size, iteration
+    )
     run = engine.make_run(
         model,
         rule,
@@ -221,6 +227,7 @@ def build(
         passes=local.most_passes(times.tau, times.size, config.batch_size, iteration),
         mapping_name=name,
         chunk=min(config.client_chunk or config.num_clients, config.num_clients),
+        most_steps=int(work.max()),
         estimates=rule.uses_constants and any(np.isnan(c) for c in constants),
         mesh=mesh,
     )
@@ -236,10 +243,7 @@ def build(
     intervals = np.arange(config.num_intervals, dtype=np.int32)
     evaluate = (intervals + 1) % config.eval_every == 0
     evaluate[-1] = True
-    steps = local.steps_per_iteration(
-        times.size, config.batch_size, config.schedule.iteration
-    )
-    slot = devices.deal(times.tau * steps, mesh.size)
+    slot = devices.deal(work, mesh.size)
     inputs = engine.Inputs(intervals, times.tau, times.size, evaluate, slot)
     fingerprints = {
         "data": data.fingerprint(*dataset[1:5]),

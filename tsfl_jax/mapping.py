@@ -6,6 +6,9 @@ and the others' weights are scaled up to Σ ρ = 1.
 
 - ``sequential``: one client after another; a client's loop ends after its own work.
 - ``vmap``: `chunk` clients side by side in lock-step, α freezing those that finished.
+  All clients in one chunk run the longest client's steps of the whole schedule, a
+  number known to the compiler, so that the interval has a static structure; several
+  chunks stop at their own longest client.
 """
 
 from collections.abc import Callable
@@ -18,12 +21,7 @@ from tsfl_jax.client import Client, LocalResult
 from tsfl_jax.types import Array, Params
 
 # (client, limit) -> (variables, result); limit None ends with the client's own work
-TrainOne = Callable[[Client, Array | None], tuple[Params, LocalResult]]
-
-
-def default_mapping(backend: str) -> str:
-    """The mapping that wins on a backend. GPU: not measured, vmap is assumed."""
-    return "sequential" if backend == "cpu" else "vmap"
+TrainOne = Callable[[Client, Array | int | None], tuple[Params, LocalResult]]
 
 
 def _add(total: Params, weight: Array, model: Params) -> Params:
@@ -43,11 +41,15 @@ def _sequential(train: TrainOne, clients: Client, rho: Array, zeros: Params):
     return lax.scan(one, (zeros, jnp.float32(0)), (clients, rho))
 
 
-def _vmapped(train, clients, rho, zeros, chunk, work):
+def _vmapped(train, clients, rho, zeros, chunk, work, most):
+    num_clients = rho.shape[0]
+    chunks = -(-num_clients // chunk)
+
     def several(carry, item):
         total, kept = carry
         part, weights, limit = item
-        models, results = jax.vmap(train, in_axes=(0, None))(part, limit)
+        limit = most if most is not None and chunks == 1 else limit
+        models, results = jax.vmap(lambda client: train(client, limit))(part)
         finite = results.finite
         weights = jnp.where(finite, weights, 0.0)
 
@@ -57,8 +59,6 @@ def _vmapped(train, clients, rho, zeros, chunk, work):
 
         return (jax.tree.map(add, total, models), kept + weights.sum()), results
 
-    num_clients = rho.shape[0]
-    chunks = -(-num_clients // chunk)
     # Clients that fill up the last chunk repeat the first one without any work.
     index = jnp.arange(chunks * chunk)
     real = index < num_clients
@@ -89,6 +89,7 @@ def weighted_models(
     *,
     mapping: str,
     chunk: int,
+    most: int | None = None,
     total: Callable[[Params], Params] = lambda tree: tree,
 ) -> tuple[Params, Array, LocalResult]:
     """Trains every client and returns Σ ρ_i w_i over those that stayed finite.
@@ -101,6 +102,8 @@ def weighted_models(
       work: ``[N]`` int32 mini-batch steps each client has to do.
       mapping: "sequential" or "vmap".
       chunk: clients side by side under "vmap".
+      most: mini-batch steps of the longest client of the whole schedule, None: not
+        known before the program runs.
       total: sum over devices of what this one has added up.
 
     Returns:
@@ -111,7 +114,7 @@ def weighted_models(
     if mapping == "sequential":
         (mean, kept), results = _sequential(train, clients, rho, zeros)
     else:
-        (mean, kept), results = _vmapped(train, clients, rho, zeros, chunk, work)
+        (mean, kept), results = _vmapped(train, clients, rho, zeros, chunk, work, most)
     dropped = jnp.any(~results.finite & (rho > 0))
     mean, kept, dropped = total((mean, kept, dropped.astype(jnp.int32)))
     # Only a dropped client makes a rescaling necessary; else keep the very bits.

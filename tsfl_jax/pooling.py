@@ -124,6 +124,6 @@ def conv_pool(x: Array, kernel: Array, same: bool, form: str) -> Array:
       form: a key of `convolution.CONVOLUTIONS`.
     """
     even = (x.shape[1] - kernel.shape[0]) % 2 and (x.shape[2] - kernel.shape[1]) % 2
-    if form == "winograd" and not same and even and x.shape[0] == 1:
+    if form == "fast" and not same and even and x.shape[0] == 1:
         return conv_pool_quarters(x, kernel)
     return max_pool(convolution.CONVOLUTIONS[form](x, kernel, 1, same))

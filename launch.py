@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tsfl_jax import experiment, progress, report, runner, validate
+from tsfl_jax import devices, experiment, progress, report, runner, validate
 from tsfl_jax.config import Config
 from tsfl_jax.types import UserError
 
@@ -26,6 +26,11 @@ DEFAULT = HERE / "configs" / "digits_case3.py"
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Experiment file (default: configs/digits_case3.py)."
 )
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", "Several processes: host:port on which process 0 listens."
+)
+_PROCESSES = flags.DEFINE_integer("processes", 1, "Several processes: how many.")
+_PROCESS = flags.DEFINE_integer("process", 0, "Several processes: which one, from 0.")
 _WORKDIR = flags.DEFINE_string(
     "workdir", "", "Folder for results; empty: a new one under runs/."
 )
@@ -142,23 +147,31 @@ def main(argv: list[str]) -> None:
         if not isinstance(config, Config):
             raise UserError("get_config() of a config file must return a Config")
         validate.validate(config)
-        if _WORKDIR.value:
+        if _PROCESSES.value > 1:
+            devices.start(config.devices)
+            devices.join(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
+        if _WORKDIR.value and devices.first():
             _check_workdir(pathlib.Path(_WORKDIR.value))
-        print("preparing data and model …", file=sys.stderr)
+        # Of several processes the first one speaks and writes files.
+        stream = sys.stderr if devices.first() else None
+        progress.tell(stream, "preparing data and model …")
         exp = experiment.build(config)
         for note in exp.notes:
-            print(f"note: {note}", file=sys.stderr)
-        workdir = _WORKDIR.value or report.new_workdir("runs", _label(config))
-        print(_headline(exp), file=sys.stderr)
-        print(f"results in {workdir}", file=sys.stderr)
-        result = runner.run(exp, workdir, sys.stderr, _interrupts())
+            progress.tell(stream, f"note: {note}")
+        workdir = _WORKDIR.value or "runs"
+        if not _WORKDIR.value and devices.first():
+            workdir = report.new_workdir("runs", _label(config))
+        progress.tell(stream, _headline(exp))
+        progress.tell(stream, f"results in {workdir}")
+        result = runner.run(exp, workdir, stream, _interrupts())
     except UserError as error:
         _stop(str(error))
     except KeyboardInterrupt:
         saved = workdir is not None and (pathlib.Path(workdir) / "checkpoints").exists()
         again = f"; the same command with --workdir={workdir} resumes" if saved else ""
         _stop(f"stopped{again}", 130)
-    print(progress.summary_text(result.summary, workdir))
+    if stream is not None:
+        print(progress.summary_text(result.summary, workdir))
     lost = result.summary["diverged_at"]
     if lost is not None:
         _stop(

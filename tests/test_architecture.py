@@ -45,8 +45,9 @@ MAY_IMPORT = {
     "report": "types",
     "progress": "",
     "plots": "report types",
-    "runner": "aggregate checkpoint config devices engine experiment optimizers plots "
-    "progress report types",
+    "results": "engine experiment plots report types",
+    "runner": "aggregate checkpoint config devices engine experiment optimizers "
+    "progress report results types",
     "__init__": "aggregate arrays config dms models runner types",
 }
 

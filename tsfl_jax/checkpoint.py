@@ -133,10 +133,16 @@ def _checkpointer() -> Iterator[Any]:
     """Orbax, quiet: whatever matters, it raises as well."""
     import orbax.checkpoint as ocp  # slow: wait only when saving
 
+    # Orbax makes all processes of a run meet; only this one is here.
+    here = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=here, active_processes={here}, barrier_sync_key_prefix=str(here)
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)
     try:
-        with ocp.PyTreeCheckpointer() as checkpointer:
+        with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
             yield checkpointer
     finally:
         logging.set_verbosity(verbosity)

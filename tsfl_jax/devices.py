@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tsfl_jax.types import UserError
@@ -66,13 +67,75 @@ def make_mesh(count: int, num_clients: int) -> Mesh:
 
 
 def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
-    """Arrays on the devices of the mesh, as a (prefix) tree of specs says."""
+    """Arrays on the devices of the mesh, as a (prefix) tree of specs says.
+
+    In several processes each gives the whole array, and all the same one.
+    """
     shardings = jax.tree.map(
         lambda s: NamedSharding(mesh, s),
         spec,
         is_leaf=lambda s: isinstance(s, PartitionSpec),
     )
-    return jax.device_put(tree, shardings)
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+
+    def put(sharding, part):
+        def leaf(a):
+            if isinstance(a, jax.Array) and not a.is_fully_addressable:
+                return a  # placed already
+            if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+                kind = jax.random.key_impl(a)
+                return jax.random.wrap_key_data(leaf(jax.random.key_data(a)), impl=kind)
+            a = np.asarray(a)
+            # device_put would compare the processes' arrays, and NaN equals nothing.
+            return jax.make_array_from_callback(a.shape, sharding, a.__getitem__)
+
+        return jax.tree.map(leaf, part)
+
+    return jax.tree.map(
+        put, shardings, tree, is_leaf=lambda s: isinstance(s, NamedSharding)
+    )
+
+
+def join(coordinator: str, count: int, index: int) -> None:
+    """Makes this process one of several that run the same program on one mesh.
+
+    Args:
+      coordinator: ``host:port`` on which process 0 listens.
+      count: processes.
+      index: of this one, 0 ≤ index < count.
+
+    Raises:
+      UserError: an index out of range, or the processes did not find each other.
+    """
+    if not 0 <= index < count:
+        raise UserError(
+            f"--process={index}: expected 0 to {count - 1} with --processes={count}"
+        )
+    if ":" not in coordinator:
+        raise UserError(
+            f"--coordinator={coordinator}: expected host:port, where process 0 listens"
+        )
+    try:
+        jax.distributed.initialize(coordinator, count, index)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"--coordinator={coordinator}: process {index} of {count} found no "
+            f"partners there ({reason})"
+        ) from error
+
+
+def first() -> bool:
+    """Whether this process is the one that reads and writes files."""
+    return jax.process_index() == 0
+
+
+def from_first(value: Any) -> Any:
+    """A tree of arrays as process 0 has it, NumPy leaves; shapes alike everywhere."""
+    if jax.process_count() == 1:
+        return value
+    return jax.tree.map(np.array, multihost_utils.broadcast_one_to_all(value))
 
 
 def deal(work: np.ndarray, num_devices: int) -> np.ndarray:

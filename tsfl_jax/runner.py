@@ -19,9 +19,9 @@ from tsfl_jax import (
     engine,
     experiment,
     optimizers,
-    plots,
     progress,
     report,
+    results,
 )
 from tsfl_jax.aggregate import Aggregator
 from tsfl_jax.config import WITHOUT_EFFECT, Config, flat
@@ -63,85 +63,11 @@ def _empty(exp: experiment.Experiment) -> _Progress:
     return _Progress(jax.device_get(exp.start), history, np.float64(0))
 
 
-def rows_of(
-    history: engine.History, first: int, last: int, interval_seconds: float
-) -> list[dict]:
-    """One plain dict per interval of ``[first, last)``, as in metrics.jsonl."""
-    names = [
-        "test_accuracy",
-        "test_loss",
-        "train_loss",
-        "threshold",
-        "num_selected",
-        "weight_entropy",
-        "smoothness",
-        "grad_sq_norm",
-        "grad_variance",
-        "coupling",
-        "num_dropped",
-    ]
-    return [
-        {"interval": t + 1, "virtual_time": (t + 1) * interval_seconds}
-        | {name: getattr(history, name)[t].item() for name in names}
-        for t in range(first, last)
-    ]
-
-
-def _last(values: np.ndarray) -> float:
-    measured = values[~np.isnan(values)]
-    return float(measured[-1]) if len(measured) else float("nan")
-
-
-def _summary(
-    exp: experiment.Experiment, done: _Progress, finished: int, compile_seconds: float
-) -> dict:
-    history = jax.tree.map(lambda a: a[:finished], done.history)
-    accuracy = history.test_accuracy
-    diverged = np.flatnonzero(history.diverged)
-    samples = int(history.samples.astype(np.int64).sum())
-    seconds = float(done.seconds)
-    return exp.labels | {
-        "num_intervals": finished,
-        "best_test_accuracy": float(np.nanmax(accuracy, initial=-np.inf))
-        if not np.isnan(accuracy).all()
-        else float("nan"),
-        "final_test_accuracy": _last(accuracy),
-        "final_test_loss": _last(history.test_loss),
-        "compile_seconds": compile_seconds,
-        "train_seconds": seconds,
-        "samples_trained": samples,
-        "samples_per_second": samples / seconds if seconds else float("nan"),
-        "num_dropped": int(history.num_dropped.sum()),
-        "diverged_at": int(diverged[0]) + 1 if len(diverged) else None,
-        "notes": list(exp.notes),
-        "device": jax.devices()[0].device_kind,
-        "backend": jax.default_backend(),
-        "versions": report.versions(),
-    }
-
-
-def _write_results(folder: pathlib.Path, exp, done, finished, summary) -> None:
-    history = done.history
-    report.write_clients(
-        folder / "clients.npz",
-        exp.inputs.tau[:finished],
-        exp.inputs.size[:finished],
-        history.rho[:finished],
-        history.selected[:finished],
-    )
-    report.write_arrays(folder / "model.npz", named_arrays(done.state.params))
-    report.write_json(folder / "summary.json", summary)
-    plots.curves(folder)
-    plots.participation(folder)
-
-
-def named_arrays(params: Params) -> dict[str, np.ndarray]:
-    """Flax variables as one flat dict, ``{"params/Dense_0/kernel": array}``."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(params)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
-        for path, leaf in flat
-    }
+def _followed(finished: int, done: _Progress) -> tuple[int, _Progress]:
+    """Where the first process stands; its clock stays its own."""
+    shared = (np.int32(finished), done.state, done.history)
+    finished, state, history = devices.from_first(shared)
+    return int(finished), done._replace(state=state, history=history)
 
 
 def _check_same_settings(folder: pathlib.Path, exp: experiment.Experiment) -> None:
@@ -180,7 +106,9 @@ def run(
     """
     total = len(exp.inputs.tau)
     done, finished = _empty(exp), 0
-    folder = None if workdir is None else report.prepare_workdir(workdir)
+    # Of several processes the first one reads and writes; the others follow it.
+    writes = workdir is not None and devices.first()
+    folder = report.prepare_workdir(workdir) if writes else None
     if folder is not None:
         _check_same_settings(folder, exp)
     saves = folder is not None and exp.checkpoint
@@ -191,9 +119,10 @@ def run(
         if found is not None:
             finished, done = found
             progress.tell(stream, f"resuming after interval {finished} of {total}")
+    finished, done = _followed(finished, done)
     if folder is not None:
         report.write_json(folder / "config.json", exp.settings)
-        rows = rows_of(done.history, 0, finished, exp.interval_seconds)
+        rows = results.rows_of(done.history, 0, finished, exp.interval_seconds)
         report.write_metrics(folder / "metrics.jsonl", rows)
 
     compiled, compile_seconds = None, 0.0
@@ -222,15 +151,16 @@ def run(
         if saves:
             checkpoint.save(folder / "checkpoints", finished, done, exp.identity)
         if folder is not None:
-            rows = rows_of(done.history, first, finished, exp.interval_seconds)
+            rows = results.rows_of(done.history, first, finished, exp.interval_seconds)
             report.append_metrics(folder / "metrics.jsonl", rows)
-        stopping = finished < total and not lost and stop()
+        stopping = finished < total and not lost
+        stopping = stopping and bool(devices.from_first(np.bool_(stop())))
         progress.show(
             progress.progress_line(
                 finished,
                 total,
-                _last(done.history.test_accuracy[:finished]),
-                _last(done.history.train_loss[:finished]),
+                results.last(done.history.test_accuracy[:finished]),
+                results.last(done.history.train_loss[:finished]),
                 time.perf_counter() - begun,
                 started_at=started,
             ),
@@ -241,15 +171,15 @@ def run(
         if stopping:
             raise KeyboardInterrupt
 
+    history = jax.tree.map(lambda a: a[:finished], done.history)
     summary = None
     if folder is not None and compiled is None:  # a finished run is not made anew
         summary = report.read_json(folder / "summary.json")
     if summary is None:
-        summary = _summary(exp, done, finished, compile_seconds)
+        summary = results.summary(exp, history, float(done.seconds), compile_seconds)
     if folder is not None:
-        _write_results(folder, exp, done, finished, summary)
-    history = {k: v[:finished] for k, v in done.history._asdict().items()}
-    return Result(done.state.params, history, summary)
+        results.write(folder, exp, history, done.state.params, summary)
+    return Result(done.state.params, history._asdict(), summary)
 
 
 def simulate(

@@ -1,0 +1,100 @@
+"""What a run leaves behind: rows, summary, files."""
+
+import pathlib
+
+import jax
+import numpy as np
+
+from tsfl_jax import engine, experiment, plots, report
+from tsfl_jax.types import Params
+
+
+def rows_of(
+    history: engine.History, first: int, last: int, interval_seconds: float
+) -> list[dict]:
+    """One plain dict per interval of ``[first, last)``, as in metrics.jsonl."""
+    names = [
+        "test_accuracy",
+        "test_loss",
+        "train_loss",
+        "threshold",
+        "num_selected",
+        "weight_entropy",
+        "smoothness",
+        "grad_sq_norm",
+        "grad_variance",
+        "coupling",
+        "num_dropped",
+    ]
+    return [
+        {"interval": t + 1, "virtual_time": (t + 1) * interval_seconds}
+        | {name: getattr(history, name)[t].item() for name in names}
+        for t in range(first, last)
+    ]
+
+
+def last(values: np.ndarray) -> float:
+    """The last that was measured, NaN where none was."""
+    measured = values[~np.isnan(values)]
+    return float(measured[-1]) if len(measured) else float("nan")
+
+
+def summary(
+    exp: experiment.Experiment,
+    history: engine.History,
+    seconds: float,
+    compile_seconds: float,
+) -> dict:
+    """What summary.json holds; `history` of the finished intervals only."""
+    accuracy = history.test_accuracy
+    diverged = np.flatnonzero(history.diverged)
+    samples = int(history.samples.astype(np.int64).sum())
+    return exp.labels | {
+        "num_intervals": len(accuracy),
+        "best_test_accuracy": float(np.nanmax(accuracy, initial=-np.inf))
+        if not np.isnan(accuracy).all()
+        else float("nan"),
+        "final_test_accuracy": last(accuracy),
+        "final_test_loss": last(history.test_loss),
+        "compile_seconds": compile_seconds,
+        "train_seconds": seconds,
+        "samples_trained": samples,
+        "samples_per_second": samples / seconds if seconds else float("nan"),
+        "num_dropped": int(history.num_dropped.sum()),
+        "diverged_at": int(diverged[0]) + 1 if len(diverged) else None,
+        "notes": list(exp.notes),
+        "device": jax.devices()[0].device_kind,
+        "backend": jax.default_backend(),
+        "versions": report.versions(),
+    }
+
+
+def write(
+    folder: pathlib.Path,
+    exp: experiment.Experiment,
+    history: engine.History,
+    params: Params,
+    summary: dict,
+) -> None:
+    """Everything but the metrics; `history` of the finished intervals only."""
+    finished = len(history.rho)
+    report.write_clients(
+        folder / "clients.npz",
+        exp.inputs.tau[:finished],
+        exp.inputs.size[:finished],
+        history.rho,
+        history.selected,
+    )
+    report.write_arrays(folder / "model.npz", named_arrays(params))
+    report.write_json(folder / "summary.json", summary)
+    plots.curves(folder)
+    plots.participation(folder)
+
+
+def named_arrays(params: Params) -> dict[str, np.ndarray]:
+    """Flax variables as one flat dict, ``{"params/Dense_0/kernel": array}``."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in flat
+    }

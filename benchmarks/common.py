@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import config, experiment, runner
+from tsfl_jax import client, config, experiment, models, runner
 
 SHAPES = {
     "mnist_cnn": (28, 28, 1),
@@ -47,6 +48,44 @@ def compiled(exp, evaluate: bool = False) -> tuple[Callable[[], None], float]:
     program = jax.jit(exp.run).lower(*arguments).compile()
     seconds = time.perf_counter() - begun
     return lambda: jax.block_until_ready(program(*arguments)), seconds
+
+
+def flop_per_sample(model: str, batch_size: int = 32) -> float:
+    """Of one training step with direct convolutions, as XLA counts them."""
+    module = models.make_model(
+        model,
+        10,
+        SHAPES[model],
+        norm="group" if model == "resnet18" else "none",
+        form="lax",
+    )
+    network = models.from_flax(module)
+    x = jnp.zeros((batch_size, *SHAPES[model]))
+    y, mask = jnp.zeros(batch_size, jnp.int32), jnp.ones(batch_size, bool)
+    key = jax.random.key(0)
+    variables = network.init(key, x)
+
+    def gradient(variables, x):
+        return client.batch_gradient(network, variables, x, y, mask, key)
+
+    cost = jax.jit(gradient).lower(variables, x).compile().cost_analysis()
+    return cost["flops"] / batch_size
+
+
+def matrix_product() -> tuple[Callable[[], None], float]:
+    """A large float32 product on every device at once, and its FLOP."""
+    size, times = 2048, 4
+    a = jnp.ones((jax.device_count(), size, size)) / size
+
+    def product(a):
+        return jax.lax.fori_loop(0, times, lambda _, b: a @ b, a)
+
+    mesh = jax.make_mesh((jax.device_count(),), ("d",))
+    spec = jax.sharding.PartitionSpec("d")
+    placed = jax.device_put(a, jax.sharding.NamedSharding(mesh, spec))
+    program = jax.jit(jax.shard_map(product, mesh=mesh, in_specs=spec, out_specs=spec))
+    flop = jax.device_count() * times * 2 * size**3
+    return lambda: jax.block_until_ready(program(placed)), flop
 
 
 def side_by_side(runs: dict[str, Callable], repeats: int) -> dict[str, list[float]]:

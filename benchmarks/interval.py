@@ -2,7 +2,9 @@
 
 Side by side in one run: same data, networks, τ, batch 32, float32; evaluation and
 compilation left out. Case 1 of 1,024 samples a client for the two small networks; one
-pass over 128 samples a client for VGG11 and ResNet-18. Needs the extra ``[bench]``.
+pass over 128 samples a client for VGG11 and ResNet-18. The floor is the FLOP of direct
+convolutions at the rate of large matrix products here, taken in the same turns; fewer
+multiplications can pass it. Needs the extra ``[bench]``.
 """
 
 import argparse
@@ -47,9 +49,14 @@ def measure(name: str, repeats: int, clients: int) -> dict:
         lr=0.003,
         momentum=0.9,
     )
-    seconds = common.side_by_side({"torch": theirs, "tsfl_jax": ours}, repeats)
+    product, flop = common.matrix_product()
+    seconds = common.side_by_side(
+        {"torch": theirs, "tsfl_jax": ours, "product": product}, repeats
+    )
     samples = int((tau * size).sum())
     median = {k: samples / statistics.median(v) for k, v in seconds.items()}
+    rate = flop / statistics.median(seconds["product"])
+    floor = rate / common.flop_per_sample(name)
     return {
         "network": name,
         "samples": f"{samples:,}",
@@ -59,6 +66,9 @@ def measure(name: str, repeats: int, clients: int) -> dict:
             common.ratios(seconds["torch"], seconds["tsfl_jax"])
         ),
         "compile seconds": f"{compile_seconds:.1f}",
+        "product, GFLOP/s": f"{rate / 1e9:.0f}",
+        "floor, samples/s": f"{floor:,.0f}",
+        "of the floor": f"{median['tsfl_jax'] / floor:.2f}",
     }
 
 

@@ -289,7 +289,7 @@ def test_a_full_disk_is_told_in_one_line_and_keeps_the_old(
 ):
     import orbax.checkpoint as ocp
 
-    monkeypatch.setattr(ocp.PyTreeCheckpointer, "save", _half_full)
+    monkeypatch.setattr(ocp.Checkpointer, "save", _half_full)
     if noticed == "before":
         monkeypatch.setattr(shutil, "disk_usage", lambda path: _FullDisk())
     with pytest.raises(UserError, match="No space left") as caught:

@@ -310,6 +310,29 @@ def test_report_every_does_not_change_a_bit(finished):
     jax.tree.map(np.testing.assert_array_equal, result.params, finished[1].params)
 
 
+def test_memory_does_not_grow_with_the_clients():
+    """What the compiler sets aside, for 20 and for 2,000 clients of 64 samples."""
+    chosen = {"devices": 2, "num_intervals": 1, "batch_size": 32}
+
+    def memory(clients):
+        settings = small(num_clients=clients, **chosen)
+        settings.data.name, settings.data.shape = "synthetic", (28, 28, 1)
+        settings.data.train_size, settings.partition.replacement = 4096, True
+        settings.partition.kind = "iid"
+        settings.model.name = "mnist_cnn"
+        settings.schedule.data_size = 64
+        exp = experiment.build(settings)
+        program = jax.jit(exp.run).lower(*runner.arguments(exp, exp.start, 0)).compile()
+        sizes = program.memory_analysis()
+        held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
+        return held + sizes.temp_size_in_bytes, exp.problem.rows.nbytes
+
+    (few, table), (many, larger_table) = memory(20), memory(2000)
+    # Per client beside its row of the table: τ, size, id, ρ, its place, its result.
+    assert many - few < 2 * (larger_table - table) + 1980 * 200
+    assert many - few < 2**21  # 2 MiB; one model of 17,000 parameters each: 132 MiB
+
+
 def test_one_trace_and_no_transfer_in_a_run():
     exp = experiment.build(small())
     traces = []

@@ -49,7 +49,7 @@ def use(choice: str) -> pathlib.Path | None:
             "or off"
         ) from error
     jax.config.update("jax_compilation_cache_dir", str(folder.expanduser()))
-    # Everything but trifles: a launch compiles a few small programs beside its own.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    # The trifles too: a launch compiles dozens of them beside its own program.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return folder

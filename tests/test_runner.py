@@ -320,7 +320,7 @@ def test_memory_does_not_grow_with_the_clients():
         settings.data.train_size, settings.partition.replacement = 4096, True
         settings.partition.kind = "iid"
         settings.model.name = "mnist_cnn"
-        settings.schedule.data_size = 64
+        settings.schedule.kind, settings.schedule.data_size = "case1", 64
         exp = experiment.build(settings)
         program = jax.jit(exp.run).lower(*runner.arguments(exp, exp.start, 0)).compile()
         sizes = program.memory_analysis()

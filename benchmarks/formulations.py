@@ -1,0 +1,140 @@
+"""``python -m benchmarks.formulations``: which mapping and convolution win here.
+
+One interval of FedAvg, τ = 1, batch 32, of every combination, taken in turns; the
+table in tsfl_jax/choices.py follows it. On a GPU with PyTorch it also runs the loop
+over clients there, counts kernel launches and says what XLA captured as command
+buffers (CUDA graphs).
+"""
+
+import argparse
+import glob
+import statistics
+import tempfile
+
+import jax
+import numpy as np
+
+from benchmarks import common
+from tsfl_jax import choices, devices, runner
+
+COMBINATIONS = [
+    (mapping, form)
+    for mapping in ("sequential", "vmap")
+    for form in ("fast", "slices", "lax")
+]
+
+
+def launches(run) -> str:
+    """Kernels that one call starts on a GPU, "–" without one."""
+    if jax.default_backend() != "gpu":
+        return "–"
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            run()
+        found = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+        planes = jax.profiler.ProfileData.from_file(found[0]).planes
+        return str(
+            sum(
+                1
+                for plane in planes
+                if plane.name.startswith("/device:GPU")
+                for line in plane.lines
+                if line.name.startswith("Stream")
+                for _ in line.events
+            )
+        )
+
+
+def captured(exp) -> str:
+    """How many parts of the program XLA made command buffers of, "–" on a CPU."""
+    if jax.default_backend() != "gpu":
+        return "–"
+    arguments = runner.arguments(exp, exp.start, 0)
+    text = jax.jit(exp.run).lower(*arguments).compile().as_text()
+    return str(sum("to_apply=%command_buffer" in line for line in text.splitlines()))
+
+
+def torch_run(name: str, exp):
+    """The loop over clients, or None without PyTorch."""
+    try:
+        from benchmarks import torch_loop
+    except ImportError:
+        return None
+    return torch_loop.make_interval(
+        name,
+        np.asarray(exp.problem.samples.x),
+        np.asarray(exp.problem.samples.y),
+        np.asarray(exp.problem.rows),
+        exp.inputs.tau[0],
+        exp.inputs.size[0],
+        batch_size=32,
+        lr=0.003,
+        momentum=0.9,
+    )
+
+
+def measure(name: str, options) -> list[dict]:
+    """The rows of one network."""
+    built, runs = {}, {}
+    for mapping, form in COMBINATIONS:
+        if form == "lax" and jax.default_backend() == "cpu" and not options.all:
+            continue  # 10 to 50 times slower inside a loop: jax-ml/jax#12868
+        exp = common.make_experiment(
+            name,
+            num_clients=options.clients,
+            mapping=mapping,
+            convolution=form,
+            schedule__kind="explicit",
+            schedule__tau=(1,),
+            schedule__data_size=options.size,
+        )
+        built[mapping, form] = exp
+        runs[mapping, form] = common.compiled(exp)[0]
+    theirs = torch_run(name, next(iter(built.values())))
+    seconds = common.side_by_side(
+        runs | ({"torch": theirs} if theirs else {}), options.repeats
+    )
+    samples = options.clients * options.size
+    flop = common.flop_per_sample(name)
+    rows = []
+    for (mapping, form), exp in built.items():
+        speed = samples / statistics.median(seconds[mapping, form])
+        against = (
+            common.spread(common.ratios(seconds["torch"], seconds[mapping, form]))
+            if theirs
+            else "no PyTorch"
+        )
+        chosen = choices.choose(jax.default_backend(), name)
+        rows.append(
+            {
+                "network": name,
+                "mapping": mapping,
+                "convolution": form,
+                "samples/s": f"{speed:,.0f}",
+                "× PyTorch": against,
+                "TFLOP/s": f"{speed * flop / 1e12:.2f}",
+                "launches": launches(runs[mapping, form]),
+                "command buffers": captured(exp),
+                "default": "yes" if chosen == (mapping, form) else "",
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Prints the table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=list(common.SHAPES))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--size", type=int, default=128, help="samples a client")
+    parser.add_argument("--devices", type=int, default=0)
+    parser.add_argument("--all", action="store_true", help="lax on a CPU too")
+    options = parser.parse_args()
+    devices.start(options.devices)
+    rows = [row for name in options.models for row in measure(name, options)]
+    print(f"{common.machine()}\n\n{common.table(rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ Any setting of `tsfl_jax.config.Config` can be changed: ``--config.lr=0.01``,
 """
 
 import dataclasses
+import math
 import pathlib
 import signal
 import sys
@@ -14,7 +15,16 @@ from collections.abc import Callable, Iterator
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tsfl_jax import devices, experiment, progress, report, runner, validate
+from tsfl_jax import (
+    axes,
+    devices,
+    experiment,
+    progress,
+    report,
+    runner,
+    sweeps,
+    validate,
+)
 from tsfl_jax.config import Config
 from tsfl_jax.types import UserError
 
@@ -31,6 +41,12 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _PROCESSES = flags.DEFINE_integer("processes", 1, "Several processes: how many.")
 _PROCESS = flags.DEFINE_integer("process", 0, "Several processes: which one, from 0.")
+_SWEEP = flags.DEFINE_multi_string(
+    "sweep", [], "Setting and its values: seed=0:10 or lr=0.01,0.1; repeatable."
+)
+_LANES = flags.DEFINE_integer(
+    "lanes_per_call", 0, "Sweeps: lanes of one compiled call; 0 chooses."
+)
 _WORKDIR = flags.DEFINE_string(
     "workdir", "", "Folder for results; empty: a new one under runs/."
 )
@@ -139,6 +155,22 @@ def _interrupts() -> Callable[[], bool]:
     return lambda: bool(asked)
 
 
+def _sweep(config: Config, workdir: str) -> None:
+    """All lanes, then the summary."""
+    swept = axes.parse(_SWEEP.value)
+    number = math.prod(len(values) for values in swept.values())
+    print(f"{number} lanes; results in {workdir}", file=sys.stderr)
+    sweeps.run(
+        config,
+        swept,
+        workdir=workdir,
+        lanes_per_call=_LANES.value,
+        stream=sys.stderr,
+        stop=_interrupts(),
+    )
+    print((pathlib.Path(workdir) / "summary.md").read_text(encoding="utf-8"))
+
+
 def main(argv: list[str]) -> None:
     """Validates, builds, runs and tells the result."""
     del argv
@@ -152,6 +184,10 @@ def main(argv: list[str]) -> None:
             devices.join(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
         if _WORKDIR.value and devices.first():
             _check_workdir(pathlib.Path(_WORKDIR.value))
+        if _SWEEP.value:
+            workdir = _WORKDIR.value or report.new_workdir("runs", "sweep")
+            _sweep(config, workdir)
+            return
         # Of several processes the first one speaks and writes files.
         stream = sys.stderr if devices.first() else None
         progress.tell(stream, "preparing data and model …")
@@ -167,7 +203,10 @@ def main(argv: list[str]) -> None:
     except UserError as error:
         _stop(str(error))
     except KeyboardInterrupt:
-        saved = workdir is not None and (pathlib.Path(workdir) / "checkpoints").exists()
+        folders = ("checkpoints", "lanes")
+        saved = workdir is not None and any(
+            (pathlib.Path(workdir) / name).exists() for name in folders
+        )
         again = f"; the same command with --workdir={workdir} resumes" if saved else ""
         _stop(f"stopped{again}", 130)
     if stream is not None:

@@ -24,6 +24,7 @@ SHAPES = {
 def make_experiment(model: str, **settings) -> experiment.Experiment:
     """One FedAvg experiment on synthetic images of the model's shape."""
     c = config.Config(algorithm="fedavg", num_intervals=1, report_every=1)
+    c.compile_cache = "off"
     c.data.name, c.data.shape = "synthetic", SHAPES[model]
     c.data.train_size, c.data.test_size = 60_000, 10_000
     c.model.name = model

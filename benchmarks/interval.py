@@ -36,7 +36,7 @@ def measure(name: str, repeats: int, clients: int) -> dict:
     from benchmarks import torch_loop
 
     exp = common.make_experiment(name, num_clients=clients, **WORK[name])
-    ours, compile_seconds = common.compiled(exp)
+    ours, _ = common.compiled(exp)
     tau, size = exp.inputs.tau[0], exp.inputs.size[0]
     theirs = torch_loop.make_interval(
         name,
@@ -65,7 +65,6 @@ def measure(name: str, repeats: int, clients: int) -> dict:
         "ratio, median (range)": common.spread(
             common.ratios(seconds["torch"], seconds["tsfl_jax"])
         ),
-        "compile seconds": f"{compile_seconds:.1f}",
         "product, GFLOP/s": f"{rate / 1e9:.0f}",
         "floor, samples/s": f"{floor:,.0f}",
         "of the floor": f"{median['tsfl_jax'] / floor:.2f}",

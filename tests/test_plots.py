@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tsfl_jax import plots, report
+from tsfl_jax import plot_style, plots, report
 from tsfl_jax.config import ALGORITHMS
 from tsfl_jax.types import UserError
 
@@ -37,7 +37,9 @@ def _workdir(
 def _captured(monkeypatch):
     """The figures that are saved, instead of PNG files."""
     figures = []
-    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    monkeypatch.setattr(
+        plots.plot_style, "save", lambda figure, path: figures.append(figure)
+    )
     return figures
 
 
@@ -182,9 +184,9 @@ def test_compare_writes_a_png(tmp_path):
 
 
 def test_every_algorithm_has_a_style_that_survives_grey_print():
-    assert set(plots.ALGORITHM_STYLE) == set(ALGORITHMS)
+    assert set(plot_style.ALGORITHM_STYLE) == set(ALGORITHMS)
     for key in ("color", "linestyle", "marker"):
-        seen = [style[key] for style in plots.ALGORITHM_STYLE.values()]
+        seen = [style[key] for style in plot_style.ALGORITHM_STYLE.values()]
         assert len(set(seen)) == len(seen)
 
 
@@ -196,7 +198,7 @@ def test_a_failed_save_keeps_the_old_figure(tmp_path, monkeypatch):
         file.write(b"half a")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(plots.Figure, "savefig", full_disk)
+    monkeypatch.setattr(plot_style.Figure, "savefig", full_disk)
     with pytest.raises(UserError, match="No space left"):
         plots.curves(tmp_path)
     assert path.read_bytes() == old

@@ -18,6 +18,7 @@ from tsfl_jax.dms import (
 )
 from tsfl_jax.models import Model
 from tsfl_jax.runner import Result, simulate
+from tsfl_jax.sweeps import SweepResult, sweep
 from tsfl_jax.types import Dataset, HParams, UserError
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Model",
     "Result",
     "Situation",
+    "SweepResult",
     "UserError",
     "Weights",
     "affine_weights",
@@ -39,5 +41,6 @@ __all__ = [
     "project",
     "select",
     "simulate",
+    "sweep",
     "threshold",
 ]

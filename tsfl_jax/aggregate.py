@@ -5,11 +5,12 @@ models never have to be stacked: ``w^{t+1} = update(Σ_i ρ_i w_i^t, w^t)``. Who
 no iteration (τ_i = 0) gets weight 0 under every rule.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from tsfl_jax import dms
 from tsfl_jax.types import Array, Constants, HParams, Params, PRNGKey
@@ -41,7 +42,8 @@ class Aggregator(NamedTuple):
     init: Callable[[Params], Any]
     # (Σ ρ_i w_i, w^t, state, hparams) -> (w^{t+1}, state)
     update: Callable[[Params, Params, Any, HParams], tuple[Params, Any]]
-    uses_constants: bool = False  # whether L, G², σ² matter
+    # Whether L, G², σ² matter; `one_of` makes it a function of the hyper-parameters.
+    uses_constants: bool | Callable[[HParams], Array] = False
     proximal: bool = False  # whether clients add μ/2‖w − w^t‖² to their loss
 
 
@@ -104,6 +106,33 @@ def _mix(mean: Params, params: Params, state: Any, hparams: HParams):
         return gamma * w + (1 - gamma) * m if inexact else m
 
     return jax.tree.map(mix, params, mean), state
+
+
+def one_of(rules: Sequence[Aggregator]) -> Aggregator:
+    """The rule ``rules[hparams.rule]``, so that one program holds them all.
+
+    Args:
+      rules: with states of the same structure.
+    """
+    if len(rules) == 1:
+        return rules[0]
+    uses = [bool(rule.uses_constants) for rule in rules]
+
+    def weights(situation, hparams):
+        branches = [rule.weights for rule in rules]
+        return lax.switch(hparams.rule, branches, situation, hparams)
+
+    def update(mean, params, state, hparams):
+        branches = [rule.update for rule in rules]
+        return lax.switch(hparams.rule, branches, mean, params, state, hparams)
+
+    return Aggregator(
+        weights,
+        rules[0].init,
+        update,
+        uses_constants=lambda hparams: jnp.asarray(uses)[hparams.rule],
+        proximal=any(rule.proximal for rule in rules),
+    )
 
 
 AGGREGATORS: dict[str, Aggregator] = {

@@ -1,15 +1,10 @@
-"""The compiled program: one interval of all clients, and a scan over intervals.
+"""The compiled program: a scan over intervals, on several devices, in several lanes.
 
-Interval t of T-SFL: every client trains τ_i^t local iterations from w^t, the server
-forms w^{t+1} from Σ_i ρ_i^t w_i^t, the new model is evaluated. `make_run` returns one
-pure function for a chunk of intervals; nothing in it talks to the host.
-
-Random streams are ``fold_in(fold_in(key, interval), client)``, so results do not
-depend on how clients are chunked or ordered, nor on where a run was resumed.
+`make_run` returns one pure function for a chunk of intervals, of one experiment or of
+many that differ in arrays only.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,183 +12,43 @@ import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from tsfl_jax import client as local
-from tsfl_jax import devices, estimate, evaluation, mapping
-from tsfl_jax.aggregate import Aggregator, Situation
-from tsfl_jax.metrics import weight_entropy
+from tsfl_jax import devices
+from tsfl_jax.aggregate import Aggregator
+from tsfl_jax.interval import History, Inputs, Problem, State, make_interval
 from tsfl_jax.models import Model
-from tsfl_jax.types import Array, Constants, HParams, Params, PRNGKey
+from tsfl_jax.types import Array, HParams, PRNGKey
 
-
-class State(NamedTuple):
-    """What one interval hands to the next."""
-
-    params: Params  # w^t, the global model's Flax variables
-    server: Any  # the aggregation rule's own state
-    diverged: Array  # bool: no client's model was finite; params are the last good ones
-
-
-class Problem(NamedTuple):
-    """Everything on the device that does not change during a run."""
-
-    samples: local.Samples
-    test: evaluation.TestSet
-    rows: Array  # [N, D] int32, which samples each client may use
-    client: Array  # [N] int32 ids, which name the clients' random streams
-
-
-class Inputs(NamedTuple):
-    """What interval t is told; a leading axis ``[R]`` makes a chunk of intervals."""
-
-    interval: Array  # int32, t = 0..T−1
-    tau: Array  # [N] int32
-    size: Array  # [N] int32
-    evaluate: Array  # bool
-    slot: Array  # [K] int32, whom this device trains; N where nobody, see `devices`
-
+__all__ = ["History", "Inputs", "Problem", "State", "init_state", "make_run"]
 
 # What every device has in whole, and what the devices share.
 WHOLE, _SHARED = PartitionSpec(), PartitionSpec(devices.AXIS)
 PROBLEM_SPEC = Problem(samples=WHOLE, test=_SHARED, rows=WHOLE, client=WHOLE)
 INPUTS_SPEC = Inputs(WHOLE, WHOLE, WHOLE, WHOLE, PartitionSpec(None, devices.AXIS))
+LANES_INPUTS_SPEC = INPUTS_SPEC._replace(slot=PartitionSpec(None, None, devices.AXIS))
 
 
-class History(NamedTuple):
-    """What interval t reports; NaN where it does not apply or was not measured."""
+def _in_lanes(run: Callable, lanes: str) -> Callable:
+    """`run` for many experiments that share samples, test set and evaluations."""
+    in_problem = Problem(samples=None, test=None, rows=0, client=None)
+    in_inputs = Inputs(interval=None, tau=0, size=0, evaluate=None, slot=0)
+    if lanes == "vmap":
+        return jax.vmap(run, in_axes=(0, 0, 0, in_problem, in_inputs))
 
-    test_accuracy: Array  # in [0, 1]
-    test_loss: Array  # nats
-    train_loss: Array  # nats, mean over all samples trained on in the interval
-    threshold: Array  # K
-    num_selected: Array  # int32
-    weight_entropy: Array  # nats
-    smoothness: Array  # L
-    grad_sq_norm: Array  # G²
-    grad_variance: Array  # σ²
-    coupling: Array  # c
-    num_dropped: Array  # int32, clients with τ > 0 whose model was not finite
-    samples: Array  # int32, samples trained on
-    diverged: Array  # bool, from the interval on in which every model was lost
-    rho: Array  # [N]
-    selected: Array  # [N] bool
-
-
-def make_interval(
-    model: Model,
-    aggregator: Aggregator,
-    optimizer: Callable[[HParams], optax.GradientTransformation],
-    *,
-    batch_size: int,
-    iteration: str,
-    passes: int,
-    mapping_name: str,
-    chunk: int,
-    most_steps: int | None,
-    estimates: bool,
-    axis: str | None,
-) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
-    """Builds one interval of all clients; see `make_run` for the arguments."""
-
-    def total(tree):
-        return tree if axis is None else lax.psum(tree, axis)
-
-    train = local.make_local_training(
-        model, optimizer, batch_size=batch_size, iteration=iteration, passes=passes
-    )
-
-    def constants_of(params, key, clients, problem, hparams):
-        given = Constants(
-            hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance
-        )
-        if not estimates:
-            return given
-        measured = estimate.estimate_constants(
-            model, params, key, clients, problem.samples, hparams, batch_size, axis
-        )
-        return jax.tree.map(lambda g, m: jnp.where(jnp.isnan(g), m, g), given, measured)
-
-    def interval(state, key, hparams, problem, inputs):
-        def stream(name):
-            return jax.random.fold_in(jax.random.fold_in(key, name), inputs.interval)
-
-        clients = local.Client(problem.client, inputs.tau, inputs.size, problem.rows)
-        constants = constants_of(state.params, stream(1), clients, problem, hparams)
-        situation = Situation(
-            stream(2), problem.client, inputs.tau, inputs.size, constants
-        )
-        weights = aggregator.weights(situation, hparams)
-
-        train_key = stream(0)
-
-        def train_one(client, limit):
-            client_key = jax.random.fold_in(train_key, client.id)
-            return train(
-                state.params, client_key, client, problem.samples, hparams, limit
+    def all_lanes(state, key, hparams, problem, inputs):
+        def one(lane):
+            state, key, hparams, rows, tau, size, slot = lane
+            return run(
+                state,
+                key,
+                hparams,
+                problem._replace(rows=rows),
+                inputs._replace(tau=tau, size=size, slot=slot),
             )
 
-        # This device's share of the clients; an empty place is a client without work.
-        somebody = inputs.slot < problem.client.shape[0]
-        here = jnp.where(somebody, inputs.slot, 0)
-        mine = jax.tree.map(lambda a: a[here], clients)
-        mine = mine._replace(tau=jnp.where(somebody, mine.tau, 0))
-        mean, kept, results = mapping.weighted_models(
-            train_one,
-            mine,
-            jnp.where(somebody, weights.rho[here], 0.0),
-            state.params,
-            mine.tau * local.steps_per_iteration(mine.size, batch_size, iteration),
-            mapping=mapping_name,
-            chunk=chunk,
-            most=most_steps,
-            total=total,
-        )
-        params, server = aggregator.update(mean, state.params, state.server, hparams)
-        worked = mine.tau > 0
-        usable = results.finite & worked
-        loss_sum, loss_count, samples, dropped, survivors = total(
-            (
-                jnp.where(usable, results.loss, 0.0).sum(),
-                jnp.where(usable, results.samples, 0).sum(),
-                results.samples.sum(),
-                jnp.sum(~results.finite & worked),
-                usable.sum(),
-            )
-        )
-        diverged = state.diverged | ((dropped > 0) & (survivors == 0))
-        # Nobody took part, or no model that has weight survived: w^t stays.
-        updated = (kept > 0) & ~diverged
-        new = State(params, server, diverged)
-        old = state._replace(diverged=diverged)
-        new = jax.tree.map(lambda n, o: jnp.where(updated, n, o), new, old)
+        own = (problem.rows, inputs.tau, inputs.size, inputs.slot)
+        return lax.map(one, (state, key, hparams, *own))
 
-        accuracy, loss = lax.cond(
-            inputs.evaluate,
-            lambda w: evaluation.evaluate(
-                model, w, problem.samples, problem.test, total
-            ),
-            lambda w: (jnp.float32(jnp.nan), jnp.float32(jnp.nan)),
-            new.params,
-        )
-        history = History(
-            test_accuracy=accuracy.astype(jnp.float32),
-            test_loss=loss.astype(jnp.float32),
-            train_loss=(loss_sum / loss_count).astype(jnp.float32),
-            threshold=weights.threshold,
-            num_selected=weights.selected.sum(),
-            weight_entropy=weight_entropy(weights.rho),
-            smoothness=constants.smoothness,
-            grad_sq_norm=constants.grad_sq_norm,
-            grad_variance=constants.grad_variance,
-            coupling=weights.coupling,
-            num_dropped=dropped,
-            samples=samples,
-            diverged=diverged,
-            rho=weights.rho,
-            selected=weights.selected,
-        )
-        return new, history
-
-    return interval
+    return all_lanes
 
 
 def init_state(model: Model, aggregator: Aggregator, key: PRNGKey, x: Array) -> State:
@@ -215,6 +70,7 @@ def make_run(
     most_steps: int | None = None,
     estimates: bool = False,
     mesh: Mesh | None = None,
+    lanes: str = "",
 ) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
     """Builds the scan over a chunk of intervals.
 
@@ -231,6 +87,9 @@ def make_run(
         program's loops have known lengths under "vmap"; None: found out as it runs.
       estimates: estimate those of L, G², σ² that are NaN in the hyper-parameters.
       mesh: devices that share the clients, with the axis `devices.AXIS`; None: one.
+      lanes: "" one experiment. Else many, with a leading axis on the state, the key,
+        the hyper-parameters, ``problem.rows`` and ``inputs.{tau, size, slot}``: one
+        after another ("sequential") or side by side ("vmap").
 
     Returns:
       ``run(state, key, hparams, problem, inputs[R]) -> (state, history[R])``, pure and
@@ -256,12 +115,20 @@ def make_run(
 
         return lax.scan(body, state, inputs)
 
+    if lanes:
+        run = _in_lanes(run, lanes)
     if mesh is None:
         return run
     return jax.shard_map(
         run,
         mesh=mesh,
-        in_specs=(WHOLE, WHOLE, WHOLE, PROBLEM_SPEC, INPUTS_SPEC),
+        in_specs=(
+            WHOLE,
+            WHOLE,
+            WHOLE,
+            PROBLEM_SPEC,
+            LANES_INPUTS_SPEC if lanes else INPUTS_SPEC,
+        ),
         out_specs=WHOLE,
         # Every device computes the same state from the same sums; the checker cannot
         # see that through loops whose length differs from client to client.

@@ -1,7 +1,6 @@
 """Figures of finished runs, made from the files of their workdirs only.
 
-Matplotlib's object interface throughout: no pyplot, so no global state and no display.
-Every curve differs from the others by its dashes or markers, not by its colour alone.
+How they look is in `plot_style`.
 """
 
 import functools
@@ -9,37 +8,16 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from tsfl_jax import report
+from tsfl_jax import plot_style, report
 from tsfl_jax.types import UserError
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
-ALGORITHM_STYLE: dict[str, dict[str, Any]] = {
-    "dms": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
-    "fedavg": {"color": "#D55E00", "linestyle": "--", "marker": "s"},
-    "fedprox": {"color": "#009E73", "linestyle": "-.", "marker": "^"},
-    "fedasync": {"color": "#CC79A7", "linestyle": ":", "marker": "D"},
-}
-_OTHER_STYLES: tuple[dict[str, Any], ...] = (
-    {"color": "#000000", "linestyle": (0, (5, 1)), "marker": "v"},
-    {"color": "#E69F00", "linestyle": (0, (3, 1, 1, 1)), "marker": "P"},
-    {"color": "#56B4E9", "linestyle": (0, (1, 1)), "marker": "X"},
-)
-_NAMES = {"dms": "DMS", "fedavg": "FedAvg", "fedprox": "FedProx"}
-_NAMES |= {"fedasync": "FedAsync"}
-
-_WIDTH = 7.2  # inches, the text width of a two-column page
-_DPI = 200
 _FEW_CLIENTS = 60  # that many bars can be told apart
 
 _PathLike = str | pathlib.Path
@@ -57,10 +35,10 @@ def curves(workdir: _PathLike) -> pathlib.Path:
     folder = pathlib.Path(workdir)
     metrics = _metrics(folder)
     about = _about(folder)
-    style = _style(about["algorithm"], 0)
+    style = plot_style.style_of(about["algorithm"], 0)
 
-    figure, (left, right) = _figure(2.7, ncols=2)
-    _line(left, metrics["interval"], 100 * metrics["test_accuracy"], style)
+    figure, (left, right) = plot_style.figure_of(2.7, ncols=2)
+    plot_style.line(left, metrics["interval"], 100 * metrics["test_accuracy"], style)
     left.set_ylabel("test accuracy in %")
     if not left.lines:
         left.set_yticks([])
@@ -73,7 +51,7 @@ def curves(workdir: _PathLike) -> pathlib.Path:
         "test": ("test_loss", style | {"linestyle": "-", "marker": "o"}),
     }
     for label, (name, look) in losses.items():
-        _line(right, metrics["interval"], metrics[name], look, label=label)
+        plot_style.line(right, metrics["interval"], metrics[name], look, label=label)
     right.set_ylabel("loss")
     seen = np.concatenate([metrics["train_loss"], metrics["test_loss"]])
     seen = seen[np.isfinite(seen)]
@@ -82,9 +60,9 @@ def curves(workdir: _PathLike) -> pathlib.Path:
     if right.lines:
         right.legend(frameon=False, handlelength=3)
     for axes in (left, right):
-        _interval_axis(axes, metrics["interval"])
+        plot_style.interval_axis(axes, metrics["interval"])
     figure.suptitle(_title(about), fontsize="medium")
-    return _save(figure, folder / "curves.png")
+    return plot_style.save(figure, folder / "curves.png")
 
 
 def participation(workdir: _PathLike) -> pathlib.Path:
@@ -107,7 +85,7 @@ def participation(workdir: _PathLike) -> pathlib.Path:
         order = np.argsort(tau, kind="stable")
         share, weight, tau = share[order], weight[order], tau[order]
 
-    figure, (top, bottom) = _figure(4.0, nrows=2, sharex=True)
+    figure, (top, bottom) = plot_style.figure_of(4.0, nrows=2, sharex=True)
     bars = _bars(top, share, tau, width=0.8 if few else 1.0, edges=few)
     top.set_ylabel("selected in\n% of intervals")
     top.set_ylim(0, 105)
@@ -122,9 +100,9 @@ def participation(workdir: _PathLike) -> pathlib.Path:
     bottom.set_ylim(0, 1.1 * max(weight.max(), 100 / clients))
     bottom.set_xlim(-0.7, clients - 0.3)
     bottom.set_xlabel("client" if few else "client, in order of mean τ")
-    bottom.xaxis.set_major_locator(_whole_numbers())
+    bottom.xaxis.set_major_locator(plot_style.whole_numbers())
     figure.suptitle(_title(_about(folder)), fontsize="medium")
-    return _save(figure, folder / "participation.png")
+    return plot_style.save(figure, folder / "participation.png")
 
 
 def compare(
@@ -142,54 +120,26 @@ def compare(
     Raises:
       UserError: a metrics.jsonl is missing or unreadable.
     """
-    figure, axes = _figure(3.2)
+    figure, axes = plot_style.figure_of(3.2)
     intervals, most = np.zeros(0), 0
     for index, (label, seeds) in enumerate(runs.items()):
         interval, accuracy = _align([_metrics(pathlib.Path(run)) for run in seeds])
-        style = _style(label, index)
+        style = plot_style.style_of(label, index)
         if len(seeds) > 1 and len(interval):
             low, high = accuracy.min(0), accuracy.max(0)
             band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
             axes.fill_between(interval, low, high, **band)
-        name = _NAMES.get(label, _escape(label))
-        _line(axes, interval, accuracy.mean(0), style, label=name)
+        name = plot_style.NAMES.get(label, plot_style.escape(label))
+        plot_style.line(axes, interval, accuracy.mean(0), style, label=name)
         intervals = np.union1d(intervals, interval)
         most = max(most, len(seeds))
-    _interval_axis(axes, intervals)
+    plot_style.interval_axis(axes, intervals)
     axes.set_ylabel("test accuracy in %")
     if axes.lines:
         note = f"mean and range of {most} seeds" if most > 1 else None
         axes.legend(frameon=False, handlelength=3.5, title=note)
-    axes.set_title(_escape(title), fontsize="medium")
-    return _save(figure, pathlib.Path(path))
-
-
-def _figure(height: float, **grid: Any) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(**grid)
-    for one in np.ravel(axes):
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(color="#DDDDDD", linewidth=0.6)
-        one.set_axisbelow(True)
-    return figure, axes
-
-
-def _save(figure: Figure, path: pathlib.Path) -> pathlib.Path:
-    with report.replacing(path) as file:
-        figure.savefig(file, format="png")
-    return path
-
-
-def _line(
-    axes: Axes, x: np.ndarray, y: np.ndarray, style: dict, label: str = ""
-) -> None:
-    """Draws a line across the intervals without a value, or none if all lack one."""
-    seen = np.isfinite(y)
-    if seen.any():
-        look = style | {"linewidth": 1.5, "markersize": 3.5}
-        every = max(1, int(seen.sum()) // 10)
-        axes.plot(x[seen], y[seen], **look, label=label, markevery=every)
+    axes.set_title(plot_style.escape(title), fontsize="medium")
+    return plot_style.save(figure, pathlib.Path(path))
 
 
 def _bars(
@@ -213,22 +163,6 @@ def _bars(
         bars.set_clim(colour[0] - 0.5, colour[0] + 0.5)
     axes.add_collection(bars)
     return bars
-
-
-def _whole_numbers() -> MaxNLocator:
-    return MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
-
-
-def _interval_axis(axes: Axes, interval: np.ndarray) -> None:
-    axes.set_xlabel("interval")
-    axes.xaxis.set_major_locator(_whole_numbers())
-    last = interval.max(initial=1)
-    margin = max(0.03 * last, 0.3)
-    axes.set_xlim(1 - margin, last + margin)
-
-
-def _style(label: str, index: int) -> dict[str, Any]:
-    return ALGORITHM_STYLE.get(label, _OTHER_STYLES[index % len(_OTHER_STYLES)])
 
 
 def _align(found: list[dict]) -> tuple[np.ndarray, np.ndarray]:
@@ -276,10 +210,8 @@ def _about(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _title(about: dict[str, str]) -> str:
-    algorithm = _NAMES.get(about["algorithm"], about["algorithm"])
+    algorithm = plot_style.NAMES.get(about["algorithm"], about["algorithm"])
     seed = about["seed"] and f"seed {about['seed']}"
-    return _escape(", ".join(part for part in (about["data"], algorithm, seed) if part))
-
-
-def _escape(text: str) -> str:
-    return text.replace("$", r"\$")  # else Matplotlib takes it for mathematics
+    return plot_style.escape(
+        ", ".join(part for part in (about["data"], algorithm, seed) if part)
+    )

@@ -77,7 +77,7 @@ class Schedule(NamedTuple):
 
 
 class HParams(NamedTuple):
-    """Scalars that may be swept without another compilation, float32 each."""
+    """Scalars that may be swept without another compilation; float32 but for `rule`."""
 
     lr: Any  # η > 0
     momentum: Any  # in [0, 1)
@@ -88,6 +88,7 @@ class HParams(NamedTuple):
     grad_sq_norm: Any  # G², likewise
     grad_variance: Any  # σ², likewise
     weight_limit: Any  # θ ≥ 1; inf switches the limit off
+    rule: Any = 0  # int32, which one of several rules in a program; `aggregate.one_of`
 
 
 class Constants(NamedTuple):

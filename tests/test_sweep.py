@@ -1,0 +1,261 @@
+"""Sweeps: parsing, lanes against single runs, one trace, divergence, resuming."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tsfl_jax import axes, config, engine, experiment, lanes, sweep_plots, sweeps
+from tsfl_jax.prepare import prepare
+from tsfl_jax.sweep_report import interval_of_mean
+from tsfl_jax.types import UserError
+
+FLOATS = ("test_accuracy", "test_loss", "train_loss", "rho", "coupling", "smoothness")
+
+
+def small(**changes) -> config.Config:
+    settings = config.Config(
+        num_intervals=4, num_clients=5, lr=0.02, batch_size=8, report_every=2, devices=2
+    )
+    settings.schedule.data_size = 32
+    settings.model.hidden = 8
+    for name, value in changes.items():
+        setattr(settings, name, value)
+    return settings
+
+
+SWEPT = {
+    "algorithm": ["dms", "fedavg", "fedprox", "fedasync"],
+    "seed": [0, 3],
+    "lr": [0.02, 0.1],
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    return folder, tsfl_jax.sweep(small(), SWEPT, workdir=folder)
+
+
+def test_parsing():
+    found = axes.parse(["seed=0:3", "lr=0.1, 1", "algorithm=dms,fedavg"])
+    assert found == {
+        "seed": [0, 1, 2],
+        "lr": [0.1, 1.0],
+        "algorithm": ["dms", "fedavg"],
+    }
+    assert axes.parse(["num_clients=10:31:10"]) == {"num_clients": [10, 20, 30]}
+    assert axes.parse(["checkpoint=true,False"]) == {"checkpoint": [True, False]}
+    assert axes.product({"a": [1, 2], "b": [3]}) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed", "expected setting=values"),
+        ("lrr=1", "no such setting; did you mean 'lr'"),
+        ("lr=a", "'a' is not a float"),
+        ("seed=3:3", "no values"),
+        ("seed=1:5:0", "expected first:end"),
+        ("seed=1,1", "given twice"),
+        ("checkpoint=maybe", "neither True nor False"),
+        ("schedule.tau=1", "cannot be swept"),
+    ],
+)
+def test_slips_are_answered_in_one_line(text, message):
+    with pytest.raises(UserError, match=message) as caught:
+        axes.parse([text])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_lane_that_cannot_work_is_named():
+    with pytest.raises(UserError, match=r"lane lr=-1.0: --config.lr=-1"):
+        tsfl_jax.sweep(small(), {"lr": [0.1, -1]})
+
+
+@pytest.mark.parametrize("algorithm", SWEPT["algorithm"])
+@pytest.mark.parametrize(("seed", "lr"), [(0, 0.02), (3, 0.1)])
+def test_a_lane_equals_the_single_run(whole, algorithm, seed, lr):
+    _, result = whole
+    wanted = {"algorithm": algorithm, "seed": seed, "lr": lr}
+    place = [
+        i
+        for i, row in enumerate(result.rows)
+        if all(row[k] == v for k, v in wanted.items())
+    ]
+    single = tsfl_jax.simulate(small(**wanted))
+    for name in FLOATS:
+        np.testing.assert_allclose(
+            result.history[name][place[0]],
+            single.history[name],
+            rtol=1e-5,
+            atol=1e-6,
+            err_msg=name,
+        )
+    row = result.rows[place[0]]
+    assert row["best_test_accuracy"] == pytest.approx(
+        single.summary["best_test_accuracy"]
+    )
+    for name, value in single.summary["fingerprints"].items():
+        assert row[f"{name}_sha"] == value
+
+
+def test_seeds_differ_in_everything(whole):
+    _, result = whole
+    shas = {row["seed"]: (row["split_sha"], row["schedule_sha"]) for row in result.rows}
+    assert shas[0][0] != shas[3][0] and shas[0][1] != shas[3][1]
+
+
+def test_one_trace_for_the_whole_sweep(monkeypatch):
+    traces = []
+    made = engine.make_run
+
+    def counted(*arguments, **options):
+        run = made(*arguments, **options)
+
+        def traced(*inner):
+            traces.append(1)
+            return run(*inner)
+
+        return traced
+
+    monkeypatch.setattr(engine, "make_run", counted)
+    tsfl_jax.sweep(small(), SWEPT, lanes_per_call=3)  # 16 lanes: the last call is short
+    assert len(traces) == 1
+
+
+def test_what_changes_shapes_makes_another_program(capsys):
+    swept = {"batch_size": [8, 16], "seed": [0, 1]}
+    result = tsfl_jax.sweep(small(), swept, verbose=True)
+    assert "2 programs, because of batch_size=8, 16" in capsys.readouterr().err
+    for row, accuracy in zip(result.rows, result.history["test_loss"], strict=True):
+        changes = {name: row[name] for name in swept}
+        single = tsfl_jax.simulate(small(**changes)).history["test_loss"]
+        np.testing.assert_allclose(accuracy, single, rtol=1e-5)
+
+
+def test_side_by_side_equals_one_after_another():
+    swept = {"algorithm": ["dms", "fedasync"], "seed": [0, 1]}
+    first = tsfl_jax.sweep(small(), swept)
+    other = tsfl_jax.sweep(small(mapping="vmap"), swept)
+    for name in FLOATS:
+        np.testing.assert_allclose(
+            first.history[name], other.history[name], rtol=2e-4, atol=1e-5
+        )
+
+
+def test_splits_and_cases_are_lanes_of_one_program():
+    base = small()
+    prepared = [
+        prepare(axes.changed(base, changes))
+        for changes in (
+            {"partition.alpha": 0.1},
+            {"partition.kind": "iid"},
+            {"schedule.kind": "case1"},
+            {"algorithm": "fedavg"},
+            {"schedule.data_size": 24},
+        )
+    ]
+    assert lanes.group(prepared) == [[0, 1, 2, 3, 4]]
+    prepared.append(prepare(axes.changed(base, {"schedule.iteration": "step"})))
+    assert len(lanes.group(prepared)) == 2
+    sizes = {"schedule.data_size": [24, 32]}
+    losses = tsfl_jax.sweep(base, sizes).history["test_loss"]
+    for size, loss in zip(sizes["schedule.data_size"], losses, strict=True):
+        base.schedule.data_size = size
+        single = tsfl_jax.simulate(base).history["test_loss"]
+        np.testing.assert_allclose(loss, single, rtol=1e-5)
+
+
+def test_a_diverged_lane_is_marked_and_the_others_do_not_notice(tmp_path):
+    good = {"lr": [0.02, 0.05]}
+    alone = tsfl_jax.sweep(small(algorithm="fedavg"), good)
+    mixed = tsfl_jax.sweep(
+        small(algorithm="fedavg"), {"lr": [0.02, 1e30, 0.05]}, workdir=tmp_path
+    )
+    assert [row["diverged_at"] for row in mixed.rows] == [None, 1, None]
+    for name in FLOATS:
+        np.testing.assert_array_equal(
+            mixed.history[name][[0, 2]], alone.history[name], err_msg=name
+        )
+    assert np.isnan(mixed.history["test_loss"][1, 1:]).all()
+    text = (tmp_path / "summary.md").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("| 1e+30"))
+    assert "| – | – | – | 1 |" in line
+
+
+def test_a_killed_sweep_goes_on_with_the_finished_lanes(tmp_path, whole, monkeypatch):
+    calls = []
+
+    def stop():
+        calls.append(1)
+        return len(calls) == 7  # in the fourth call of lanes
+
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run(small(), SWEPT, workdir=tmp_path, lanes_per_call=2, stop=stop)
+    kept = sorted((tmp_path / "lanes").iterdir())
+    assert len(kept) == 6
+    (kept[0]).write_bytes(b"half a file")  # and one was damaged
+    trained = []
+    make = lanes.make_lanes
+
+    def counted(program, several, count):
+        trained.append(len(several))
+        return make(program, several, count)
+
+    monkeypatch.setattr(lanes, "make_lanes", counted)
+    resumed = sweeps.run(small(), SWEPT, workdir=tmp_path, lanes_per_call=2)
+    assert sum(trained) == 16 - 5
+    for name in FLOATS:
+        np.testing.assert_allclose(
+            resumed.history[name], whole[1].history[name], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_files(whole):
+    folder, result = whole
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    with open(folder / "results.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(rows) == len(table) == 16
+    assert list(rows[0])[:3] == list(SWEPT)
+    for row, line in zip(rows, table, strict=True):
+        assert float(line["best_test_accuracy"]) == row["best_test_accuracy"]
+        assert {"momentum", "partition.alpha", "data_sha", "split_sha"} <= set(row)
+    for name in ("curves.png", "curves.pdf", "summary.md", "sweep.json"):
+        assert (folder / name).stat().st_size > 0
+    text = (folder / "summary.md").read_text()
+    assert "| fedasync | 0.02 | 2 |" in text and "±" in text
+    assert result.history["rho"].shape == (16, 4, 5)
+
+
+def test_interval_of_mean_by_hand():
+    # 1, 2, 3: mean 2, s = 1, t(0.975, 2) = 4.302653, so 4.302653/√3.
+    mean, half = interval_of_mean([1.0, 2.0, 3.0])
+    assert mean == 2 and half == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
+    values = np.array([[1.0, np.nan], [2.0, 5.0], [3.0, np.nan]])
+    means, halves = sweep_plots.band_of(values)
+    np.testing.assert_allclose(means, [2, 5])
+    np.testing.assert_allclose(halves, [half, np.nan])
+
+
+def test_memory_decides_how_many_go_abreast(monkeypatch):
+    class Card:
+        def __init__(self, limit):
+            self.limit = limit
+
+        def memory_stats(self):
+            return {"bytes_limit": self.limit}
+
+    several = [prepare(small(mapping="vmap", seed=s)) for s in range(6)]
+    program = lanes.make_program(several, experiment.start_jax(small()))
+    counts = []
+    for limit in (2**20, 2**24, 2**36):
+        monkeypatch.setattr(jax, "devices", lambda limit=limit: [Card(limit)])
+        counts.append(sweeps.lanes_of_call(program, several))
+        monkeypatch.undo()
+    assert counts[0] >= 1 and counts == sorted(counts) and counts[-1] == 6

@@ -1,0 +1,111 @@
+"""What a sweep varies: ``seed=0:10`` → values, and their product → configs."""
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tsfl_jax.config import Config, flat
+from tsfl_jax.types import UserError
+from tsfl_jax.validate import nearest, validate
+
+Axes = dict[str, list]  # setting → the values it takes, in order
+
+
+def _defaults() -> dict[str, Any]:
+    return flat(dataclasses.asdict(Config()))
+
+
+def _known(name: str, shown: str) -> type:
+    """The type of a setting."""
+    defaults = _defaults()
+    if name not in defaults:
+        raise UserError(f"{shown}: there is no such setting{nearest(name, defaults)}")
+    kind = type(defaults[name])
+    if kind is tuple:
+        raise UserError(f"{shown}: {name} holds several numbers and cannot be swept")
+    return kind
+
+
+def _value(text: str, kind: type, shown: str) -> Any:
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise UserError(f"{shown}: {text!r} is neither True nor False")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise UserError(f"{shown}: {text!r} is not a {kind.__name__}") from error
+
+
+def _values(text: str, kind: type, shown: str) -> list:
+    """ "0:10", "0:10:2" (whole numbers) or "0.1,0.2"."""
+    if kind is int and ":" in text:
+        parts = [_value(part, int, shown) for part in text.split(":")]
+        if len(parts) > 3 or 0 in parts[2:]:
+            raise UserError(f"{shown}: expected first:end or first:end:step")
+        return list(range(*parts))
+    return [_value(part.strip(), kind, shown) for part in text.split(",")]
+
+
+def parse(texts: Iterable[str]) -> Axes:
+    """Command-line sweeps, such as ``["seed=0:10", "lr=0.001,0.01"]``.
+
+    Raises:
+      UserError: an unknown setting, a value that is not of its type, none or twice.
+    """
+    axes: Axes = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name, shown = name.strip(), f"--sweep={text}"
+        if not equals:
+            raise UserError(f"{shown}: expected setting=values, such as seed=0:10")
+        if name in axes:
+            raise UserError(f"{shown}: {name} is swept twice; give all values at once")
+        axes[name] = _values(values, _known(name, shown), shown)
+    check(axes)
+    return axes
+
+
+def check(axes: Mapping[str, Sequence]) -> Axes:
+    """The same as lists; raises UserError for what cannot be swept."""
+    found = {}
+    for name, values in axes.items():
+        kind = _known(name, f"sweep {name}")
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise UserError(f"sweep {name}: expected a list of values, got {values!r}")
+        values = list(values)
+        if not values:
+            raise UserError(f"sweep {name}: no values; a range is first:end")
+        if len(set(values)) < len(values):
+            raise UserError(f"sweep {name}: a value is given twice in {values}")
+        # NumPy's numbers as plain ones, and an int where a float is meant.
+        plain = [v.item() if hasattr(v, "item") else v for v in values]
+        found[name] = [float(v) if kind is float else v for v in plain]
+    return found
+
+
+def product(axes: Axes) -> list[dict]:
+    """Every combination, the last axis fastest, as {setting: value}."""
+    return [
+        dict(zip(axes, values, strict=True))
+        for values in itertools.product(*axes.values())
+    ]
+
+
+def changed(config: Config, values: dict) -> Config:
+    """A copy of a config with settings changed, validated."""
+    config = copy.deepcopy(config)
+    for name, value in values.items():
+        *path, last = name.split(".")
+        target = config
+        for part in path:
+            target = getattr(target, part)
+        setattr(target, last, value)
+    try:
+        validate(config)
+    except UserError as error:
+        where = ", ".join(f"{k}={v}" for k, v in values.items())
+        raise UserError(f"lane {where}: {error}") from error
+    return config

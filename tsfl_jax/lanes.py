@@ -1,0 +1,142 @@
+"""Experiments that differ in arrays only, as lanes of one compiled program.
+
+Seeds, splits, schedules, scalar hyper-parameters and aggregation rules are arrays or
+arguments; what changes shapes or the network makes another group, with a program of
+its own.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+
+from tsfl_jax import client as local
+from tsfl_jax import devices, engine, experiment
+from tsfl_jax.aggregate import Aggregator, one_of
+from tsfl_jax.prepare import Prepared, signature
+from tsfl_jax.types import HParams
+
+
+def group(several: list[Prepared]) -> list[list[int]]:
+    """Indices of the experiments that share a program, in order of appearance."""
+    groups: dict[tuple, list[int]] = {}
+    for index, prepared in enumerate(several):
+        groups.setdefault(tuple(signature(prepared).items()), []).append(index)
+    return list(groups.values())
+
+
+def differences(several: list[Prepared], groups: list[list[int]]) -> list[str]:
+    """Why there is more than one program: the settings that differ between groups."""
+    signatures = [signature(several[indices[0]]) for indices in groups]
+    return [
+        f"{name}={', '.join(dict.fromkeys(s[name] for s in signatures))}"
+        for name in signatures[0]
+        if len({s[name] for s in signatures}) > 1
+    ]
+
+
+class Program(NamedTuple):
+    """One group: a function to compile and what all its lanes share."""
+
+    run: Callable  # (state[L], key[L], hparams[L], problem, inputs[R]) -> ...
+    rules: tuple[Aggregator, ...]
+    mesh: Mesh
+    problem: engine.Problem  # rows of the first lane; `arguments` puts in all
+    width: int  # D, columns of the index tables
+    intervals: int  # T
+    chunk: int  # R
+
+
+def make_program(several: list[Prepared], mesh: Mesh) -> Program:
+    """The program of one group; lanes take turns on a CPU, and go abreast elsewhere."""
+    rules = tuple(dict.fromkeys(p.rule for p in several))
+    how = "sequential" if several[0].mapping == "sequential" else "vmap"
+    return Program(
+        run=experiment.make_run(several, one_of(rules), mesh, how),
+        rules=rules,
+        mesh=mesh,
+        problem=experiment.make_problem(several[0], mesh),
+        width=max(p.dealt.indices.shape[1] for p in several),
+        intervals=len(several[0].times.tau),
+        chunk=experiment.chunk_of(several[0].config),
+    )
+
+
+class Lanes(NamedTuple):
+    """The arrays of L experiments, ``[L, ...]``."""
+
+    state: engine.State
+    key: jax.Array
+    hparams: HParams
+    rows: np.ndarray  # [L, N, D]
+    inputs: engine.Inputs  # [L, T, ...], but interval and evaluate [T]
+
+
+def _stacked(trees: list) -> NamedTuple:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def make_lanes(program: Program, several: list[Prepared], count: int) -> Lanes:
+    """The arrays of these experiments; idle copies of the last fill up to `count`."""
+    missing = count - len(several)
+    several = several + several[-1:] * missing
+    keys = [experiment.keys_of(p) for p in several]
+    init_keys, train_keys = (jnp.stack(part) for part in zip(*keys, strict=True))
+    first = several[0]
+
+    def init(keys, samples):
+        x = local.scaled(samples, samples.x[:1])
+        return lax.map(
+            lambda key: engine.init_state(first.model, first.rule, key, x), keys
+        )
+
+    keys_placed = devices.place(program.mesh, init_keys, engine.WHOLE)
+    state = jax.jit(init)(keys_placed, program.problem.samples)
+    inputs = [experiment.make_inputs(p, program.mesh.size) for p in several]
+    idle = np.arange(count) < count - missing
+    tau = np.stack([i.tau for i in inputs]) * idle[:, None, None]
+    return Lanes(
+        state=state,
+        key=train_keys,
+        hparams=_stacked(
+            [
+                p.hparams._replace(rule=np.int32(program.rules.index(p.rule)))
+                for p in several
+            ]
+        ),
+        rows=np.stack(
+            [
+                np.pad(r, ((0, 0), (0, program.width - r.shape[1])))
+                for r in (p.dealt.indices for p in several)
+            ]
+        ),
+        inputs=engine.Inputs(
+            interval=inputs[0].interval,
+            tau=tau.astype(np.int32),
+            size=np.stack([i.size for i in inputs]),
+            evaluate=inputs[0].evaluate,
+            slot=np.stack([i.slot for i in inputs]),
+        ),
+    )
+
+
+def arguments(program: Program, lanes: Lanes, state: engine.State, first: int) -> tuple:
+    """What ``program.run`` takes for the intervals from `first` on, on the devices."""
+    end = first + program.chunk
+    whole, part = lanes.inputs, slice(first, end)
+    inputs = engine.Inputs(
+        interval=whole.interval[part],
+        tau=whole.tau[:, part],
+        size=whole.size[:, part],
+        evaluate=whole.evaluate[part],
+        slot=whole.slot[:, part],
+    )
+    placed = (state, lanes.key, lanes.hparams, lanes.rows)
+    state, key, hparams, rows = devices.place(program.mesh, placed, engine.WHOLE)
+    problem = program.problem._replace(rows=rows)
+    inputs = devices.place(program.mesh, inputs, engine.LANES_INPUTS_SPEC)
+    return state, key, hparams, problem, inputs

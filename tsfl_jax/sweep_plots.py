@@ -1,0 +1,87 @@
+"""Curves of a sweep: the mean of each group of lanes with its confidence band."""
+
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from scipy import stats
+
+from tsfl_jax import plot_style
+
+_MOST = 12  # curves that can still be told apart
+
+
+def band_of(values: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and half the width of its confidence interval at each place.
+
+    Args:
+      values: ``[n, T]``; NaN is left out.
+      level: of confidence, in (0, 1), Student's t.
+
+    Returns:
+      two arrays ``[T]``, NaN where nothing was measured, or only one value.
+    """
+    seen = np.isfinite(values)
+    count = seen.sum(axis=0)
+    filled = np.where(seen, values, 0.0)
+    mean = filled.sum(axis=0) / np.where(count > 0, count, np.nan)
+    square = np.where(seen, (filled - mean[None]) ** 2, 0.0).sum(axis=0)
+    freedom = np.where(count > 1, count - 1, np.nan)
+    error = np.sqrt(square / freedom / np.where(count > 0, count, np.nan))
+    return mean, stats.t.ppf(0.5 + level / 2, freedom) * error
+
+
+def _look(name: str, index: int, names: list[str]) -> dict:
+    """An algorithm's own style where only one of the curves is of that algorithm."""
+    for algorithm in plot_style.ALGORITHM_STYLE:
+        if algorithm in name and sum(algorithm in other for other in names) == 1:
+            return plot_style.style_of(algorithm, index)
+    return plot_style.style_of(name, index)
+
+
+def bands(
+    curves: Mapping[str, np.ndarray], path: pathlib.Path, title: str = ""
+) -> list[pathlib.Path]:
+    """Draws test accuracy against the interval, one line and band per group.
+
+    Args:
+      curves: label → ``[n, T]`` accuracies in [0, 1], NaN where not evaluated; of more
+        groups than can be told apart, those with the highest end.
+      path: without a suffix; a PNG and a PDF are written.
+      title: above the figure.
+    """
+    figure, axes = plot_style.figure_of(3.2)
+    found = {name: band_of(values) for name, values in curves.items()}
+
+    def end(name):
+        mean = found[name][0]
+        seen = mean[np.isfinite(mean)]
+        return seen[-1] if len(seen) else -np.inf
+
+    best = sorted(found, key=end, reverse=True)[:_MOST]
+    shown = [name for name in found if name in best]
+    intervals = np.zeros(0)
+    for index, name in enumerate(shown):
+        mean, half = found[name]
+        interval = np.arange(1, len(mean) + 1)
+        intervals = np.union1d(intervals, interval)
+        style = _look(name, index, shown)
+        seen = np.isfinite(mean) & np.isfinite(half)
+        if seen.any():
+            low, high = 100 * (mean - half)[seen], 100 * (mean + half)[seen]
+            band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
+            axes.fill_between(interval[seen], low, high, **band)
+        label = plot_style.NAMES.get(name, plot_style.escape(name))
+        plot_style.line(axes, interval, 100 * mean, style, label=label)
+    plot_style.interval_axis(axes, intervals)
+    axes.set_ylabel("test accuracy in %")
+    if axes.lines:
+        most = max(len(values) for values in curves.values())
+        notes = [f"mean and 95 % confidence of {most} lanes"] if most > 1 else []
+        if len(found) > len(shown):
+            notes.append(f"the best {len(shown)} of {len(found)}")
+        look = {"frameon": False, "handlelength": 3.5, "fontsize": "small"}
+        axes.legend(title="; ".join(notes) or None, **look)
+    axes.set_title(plot_style.escape(title), fontsize="medium")
+    suffixes = (".png", ".pdf")
+    return [plot_style.save(figure, path.with_suffix(s)) for s in suffixes]

@@ -1,0 +1,253 @@
+"""Carries out a sweep: groups of lanes, calls of lanes, files lane by lane.
+
+Each finished lane is one file named by a digest of its settings, so that a killed sweep
+goes on where it stopped, and a larger one reuses what a smaller one has run.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tsfl_jax import (
+    axes,
+    experiment,
+    lanes,
+    optimizers,
+    progress,
+    report,
+    results,
+    sweep_report,
+)
+from tsfl_jax.aggregate import Aggregator
+from tsfl_jax.config import Config
+from tsfl_jax.prepare import (
+    Prepared,
+    fingerprints_of,
+    identity_of,
+    prepare_all,
+    settings_of,
+)
+from tsfl_jax.types import Dataset, UserError
+
+ONE_CALL = 4  # lanes, where they run one after another: more cost more when killed
+
+
+class SweepResult(NamedTuple):
+    """What a sweep leaves behind, lanes in order of the product of its axes."""
+
+    rows: list[dict]  # per lane: swept values, results, fingerprints, all settings
+    history: dict[str, np.ndarray]  # [L, T] or [L, T, N]; NaN after a divergence
+
+
+def _digest(prepared: Prepared) -> str:
+    identity = report.plain(identity_of(prepared))
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _finished(folder: pathlib.Path, names: list[str]) -> dict[str, dict]:
+    """Lanes that are whole on the disk, as {digest: arrays}."""
+    found = {}
+    for name in names:
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError, EOFError),
+            np.load(folder / f"{name}.npz") as file,
+        ):
+            found[name] = {key: file[key] for key in file.files}
+    return found
+
+
+def lanes_of_call(program: lanes.Program, several: list[Prepared]) -> int:
+    """How many lanes one compiled call should hold.
+
+    One after another: a few. Side by side: what fits into 80 % of the device's memory,
+    by what the compiler says one lane takes.
+    """
+    if several[0].mapping == "sequential":
+        return min(ONE_CALL, len(several))
+    stats = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" not in stats:
+        return min(ONE_CALL, len(several))
+    one = lanes.make_lanes(program, several[:1], 1)
+    placed = lanes.arguments(program, one, one.state, 0)
+    memory = jax.jit(program.run).lower(*placed).compile().memory_analysis()
+    free = 0.8 * stats["bytes_limit"] - memory.argument_size_in_bytes
+    fits = int(free // max(memory.temp_size_in_bytes, 1))
+    return max(1, min(fits, len(several)))
+
+
+def _row(prepared: Prepared, values: dict, history: dict, seconds: float) -> dict:
+    """One line of results.csv."""
+    accuracy, lost = history["test_accuracy"], np.flatnonzero(history["diverged"])
+    measured = accuracy[~np.isnan(accuracy)]
+    settings = settings_of(prepared)
+    fingerprints = {f"{k}_sha": v for k, v in fingerprints_of(prepared).items()}
+    return (
+        values
+        | {
+            "best_test_accuracy": float(measured.max()) if len(measured) else np.nan,
+            "final_test_accuracy": results.last(accuracy),
+            "final_test_loss": results.last(history["test_loss"]),
+            "diverged_at": int(lost[0]) + 1 if len(lost) else None,
+            "seconds": seconds,
+            "samples_trained": int(history["samples"].astype(np.int64).sum()),
+        }
+        | fingerprints
+        | {k: v for k, v in settings.items() if k not in values}
+    )
+
+
+def _cut(history: dict) -> dict:
+    """NaN after the interval in which a lane lost every model, as if it had ended."""
+    lost = np.flatnonzero(history["diverged"])
+    if not len(lost):
+        return history
+    after = np.arange(len(history["diverged"])) > lost[0]
+    return {
+        name: np.where(after.reshape(after.shape + (1,) * (a.ndim - 1)), np.nan, a)
+        if a.ndim and np.issubdtype(a.dtype, np.floating)
+        else a
+        for name, a in history.items()
+    }
+
+
+def _call(
+    program: lanes.Program,
+    compiled: list,
+    several: list[Prepared],
+    count: int,
+    tell: Callable[[int], None],
+    stop: Callable[[], bool],
+) -> tuple[dict, float]:
+    """Runs up to `count` lanes to the end: history ``[count, T, …]`` and seconds."""
+    these = lanes.make_lanes(program, several, count)
+    state, parts, seconds = these.state, [], 0.0
+    for first in range(0, program.intervals, program.chunk):
+        placed = lanes.arguments(program, these, state, first)
+        if not compiled:
+            compiled.append(jax.jit(program.run).lower(*placed).compile())
+        begun = time.perf_counter()
+        state, history = jax.block_until_ready(compiled[0](*placed))
+        seconds += time.perf_counter() - begun
+        parts.append(jax.device_get(history)._asdict())
+        tell(first + program.chunk)
+        if stop():
+            raise KeyboardInterrupt
+    whole = {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]}
+    return whole, seconds
+
+
+def run(
+    config: Config,
+    swept: Mapping[str, Sequence],
+    *,
+    workdir: str | pathlib.Path | None = None,
+    lanes_per_call: int = 0,
+    stream: IO[str] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    model: Any = None,
+    dataset: Dataset | None = None,
+    optimizer: optimizers.Optimizer | None = None,
+    aggregator: Aggregator | None = None,
+) -> SweepResult:
+    """Runs or resumes the product of all swept settings.
+
+    Args:
+      config: everything that is not swept.
+      swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``.
+      workdir: folder for files; None keeps everything in memory.
+      lanes_per_call: lanes of one compiled call; 0 chooses, see `lanes_of_call`.
+      stream: where progress is told, None for silence.
+      stop: asked after every compiled call; True ends the sweep with
+        KeyboardInterrupt, finished lanes kept.
+      model, dataset, optimizer, aggregator: as in `runner.simulate`.
+
+    Returns:
+      `SweepResult`.
+
+    Raises:
+      UserError: a setting or value that cannot work, in one line.
+    """
+    swept = axes.check(swept)
+    if lanes_per_call < 0:
+        raise UserError(f"lanes_per_call={lanes_per_call}: must be >= 0 (0 chooses)")
+    if jax.process_count() > 1:
+        raise UserError("a sweep runs in one process; give every process its own part")
+    values = axes.product(swept)
+    configs = [axes.changed(config, v) for v in values]
+    folder = None if workdir is None else report.prepare_workdir(workdir)
+    store = None if folder is None else report.prepare_workdir(folder / "lanes")
+    mesh = experiment.start_jax(config)
+    parts = {"model": model, "optimizer": optimizer, "aggregator": aggregator}
+    several = prepare_all(configs, dataset, **parts)
+    names = [_digest(p) for p in several]
+    done = {} if store is None else _finished(store, names)
+    todo = [i for i, name in enumerate(names) if name not in done]
+    if done:
+        progress.tell(stream, f"{len(values) - len(todo)} lanes were finished already")
+    groups = [
+        [todo[i] for i in group] for group in lanes.group([several[i] for i in todo])
+    ]
+    for cause in lanes.differences(several, groups) if len(groups) > 1 else ():
+        progress.tell(stream, f"{len(groups)} programs, because of {cause}")
+
+    begun = time.perf_counter()
+    for group in groups:
+        members = [several[i] for i in group]
+        program, compiled = lanes.make_program(members, mesh), []
+        count = lanes_per_call or lanes_of_call(program, members)
+        count = min(count, len(group))
+        for first in range(0, len(group), count):
+            indices = group[first : first + count]
+
+            numbers = f"lanes {indices[0] + 1}–{indices[-1] + 1} of {len(values)}"
+
+            def tell(interval, numbers=numbers, total=program.intervals):
+                passed = time.perf_counter() - begun
+                text = f"{numbers}, interval {interval}/{total}, {passed:.0f} s"
+                progress.show(text, stream, last=interval == total)
+
+            members = [several[i] for i in indices]
+            history, seconds = _call(program, compiled, members, count, tell, stop)
+            for place, index in enumerate(indices):
+                own = {name: a[place] for name, a in history.items()}
+                own |= {"tau": several[index].times.tau, "seconds": np.float64(0)}
+                own["seconds"] = np.float64(seconds / len(indices))
+                done[names[index]] = own
+                if store is not None:
+                    report.write_arrays(store / f"{names[index]}.npz", own)
+
+    histories = [_cut(done[name]) for name in names]
+    rows = [
+        _row(p, v, h, float(h["seconds"]))
+        for p, v, h in zip(several, values, histories, strict=True)
+    ]
+    fields = [name for name in histories[0] if name != "seconds"]
+    same = {f: len({h[f].shape for h in histories}) == 1 for f in fields}
+    whole = {f: np.stack([h[f] for h in histories]) for f in fields if same[f]}
+    result = SweepResult(rows, whole)
+    if folder is not None:
+        settings = {"config": dataclasses.asdict(config), "swept": swept}
+        report.write_json(folder / "sweep.json", settings)
+        sweep_report.write(folder, list(swept), rows, whole)
+    return result
+
+
+def sweep(
+    config: Config,
+    swept: Mapping[str, Sequence],
+    *,
+    verbose: bool = False,
+    **options: Any,
+) -> SweepResult:
+    """`run` with progress on stderr if `verbose`."""
+    return run(config, swept, stream=sys.stderr if verbose else None, **options)

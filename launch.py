@@ -119,6 +119,8 @@ def _stop(message: str, code: int = 2) -> None:
 
 def _label(config: Config) -> str:
     path = pathlib.Path(flags.FLAGS["config"].config_filename)
+    if _SWEEP.value:
+        return f"{path.stem}-sweep"
     return f"{path.stem}-{config.algorithm}-seed{config.seed}"
 
 
@@ -155,9 +157,8 @@ def _interrupts() -> Callable[[], bool]:
     return lambda: bool(asked)
 
 
-def _sweep(config: Config, workdir: str) -> None:
+def _sweep(config: Config, swept: axes.Axes, workdir: str) -> None:
     """All lanes, then the summary."""
-    swept = axes.parse(_SWEEP.value)
     number = math.prod(len(values) for values in swept.values())
     print(f"{number} lanes; results in {workdir}", file=sys.stderr)
     sweeps.run(
@@ -185,8 +186,11 @@ def main(argv: list[str]) -> None:
         if _WORKDIR.value and devices.first():
             _check_workdir(pathlib.Path(_WORKDIR.value))
         if _SWEEP.value:
-            workdir = _WORKDIR.value or report.new_workdir("runs", "sweep")
-            _sweep(config, workdir)
+            swept = axes.parse(_SWEEP.value)
+            for values in axes.product(swept):
+                axes.changed(config, values)
+            workdir = _WORKDIR.value or report.new_workdir("runs", _label(config))
+            _sweep(config, swept, workdir)
             return
         # Of several processes the first one speaks and writes files.
         stream = sys.stderr if devices.first() else None

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import client, config, experiment, models, runner
+from tsfl_jax import client, config, experiment, models, prepare, runner, types
 
 SHAPES = {
     "mnist_cnn": (28, 28, 1),
@@ -21,8 +21,8 @@ SHAPES = {
 }
 
 
-def make_experiment(model: str, **settings) -> experiment.Experiment:
-    """One FedAvg experiment on synthetic images of the model's shape."""
+def make_config(model: str, **settings) -> config.Config:
+    """FedAvg on synthetic images of the model's shape, with settings changed."""
     c = config.Config(algorithm="fedavg", num_intervals=1, report_every=1)
     c.compile_cache = "off"
     c.data.name, c.data.shape = "synthetic", SHAPES[model]
@@ -36,7 +36,17 @@ def make_experiment(model: str, **settings) -> experiment.Experiment:
             setattr(getattr(c, target), rest[0], value)
         else:
             setattr(c, target, value)
-    return experiment.build(c)
+    return c
+
+
+def make_experiment(model: str, **settings) -> experiment.Experiment:
+    """The experiment of `make_config`."""
+    return experiment.build(make_config(model, **settings))
+
+
+def images(c: config.Config) -> types.Dataset:
+    """The data of a config, for several experiments to share."""
+    return prepare.load_dataset(c)
 
 
 def compiled(exp, evaluate: bool = False) -> tuple[Callable[[], None], float]:

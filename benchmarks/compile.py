@@ -70,13 +70,14 @@ def main() -> None:
     """Prints the table as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--programs", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     devices.start(0)
     if options.worker:
         worker(*options.worker)
         return
-    rows = [measure(name, options.repeats) for name in CASES]
+    rows = [measure(name, options.repeats) for name in options.programs]
     print(f"{common.machine()}\n\n{common.table(rows)}")
 
 

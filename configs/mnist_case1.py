@@ -2,7 +2,7 @@
 
 Reproduces: Table 1 and Fig. 3, 20 clients, two-convolution CNN, T = 50.
 Paper, best test accuracy in %: FedAvg 96.41, FedProx 97.01, FedAsync 96.17, DMS 97.89.
-Time: about 3 minutes on 2 CPU cores; GPU not measured.
+Time: about 1 minute on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/mnist_case1.py --config.algorithm=dms
 """
 

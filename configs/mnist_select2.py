@@ -2,7 +2,7 @@
 
 Reproduces: Table 2 and Fig. 7a, Case 3 computing power and data sizes, T = 50.
 Paper, best test accuracy in %: FedAvg 98.13, FedProx 99.14, FedAsync 97.75, DMS 99.57.
-Time: about 3 minutes on 2 CPU cores; GPU not measured.
+Time: about 1 minute on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/mnist_select2.py --config.algorithm=dms
 """
 

@@ -2,7 +2,7 @@
 
 Reproduces: Table 1 and Fig. 4, 20 clients, ResNet-18 with GroupNorm, T = 100.
 Paper, best test accuracy in %: FedAvg 83.51, FedProx 83.71, FedAsync 80.74, DMS 84.76.
-Time: about 30 hours on 2 cores (estimated from 48 samples/s); GPU not measured.
+Time: about 20 hours on 2 cores (estimated from 70 samples/s); GPU not measured.
 Run: python launch.py --config=configs/svhn_case2.py --config.algorithm=dms
 """
 

@@ -1,5 +1,7 @@
 """Strict JAX settings for every test."""
 
+import os
+
 import jax
 import pytest
 
@@ -10,7 +12,9 @@ jax.config.update("jax_num_cpu_devices", 4)
 @pytest.fixture(scope="session", autouse=True)
 def compile_once(tmp_path_factory):
     """A program that was compiled by one test comes from a cache for the others."""
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("xla")))
+    folder = str(tmp_path_factory.mktemp("xla"))
+    jax.config.update("jax_compilation_cache_dir", folder)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder  # for the processes tests start
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

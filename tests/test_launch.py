@@ -175,3 +175,25 @@ def test_good_settings_pass():
     validate.validate(config.Config())
     validate.validate(changed("lr", 1))  # an int will do for a float
     validate.validate(changed("data.name", "svhn"))
+
+
+def test_a_sweep_from_the_command_line(tmp_path):
+    swept = ["--sweep=seed=0:2", "--sweep=algorithm=dms,fedavg", "--workdir=swept"]
+    code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
+    assert code == 0, err
+    assert "4 lanes; results in swept" in err and "interval 2/2" in err
+    assert "| dms | 2 |" in out and "| fedavg | 2 |" in out
+    assert (tmp_path / "swept" / "results.csv").exists()
+    code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
+    assert code == 0 and "4 lanes were finished already" in err
+
+
+def test_slips_in_a_sweep(tmp_path):
+    for swept, words in (
+        ("lrr=1", "--sweep=lrr=1: there is no such setting; did you mean 'lr'"),
+        ("seed", "expected setting=values, such as seed=0:10"),
+        ("lr=0.1,-1", "lane lr=-1.0: --config.lr=-1"),
+    ):
+        code, _, err = launch(*SMALL, f"--sweep={swept}", cwd=tmp_path)
+        assert code == 2 and words in err and "Traceback" not in err
+        assert not list(tmp_path.iterdir()), "a slip must not leave a folder"

@@ -36,6 +36,12 @@ def test_dms_example():
     np.testing.assert_allclose(rho.sum(), 1, rtol=1e-5)
 
 
+def test_sweep_example():
+    _, out = run_block(2)
+    shape, rate = out.splitlines()
+    assert shape == "(6, 4)" and rate in ("0.03", "0.1")
+
+
 def test_named_files_and_functions_exist():
     for path in re.findall(r"\]\(([\w/.]+)\)", README):
         assert (ROOT / path).exists(), path

@@ -1,0 +1,74 @@
+"""``python -m benchmarks.lanes``: seeds as lanes of one program against single runs.
+
+MNIST CNN, 20 clients, Case 1 of 256 samples a client, one interval; a lane should cost
+what a single run costs on a CPU, and much less on a GPU.
+"""
+
+import argparse
+import statistics
+
+import jax
+import numpy as np
+
+from benchmarks import common
+from tsfl_jax import devices, experiment, lanes
+from tsfl_jax.prepare import prepare_all
+
+
+def several(seeds: int, model: str) -> list:
+    """Experiments that differ in their seed only."""
+    work = {"schedule__kind": "case1", "schedule__data_size": 256}
+    configs = [common.make_config(model, seed=s, **work) for s in range(seeds)]
+    data = common.images(configs[0])
+    return prepare_all(configs, data)
+
+
+def compiled(found: list):
+    """One interval of all lanes as a function without arguments."""
+    mesh = experiment.start_jax(found[0].config)
+    program = lanes.make_program(found, mesh)
+    arrays = lanes.make_lanes(program, found, len(found))
+    inputs = arrays.inputs._replace(evaluate=np.zeros(1, bool))
+    arguments = lanes.arguments(
+        program, arrays._replace(inputs=inputs), arrays.state, 0
+    )
+    run = jax.jit(program.run).lower(*arguments).compile()
+    return lambda: jax.block_until_ready(run(*arguments))
+
+
+def main() -> None:
+    """Prints the table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 10, 40])
+    parser.add_argument("--model", default="mnist_cnn", choices=list(common.SHAPES))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--devices", type=int, default=0)
+    options = parser.parse_args()
+    devices.start(options.devices)
+    work = {"schedule__kind": "case1", "schedule__data_size": 256}
+    single = common.make_experiment(options.model, **work)
+    runs = {"single run": common.compiled(single)[0]}
+    found = several(max(options.lanes), options.model)
+    for count in options.lanes:
+        runs[f"{count} lanes"] = compiled(found[:count])
+    seconds = common.side_by_side(runs, options.repeats)
+    samples = int((single.inputs.tau[0] * single.inputs.size[0]).sum())
+    rows = []
+    for name, times in seconds.items():
+        count = 1 if name == "single run" else int(name.split()[0])
+        ratio = [
+            t / count / s for t, s in zip(times, seconds["single run"], strict=True)
+        ]
+        speed = count * samples / statistics.median(times)
+        rows.append(
+            {
+                "program": name,
+                "samples/s": f"{speed:,.0f}",
+                "time a lane, of a single run": common.spread(ratio),
+            }
+        )
+    print(f"{common.machine()}\n\n{common.table(rows)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -57,6 +57,9 @@ MAY_IMPORT = {
     "sweep_report": "report sweep_plots",
     "sweeps": "aggregate axes config devices experiment lanes optimizers prepare "
     "progress report results sweep_report types",
+    "paper": "",
+    "reproduce_files": "paper plot_style report sweep_plots sweep_report",
+    "reproduce": "axes config paper prepare report reproduce_files sweeps types",
     "__init__": "aggregate arrays config dms models runner sweeps types",
 }
 
@@ -106,7 +109,7 @@ def test_modules_stay_short_and_say_what_they_do(module):
 
 def test_only_the_border_reads_settings():
     readers = {m for m in MODULES if "config" in imported(m)}
-    only_the_type = {"runner", "axes", "sweeps", "__init__"}
+    only_the_type = {"runner", "axes", "sweeps", "reproduce", "__init__"}
     assert readers == {"validate", "prepare", "experiment"} | only_the_type
     for module in only_the_type:
         for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):

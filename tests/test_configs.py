@@ -49,7 +49,14 @@ def test_header_says_what_how_long_and_the_command(name):
     assert f"--config=configs/{name}.py" in doc or (default and "launch.py" in doc)
 
 
-@pytest.mark.parametrize("name", FILES)
+# One case of each large network in the fast suite: they share it.
+HEAVY = {f"{d}_case{c}" for d in ("cifar10", "svhn", "fashion_mnist") for c in (1, 3)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n in HEAVY else []) for n in FILES],
+)
 def test_runs_two_intervals_on_synthetic_data_of_its_shape(name, tmp_path):
     settings, _ = load(name)
     whole = (settings.num_intervals, settings.num_clients, settings.batch_size)

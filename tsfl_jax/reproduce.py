@@ -1,0 +1,145 @@
+"""``python -m tsfl_jax.reproduce table1``: the paper's tables and figures, run here.
+
+Every cell of a table is one sweep (four algorithms, several seeds) of a config in
+``configs/``, kept under ``--out``; a cell that is there is used again, a killed one
+goes on. Data sets that are not at hand are listed as such.
+"""
+
+import argparse
+import importlib.util
+import pathlib
+import sys
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from tsfl_jax import axes, paper, prepare, report, reproduce_files, sweeps
+from tsfl_jax.config import Config
+from tsfl_jax.types import UserError
+
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+
+
+class Options(NamedTuple):
+    """What the command line decides."""
+
+    seeds: int
+    out: pathlib.Path
+    data_dir: str
+    data: tuple[str, ...]  # only these data sets; () all
+    intervals: int  # fewer intervals, labelled so; 0 the paper's
+    changes: dict  # settings changed in every cell, labelled so
+
+
+def config_of(name: str) -> Config:
+    """What ``configs/name.py`` returns.
+
+    Raises:
+      UserError: there is no such file, as in a package without its checkout.
+    """
+    path = CONFIGS / f"{name}.py"
+    if not path.is_file():
+        raise UserError(f"{path}: not found; run from a checkout of the repository")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config()
+
+
+def run_cell(cell: paper.Cell, options: Options, stream) -> reproduce_files.Measured:
+    """Runs or reuses one cell; its lanes are in order of algorithm, then seed."""
+    changes = {"data.dir": options.data_dir, "data.download": False} | options.changes
+    if options.intervals:
+        changes["num_intervals"] = options.intervals
+    config = axes.changed(config_of(cell.config), changes)
+    swept = {"algorithm": list(paper.ALGORITHMS), "seed": list(range(options.seeds))}
+    labels = options.changes | (
+        {"num_intervals": options.intervals} if options.intervals else {}
+    )
+    note = ", ".join(f"{name}={value}" for name, value in labels.items())
+    try:
+        dataset = prepare.load_dataset(config)
+    except UserError as error:
+        reason = f"not available: {error}"
+        return reproduce_files.Measured(cell, None, None, 0.0, reason)
+    workdir = options.out / "cells" / cell.config
+    result = sweeps.run(config, swept, workdir=workdir, stream=stream, dataset=dataset)
+    shape = (len(paper.ALGORITHMS), options.seeds)
+    best = [row["best_test_accuracy"] for row in result.rows]
+    history = {
+        name: result.history[name].reshape(shape + result.history[name].shape[1:])
+        for name in ("test_accuracy", "rho", "tau")
+    }
+    seconds = float(np.sum([row["seconds"] for row in result.rows]))
+    return reproduce_files.Measured(
+        cell, np.reshape(best, shape), history, seconds, note
+    )
+
+
+def wanted(targets: list[str], data: tuple[str, ...]) -> list[str]:
+    """Cells of these tables and figures, each once, in the tables' order."""
+    names = {name for target in targets for name in paper.TARGETS[target]}
+    return [
+        name
+        for name, cell in paper.CELLS.items()
+        if name in names and (not data or cell.data in data)
+    ]
+
+
+def parse(arguments: list[str]) -> tuple[list[str], Options]:
+    """The command line: targets and options."""
+    known = sorted({cell.data for cell in paper.CELLS.values()})
+    parser = argparse.ArgumentParser(
+        prog="python -m tsfl_jax.reproduce", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("target", nargs="+", choices=[*paper.TARGETS, "all"])
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each algorithm")
+    parser.add_argument("--out", type=pathlib.Path, default="runs/reproduce")
+    parser.add_argument("--data_dir", default="", help="prepared TFDS data")
+    parser.add_argument("--data", nargs="+", default=[], choices=known)
+    parser.add_argument("--intervals", type=int, default=0, help="fewer than the paper")
+    parser.add_argument(
+        "--set", action="append", default=[], help="setting=value, in every cell"
+    )
+    given = parser.parse_args(arguments)
+    if given.seeds < 1 or given.intervals < 0:
+        parser.error("--seeds must be at least 1 and --intervals at least 0")
+    try:
+        changes = {name: v for name, (v, *_) in axes.parse(given.set).items()}
+    except UserError as error:
+        parser.error(str(error).replace("--sweep", "--set"))
+    targets = list(paper.TARGETS) if "all" in given.target else given.target
+    return targets, Options(
+        given.seeds,
+        given.out,
+        given.data_dir,
+        tuple(given.data),
+        given.intervals,
+        changes,
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Runs the cells, then writes each table and figure."""
+    targets, options = parse(arguments)
+    report.prepare_workdir(options.out)
+    measured = {}
+    for name in wanted(targets, options.data):
+        print(f"{name}: {options.seeds} seeds", file=sys.stderr)
+        begun = time.perf_counter()
+        measured[name] = run_cell(paper.CELLS[name], options, sys.stderr)
+        print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+    device = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+    for target in targets:
+        cells = [measured[n] for n in paper.TARGETS[target] if n in measured]
+        for path in reproduce_files.write(options.out, target, cells, device):
+            print(path)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"reproduce: {error}")

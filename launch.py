@@ -23,6 +23,7 @@ from tsfl_jax import (
     report,
     runner,
     sweeps,
+    types,
     validate,
 )
 from tsfl_jax.config import Config
@@ -73,12 +74,12 @@ def _check_flags(argv: list[str]) -> None:
                 folders = {pathlib.Path(path).parent, HERE / "configs"}
                 known = [str(p) for folder in folders for p in folder.glob("*.py")]
                 raise UserError(
-                    f"--config={path}: no such file{validate.nearest(path, known)}"
+                    f"--config={path}: no such file{types.nearest(path, known)}"
                 )
         elif flag.startswith("config."):
             name = flag.removeprefix("config.")
             if name not in fields:
-                hint = validate.nearest(name, fields)
+                hint = types.nearest(name, fields)
                 raise UserError(f"--{flag}: there is no such setting{hint}")
 
 

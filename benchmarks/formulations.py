@@ -8,6 +8,7 @@ buffers (CUDA graphs).
 
 import argparse
 import glob
+import itertools
 import statistics
 import tempfile
 
@@ -17,11 +18,8 @@ import numpy as np
 from benchmarks import common
 from tsfl_jax import choices, devices, runner
 
-COMBINATIONS = [
-    (mapping, form)
-    for mapping in ("sequential", "vmap")
-    for form in ("fast", "slices", "lax")
-]
+MAPPINGS = ("sequential", "vmap")
+FORMS = ("fast", "slices", "lax")
 
 
 def launches(run) -> str:
@@ -76,7 +74,7 @@ def torch_run(name: str, exp):
 def measure(name: str, options) -> list[dict]:
     """The rows of one network."""
     built, runs = {}, {}
-    for mapping, form in COMBINATIONS:
+    for mapping, form in itertools.product(options.mappings, FORMS):
         if form == "lax" and jax.default_backend() == "cpu" and not options.all:
             continue  # 10 to 50 times slower inside a loop: jax-ml/jax#12868
         exp = common.make_experiment(
@@ -91,9 +89,12 @@ def measure(name: str, options) -> list[dict]:
         built[mapping, form] = exp
         runs[mapping, form] = common.compiled(exp)[0]
     theirs = torch_run(name, next(iter(built.values())))
+    product, product_flop = common.matrix_product()
     seconds = common.side_by_side(
-        runs | ({"torch": theirs} if theirs else {}), options.repeats
+        runs | {"product": product} | ({"torch": theirs} if theirs else {}),
+        options.repeats,
     )
+    rate = product_flop / statistics.median(seconds["product"])
     samples = options.clients * options.size
     flop = common.flop_per_sample(name)
     rows = []
@@ -113,6 +114,7 @@ def measure(name: str, options) -> list[dict]:
                 "samples/s": f"{speed:,.0f}",
                 "× PyTorch": against,
                 "TFLOP/s": f"{speed * flop / 1e12:.2f}",
+                "of large products": f"{speed * flop / rate:.2f}",
                 "launches": launches(runs[mapping, form]),
                 "command buffers": captured(exp),
                 "default": "yes" if chosen == (mapping, form) else "",
@@ -128,6 +130,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--size", type=int, default=128, help="samples a client")
+    parser.add_argument("--mappings", nargs="+", default=MAPPINGS, choices=MAPPINGS)
     parser.add_argument("--devices", type=int, default=0)
     parser.add_argument("--all", action="store_true", help="lax on a CPU too")
     options = parser.parse_args()

@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "allocation": "",
     "partition": "allocation types",
     "distribution": "types",
-    "trace": "distribution types",
+    "trace": "types",
     "schedule": "distribution trace types",
     "winograd": "types",
     "convolution": "types winograd",
@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "sweep_report": "report sweep_plots",
     "sweeps": "aggregate axes config devices experiment lanes optimizers prepare "
     "progress report results sweep_report types",
+    "tensorboard": "report types",
     "paper": "",
     "reproduce_files": "paper plot_style report sweep_plots sweep_report",
     "reproduce": "axes config paper prepare report reproduce_files sweeps types",

@@ -321,8 +321,8 @@ def test_synthetic_can_be_learned_but_not_perfectly():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"name": "minst"}, "did you mean mnist"),
-        ({"name": "svnh"}, "did you mean svhn"),
+        ({"name": "minst"}, "did you mean 'mnist"),
+        ({"name": "svnh"}, "did you mean 'svhn"),
         ({"name": "digits", "train_size": 1439}, "train_size=1439.* only 1438"),
         ({"name": "digits", "test_size": 360}, "test_size=360.* only 359"),
         ({"name": "digits", "test_size": -1}, "test_size=-1"),

@@ -159,6 +159,26 @@ def test_winograd_is_chosen_only_where_it_exists():
     assert not winograd.applies(x[:, :4], k, 1, False)
     assert not winograd.applies(x, k[:1, :1], 1, True)
     assert not winograd.applies(x[:3], k[:, :, :3], 1, True)
+    assert not winograd.applies(x, k[:, :2], 1, True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])  # taps, taps, minimal filtering
+def test_every_client_may_have_its_own_kernel(size):
+    rng = np.random.default_rng(size)
+    with jax.enable_x64():
+        x = jnp.asarray(rng.normal(size=(3, 8, size, size, 2)))
+        w = jnp.asarray(rng.normal(size=(3, 3, 3, 8, 4)))
+
+        def loss(conv, x, w):
+            return jnp.sum(jnp.sin(conv(x, w)))
+
+        def gradients(conv):
+            one = jax.grad(lambda x, w: loss(conv, x, w), argnums=(0, 1))
+            return jax.device_get(jax.jit(jax.vmap(one))(x, w))
+
+        ours, theirs = gradients(convolution.conv_fast), gradients(convolution.conv_lax)
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b, 1e-12)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8])

@@ -238,7 +238,7 @@ def test_many_clients_are_quick(kind):
         ([1], {"kind": "dirichlet", "alpha": float("nan")}, "alpha=nan"),
         ([1], {"kind": "shards", "classes_per_client": 3}, r"=3: .* 2 classes"),
         ([1], {"kind": "shards", "classes_per_client": 0}, "=0: .*expected 1..2"),
-        ([1], {"kind": "dirichelt"}, "did you mean dirichlet"),
+        ([1], {"kind": "dirichelt"}, "did you mean 'dirichlet"),
     ],
 )
 def test_wrong_settings(capacity, options, message):

@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import numpy as np
+import pytest
 
 import tsfl_jax
 
@@ -13,9 +14,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def run_block(number):
+def run_block(number, text=README):
     """Runs a Python block of the README; returns its variables and its output."""
-    block = re.findall(r"^```python\n(.*?)^```", README, re.M | re.S)[number]
+    block = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)[number]
     variables, out = {}, io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(block, variables)
@@ -40,6 +41,14 @@ def test_sweep_example():
     _, out = run_block(2)
     shape, rate = out.splitlines()
     assert shape == "(6, 4)" and rate in ("0.03", "0.1")
+
+
+def test_search_recipe():
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    variables, _ = run_block(0, (ROOT / "docs" / "search.md").read_text())
+    study = variables["study"]
+    assert len(study.trials) == 12 and study.best_value > 0.5
 
 
 def test_named_files_and_functions_exist():

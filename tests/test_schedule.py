@@ -191,7 +191,7 @@ def test_trace(tmp_path):
         ("0,0,4\n", "line 1: unknown column '0'"),
         (
             "interval,clinet,tau\n",
-            "line 1: unknown column 'clinet'; did you mean client",
+            "line 1: unknown column 'clinet'; did you mean 'client",
         ),
         ("\ninterval,client\n", "line 2: no column tau"),
         ("interval,client,tau,tau\n", "line 1: column 'tau' twice"),
@@ -228,7 +228,7 @@ def test_trace_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"kind": "cas1"}, "kind=cas1: .*did you mean case1"),
+        ({"kind": "cas1"}, "kind=cas1: .*did you mean 'case1"),
         ({"kind": "case1", "T": 0}, "num_intervals=0: must be >= 1"),
         ({"kind": "case1", "N": 0}, "num_clients=0: must be >= 1"),
         ({"kind": "case1", "size": 0}, "data_size=0: must be >= 1"),
@@ -254,8 +254,8 @@ def test_wrong_settings(kwargs, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("norml(2,1)", "unknown distribution 'norml'; did you mean normal"),
-        ("normal", r"expected NAME\(NUMBER,…\); did you mean normal"),
+        ("norml(2,1)", "unknown distribution 'norml'; did you mean 'normal"),
+        ("normal", r"expected NAME\(NUMBER,…\); did you mean 'normal"),
         ("(2,1)", "unknown distribution ''"),
         ("normal(2)", "normal takes 2 numbers, got 1"),
         ("constant(1,2)", "constant takes 1 numbers, got 2"),

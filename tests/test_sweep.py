@@ -170,6 +170,32 @@ def test_splits_and_cases_are_lanes_of_one_program():
         np.testing.assert_allclose(loss, single, rtol=1e-5)
 
 
+def test_points_of_a_list(whole):
+    points = [
+        {"algorithm": "fedavg", "seed": 3, "lr": 0.1},
+        {"algorithm": "dms", "seed": 0, "lr": 0.02},
+    ]
+    result = tsfl_jax.sweep(small(), points)
+    places = [
+        next(
+            i
+            for i, row in enumerate(whole[1].rows)
+            if all(row[k] == v for k, v in point.items())
+        )
+        for point in points
+    ]
+    np.testing.assert_allclose(
+        result.history["test_loss"], whole[1].history["test_loss"][places], rtol=1e-5
+    )
+    for bad, message in (
+        ([], "no points"),
+        ([{"lr": 1.0}, {"seed": 1}], "every point needs the same settings"),
+        ([3], "expected settings as a dict"),
+    ):
+        with pytest.raises(UserError, match=message):
+            tsfl_jax.sweep(small(), bad)
+
+
 def test_a_diverged_lane_is_marked_and_the_others_do_not_notice(tmp_path):
     good = {"lr": [0.02, 0.05]}
     alone = tsfl_jax.sweep(small(algorithm="fedavg"), good)

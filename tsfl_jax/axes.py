@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tsfl_jax.config import Config, flat
-from tsfl_jax.types import UserError
-from tsfl_jax.validate import nearest, validate
+from tsfl_jax.types import UserError, nearest
+from tsfl_jax.validate import validate
 
 Axes = dict[str, list]  # setting → the values it takes, in order
 
@@ -83,6 +83,31 @@ def check(axes: Mapping[str, Sequence]) -> Axes:
         # NumPy's numbers as plain ones, and an int where a float is meant.
         plain = [v.item() if hasattr(v, "item") else v for v in values]
         found[name] = [float(v) if kind is float else v for v in plain]
+    return found
+
+
+def points(swept: Mapping[str, Sequence] | Sequence[Mapping]) -> list[dict]:
+    """Every lane as {setting: value}: the product of axes, or the points of a list.
+
+    Raises:
+      UserError: what cannot be swept; points without the same settings, or none.
+    """
+    if isinstance(swept, Mapping):
+        return product(check(swept))
+    found = []
+    for point in swept:
+        if not isinstance(point, Mapping):
+            raise UserError(f"sweep: expected settings as a dict, got {point!r}")
+        found.append(
+            {k: v for k, (v,) in check({k: [v] for k, v in point.items()}).items()}
+        )
+        if found[-1].keys() != found[0].keys():
+            raise UserError(
+                f"sweep: every point needs the same settings, but {sorted(found[-1])} "
+                f"differs from {sorted(found[0])}"
+            )
+    if not found:
+        raise UserError("sweep: no points")
     return found
 
 

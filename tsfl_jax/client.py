@@ -45,6 +45,11 @@ class LocalResult(NamedTuple):
     finite: Array  # bool, the model has no NaN and no infinity
 
 
+def streams(key: PRNGKey, count: int) -> PRNGKey:
+    """``[count]`` keys, ``fold_in(key, 0..count−1)``, by one piece of compiled code."""
+    return jax.vmap(lambda purpose: jax.random.fold_in(key, purpose))(jnp.arange(count))
+
+
 def scaled(samples: Samples, x: Array) -> Array:
     """Stored samples as float32 network input: (x − mean) / std."""
     shape = (1,) * (x.ndim - samples.mean.ndim) + samples.mean.shape
@@ -135,7 +140,7 @@ def make_local_training(
         start = variables["params"]
         batches = -(-client.size // batch_size)  # in one pass
         work = client.tau * steps_per_iteration(client.size, batch_size, iteration)
-        order_key, step_key = (jax.random.fold_in(key, purpose) for purpose in (0, 1))
+        order_key, step_key = streams(key, 2)
         orders = _orders(order_key, client.size, passes, client.row.shape[0])
 
         def step(k, carry):

@@ -4,13 +4,12 @@ Images stay as stored (uint8, mostly); how a model scales them is in ``mean`` an
 ``std``. NOT done here: augmentation, validation splits, batches.
 """
 
-import difflib
 import hashlib
 
 import numpy as np
 
 from tsfl_jax import npz_source, sources, tfds_source
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.types import Dataset, UserError, nearest
 
 _NAMES = ("digits", *tfds_source.NAMES, "npz", "synthetic")
 _ALIASES = {"svhn": "svhn_cropped"}
@@ -77,11 +76,10 @@ def load(
     elif name in tfds_source.NAMES:
         dataset = tfds_source.read(name, dir, download)
     else:
-        near = difflib.get_close_matches(name, (*_NAMES, *_ALIASES), n=1)
+        hint = nearest(name, (*_NAMES, *_ALIASES))
         raise UserError(
-            f"--config.data.name={name}: unknown data set"
-            + (f"; did you mean {near[0]}?" if near else "")
-            + f" (one of: {', '.join(_NAMES)})"
+            f"--config.data.name={name}: unknown data set{hint} "
+            f"(one of: {', '.join(_NAMES)})"
         )
     x_train, y_train = _subset(dataset, "train", train_size)
     x_test, y_test = _subset(dataset, "test", test_size)

@@ -9,14 +9,13 @@ The grammar of a group, each number floored:
 - ``constant(k)``.
 """
 
-import difflib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from tsfl_jax.types import UserError
+from tsfl_jax.types import UserError, nearest
 
 _ARGUMENTS = {
     "normal": ("mean", "std"),
@@ -65,12 +64,6 @@ def draw(
     return out
 
 
-def near(value: str, known: Iterable[str]) -> str:
-    """ "; did you mean x?", or nothing where no known name is close."""
-    close = difflib.get_close_matches(value, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
 def _sample(name, numbers, shape, rng) -> np.ndarray:
     if name == "normal":
         return rng.normal(*numbers, shape)
@@ -90,10 +83,10 @@ def _parse(text: str, flag: str) -> tuple[str, list[float]]:
     match = re.fullmatch(r"\s*(\w*)\s*\(([^()]*)\)\s*", text)
     if not match:
         word = re.match(r"\s*(\w*)", text)[1].lower()
-        raise wrong(f"expected NAME(NUMBER,…){near(word, _ARGUMENTS)}")
+        raise wrong(f"expected NAME(NUMBER,…){nearest(word, _ARGUMENTS)}")
     name = match[1].lower()
     if name not in _ARGUMENTS:
-        raise wrong(f"unknown distribution {name!r}{near(name, _ARGUMENTS)}")
+        raise wrong(f"unknown distribution {name!r}{nearest(name, _ARGUMENTS)}")
     arguments = _ARGUMENTS[name]
     parts = match[2].split(",")
     if len(parts) != len(arguments):

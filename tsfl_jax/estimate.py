@@ -26,7 +26,7 @@ PROBED_CLIENTS = 8
 
 def _probe(model, variables, key, client, samples, hparams, batch_size):
     """(L, G², σ²) of one client at the global model."""
-    draw_key, dropout_key = (jax.random.fold_in(key, purpose) for purpose in (0, 1))
+    draw_key, dropout_key = local.streams(key, 3)[:2]  # the third drew the client
     places = jax.random.randint(draw_key, (2, batch_size), 0, client.size)
     everyone = jnp.ones(batch_size, bool)
     params = variables["params"]
@@ -85,7 +85,7 @@ def estimate_constants(
     """
     num_probed = min(clients.tau.shape[0], PROBED_CLIENTS)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(clients.id)
-    lots = jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, 2)))(keys)
+    lots = jax.vmap(lambda k: jax.random.uniform(local.streams(k, 3)[2]))(keys)
     present = clients.tau > 0
     chosen = jnp.argsort(jnp.where(present, lots, 2.0))[:num_probed]
     # Device d of D probes the chosen clients d, d + D, d + 2D, …

@@ -114,17 +114,15 @@ def make_interval(
         return lax.cond(aggregator.uses_constants(hparams), completed, lambda: given)
 
     def interval(state, key, hparams, problem, inputs):
-        def stream(name):
-            return jax.random.fold_in(jax.random.fold_in(key, name), inputs.interval)
-
+        train_key, estimate_key, rule_key = jax.vmap(
+            lambda stream: jax.random.fold_in(stream, inputs.interval)
+        )(local.streams(key, 3))
         clients = local.Client(problem.client, inputs.tau, inputs.size, problem.rows)
-        constants = constants_of(state.params, stream(1), clients, problem, hparams)
+        constants = constants_of(state.params, estimate_key, clients, problem, hparams)
         situation = Situation(
-            stream(2), problem.client, inputs.tau, inputs.size, constants
+            rule_key, problem.client, inputs.tau, inputs.size, constants
         )
         weights = aggregator.weights(situation, hparams)
-
-        train_key = stream(0)
 
         def train_one(client, limit):
             client_key = jax.random.fold_in(train_key, client.id)

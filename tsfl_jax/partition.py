@@ -10,12 +10,10 @@ for Federated Visual Classification" (2019); shards: McMahan et al.,
 "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017).
 """
 
-import difflib
-
 import numpy as np
 
 from tsfl_jax import allocation
-from tsfl_jax.types import Partition, UserError
+from tsfl_jax.types import Partition, UserError, nearest
 
 _KINDS = ("iid", "dirichlet", "shards")
 
@@ -95,11 +93,9 @@ def make_partition(
 
 def _check(labels, capacity, kind, alpha, replacement) -> None:
     if kind not in _KINDS:
-        close = difflib.get_close_matches(str(kind), _KINDS, n=1)
         raise UserError(
-            f"--config.partition.kind={kind}: unknown kind"
-            + (f"; did you mean {close[0]}?" if close else "")
-            + f" (one of: {', '.join(_KINDS)})"
+            f"--config.partition.kind={kind}: unknown kind{nearest(kind, _KINDS)} "
+            f"(one of: {', '.join(_KINDS)})"
         )
     if not 0 < alpha < np.inf:
         raise UserError(f"--config.partition.alpha={alpha}: must be finite and > 0")

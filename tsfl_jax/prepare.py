@@ -46,6 +46,8 @@ class Prepared(NamedTuple):
     # A user's own parts, for a checkpoint to compare: the network's description,
     # whether there is an optimizer, the rule's name.
     own: tuple[str, bool, str | None]
+    # Digests of the drawn arrays, to tell whether two runs had the same.
+    fingerprints: dict[str, str]
 
 
 def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
@@ -124,8 +126,11 @@ def prepare(
     dataset: Dataset | None = None,
     optimizer: optimizers.Optimizer | None = None,
     aggregator: Aggregator | None = None,
+    data_fingerprint: str = "",
 ) -> Prepared:
     """Draws and makes everything; see `runner.simulate` for the arguments.
+
+    `data_fingerprint` is that of the dataset, where it is known already.
 
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
@@ -190,6 +195,11 @@ def prepare(
             optimizer is not None,
             aggregator.weights.__qualname__ if aggregator else None,
         ),
+        fingerprints={
+            "data": data_fingerprint or data.fingerprint(*dataset[1:5]),
+            "split": data.fingerprint(dealt.indices, dealt.capacity),
+            "schedule": data.fingerprint(times.tau, times.size),
+        },
     )
 
 
@@ -216,17 +226,7 @@ def labels_of(prepared: Prepared) -> dict:
         "mapping": prepared.mapping,
         "convolution": prepared.convolution,
         "seed": config.seed,
-        "fingerprints": fingerprints_of(prepared),
-    }
-
-
-def fingerprints_of(prepared: Prepared) -> dict[str, str]:
-    """Digests of the drawn arrays, to tell whether two runs had the same."""
-    dealt, times = prepared.dealt, prepared.times
-    return {
-        "data": data.fingerprint(*prepared.dataset[1:5]),
-        "split": data.fingerprint(dealt.indices, dealt.capacity),
-        "schedule": data.fingerprint(times.tau, times.size),
+        "fingerprints": prepared.fingerprints,
     }
 
 
@@ -243,7 +243,7 @@ def identity_of(prepared: Prepared) -> dict:
     # same place has to choose another workdir.
     names = ("own model", "own optimizer", "own rule")
     own = dict(zip(names, prepared.own, strict=True))
-    return kept | fingerprints_of(prepared) | own
+    return kept | prepared.fingerprints | own
 
 
 def signature(prepared: Prepared) -> dict[str, str]:
@@ -257,7 +257,7 @@ def signature(prepared: Prepared) -> dict[str, str]:
         fixed.pop(name, None)
     dataset = prepared.dataset
     return fixed | {
-        "data": f"{dataset.name} {fingerprints_of(prepared)['data']}",
+        "data": f"{dataset.name} {prepared.fingerprints['data']}",
         "normalize": f"{dataset.mean}{dataset.std}",
         # Rules whose states are built alike can take turns in one program.
         "server state": str(jax.tree.structure(prepared.rule.init({}))),
@@ -268,15 +268,14 @@ def prepare_all(
     configs: list[Config], dataset: Dataset | None = None, **parts: Any
 ) -> list[Prepared]:
     """`prepare` for each; those with the same data share one copy of it."""
-    shared: dict[str, Dataset] = {}
+    shared: dict[str, tuple[Dataset, str]] = {}
     several = []
     for config in configs:
-        data_set = dataset
-        if data_set is None:
-            seed = config.seed if config.data.name == "synthetic" else 0
-            key = f"{config.data}{seed}"
-            if key not in shared:
-                shared[key] = load_dataset(config)
-            data_set = shared[key]
-        several.append(prepare(config, dataset=data_set, **parts))
+        seed = config.seed if config.data.name == "synthetic" else 0
+        key = f"{config.data}{seed}" if dataset is None else ""
+        if key not in shared:
+            found = load_dataset(config) if dataset is None else arrays.check(dataset)
+            shared[key] = found, data.fingerprint(*found[1:5])
+        found, digest = shared[key]
+        several.append(prepare(config, dataset=found, data_fingerprint=digest, **parts))
     return several

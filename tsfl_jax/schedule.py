@@ -9,7 +9,7 @@ import numpy as np
 
 from tsfl_jax import distribution
 from tsfl_jax.trace import read_trace
-from tsfl_jax.types import Schedule, UserError
+from tsfl_jax.types import Schedule, UserError, nearest
 
 _CASES = {  # τ of the clients, in equal groups; case 3 draws anew in each interval
     "case1": ("constant(1)", "constant(4)"),
@@ -136,7 +136,7 @@ def _check(kind, num_intervals, num_clients, data_size, upload_above, dropout):
     if kind not in _KINDS:
         raise UserError(
             f"--config.schedule.kind={kind}: unknown kind"
-            f"{distribution.near(kind, _KINDS)} (one of: {', '.join(_KINDS)})"
+            f"{nearest(kind, _KINDS)} (one of: {', '.join(_KINDS)})"
         )
     for flag, value, least in (
         ("num_intervals", num_intervals, 1),

@@ -31,7 +31,6 @@ from tsfl_jax.aggregate import Aggregator
 from tsfl_jax.config import Config
 from tsfl_jax.prepare import (
     Prepared,
-    fingerprints_of,
     identity_of,
     prepare_all,
     settings_of,
@@ -45,7 +44,9 @@ class SweepResult(NamedTuple):
     """What a sweep leaves behind, lanes in order of the product of its axes."""
 
     rows: list[dict]  # per lane: swept values, results, fingerprints, all settings
-    history: dict[str, np.ndarray]  # [L, T] or [L, T, N]; NaN after a divergence
+    # [L, T] or [L, T, N], NaN after a divergence. What differs in shape between the
+    # lanes (T, N were swept) is left out: it is in the lanes' files.
+    history: dict[str, np.ndarray]
 
 
 def _digest(prepared: Prepared) -> str:
@@ -90,7 +91,7 @@ def _row(prepared: Prepared, values: dict, history: dict, seconds: float) -> dic
     accuracy, lost = history["test_accuracy"], np.flatnonzero(history["diverged"])
     measured = accuracy[~np.isnan(accuracy)]
     settings = settings_of(prepared)
-    fingerprints = {f"{k}_sha": v for k, v in fingerprints_of(prepared).items()}
+    fingerprints = {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
     return (
         values
         | {
@@ -148,7 +149,7 @@ def _call(
 
 def run(
     config: Config,
-    swept: Mapping[str, Sequence],
+    swept: Mapping[str, Sequence] | Sequence[Mapping],
     *,
     workdir: str | pathlib.Path | None = None,
     lanes_per_call: int = 0,
@@ -159,11 +160,12 @@ def run(
     optimizer: optimizers.Optimizer | None = None,
     aggregator: Aggregator | None = None,
 ) -> SweepResult:
-    """Runs or resumes the product of all swept settings.
+    """Runs or resumes a sweep.
 
     Args:
       config: everything that is not swept.
-      swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``.
+      swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``,
+        for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``.
       workdir: folder for files; None keeps everything in memory.
       lanes_per_call: lanes of one compiled call; 0 chooses, see `lanes_of_call`.
       stream: where progress is told, None for silence.
@@ -177,12 +179,11 @@ def run(
     Raises:
       UserError: a setting or value that cannot work, in one line.
     """
-    swept = axes.check(swept)
+    values = axes.points(swept)
     if lanes_per_call < 0:
         raise UserError(f"lanes_per_call={lanes_per_call}: must be >= 0 (0 chooses)")
     if jax.process_count() > 1:
         raise UserError("a sweep runs in one process; give every process its own part")
-    values = axes.product(swept)
     configs = [axes.changed(config, v) for v in values]
     folder = None if workdir is None else report.prepare_workdir(workdir)
     store = None if folder is None else report.prepare_workdir(folder / "lanes")
@@ -236,15 +237,15 @@ def run(
     whole = {f: np.stack([h[f] for h in histories]) for f in fields if same[f]}
     result = SweepResult(rows, whole)
     if folder is not None:
-        settings = {"config": dataclasses.asdict(config), "swept": swept}
+        settings = {"config": dataclasses.asdict(config), "lanes": values}
         report.write_json(folder / "sweep.json", settings)
-        sweep_report.write(folder, list(swept), rows, whole)
+        sweep_report.write(folder, list(values[0]), rows, whole)
     return result
 
 
 def sweep(
     config: Config,
-    swept: Mapping[str, Sequence],
+    swept: Mapping[str, Sequence] | Sequence[Mapping],
     *,
     verbose: bool = False,
     **options: Any,

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tsfl_jax.distribution import near
-from tsfl_jax.types import UserError
+from tsfl_jax.types import UserError, nearest
 
 _COLUMNS = ("interval", "client", "tau", "size")
 _LARGEST = 2**31 - 1  # what int32 holds
@@ -100,7 +99,7 @@ def _check_header(where: str, header: list[str]) -> None:
     for i, name in enumerate(header):
         if name not in _COLUMNS:
             raise UserError(
-                f"{where}: unknown column {name!r}{near(name, _COLUMNS)}; {expected}"
+                f"{where}: unknown column {name!r}{nearest(name, _COLUMNS)}; {expected}"
             )
         if name in header[:i]:
             raise UserError(f"{where}: column {name!r} twice; {expected}")

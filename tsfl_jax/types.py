@@ -31,6 +31,8 @@ G²     grad_sq_norm         bound on E‖g‖²
 Shapes are written ``[N, H]``; a leading client axis is always first.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +45,12 @@ Params = Any  # pytree of arrays: Flax variables, {"params": …, "batch_stats":
 
 class UserError(ValueError):
     """Wrong input, told in one line: the value, what was expected, the way out."""
+
+
+def nearest(value: object, known: Iterable[str]) -> str:
+    """ "; did you mean 'x'?", or nothing where no known name is close."""
+    close = difflib.get_close_matches(str(value), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class Dataset(NamedTuple):

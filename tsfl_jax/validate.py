@@ -1,19 +1,11 @@
 """Checks of a `Config` before anything slow starts; every error is one line."""
 
 import dataclasses
-import difflib
 import math
 import numbers
-from collections.abc import Iterable
 
 from tsfl_jax import config as c
-from tsfl_jax.types import UserError
-
-
-def nearest(value: object, known: Iterable[str]) -> str:
-    """ "; did you mean 'x'?", or nothing where no known name is close."""
-    close = difflib.get_close_matches(str(value), list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+from tsfl_jax.types import UserError, nearest
 
 
 def choice(flag: str, value: str, known: tuple[str, ...]) -> None:

@@ -78,6 +78,8 @@ def applies(x: Array, kernel: Array, stride: int, same: bool) -> bool:
     """Whether this form exists for a convolution and is worth its transforms."""
     taps = kernel.shape[0]
     height = x.shape[1] if same else x.shape[1] - taps + 1
+    if same and kernel.shape[1] % 2 == 0:
+        return False  # padding would be uneven
     # Few channels: the transforms cost more than the products save. Few rows: most
     # of a block of m would be padding.
     return taps in MATRICES and stride == 1 and x.shape[0] >= 8 and height > 2

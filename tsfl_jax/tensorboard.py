@@ -1,0 +1,61 @@
+"""``python -m tsfl_jax.tensorboard runs/a runs/b``: finished or running runs as events.
+
+Reads metrics.jsonl of each workdir and writes event files to its folder
+``tensorboard/`` anew; then ``tensorboard --logdir runs``. Needs the extra
+``[tensorboard]``.
+"""
+
+import pathlib
+import shutil
+import sys
+
+from tsfl_jax import report
+from tsfl_jax.types import UserError
+
+
+def write(workdir: str | pathlib.Path) -> pathlib.Path:
+    """Writes the scalars of a run; returns the folder of its event files.
+
+    Args:
+      workdir: folder with metrics.jsonl; the interval is the step, whatever was not
+        measured in it is left out.
+
+    Raises:
+      UserError: no tensorboardX, or metrics.jsonl is missing or unreadable.
+    """
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise UserError(
+            "tensorboardX is not installed; pip install 'tsfl_jax[tensorboard]'"
+        ) from error
+    folder = report.prepare_workdir(workdir)
+    rows = report.read_metrics(folder / "metrics.jsonl")
+    unfinished = folder / ".tensorboard"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    with SummaryWriter(str(unfinished)) as writer:
+        for row in rows:
+            for name, value in row.items():
+                if value is not None and name != "interval":
+                    writer.add_scalar(name, value, row["interval"])
+    events = folder / "tensorboard"
+    shutil.rmtree(events, ignore_errors=True)
+    unfinished.rename(events)
+    return events
+
+
+def main(workdirs: list[str]) -> None:
+    """Writes and names the folders."""
+    if not workdirs or workdirs[0].startswith("-"):
+        raise UserError("usage: python -m tsfl_jax.tensorboard WORKDIR …")
+    for workdir in workdirs:
+        if not pathlib.Path(workdir).is_dir():
+            raise UserError(f"{workdir}: there is no such folder")
+        print(write(workdir))
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"tensorboard: {error}")

@@ -181,8 +181,9 @@ def main(argv: list[str]) -> None:
         if not isinstance(config, Config):
             raise UserError("get_config() of a config file must return a Config")
         validate.validate(config)
+        # First of all: whatever asks JAX a question starts it with one CPU device.
+        devices.start(config.devices)
         if _PROCESSES.value > 1:
-            devices.start(config.devices)
             devices.join(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
         if _WORKDIR.value and devices.first():
             _check_workdir(pathlib.Path(_WORKDIR.value))

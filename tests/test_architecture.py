@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "sweep_plots": "plot_style",
     "sweep_report": "report sweep_plots",
     "sweeps": "aggregate axes config devices experiment lanes optimizers prepare "
-    "progress report results sweep_report types",
+    "progress report results sweep_report types validate",
     "tensorboard": "report types",
     "paper": "",
     "reproduce_files": "paper plot_style report sweep_plots sweep_report",

@@ -48,6 +48,8 @@ def test_run_reports_progress_and_result(tmp_path):
     assert "synthetic" in out
     assert "test accuracy" in out
     assert folder.name in out
+    cores = len(os.sched_getaffinity(0))
+    assert f"on {min(cores, 2)} device(s)" in err, "the run must use every core"
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["num_intervals"] == 2
     settings = json.loads((folder / "config.json").read_text())
@@ -183,7 +185,9 @@ def test_a_sweep_from_the_command_line(tmp_path):
     assert code == 0, err
     assert "4 lanes; results in swept" in err and "interval 2/2" in err
     assert "| dms | 2 |" in out and "| fedavg | 2 |" in out
-    assert (tmp_path / "swept" / "results.csv").exists()
+    rows = (tmp_path / "swept" / "results.jsonl").read_text().splitlines()
+    cores = len(os.sched_getaffinity(0))
+    assert {json.loads(row)["num_devices"] for row in rows} == {cores}
     code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
     assert code == 0 and "4 lanes were finished already" in err
 

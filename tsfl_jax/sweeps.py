@@ -36,6 +36,7 @@ from tsfl_jax.prepare import (
     settings_of,
 )
 from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.validate import validate
 
 ONE_CALL = 4  # lanes, where they run one after another: more cost more when killed
 
@@ -100,6 +101,7 @@ def _row(prepared: Prepared, values: dict, history: dict, seconds: float) -> dic
             "final_test_loss": results.last(history["test_loss"]),
             "diverged_at": int(lost[0]) + 1 if len(lost) else None,
             "seconds": seconds,
+            "num_devices": jax.device_count(),
             "samples_trained": int(history["samples"].astype(np.int64).sum()),
         }
         | fingerprints
@@ -180,6 +182,8 @@ def run(
       UserError: a setting or value that cannot work, in one line.
     """
     values = axes.points(swept)
+    validate(config)
+    mesh = experiment.start_jax(config)  # before anything asks JAX a question
     if lanes_per_call < 0:
         raise UserError(f"lanes_per_call={lanes_per_call}: must be >= 0 (0 chooses)")
     if jax.process_count() > 1:
@@ -187,7 +191,6 @@ def run(
     configs = [axes.changed(config, v) for v in values]
     folder = None if workdir is None else report.prepare_workdir(workdir)
     store = None if folder is None else report.prepare_workdir(folder / "lanes")
-    mesh = experiment.start_jax(config)
     parts = {"model": model, "optimizer": optimizer, "aggregator": aggregator}
     several = prepare_all(configs, dataset, **parts)
     names = [_digest(p) for p in several]

@@ -137,6 +137,7 @@ def _headline(exp) -> str:
 
 def _check_workdir(path: pathlib.Path) -> None:
     """Says that a folder cannot be written before the work, and leaves no trace."""
+    path = path.expanduser()
     missing = [p for p in (path, *path.parents) if not p.exists()]
     report.prepare_workdir(path)
     for folder in missing:

@@ -144,7 +144,7 @@ def machine() -> str:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    cores = len(os.sched_getaffinity(0))
+    cores = os.cpu_count()
     kind = jax.devices()[0].device_kind
     return f"{model}, {cores} cores, {jax.device_count()} JAX device(s) ({kind}); " + (
         ", ".join(versions)

@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "evaluation": "client metrics models types",
     "interval": "aggregate client estimate evaluation mapping metrics models types",
     "engine": "aggregate devices interval models types",
-    "prepare": "aggregate arrays choices client config data models optimizers "
+    "describe": "",
+    "prepare": "aggregate arrays choices client config data describe models optimizers "
     "partition schedule types validate",
     "experiment": "aggregate client compile_cache config devices engine evaluation "
     "optimizers prepare types validate",

@@ -99,6 +99,16 @@ def test_two_processes_resume_together(runs):
     assert metrics(root / "first") == whole
 
 
+def test_a_refusal_of_the_first_process_ends_the_others(runs):
+    root, _ = runs
+    port = free_port()
+    flags = [f"--coordinator=localhost:{port}", "--processes=2", "--config.lr=0.5"]
+    both = [start(root / "first", *flags, f"--process={i}") for i in (0, 1)]
+    (_, err), (_, other) = [finish(process, code=2) for process in both]
+    assert "holds another experiment (lr: " in err
+    assert "process 0 has stopped and says why" in other
+
+
 def test_a_process_out_of_range_is_named():
     _, err = finish(start("unused", "--processes=2", "--process=2"), code=2)
     assert "--process=2: expected 0 to 1 with --processes=2" in err

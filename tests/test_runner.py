@@ -97,7 +97,7 @@ def test_files_of_a_run(finished):
     assert summary["samples_per_second"] == pytest.approx(
         worked / summary["train_seconds"]
     )
-    assert set(summary["fingerprints"]) == {"data", "split", "schedule"}
+    assert set(summary["fingerprints"]) == {"data", "scale", "split", "schedule"}
     assert summary["seed"] == 0
     assert {"device", "versions", "compile_seconds"} <= set(summary)
     saved = json.loads((folder / "config.json").read_text())

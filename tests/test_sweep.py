@@ -4,11 +4,22 @@ import csv
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import tsfl_jax
-from tsfl_jax import axes, config, engine, experiment, lanes, sweep_plots, sweeps
+from tsfl_jax import (
+    axes,
+    config,
+    engine,
+    experiment,
+    lanes,
+    models,
+    sweep_plots,
+    sweeps,
+)
 from tsfl_jax.prepare import prepare
 from tsfl_jax.sweep_report import interval_of_mean
 from tsfl_jax.types import UserError
@@ -170,6 +181,35 @@ def test_splits_and_cases_are_lanes_of_one_program():
         np.testing.assert_allclose(loss, single, rtol=1e-5)
 
 
+def test_own_parts_work_in_lanes_and_are_told_apart(tmp_path):
+    def weights(situation, hparams):
+        return tsfl_jax.AGGREGATORS["fedavg"].weights(situation, hparams)
+
+    def update(mean, params, state, hparams):
+        state = jax.tree.map(lambda s, m: 0.5 * s + m, state, mean["params"])
+        return {**mean, "params": state}, state
+
+    rule = tsfl_jax.Aggregator(
+        weights, lambda p: jax.tree.map(jnp.zeros_like, p["params"]), update
+    )
+    seeds, options = {"seed": [0, 1]}, {"workdir": tmp_path, "aggregator": rule}
+    first = tsfl_jax.sweep(small(), seeds, optimizer=optax.adam(1e-3), **options)
+    other = tsfl_jax.sweep(small(), seeds, optimizer=optax.adam(1e-2), **options)
+    assert len(list((tmp_path / "lanes").iterdir())) == 4
+    assert (first.history["test_loss"] != other.history["test_loss"]).all()
+    single = tsfl_jax.simulate(
+        small(seed=1), optimizer=optax.adam(1e-3), aggregator=rule
+    )
+    np.testing.assert_allclose(
+        first.history["test_loss"][1], single.history["test_loss"], rtol=1e-5
+    )
+
+
+def test_a_network_of_the_wrong_width_is_refused():
+    with pytest.raises(UserError, match=r"logits \[1, 3\]"):
+        tsfl_jax.sweep(small(), {"seed": [0]}, model=models.MLP(3, 4))
+
+
 def test_points_of_a_list(whole):
     points = [
         {"algorithm": "fedavg", "seed": 3, "lr": 0.1},
@@ -218,13 +258,14 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(tmp_path, whole, monkeyp
 
     def stop():
         calls.append(1)
-        return len(calls) == 7  # in the fourth call of lanes
+        return len(calls) == 7  # after the first interval of the fourth call
 
     with pytest.raises(KeyboardInterrupt):
         sweeps.run(small(), SWEPT, workdir=tmp_path, lanes_per_call=2, stop=stop)
     kept = sorted((tmp_path / "lanes").iterdir())
     assert len(kept) == 6
-    (kept[0]).write_bytes(b"half a file")  # and one was damaged
+    kept[0].write_bytes(b"half a file")  # and two were damaged
+    kept[1].write_bytes(kept[1].read_bytes()[:200])
     trained = []
     make = lanes.make_lanes
 
@@ -234,7 +275,7 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(tmp_path, whole, monkeyp
 
     monkeypatch.setattr(lanes, "make_lanes", counted)
     resumed = sweeps.run(small(), SWEPT, workdir=tmp_path, lanes_per_call=2)
-    assert sum(trained) == 16 - 5
+    assert sum(trained) == 16 - 4
     for name in FLOATS:
         np.testing.assert_allclose(
             resumed.history[name], whole[1].history[name], rtol=1e-5, atol=1e-6

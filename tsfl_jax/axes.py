@@ -78,11 +78,16 @@ def check(axes: Mapping[str, Sequence]) -> Axes:
         values = list(values)
         if not values:
             raise UserError(f"sweep {name}: no values; a range is first:end")
-        if len(set(values)) < len(values):
-            raise UserError(f"sweep {name}: a value is given twice in {values}")
-        # NumPy's numbers as plain ones, and an int where a float is meant.
+        # NumPy's and JAX's numbers as plain ones, and an int where a float is meant.
         plain = [v.item() if hasattr(v, "item") else v for v in values]
-        found[name] = [float(v) if kind is float else v for v in plain]
+        if kind is float:
+            for value in plain:
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    raise UserError(f"sweep {name}: {value!r} is not a number")
+            plain = [float(value) for value in plain]
+        if len(set(map(str, plain))) < len(plain):
+            raise UserError(f"sweep {name}: a value is given twice in {plain}")
+        found[name] = plain
     return found
 
 

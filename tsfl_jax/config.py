@@ -1,6 +1,7 @@
 """Every setting of an experiment: a tree of dataclasses with one comment each.
 
-Only `experiment` reads it; all other modules take plain arguments.
+Only `prepare` and `experiment` read it (and `validate` checks it); all other modules
+take plain arguments.
 """
 
 import dataclasses

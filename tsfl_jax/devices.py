@@ -44,7 +44,8 @@ def start(count: int) -> None:
     patient = [f"--{name}={_WEEK}" for name in _PATIENCE if name not in flags]
     os.environ["XLA_FLAGS"] = " ".join([flags, *patient]).strip()
     if jax.config.jax_num_cpu_devices < 0:
-        cores = len(os.sched_getaffinity(0))
+        allowed = getattr(os, "sched_getaffinity", None)  # Linux only
+        cores = len(allowed(0)) if allowed else os.cpu_count() or 1
         with contextlib.suppress(RuntimeError):  # JAX has started
             jax.config.update("jax_num_cpu_devices", max(count, cores))
 
@@ -129,6 +130,13 @@ def join(coordinator: str, count: int, index: int) -> None:
 def first() -> bool:
     """Whether this process is the one that reads and writes files."""
     return jax.process_index() == 0
+
+
+def any_process(flag: bool) -> bool:
+    """Whether it is true in any process; all of them have to ask."""
+    if jax.process_count() == 1:
+        return bool(flag)
+    return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
 
 
 def from_first(value: Any) -> Any:

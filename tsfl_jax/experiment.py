@@ -56,7 +56,9 @@ def start_jax(config: Config) -> Mesh:
     return devices.make_mesh(config.devices, config.num_clients)
 
 
-def _check_output(model, params, problem: engine.Problem, num_classes: int) -> None:
+def check_output(model, params, problem: engine.Problem, num_classes: int) -> None:
+    """Raises UserError unless the network has one logit for each class."""
+
     def predict(params, samples):
         return model.predict(params, local.scaled(samples, samples.x[:1]))
 
@@ -170,7 +172,7 @@ def build(
     problem = make_problem(prepared, mesh)
     start = make_start(prepared, problem.samples)
     num_classes = prepared.dataset.num_classes
-    _check_output(prepared.model, start.params, problem, num_classes)
+    check_output(prepared.model, start.params, problem, num_classes)
     sizes = [a.size for a in jax.tree.leaves(start.params["params"])]
     return Experiment(
         run=make_run([prepared], prepared.rule, mesh),

@@ -96,6 +96,9 @@ def make_lanes(program: Program, several: list[Prepared], count: int) -> Lanes:
 
     keys_placed = devices.place(program.mesh, init_keys, engine.WHOLE)
     state = jax.jit(init)(keys_placed, program.problem.samples)
+    one = jax.tree.map(lambda a: a[0], state.params)
+    classes = first.dataset.num_classes
+    experiment.check_output(first.model, one, program.problem, classes)
     inputs = [experiment.make_inputs(p, program.mesh.size) for p in several]
     idle = np.arange(count) < count - missing
     tau = np.stack([i.tau for i in inputs]) * idle[:, None, None]

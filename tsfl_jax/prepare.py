@@ -15,6 +15,7 @@ from tsfl_jax import arrays, choices, data, models, optimizers, partition, sched
 from tsfl_jax import client as local
 from tsfl_jax.aggregate import AGGREGATORS, Aggregator
 from tsfl_jax.config import WITHOUT_EFFECT, Config, flat
+from tsfl_jax.describe import describe
 from tsfl_jax.types import Dataset, HParams, Partition, Schedule, UserError
 from tsfl_jax.validate import validate
 
@@ -43,9 +44,9 @@ class Prepared(NamedTuple):
     mapping: str
     convolution: str
     model_name: str
-    # A user's own parts, for a checkpoint to compare: the network's description,
-    # whether there is an optimizer, the rule's name.
-    own: tuple[str, bool, str | None]
+    # A user's own parts in words, for a checkpoint to compare: network (its name where
+    # it is one of ours), optimizer, rule.
+    own: tuple[str, str | None, str | None]
     # Digests of the drawn arrays, to tell whether two runs had the same.
     fingerprints: dict[str, str]
 
@@ -168,7 +169,7 @@ def prepare(
         model_name = own_model = config.model.name
     else:
         model_name = type(model).__name__
-        own_model = " ".join(repr(model).split())
+        own_model = describe(model)
     if not isinstance(model, models.Model):
         model = models.from_flax(model)
     hparams = hparams_of(config, rule)
@@ -192,11 +193,14 @@ def prepare(
         model_name=model_name,
         own=(
             own_model,
-            optimizer is not None,
-            aggregator.weights.__qualname__ if aggregator else None,
+            None if optimizer is None else describe(optimizer),
+            None if aggregator is None else describe(aggregator),
         ),
         fingerprints={
             "data": data_fingerprint or data.fingerprint(*dataset[1:5]),
+            "scale": data.fingerprint(
+                dataset.mean, dataset.std, np.int64(dataset.num_classes)
+            ),
             "split": data.fingerprint(dealt.indices, dealt.capacity),
             "schedule": data.fingerprint(times.tau, times.size),
         },
@@ -239,8 +243,6 @@ def identity_of(prepared: Prepared) -> dict:
     """What a checkpoint must agree on: all settings that can change a result."""
     settings = settings_of(prepared)
     kept = {k: v for k, v in settings.items() if k not in WITHOUT_EFFECT}
-    # A function cannot be compared: whoever passes another one of their own in the
-    # same place has to choose another workdir.
     names = ("own model", "own optimizer", "own rule")
     own = dict(zip(names, prepared.own, strict=True))
     return kept | prepared.fingerprints | own
@@ -258,9 +260,11 @@ def signature(prepared: Prepared) -> dict[str, str]:
     dataset = prepared.dataset
     return fixed | {
         "data": f"{dataset.name} {prepared.fingerprints['data']}",
-        "normalize": f"{dataset.mean}{dataset.std}",
-        # Rules whose states are built alike can take turns in one program.
-        "server state": str(jax.tree.structure(prepared.rule.init({}))),
+        "scale": prepared.fingerprints["scale"],
+        # Rules whose states are built alike can take turns in one program. A rule of
+        # the user's own is the same in every lane.
+        "server state": prepared.own[2]
+        or str(jax.tree.structure(prepared.rule.init({}))),
     }
 
 

@@ -63,6 +63,7 @@ def run_cell(cell: paper.Cell, options: Options, stream) -> reproduce_files.Meas
         dataset = prepare.load_dataset(config)
     except UserError as error:
         reason = f"not available: {error}"
+        print(f"{cell.config}: {reason}", file=sys.stderr)
         return reproduce_files.Measured(cell, None, None, 0.0, reason)
     workdir = options.out / "cells" / cell.config
     result = sweeps.run(config, swept, workdir=workdir, stream=stream, dataset=dataset)
@@ -72,6 +73,8 @@ def run_cell(cell: paper.Cell, options: Options, stream) -> reproduce_files.Meas
         name: result.history[name].reshape(shape + result.history[name].shape[1:])
         for name in ("test_accuracy", "rho", "tau")
     }
+    lost = sum(row["diverged_at"] is not None for row in result.rows)
+    note = ", ".join(filter(None, [note, f"{lost} lanes diverged" if lost else ""]))
     seconds = float(np.sum([row["seconds"] for row in result.rows]))
     return reproduce_files.Measured(
         cell, np.reshape(best, shape), history, seconds, note
@@ -96,7 +99,9 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
     )
     parser.add_argument("target", nargs="+", choices=[*paper.TARGETS, "all"])
     parser.add_argument("--seeds", type=int, default=5, help="runs of each algorithm")
-    parser.add_argument("--out", type=pathlib.Path, default="runs/reproduce")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("runs/reproduce")
+    )
     parser.add_argument("--data_dir", default="", help="prepared TFDS data")
     parser.add_argument("--data", nargs="+", default=[], choices=known)
     parser.add_argument("--intervals", type=int, default=0, help="fewer than the paper")
@@ -107,13 +112,17 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
     if given.seeds < 1 or given.intervals < 0:
         parser.error("--seeds must be at least 1 and --intervals at least 0")
     try:
-        changes = {name: v for name, (v, *_) in axes.parse(given.set).items()}
+        changes = axes.parse(given.set)
+        for name, values in changes.items():
+            if len(values) > 1 or name in ("algorithm", "seed"):
+                raise UserError(f"--sweep={name}: cannot be set to one value in a cell")
+        changes = {name: values[0] for name, values in changes.items()}
     except UserError as error:
         parser.error(str(error).replace("--sweep", "--set"))
     targets = list(paper.TARGETS) if "all" in given.target else given.target
     return targets, Options(
         given.seeds,
-        given.out,
+        given.out.expanduser(),
         given.data_dir,
         tuple(given.data),
         given.intervals,
@@ -143,3 +152,5 @@ if __name__ == "__main__":
         main(sys.argv[1:])
     except UserError as error:
         sys.exit(f"reproduce: {error}")
+    except KeyboardInterrupt:
+        sys.exit("reproduce: stopped; the same command goes on with what is finished")

@@ -43,7 +43,7 @@ def _cells(measured: Measured) -> dict[str, str]:
         "–" if best is None else spread(100 * (best[dms] - best[fedavg]), "+")
     )
     row["seeds"] = "–" if best is None else str(best.shape[1])
-    row["wall time, min"] = "–" if best is None else f"{measured.seconds / 60:.1f}"
+    row["training time, min"] = "–" if best is None else f"{measured.seconds / 60:.1f}"
     row["note"] = measured.note
     return row
 
@@ -65,7 +65,7 @@ def markdown(rows: list[dict[str, str]]) -> str:
 
 def latex(rows: list[dict[str, str]]) -> str:
     """A tabular for a paper; the highest measured mean of a row is bold."""
-    names = [n for n in rows[0] if n not in ("note", "wall time, min", "seeds")]
+    names = [n for n in rows[0] if n not in ("note", "training time, min", "seeds")]
     lines = [rf"\begin{{tabular}}{{ll{'r' * (len(names) - 2)}}}", r"\hline"]
 
     def escaped(text):

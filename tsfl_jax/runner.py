@@ -63,6 +63,20 @@ def _empty(exp: experiment.Experiment) -> _Progress:
     return _Progress(jax.device_get(exp.start), history, np.float64(0))
 
 
+def _opened(exp, workdir, done: _Progress, stream) -> tuple:
+    """The folder, and where a run in it stands."""
+    folder, finished, total = report.prepare_workdir(workdir), 0, len(exp.inputs.tau)
+    _check_same_settings(folder, exp)
+    if exp.checkpoint:
+        found = checkpoint.restore_latest(
+            folder / "checkpoints", done, exp.identity, progress.notice(stream)
+        )
+        if found is not None:
+            finished, done = found
+            progress.tell(stream, f"resuming after interval {finished} of {total}")
+    return folder, finished, done
+
+
 def _followed(finished: int, done: _Progress) -> tuple[int, _Progress]:
     """Where the first process stands; its clock stays its own."""
     shared = (np.int32(finished), done.state, done.history)
@@ -107,18 +121,16 @@ def run(
     total = len(exp.inputs.tau)
     done, finished = _empty(exp), 0
     # Of several processes the first one reads and writes; the others follow it.
-    writes = workdir is not None and devices.first()
-    folder = report.prepare_workdir(workdir) if writes else None
-    if folder is not None:
-        _check_same_settings(folder, exp)
+    folder = None
+    try:
+        if workdir is not None and devices.first():
+            folder, finished, done = _opened(exp, workdir, done, stream)
+        refused = None
+    except UserError as error:
+        refused = error
+    if devices.any_process(refused is not None):
+        raise refused or UserError("process 0 has stopped and says why")
     saves = folder is not None and exp.checkpoint
-    if saves:
-        found = checkpoint.restore_latest(
-            folder / "checkpoints", done, exp.identity, progress.notice(stream)
-        )
-        if found is not None:
-            finished, done = found
-            progress.tell(stream, f"resuming after interval {finished} of {total}")
     finished, done = _followed(finished, done)
     if folder is not None:
         report.write_json(folder / "config.json", exp.settings)
@@ -154,7 +166,7 @@ def run(
             rows = results.rows_of(done.history, first, finished, exp.interval_seconds)
             report.append_metrics(folder / "metrics.jsonl", rows)
         stopping = finished < total and not lost
-        stopping = stopping and bool(devices.from_first(np.bool_(stop())))
+        stopping = stopping and devices.any_process(stop())
         progress.show(
             progress.progress_line(
                 finished,

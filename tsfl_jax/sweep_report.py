@@ -85,8 +85,9 @@ def write(
     swept: list[str],
     rows: list[dict],
     history: dict[str, np.ndarray],
+    about: str,
 ) -> None:
-    """Writes every file of a sweep into a folder that exists."""
+    """Writes every file of a sweep into a folder that exists; `about` is its title."""
     plain: list[dict[str, Any]] = [report.plain(row) for row in rows]
     report.write_metrics(folder / "results.jsonl", plain)
     names = list(dict.fromkeys(name for row in plain for name in row))
@@ -97,10 +98,10 @@ def write(
     with report.replacing(folder / "results.csv") as file:
         file.write(table.getvalue().encode())
     with report.replacing(folder / "summary.md") as file:
-        file.write(summary(swept, rows).encode())
+        file.write(f"# {about}\n\n{summary(swept, rows)}".encode())
     if "test_accuracy" in history:
         curves = {
             label(swept, values): history["test_accuracy"][indices]
             for values, indices in grouped(swept, rows).items()
         }
-        sweep_plots.bands(curves, folder / "curves")
+        sweep_plots.bands(curves, folder / "curves", about)

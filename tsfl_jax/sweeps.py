@@ -11,6 +11,8 @@ import json
 import pathlib
 import sys
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -61,10 +63,13 @@ def _finished(folder: pathlib.Path, names: list[str]) -> dict[str, dict]:
     found = {}
     for name in names:
         with (
-            contextlib.suppress(OSError, ValueError, KeyError, EOFError),
-            np.load(folder / f"{name}.npz") as file,
+            contextlib.suppress(
+                OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error
+            ),
+            open(folder / f"{name}.npz", "rb") as file,
+            np.load(file) as arrays,
         ):
-            found[name] = {key: file[key] for key in file.files}
+            found[name] = {key: arrays[key] for key in arrays.files}
     return found
 
 
@@ -101,6 +106,8 @@ def _row(prepared: Prepared, values: dict, history: dict, seconds: float) -> dic
             "final_test_loss": results.last(history["test_loss"]),
             "diverged_at": int(lost[0]) + 1 if len(lost) else None,
             "seconds": seconds,
+            "notes": "; ".join(prepared.dealt.notes),
+            "data": prepared.dataset.name,
             "num_devices": jax.device_count(),
             "samples_trained": int(history["samples"].astype(np.int64).sum()),
         }
@@ -110,14 +117,18 @@ def _row(prepared: Prepared, values: dict, history: dict, seconds: float) -> dic
 
 
 def _cut(history: dict) -> dict:
-    """NaN after the interval in which a lane lost every model, as if it had ended."""
+    """A lane that lost every model ended there: NaN and 0 afterwards."""
     lost = np.flatnonzero(history["diverged"])
     if not len(lost):
         return history
     after = np.arange(len(history["diverged"])) > lost[0]
     return {
-        name: np.where(after.reshape(after.shape + (1,) * (a.ndim - 1)), np.nan, a)
-        if a.ndim and np.issubdtype(a.dtype, np.floating)
+        name: np.where(
+            after.reshape(after.shape + (1,) * (a.ndim - 1)),
+            np.nan if np.issubdtype(a.dtype, np.floating) else 0,
+            a,
+        ).astype(a.dtype)
+        if a.ndim and name not in ("tau", "diverged")
         else a
         for name, a in history.items()
     }
@@ -142,8 +153,9 @@ def _call(
         state, history = jax.block_until_ready(compiled[0](*placed))
         seconds += time.perf_counter() - begun
         parts.append(jax.device_get(history)._asdict())
-        tell(first + program.chunk)
-        if stop():
+        ended = first + program.chunk
+        tell(ended)
+        if ended < program.intervals and stop():
             raise KeyboardInterrupt
     whole = {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]}
     return whole, seconds
@@ -193,6 +205,8 @@ def run(
     store = None if folder is None else report.prepare_workdir(folder / "lanes")
     parts = {"model": model, "optimizer": optimizer, "aggregator": aggregator}
     several = prepare_all(configs, dataset, **parts)
+    for note in dict.fromkeys(n for p in several for n in p.dealt.notes):
+        progress.tell(stream, f"note: {note}")
     names = [_digest(p) for p in several]
     done = {} if store is None else _finished(store, names)
     todo = [i for i, name in enumerate(names) if name not in done]
@@ -229,6 +243,8 @@ def run(
                 done[names[index]] = own
                 if store is not None:
                     report.write_arrays(store / f"{names[index]}.npz", own)
+            if not all(name in done for name in names) and stop():
+                raise KeyboardInterrupt
 
     histories = [_cut(done[name]) for name in names]
     rows = [
@@ -242,7 +258,10 @@ def run(
     if folder is not None:
         settings = {"config": dataclasses.asdict(config), "lanes": values}
         report.write_json(folder / "sweep.json", settings)
-        sweep_report.write(folder, list(values[0]), rows, whole)
+        about = ", ".join(
+            dict.fromkeys(f"{p.dataset.name}, {p.model_name}" for p in several)
+        )
+        sweep_report.write(folder, list(values[0]), rows, whole, about)
     return result
 
 

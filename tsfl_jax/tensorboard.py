@@ -48,9 +48,13 @@ def main(workdirs: list[str]) -> None:
     """Writes and names the folders."""
     if not workdirs or workdirs[0].startswith("-"):
         raise UserError("usage: python -m tsfl_jax.tensorboard WORKDIR …")
+    runs = [w for w in workdirs if (pathlib.Path(w) / "metrics.jsonl").is_file()]
     for workdir in workdirs:
-        if not pathlib.Path(workdir).is_dir():
-            raise UserError(f"{workdir}: there is no such folder")
+        if workdir not in runs:
+            print(f"{workdir}: no metrics.jsonl there, left out", file=sys.stderr)
+    if not runs:
+        raise UserError("no run among the folders; expected one with metrics.jsonl")
+    for workdir in runs:
         print(write(workdir))
 
 

@@ -1,0 +1,49 @@
+"""A user's functions in words: the same in every process, others for others."""
+
+import functools
+import pathlib
+import subprocess
+import sys
+
+import optax
+
+from tsfl_jax import models
+from tsfl_jax.aggregate import AGGREGATORS
+from tsfl_jax.describe import describe
+
+ROOT = pathlib.Path(__file__).parents[1]
+PROGRAM = """
+import optax
+from tsfl_jax import models
+from tsfl_jax.describe import describe
+print(describe(optax.adam(1e-3)))
+print(describe(models.from_flax(models.MLP(10, 4))))
+"""
+
+
+def scaled(factor):
+    return lambda x: factor * x
+
+
+def test_what_differs_is_told_apart():
+    assert describe(optax.adam(1e-3)) != describe(optax.adam(1e-2))
+    assert describe(optax.sgd(0.1)) != describe(optax.sgd(0.1, momentum=0.9))
+    assert describe(scaled(1)) == describe(scaled(1)) != describe(scaled(2))
+    assert describe(lambda x: x + 1) != describe(lambda x: x + 2)
+    assert describe(functools.partial(max, 1)) != describe(functools.partial(max, 2))
+    assert describe(AGGREGATORS["fedavg"]) != describe(AGGREGATORS["fedasync"])
+    small, large = (models.from_flax(models.MLP(10, h)) for h in (4, 8))
+    assert describe(small) != describe(large)
+
+
+def test_another_process_gives_the_same_words():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    here = [optax.adam(1e-3), models.from_flax(models.MLP(10, 4))]
+    assert done.stdout.splitlines() == [describe(thing) for thing in here]
+    assert "0x" not in done.stdout

@@ -49,8 +49,10 @@ def test_header_says_what_how_long_and_the_command(name):
     assert f"--config=configs/{name}.py" in doc or (default and "launch.py" in doc)
 
 
-# One case of each large network in the fast suite: they share it.
+# One case of each large network in the fast suite: they share it. ResNet-18 takes a
+# minute to compile; the fast suite has it in test_models.
 HEAVY = {f"{d}_case{c}" for d in ("cifar10", "svhn", "fashion_mnist") for c in (1, 3)}
+HEAVY |= {"svhn_case2"}
 
 
 @pytest.mark.parametrize(

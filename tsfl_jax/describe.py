@@ -13,7 +13,13 @@ _DEPTH = 10
 
 
 def _code(code: types.CodeType) -> str:
-    inner = [_code(c) if isinstance(c, types.CodeType) else c for c in code.co_consts]
+    def constant(value):
+        if isinstance(value, types.CodeType):
+            return _code(value)
+        # A set's order differs from process to process.
+        return sorted(map(repr, value)) if isinstance(value, frozenset) else value
+
+    inner = [constant(value) for value in code.co_consts]
     text = f"{code.co_code!r}{inner!r}{code.co_names!r}"
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -43,6 +49,8 @@ def describe(thing: Any, depth: int = _DEPTH) -> str:
         return f"{name}:{_code(thing.__code__)}{defaults}[{', '.join(cells)}]"
     if isinstance(thing, tuple | list):
         return f"({', '.join(inner(part) for part in thing)})"
+    if isinstance(thing, set | frozenset):
+        return f"{{{', '.join(sorted(map(inner, thing)))}}}"
     if isinstance(thing, dict):
         return f"{{{', '.join(f'{k}: {inner(v)}' for k, v in thing.items())}}}"
     text = " ".join(repr(thing).split())

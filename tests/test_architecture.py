@@ -12,6 +12,7 @@ MAY_IMPORT = {
     "config": "",
     "validate": "config types",
     "dms": "types",
+    "theory": "types",
     "metrics": "types",
     "optimizers": "types",
     "sources": "types",

@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "models": "convolution pooling types",
     "client": "metrics models types",
     "estimate": "client models types",
+    "client_gradients": "client models types",
     "mapping": "client types",
     "devices": "types",
     "choices": "",
@@ -53,8 +54,8 @@ MAY_IMPORT = {
     "rules": "aggregate local_work robust types",
     "evaluation": "client metrics models types",
     "bases": "types",
-    "interval": "aggregate bases client estimate evaluation mapping metrics models "
-    "types",
+    "probe": "aggregate client client_gradients estimate models types",
+    "interval": "aggregate bases client evaluation mapping metrics models probe types",
     "engine": "aggregate devices interval models types",
     "describe": "",
     "prepare": "aggregate arrays choices client config data describe draw models "

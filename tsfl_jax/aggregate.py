@@ -14,7 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from tsfl_jax import dms, local_work
-from tsfl_jax.types import Array, Constants, HParams, Params, PRNGKey
+from tsfl_jax.types import (
+    Array,
+    ClientGradients,
+    Constants,
+    HParams,
+    Params,
+    PRNGKey,
+)
 
 
 class Situation(NamedTuple):
@@ -31,6 +38,8 @@ class Situation(NamedTuple):
     lag: Array  # [N] int32, global updates since the model it started from
     group: Array  # [] int32, tier that delivers
     constants: Constants
+    # Of w^t, for a rule that asks for it.
+    gradients: ClientGradients | None = None
 
 
 class Weights(NamedTuple):
@@ -66,6 +75,8 @@ class Aggregator(NamedTuple):
     update: Callable[[Params, Params, Any, Event, HParams], tuple[Params, Any]]
     # Whether L, G², σ² matter; `one_of` makes it a function of the hyper-parameters.
     uses_constants: bool | Callable[[HParams], Array] = False
+    # Whether every client's own σ_i² and dissimilarity matter; likewise a function.
+    uses_gradients: bool | Callable[[HParams], Array] = False
     proximal: bool = False  # whether clients add μ/2‖w − w^t‖² to their loss
     # Whether `update` gets w^t + Σ ρ_i (w_i − base_i) instead, base_i being the model
     # that client i started from; Σ ρ need not be 1.
@@ -174,7 +185,9 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
     """
     if len(rules) == 1:
         return rules[0]
-    uses = [bool(rule.uses_constants) for rule in rules]
+
+    def any_of(uses):
+        return lambda hparams: jnp.asarray([bool(use) for use in uses])[hparams.rule]
 
     def weights(situation, hparams):
         branches = [rule.weights for rule in rules]
@@ -187,6 +200,7 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
     return rules[0]._replace(
         weights=weights,
         update=update,
-        uses_constants=lambda hparams: jnp.asarray(uses)[hparams.rule],
+        uses_constants=any_of([rule.uses_constants for rule in rules]),
+        uses_gradients=any_of([rule.uses_gradients for rule in rules]),
         proximal=any(rule.proximal for rule in rules),
     )

@@ -166,6 +166,7 @@ class Config:
     mu: float = 0.01  # FedProx's proximal coefficient μ
     gamma: float = 0.5  # FedAsync's share γ of the old global model
     proximal: bool = False  # add μ/2‖w − w^t‖² under every algorithm, not only fedprox
+    measure_clients: bool = False  # σ_i², ‖∇F_i − ∇F‖² at every w^t: theory_report
     clip_norm: float = 0.0  # clip gradients to this global norm; 0 = off
     eval_every: int = 1  # intervals between two evaluations on the test set
     report_every: int = 5  # intervals of one compiled call, between progress lines

@@ -82,6 +82,7 @@ def make_run(
     chunk: int = 1,
     most_steps: int | None = None,
     estimates: bool = False,
+    measures: bool = False,
     mesh: Mesh | None = None,
     lanes: str = "",
 ) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
@@ -99,6 +100,7 @@ def make_run(
       most_steps: mini-batch steps of the longest client in any interval, so that the
         program's loops have known lengths under "vmap"; None: found out as it runs.
       estimates: estimate those of L, G², σ² that are NaN in the hyper-parameters.
+      measures: under every rule, measure what one that ``uses_gradients`` needs.
       mesh: devices that share the clients, with the axis `devices.AXIS`; None: one.
       lanes: "" one experiment. Else many, with a leading axis on the state, the key,
         the hyper-parameters, ``problem.rows`` and all inputs but interval and
@@ -119,6 +121,7 @@ def make_run(
         chunk=chunk,
         most_steps=most_steps,
         estimates=estimates,
+        measures=measures,
         axis=None if mesh is None else devices.AXIS,
     )
 

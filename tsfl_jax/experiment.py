@@ -136,6 +136,7 @@ def make_run(
         chunk=min(config.client_chunk or config.num_clients, config.num_clients),
         most_steps=max(int(p.steps.max()) for p in several),
         estimates=any(p.estimates for p in several),
+        measures=config.measure_clients,
         mesh=mesh,
         lanes=lanes,
     )

@@ -18,12 +18,21 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from tsfl_jax import bases, estimate, evaluation, mapping
+from tsfl_jax import bases, evaluation, mapping
 from tsfl_jax import client as local
 from tsfl_jax.aggregate import Aggregator, Event, Situation
 from tsfl_jax.metrics import weight_entropy
 from tsfl_jax.models import Model
-from tsfl_jax.types import Array, Constants, Delivery, HParams, Params, PRNGKey
+from tsfl_jax.probe import make_probe
+from tsfl_jax.types import (
+    Array,
+    ClientGradients,
+    Constants,
+    Delivery,
+    HParams,
+    Params,
+    PRNGKey,
+)
 
 
 class State(NamedTuple):
@@ -70,12 +79,15 @@ class History(NamedTuple):
     smoothness: Array  # L
     grad_sq_norm: Array  # G²
     grad_variance: Array  # σ²
+    grad_square: Array  # ‖∇F(w^t)‖²
     coupling: Array  # c
     num_dropped: Array  # int32, clients with τ > 0 whose model was not finite
     samples: Array  # int32, samples trained on
     diverged: Array  # bool, from the interval on in which every model was lost
     rho: Array  # [N]
     selected: Array  # [N] bool
+    client_variance: Array  # [N] σ_i²
+    client_dissimilarity: Array  # [N] ‖∇F_i − ∇F‖²
 
 
 def _clients(problem: Problem, inputs: Inputs) -> local.Client:
@@ -98,6 +110,7 @@ def _situation(
     clients: local.Client,
     inputs: Inputs,
     constants: Constants,
+    gradients: ClientGradients,
     batch_size: int,
     iteration: str,
 ) -> Situation:
@@ -113,6 +126,7 @@ def _situation(
         jnp.zeros_like(reported) if here else inputs.delivery.lag,
         jnp.int32(0) if here else inputs.delivery.group,
         constants,
+        gradients,
     )
 
 
@@ -128,6 +142,7 @@ def make_interval(
     chunk: int,
     most_steps: int | None,
     estimates: bool,
+    measures: bool,
     axis: str | None,
 ) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
     """Builds one interval of all clients; see `make_run` for the arguments."""
@@ -139,24 +154,14 @@ def make_interval(
         model, optimizer, batch_size=batch_size, iteration=iteration, passes=passes
     )
 
-    def constants_of(params, key, clients, problem, hparams):
-        given = Constants(
-            hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance
-        )
-        if not estimates:
-            return given
-
-        def completed():
-            measured = estimate.estimate_constants(
-                model, params, key, clients, problem.samples, hparams, batch_size, axis
-            )
-            return jax.tree.map(
-                lambda g, m: jnp.where(jnp.isnan(g), m, g), given, measured
-            )
-
-        if not callable(aggregator.uses_constants):
-            return completed()
-        return lax.cond(aggregator.uses_constants(hparams), completed, lambda: given)
+    probe = make_probe(
+        model,
+        aggregator,
+        batch_size=batch_size,
+        estimates=estimates,
+        measures=measures,
+        axis=axis,
+    )
 
     def interval(state, key, hparams, problem, inputs):
         purposes = local.streams(key, 3)
@@ -164,9 +169,11 @@ def make_interval(
             lambda stream: jax.random.fold_in(stream, inputs.interval)
         )(purposes)
         clients = _clients(problem, inputs)
-        constants = constants_of(state.params, estimate_key, clients, problem, hparams)
+        constants, gradients = probe(
+            state.params, estimate_key, clients, problem.samples, hparams
+        )
         situation = _situation(
-            rule_key, clients, inputs, constants, batch_size, iteration
+            rule_key, clients, inputs, constants, gradients, batch_size, iteration
         )
         weights = aggregator.weights(situation, hparams)
 
@@ -265,12 +272,15 @@ def make_interval(
             smoothness=constants.smoothness,
             grad_sq_norm=constants.grad_sq_norm,
             grad_variance=constants.grad_variance,
+            grad_square=gradients.square,
             coupling=weights.coupling,
             num_dropped=dropped,
             samples=samples,
             diverged=diverged,
             rho=weights.rho,
             selected=weights.selected,
+            client_variance=gradients.variance,
+            client_dissimilarity=gradients.dissimilarity,
         )
         return new, history
 

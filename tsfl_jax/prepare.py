@@ -190,7 +190,8 @@ def prepare(
         rule=rule,
         optimizer=optimizers.as_factory(optimizer),
         hparams=hparams,
-        estimates=bool(rule.uses_constants) and any(np.isnan(c) for c in constants),
+        estimates=bool(rule.uses_constants or config.measure_clients)
+        and any(np.isnan(c) for c in constants),
         mapping=best.mapping if config.mapping == "auto" else config.mapping,
         convolution=form,
         model_name=model_name,

@@ -173,10 +173,12 @@ def write_clients(
     size: np.ndarray,
     rho: np.ndarray,
     selected: np.ndarray,
+    **more: np.ndarray,
 ) -> None:
     """Writes clients.npz: local iterations, samples, weights and selection, [T, N]."""
+    arrays = {"tau": tau, "size": size, "rho": rho, "selected": selected} | more
     with replacing(path) as file:
-        np.savez_compressed(file, tau=tau, size=size, rho=rho, selected=selected)
+        np.savez_compressed(file, **arrays)
 
 
 def write_arrays(path: str | pathlib.Path, arrays: dict[str, np.ndarray]) -> None:

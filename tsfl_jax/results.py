@@ -23,6 +23,7 @@ def rows_of(
         "smoothness",
         "grad_sq_norm",
         "grad_variance",
+        "grad_square",
         "coupling",
         "num_dropped",
     ]
@@ -84,7 +85,13 @@ def write(
         replay.dense(a[:finished], times, clients)
         for a in (times.tau, history.rho, history.selected)
     )
-    report.write_clients(folder / "clients.npz", tau, sizes, rho, selected)
+    more = {}
+    if times.delivery is None and not np.isnan(history.grad_square).all():
+        more = {
+            "variance": history.client_variance,
+            "dissimilarity": history.client_dissimilarity,
+        }
+    report.write_clients(folder / "clients.npz", tau, sizes, rho, selected, **more)
     report.write_arrays(folder / "model.npz", named_arrays(params))
     report.write_json(folder / "summary.json", summary)
     plots.curves(folder)

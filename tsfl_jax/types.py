@@ -132,6 +132,14 @@ class Schedule(NamedTuple):
     reported: np.ndarray | None = None  # [T, N] int32; None: as many as done
 
 
+class ClientGradients(NamedTuple):
+    """What gradients at w^t say about every client, float32; NaN: not measured."""
+
+    variance: Any  # [N] σ_i²
+    dissimilarity: Any  # [N] ‖∇F_i − ∇F‖²; over L² it stands for Γ_i
+    square: Any  # [] ‖∇F‖²; over L² it stands for ‖w^t − w*‖²
+
+
 class Constants(NamedTuple):
     """The constants behind DMS's weights in one interval, float32 each."""
 

@@ -1,0 +1,196 @@
+"""``python -m tsfl_jax.theory_report WORKDIR``: what the theory says of a finished run.
+
+From the files of a run that measured its clients (``--config.measure_clients=true``):
+the four items of Theorem 1's bound after every interval, and the weights that the run
+used beside those of Corollary 1, of Theorem 2 as printed and of the true minimiser.
+
+Γ_i and ‖w⁰ − w*‖² are what gradients let one say, see `client_gradients`.
+"""
+
+import argparse
+import pathlib
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tsfl_jax import dms, report, theory, theory_plots
+from tsfl_jax.bound_minimum import bound_optimal_weights
+from tsfl_jax.theory_run import Run, constants, constants_of, read
+from tsfl_jax.types import UserError
+
+# Weights that are compared: label in tables and figures.
+RUN, COROLLARY, PRINTED, MINIMUM, EQUAL = (
+    "this run",
+    "Corollary 1",
+    "Theorem 2 as printed",
+    "minimiser of the bound",
+    "equal",
+)
+
+
+def items(run: Run) -> theory.Bound:
+    """Theorem 1's bound after 1, 2, …, T' intervals, each field ``[T']``."""
+    known = constants_of(run)
+    tau, rho = jnp.asarray(run.tau), jnp.asarray(run.rho)
+
+    def until(last):
+        past = (jnp.arange(len(tau)) <= last)[:, None]
+        kept = jnp.where(past, rho, 0), jnp.where(past, tau, 0)
+        return theory.theorem1_bound(*kept, known)
+
+    return jax.jit(jax.vmap(until))(jnp.arange(len(tau)))
+
+
+class Weights(NamedTuple):
+    """Weights of every interval by name ``[T', N]``, and what became of them."""
+
+    rho: dict[str, np.ndarray]
+    converged: np.ndarray  # [T'] bool, Theorem 2's fixed point was found
+    valid: np.ndarray  # [T'] bool, the bound of the interval is not void
+    residual: np.ndarray  # [T'] KKT residual of the minimiser
+    bound: dict[str, np.ndarray]  # [T'] the interval's own bound
+
+
+def weights(run: Run) -> Weights:
+    """All weights for the bound of each interval alone: T = 1, from w^t."""
+
+    def one(tau, rho, L, square_norm, square, variance, dissimilarity):
+        present = tau > 0
+        variance, dissimilarity = (
+            jnp.where(present, jnp.nan_to_num(a), 0.0)
+            for a in (variance, dissimilarity)
+        )
+        known = constants(run, L, square_norm, square, variance, dissimilarity)
+        share = present / present.sum()
+        slope = dms.coupling(
+            tau,
+            lr=run.lr,
+            smoothness=L,
+            grad_sq_norm=square_norm,
+            grad_variance=jnp.sum(share * variance),
+        )
+        fixed = theory.theorem2_weights(tau, known)
+        total = fixed.rho.sum()
+        found = bound_optimal_weights(tau, known)
+        rhos = {
+            RUN: rho,
+            COROLLARY: dms.affine_weights(tau, present, slope, run.weight_limit),
+            # No multiplier in the print, so its weights need not sum to 1.
+            PRINTED: jnp.where(present & fixed.converged, fixed.rho / total, jnp.nan),
+            MINIMUM: found.rho,
+            EQUAL: share,
+        }
+        bounds = {
+            name: theory.theorem1_bound(r, tau, known).total for name, r in rhos.items()
+        }
+        return rhos, fixed.converged, found.valid, found.kkt_residual, bounds
+
+    columns = [run.tau, run.rho, run.smoothness, run.grad_sq_norm, run.grad_square]
+    columns += [run.variance, run.dissimilarity]
+    return Weights(*jax.device_get(jax.jit(jax.vmap(one))(*map(jnp.asarray, columns))))
+
+
+def by_tau(run: Run, found: Weights) -> list[dict[str, str]]:
+    """Mean weight of the clients that did so many iterations, in %."""
+    rows = []
+    for tau in np.unique(run.tau[run.tau > 0]):
+        there = run.tau == tau
+        row = {"τ": f"{tau}", "times": f"{there.sum()}"}
+        for name, rho in found.rho.items():
+            known = rho[there][np.isfinite(rho[there])]
+            row[name] = f"{100 * known.mean():.2f}" if known.size else "–"
+        rows.append(row)
+    return rows
+
+
+def bound_row(found: Weights) -> dict[str, str]:
+    """How far above the minimum the bound is, median over intervals, in %."""
+    row = {"τ": "bound above its minimum", "times": f"{found.valid.sum()}"}
+    least = found.bound[MINIMUM][found.valid]
+    for name, bound in found.bound.items():
+        excess = 100 * (bound[found.valid] / least - 1)
+        excess = excess[np.isfinite(excess)]
+        row[name] = f"+{np.median(excess):.2g} %" if excess.size else "–"
+    return row
+
+
+def _text(run: Run, found: Weights, bound: theory.Bound) -> str:
+    known = constants_of(run)
+    scalars = {
+        "η": run.lr,
+        "L": known.smoothness,
+        "G²": known.grad_sq_norm,
+        "θ": run.weight_limit,
+        "‖w⁰ − w*‖²": known.distance,
+        "mean σ_i²": known.grad_variance.mean(),
+        "mean Γ_i": known.dissimilarity.mean(),
+    }
+    values = ", ".join(f"{n} = {float(value):.3g}" for n, value in scalars.items())
+    total = len(run.interval)
+    lines = [f"{run.about}. {values}."]
+    lines += [f"Outside the theory: {'; '.join(run.notes)}."] if run.notes else []
+    lines += [
+        f"Theorem 1 from w⁰: W > 0 in {int((bound.W > 0).sum())} of {total} intervals, "
+        f"Definition 1.3 holds in {int(bound.limit_holds.sum())}.",
+        f"Interval by interval, from w^t: the bound is not void in {found.valid.sum()} "
+        f"of {total}, the printed weights of Theorem 2 have a fixed point in "
+        f"{found.converged.sum()}, the minimiser's largest KKT residual is "
+        f"{_largest(found.residual):.1g}.",
+        "Mean weight in % of the clients that did τ iterations:",
+    ]
+    return "\n\n".join(lines)
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.max(values[np.isfinite(values)], initial=0.0))
+
+
+def item_rows(run: Run, bound: theory.Bound) -> list[dict[str, Any]]:
+    """The items after each interval, as in theory_items.csv."""
+    columns = {"interval": run.interval} | {
+        name: np.asarray(value) for name, value in bound._asdict().items()
+    }
+    return [
+        {name: values[t].item() for name, values in columns.items()}
+        for t in range(len(run.interval))
+    ]
+
+
+def write(workdir: pathlib.Path, out: pathlib.Path) -> list[pathlib.Path]:
+    """Writes theory.md and .csv, theory_items.csv, theory.png and .pdf."""
+    run = read(workdir)
+    found, bound = weights(run), jax.device_get(items(run))
+    rows = [*by_tau(run, found), bound_row(found)]
+    paths = report.write_table(out, "theory", rows, _text(run, found, bound))
+    items_path = out / "theory_items.csv"
+    report.write_csv(items_path, item_rows(run, bound))
+    curves = {name: (run.tau, rho) for name, rho in found.rho.items() if name != EQUAL}
+    return [
+        *paths,
+        items_path,
+        *theory_plots.draw(run.interval, bound, curves, out / "theory", run.about),
+    ]
+
+
+def main(arguments: list[str]) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tsfl_jax.theory_report", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished run")
+    parser.add_argument("--out", type=pathlib.Path, help="where to write; the workdir")
+    given = parser.parse_args(arguments)
+    out = report.prepare_workdir(given.out or given.workdir)
+    for path in write(given.workdir, out):
+        print(path)
+    print((out / "theory.md").read_text())
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(f"theory_report: {error}")

@@ -280,7 +280,8 @@ def bound_optimal_weights(tau, constants: BoundConstants, present=None) -> Minim
 
     >>> alike, tau = jnp.ones(3), jnp.array([1, 2, 3])
     >>> constants = BoundConstants(0.25, 1.0, 1.0, 3.0, 0.1, 5 * alike, 0.1 * alike)
-    >>> print(bound_optimal_weights(tau, constants).rho)
+    >>> print(*(f"{x:.3f}" for x in bound_optimal_weights(tau, constants).rho))
+    0.585 0.266 0.148
 
     Args:
       tau: ``[T, N]`` local iterations ≥ 0, or ``[N]`` for T = 1; 0 = absent. H is the

@@ -148,10 +148,10 @@ def test_weights_that_fall_with_the_iterations_and_beat_dms():
 # ---- Against other solvers ----
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(18))
 def test_same_minimum_as_a_general_solver(seed):
     rng = np.random.default_rng(seed)
-    n, intervals = rng.integers(2, 7), rng.integers(1, 4)
+    n, intervals = ((3, 1), (4, 2), (6, 3))[seed % 3]
     tau = rng.integers(0, 5, (intervals, n))
     scalars = dict(
         lr=rng.uniform(0.02, 0.1),
@@ -263,7 +263,7 @@ def test_without_variance_the_cheapest_take_all_they_may():
     assert found.converged
     c = c._replace(weight_limit=3.0)  # the two with τ = 2 share what remains
     np.testing.assert_allclose(solve(TAU, c).rho, [1 / 2, 1 / 4, 1 / 4, 0, 0, 0])
-    c = c._replace(weight_limit=6.0)
+    c = c._replace(weight_limit=6.0, smoothness=1.5)
     np.testing.assert_array_equal(solve(TAU, c).rho, [1, 0, 0, 0, 0, 0])
     c = c._replace(weight_limit=2.0, smoothness=1.0)  # B > 0, W outweighs f
     rho = solve(TAU, c).rho
@@ -455,7 +455,7 @@ def test_the_certificate_rejects_everything_else(scalars, dtype):
             cast = BoundConstants(*(np.asarray(x, dtype) for x in c))
             return float(kkt_residual(rho.astype(dtype), tau.astype(dtype), cast))
 
-    small = 1000 * np.finfo(dtype).eps
+    small = 100 * np.finfo(dtype).eps
     assert residual(found.rho) == found.kkt_residual <= small
     rng = np.random.default_rng(0)
     for part in (0.01, 0.1, 1.0):

@@ -41,7 +41,7 @@ class Minimum(NamedTuple):
     value: Array  # [] g(ρ), bound on ‖∇F(w^T)‖²/L²; inf if void
     kkt_residual: Array  # [] of ρ, see `kkt_residual`; inf if void
     iterations: Array  # [] int32, of Dinkelbach; 0 if void
-    converged: Array  # [] bool, kkt_residual ≤ 1000 × the dtype's eps
+    converged: Array  # [] bool, kkt_residual ≤ 100 × the dtype's eps
     valid: Array  # [] bool; False: W ≤ 0 for all weights, the bound says nothing
 
 
@@ -227,8 +227,8 @@ def _minimise(tau, constants, present) -> Minimum:
         new = _best_for(problem, ratio)
         usable = _below(problem, new) > 0  # always, but for rounding
         reached = jnp.where(usable, _ratio(problem, new), ratio)
-        # Also ρ of the last step, whose g is the same up to rounding, is the better
-        # one: where ‖w⁰ − w*‖² dominates, g does not tell good weights from bad ones.
+        # ρ of the last step too, though its g may be the same: where ‖w⁰ − w*‖²
+        # dominates, the rounded g does not tell good weights from bad ones.
         rho = jnp.where(usable, new, rho)
         return rho, jnp.minimum(reached, ratio), reached < ratio, count + 1
 
@@ -243,7 +243,7 @@ def _minimise(tau, constants, present) -> Minimum:
     rho = jnp.where(valid, rho, equal)
     residual = jnp.where(valid, _residual(problem, rho), jnp.inf)
     value = jnp.where(valid, _ratio(problem, rho) * problem.scale, jnp.inf)
-    converged = residual <= 1000 * jnp.finfo(tau.dtype).eps
+    converged = residual <= 100 * jnp.finfo(tau.dtype).eps
     return Minimum(rho, value, residual, iterations, converged, valid)
 
 

@@ -38,7 +38,7 @@ class Minimum(NamedTuple):
     """What minimises the bound, and how well."""
 
     rho: Array  # like τ, weights; Σ_i ρ_i^t = 1 wherever somebody is present
-    value: Array  # [] g(ρ), bound on ‖∇F(w^T)‖²/L²; inf if void
+    value: Array  # [] g(ρ) in ‖∇F(w^T)‖²/L² ≤ g; inf if void; can be < 0 if A < 0
     kkt_residual: Array  # [] of ρ, see `kkt_residual`; inf if void
     iterations: Array  # [] int32, of Dinkelbach; 0 if void
     converged: Array  # [] bool, kkt_residual ≤ 100 × the dtype's eps
@@ -157,11 +157,8 @@ def _slopes(problem: _Problem, tau, ratio, pivot):
     """
     gamma, apart = problem.gamma, tau - tau[pivot]
     of_gamma = problem.A * tau * (gamma - gamma[pivot])
-    of_tau = (
-        problem.A * gamma[pivot],
-        problem.C * (tau + tau[pivot]),
-        -ratio * problem.B,
-    )
+    of_tau = problem.A * gamma[pivot], problem.C * (tau + tau[pivot])
+    of_tau += (-ratio * problem.B,)
     size = jnp.abs(apart) * sum(map(jnp.abs, of_tau)) + jnp.abs(of_gamma)
     return apart * sum(of_tau) + of_gamma, size
 

@@ -13,6 +13,8 @@ MAY_IMPORT = {
     "validate": "config types",
     "dms": "types",
     "theory": "types",
+    "water_filling": "types",
+    "bound_minimum": "theory types water_filling",
     "metrics": "types",
     "optimizers": "types",
     "sources": "types",

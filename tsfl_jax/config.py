@@ -8,6 +8,7 @@ import dataclasses
 
 ALGORITHMS = (
     "dms",
+    "bound_optimal",
     "fedavg",
     "fedprox",
     "fedasync",

@@ -35,6 +35,7 @@ ALGORITHM_STYLE: dict[str, dict[str, Any]] = {
     "fedbuff": _style(_ORANGE, _MIXED, "P"),
     "fedat": _style(_SKY, _DOTS, "X"),
     "fednova": _style(_BLACK, _LONG, "v"),
+    "bound_optimal": _style(_GREEN, _LONG, "1"),
     "scaffold": _style(_GREY, "-", "*"),
     "fedavgm": _style(_BLACK, _DOTS, "<"),
     "fedadam": _style(_ORANGE, _LONG, ">"),
@@ -66,6 +67,7 @@ NAMES |= {"fedasync": "FedAsync", "fedbuff": "FedBuff", "fedat": "FedAT"}
 NAMES |= {"fednova": "FedNova", "scaffold": "SCAFFOLD", "fedavgm": "FedAvgM"}
 NAMES |= {"fedadam": "FedAdam", "fedyogi": "FedYogi", "median": "median"}
 NAMES |= {"trimmed_mean": "trimmed mean", "geometric_median": "geometric median"}
+NAMES |= {"bound_optimal": "minimiser of the bound"}
 NAMES |= {"krum": "Krum", "multi_krum": "multi-Krum"}
 NAMES |= {"tsfl": "T-SFL, FedAvg", "tsfl_dms": "T-SFL, DMS", "sfl": "SFL"}
 NAMES |= {"afl": "AFL, FedAsync", "fedcs": "FedCS", "esync": "ESync", "safa": "SAFA"}

@@ -26,6 +26,7 @@ from tsfl_jax.aggregate import (
     stale_uniform_weights,
     weights_of,
 )
+from tsfl_jax.bound_rule import bound_optimal
 from tsfl_jax.types import Array, HParams, Params
 
 
@@ -216,6 +217,9 @@ def _median(updates, present, trim):
 
 AGGREGATORS: dict[str, Aggregator] = {
     "dms": Aggregator(dms_rule, no_state, replace, uses_constants=True),
+    "bound_optimal": Aggregator(
+        bound_optimal, no_state, replace, uses_constants=True, uses_gradients=True
+    ),
     "fedavg": Aggregator(size_weights, no_state, replace),
     "fedprox": Aggregator(size_weights, no_state, replace, proximal=True),
     "fedasync": Aggregator(stale_uniform_weights, no_state, mix),

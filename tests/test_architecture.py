@@ -13,6 +13,7 @@ MAY_IMPORT = {
     "validate": "config types",
     "dms": "types",
     "theory": "types",
+    "fixed_point": "theory types",
     "metrics": "types",
     "optimizers": "types",
     "sources": "types",
@@ -77,7 +78,7 @@ MAY_IMPORT = {
     "sweeps": "aggregate axes config devices experiment identity lanes optimizers "
     "prepare progress report results sweep_report types validate",
     "memory": "devices engine experiment prepare",
-    "explain": "devices draw identity memory prepare replay schedule segments tasks "
+    "explain": "devices draw identity memory prepare replay segments tasks theory "
     "timeline types",
     "gantt": "explain segments tasks",
     "explain_text": "explain gantt",
@@ -89,8 +90,8 @@ MAY_IMPORT = {
     "compare_files": "plot_style report sweep_plots sweep_report",
     "compare": "axes compare_files config devices draw experiment prepare report "
     "runner timeline types",
-    "heterogeneity": "axes compare compare_files config plot_style report schedule "
-    "sweep_plots sweep_report sweeps types",
+    "heterogeneity": "axes compare compare_files config plot_style report sweep_plots "
+    "sweep_report sweeps theory types",
     "rider_study": "axes config plot_style report sweep_report sweeps",
     "reproduce": "axes config devices heterogeneity paper prepare report "
     "reproduce_files rider_study sensitivity sweeps types",

@@ -17,12 +17,16 @@ from tsfl_jax.theory import BoundConstants, coefficients, inputs
 from tsfl_jax.types import Array, UserError
 
 
+# Starts of the search, Σρτ in units of its value where W = 0.
+_OF_POLE = (0.5, 0.9, 1.1, 2.0, 8.0, -1.0, -8.0)
+
+
 class FixedPoint(NamedTuple):
     """Weights that satisfy (4) or (10), if `converged`."""
 
     rho: Array  # like τ; any sum, any sign
     residual: Array  # [] max |right side(ρ) − ρ| / max |ρ|, inf where not finite
-    iterations: Array  # [] int32
+    iterations: Array  # [] int32, steps from all starts together
     converged: Array  # [] bool
 
 
@@ -75,8 +79,7 @@ def _search(x, scale, problem, max_iterations):
         return state[3] & (state[1] > 0) & (state[2] < max_iterations)
 
     start = (x, error(x), jnp.int32(0), jnp.bool_(True))
-    x, _, count, _ = lax.while_loop(unfinished, step, start)
-    return x, count
+    return lax.while_loop(unfinished, step, start)[:3]
 
 
 def theorem2_weights(
@@ -94,21 +97,21 @@ def theorem2_weights(
     sums over j; β_j is meant, and changes nothing, as ρ_j = 0 where it is 0.
 
     The search starts from ρ = (AΓ_i + Cτ_i)/(2η²Nσ_i²), the solution for B = 0, and
-    takes only steps that make the residual smaller.
+    from seven other points, and takes only steps that make the residual smaller.
 
     Args:
       tau: ``[T, N]``, or ``[N]`` for one interval, local iterations ≥ 0.
       constants: what the bound takes as known; σ_i² > 0 of the selected.
       selected: bool like `tau`, β of Theorem 3; None: all, Theorem 2.
-      max_iterations: most steps, of which each tries 24 points.
+      max_iterations: most steps from each start; a step tries 24 points.
 
     Returns:
       `FixedPoint`. There may be several solutions (two where all σ_i and all Γ_i are
-      equal, as the equation is then quadratic): the one that the search meets first
-      is returned, whatever the sign of W. If there is none, or σ_i = 0, or the search
-      is stuck, `converged` is False, and ρ, perhaps not finite, solves nothing. The
-      limit is eps^(2/3) of the dtype. Gradients are those of the solution; they mean
-      nothing where there is none.
+      equal, as the equation is then quadratic): that of the first start, in the order
+      above, that finds one is returned, whatever the sign of W. If none does, or σ_i
+      = 0, `converged` is False, and ρ, perhaps not finite, solves nothing. The limit
+      of the residual is eps^(2/3) of the dtype. Gradients are those of the solution;
+      they mean nothing where not converged.
     """
     shape = np.shape(tau)
     known, tau = inputs(constants, tau)
@@ -129,9 +132,19 @@ def theorem2_weights(
     fixed = lax.stop_gradient(problem)  # a loop has no reverse derivative
     start = _right_side(jnp.zeros(3, tau.dtype), fixed, share=0.0)
     scale = _sums(jnp.abs(start) + 1 / tau.shape[1], tau)
-    scale = lax.stop_gradient(jnp.where(scale > 0, scale, 1.0))
-    x = _sums(start, tau) / scale
-    x, count = _search(lax.stop_gradient(x), scale, fixed, max_iterations)
+    scale = jnp.where(scale > 0, scale, 1.0)
+    # The right side has a pole at W = 0, where a search from one side gets stuck:
+    # further ones start from Σρτ = −1/B times these, on either side of it.
+    B = coefficients(fixed.known, tau.max()).B
+    pole = -1 / jnp.where(B == 0, 1.0, B) / scale[0]
+    x = jnp.tile((_sums(start, tau) / scale)[None], (len(_OF_POLE) + 1, 1))
+    x = x.at[1:, 0].set(pole * jnp.asarray(_OF_POLE, x.dtype))
+    scale, x = lax.stop_gradient((scale, x))
+    search = jax.vmap(_search, in_axes=(0, None, None, None))
+    x, error, count = search(x, scale, fixed, max_iterations)
+    tolerance = float(jnp.finfo(tau.dtype).eps) ** (2 / 3)
+    first = jnp.where(error.min() < tolerance, error < tolerance, error == error.min())
+    x, count = x[first.argmax()], count.sum()
     # One more step of Newton: it gives x the derivative of the implicit function.
     jacobian = jax.jacfwd(_gap)(x, scale, fixed)
     change = jnp.linalg.solve(jacobian, _gap(x, scale, problem))
@@ -142,5 +155,4 @@ def theorem2_weights(
     size = jnp.abs(rho).max()
     residual = lax.stop_gradient(apart / jnp.where(size > 0, size, 1.0))
     residual = jnp.where(jnp.isfinite(residual), residual, jnp.inf)
-    converged = residual <= float(jnp.finfo(tau.dtype).eps) ** (2 / 3)
-    return FixedPoint(rho.reshape(shape), residual, count, converged)
+    return FixedPoint(rho.reshape(shape), residual, count, residual <= tolerance)

@@ -161,11 +161,12 @@ def theorem1_bound(
 ) -> Bound:
     """(‖w⁰ − w*‖² + X + Y + Z)/W ≥ ‖w^T − w*‖² ≥ ‖∇F(w^T)‖²/L²: equations (2)–(3).
 
-    Two steps of the printed proof are wrong. (a) Young's inequality leaves V₂ with
+    Steps of the printed proof that are wrong: (a) Young's inequality leaves V₂ with
     Σρα‖w_i* − w*‖²; the next line, and with it Z and A, has η² in front of it. Units
     tell: ηL has none, η² has. (b) V₁ needs F_i(w̄) − F_i(w_i,h) ≥ F_i(w_i,h) − F_i*,
-    but at h = 0 the left side is 0, as w̄ = w_i,h. Because of (a) the bound as printed
-    is violated even by quadratic losses. `repaired` mends (a), not (b).
+    but at h = 0 the left side is 0, as w̄ = w_i,h. (c) V₂ needs ⟨w − w_i*, ∇F_i(w)⟩ ≥ 0,
+    which a loss that is not convex need not satisfy. Because of (a) quadratic losses
+    violate the bound as printed. `repaired` mends (a) only.
 
     Where ηL(1+θ) ≥ 1, as Definition 1.3 demands, B ≤ 0: W ≤ 1, and the bound is never
     below the distance at the start. It tells how far w may go astray, not that it
@@ -207,7 +208,7 @@ def printed_derivative(
     The proof of Theorem 2 prints it, times L², with a minus as ∂g/∂ρ_i^t, where
     g = L²·(the bound). X and Z have positive coefficients, so the sign is plus: with
     `sign` = 1 this is W²·∂(bound)/∂ρ_i^t, so the print also lacks a factor 1/W², which
-    does not matter where it is 0. As B ≤ 0, it is never below 0 for ρ ≥ 0.
+    does not matter where it is 0. It is then ≥ 0 for all ρ ≥ 0 with W ≥ 0 ≥ B.
 
     Args:
       rho, tau, constants: as in `theorem1_bound`.

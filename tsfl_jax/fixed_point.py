@@ -16,7 +16,6 @@ from jax import lax
 from tsfl_jax.theory import BoundConstants, coefficients, inputs
 from tsfl_jax.types import Array, UserError
 
-
 # Starts of the search, Σρτ in units of its value where W = 0.
 _OF_POLE = (0.5, 0.9, 1.1, 2.0, 8.0, -1.0, -8.0)
 

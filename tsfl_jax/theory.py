@@ -70,12 +70,16 @@ _RANGES = {  # of the constants: what is in range, and how to say it
 }
 
 
+def _shape(name: str, value, expected: str) -> tuple:
+    try:
+        return np.shape(value)
+    except ValueError:  # ragged
+        raise UserError(f"{name} = {value!r}: expected {expected}") from None
+
+
 def _check(name: str, value, shape: tuple, valid, expected: str) -> None:
     """Raises `UserError` for a wrong shape and, where it is known, a wrong value."""
-    try:
-        found = np.shape(value)
-    except ValueError:
-        raise UserError(f"{name} = {value!r}: expected {expected}") from None
+    found = _shape(name, value, expected)
     if found != shape:
         found, wanted = list(found), list(shape)
         raise UserError(f"{name} has shape {found}: expected {wanted}, {expected}")
@@ -110,15 +114,18 @@ def inputs(constants: BoundConstants, tau: Array, **others: Array):
       `BoundConstants` of JAX arrays, then τ and the others as ``[T, N]``.
     """
     expected = "finite local iterations ≥ 0, [N] or [T, N]"
-    if np.ndim(tau) not in (1, 2) or np.size(tau) == 0:
-        raise UserError(f"tau has shape {list(np.shape(tau))}: expected {expected}")
-    _check("tau", tau, np.shape(tau), lambda x: x >= 0, expected)
+    shape = _shape("tau", tau, expected)
+    if len(shape) not in (1, 2) or 0 in shape:
+        raise UserError(f"tau has shape {list(shape)}: expected {expected}")
+    _check("tau", tau, shape, lambda x: x >= 0, expected)
     for name, value in others.items():
-        _check(name, value, np.shape(tau), np.isfinite, "finite numbers, as τ has")
-    check_constants(constants, np.shape(tau)[-1])
-    dtype = jnp.result_type(float, *constants, tau, *others.values())
-    arrays = (jnp.atleast_2d(jnp.asarray(x, dtype)) for x in (tau, *others.values()))
-    return BoundConstants(*(jnp.asarray(x, dtype) for x in constants)), *arrays
+        _check(name, value, shape, np.isfinite, "finite numbers, as many as τ has")
+    check_constants(constants, shape[-1])
+    constants = BoundConstants(*map(jnp.asarray, constants))
+    arrays = [jnp.atleast_2d(jnp.asarray(x)) for x in (tau, *others.values())]
+    dtype = jnp.result_type(float, *constants, *arrays)
+    cast = [x.astype(dtype) for x in (*constants, *arrays)]
+    return BoundConstants(*cast[: len(constants)]), *cast[len(constants) :]
 
 
 def coefficients(

@@ -6,6 +6,7 @@ closed form. The right side depends on them through three sums only, so that a s
 in three dimensions decides, whatever T and N are.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -88,6 +89,39 @@ def _search(x, scale, problem, max_iterations):
     return lax.while_loop(unfinished, step, start)[:3]
 
 
+@functools.partial(jax.jit, static_argnums=1)  # not op by op
+def _solution(problem: _Problem, max_iterations: int) -> FixedPoint:
+    """`theorem2_weights`, after its checks."""
+    tau = problem.tau
+    fixed = lax.stop_gradient(problem)  # a loop has no reverse derivative
+    start = _right_side(jnp.zeros(3, tau.dtype), fixed, share=0.0)
+    scale = _sums(jnp.abs(start) + 1 / tau.shape[1], tau)
+    scale = jnp.where(scale > 0, scale, 1.0)
+    # The right side has a pole at W = 0, where a search from one side gets stuck:
+    # further ones start from Σρτ = −1/B times these, on either side of it.
+    B = coefficients(fixed.known, tau.max()).B
+    pole = -1 / jnp.where(B == 0, 1.0, B) / scale[0]
+    x = jnp.tile((_sums(start, tau) / scale)[None], (len(_OF_POLE) + 1, 1))
+    x = x.at[1:, 0].set(pole * jnp.asarray(_OF_POLE, x.dtype))
+    scale, x = lax.stop_gradient((scale, x))
+    search = jax.vmap(_search, in_axes=(0, None, None, None))
+    x, error, count = search(x, scale, fixed, max_iterations)
+    tolerance = float(jnp.finfo(tau.dtype).eps) ** (2 / 3)
+    first = jnp.where(error.min() < tolerance, error < tolerance, error == error.min())
+    x, count = x[first.argmax()], count.sum()
+    # One more step of Newton: it gives x the derivative of the implicit function.
+    jacobian = jax.jacfwd(_gap)(x, scale, fixed)
+    change = _linear(jacobian, _gap(x, scale, problem))
+    x = jnp.where(jnp.isfinite(change).all(), x - change, x)
+
+    rho = _right_side(x * scale, problem)
+    apart = jnp.abs(_right_side(_sums(rho, tau), problem) - rho).max()
+    size = jnp.abs(rho).max()
+    residual = lax.stop_gradient(apart / jnp.where(size > 0, size, 1.0))
+    residual = jnp.where(jnp.isfinite(residual), residual, jnp.inf)
+    return FixedPoint(rho, residual, count, residual <= tolerance)
+
+
 def theorem2_weights(
     tau: Array,
     constants: BoundConstants,
@@ -134,31 +168,5 @@ def theorem2_weights(
                 "(4) divides by it; or leave the client out with selected"
             )
 
-    problem = _Problem(tau, kept, known)
-    fixed = lax.stop_gradient(problem)  # a loop has no reverse derivative
-    start = _right_side(jnp.zeros(3, tau.dtype), fixed, share=0.0)
-    scale = _sums(jnp.abs(start) + 1 / tau.shape[1], tau)
-    scale = jnp.where(scale > 0, scale, 1.0)
-    # The right side has a pole at W = 0, where a search from one side gets stuck:
-    # further ones start from Σρτ = −1/B times these, on either side of it.
-    B = coefficients(fixed.known, tau.max()).B
-    pole = -1 / jnp.where(B == 0, 1.0, B) / scale[0]
-    x = jnp.tile((_sums(start, tau) / scale)[None], (len(_OF_POLE) + 1, 1))
-    x = x.at[1:, 0].set(pole * jnp.asarray(_OF_POLE, x.dtype))
-    scale, x = lax.stop_gradient((scale, x))
-    search = jax.vmap(_search, in_axes=(0, None, None, None))
-    x, error, count = search(x, scale, fixed, max_iterations)
-    tolerance = float(jnp.finfo(tau.dtype).eps) ** (2 / 3)
-    first = jnp.where(error.min() < tolerance, error < tolerance, error == error.min())
-    x, count = x[first.argmax()], count.sum()
-    # One more step of Newton: it gives x the derivative of the implicit function.
-    jacobian = jax.jacfwd(_gap)(x, scale, fixed)
-    change = _linear(jacobian, _gap(x, scale, problem))
-    x = jnp.where(jnp.isfinite(change).all(), x - change, x)
-
-    rho = _right_side(x * scale, problem)
-    apart = jnp.abs(_right_side(_sums(rho, tau), problem) - rho).max()
-    size = jnp.abs(rho).max()
-    residual = lax.stop_gradient(apart / jnp.where(size > 0, size, 1.0))
-    residual = jnp.where(jnp.isfinite(residual), residual, jnp.inf)
-    return FixedPoint(rho.reshape(shape), residual, count, residual <= tolerance)
+    found = _solution(_Problem(tau, kept, known), max_iterations)
+    return found._replace(rho=found.rho.reshape(shape))

@@ -153,8 +153,8 @@ def theorem2_weights(
       of the residual is eps^(2/3) of the dtype. Gradients are those of the solution;
       they mean nothing where not converged.
     """
-    shape = np.shape(tau)
-    known, tau = inputs(constants, tau)
+    known, many = inputs(constants, tau)
+    shape, tau = np.shape(tau), many
     selected = np.ones(shape, bool) if selected is None else selected
     if np.shape(selected) != shape:
         found, wanted = list(np.shape(selected)), list(shape)

@@ -224,8 +224,8 @@ def printed_derivative(
     Returns:
       Like `rho`, without L².
     """
-    shape = np.shape(rho)
-    known, tau, rho = inputs(constants, tau, rho=rho)
+    known, tau, many = inputs(constants, tau, rho=rho)
+    shape, rho = np.shape(rho), many
     (A, B, C), X, Y, Z, W = _terms(rho, tau, known)
     variance, gamma = known.grad_variance[None], known.dissimilarity[None]
     linear = A * gamma * tau + C * tau**2

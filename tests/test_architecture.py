@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "theory": "types",
     "water_filling": "types",
     "bound_minimum": "theory types water_filling",
+    "fixed_point": "theory types",
     "metrics": "types",
     "optimizers": "types",
     "sources": "types",
@@ -77,11 +78,15 @@ MAY_IMPORT = {
     "axes": "config types validate",
     "lanes": "aggregate client devices engine experiment identity prepare types",
     "sweep_plots": "plot_style",
+    "theory_run": "report theory types",
+    "theory_plots": "plot_style theory",
+    "theory_report": "bound_minimum dms fixed_point report theory theory_plots theory_run "
+    "types",
     "sweep_report": "report sweep_plots",
     "sweeps": "aggregate axes config devices experiment identity lanes optimizers "
     "prepare progress report results sweep_report types validate",
     "memory": "devices engine experiment prepare",
-    "explain": "devices draw identity memory prepare replay schedule segments tasks "
+    "explain": "devices draw identity memory prepare replay segments tasks theory "
     "timeline types",
     "gantt": "explain segments tasks",
     "explain_text": "explain gantt",
@@ -93,8 +98,8 @@ MAY_IMPORT = {
     "compare_files": "plot_style report sweep_plots sweep_report",
     "compare": "axes compare_files config devices draw experiment prepare report "
     "runner timeline types",
-    "heterogeneity": "axes compare compare_files config plot_style report schedule "
-    "sweep_plots sweep_report sweeps types",
+    "heterogeneity": "axes compare compare_files config plot_style report sweep_plots "
+    "sweep_report sweeps theory types",
     "rider_study": "axes config plot_style report sweep_report sweeps",
     "reproduce": "axes config devices heterogeneity paper prepare report "
     "reproduce_files rider_study sensitivity sweeps types",

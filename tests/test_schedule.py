@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfl_jax import schedule
+from tsfl_jax import schedule, theory
 from tsfl_jax.types import UserError
 
 
@@ -31,8 +31,8 @@ def test_case1_and_case2():
         assert made.tau.dtype == made.size.dtype == np.int32
         assert made.tau.tolist() == [tau] * 3
         assert (made.size == 1024).all() and made.size.shape == (3, 20)
-        assert schedule.heterogeneity_degree(made.tau[0]) == degree
-        assert schedule.heterogeneity_degree(made.tau).tolist() == [degree] * 3
+        assert theory.heterogeneity_degree(made.tau[0]) == degree
+        assert theory.heterogeneity_degree(made.tau).tolist() == [degree] * 3
 
 
 def test_case3_has_the_moments_of_the_paper():
@@ -150,11 +150,6 @@ def test_dropout_only_takes_away():
     rate = away.sum() / (whole.tau > 0).sum()
     assert abs(rate - 0.3) < 0.025
     assert away.mean(0).min() > 0.15 and away.mean(1).max() < 0.9
-
-
-def test_heterogeneity_degree():
-    assert schedule.heterogeneity_degree(np.array([2, 4, 6])) == pytest.approx(8 / 3)
-    assert isinstance(schedule.heterogeneity_degree([1, 1]), float)
 
 
 def trace(tmp_path, text, encoding="utf-8"):

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from tsfl_jax import devices, draw, memory, replay, schedule, segments
+from tsfl_jax import devices, draw, memory, replay, segments, theory
 from tsfl_jax.identity import labels_of, settings_of
 from tsfl_jax.prepare import Prepared, chunk_of
 from tsfl_jax.tasks import Task, tasks_of
@@ -90,11 +90,9 @@ def work_of(prepared: Prepared) -> Work:
 
 def _degree(times: Schedule) -> float:
     if times.delivery is None:
-        return float(np.mean(schedule.heterogeneity_degree(times.tau)))
+        return float(np.mean(theory.heterogeneity_degree(times.tau)))
     # Of those who deliver: the others are still at work.
-    each = [
-        schedule.heterogeneity_degree(tau[tau > 0]) for tau in times.tau if any(tau)
-    ]
+    each = [theory.heterogeneity_degree(tau[tau > 0]) for tau in times.tau if any(tau)]
     return float(np.mean(each)) if each else 0.0
 
 

@@ -21,8 +21,8 @@ from tsfl_jax import (
     sweeps,
 )
 from tsfl_jax.config import Config
-from tsfl_jax.schedule import heterogeneity_degree
 from tsfl_jax.sweep_report import interval_of_mean, spread
+from tsfl_jax.theory import heterogeneity_degree
 from tsfl_jax.types import Dataset
 
 CONFIG = "mnist_case1"  # what is not said here

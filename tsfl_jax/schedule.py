@@ -117,21 +117,6 @@ def make_schedule(
     return Schedule(drawn.astype(np.int32), size.astype(np.int32))
 
 
-def heterogeneity_degree(tau: np.ndarray) -> float | np.ndarray:
-    """How unequal the clients' work is, δ = (1/N) Σ_i (τ_i − τ̄)².
-
-    Args:
-      tau: [N] or [T, N] local iterations.
-
-    Returns:
-      A float, or [T] float64. 2.25 in Case 1, 1.25 in Case 2.
-
-    Source: section V of the paper.
-    """
-    degree = np.var(np.asarray(tau, np.float64), axis=-1)
-    return float(degree) if degree.ndim == 0 else degree
-
-
 def _check(kind, num_intervals, num_clients, data_size, upload_above, dropout):
     if kind not in _KINDS:
         raise UserError(

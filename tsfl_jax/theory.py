@@ -2,12 +2,20 @@
 
 Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Analysis
 and Optimizations". Everything is written *as printed*; where the print is wrong, the
-docstring says so and docs/theory.md shows how to check it.
+docstring says so and docs/theory.md shows how to check it. Theorems 2 and 3 are solved
+in `fixed_point`; Corollary 1 is `dms.coupling`, and (7)–(9) are in `dms` too.
+
+All functions are pure and work under jit, vmap and grad, in float32 and float64. All
+raise `UserError` for a wrong shape and, except while tracing, a value out of its range.
 """
 
 from typing import NamedTuple
 
-from tsfl_jax.types import Array
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tsfl_jax.types import Array, UserError
 
 
 class BoundConstants(NamedTuple):
@@ -30,20 +38,258 @@ class Coefficients(NamedTuple):
     C: Array  # [] of τ_i²: η³L(H−1)G²
 
 
-def coefficients(constants: BoundConstants, most: Array) -> Coefficients:
+class Bound(NamedTuple):
+    """Theorem 1: the items of the bound, and whether it says anything."""
+
+    initial: Array  # [] ‖w⁰ − w*‖²/W
+    gradient: Array  # [] X/W
+    mini_batch: Array  # [] Y/W
+    data_distribution: Array  # [] Z/W
+    total: Array  # [] their sum
+    W: Array  # [] denominator
+    limit_holds: Array  # [] bool, ηL(1+θ) ≥ 1 and all ρ ≤ θ/N: Definition 1.3
+    valid: Array  # [] bool, W > 0 and limit_holds
+
+
+class GradientBound(NamedTuple):
+    """Theorem 4, as printed and as its proof gives it."""
+
+    printed: Array  # [] (12); inf where not valid
+    derived: Array  # [] the same over η²; inf where not valid
+    valid: Array  # [] bool, 0 < η < 2ε/(V²L)
+
+
+_RANGES = {  # of the constants: what is in range, and how to say it
+    "lr": (lambda x: x > 0, "0 < η < ∞"),
+    "smoothness": (lambda x: x > 0, "0 < L < ∞"),
+    "grad_sq_norm": (lambda x: x >= 0, "0 ≤ G² < ∞"),
+    "weight_limit": (lambda x: x >= 1, "1 ≤ θ < ∞, as ρ ≤ θ/N and Σρ = 1"),
+    "distance": (lambda x: x >= 0, "0 ≤ ‖w⁰ − w*‖² < ∞"),
+    "grad_variance": (lambda x: x >= 0, "0 ≤ σ_i² < ∞, one a client"),
+    "dissimilarity": (lambda x: x >= 0, "0 ≤ Γ_i < ∞, one a client"),
+}
+
+
+def _shape(name: str, value, expected: str) -> tuple:
+    try:
+        return np.shape(value)
+    except ValueError:  # ragged
+        raise UserError(f"{name} = {value!r}: expected {expected}") from None
+
+
+def _check(name: str, value, shape: tuple, valid, expected: str) -> None:
+    """Raises `UserError` for a wrong shape and, where it is known, a wrong value."""
+    found = _shape(name, value, expected)
+    if found != shape:
+        found, wanted = list(found), list(shape)
+        raise UserError(f"{name} has shape {found}: expected {wanted}, {expected}")
+    if not isinstance(value, jax.core.Tracer):
+        known = np.asarray(jax.device_get(value))  # explicit: transfer guards allow it
+        numbers = known.dtype.kind not in "OUSc"
+        good = (valid(known) & np.isfinite(known)) if numbers else np.zeros(shape, bool)
+        if not np.all(good):
+            at = np.unravel_index(np.argmin(good), shape)
+            place = f"[{', '.join(map(str, at))}]" if shape else ""
+            raise UserError(f"{name}{place} = {known[at]}: expected {expected}")
+
+
+def check_constants(constants: BoundConstants, num_clients: int | None) -> None:
+    """Raises `UserError` where a constant has a wrong shape or is out of its range.
+
+    Args:
+      constants: ranges and shapes as in `BoundConstants`, all finite.
+      num_clients: N; None: the two entries that are per client are not looked at.
+    """
+    for name, (valid, expected) in _RANGES.items():
+        shape = () if name not in ("grad_variance", "dissimilarity") else (num_clients,)
+        if shape != (None,):
+            value = getattr(constants, name)
+            _check(f"constants.{name}", value, shape, valid, expected)
+
+
+def inputs(constants: BoundConstants, tau: Array, **others: Array):
+    """Constants, τ and the others (named, like τ), checked and in one floating dtype.
+
+    Returns:
+      `BoundConstants` of JAX arrays, then τ and the others as ``[T, N]``.
+    """
+    expected = "finite local iterations ≥ 0, [N] or [T, N]"
+    shape = _shape("tau", tau, expected)
+    if len(shape) not in (1, 2) or 0 in shape:
+        raise UserError(f"tau has shape {list(shape)}: expected {expected}")
+    _check("tau", tau, shape, lambda x: x >= 0, expected)
+    for name, value in others.items():
+        _check(name, value, shape, np.isfinite, "finite numbers, as many as τ has")
+    check_constants(constants, shape[-1])
+    constants = BoundConstants(*map(jnp.asarray, constants))
+    arrays = [jnp.atleast_2d(jnp.asarray(x)) for x in (tau, *others.values())]
+    dtype = jnp.result_type(float, *constants, *arrays)
+    cast = [x.astype(dtype) for x in (*constants, *arrays)]
+    return BoundConstants(*cast[: len(constants)]), *cast[len(constants) :]
+
+
+def coefficients(
+    constants: BoundConstants, most: Array, repaired: bool = False
+) -> Coefficients:
     """A, B and C: equation (5).
 
     Args:
       constants: η, L, G², θ; the rest is not read.
-      most: H ``[]`` ≥ 1, most local iterations of any client in any interval.
+      most: H ``[]`` ≥ 0, most local iterations of any client in any interval.
+      repaired: A = 2ηL[ηL(1+θ) − 1] + 1, see `theorem1_bound`.
 
     Returns:
-      `Coefficients`. B ≤ 0 ≤ A wherever ηL(1+θ) ≥ 1, as Definition 1.3 demands.
+      `Coefficients`. B ≤ 0 ≤ A wherever ηL(1+θ) ≥ 1, as Definition 1.3 demands. C = 0
+      if H ≤ 1.
     """
+    check_constants(constants, None)
+    _check("most", most, (), lambda x: x >= 0, "0 ≤ H < ∞")
     eta, L, theta = constants.lr, constants.smoothness, constants.weight_limit
     excess = eta * L * (1 + theta) - 1
     return Coefficients(
-        A=eta * (2 * L * excess + eta),
+        A=2 * eta * L * excess + (1 if repaired else eta**2),
         B=-2 * eta * L * excess,
-        C=eta**3 * L * (most - 1) * constants.grad_sq_norm,
+        C=eta**3 * L * jnp.maximum(most - 1, 0) * constants.grad_sq_norm,
     )
+
+
+def _terms(rho, tau, known: BoundConstants, repaired: bool = False):
+    """Coefficients and X, Y, Z, W of equation (3)."""
+    factors = coefficients(known, tau.max(), repaired)
+    N, variance, gamma = tau.shape[1], known.grad_variance, known.dissimilarity
+    X = factors.C * (rho * tau**2).sum()
+    Y = known.lr**2 * N * (variance * (rho**2 * tau).sum(0)).sum()
+    Z = factors.A * (gamma * (rho * tau).sum(0)).sum()
+    return factors, X, Y, Z, 1 + factors.B * (rho * tau).sum()
+
+
+def theorem1_bound(
+    rho: Array, tau: Array, constants: BoundConstants, repaired: bool = False
+) -> Bound:
+    """(‖w⁰ − w*‖² + X + Y + Z)/W ≥ ‖w^T − w*‖² ≥ ‖∇F(w^T)‖²/L²: equations (2)–(3).
+
+    Steps of the printed proof that are wrong: (a) Young's inequality leaves V₂ with
+    Σρα‖w_i* − w*‖²; the next line, and with it Z and A, has η² in front of it. Units
+    tell: ηL has none, η² has. (b) V₁ needs F_i(w̄) − F_i(w_i,h) ≥ F_i(w_i,h) − F_i*,
+    but at h = 0 the left side is 0, as w̄ = w_i,h. (c) V₂ needs ⟨w − w_i*, ∇F_i(w)⟩ ≥ 0,
+    which a loss that is not convex need not satisfy. Because of (a) quadratic losses
+    violate the bound as printed. `repaired` mends (a) only.
+
+    Where ηL(1+θ) ≥ 1, as Definition 1.3 demands, B ≤ 0: W ≤ 1, and the bound is never
+    below the distance at the start. It tells how far w may go astray, not that it
+    arrives. With ρ ≥ 0 it then also grows with each single ρ_i^t.
+
+    >>> known = BoundConstants(0.1, 5.0, 2.0, 1.0, 3.0, jnp.ones(2), jnp.zeros(2))
+    >>> print(theorem1_bound(jnp.full(2, 0.5), jnp.array([1, 3]), known).total)
+    3.12
+
+    Args:
+      rho: ``[T, N]``, or ``[N]`` for one interval, finite; Σρ = 1 is not looked at.
+      tau: like `rho`, local iterations ≥ 0. H is the largest of all.
+      constants: what the bound takes as known.
+      repaired: Z with 1 for η², so that (a) is mended.
+
+    Returns:
+      `Bound`, floating. All items inf, with gradient 0, where W ≤ 0: there the bound is
+      void. Elsewhere they are what (2) says, whether or not `limit_holds`, which is
+      decided up to rounding.
+    """
+    known, tau, rho = inputs(constants, tau, rho=rho)
+    _, X, Y, Z, W = _terms(rho, tau, known, repaired)
+    slack = 1 + 8 * jnp.finfo(tau.dtype).eps
+    theta, N = known.weight_limit, tau.shape[1]
+    limit = jnp.all(rho <= slack * theta / N)
+    limit &= known.lr * known.smoothness * (1 + theta) * slack >= 1
+    positive = W > 0
+    divisor = jnp.where(positive, W, 1.0)  # another branch's 1/0 reaches gradients
+    parts = [jnp.where(positive, x / divisor, jnp.inf) for x in (known.distance, X)]
+    parts += [jnp.where(positive, x / divisor, jnp.inf) for x in (Y, Z)]
+    return Bound(*parts, sum(parts), W, limit, positive & limit)
+
+
+def printed_derivative(
+    rho: Array, tau: Array, constants: BoundConstants, sign: int = -1
+) -> jax.Array:
+    """W·2η²Nσ_i²ρ_i^tτ_i^t + sign·W·[AΓ_iτ_i^t + C(τ_i^t)²] − Bτ_i^t[‖w⁰−w*‖² + X+Y+Z].
+
+    The proof of Theorem 2 prints it, times L², with a minus as ∂g/∂ρ_i^t, where
+    g = L²·(the bound). X and Z have positive coefficients, so the sign is plus: with
+    `sign` = 1 this is W²·∂(bound)/∂ρ_i^t, so the print also lacks a factor 1/W², which
+    does not matter where it is 0. It is then ≥ 0 for all ρ ≥ 0 with W ≥ 0 ≥ B.
+
+    Args:
+      rho, tau, constants: as in `theorem1_bound`.
+      sign: −1 as printed, 1 as the calculus says.
+
+    Returns:
+      Like `rho`, without L².
+    """
+    known, tau, many = inputs(constants, tau, rho=rho)
+    shape, rho = np.shape(rho), many
+    (A, B, C), X, Y, Z, W = _terms(rho, tau, known)
+    variance, gamma = known.grad_variance[None], known.dissimilarity[None]
+    linear = A * gamma * tau + C * tau**2
+    square = 2 * known.lr**2 * tau.shape[1] * variance * rho * tau
+    slope = W * (square + sign * linear) - B * tau * (known.distance + X + Y + Z)
+    return slope.reshape(shape)
+
+
+def theorem4_bound(
+    num_intervals: int, gap, *, lr, smoothness, epsilon, dissimilarity_sq
+) -> GradientBound:
+    """(1/T) Σ_t ‖∇F(w^t)‖² ≤ 2[F(w⁰) − F(w*)]/{ηT(2ε − ηLV²)}: Theorem 4 (12).
+
+    The print has η above the line. Its own proof has η(ε − ηLV²/2) Σ‖∇F‖² ≤ F(w⁰) −
+    F(w*), so η belongs below it; units agree: ‖∇F‖² is loss²/weight², η is
+    weight²/loss. For η < 1 the print promises too much, by a factor of η². The proof
+    also takes every client's gradient at w̄, so it is strict for H = 1 only.
+
+    >>> print(theorem4_bound(10, 1.9, lr=0.1, smoothness=1.0, epsilon=1.0,
+    ...                      dissimilarity_sq=1.0).derived)
+    2.0
+
+    Args:
+      num_intervals: T ≥ 1.
+      gap: F(w⁰) − F(w*) ``[]`` ≥ 0.
+      lr, smoothness: η > 0 and L > 0.
+      epsilon: ε ``[]`` > 0, ∇F·E_i[∇F_i] ≥ ε‖∇F‖²: Assumption 2.2.
+      dissimilarity_sq: V² ``[]`` > 0, E_i‖∇F_i‖² ≤ V²‖∇F‖²: Definition 3.
+
+    Returns:
+      `GradientBound`, floating; inf, with gradient 0, where η ≥ 2ε/(V²L).
+    """
+    _check("num_intervals", num_intervals, (), lambda x: x >= 1, "1 ≤ T < ∞")
+    _check("gap", gap, (), lambda x: x >= 0, "0 ≤ F(w⁰) − F(w*) < ∞")
+    scalars = dict(lr=lr, smoothness=smoothness, epsilon=epsilon)
+    scalars["dissimilarity_sq"] = dissimilarity_sq
+    for name, value in scalars.items():
+        _check(name, value, (), lambda x: x > 0, "0 < x < ∞")
+    dtype = jnp.result_type(float, num_intervals, gap, *scalars.values())
+    T, gap = jnp.asarray(num_intervals, dtype), jnp.asarray(gap, dtype)
+    eta, L, eps, V2 = (jnp.asarray(x, dtype) for x in scalars.values())
+    below = 2 * eps - eta * L * V2
+    valid = (below > 0) & (eta > 0)
+    quotient = 2 * gap / (T * jnp.where(valid, below, 1.0))
+    return GradientBound(
+        jnp.where(valid, eta * quotient, jnp.inf),
+        jnp.where(valid, quotient / jnp.where(valid, eta, 1.0), jnp.inf),
+        valid,
+    )
+
+
+def heterogeneity_degree(tau: Array) -> float | Array:
+    """How unequal the clients' work is, δ = (1/N) Σ_i (τ_i − τ̄)²: section V.
+
+    JAX is not started for what is not a JAX array.
+
+    Args:
+      tau: ``[..., N]`` local iterations.
+
+    Returns:
+      ``[...]``, floating; of a JAX array a JAX array, else float64, and a float where
+      there is one N only. 2.25 in Case 1, 1.25 in Case 2.
+    """
+    if not isinstance(tau, jax.Array):
+        tau = np.asarray(tau, np.float64)
+    degree = tau.var(axis=-1)
+    return float(degree) if isinstance(degree, np.floating) else degree

@@ -18,6 +18,7 @@ import numpy as np
 
 from tsfl_jax import dms, report, theory, theory_plots
 from tsfl_jax.bound_minimum import bound_optimal_weights
+from tsfl_jax.fixed_point import theorem2_weights
 from tsfl_jax.theory_run import Run, constants, constants_of, read
 from tsfl_jax.types import UserError
 
@@ -72,7 +73,7 @@ def weights(run: Run) -> Weights:
             grad_sq_norm=square_norm,
             grad_variance=jnp.sum(share * variance),
         )
-        fixed = theory.theorem2_weights(tau, known)
+        fixed = theorem2_weights(tau, known, present)
         total = fixed.rho.sum()
         found = bound_optimal_weights(tau, known)
         rhos = {

@@ -80,8 +80,8 @@ MAY_IMPORT = {
     "sweep_plots": "plot_style",
     "theory_run": "report theory types",
     "theory_plots": "plot_style theory",
-    "theory_report": "bound_minimum dms fixed_point report theory theory_plots theory_run "
-    "types",
+    "theory_report": "bound_minimum dms fixed_point report theory theory_plots "
+    "theory_run types",
     "sweep_report": "report sweep_plots",
     "sweeps": "aggregate axes config devices experiment identity lanes optimizers "
     "prepare progress report results sweep_report types validate",

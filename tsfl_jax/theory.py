@@ -51,6 +51,15 @@ class Bound(NamedTuple):
     valid: Array  # [] bool, W > 0 and limit_holds
 
 
+class Terms(NamedTuple):
+    """What the bound of Theorem 1 is made of: (‖w⁰ − w*‖² + X + Y + Z)/W."""
+
+    X: Array  # [] gradient
+    Y: Array  # [] mini-batch
+    Z: Array  # [] data distribution
+    W: Array  # []
+
+
 class GradientBound(NamedTuple):
     """Theorem 4, as printed and as its proof gives it."""
 
@@ -161,6 +170,16 @@ def _terms(rho, tau, known: BoundConstants, repaired: bool = False):
     Y = known.lr**2 * N * (variance * (rho**2 * tau).sum(0)).sum()
     Z = factors.A * (gamma * (rho * tau).sum(0)).sum()
     return factors, X, Y, Z, 1 + factors.B * (rho * tau).sum()
+
+
+def theorem1_terms(rho: Array, tau: Array, constants: BoundConstants) -> Terms:
+    """X, Y, Z and W as they are, also where W ≤ 0: equation (3).
+
+    Args:
+      rho, tau, constants: as in `theorem1_bound`.
+    """
+    known, tau, rho = inputs(constants, tau, rho=rho)
+    return Terms(*_terms(rho, tau, known)[1:])
 
 
 def theorem1_bound(

@@ -1,25 +1,25 @@
-"""The bound's items over time, and weights against local iterations, as a figure."""
+"""The terms of Theorem 1 over time, and weights against local iterations."""
 
 import pathlib
 
 import numpy as np
 
 from tsfl_jax import plot_style
-from tsfl_jax.theory import Bound
+from tsfl_jax.theory import Bound, Terms
 
-_ITEMS = {  # field of Bound → label, colour, dashes, marker
-    "initial": ("initial", "#0072B2", "-", "o"),
-    "gradient": ("gradient", "#D55E00", "--", "s"),
-    "mini_batch": ("mini-batch", "#009E73", "-.", "^"),
-    "data_distribution": ("data distribution", "#CC79A7", ":", "D"),
-    "total": ("bound", "#000000", (0, (5, 1)), "v"),
+_TERMS = {  # field of Terms → label, colour, dashes, marker
+    "X": ("X, gradient", "#D55E00", "--", "s"),
+    "Y": ("Y, mini-batch", "#009E73", "-.", "^"),
+    "Z": ("Z, data distribution", "#CC79A7", ":", "D"),
 }
-_WEIGHTS = (("#0072B2", "o"), ("#D55E00", "s"), ("#CC79A7", "D"), ("#009E73", "^"))
+_WEIGHTS = (("#009E73", "^"), ("#0072B2", "o"), ("#D55E00", "s"), ("#CC79A7", "D"))
 
 
 def draw(
     interval: np.ndarray,
+    terms: Terms,
     bound: Bound,
+    distance: float,
     weights: dict[str, tuple[np.ndarray, np.ndarray]],
     path: pathlib.Path,
     title: str,
@@ -28,28 +28,33 @@ def draw(
 
     Args:
       interval: ``[T]``, from 1.
-      bound: of the intervals so far, each field ``[T]``; where it is void the figure
-        says so.
-      weights: label → (τ ``[T, N]``, ρ ``[T, N]``); drawn as the mean over all with
-        the same τ.
+      terms, bound: of the intervals so far, each field ``[T]``.
+      distance: ‖w⁰ − w*‖².
+      weights: four of label → (τ ``[T, N]``, ρ ``[T, N]``); drawn as the mean over
+        all with the same τ.
       path: without a suffix.
       title: above the figure.
     """
     figure, (left, right) = plot_style.figure_of(3.0, ncols=2)
-    void = ~(np.asarray(bound.W) > 0)
-    for name, (label, color, dashes, marker) in _ITEMS.items():
-        values = np.where(void, np.nan, np.asarray(getattr(bound, name), float))
+    void = ~(np.asarray(terms.W) > 0)
+    curves = {"‖w⁰ − w*‖²": (np.full(len(interval), distance), "#0072B2", "-", "o")}
+    for name, (label, *look) in _TERMS.items():
+        curves[label] = (np.asarray(getattr(terms, name), float), *look)
+    total = np.where(void, np.nan, np.asarray(bound.total, float))
+    curves["bound"] = (total, "#000000", (0, (5, 1)), "v")
+    for label, (values, color, dashes, marker) in curves.items():
         values = np.where(values > 0, values, np.nan)  # a logarithmic axis
         look = {"color": color, "linestyle": dashes, "marker": marker}
         plot_style.line(left, interval, values, look, label=label)
     if left.lines:
         left.set_yscale("log")
-        left.legend(frameon=False, fontsize="small", handlelength=3)
+        left.legend(frameon=False, fontsize="x-small", handlelength=3)
     if void.any():
         first = interval[void][0]
         left.axvspan(first - 0.5, interval[-1] + 0.5, color="#EEEEEE", zorder=0)
-        left.text(first, 0.02, " void: W ≤ 0", transform=left.get_xaxis_transform())
-    left.set_ylabel("item of Theorem 1's bound")
+        place = left.get_xaxis_transform()
+        left.text(first, 0.02, "W ≤ 0: no bound", fontsize="small", transform=place)
+    left.set_ylabel("terms of Theorem 1")
     plot_style.interval_axis(left, interval)
 
     for (label, (tau, rho)), (color, marker) in zip(

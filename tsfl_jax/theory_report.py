@@ -23,7 +23,7 @@ from tsfl_jax.theory_run import Run, constants, constants_of, read
 from tsfl_jax.types import UserError
 
 # Weights that are compared: label in tables and figures.
-RUN, COROLLARY, PRINTED, MINIMUM, EQUAL = (
+NAMES = RUN, COROLLARY, PRINTED, MINIMUM, EQUAL = (
     "this run",
     "Corollary 1",
     "Theorem 2 as printed",
@@ -32,15 +32,24 @@ RUN, COROLLARY, PRINTED, MINIMUM, EQUAL = (
 )
 
 
-def items(run: Run) -> theory.Bound:
-    """Theorem 1's bound after 1, 2, …, T' intervals, each field ``[T']``."""
+class Items(NamedTuple):
+    """After 1, 2, …, T' intervals of the run, each field of both ``[T']``."""
+
+    terms: theory.Terms
+    bound: theory.Bound
+
+
+def items(run: Run) -> Items:
+    """Theorem 1 after 1, 2, …, T' intervals, from w⁰."""
     known = constants_of(run)
     tau, rho = jnp.asarray(run.tau), jnp.asarray(run.rho)
 
     def until(last):
         past = (jnp.arange(len(tau)) <= last)[:, None]
         kept = jnp.where(past, rho, 0), jnp.where(past, tau, 0)
-        return theory.theorem1_bound(*kept, known)
+        return Items(
+            theory.theorem1_terms(*kept, known), theory.theorem1_bound(*kept, known)
+        )
 
     return jax.jit(jax.vmap(until))(jnp.arange(len(tau)))
 
@@ -48,11 +57,11 @@ def items(run: Run) -> theory.Bound:
 class Weights(NamedTuple):
     """Weights of every interval by name ``[T', N]``, and what became of them."""
 
-    rho: dict[str, np.ndarray]
+    rho: dict[str, np.ndarray]  # NaN where there are none
+    bound: dict[str, np.ndarray]  # [T'] the interval's own bound
     converged: np.ndarray  # [T'] bool, Theorem 2's fixed point was found
     valid: np.ndarray  # [T'] bool, the bound of the interval is not void
-    residual: np.ndarray  # [T'] KKT residual of the minimiser
-    bound: dict[str, np.ndarray]  # [T'] the interval's own bound
+    residual: np.ndarray  # [T'] KKT residual of the minimiser, inf where void
 
 
 def weights(run: Run) -> Weights:
@@ -76,22 +85,30 @@ def weights(run: Run) -> Weights:
         fixed = theorem2_weights(tau, known, present)
         total = fixed.rho.sum()
         found = bound_optimal_weights(tau, known)
-        rhos = {
+        rhos = {  # in the order of a table's columns
             RUN: rho,
             COROLLARY: dms.affine_weights(tau, present, slope, run.weight_limit),
             # No multiplier in the print, so its weights need not sum to 1.
             PRINTED: jnp.where(present & fixed.converged, fixed.rho / total, jnp.nan),
-            MINIMUM: found.rho,
+            MINIMUM: jnp.where(found.valid, found.rho, jnp.nan),
             EQUAL: share,
         }
-        bounds = {
-            name: theory.theorem1_bound(r, tau, known).total for name, r in rhos.items()
-        }
-        return rhos, fixed.converged, found.valid, found.kkt_residual, bounds
+        rhos = jnp.stack([rhos[name] for name in NAMES])
+        finite = jnp.where(jnp.isfinite(rhos), rhos, 0.0)
+        bounds = jax.vmap(lambda r: theory.theorem1_bound(r, tau, known).total)(finite)
+        bounds = jnp.where(jnp.isfinite(rhos).all(1), bounds, jnp.nan)
+        return rhos, bounds, fixed.converged, found.valid, found.kkt_residual
 
     columns = [run.tau, run.rho, run.smoothness, run.grad_sq_norm, run.grad_square]
     columns += [run.variance, run.dissimilarity]
-    return Weights(*jax.device_get(jax.jit(jax.vmap(one))(*map(jnp.asarray, columns))))
+    rhos, bounds, *rest = jax.device_get(
+        jax.jit(jax.vmap(one))(*map(jnp.asarray, columns))
+    )
+    return Weights(
+        {name: rhos[:, i] for i, name in enumerate(NAMES)},
+        {name: bounds[:, i] for i, name in enumerate(NAMES)},
+        *rest,
+    )
 
 
 def by_tau(run: Run, found: Weights) -> list[dict[str, str]]:
@@ -119,6 +136,7 @@ def bound_row(found: Weights) -> dict[str, str]:
 
 
 def _text(run: Run, found: Weights, bound: theory.Bound) -> str:
+    """What stands above the table."""
     known = constants_of(run)
     scalars = {
         "η": run.lr,
@@ -149,30 +167,44 @@ def _largest(values: np.ndarray) -> float:
     return float(np.max(values[np.isfinite(values)], initial=0.0))
 
 
-def item_rows(run: Run, bound: theory.Bound) -> list[dict[str, Any]]:
-    """The items after each interval, as in theory_items.csv."""
-    columns = {"interval": run.interval} | {
-        name: np.asarray(value) for name, value in bound._asdict().items()
-    }
+def item_rows(run: Run, found: Items) -> list[dict[str, Any]]:
+    """Terms and items after each interval, as in theory_items.csv."""
+    columns = found.terms._asdict() | found.bound._asdict()
+    columns = {"interval": run.interval} | columns
     return [
         {name: values[t].item() for name, values in columns.items()}
         for t in range(len(run.interval))
     ]
 
 
-def write(workdir: pathlib.Path, out: pathlib.Path) -> list[pathlib.Path]:
-    """Writes theory.md and .csv, theory_items.csv, theory.png and .pdf."""
+def write(
+    workdir: pathlib.Path, out: pathlib.Path, weight_limit: float | None = None
+) -> list[pathlib.Path]:
+    """Writes theory.md and .csv, theory_items.csv, theory.png and .pdf.
+
+    Args:
+      workdir: folder of the run.
+      out: where to.
+      weight_limit: θ ≥ 1 to judge by; None: the run's own, N if it had none.
+    """
     run = read(workdir)
-    found, bound = weights(run), jax.device_get(items(run))
+    if weight_limit is not None:
+        if not 1 <= weight_limit < np.inf:
+            raise UserError(f"--weight_limit={weight_limit}: expected 1 ≤ θ < ∞")
+        run = run._replace(weight_limit=weight_limit)
+    found, after = weights(run), jax.device_get(items(run))
     rows = [*by_tau(run, found), bound_row(found)]
-    paths = report.write_table(out, "theory", rows, _text(run, found, bound))
+    paths = report.write_table(out, "theory", rows, _text(run, found, after.bound))
     items_path = out / "theory_items.csv"
-    report.write_csv(items_path, item_rows(run, bound))
+    report.write_csv(items_path, item_rows(run, after))
+    distance = float(constants_of(run).distance)
     curves = {name: (run.tau, rho) for name, rho in found.rho.items() if name != EQUAL}
     return [
         *paths,
         items_path,
-        *theory_plots.draw(run.interval, bound, curves, out / "theory", run.about),
+        *theory_plots.draw(
+            run.interval, *after, distance, curves, out / "theory", run.about
+        ),
     ]
 
 
@@ -182,10 +214,11 @@ def main(arguments: list[str]) -> None:
         prog="python -m tsfl_jax.theory_report", description=__doc__.splitlines()[0]
     )
     parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished run")
+    parser.add_argument("--weight_limit", type=float, help="θ; the run's own, or N")
     parser.add_argument("--out", type=pathlib.Path, help="where to write; the workdir")
     given = parser.parse_args(arguments)
     out = report.prepare_workdir(given.out or given.workdir)
-    for path in write(given.workdir, out):
+    for path in write(given.workdir, out, given.weight_limit):
         print(path)
     print((out / "theory.md").read_text())
 

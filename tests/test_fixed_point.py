@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsfl_jax import dms, fixed_point, theory
-from tsfl_jax.theory import BoundConstants
+from tsfl_jax.bound_constants import BoundConstants
 from tsfl_jax.types import UserError
 
 DTYPES = (np.float32, np.float64)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsfl_jax import theory
-from tsfl_jax.theory import BoundConstants
+from tsfl_jax.bound_constants import BoundConstants
 from tsfl_jax.types import UserError
 
 DTYPES = (np.float32, np.float64)

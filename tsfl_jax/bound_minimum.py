@@ -27,8 +27,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tsfl_jax.theory import BoundConstants, coefficients
-from tsfl_jax.types import Array, UserError
+from tsfl_jax.bound_constants import BoundConstants, check, inputs, shape_of
+from tsfl_jax.theory import coefficients
+from tsfl_jax.types import Array
 from tsfl_jax.water_filling import fill
 
 MOST_ITERATIONS = 50  # a handful suffices; a guard against rounding that cycles
@@ -59,54 +60,15 @@ class _Problem(NamedTuple):
     scale: jax.Array  # [], power of two
 
 
-_EXPECTED = {
-    "lr": "0 < η < ∞",
-    "smoothness": "0 < L < ∞",
-    "grad_sq_norm": "0 ≤ G² < ∞",
-    "weight_limit": "1 ≤ θ < ∞; without a limit, give θ = N",
-    "distance": "0 ≤ ‖w⁰ − w*‖² < ∞",
-    "grad_variance": "0 ≤ σ_i² < ∞ for each of the N clients",
-    "dissimilarity": "0 ≤ Γ_i < ∞ for each of the N clients",
-}
-
-
-def _array(name: str, value, shape, expected: str, least=-np.inf) -> jax.Array:
-    """`value` as an array, after a look at its shape and, if known, its values."""
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{name} = {value!r}: expected {expected}") from None
-    if shape is not None and array.shape != shape:
-        found, wanted = list(array.shape), list(shape)
-        raise UserError(f"{name} has shape {found}: expected {wanted}, {expected}")
-    if not isinstance(array, jax.core.Tracer):
-        known = np.asarray(jax.device_get(array))  # explicit: transfer guards allow it
-        good = (known >= least) & (known < np.inf)
-        if not good.all():
-            where = np.unravel_index(np.argmin(good), known.shape)
-            at = name + "".join(f"[{i}]" for i in where)
-            raise UserError(f"{at} = {known[where]}: expected {expected}")
-    return array
-
-
-def _inputs(tau, constants: BoundConstants, present):
-    """τ and the constants in one dtype, and who is present; all checked."""
-    expected = "[T, N] or [N] finite local iterations ≥ 0 (0 = absent)"
-    tau = _array("tau", tau, None, expected, 0)
-    if tau.ndim not in (1, 2) or tau.size == 0:
-        raise UserError(f"tau has shape {list(tau.shape)}: expected {expected}")
-    above = np.finfo(np.float64).tiny
-    least = {"lr": above, "smoothness": above, "weight_limit": 1}
-    known = {}
-    for name, expected in _EXPECTED.items():
-        shape = tau.shape[-1:] if expected.endswith("clients") else ()
-        value = getattr(constants, name)
-        known[name] = _array(name, value, shape, expected, least.get(name, 0))
-    dtype = jnp.result_type(float, tau, *known.values())
-    constants = BoundConstants(**{k: v.astype(dtype) for k, v in known.items()})
-    present = tau >= 0 if present is None else present
-    present = _array("present", present, tau.shape, "booleans, like tau").astype(bool)
-    return tau.astype(dtype), constants, present
+def _inputs(tau, constants: BoundConstants, present, **others):
+    """Constants, τ and the others ``[T, N]`` in one dtype, and who is present."""
+    constants, tau_2d, *others = inputs(constants, tau, **others)
+    if present is None:
+        return constants, tau_2d, jnp.ones(tau_2d.shape, bool), *others
+    expected = "booleans, like tau"
+    check("present", present, shape_of("tau", tau, expected), np.isfinite, expected)
+    present = jnp.atleast_2d(jnp.asarray(present)).astype(bool)
+    return constants, tau_2d, present, *others
 
 
 def _problem(tau, constants: BoundConstants, present) -> _Problem:
@@ -265,11 +227,8 @@ def kkt_residual(rho, tau, constants: BoundConstants, present=None) -> jax.Array
       does not matter as Σρ = 1). Of feasibility: |Σρ − 1|, and ρ beyond its limits.
       inf where W(ρ) ≤ 0.
     """
-    tau, constants, present = _inputs(tau, constants, present)
-    rho = _array("rho", rho, tau.shape, "finite weights, like tau")
-    rows = (-1, tau.shape[-1])
-    rho = rho.astype(tau.dtype).reshape(rows)
-    return _certify(rho, tau.reshape(rows), constants, present.reshape(rows))
+    constants, tau, present, rho = _inputs(tau, constants, present, rho=rho)
+    return _certify(rho, tau, constants, present)
 
 
 def bound_optimal_weights(tau, constants: BoundConstants, present=None) -> Minimum:
@@ -292,7 +251,6 @@ def bound_optimal_weights(tau, constants: BoundConstants, present=None) -> Minim
       the only choice, 1/M each. If W ≤ 0 whatever the weights, the bound is void:
       `valid` False, `value` inf, ρ = 1/M for each of the M present.
     """
-    tau, constants, present = _inputs(tau, constants, present)
-    rows = (-1, tau.shape[-1])
-    found = _minimise(tau.reshape(rows), constants, present.reshape(rows))
-    return found._replace(rho=found.rho.reshape(tau.shape))
+    known, tau_2d, present = _inputs(tau, constants, present)
+    found = _minimise(tau_2d, known, present)
+    return found._replace(rho=found.rho.reshape(jnp.shape(tau)))

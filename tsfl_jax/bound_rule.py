@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from tsfl_jax.aggregate import Situation, Weights, weights_of
+from tsfl_jax.bound_constants import BoundConstants
 from tsfl_jax.bound_minimum import bound_optimal_weights
-from tsfl_jax.theory import BoundConstants
 from tsfl_jax.types import HParams
 
 

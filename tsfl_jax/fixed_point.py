@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tsfl_jax.theory import BoundConstants, coefficients, inputs
+from tsfl_jax.bound_constants import BoundConstants, inputs
+from tsfl_jax.theory import coefficients
 from tsfl_jax.types import Array, UserError
 
 # Starts of the search, Σρτ in units of its value where W = 0.

@@ -15,19 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax.types import Array, UserError
-
-
-class BoundConstants(NamedTuple):
-    """What the bound of Theorem 1 takes as known."""
-
-    lr: Array  # [] η > 0
-    smoothness: Array  # [] L > 0
-    grad_sq_norm: Array  # [] G² ≥ 0, bound on E‖g‖²
-    weight_limit: Array  # [] θ ≥ 1, ρ_i ≤ θ/N
-    distance: Array  # [] ‖w⁰ − w*‖² ≥ 0
-    grad_variance: Array  # [N] σ_i² ≥ 0, of a mini-batch gradient
-    dissimilarity: Array  # [N] Γ_i = ‖w* − w_i*‖² ≥ 0
+from tsfl_jax.bound_constants import BoundConstants, check, check_constants, inputs
+from tsfl_jax.types import Array
 
 
 class Coefficients(NamedTuple):
@@ -68,75 +57,6 @@ class GradientBound(NamedTuple):
     valid: Array  # [] bool, 0 < η < 2ε/(V²L)
 
 
-_RANGES = {  # of the constants: what is in range, and how to say it
-    "lr": (lambda x: x > 0, "0 < η < ∞"),
-    "smoothness": (lambda x: x > 0, "0 < L < ∞"),
-    "grad_sq_norm": (lambda x: x >= 0, "0 ≤ G² < ∞"),
-    "weight_limit": (lambda x: x >= 1, "1 ≤ θ < ∞, as ρ ≤ θ/N and Σρ = 1"),
-    "distance": (lambda x: x >= 0, "0 ≤ ‖w⁰ − w*‖² < ∞"),
-    "grad_variance": (lambda x: x >= 0, "0 ≤ σ_i² < ∞, one a client"),
-    "dissimilarity": (lambda x: x >= 0, "0 ≤ Γ_i < ∞, one a client"),
-}
-
-
-def _shape(name: str, value, expected: str) -> tuple:
-    try:
-        return np.shape(value)
-    except ValueError:  # ragged
-        raise UserError(f"{name} = {value!r}: expected {expected}") from None
-
-
-def _check(name: str, value, shape: tuple, valid, expected: str) -> None:
-    """Raises `UserError` for a wrong shape and, where it is known, a wrong value."""
-    found = _shape(name, value, expected)
-    if found != shape:
-        found, wanted = list(found), list(shape)
-        raise UserError(f"{name} has shape {found}: expected {wanted}, {expected}")
-    if not isinstance(value, jax.core.Tracer):
-        known = np.asarray(jax.device_get(value))  # explicit: transfer guards allow it
-        numbers = known.dtype.kind not in "OUSc"
-        good = (valid(known) & np.isfinite(known)) if numbers else np.zeros(shape, bool)
-        if not np.all(good):
-            at = np.unravel_index(np.argmin(good), shape)
-            place = f"[{', '.join(map(str, at))}]" if shape else ""
-            raise UserError(f"{name}{place} = {known[at]}: expected {expected}")
-
-
-def check_constants(constants: BoundConstants, num_clients: int | None) -> None:
-    """Raises `UserError` where a constant has a wrong shape or is out of its range.
-
-    Args:
-      constants: ranges and shapes as in `BoundConstants`, all finite.
-      num_clients: N; None: the two entries that are per client are not looked at.
-    """
-    for name, (valid, expected) in _RANGES.items():
-        shape = () if name not in ("grad_variance", "dissimilarity") else (num_clients,)
-        if shape != (None,):
-            value = getattr(constants, name)
-            _check(f"constants.{name}", value, shape, valid, expected)
-
-
-def inputs(constants: BoundConstants, tau: Array, **others: Array):
-    """Constants, τ and the others (named, like τ), checked and in one floating dtype.
-
-    Returns:
-      `BoundConstants` of JAX arrays, then τ and the others as ``[T, N]``.
-    """
-    expected = "finite local iterations ≥ 0, [N] or [T, N]"
-    shape = _shape("tau", tau, expected)
-    if len(shape) not in (1, 2) or 0 in shape:
-        raise UserError(f"tau has shape {list(shape)}: expected {expected}")
-    _check("tau", tau, shape, lambda x: x >= 0, expected)
-    for name, value in others.items():
-        _check(name, value, shape, np.isfinite, "finite numbers, as many as τ has")
-    check_constants(constants, shape[-1])
-    constants = BoundConstants(*map(jnp.asarray, constants))
-    arrays = [jnp.atleast_2d(jnp.asarray(x)) for x in (tau, *others.values())]
-    dtype = jnp.result_type(float, *constants, *arrays)
-    cast = [x.astype(dtype) for x in (*constants, *arrays)]
-    return BoundConstants(*cast[: len(constants)]), *cast[len(constants) :]
-
-
 def coefficients(
     constants: BoundConstants, most: Array, repaired: bool = False
 ) -> Coefficients:
@@ -152,7 +72,7 @@ def coefficients(
       if H ≤ 1.
     """
     check_constants(constants, None)
-    _check("most", most, (), lambda x: x >= 0, "0 ≤ H < ∞")
+    check("most", most, (), lambda x: x >= 0, "0 ≤ H < ∞")
     eta, L, theta = constants.lr, constants.smoothness, constants.weight_limit
     excess = eta * L * (1 + theta) - 1
     return Coefficients(
@@ -277,12 +197,12 @@ def theorem4_bound(
     Returns:
       `GradientBound`, floating; inf, with gradient 0, where η ≥ 2ε/(V²L).
     """
-    _check("num_intervals", num_intervals, (), lambda x: x >= 1, "1 ≤ T < ∞")
-    _check("gap", gap, (), lambda x: x >= 0, "0 ≤ F(w⁰) − F(w*) < ∞")
+    check("num_intervals", num_intervals, (), lambda x: x >= 1, "1 ≤ T < ∞")
+    check("gap", gap, (), lambda x: x >= 0, "0 ≤ F(w⁰) − F(w*) < ∞")
     scalars = dict(lr=lr, smoothness=smoothness, epsilon=epsilon)
     scalars["dissimilarity_sq"] = dissimilarity_sq
     for name, value in scalars.items():
-        _check(name, value, (), lambda x: x > 0, "0 < x < ∞")
+        check(name, value, (), lambda x: x > 0, "0 < x < ∞")
     dtype = jnp.result_type(float, num_intervals, gap, *scalars.values())
     T, gap = jnp.asarray(num_intervals, dtype), jnp.asarray(gap, dtype)
     eta, L, eps, V2 = (jnp.asarray(x, dtype) for x in scalars.values())

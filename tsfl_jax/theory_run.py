@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import report
-from tsfl_jax.theory import BoundConstants
+from tsfl_jax.bound_constants import BoundConstants
 from tsfl_jax.types import UserError
 
 

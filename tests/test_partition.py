@@ -210,6 +210,16 @@ def test_the_beginning_of_a_row_is_a_fair_sample(kind):
         assert np.abs(whole - begin).max() < 0.097
 
 
+def test_a_label_for_each_client():
+    labels = np.random.default_rng(0).permutation(np.repeat([2, 5, 7], 30))
+    part = split(labels, [30, 10, 30], "label")
+    held = [set(labels[row].tolist()) for row in rows(part)]
+    assert held == [{2}, {5}, {7}]
+    assert [len(set(row.tolist())) for row in rows(part)] == [30, 10, 30]
+    assert part.notes == ()
+    np.testing.assert_array_equal(part.indices[1], np.resize(part.indices[1, :10], 30))
+
+
 def test_sharing_uses_samples_equally_often():
     labels = np.arange(100) % 4
     part = split(labels, [30] * 10, "iid", replacement=True)
@@ -239,6 +249,8 @@ def test_many_clients_are_quick(kind):
         ([1], {"kind": "shards", "classes_per_client": 3}, r"=3: .* 2 classes"),
         ([1], {"kind": "shards", "classes_per_client": 0}, "=0: .*expected 1..2"),
         ([1], {"kind": "dirichelt"}, "did you mean 'dirichlet"),
+        ([1], {"kind": "label"}, r"2 classes and --config.num_clients=1"),
+        ([1, 6], {"kind": "label"}, "client 1 needs 6 samples of class 1, .* only 5"),
     ],
 )
 def test_wrong_settings(capacity, options, message):

@@ -10,7 +10,14 @@ from tsfl_jax.types import UserError
 
 
 def _workdir(
-    folder, intervals=12, clients=5, *, accuracy=None, algorithm="dms", seed=0
+    folder,
+    intervals=12,
+    clients=5,
+    *,
+    accuracy=None,
+    evaluated=True,
+    algorithm="dms",
+    seed=0,
 ):
     rng = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -20,7 +27,7 @@ def _workdir(
         {
             "interval": int(n),
             "test_accuracy": a,
-            "test_loss": float(2 / n),
+            "test_loss": float(2 / n) if evaluated else np.nan,
             "train_loss": float(2.1 / n),
         }
         for n, a in zip(t, accuracy, strict=True)
@@ -96,16 +103,24 @@ def test_curves_bridge_missing_values_and_a_cut_last_line(tmp_path, monkeypatch)
 
 
 def test_a_run_without_evaluation_says_so(tmp_path):
-    path = plots.curves(_workdir(tmp_path, accuracy=np.nan))
+    path = plots.curves(_workdir(tmp_path, accuracy=np.nan, evaluated=False))
     assert path.stat().st_size > 1000
 
 
 def test_a_run_without_evaluation_has_no_curve(tmp_path, monkeypatch):
     figures = _captured(monkeypatch)
-    plots.curves(_workdir(tmp_path, accuracy=np.nan))
+    plots.curves(_workdir(tmp_path, accuracy=np.nan, evaluated=False))
     left, _ = figures[0].axes
     assert [text.get_text() for text in left.texts] == ["not evaluated"]
     assert not left.lines
+
+
+def test_a_regression_has_losses_alone(tmp_path, monkeypatch):
+    figures = _captured(monkeypatch)
+    plots.curves(_workdir(tmp_path, accuracy=np.nan))
+    (axes,) = figures[0].axes
+    assert axes.get_ylabel() == "loss"
+    assert len(axes.lines) == 2
 
 
 def test_the_title_falls_back_on_the_config(tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def scaled(samples: Samples, x: Array) -> Array:
 
 
 def batch_loss(model: Model, variables: Params, x, y, mask, key) -> tuple:
-    """Mean cross-entropy over the valid rows of a batch, with the new variables.
+    """Mean of the model's loss over the valid rows of a batch, and the new variables.
 
     Args:
       variables: Flax variables.
@@ -72,8 +72,8 @@ def batch_loss(model: Model, variables: Params, x, y, mask, key) -> tuple:
     Returns:
       loss, (new variables, sum of the sample losses).
     """
-    logits, changed = model.train(variables, x, mask, key)
-    total = jnp.sum(jnp.where(mask, metrics.cross_entropy(logits, y), 0.0))
+    outputs, changed = model.train(variables, x, mask, key)
+    total = jnp.sum(jnp.where(mask, model.loss(outputs, y), 0.0))
     return total / jnp.maximum(mask.sum(), 1), (changed, total)
 
 

@@ -102,6 +102,10 @@ def _outcome(label: str, results: list[tuple[runner.Result, dict]]) -> Outcome:
     for result, _ in results:
         accuracy = result.history["test_accuracy"]
         measured = ~np.isnan(accuracy)
+        if not measured.any():
+            raise UserError(
+                f"{label}: no test accuracy was measured, and that is what is compared"
+            )
         seconds = result.history["virtual_time"]
         curves.append((seconds[measured], accuracy[measured]))
     facts = [facts for _, facts in results]

@@ -46,10 +46,11 @@ DATA_NAMES = (
     "svhn_cropped",
     "npz",
     "synthetic",
+    "quadratic",
 )
-PARTITIONS = ("iid", "dirichlet", "shards")
+PARTITIONS = ("iid", "dirichlet", "shards", "label")
 SCHEDULES = ("case1", "case2", "case3", "explicit", "distribution", "trace")
-MODELS = ("mlp", "mnist_cnn", "fashion_cnn", "vgg11", "resnet18")
+MODELS = ("mlp", "mnist_cnn", "fashion_cnn", "vgg11", "resnet18", "quadratic")
 NORMS = ("none", "group", "batch")
 ITERATIONS = ("pass", "step")
 NORMALIZATIONS = ("unit", "standard")
@@ -66,10 +67,22 @@ class DataConfig:
     file: str = ""  # name="npz": file with x_train, y_train, x_test, y_test
     download: bool = True  # fetch and prepare a missing TFDS data set
     normalize: str = "unit"  # unit: to [0, 1]; standard: zero mean, unit variance
-    shape: tuple[int, ...] = (28, 28, 1)  # name="synthetic": shape of one sample
+    # name="synthetic": shape of one sample; "quadratic": (d,)
+    shape: tuple[int, ...] = (28, 28, 1)
     num_classes: int = 10  # name="synthetic"
     train_size: int = 0  # use that many training samples; 0 = all (synthetic: 4096)
     test_size: int = 0  # use that many test samples; 0 = all (synthetic: 1024)
+
+
+@dataclasses.dataclass
+class QuadraticConfig:
+    """data.name="quadratic": every client its own quadratic, all constants known."""
+
+    smoothness: float = 1.0  # L, the largest eigenvalue
+    convexity: float = 1.0  # the smallest eigenvalue, <= L
+    grad_variance: str = "constant(1)"  # groups; σ_i² of a mini-batch gradient
+    dissimilarity: str = "constant(1)"  # groups; Γ_i = ‖w* − w_i*‖²
+    distance: float = 1.0  # ‖w⁰ − w*‖²
 
 
 @dataclasses.dataclass
@@ -178,6 +191,7 @@ class Config:
     convolution: str = "auto"  # one of CONVOLUTIONS
     compile_cache: str = "auto"  # folder of compiled programs; auto: ~/.cache; or off
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    quadratic: QuadraticConfig = dataclasses.field(default_factory=QuadraticConfig)
     partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
     schedule: ScheduleConfig = dataclasses.field(default_factory=ScheduleConfig)
     timeline: TimelineConfig = dataclasses.field(default_factory=TimelineConfig)

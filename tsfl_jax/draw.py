@@ -10,7 +10,8 @@ from tsfl_jax.types import Schedule
 _SCHEDULE, _FLEET, _RIDERS = 1, 2, 3
 
 
-def _groups(text: str) -> tuple[str, ...]:
+def groups(text: str) -> tuple[str, ...]:
+    """The parts of "constant(1); constant(2)", one for each group of clients."""
     return tuple(part.strip() for part in text.split(";") if part.strip())
 
 
@@ -43,8 +44,8 @@ def _by_cases(config: Config) -> Schedule:
         num_clients=config.num_clients,
         data_size=s.data_size,
         tau=tuple(s.tau),
-        tau_groups=_groups(s.tau_groups),
-        size_groups=_groups(s.size_groups),
+        tau_groups=groups(s.tau_groups),
+        size_groups=groups(s.size_groups),
         trace=s.trace,
         upload_above=s.upload_above,
         dropout=s.dropout,
@@ -63,7 +64,7 @@ def sizes_of(config: Config) -> np.ndarray:
         num_clients=config.num_clients,
         data_size=s.data_size,
         tau_groups=("constant(1)",),
-        size_groups=_groups(s.size_groups),
+        size_groups=groups(s.size_groups),
         rng=np.random.default_rng([config.seed, _SCHEDULE]),
     ).size[0]
 
@@ -74,10 +75,10 @@ def fleet_of(config: Config, size: np.ndarray) -> fleet.Fleet:
     return fleet.draw_fleet(
         config.num_clients,
         size,
-        speed=_groups(t.speed),
+        speed=groups(t.speed),
         jitter=t.jitter,
-        download=_groups(t.download),
-        upload=_groups(t.upload),
+        download=groups(t.download),
+        upload=groups(t.upload),
         dropout=config.schedule.dropout,
         speeds_file=t.speeds,
         availability_file=t.availability,

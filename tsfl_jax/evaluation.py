@@ -42,13 +42,18 @@ def make_test_set(x: np.ndarray, y: np.ndarray, num_devices: int = 1) -> TestSet
 def evaluate(
     model: Model, variables: Params, samples: Samples, test: TestSet, total: Total
 ) -> tuple[Array, Array]:
-    """(accuracy in [0, 1], mean cross-entropy in nats) on the whole test set."""
+    """(accuracy in [0, 1], mean loss) on the whole test set.
+
+    The accuracy of a model that does not classify is NaN.
+    """
 
     def batch(item):
         x, y, mask = item
-        logits = model.predict(variables, scaled(samples, x))
-        right = jnp.where(mask, metrics.correct(logits, y), False)
-        loss = jnp.where(mask, metrics.cross_entropy(logits, y), 0.0)
+        outputs = model.predict(variables, scaled(samples, x))
+        loss = jnp.where(mask, model.loss(outputs, y), 0.0)
+        if not model.classifies:
+            return jnp.float32(jnp.nan), loss.sum()
+        right = jnp.where(mask, metrics.correct(outputs, y), False)
         return right.sum(), loss.sum()
 
     right, loss = lax.map(batch, tuple(test))

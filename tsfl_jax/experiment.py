@@ -12,11 +12,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tsfl_jax import client as local
-from tsfl_jax import compile_cache, devices, engine, evaluation, optimizers
+from tsfl_jax import compile_cache, devices, engine, evaluation, optimizers, quadratic
 from tsfl_jax.aggregate import Aggregator
 from tsfl_jax.config import Config
 from tsfl_jax.identity import identity_of, labels_of
-from tsfl_jax.prepare import Prepared, chunk_of, counts_of, evaluated, prepare
+from tsfl_jax.prepare import (
+    Prepared,
+    chunk_of,
+    counts_of,
+    curvature_of,
+    evaluated,
+    prepare,
+)
 from tsfl_jax.types import Dataset, HParams, PRNGKey, Schedule, UserError
 from tsfl_jax.validate import validate
 
@@ -51,7 +58,9 @@ def start_jax(config: Config) -> Mesh:
 
 
 def check_output(model, params, problem: engine.Problem, num_classes: int) -> None:
-    """Raises UserError unless the network has one logit for each class."""
+    """Raises UserError unless a network that classifies has a logit for each class."""
+    if not model.classifies:
+        return
 
     def predict(params, samples):
         return model.predict(params, local.scaled(samples, samples.x[:1]))
@@ -157,6 +166,36 @@ def make_start(prepared: Prepared, samples: local.Samples) -> engine.State:
         return engine.init_state(prepared.model, prepared.rule, key, x, counts, places)
 
     return jax.jit(start)(keys_of(prepared)[0], samples)
+
+
+def exact_of(prepared: Prepared) -> quadratic.Exact:
+    """The true constants of quadratic data, with w⁰ = 0, as these clients hold them.
+
+    Raises:
+      UserError: another model, or clients that hold more samples now and then.
+    """
+    dataset, times = prepared.dataset, prepared.times
+    if prepared.model_name != "quadratic":
+        raise UserError(
+            f"model {prepared.model_name!r}: exact constants are known of "
+            "--config.model.name=quadratic only"
+        )
+    client = slice(None) if times.delivery is None else times.delivery.client
+    sizes = prepared.dealt.capacity
+    if ((times.size != sizes[client]) & (times.tau > 0)).any():
+        raise UserError(
+            "the clients' data sizes vary in time, so that there are no exact "
+            "constants; use another --config.schedule.kind or size_groups"
+        )
+    curvature = curvature_of(prepared.config, dataset.x_train.shape[1:])
+    return quadratic.exact(
+        dataset.x_train,
+        prepared.dealt.indices,
+        sizes,
+        curvature,
+        prepared.config.batch_size,
+        np.zeros(len(curvature)),
+    )
 
 
 def build(

@@ -39,6 +39,8 @@ def identity_of(prepared: Prepared) -> dict:
     """What a checkpoint must agree on: all settings that can change a result."""
     settings = settings_of(prepared)
     kept = {k: v for k, v in settings.items() if k not in WITHOUT_EFFECT}
+    if prepared.config.data.name != "quadratic":  # runs of before know none of these
+        kept = {k: v for k, v in kept.items() if not k.startswith("quadratic.")}
     names = ("own model", "own optimizer", "own rule")
     own = dict(zip(names, prepared.own, strict=True))
     return kept | prepared.fingerprints | own

@@ -70,9 +70,9 @@ class Inputs(NamedTuple):
 class History(NamedTuple):
     """What interval t reports; NaN where it does not apply or was not measured."""
 
-    test_accuracy: Array  # in [0, 1]
-    test_loss: Array  # nats
-    train_loss: Array  # nats, mean over all samples trained on in the interval
+    test_accuracy: Array  # in [0, 1]; NaN where the model does not classify
+    test_loss: Array  # in nats, or the model's own unit
+    train_loss: Array  # likewise, mean over all samples trained on in the interval
     threshold: Array  # K
     num_selected: Array  # int32
     weight_entropy: Array  # nats

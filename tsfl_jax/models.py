@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tsfl_jax import convolution, pooling
+from tsfl_jax import convolution, metrics, pooling
 from tsfl_jax.types import Array, Params, PRNGKey, UserError
 
 HE = nn.initializers.he_normal()
@@ -26,6 +26,9 @@ class Model(NamedTuple):
     # (variables, x [B, ...], mask [B] bool, key) -> (logits [B, K], new variables)
     train: Callable[[Params, Array, Array, PRNGKey], tuple[Array, Params]]
     predict: Callable[[Params, Array], Array]  # (variables, x [B, ...]) -> logits
+    # (outputs [B, K], labels [B]) -> [B], what training minimises the mean of
+    loss: Callable[[Array, Array], Array] = metrics.cross_entropy
+    classifies: bool = True  # the largest output is a class; else accuracy is NaN
 
 
 def from_flax(module: nn.Module) -> Model:
@@ -36,6 +39,10 @@ def from_flax(module: nn.Module) -> Model:
     last batch are padding.
     Every collection but ``params`` (batch statistics, say) is carried and aggregated
     like weights. A ``dropout`` key is at hand in training.
+    A module with a method ``loss(outputs, labels)``, ``[B, K]`` and ``[B]`` to ``[B]``,
+    is trained and tested by it instead of cross-entropy. It is then taken for a
+    regression, without accuracy and with outputs of any width, unless it says
+    ``classifies = True``.
 
     Raises:
       UserError: not an instance of a Flax (linen) module.
@@ -67,7 +74,10 @@ def from_flax(module: nn.Module) -> Model:
     def predict(variables, x):
         return module.apply(variables, x, **options(train=False))
 
-    return Model(init, train, predict)
+    if not callable(getattr(type(module), "loss", None)):
+        return Model(init, train, predict)
+    classifies = bool(getattr(module, "classifies", False))
+    return Model(init, train, predict, module.loss, classifies)
 
 
 class Conv(nn.Module):

@@ -1,4 +1,4 @@
-"""Which training samples each client holds: IID, Dirichlet over labels, shards.
+"""Which training samples each client holds: IID, Dirichlet over labels, shards, labels.
 
 First a table ``counts[N, C]``, how many samples of which class a client gets, then
 the samples themselves. Everything ends after a known number of steps: nothing is
@@ -15,7 +15,7 @@ import numpy as np
 from tsfl_jax import allocation
 from tsfl_jax.types import Partition, UserError, nearest
 
-_KINDS = ("iid", "dirichlet", "shards")
+_KINDS = ("iid", "dirichlet", "shards", "label")
 
 
 def make_partition(
@@ -34,6 +34,7 @@ def make_partition(
     - dirichlet: client i's shares of the classes are q_i ~ Dir(α), rounded to whole
       samples.
     - shards: equal shares of k classes, every class for about N k n_c / M clients.
+    - label: samples of the i-th class only, for client i of as many as there are.
 
     No client ever holds a sample twice, and no two hold the same one unless
     Σ capacity > M and `replacement` allows it. Where a class runs out, the shortage
@@ -44,7 +45,7 @@ def make_partition(
     Args:
       labels: [M] int, classes of the training samples.
       capacity: [N] int ≥ 1, most samples a client ever needs.
-      kind: iid, dirichlet or shards.
+      kind: iid, dirichlet, shards or label.
       alpha: α > 0, dirichlet only; small = skewed, large = every class alike.
       classes_per_client: k ≥ 1, shards only.
       replacement: let clients share samples if there are too few.
@@ -70,6 +71,10 @@ def make_partition(
             rng.permutation(np.flatnonzero(inverse == c)) for c in range(len(classes))
         ]
         stock = np.array([len(pool) for pool in pools])
+        if kind == "label":
+            _check_label(capacity, stock, classes)
+            indices = _deal(np.diag(capacity), pools, rng)
+            return Partition(indices, capacity.astype(np.int32), ())
         if kind == "dirichlet":
             shares = _dirichlet(alpha, len(capacity), len(stock), rng)
         else:
@@ -115,6 +120,22 @@ def _check(labels, capacity, kind, alpha, replacement) -> None:
             f"the clients need {total} training samples in all, but there are only "
             f"{samples}; use a smaller --config.schedule.data_size, fewer "
             "--config.num_clients, or --config.partition.replacement=True"
+        )
+
+
+def _check_label(capacity, stock, classes) -> None:
+    if len(capacity) != len(stock):
+        raise UserError(
+            "--config.partition.kind=label: needs as many classes as clients, but "
+            f"there are {len(stock)} classes and --config.num_clients={len(capacity)}"
+        )
+    short = np.flatnonzero(capacity > stock)
+    if len(short):
+        i = short[0]
+        raise UserError(
+            f"--config.partition.kind=label: client {i} needs {capacity[i]} samples of "
+            f"class {classes[i]}, but there are only {stock[i]}; use a smaller "
+            "--config.schedule.data_size"
         )
 
 

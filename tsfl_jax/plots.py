@@ -26,6 +26,8 @@ _PathLike = str | pathlib.Path
 def curves(workdir: _PathLike) -> pathlib.Path:
     """Draws accuracy and losses against the interval; returns curves.png.
 
+    The losses alone, where a test loss was measured and no accuracy.
+
     Args:
       workdir: folder with metrics.jsonl, and summary.json or config.json.
 
@@ -37,12 +39,13 @@ def curves(workdir: _PathLike) -> pathlib.Path:
     about = _about(folder)
     style = plot_style.style_of(about["algorithm"], 0)
 
-    figure, (left, right) = plot_style.figure_of(2.7, ncols=2)
-    plot_style.line(left, metrics["interval"], 100 * metrics["test_accuracy"], style)
-    left.set_ylabel("test accuracy in %")
-    if not left.lines:
-        left.set_yticks([])
-        left.text(0.5, 0.5, "not evaluated", ha="center", transform=left.transAxes)
+    both = np.isfinite(metrics["test_accuracy"]).any()
+    both |= not np.isfinite(metrics["test_loss"]).any()
+    figure, panels = plot_style.figure_of(2.7, ncols=2 if both else 1)
+    panels = np.ravel(panels)
+    right = panels[-1]
+    if both:
+        _accuracy(panels[0], metrics, style)
     losses = {
         "training": (
             "train_loss",
@@ -59,10 +62,19 @@ def curves(workdir: _PathLike) -> pathlib.Path:
         right.set_yscale("log")
     if right.lines:
         right.legend(frameon=False, handlelength=3)
-    for axes in (left, right):
+    for axes in panels:
         plot_style.interval_axis(axes, metrics["interval"])
     figure.suptitle(_title(about), fontsize="medium")
     return plot_style.save(figure, folder / "curves.png")
+
+
+def _accuracy(axes: Axes, metrics: dict, style: dict) -> None:
+    accuracy = 100 * metrics["test_accuracy"]
+    plot_style.line(axes, metrics["interval"], accuracy, style)
+    axes.set_ylabel("test accuracy in %")
+    if not axes.lines:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "not evaluated", ha="center", transform=axes.transAxes)
 
 
 def participation(workdir: _PathLike) -> pathlib.Path:

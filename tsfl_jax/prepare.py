@@ -15,7 +15,9 @@ from tsfl_jax import client as local
 from tsfl_jax.aggregate import Aggregator, Counts
 from tsfl_jax.config import STALENESS, Config
 from tsfl_jax.describe import describe
-from tsfl_jax.draw import draw_schedule
+from tsfl_jax.draw import draw_schedule, groups
+from tsfl_jax.quadratic import Quadratic, curvature
+from tsfl_jax.quadratic_source import make as make_quadratic
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import Dataset, HParams, Partition, Schedule, UserError
 from tsfl_jax.validate import validate
@@ -80,7 +82,18 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
 
 def load_dataset(config: Config) -> Dataset:
     """The data set of a config."""
-    d = config.data
+    d, q = config.data, config.quadratic
+    if d.name == "quadratic":
+        return make_quadratic(
+            config.num_clients,
+            config.schedule.data_size,
+            batch_size=config.batch_size,
+            curvature=curvature_of(config, d.shape),
+            grad_variance=groups(q.grad_variance),
+            dissimilarity=groups(q.dissimilarity),
+            distance=q.distance,
+            seed=config.seed,
+        )
     return data.load(
         d.name,
         dir=d.dir,
@@ -92,6 +105,27 @@ def load_dataset(config: Config) -> Dataset:
         train_size=d.train_size,
         test_size=d.test_size,
         seed=config.seed,
+    )
+
+
+def curvature_of(config: Config, shape: tuple[int, ...]) -> np.ndarray:
+    """λ ``[d]`` of the quadratic model, for samples of a shape."""
+    q = config.quadratic
+    return curvature(int(np.prod(shape)), q.smoothness, q.convexity)
+
+
+def _network(config: Config, dataset: Dataset, form: str) -> Any:
+    """The Flax module of a config."""
+    shape = dataset.x_train.shape[1:]
+    if config.model.name == "quadratic":
+        return Quadratic(tuple(curvature_of(config, shape).tolist()))
+    return models.make_model(
+        config.model.name,
+        dataset.num_classes,
+        shape,
+        hidden=config.model.hidden,
+        norm=config.model.norm,
+        form=form,
     )
 
 
@@ -161,14 +195,7 @@ def prepare(
     )
     form = best.convolution if config.convolution == "auto" else config.convolution
     if model is None:
-        model = models.make_model(
-            config.model.name,
-            dataset.num_classes,
-            dataset.x_train.shape[1:],
-            hidden=config.model.hidden,
-            norm=config.model.norm,
-            form=form,
-        )
+        model = _network(config, dataset, form)
         model_name = own_model = config.model.name
     else:
         model_name = type(model).__name__
@@ -243,6 +270,14 @@ def counts_of(prepared: Prepared) -> Counts:
     return Counts(config.num_clients, tiers)
 
 
+def _data_key(config: Config) -> str:
+    """All that `load_dataset` depends on."""
+    own = (config.seed,) if config.data.name in ("synthetic", "quadratic") else ()
+    if config.data.name == "quadratic":
+        own += (config.num_clients, config.schedule.data_size, config.batch_size)
+    return f"{config.data}{config.quadratic}{own}"
+
+
 def prepare_all(
     configs: list[Config], dataset: Dataset | None = None, **parts: Any
 ) -> list[Prepared]:
@@ -250,8 +285,7 @@ def prepare_all(
     shared: dict[str, tuple[Dataset, str]] = {}
     several = []
     for config in configs:
-        seed = config.seed if config.data.name == "synthetic" else 0
-        key = f"{config.data}{seed}" if dataset is None else ""
+        key = _data_key(config) if dataset is None else ""
         if key not in shared:
             found = load_dataset(config) if dataset is None else arrays.check(dataset)
             shared[key] = found, data.fingerprint(*found[1:5])

@@ -24,8 +24,11 @@ def summary_text(summary: dict, workdir: str | pathlib.Path | None = None) -> st
     table = {
         "run": ", ".join(title),
         "test accuracy": f"best {_percent(best)}, final {_percent(final)}",
+        "test loss": "",
         "intervals": f"{s['num_intervals']:,}" if "num_intervals" in s else "",
     }
+    if _percent(final) == "–" and "final_test_loss" in s:  # of a regression
+        table |= {"test accuracy": "", "test loss": f"final {s['final_test_loss']:.4g}"}
     if "train_seconds" in s:
         table["time"] = f"{s['train_seconds']:.1f} s training"
         table["time"] += f", {s.get('compile_seconds', 0):.1f} s compiling"

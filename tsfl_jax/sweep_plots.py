@@ -42,7 +42,7 @@ def _look(name: str, index: int, names: list[str]) -> dict:
     return plot_style.style_of(name, index)
 
 
-def _draw(axes, found: dict, shown: list[str], first: int) -> None:
+def _draw(axes, found: dict, shown: list[str], first: int, scale: float) -> None:
     """Lines and bands of the groups from interval `first` on."""
     intervals = np.zeros(0)
     for index, name in enumerate(shown):
@@ -52,11 +52,11 @@ def _draw(axes, found: dict, shown: list[str], first: int) -> None:
         style = _look(name, index, shown)
         seen = np.isfinite(mean) & np.isfinite(half)
         if seen.any():
-            low, high = 100 * (mean - half)[seen], 100 * (mean + half)[seen]
+            low, high = scale * (mean - half)[seen], scale * (mean + half)[seen]
             band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
             axes.fill_between(interval[seen], low, high, **band)
         label = plot_style.NAMES.get(name, plot_style.escape(name))
-        plot_style.line(axes, interval, 100 * mean, style, label=label)
+        plot_style.line(axes, interval, scale * mean, style, label=label)
     plot_style.interval_axis(axes, intervals, first)
 
 
@@ -74,32 +74,38 @@ def _late(found: dict, shown: list[str]) -> int:
 
 
 def bands(
-    curves: Mapping[str, np.ndarray], path: pathlib.Path, title: str = ""
+    curves: Mapping[str, np.ndarray],
+    path: pathlib.Path,
+    title: str = "",
+    *,
+    losses: bool = False,
 ) -> list[pathlib.Path]:
     """Draws test accuracy against the interval, one line and band per group.
 
     Args:
       curves: label → ``[n, T]`` accuracies in [0, 1], NaN where not evaluated; of more
-        groups than can be told apart, those with the highest end.
+        groups than can be told apart, those with the best end.
       path: without a suffix; a PNG and a PDF are written.
       title: above the figure.
+      losses: the curves are test losses.
     """
+    scale, sign = (1.0, -1) if losses else (100.0, 1)
     found = {name: band_of(values) for name, values in curves.items()}
 
     def end(name):
         mean = found[name][0]
         seen = mean[np.isfinite(mean)]
-        return seen[-1] if len(seen) else -np.inf
+        return sign * seen[-1] if len(seen) else -np.inf
 
     best = sorted(found, key=end, reverse=True)[:_MOST]
     shown = [name for name in found if name in best]
     late = _late(found, shown)
     figure, panels = plot_style.figure_of(3.2, ncols=2 if late else 1)
     axes = np.ravel(panels)[0]
-    _draw(axes, found, shown, 1)
-    axes.set_ylabel("test accuracy in %")
+    _draw(axes, found, shown, 1, scale)
+    axes.set_ylabel("test loss" if losses else "test accuracy in %")
     if late:
-        _draw(panels[1], found, shown, late)
+        _draw(panels[1], found, shown, late, scale)
     if axes.lines:
         most = max(len(values) for values in curves.values())
         notes = [f"mean and 95 % confidence of {most} lanes"] if most > 1 else []

@@ -53,11 +53,32 @@ def _percent(mean: float, half: float) -> str:
     return f"{100 * mean:.2f}{spread}"
 
 
+def _accuracies(good: list[dict]) -> tuple[list[str], float]:
+    """(cells, mean of best) of lanes."""
+    best = [lane["best_test_accuracy"] for lane in good]
+    final = [lane["final_test_accuracy"] for lane in good]
+    mean, half = interval_of_mean(best)
+    highest = f"{100 * max(best):.2f}"
+    return [_percent(mean, half), _percent(*interval_of_mean(final)), highest], mean
+
+
+def _losses(good: list[dict]) -> tuple[list[str], float]:
+    """(cells, mean of final) of lanes."""
+    final = [lane["final_test_loss"] for lane in good]
+    mean, half = interval_of_mean(final)
+    spread = "" if np.isnan(half) else f" ± {half:.4g}"
+    return [f"{mean:.4g}{spread}", f"{min(final):.4g}"], mean
+
+
 def summary(swept: list[str], rows: list[dict]) -> str:
-    """The Markdown table of summary.md."""
+    """The Markdown table of summary.md; of losses where no lane has an accuracy."""
     names = [name for name in swept if name != "seed"]
-    head = [*names, "lanes", "best test accuracy, %", "final, %", "highest, %"]
-    head += ["diverged", "seconds a lane"]
+    losses = np.isnan([row["best_test_accuracy"] for row in rows]).all()
+    losses &= np.isfinite([row["final_test_loss"] for row in rows]).any()
+    cells_of = _losses if losses else _accuracies
+    results = ["best test accuracy, %", "final, %", "highest, %"]
+    results = ["final test loss", "lowest"] if losses else results
+    head = [*names, "lanes", *results, "diverged", "seconds a lane"]
     table = []
     groups = grouped(swept, rows)
     means = {}
@@ -66,22 +87,22 @@ def summary(swept: list[str], rows: list[dict]) -> str:
         good = [lane for lane in lanes if lane["diverged_at"] is None]
         cells = [str(v) for v in values] + [str(len(lanes))]
         if good:
-            best = [lane["best_test_accuracy"] for lane in good]
-            final = [lane["final_test_accuracy"] for lane in good]
-            means[values] = interval_of_mean(best)[0]
-            cells += [_percent(*interval_of_mean(best))]
-            cells += [_percent(*interval_of_mean(final)), f"{100 * max(best):.2f}"]
+            found, means[values] = cells_of(good)
+            cells += found
         else:
-            cells += ["–"] * 3
+            cells += ["–"] * len(results)
         seconds = np.mean([lane["seconds"] for lane in lanes])
         cells += [str(len(lanes) - len(good)), f"{seconds:.1f}"]
         table.append(dict(zip(head, cells, strict=True)))
     text = "Mean ± half of the 95 % confidence interval (Student's t) over the lanes "
-    text += "that did not diverge; best is the highest of a lane's intervals.\n\n"
+    text += "that did not diverge"
+    text += "" if losses else "; best is the highest of a lane's intervals"
+    text += ".\n\n"
     text += report.markdown(table)
     if means and names:
-        winner = max(means, key=means.get)
-        text += f"\nHighest mean of best: {label(swept, winner)}.\n"
+        winner = (min if losses else max)(means, key=means.get)
+        which = "Lowest mean of final" if losses else "Highest mean of best"
+        text += f"\n{which}: {label(swept, winner)}.\n"
     return text
 
 
@@ -98,8 +119,10 @@ def write(
     report.write_csv(folder / "results.csv", plain)
     report.write_text(folder / "summary.md", f"# {about}\n\n{summary(swept, rows)}")
     if "test_accuracy" in history:
+        losses = np.isnan(history["test_accuracy"]).all()
+        measured = history["test_loss" if losses else "test_accuracy"]
         curves = {
-            label(swept, values): history["test_accuracy"][indices]
+            label(swept, values): measured[indices]
             for values, indices in grouped(swept, rows).items()
         }
-        sweep_plots.bands(curves, folder / "curves", about)
+        sweep_plots.bands(curves, folder / "curves", about, losses=bool(losses))

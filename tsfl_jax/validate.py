@@ -91,6 +91,15 @@ def _in_range(config: c.Config) -> None:
         ("schedule.interval_seconds", config.schedule.interval_seconds, 0, inf, True),
         ("schedule.free_riders", config.schedule.free_riders, 0, inf, False),
         ("model.hidden", config.model.hidden, 0, inf, False),
+        ("quadratic.smoothness", config.quadratic.smoothness, 0, inf, True),
+        (
+            "quadratic.convexity",
+            config.quadratic.convexity,
+            0,
+            config.quadratic.smoothness,
+            True,
+        ),
+        ("quadratic.distance", config.quadratic.distance, 0, inf, False),
         ("timeline.jitter", config.timeline.jitter, 0, inf, False),
         ("timeline.local_iterations", config.timeline.local_iterations, 1, inf, False),
         ("timeline.buffer", config.timeline.buffer, 1, inf, False),
@@ -145,6 +154,44 @@ def _in_range(config: c.Config) -> None:
         )
 
 
+def _quadratic(config: c.Config) -> None:
+    """Quadratic data have a section, a model and a shape of their own."""
+    if (config.data.name == "quadratic") != (config.model.name == "quadratic"):
+        raise UserError(
+            f"--config.model.name={config.model.name} with "
+            f"--config.data.name={config.data.name}: quadratic data and the quadratic "
+            "model go together"
+        )
+    if config.data.name != "quadratic":
+        for field in dataclasses.fields(config.quadratic):
+            value = getattr(config.quadratic, field.name)
+            if value != field.default:
+                raise UserError(
+                    f"--config.quadratic.{field.name}={value}: would be ignored with "
+                    f"--config.data.name={config.data.name}; it belongs to quadratic"
+                )
+        return
+    if len(config.data.shape) != 1 or config.data.shape[0] < 1:
+        raise UserError(
+            f"--config.data.shape={tuple(config.data.shape)}: quadratic data need the "
+            "number of dimensions alone, as (8,)"
+        )
+    if config.data.shape[0] == 1 and (
+        config.quadratic.convexity != config.quadratic.smoothness
+    ):
+        raise UserError(
+            f"--config.quadratic.convexity={config.quadratic.convexity}: one dimension "
+            "has one eigenvalue; set it to --config.quadratic.smoothness"
+        )
+    for name, needed in (("normalize", "unit"), ("train_size", 0), ("test_size", 0)):
+        value = getattr(config.data, name)
+        if value != needed:
+            raise UserError(
+                f"--config.data.{name}={value}: would spoil the known constants of "
+                "quadratic data; leave it out"
+            )
+
+
 def _belongs_together(config: c.Config) -> None:
     """A setting that the chosen kind would ignore is a slip, not a wish."""
     schedule, default = config.schedule, c.ScheduleConfig()
@@ -183,6 +230,7 @@ def _belongs_together(config: c.Config) -> None:
             f"--config.data.file={config.data.file}: would be ignored with "
             f"--config.data.name={config.data.name}; it belongs to npz"
         )
+    _quadratic(config)
     if config.model.norm != "none" and config.model.name not in ("vgg11", "resnet18"):
         raise UserError(
             f"--config.model.norm={config.model.norm}: would be ignored with "

@@ -103,6 +103,8 @@ MAY_IMPORT = {
     "runner timeline types",
     "heterogeneity": "axes compare compare_files config plot_style report sweep_plots "
     "sweep_report sweeps theory types",
+    "bound_study": "axes bound_constants config devices experiment plot_style prepare "
+    "quadratic report sweeps theory types",
     "rider_study": "axes config plot_style report sweep_report sweeps",
     "reproduce": "axes config devices heterogeneity paper prepare report "
     "reproduce_files rider_study sensitivity sweeps types",
@@ -157,6 +159,7 @@ def test_only_the_border_reads_settings():
     readers = {m for m in MODULES if "config" in imported(m)}
     only_the_type = {"runner", "axes", "sweeps", "__init__"}
     only_the_type |= {"reproduce", "compare", "heterogeneity", "rider_study"}
+    only_the_type |= {"bound_study"}
     readers -= {"validate", "draw", "prepare", "identity", "experiment"}
     assert readers == only_the_type
     for module in only_the_type:

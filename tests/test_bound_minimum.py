@@ -535,7 +535,7 @@ def test_a_gradient_is_refused_rather_than_wrong():
         (dict(grad_sq_norm=np.nan), r"grad_sq_norm = nan: expected 0 ≤ G² < ∞"),
         (dict(weight_limit=0.5), r"weight_limit = 0.5: expected 1 ≤ θ < ∞"),
         (dict(weight_limit=np.inf), r"without a limit, θ = N"),
-        (dict(distance="far"), r"distance = 'far': expected"),
+        (dict(distance="far"), r"distance = far: expected"),
         (dict(grad_variance=np.array([1, 1, -1, 1, 1, 1])), r"grad_variance\[2\] = -1"),
         (
             dict(dissimilarity=np.ones(5)),

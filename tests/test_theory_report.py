@@ -1,0 +1,116 @@
+"""What the theory says of a finished run, from its files."""
+
+import csv
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.test_runner import small
+from tsfl_jax import dms, report, runner, theory, theory_report, theory_run
+from tsfl_jax.types import UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A finished run that has measured its clients."""
+    workdir = tmp_path_factory.mktemp("run")
+    config = small(num_intervals=3, measure_clients=True, momentum=0.0, lr=0.003)
+    config.checkpoint = False
+    runner.simulate(config, workdir=workdir)
+    return workdir
+
+
+def test_what_is_read_is_what_was_measured(folder):
+    run = theory_run.read(folder)
+    rows = report.read_metrics(folder / "metrics.jsonl")
+    assert run.smoothness.tolist() == [row["smoothness"] for row in rows]
+    assert run.interval.tolist() == [1, 2, 3]
+    assert run.weight_limit == run.tau.shape[1]  # no limit: θ = N
+    assert any("pass" in note for note in run.notes)
+    assert not any("momentum" in note for note in run.notes)
+    known = theory_run.constants_of(run)
+    assert known.smoothness == pytest.approx(run.smoothness.max())
+    first = max(run.grad_square[0], 0) / run.smoothness.max() ** 2
+    assert known.distance == pytest.approx(first)
+    assert (np.asarray(known.dissimilarity) >= 0).all()
+
+
+def test_items_after_each_interval_are_those_of_the_intervals_so_far(folder):
+    run = theory_run.read(folder)
+    found = theory_report.items(run)
+    for t in range(3):
+        tau, rho = (jnp.asarray(a[: t + 1]) for a in (run.tau, run.rho))
+        bound = theory.theorem1_bound(rho, tau, theory_run.constants_of(run))
+        terms = theory.theorem1_terms(rho, tau, theory_run.constants_of(run))
+        for mine, other in zip(found.bound, bound, strict=True):
+            np.testing.assert_allclose(mine[t], other, rtol=1e-5)
+        for mine, other in zip(found.terms, terms, strict=True):
+            np.testing.assert_allclose(mine[t], other, rtol=1e-5)
+
+
+def test_weights_side_by_side(folder):
+    run = theory_run.read(folder)
+    found = theory_report.weights(run)
+    here = run.tau > 0
+    np.testing.assert_array_equal(found.rho[theory_report.RUN], run.rho)
+    for name in (theory_report.COROLLARY, theory_report.EQUAL):
+        np.testing.assert_allclose(found.rho[name].sum(1), 1, rtol=1e-5)
+    share = here / here.sum(1, keepdims=True)
+    slope = dms.coupling(
+        run.tau[0],
+        lr=run.lr,
+        smoothness=run.smoothness[0],
+        grad_sq_norm=run.grad_sq_norm[0],
+        grad_variance=np.nansum(share[0] * np.nan_to_num(run.variance[0])),
+    )
+    weights = dms.affine_weights(run.tau[0], here[0], slope, run.weight_limit)
+    mine = found.rho[theory_report.COROLLARY][0]
+    np.testing.assert_allclose(mine, weights, atol=1e-5)
+    # Nobody's bound is below the minimiser's, where there is one.
+    assert found.valid.any()
+    least = found.bound[theory_report.MINIMUM]
+    for name, bound in found.bound.items():
+        there = found.valid & np.isfinite(bound)
+        assert (bound[there] >= least[there] * (1 - 1e-5)).all(), name
+    assert (found.residual[found.valid] < 1e-4).all()
+
+
+def test_files(folder, tmp_path, capsys):
+    theory_report.main([str(folder), "--out", str(tmp_path)])
+    told = capsys.readouterr().out
+    for name in ("theory.md", "theory.csv", "theory_items.csv", "theory.png"):
+        assert (tmp_path / name).stat().st_size and str(tmp_path / name) in told
+    text = (tmp_path / "theory.md").read_text()
+    assert "θ = N" in text and theory_report.PRINTED in text and "nan" not in text
+    with open(tmp_path / "theory_items.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["interval"] for row in rows] == ["1", "2", "3"]
+    assert float(rows[2]["X"]) > float(rows[0]["X"]) > 0
+    with open(tmp_path / "theory.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0])[2:] == list(theory_report.NAMES)
+
+
+def test_another_weight_limit_can_be_asked_for(folder, tmp_path):
+    theory_report.main([str(folder), "--out", str(tmp_path), "--weight_limit", "2"])
+    assert "θ = 2," in (tmp_path / "theory.md").read_text()
+    with pytest.raises(UserError, match=r"--weight_limit=0.5: expected 1 ≤ θ"):
+        theory_report.main([str(folder), "--weight_limit", "0.5"])
+
+
+def test_what_cannot_be_reported_is_told(folder, tmp_path):
+    with pytest.raises(UserError, match="no finished run there"):
+        theory_run.read(tmp_path)
+    for name in ("config.json", "summary.json", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with np.load(folder / "clients.npz") as clients:
+        kept = {name: clients[name] for name in ("tau", "size", "rho", "selected")}
+    report.write_clients(tmp_path / "clients.npz", **kept)
+    with pytest.raises(UserError, match="--config.measure_clients=true"):
+        theory_run.read(tmp_path)
+    settings = report.read_json(folder / "config.json")
+    settings["timeline"]["framework"] = "afl"
+    report.write_json(tmp_path / "config.json", settings)
+    with pytest.raises(UserError, match="afl is not in step"):
+        theory_run.read(tmp_path)

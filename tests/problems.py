@@ -1,6 +1,7 @@
 """Small problems that several test files share."""
 
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,12 @@ import numpy as np
 from tsfl_jax import aggregate, client, engine, evaluation, models, optimizers
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import Dataset, HParams, Schedule
+
+# Options of `jax.jit` for what must hold to the bit as users compile it, against the
+# plain compiling of conftest.
+AS_USERS = {"xla_backend_optimization_level": 3}
+if "xla_cpu_use_fusion_emitters" in os.environ["XLA_FLAGS"]:
+    AS_USERS["xla_cpu_use_fusion_emitters"] = True
 
 
 def hparams(**changes) -> HParams:

@@ -3,10 +3,25 @@
 import os
 
 import jax
+import jaxlib
 import pytest
 
-# Before JAX starts: four virtual devices, for the tests that use several.
+from tsfl_jax import devices
+
+# Nearly all the time of the suite goes to XLA compiling small programs that run for
+# milliseconds, so they are compiled plainly. XLA ends the process at a flag it does
+# not know, and may drop the second one some day; what was set before stays.
+_PLAIN = ["--xla_backend_optimization_level=0"]
+if jaxlib.__version__.startswith("0.10."):
+    _PLAIN.append("--xla_cpu_use_fusion_emitters=false")
+_told = os.environ.get("XLA_FLAGS", "")
+_new = [flag for flag in _PLAIN if flag.split("=")[0] not in _told]
+
+# Before JAX starts: four virtual devices, for the tests that use several. Flags are
+# part of a program's key in the cache, so those of `devices.start` are there as well.
+os.environ["XLA_FLAGS"] = " ".join([*_new, _told]).strip()
 jax.config.update("jax_num_cpu_devices", 4)
+devices.start(4)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,7 @@
 """Small problems that several test files share."""
 
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,12 @@ import numpy as np
 from tsfl_jax import aggregate, client, engine, evaluation, models, optimizers
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import Dataset, HParams, Schedule
+
+# Options of `jax.jit` for what must hold to the bit as users compile it, against the
+# plain compiling of conftest.
+AS_USERS = {"xla_backend_optimization_level": 3}
+if "xla_cpu_use_fusion_emitters" in os.environ["XLA_FLAGS"]:
+    AS_USERS["xla_cpu_use_fusion_emitters"] = True
 
 
 def hparams(**changes) -> HParams:
@@ -75,6 +82,7 @@ def inputs(tau, size) -> engine.Inputs:
     )
 
 
+@functools.cache
 def mlp(hidden=4, classes=3) -> models.Model:
     """A small network for the blobs."""
     return models.from_flax(models.MLP(classes, hidden))
@@ -102,19 +110,18 @@ def run(
     hp = hp or hparams()
     tau, size = np.asarray(chunk_inputs.tau), np.asarray(chunk_inputs.size)
     steps = tau * client.steps_per_iteration(size, batch_size, iteration)
-    compiled = jax.jit(
-        engine.make_run(
-            model,
-            rule,
-            optimizer,
-            batch_size=batch_size,
-            iteration=iteration,
-            passes=client.most_passes(tau, size, batch_size, iteration),
-            mapping_name=mapping_name,
-            chunk=chunk,
-            most_steps=int(steps.max()),
-            estimates=estimates,
-        )
+    passes = client.most_passes(tau, size, batch_size, iteration)
+    compiled = _compiled(
+        model,
+        rule,
+        optimizer,
+        batch_size=batch_size,
+        iteration=iteration,
+        passes=passes,
+        mapping_name=mapping_name,
+        chunk=chunk,
+        most_steps=int(steps.max()),
+        estimates=estimates,
     )
     key = jax.random.key(seed)
     x = client.scaled(prob.samples, prob.samples.x[:1])
@@ -125,19 +132,9 @@ def run(
 
 
 @functools.cache
-def _compiled(rule, mapping_name, chunk, iteration, batch_size, passes, estimates):
-    run = engine.make_run(
-        mlp(),
-        rule,
-        optimizers.sgd,
-        batch_size=batch_size,
-        iteration=iteration,
-        passes=passes,
-        mapping_name=mapping_name,
-        chunk=chunk,
-        estimates=estimates,
-    )
-    return jax.jit(run)
+def _compiled(model, rule, optimizer, **how):
+    """One for all tests that run the same program: traced and compiled once a shape."""
+    return jax.jit(engine.make_run(model, rule, optimizer, **how))
 
 
 @functools.cache
@@ -171,8 +168,17 @@ def replayed(
 ):
     """Runs a schedule under jit, compiled once a shape: (start, state, history)."""
     rule = AGGREGATORS[algorithm]
-    how = mapping_name, chunk, iteration, batch_size, passes, estimates
-    compiled = _compiled(rule, *how)
+    compiled = _compiled(
+        mlp(),
+        rule,
+        optimizers.sgd,
+        batch_size=batch_size,
+        iteration=iteration,
+        passes=passes,
+        mapping_name=mapping_name,
+        chunk=chunk,
+        estimates=estimates,
+    )
     counts = aggregate.Counts(prob.rows.shape[0], groups)
     start = _start(rule, prob.samples.x.shape[1], counts, schedule.places)
     key = jax.random.fold_in(jax.random.key(0), 1)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import problems
 from tsfl_jax import dms
 from tsfl_jax.types import UserError
 
@@ -21,9 +22,9 @@ DTYPES = (np.float32, np.float64)
 CONSTANTS = dict(lr=0.1, smoothness=2.0, grad_sq_norm=3.0, grad_variance=5.0)
 SIZES = (1, 3, 8)  # few, because every size is another compilation
 modest = settings(max_examples=150, deadline=None)
-affine_weights = jax.jit(dms.affine_weights)
-dms_weights = jax.jit(dms.dms_weights)
-project = jax.jit(dms.project)
+affine_weights = jax.jit(dms.affine_weights, compiler_options=problems.AS_USERS)
+dms_weights = jax.jit(dms.dms_weights, compiler_options=problems.AS_USERS)
+project = jax.jit(dms.project, compiler_options=problems.AS_USERS)
 
 
 def precision(dtype):
@@ -312,7 +313,10 @@ def test_feasible_affine_weights_are_the_closed_form_to_the_bit(dtype, limit):
     rng = np.random.default_rng(0)
     cases = 0
     with precision(dtype):
-        compiled = jax.jit(functools.partial(dms.affine_weights, weight_limit=limit))
+        compiled = jax.jit(
+            functools.partial(dms.affine_weights, weight_limit=limit),
+            compiler_options=problems.AS_USERS,
+        )
         for _ in range(60):
             tau, c = rng.integers(0, 9, 20).astype(dtype), dtype(rng.uniform(0, 0.02))
             inside = (rng.random(20) < 0.8) & (tau > 0)
@@ -417,7 +421,7 @@ def test_projection_survives_rounding_where_the_limit_is_just_met():
     large = np.where(rng.random((cases, n)) < far, 1e3 * (1 + entry), almost)
     small = np.where(entry == k, 0, below * rng.random((cases, n)))
     v = np.where(entry < k, large, small).astype(np.float32)
-    many = jax.jit(jax.vmap(dms.project))
+    many = jax.jit(jax.vmap(dms.project), compiler_options=problems.AS_USERS)
     rho = np.asarray(many(v, np.ones_like(v, bool), upper))
     np.testing.assert_allclose(rho.sum(axis=1, dtype=np.float64), 1, atol=1e-6)
     assert (rho >= 0).all() and (rho <= upper[:, None]).all()

@@ -51,6 +51,11 @@ def test_search_recipe():
     assert len(study.trials) == 12 and study.best_value > 0.5
 
 
+def test_the_sign_check_of_the_theory():
+    _, out = run_block(0, (ROOT / "docs" / "theory.md").read_text())
+    assert out.splitlines() == ["True", "True", "1.0124 1.0105 1.0043"]
+
+
 def test_named_files_and_functions_exist():
     for path in re.findall(r"\]\(([\w/.]+)\)", README):
         assert (ROOT / path).exists(), path

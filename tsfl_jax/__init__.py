@@ -6,6 +6,8 @@ and Optimizations". The symbols are explained in `tsfl_jax.types`.
 
 from tsfl_jax.aggregate import Aggregator, Situation, Weights
 from tsfl_jax.arrays import make_dataset
+from tsfl_jax.bound_constants import BoundConstants
+from tsfl_jax.bound_minimum import bound_optimal_weights
 from tsfl_jax.config import Config
 from tsfl_jax.dms import (
     affine_weights,
@@ -25,6 +27,7 @@ from tsfl_jax.types import Dataset, HParams, UserError
 __all__ = [
     "AGGREGATORS",
     "Aggregator",
+    "BoundConstants",
     "Config",
     "Dataset",
     "HParams",
@@ -35,6 +38,7 @@ __all__ = [
     "UserError",
     "Weights",
     "affine_weights",
+    "bound_optimal_weights",
     "coupling",
     "dms_weights",
     "filter_probability",

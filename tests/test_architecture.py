@@ -108,7 +108,8 @@ MAY_IMPORT = {
     "rider_study": "axes config plot_style report sweep_report sweeps",
     "reproduce": "axes config devices heterogeneity paper prepare report "
     "reproduce_files rider_study sensitivity sweeps types",
-    "__init__": "aggregate arrays bound_constants bound_minimum config dms models rules runner sweeps types",
+    "__init__": "aggregate arrays bound_constants bound_minimum config dms models "
+    "rules runner sweeps types",
 }
 
 

@@ -7,8 +7,11 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from tests.test_estimate import SAMPLES, sample_gradients, setting
-from tsfl_jax import client_gradients, devices, runner
+from tests.test_quadratic import settings
+from tsfl_jax import client, client_gradients, devices, estimate, quadratic, runner
 from tsfl_jax.config import Config
+from tsfl_jax.experiment import exact_of
+from tsfl_jax.prepare import prepare
 
 DRAWS = 1500
 
@@ -140,3 +143,60 @@ def test_a_run_that_measures_is_the_same_run(tmp_path):
     np.testing.assert_array_equal(found, history)
     with np.load(tmp_path / "plain" / "clients.npz") as clients:
         assert "dissimilarity" not in clients
+
+
+@pytest.mark.parametrize("convexity", [2.0, 0.5])
+def test_estimates_of_clients_whose_constants_are_known(convexity):
+    """L, G², σ_i² and, with one curvature, Γ_i and ‖w⁰ − w*‖² of quadratic clients."""
+    config = settings(schedule__tau=(1,), schedule__kind="explicit")
+    config.quadratic.convexity = convexity
+    config.quadratic.grad_variance = "constant(0.5); constant(2)"
+    config.quadratic.dissimilarity = "constant(0.3); constant(0.3)"
+    prepared = prepare(config)
+    known = exact_of(prepared)
+    samples, rows = prepared.dataset.x_train, prepared.dealt.indices
+    N = config.num_clients
+    clients = client.Client(
+        jnp.arange(N), jnp.ones(N, int), jnp.full(N, 12), jnp.asarray(rows)
+    )
+    stored = client.Samples(
+        jnp.asarray(samples), jnp.zeros(len(samples), int), jnp.zeros(()), jnp.ones(())
+    )
+    start = prepared.model.init(jax.random.key(0), stored.x[:1])
+    hparams, B = prepared.hparams, config.batch_size
+
+    def draw(key):
+        found = client_gradients.client_gradients(
+            prepared.model, start, key, clients, stored, B
+        )
+        return found, estimate.estimate_constants(
+            prepared.model, start, key, clients, stored, hparams, B
+        )
+
+    draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), DRAWS))
+    found, constants = jax.tree.map(np.asarray, draws)
+    point = quadratic.at(known, np.zeros(5))
+    apart = ((known.curvature * (known.optima - known.optimum)) ** 2).sum(1)
+    for values, truth in (
+        (found.variance, known.grad_variance),
+        (found.dissimilarity, apart),
+        (found.square, point.gradient_sq_norm),
+    ):
+        error = values.std(0) / np.sqrt(DRAWS)
+        assert (abs(values.mean(0) - truth) < 4.5 * error).all()
+        assert np.median(error) < 0.1 * np.median(truth)
+    L = known.smoothness
+    assert (constants.smoothness <= L * (1 + 1e-3)).all()
+    if convexity == L:  # one curvature: Γ_i and the distance themselves
+        np.testing.assert_allclose(apart / L**2, known.dissimilarity)
+        distance = point.gradient_sq_norm / L**2
+        assert distance == pytest.approx(known.distance)
+        np.testing.assert_allclose(constants.smoothness, L, rtol=1e-3)
+    # `estimate` draws its batches with replacement: their variance is larger.
+    larger = (12 - 1) / (12 - B)
+    norms = point.grad_sq_norms + (larger - 1) * known.grad_variance
+    error = constants.grad_sq_norm.std() / np.sqrt(DRAWS)
+    assert abs(constants.grad_sq_norm.mean() - norms.mean()) < 4.5 * error
+    error = constants.grad_variance.std() / np.sqrt(DRAWS)
+    truth = larger * known.grad_variance.mean()
+    assert abs(constants.grad_variance.mean() - truth) < 4.5 * error

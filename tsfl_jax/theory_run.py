@@ -43,8 +43,11 @@ def read(workdir: pathlib.Path) -> Run:
             f"{workdir}: {settings['timeline']['framework']} is not in step; the "
             "theorems are about T-SFL"
         )
-    with np.load(workdir / "clients.npz") as file:
-        clients = dict(file)
+    try:
+        with np.load(workdir / "clients.npz") as file:
+            clients = dict(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{workdir / 'clients.npz'}: cannot be read: {error}") from None
     if "variance" not in clients:
         raise UserError(
             f"{workdir}: this run has not measured its clients; repeat it with "

@@ -141,9 +141,10 @@ def fedcs(fleet: Fleet, *, horizon: float, iterations: int, deadline: float) -> 
     expected to end by the deadline. Who is offline when a round begins does not answer
     and is not picked; a round begins when somebody online could meet the deadline.
     In the round itself downloads and iterations are parallel, and uploads go in the
-    order in which clients are ready. An upload that would end after the deadline is
-    dropped, but keeps the channel until then. The round ends with the last upload, or
-    at the deadline if somebody was dropped.
+    order in which clients are ready (ties: smaller id), also if the next one is
+    offline. An upload that would end after the deadline is dropped, but keeps the
+    channel until then. The round ends with the last upload, or at the deadline if
+    somebody was dropped.
 
     Args:
       fleet, horizon, iterations: as in `sfl`.
@@ -196,11 +197,16 @@ def fedcs(fleet: Fleet, *, horizon: float, iterations: int, deadline: float) -> 
         channel, limit, kept, end = now, now + deadline, [], now
         for d in sorted(begun):
             seconds = fleet.upload[d.client, d.task % fleet.upload.shape[1]]
-            channel = finish(fleet, d.client, max(channel, d.arrival), seconds)
+            # Ready at the end of a window, with nothing to upload, is delivered.
+            if seconds > 0 or channel > d.arrival:
+                channel = finish(fleet, d.client, max(channel, d.arrival), seconds)
+            else:
+                channel = d.arrival
             if within(channel, limit):
                 kept.append(d._replace(arrival=channel))
                 end = channel
-        now = limit if len(kept) < len(picked) else end
+        # An upload that is kept may end a rounding error after the deadline.
+        now = max(limit, end) if len(kept) < len(picked) else end
         if not within(now, horizon):
             break
         arrived = sorted((d for d in kept if not d.lost), key=lambda d: d.client)

@@ -83,8 +83,8 @@ MAY_IMPORT = {
     "sweep_plots": "plot_style",
     "theory_run": "bound_constants report types",
     "theory_plots": "plot_style theory",
-    "theory_report": "bound_minimum dms fixed_point report theory theory_plots "
-    "theory_run types",
+    "theory_report": "bound_constants bound_minimum dms fixed_point report theory "
+    "theory_plots theory_run types",
     "sweep_report": "report sweep_plots",
     "sweeps": "aggregate axes config devices experiment identity lanes optimizers "
     "prepare progress report results sweep_report types validate",
@@ -108,8 +108,8 @@ MAY_IMPORT = {
     "rider_study": "axes config plot_style report sweep_report sweeps",
     "reproduce": "axes config devices heterogeneity paper prepare report "
     "reproduce_files rider_study sensitivity sweeps types",
-    "__init__": "aggregate arrays bound_constants bound_minimum config dms models "
-    "rules runner sweeps types",
+    "__init__": "aggregate arrays bound_constants bound_minimum config dms fixed_point "
+    "models rules runner sweeps theory types",
 }
 
 

@@ -1,5 +1,7 @@
 """The minimiser of the bound as a rule: what it is told, and what it does without."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from tests import problems
 from tests.test_runner import small
 from tsfl_jax import runner, sweeps
 from tsfl_jax.aggregate import Situation
-from tsfl_jax.bound_constants import BoundConstants
+from tsfl_jax.bound_constants import BoundConstants, tightest_limit
 from tsfl_jax.bound_minimum import bound_optimal_weights
 from tsfl_jax.bound_rule import bound_optimal
 from tsfl_jax.prepare import prepare
@@ -41,28 +43,47 @@ def situation(
     )
 
 
-def test_weights_are_the_minimum_for_what_was_measured():
-    # Γ_i = ‖∇F_i − ∇F‖²/L², the negative one 0; ‖w − w*‖² = 0.8/25.
-    known = BoundConstants(
+def known(theta, L=5.0, square=0.8):
+    """Γ_i = ‖∇F_i − ∇F‖²/L², the negative one 0; ‖w − w*‖² = ‖∇F‖²/L²."""
+    return BoundConstants(
         lr=0.02,
-        smoothness=5.0,
+        smoothness=L,
         grad_sq_norm=7.0,
-        weight_limit=3.0,
-        distance=0.8 / 25,
+        weight_limit=theta,
+        distance=square / L**2,
         grad_variance=np.array([2.0, 1.0, 0.0, 3.0, 1.0]),
-        dissimilarity=np.array([0.4, 0.0, 0.0, 0.2, 1.0]) / 25,
+        dissimilarity=np.array([0.4, 0.0, 0.0, 0.2, 1.0]) / L**2,
     )
+
+
+def test_weights_are_the_minimum_for_what_was_measured():
+    # ηL = 0.1, so θ = 1/(ηL) − 1 = 9 in the bound, and 3 for the weights.
     rho = bound_optimal(situation(), HP).rho
-    np.testing.assert_allclose(rho, bound_optimal_weights(TAU, known).rho, atol=1e-6)
-    assert rho[2] == 0 and rho.dtype == jnp.float32
+    best = bound_optimal_weights(TAU, known(9.0), limit=3.0)
+    np.testing.assert_allclose(rho, best.rho, atol=1e-6)
+    assert rho[2] == 0 and rho.dtype == jnp.float32 and rho.max() <= 0.6 * (1 + 1e-6)
     np.testing.assert_allclose(rho.sum(), 1, rtol=1e-6)
+    # With θ = 3 in the bound, A < 0: the client furthest from the others is preferred.
+    wrong = bound_optimal_weights(TAU, known(3.0))
+    assert not wrong.limit_holds and best.limit_holds
+    assert wrong.rho[4] > 0.5 > rho[4]
 
 
-def test_without_a_limit_theta_is_n():
+@pytest.mark.parametrize(("L", "theta"), [(5.0, 9.0), (10.5, 5.0)])
+def test_without_a_limit_theta_is_the_tightest(L, theta):
     free = HP._replace(weight_limit=jnp.float32(jnp.inf))
-    limited = HP._replace(weight_limit=jnp.float32(5.0))
-    one, other = (bound_optimal(situation(), hp).rho for hp in (free, limited))
-    np.testing.assert_array_equal(one, other)
+    rho = bound_optimal(situation(L=L), free).rho
+    best = bound_optimal_weights(TAU, known(theta, L))
+    assert best.valid
+    np.testing.assert_allclose(rho, best.rho, atol=1e-5)
+
+
+def test_tightest_limit_by_hand():
+    for given, expected in ((math.inf, 9), (3.0, 9), (12.0, 12)):
+        found = tightest_limit(given, 5, 0.02, 5.0)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert 0.02 * 5.0 * (1 + found) >= 1
+    assert tightest_limit(math.inf, 5, 1.0, 5.0) == 5
 
 
 @pytest.mark.parametrize(
@@ -93,20 +114,38 @@ def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
     N, tau = config.num_clients, prepare(config).times.tau
     for t in range(2):
         L = found["smoothness"][t]
-        known = BoundConstants(
+        told = BoundConstants(
             lr=config.lr,
             smoothness=L,
             grad_sq_norm=found["grad_sq_norm"][t],
-            weight_limit=2.0,
+            weight_limit=max(2.0, 1 / (config.lr * L) - 1),
             distance=max(found["grad_square"][t], 0) / L**2,
             grad_variance=np.nan_to_num(found["client_variance"][t]),
-            dissimilarity=np.maximum(found["client_dissimilarity"][t], 0) / L**2,
+            dissimilarity=np.maximum(np.nan_to_num(found["client_dissimilarity"][t]), 0)
+            / L**2,
         )
-        known = known._replace(dissimilarity=np.nan_to_num(known.dissimilarity))
-        best = bound_optimal_weights(tau[t], known)
+        best = bound_optimal_weights(tau[t], told, limit=2.0)
         assert best.valid
         np.testing.assert_allclose(found["rho"][t], best.rho, atol=1e-5)
     assert found["rho"].max() <= 2 / N * (1 + 1e-6)
+
+
+def test_a_rider_that_only_echoes_is_measured_like_the_others():
+    config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0, lr=0.003)
+    config.schedule.free_riders, config.schedule.free_riding = 1, "echo"
+    found = runner.simulate(config).history
+    assert np.isfinite(found["client_variance"]).all()
+    assert (
+        np.ptp(found["rho"], axis=1) > 1e-4
+    ).any()  # not equal weights for want of it
+
+
+def test_several_devices_give_the_result_of_one():
+    rhos = []
+    for devices in (1, 2):
+        config = small(algorithm="bound_optimal", num_intervals=2, devices=devices)
+        rhos.append(runner.simulate(config).history["rho"])
+    np.testing.assert_allclose(*rhos, rtol=1e-3, atol=1e-5)
 
 
 def test_it_shares_a_program_with_rules_that_measure_nothing():

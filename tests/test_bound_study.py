@@ -51,20 +51,23 @@ def test_theorem_4_by_hand():
     np.testing.assert_allclose([bound.derived, bound.printed], [4.0, 1.0])
 
 
-@pytest.mark.parametrize("label", ["as in the config, FedAvg", "no dissimilarity"])
+@pytest.mark.parametrize(
+    "label",
+    ["as in the config, FedAvg", "unequal Γ_i and σ_i², DMS", "no dissimilarity"],
+)
 def test_theorem_1_holds_from_afar(label):
     found = outcome(label)
     assert found.valid
     assert (found.distance + 4 * found.error <= found.printed).all()
     # Not because nothing happens: the models do come near.
-    assert found.distance[-1] < 0.2 * found.printed[0]
+    assert found.distance[-1] < 0.3 * found.printed[0]
 
 
 def test_theorem_1_as_printed_fails_near_the_optimum():
     found = outcome("the same, whole batches, η = 0.01", seeds=1)
     assert found.valid
-    assert bound_study.ratio(found, found.printed) > 1.5
-    assert bound_study.ratio(found, found.repaired) < 1
+    assert bound_study.ratio(found, found.printed)[0] > 1.5
+    assert bound_study.ratio(found, found.repaired)[0] < 1
 
 
 def test_theorem_4_as_printed_fails_and_as_derived_holds_for_gradient_descent():
@@ -76,9 +79,15 @@ def test_theorem_4_as_printed_fails_and_as_derived_holds_for_gradient_descent():
     assert 0.9 * four.derived < found.gradient <= four.derived * (1 + 1e-5)
 
 
-def test_other_rules_have_weights_that_theorem_4_does_not_know():
-    found = outcome("as in the config, DMS", seeds=2)
+def test_theorem_4_is_for_gradient_descent():
+    found = outcome("unequal Γ_i and σ_i², DMS")
     assert found.theorem4 is None and bound_study.row_of(found)["Theorem 4"] == "–"
+
+
+def test_theorem_4_at_the_optimum_bounds_nothing():
+    known = KNOWN._replace(dissimilarity=np.zeros(2))
+    mean, bound = bound_study.theorem4_of(known, 0.5, np.array([2.0, 0.0]))
+    assert mean == 2.0 and bound.valid  # V² = 1 where there is a gradient
 
 
 def test_only_one_curvature():

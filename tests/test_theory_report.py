@@ -26,14 +26,18 @@ def test_what_is_read_is_what_was_measured(folder):
     rows = report.read_metrics(folder / "metrics.jsonl")
     assert run.smoothness.tolist() == [row["smoothness"] for row in rows]
     assert run.interval.tolist() == [1, 2, 3]
-    assert run.weight_limit == run.tau.shape[1]  # no limit: θ = N
+    assert run.weight_limit == np.inf
     assert any("pass" in note for note in run.notes)
     assert not any("momentum" in note for note in run.notes)
     known = theory_run.constants_of(run)
     assert known.smoothness == pytest.approx(run.smoothness.max())
-    first = max(run.grad_square[0], 0) / run.smoothness.max() ** 2
+    first = max(run.grad_square[0], 0) / run.smoothness[0] ** 2
     assert known.distance == pytest.approx(first)
     assert (np.asarray(known.dissimilarity) >= 0).all()
+    # The tightest θ for the weights in use, and no bound without Definition 1.3.
+    most = max(1.0, run.tau.shape[1] * run.rho.max())
+    least = 1 / (run.lr * run.smoothness.max()) - 1
+    assert known.weight_limit == pytest.approx(max(most, least), rel=1e-5)
 
 
 def test_items_after_each_interval_are_those_of_the_intervals_so_far(folder):
@@ -54,7 +58,7 @@ def test_weights_side_by_side(folder):
     found = theory_report.weights(run)
     here = run.tau > 0
     np.testing.assert_array_equal(found.rho[theory_report.RUN], run.rho)
-    for name in (theory_report.COROLLARY, theory_report.EQUAL):
+    for name in (theory_report.COROLLARY, theory_report.EQUAL, theory_report.DMS):
         np.testing.assert_allclose(found.rho[name].sum(1), 1, rtol=1e-5)
     share = here / here.sum(1, keepdims=True)
     slope = dms.coupling(
@@ -72,6 +76,7 @@ def test_weights_side_by_side(folder):
     least = found.bound[theory_report.MINIMUM]
     for name, bound in found.bound.items():
         there = found.valid & np.isfinite(bound)
+        assert there.any() or name == theory_report.PRINTED
         assert (bound[there] >= least[there] * (1 - 1e-5)).all(), name
     assert (found.residual[found.valid] < 1e-4).all()
 
@@ -82,7 +87,7 @@ def test_files(folder, tmp_path, capsys):
     for name in ("theory.md", "theory.csv", "theory_items.csv", "theory.png"):
         assert (tmp_path / name).stat().st_size and str(tmp_path / name) in told
     text = (tmp_path / "theory.md").read_text()
-    assert "θ = N" in text and theory_report.PRINTED in text and "nan" not in text
+    assert "η = 0.003" in text and theory_report.PRINTED in text and "nan" not in text
     with open(tmp_path / "theory_items.csv") as file:
         rows = list(csv.DictReader(file))
     assert [row["interval"] for row in rows] == ["1", "2", "3"]
@@ -94,7 +99,15 @@ def test_files(folder, tmp_path, capsys):
 
 def test_another_weight_limit_can_be_asked_for(folder, tmp_path):
     theory_report.main([str(folder), "--out", str(tmp_path), "--weight_limit", "2"])
-    assert "θ = 2," in (tmp_path / "theory.md").read_text()
+    first, second = (
+        theory_report.weights(theory_run.read(folder)._replace(weight_limit=limit))
+        for limit in (np.inf, 2.0)
+    )
+    most = 2 / first.rho[theory_report.EQUAL].shape[1]
+    assert second.rho[theory_report.MINIMUM][second.valid].max() <= most * (1 + 1e-5)
+    # A run without that limit is not compared where it was beyond it.
+    beyond = (first.rho[theory_report.RUN] > most + 1e-4).any(axis=1)
+    assert np.isnan(second.bound[theory_report.RUN][beyond]).all()
     with pytest.raises(UserError, match=r"--weight_limit=0.5: expected 1 ≤ θ"):
         theory_report.main([str(folder), "--weight_limit", "0.5"])
 
@@ -106,11 +119,59 @@ def test_what_cannot_be_reported_is_told(folder, tmp_path):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     with np.load(folder / "clients.npz") as clients:
         kept = {name: clients[name] for name in ("tau", "size", "rho", "selected")}
+    with pytest.raises(UserError, match="clients.npz: cannot be read"):
+        theory_run.read(tmp_path)
     report.write_clients(tmp_path / "clients.npz", **kept)
-    with pytest.raises(UserError, match="--config.measure_clients=true"):
+    with pytest.raises(UserError, match="do not belong together"):
         theory_run.read(tmp_path)
     settings = report.read_json(folder / "config.json")
+    report.write_json(tmp_path / "config.json", settings | {"measure_clients": False})
+    with pytest.raises(UserError, match="--config.measure_clients=true"):
+        theory_run.read(tmp_path)
     settings["timeline"]["framework"] = "afl"
     report.write_json(tmp_path / "config.json", settings)
     with pytest.raises(UserError, match="afl is not in step"):
         theory_run.read(tmp_path)
+
+
+def test_a_mistyped_folder_is_not_made(tmp_path):
+    with pytest.raises(UserError, match="no finished run there"):
+        theory_report.main([str(tmp_path / "nowhere")])
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_intervals_without_numbers_are_left_out(folder, tmp_path):
+    for name in ("config.json", "summary.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    rows = report.read_metrics(folder / "metrics.jsonl")
+    rows[0]["grad_sq_norm"] = None  # an overflow
+    report.write_metrics(tmp_path / "metrics.jsonl", rows)
+    with np.load(folder / "clients.npz") as clients:
+        kept = dict(clients)
+    kept["tau"][1] = 0  # nobody at work
+    kept["variance"][1:, 2] = np.nan  # one away
+    kept["tau"][2, 2] = 0
+    report.write_clients(tmp_path / "clients.npz", **kept)
+    run = theory_run.read(tmp_path)
+    assert run.interval.tolist() == [3]
+    paths = theory_report.write(tmp_path, tmp_path)
+    assert all(path.stat().st_size for path in paths)
+    found = theory_report.weights(run)
+    for name in (theory_report.MINIMUM, theory_report.EQUAL, theory_report.DMS):
+        assert found.rho[name][0, 2] == 0
+
+
+def test_what_is_outside_the_theory_is_said(folder):
+    settings = report.read_json(folder / "config.json")
+    settings |= {"algorithm": "fednova", "clip_norm": 1.0, "momentum": 0.9}
+    settings["schedule"]["free_riders"] = 2
+    told = " ".join(theory_run._notes(settings))
+    for part in ("fednova", "clipped to 1.0", "momentum 0.9", "2 free riders", "pass"):
+        assert part in told
+
+
+def test_frameworks_out_of_step_cannot_be_measured():
+    config = small(measure_clients=True)
+    config.timeline.framework = "afl"
+    with pytest.raises(UserError, match="measure_clients=true: .* clients in step"):
+        runner.simulate(config)

@@ -7,7 +7,7 @@ and Optimizations". The symbols are explained in `tsfl_jax.types`.
 from tsfl_jax.aggregate import Aggregator, Situation, Weights
 from tsfl_jax.arrays import make_dataset
 from tsfl_jax.bound_constants import BoundConstants
-from tsfl_jax.bound_minimum import bound_optimal_weights
+from tsfl_jax.bound_minimum import bound_optimal_weights, kkt_residual
 from tsfl_jax.config import Config
 from tsfl_jax.dms import (
     affine_weights,
@@ -18,10 +18,12 @@ from tsfl_jax.dms import (
     select,
     threshold,
 )
+from tsfl_jax.fixed_point import theorem2_weights
 from tsfl_jax.models import Model
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.runner import Result, simulate
 from tsfl_jax.sweeps import SweepResult, sweep
+from tsfl_jax.theory import theorem1_bound, theorem4_bound
 from tsfl_jax.types import Dataset, HParams, UserError
 
 __all__ = [
@@ -42,10 +44,14 @@ __all__ = [
     "coupling",
     "dms_weights",
     "filter_probability",
+    "kkt_residual",
     "make_dataset",
     "project",
     "select",
     "simulate",
     "sweep",
+    "theorem1_bound",
+    "theorem2_weights",
+    "theorem4_bound",
     "threshold",
 ]

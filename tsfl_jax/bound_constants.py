@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax.types import Array, UserError
+from tsfl_jax.types import Array, ClientGradients, UserError
 
 
 class BoundConstants(NamedTuple):
@@ -21,11 +21,66 @@ class BoundConstants(NamedTuple):
     dissimilarity: Array  # [N] Γ_i = ‖w* − w_i*‖² ≥ 0
 
 
+def tightest_limit(weight_limit: Array, num_clients: int, lr, smoothness) -> Array:
+    """The smallest θ with ρ ≤ θ/N for the limit in use and ηL(1+θ) ≥ 1.
+
+    Weights within a limit are within every larger one. Where ηL(1+θ) < 1, against
+    Definition 1.3, Theorem 1 bounds nothing: A < 0 would reward dissimilarity.
+
+    Args:
+      weight_limit: the θ that holds for the weights, inf for none: then it is N.
+      num_clients: N.
+      lr, smoothness: η and L, > 0.
+    """
+    own = jnp.where(jnp.isinf(weight_limit), num_clients, weight_limit)
+    # A little above, so that rounding does not put it below.
+    least = (1 / (lr * smoothness) - 1) * (1 + 8 * jnp.finfo(jnp.float32).eps)
+    return jnp.maximum(own, least)
+
+
+def estimated(
+    lr: Array,
+    weight_limit: Array,
+    smoothness: Array,
+    grad_sq_norm: Array,
+    measured: ClientGradients,
+    present: Array,
+) -> BoundConstants:
+    """Constants of one interval, T = 1 and w⁰ = w^t, from what gradients at w^t say.
+
+    Γ_i = ‖∇F_i − ∇F‖²/L² and ‖w^t − w*‖² = ‖∇F‖²/L²; an unbiased estimate of what is ≥
+    0 may be below, then it is 0. θ is the tightest that Definition 1.3 allows.
+
+    Args:
+      lr, weight_limit: η and the θ of the weights, inf for none.
+      smoothness, grad_sq_norm: L > 0 and G².
+      measured: of all clients.
+      present: ``[N]`` bool; the constants of others are 0, which nothing reads.
+    """
+    L = smoothness
+
+    def usable(values):
+        return jnp.where(present, jnp.maximum(values, 0.0), 0.0)
+
+    return BoundConstants(
+        lr=lr,
+        smoothness=L,
+        grad_sq_norm=grad_sq_norm,
+        weight_limit=tightest_limit(weight_limit, present.shape[0], lr, L),
+        distance=jnp.maximum(measured.square, 0.0) / L**2,
+        grad_variance=usable(measured.variance),
+        dissimilarity=usable(measured.dissimilarity) / L**2,
+    )
+
+
 _RANGES = {  # of the constants: what is in range, and how to say it
     "lr": (lambda x: x > 0, "0 < η < ∞"),
     "smoothness": (lambda x: x > 0, "0 < L < ∞"),
     "grad_sq_norm": (lambda x: x >= 0, "0 ≤ G² < ∞"),
-    "weight_limit": (lambda x: x >= 1, "1 ≤ θ < ∞; without a limit, θ = N"),
+    "weight_limit": (
+        lambda x: x >= 1,
+        "1 ≤ θ < ∞; without a limit, see tightest_limit",
+    ),
     "distance": (lambda x: x >= 0, "0 ≤ ‖w⁰ − w*‖² < ∞"),
     "grad_variance": (lambda x: x >= 0, "0 ≤ σ_i² < ∞, one a client"),
     "dissimilarity": (lambda x: x >= 0, "0 ≤ Γ_i < ∞, one a client"),

@@ -44,6 +44,7 @@ class Minimum(NamedTuple):
     iterations: Array  # [] int32, of Dinkelbach; 0 if void
     converged: Array  # [] bool, kkt_residual ≤ 100 × the dtype's eps
     valid: Array  # [] bool; False: W ≤ 0 for all weights, the bound says nothing
+    limit_holds: Array  # [] bool, ηL(1+θ) ≥ 1; else g, though minimised, is no bound
 
 
 class _Problem(NamedTuple):
@@ -71,7 +72,14 @@ def _inputs(tau, constants: BoundConstants, present, **others):
     return constants, tau_2d, present, *others
 
 
-def _problem(tau, constants: BoundConstants, present) -> _Problem:
+def _limit(limit, tau) -> jax.Array:
+    """In τ's dtype, inf for none."""
+    if limit is not None:
+        check("limit", limit, (), lambda x: x >= 1, "1 ≤ θ < ∞, or None")
+    return jnp.asarray(jnp.inf if limit is None else limit, tau.dtype)
+
+
+def _problem(tau, constants: BoundConstants, present, limit) -> _Problem:
     """τ ``[T, N]``; H is the most iterations of anyone, present or not."""
     size, eps = tau.shape[1], jnp.finfo(tau.dtype).eps
     # g is homogeneous in these four. In units of the largest, tiny ones do not
@@ -84,7 +92,7 @@ def _problem(tau, constants: BoundConstants, present) -> _Problem:
     constants = constants._replace(**{k: x / scale for k, x in squares.items()})
     A, B, C = coefficients(constants, jnp.maximum(tau.max(), 1))
     tau = jnp.where(present, tau, 0)
-    upper = jnp.minimum(constants.weight_limit / size, 1)
+    upper = jnp.minimum(jnp.minimum(limit, constants.weight_limit) / size, 1)
     crowd = jnp.maximum((tau > 0).sum(1), 1).astype(tau.dtype)
     return _Problem(
         tau=tau,
@@ -166,13 +174,13 @@ def _residual(problem: _Problem, rho):
 
 
 @jax.jit
-def _certify(rho, tau, constants, present):
-    return _residual(_problem(tau, constants, present), rho)
+def _certify(rho, tau, constants, present, limit):
+    return _residual(_problem(tau, constants, present, limit), rho)
 
 
 @jax.jit
-def _minimise(tau, constants, present) -> Minimum:
-    problem = _problem(tau, constants, present)
+def _minimise(tau, constants, present, limit) -> Minimum:
+    problem = _problem(tau, constants, present, limit)
     only_w = problem._replace(
         curvature=jnp.zeros_like(problem.curvature),
         A=jnp.zeros_like(problem.A),
@@ -203,10 +211,14 @@ def _minimise(tau, constants, present) -> Minimum:
     residual = jnp.where(valid, _residual(problem, rho), jnp.inf)
     value = jnp.where(valid, _ratio(problem, rho) * problem.scale, jnp.inf)
     converged = residual <= 100 * jnp.finfo(tau.dtype).eps
-    return Minimum(rho, value, residual, iterations, converged, valid)
+    eta, L, theta = constants.lr, constants.smoothness, constants.weight_limit
+    limit_holds = eta * L * (1 + theta) * (1 + 8 * jnp.finfo(tau.dtype).eps) >= 1
+    return Minimum(rho, value, residual, iterations, converged, valid, limit_holds)
 
 
-def kkt_residual(rho, tau, constants: BoundConstants, present=None) -> jax.Array:
+def kkt_residual(
+    rho, tau, constants: BoundConstants, present=None, limit=None
+) -> jax.Array:
     """How far ρ is from satisfying the optimality conditions of the minimum of g.
 
     For the minimum of a convex function over a positive affine one, these conditions
@@ -217,7 +229,7 @@ def kkt_residual(rho, tau, constants: BoundConstants, present=None) -> jax.Array
 
     Args:
       rho: shaped like τ, any weights.
-      tau, constants, present: as in `bound_optimal_weights`.
+      tau, constants, present, limit: as in `bound_optimal_weights`.
 
     Returns:
       ``[]`` ≥ 0, dimensionless, the larger of two violations. Of stationarity: with
@@ -228,10 +240,12 @@ def kkt_residual(rho, tau, constants: BoundConstants, present=None) -> jax.Array
       inf where W(ρ) ≤ 0.
     """
     constants, tau, present, rho = _inputs(tau, constants, present, rho=rho)
-    return _certify(rho, tau, constants, present)
+    return _certify(rho, tau, constants, present, _limit(limit, tau))
 
 
-def bound_optimal_weights(tau, constants: BoundConstants, present=None) -> Minimum:
+def bound_optimal_weights(
+    tau, constants: BoundConstants, present=None, limit=None
+) -> Minimum:
     """The weights that minimise Theorem 1's bound over all intervals at once.
 
     >>> alike, tau = jnp.ones(3), jnp.array([1, 2, 3])
@@ -242,9 +256,11 @@ def bound_optimal_weights(tau, constants: BoundConstants, present=None) -> Minim
     Args:
       tau: ``[T, N]`` local iterations ≥ 0, or ``[N]`` for T = 1; 0 = absent. H is the
         largest of all.
-      constants: as in Theorem 1, scalars and ``[N]``; θ finite, as it enters A and B:
-        who wants no limit gives θ = N.
+      constants: as in Theorem 1, scalars and ``[N]``; θ finite, as it enters A and B.
+        Where ηL(1+θ) < 1, g is no bound, and its minimiser may favour clients with more
+        iterations or more dissimilarity; `bound_constants.tightest_limit` avoids that.
       present: bool, shaped like τ; where False, a client gets no weight though τ > 0.
+      limit: ``[]`` ≥ 1, ρ_i ≤ limit/N where that is below θ/N; None: θ alone.
 
     Returns:
       `Minimum`. An interval with nobody gets all 0, one with M·θ/N ≤ 1 (up to rounding)
@@ -252,5 +268,5 @@ def bound_optimal_weights(tau, constants: BoundConstants, present=None) -> Minim
       `valid` False, `value` inf, ρ = 1/M for each of the M present.
     """
     known, tau_2d, present = _inputs(tau, constants, present)
-    found = _minimise(tau_2d, known, present)
+    found = _minimise(tau_2d, known, present, _limit(limit, tau_2d))
     return found._replace(rho=found.rho.reshape(jnp.shape(tau)))

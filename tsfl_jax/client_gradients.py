@@ -22,7 +22,8 @@ from tsfl_jax import client as local
 from tsfl_jax.models import Model
 from tsfl_jax.types import Array, ClientGradients, Params, PRNGKey
 
-# Numbers kept of all clients' gradients together: 32 MB for the two of each.
+# Numbers kept of all clients' gradients together: 32 MB for the two of each, and more
+# only where 4,096 clients or more keep the least.
 _KEPT = 2**22
 _LEAST = 1024  # of one gradient
 
@@ -66,6 +67,7 @@ def client_gradients(
     clients: local.Client,
     samples: local.Samples,
     batch_size: int,
+    abreast: int = 1,
     axis: str | None = None,
 ) -> ClientGradients:
     """Estimates for all clients at the global model; see the module docstring.
@@ -80,6 +82,7 @@ def client_gradients(
       clients: leading axis ``[N]``; those with τ = 0 have no share in F.
       samples: the training samples.
       batch_size: B.
+      abreast: clients measured side by side; 1: one after another.
       axis: name of the mesh axis of devices that share the work; None: one device.
 
     Returns:
@@ -112,7 +115,8 @@ def client_gradients(
         return lax.cond(works, measured, nothing)
 
     mine_clients = jax.tree.map(lambda a: a[here], clients)
-    found = lax.map(one, (keys[here], mine_clients, taking_part))
+    items = (keys[here], mine_clients, taking_part)
+    found = lax.map(one, items, batch_size=abreast if abreast > 1 else None)
     place = jnp.where(mine < number, mine, number)  # beyond the end: dropped
     variance, kept = jax.tree.map(
         lambda a: jnp.zeros((number, *a.shape[1:]), a.dtype).at[place].set(a), found

@@ -211,6 +211,20 @@ WITHOUT_EFFECT = {
 }
 
 
+def effective(settings: dict) -> dict:
+    """Of flat settings those that can change a result of this experiment.
+
+    Settings that do not apply are left out, so that runs of before they existed are
+    still the same experiments.
+    """
+    kept = {n: v for n, v in settings.items() if n not in WITHOUT_EFFECT}
+    if settings.get("data.name") != "quadratic":
+        kept = {n: v for n, v in kept.items() if not n.startswith("quadratic.")}
+    if not settings.get("measure_clients"):
+        kept.pop("measure_clients", None)
+    return kept
+
+
 def flat(settings: dict, prefix: str = "") -> dict:
     """Nested settings as one dict, ``{"data.name": "mnist"}``."""
     found = {}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tsfl_jax.bound_constants import BoundConstants, inputs
+from tsfl_jax.bound_constants import BoundConstants, check, inputs
 from tsfl_jax.theory import coefficients
 from tsfl_jax.types import Array, UserError
 
@@ -157,9 +157,7 @@ def theorem2_weights(
     known, many = inputs(constants, tau)
     shape, tau = np.shape(tau), many
     selected = np.ones(shape, bool) if selected is None else selected
-    if np.shape(selected) != shape:
-        found, wanted = list(np.shape(selected)), list(shape)
-        raise UserError(f"selected has shape {found}: expected {wanted}, as τ has")
+    check("selected", selected, shape, np.isfinite, "booleans, as many as τ has")
     kept = jnp.atleast_2d(jnp.asarray(selected, bool))
     if not any(isinstance(x, jax.core.Tracer) for x in (kept, known.grad_variance)):
         zero = jax.device_get(kept).any(0) & (jax.device_get(known.grad_variance) == 0)

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from tsfl_jax import data
-from tsfl_jax.config import WITHOUT_EFFECT, flat
+from tsfl_jax.config import WITHOUT_EFFECT, effective, flat
 from tsfl_jax.prepare import Prepared, counts_of, evaluated
 
 # Settings that reach a compiled program as arrays or arguments, so that they may differ
@@ -37,13 +37,9 @@ def settings_of(prepared: Prepared) -> dict:
 
 def identity_of(prepared: Prepared) -> dict:
     """What a checkpoint must agree on: all settings that can change a result."""
-    settings = settings_of(prepared)
-    kept = {k: v for k, v in settings.items() if k not in WITHOUT_EFFECT}
-    if prepared.config.data.name != "quadratic":  # runs of before know none of these
-        kept = {k: v for k, v in kept.items() if not k.startswith("quadratic.")}
     names = ("own model", "own optimizer", "own rule")
     own = dict(zip(names, prepared.own, strict=True))
-    return kept | prepared.fingerprints | own
+    return effective(settings_of(prepared)) | prepared.fingerprints | own
 
 
 def signature(prepared: Prepared) -> dict[str, str]:

@@ -160,6 +160,7 @@ def make_interval(
         batch_size=batch_size,
         estimates=estimates,
         measures=measures,
+        abreast=chunk if mapping_name == "vmap" else 1,
         axis=axis,
     )
 
@@ -169,8 +170,9 @@ def make_interval(
             lambda stream: jax.random.fold_in(stream, inputs.interval)
         )(purposes)
         clients = _clients(problem, inputs)
+        reported = inputs.tau if inputs.reported is None else inputs.reported
         constants, gradients = probe(
-            state.params, estimate_key, clients, problem.samples, hparams
+            state.params, estimate_key, clients, reported, problem.samples, hparams
         )
         situation = _situation(
             rule_key, clients, inputs, constants, gradients, batch_size, iteration

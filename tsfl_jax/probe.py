@@ -1,6 +1,7 @@
 """What is estimated at the global model before an interval, and for which rule.
 
-Only what a rule uses, what was not given and what was asked for costs anything.
+Only what a rule uses, what was not given and what was asked for costs anything (where
+lanes go abreast, `vmap`, what any of their rules uses).
 """
 
 from collections.abc import Callable
@@ -14,7 +15,14 @@ from tsfl_jax.aggregate import Aggregator
 from tsfl_jax.client_gradients import client_gradients
 from tsfl_jax.estimate import estimate_constants
 from tsfl_jax.models import Model
-from tsfl_jax.types import ClientGradients, Constants, HParams, Params, PRNGKey
+from tsfl_jax.types import (
+    Array,
+    ClientGradients,
+    Constants,
+    HParams,
+    Params,
+    PRNGKey,
+)
 
 
 def _where_used(uses, find: Callable, otherwise, hparams: HParams):
@@ -31,19 +39,26 @@ def make_probe(
     batch_size: int,
     estimates: bool,
     measures: bool,
+    abreast: int,
     axis: str | None,
 ) -> Callable[..., tuple[Constants, ClientGradients]]:
-    """Builds the estimates of one interval; see `engine.make_run` for the arguments.
+    """Builds the estimates of one interval.
+
+    Args:
+      model, aggregator, batch_size, estimates, measures: as in `engine.make_run`.
+      abreast: clients measured side by side; 1: one after another.
+      axis: name of the mesh axis of devices that share the work; None: one device.
 
     Returns:
-      ``probe(params, key, clients[N], samples, hparams)``: L, G², σ² as given or else
-      estimated, and what gradients say about every client or else NaN.
+      ``probe(params, key, clients[N], reported[N], samples, hparams)``: L, G², σ² as
+      given or else estimated, and what gradients say about every client or else NaN.
     """
 
     def probe(
         params: Params,
         key: PRNGKey,
         clients: local.Client,
+        reported: Array,
         samples: local.Samples,
         hparams: HParams,
     ) -> tuple[Constants, ClientGradients]:
@@ -60,8 +75,10 @@ def make_probe(
             )
 
         def measured():
+            # Whoever claims to take part is asked, also one that does nothing.
+            asked = clients._replace(tau=reported)
             return client_gradients(
-                model, params, key, clients, samples, batch_size, axis
+                model, params, key, asked, samples, batch_size, abreast, axis
             )
 
         missing = jnp.full(clients.tau.shape, jnp.nan, jnp.float32)

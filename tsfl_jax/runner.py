@@ -24,7 +24,7 @@ from tsfl_jax import (
     results,
 )
 from tsfl_jax.aggregate import Aggregator
-from tsfl_jax.config import WITHOUT_EFFECT, Config, flat
+from tsfl_jax.config import Config, effective, flat
 from tsfl_jax.types import Dataset, Params, UserError
 
 
@@ -87,10 +87,12 @@ def _followed(finished: int, done: _Progress) -> tuple[int, _Progress]:
 
 def _check_same_settings(folder: pathlib.Path, exp: experiment.Experiment) -> None:
     """Refuses a folder in which another experiment has left its settings."""
-    old = flat(report.read_json(folder / "config.json") or {})
-    new = flat(report.plain(exp.settings))
-    names = [n for n in new if n not in WITHOUT_EFFECT]
-    changed = [f"{n}: {old.get(n)} → {new[n]}" for n in names if old.get(n) != new[n]]
+    old = effective(flat(report.read_json(folder / "config.json") or {}))
+    new = effective(flat(report.plain(exp.settings)))
+    names = dict.fromkeys([*new, *old])
+    changed = [
+        f"{n}: {old.get(n)} → {new.get(n)}" for n in names if old.get(n) != new.get(n)
+    ]
     if old and changed:
         raise UserError(
             f"{folder} holds another experiment ({'; '.join(changed[:3])}); choose "

@@ -9,14 +9,22 @@ All functions are pure and work under jit, vmap and grad, in float32 and float64
 raise `UserError` for a wrong shape and, except while tracing, a value out of its range.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from tsfl_jax.bound_constants import BoundConstants, check, check_constants, inputs
-from tsfl_jax.types import Array
+from tsfl_jax.bound_constants import (
+    BoundConstants,
+    check,
+    check_constants,
+    inputs,
+    shape_of,
+)
+from tsfl_jax.types import Array, UserError
 
 
 class Coefficients(NamedTuple):
@@ -111,8 +119,10 @@ def theorem1_bound(
     Σρα‖w_i* − w*‖²; the next line, and with it Z and A, has η² in front of it. Units
     tell: ηL has none, η² has. (b) V₁ needs F_i(w̄) − F_i(w_i,h) ≥ F_i(w_i,h) − F_i*,
     but at h = 0 the left side is 0, as w̄ = w_i,h. (c) V₂ needs ⟨w − w_i*, ∇F_i(w)⟩ ≥ 0,
-    which a loss that is not convex need not satisfy. Because of (a) quadratic losses
-    violate the bound as printed. `repaired` mends (a) only.
+    which a loss that is not convex need not satisfy. (d) It replaces ‖w_i,h − w_i*‖ of
+    all intervals by that of the last one, where it should be smallest. (e) Its first
+    lemma is used with α inside the sum, where the equality behind it is lost. Because
+    of (a) quadratic losses violate the bound as printed. `repaired` mends (a) only.
 
     Where ηL(1+θ) ≥ 1, as Definition 1.3 demands, B ≤ 0: W ≤ 1, and the bound is never
     below the distance at the start. It tells how far w may go astray, not that it
@@ -144,6 +154,24 @@ def theorem1_bound(
     parts = [jnp.where(positive, x / divisor, jnp.inf) for x in (known.distance, X)]
     parts += [jnp.where(positive, x / divisor, jnp.inf) for x in (Y, Z)]
     return Bound(*parts, sum(parts), W, limit, positive & limit)
+
+
+def so_far(function: Callable, rho: Array, tau: Array):
+    """``function(rho, tau)`` of the first 1, 2, …, T intervals, leading axis ``[T]``.
+
+    Later intervals count as 0; one prefix after another, so that memory stays that of
+    one.
+
+    Args:
+      function: of two arrays ``[T, N]``.
+      rho, tau: ``[T, N]``.
+    """
+
+    def until(last):
+        past = (jnp.arange(len(tau)) <= last)[:, None]
+        return function(jnp.where(past, rho, 0), jnp.where(past, tau, 0))
+
+    return lax.map(until, jnp.arange(len(tau)))
 
 
 def printed_derivative(
@@ -181,7 +209,8 @@ def theorem4_bound(
     The print has η above the line. Its own proof has η(ε − ηLV²/2) Σ‖∇F‖² ≤ F(w⁰) −
     F(w*), so η belongs below it; units agree: ‖∇F‖² is loss²/weight², η is
     weight²/loss. For η < 1 the print promises too much, by a factor of η². The proof
-    also takes every client's gradient at w̄, so it is strict for H = 1 only.
+    also takes every client's gradient at w̄ and drops the noise of mini-batches, so it
+    is strict only for H = 1, whole batches, and everybody at work.
 
     >>> print(theorem4_bound(10, 1.9, lr=0.1, smoothness=1.0, epsilon=1.0,
     ...                      dissimilarity_sq=1.0).derived)
@@ -228,6 +257,11 @@ def heterogeneity_degree(tau: Array) -> float | Array:
       ``[...]``, floating; of a JAX array a JAX array, else float64, and a float where
       there is one N only. 2.25 in Case 1, 1.25 in Case 2.
     """
+    expected = "[..., N] finite local iterations ≥ 0"
+    shape = shape_of("tau", tau, expected)
+    if not shape or 0 in shape:
+        raise UserError(f"tau has shape {list(shape)}: expected {expected}")
+    check("tau", tau, shape, lambda x: x >= 0, expected)
     if not isinstance(tau, jax.Array):
         tau = np.asarray(tau, np.float64)
     degree = tau.var(axis=-1)

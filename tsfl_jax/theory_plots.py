@@ -12,7 +12,13 @@ _TERMS = {  # field of Terms → label, colour, dashes, marker
     "Y": ("Y, mini-batch", "#009E73", "-.", "^"),
     "Z": ("Z, data distribution", "#CC79A7", ":", "D"),
 }
-_WEIGHTS = (("#009E73", "^"), ("#0072B2", "o"), ("#D55E00", "s"), ("#CC79A7", "D"))
+_WEIGHTS = (
+    ("#009E73", "^"),
+    ("#0072B2", "o"),
+    ("#56B4E9", "v"),
+    ("#D55E00", "s"),
+    ("#CC79A7", "D"),
+)
 
 
 def draw(
@@ -30,7 +36,7 @@ def draw(
       interval: ``[T]``, from 1.
       terms, bound: of the intervals so far, each field ``[T]``.
       distance: ‖w⁰ − w*‖².
-      weights: four of label → (τ ``[T, N]``, ρ ``[T, N]``); drawn as the mean over
+      weights: five of label → (τ ``[T, N]``, ρ ``[T, N]``); drawn as the mean over
         all with the same τ.
       path: without a suffix.
       title: above the figure.

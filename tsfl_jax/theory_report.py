@@ -17,19 +17,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import dms, report, theory, theory_plots
+from tsfl_jax.bound_constants import estimated
 from tsfl_jax.bound_minimum import bound_optimal_weights
 from tsfl_jax.fixed_point import theorem2_weights
-from tsfl_jax.theory_run import Run, constants, constants_of, read
-from tsfl_jax.types import UserError
+from tsfl_jax.theory_run import Run, constants_of, read
+from tsfl_jax.types import ClientGradients, UserError
 
 # Weights that are compared: label in tables and figures.
-NAMES = RUN, COROLLARY, PRINTED, MINIMUM, EQUAL = (
+NAMES = RUN, DMS, COROLLARY, PRINTED, MINIMUM, EQUAL = (
     "this run",
+    "DMS, expected",
     "Corollary 1",
     "Theorem 2 as printed",
     "minimiser of the bound",
     "equal",
 )
+
+_DRAWS = 256  # of DMS's selection, for its expectation
 
 
 class Items(NamedTuple):
@@ -42,16 +46,13 @@ class Items(NamedTuple):
 def items(run: Run) -> Items:
     """Theorem 1 after 1, 2, …, T' intervals, from w⁰."""
     known = constants_of(run)
-    tau, rho = jnp.asarray(run.tau), jnp.asarray(run.rho)
 
-    def until(last):
-        past = (jnp.arange(len(tau)) <= last)[:, None]
-        kept = jnp.where(past, rho, 0), jnp.where(past, tau, 0)
-        return Items(
-            theory.theorem1_terms(*kept, known), theory.theorem1_bound(*kept, known)
-        )
+    def found(rho, tau):
+        terms = theory.theorem1_terms(rho, tau, known)
+        return Items(terms, theory.theorem1_bound(rho, tau, known))
 
-    return jax.jit(jax.vmap(until))(jnp.arange(len(tau)))
+    rho, tau = jnp.asarray(run.rho), jnp.asarray(run.tau)
+    return jax.jit(lambda: theory.so_far(found, rho, tau))()
 
 
 class Weights(NamedTuple):
@@ -66,37 +67,47 @@ class Weights(NamedTuple):
 
 def weights(run: Run) -> Weights:
     """All weights for the bound of each interval alone: T = 1, from w^t."""
+    limit = min(run.weight_limit, run.tau.shape[1])
+    keys = jax.random.split(jax.random.key(0), _DRAWS)
 
     def one(tau, rho, L, square_norm, square, variance, dissimilarity):
         present = tau > 0
-        variance, dissimilarity = (
-            jnp.where(present, jnp.nan_to_num(a), 0.0)
-            for a in (variance, dissimilarity)
-        )
-        known = constants(run, L, square_norm, square, variance, dissimilarity)
+        measured = ClientGradients(variance, dissimilarity, square)
+        known = estimated(run.lr, run.weight_limit, L, square_norm, measured, present)
         share = present / present.sum()
         slope = dms.coupling(
             tau,
             lr=run.lr,
             smoothness=L,
             grad_sq_norm=square_norm,
-            grad_variance=jnp.sum(share * variance),
+            grad_variance=jnp.sum(share * known.grad_variance),
         )
         fixed = theorem2_weights(tau, known, present)
         total = fixed.rho.sum()
-        found = bound_optimal_weights(tau, known)
+        found = bound_optimal_weights(tau, known, limit=limit)
+
+        def drawn(key):
+            kept = dms.select(key, tau)
+            return dms.affine_weights(tau, kept, slope, run.weight_limit)
+
         rhos = {  # in the order of a table's columns
             RUN: rho,
             COROLLARY: dms.affine_weights(tau, present, slope, run.weight_limit),
+            DMS: jax.vmap(drawn)(keys).mean(0),
             # No multiplier in the print, so its weights need not sum to 1.
-            PRINTED: jnp.where(present & fixed.converged, fixed.rho / total, jnp.nan),
+            PRINTED: jnp.where(fixed.converged & (total > 0), fixed.rho, jnp.nan)
+            / total,
             MINIMUM: jnp.where(found.valid, found.rho, jnp.nan),
             EQUAL: share,
         }
         rhos = jnp.stack([rhos[name] for name in NAMES])
-        finite = jnp.where(jnp.isfinite(rhos), rhos, 0.0)
-        bounds = jax.vmap(lambda r: theory.theorem1_bound(r, tau, known).total)(finite)
-        bounds = jnp.where(jnp.isfinite(rhos).all(1), bounds, jnp.nan)
+        # Only weights that the minimiser might have chosen can be compared with it.
+        slack = 1e-5
+        allowed = (rhos > -slack) & (rhos < limit / tau.shape[0] + slack)
+        allowed = allowed.all(1) & (jnp.abs(rhos.sum(1) - 1) < slack)
+        usable = jnp.where(allowed[:, None], rhos, 0.0)
+        bounds = jax.vmap(lambda r: theory.theorem1_bound(r, tau, known).total)(usable)
+        bounds = jnp.where(allowed & found.limit_holds, bounds, jnp.nan)
         return rhos, bounds, fixed.converged, found.valid, found.kkt_residual
 
     columns = [run.tau, run.rho, run.smoothness, run.grad_sq_norm, run.grad_square]
@@ -127,11 +138,12 @@ def by_tau(run: Run, found: Weights) -> list[dict[str, str]]:
 def bound_row(found: Weights) -> dict[str, str]:
     """How far above the minimum the bound is, median over intervals, in %."""
     row = {"τ": "bound above its minimum", "times": f"{found.valid.sum()}"}
-    least = found.bound[MINIMUM][found.valid]
+    least = found.bound[MINIMUM]
+    there = found.valid & (least > 0)
     for name, bound in found.bound.items():
-        excess = 100 * (bound[found.valid] / least - 1)
+        excess = 100 * (bound[there] / least[there] - 1)
         excess = excess[np.isfinite(excess)]
-        row[name] = f"+{np.median(excess):.2g} %" if excess.size else "–"
+        row[name] = f"{np.median(excess):+.2g} %" if excess.size else "–"
     return row
 
 
@@ -142,7 +154,7 @@ def _text(run: Run, found: Weights, bound: theory.Bound) -> str:
         "η": run.lr,
         "L": known.smoothness,
         "G²": known.grad_sq_norm,
-        "θ": run.weight_limit,
+        "θ": known.weight_limit,
         "‖w⁰ − w*‖²": known.distance,
         "mean σ_i²": known.grad_variance.mean(),
         "mean Γ_i": known.dissimilarity.mean(),
@@ -185,13 +197,14 @@ def write(
     Args:
       workdir: folder of the run.
       out: where to.
-      weight_limit: θ ≥ 1 to judge by; None: the run's own, N if it had none.
+      weight_limit: θ ≥ 1 to judge by; None: the run's own, if it had one.
     """
     run = read(workdir)
     if weight_limit is not None:
         if not 1 <= weight_limit < np.inf:
             raise UserError(f"--weight_limit={weight_limit}: expected 1 ≤ θ < ∞")
         run = run._replace(weight_limit=weight_limit)
+    out = report.prepare_workdir(out)
     found, after = weights(run), jax.device_get(items(run))
     rows = [*by_tau(run, found), bound_row(found)]
     paths = report.write_table(out, "theory", rows, _text(run, found, after.bound))
@@ -214,10 +227,10 @@ def main(arguments: list[str]) -> None:
         prog="python -m tsfl_jax.theory_report", description=__doc__.splitlines()[0]
     )
     parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished run")
-    parser.add_argument("--weight_limit", type=float, help="θ; the run's own, or N")
+    parser.add_argument("--weight_limit", type=float, help="θ instead of the run's own")
     parser.add_argument("--out", type=pathlib.Path, help="where to write; the workdir")
     given = parser.parse_args(arguments)
-    out = report.prepare_workdir(given.out or given.workdir)
+    out = given.out or given.workdir
     for path in write(given.workdir, out, given.weight_limit):
         print(path)
     print((out / "theory.md").read_text())

@@ -7,8 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import report
-from tsfl_jax.bound_constants import BoundConstants
+from tsfl_jax.bound_constants import BoundConstants, tightest_limit
 from tsfl_jax.types import UserError
+
+MEASURES = "bound_optimal"  # a rule that measures its clients unasked
+WEIGHTED_MEANS = ("dms", MEASURES, "fedavg", "fedprox")
 
 
 class Run(NamedTuple):
@@ -18,7 +21,7 @@ class Run(NamedTuple):
     notes: tuple[str, ...]  # what sets the run apart from the theory
     interval: np.ndarray  # [T'] from 1
     lr: float
-    weight_limit: float  # θ; N where the run had none
+    weight_limit: float  # θ, inf where the run had none
     tau: np.ndarray  # [T', N]
     rho: np.ndarray  # [T', N]
     smoothness: np.ndarray  # [T'] L
@@ -38,6 +41,11 @@ def read(workdir: pathlib.Path) -> Run:
     summary = report.read_json(workdir / "summary.json")
     if settings is None or summary is None:
         raise UserError(f"{workdir}: no finished run there; give the --workdir of one")
+    if not settings.get("measure_clients") and settings.get("algorithm") != MEASURES:
+        raise UserError(
+            f"{workdir}: this run has not measured its clients; repeat it with "
+            "--config.measure_clients=true and another --workdir"
+        )
     if settings["timeline"]["framework"] not in ("none", "tsfl"):
         raise UserError(
             f"{workdir}: {settings['timeline']['framework']} is not in step; the "
@@ -48,11 +56,6 @@ def read(workdir: pathlib.Path) -> Run:
             clients = dict(file)
     except (OSError, ValueError) as error:
         raise UserError(f"{workdir / 'clients.npz'}: cannot be read: {error}") from None
-    if "variance" not in clients:
-        raise UserError(
-            f"{workdir}: this run has not measured its clients; repeat it with "
-            "--config.measure_clients=true and another --workdir"
-        )
     rows = report.read_metrics(workdir / "metrics.jsonl")
 
     def column(name: str) -> np.ndarray:
@@ -60,21 +63,28 @@ def read(workdir: pathlib.Path) -> Run:
             [np.nan if row[name] is None else row[name] for row in rows], float
         )
 
+    if "variance" not in clients or len(rows) != len(clients["tau"]):
+        raise UserError(f"{workdir}: its files do not belong together; repeat the run")
     square, smoothness = column("grad_square"), column("smoothness")
-    worked = np.isfinite(square) & (smoothness > 0)
+    square_norm, present = column("grad_sq_norm"), clients["tau"] > 0
+    worked = np.isfinite(square) & np.isfinite(square_norm) & np.isfinite(smoothness)
+    worked &= (smoothness > 0) & present.any(axis=1)
+    for name in ("variance", "dissimilarity"):
+        worked &= (np.isfinite(clients[name]) | ~present).all(axis=1)
     if not worked.any():
-        raise UserError(f"{workdir}: nobody did an iteration in any interval")
-    num_clients = clients["tau"].shape[1]
+        raise UserError(
+            f"{workdir}: no interval with clients at work and finite gradients, L > 0"
+        )
     return Run(
         about=f"{summary['data']}, {summary['algorithm']}, seed {summary['seed']}",
         notes=_notes(settings),
         interval=np.flatnonzero(worked) + 1,
         lr=settings["lr"],
-        weight_limit=settings["dms"]["weight_limit"] or float(num_clients),
+        weight_limit=settings["dms"]["weight_limit"] or np.inf,
         tau=clients["tau"][worked],
         rho=clients["rho"][worked],
         smoothness=smoothness[worked],
-        grad_sq_norm=column("grad_sq_norm")[worked],
+        grad_sq_norm=square_norm[worked],
         grad_square=square[worked],
         variance=clients["variance"][worked],
         dissimilarity=clients["dissimilarity"][worked],
@@ -90,47 +100,37 @@ def _notes(settings: dict) -> tuple[str, ...]:
         found.append(
             "an iteration is a pass over the data; in the theorems it is one step"
         )
-    if settings["dms"]["weight_limit"] == 0:
-        found.append("no weight limit, so θ = N")
+    if settings["algorithm"] not in WEIGHTED_MEANS:
+        found.append(f"{settings['algorithm']} does more than w⁺ = Σ ρ_i w_i")
+    if settings["algorithm"] == "fedprox" or settings["proximal"]:
+        found.append(f"a proximal term, μ = {settings['mu']}")
+    if settings["clip_norm"]:
+        found.append(f"gradients clipped to {settings['clip_norm']}")
+    if settings["schedule"]["free_riders"]:
+        found.append(f"{settings['schedule']['free_riders']} free riders")
     return tuple(found)
 
 
 def constants_of(run: Run) -> BoundConstants:
     """Of the whole run, from w⁰.
 
-    Bounds must hold always, so L, G² and σ_i² are the largest of any interval.
+    Bounds must hold always, so L, G² and σ_i² are the largest of any interval; ‖w⁰ −
+    w*‖² is of the first, and θ the tightest for the weights that were used.
     """
-    return constants(
-        run,
-        run.smoothness.max(),
-        run.grad_sq_norm.max(),
-        run.grad_square[0],
-        np.nanmax(_known(run.variance), axis=0),
-        np.nanmean(_known(run.dissimilarity), axis=0),
+    L, num_clients = run.smoothness.max(), run.tau.shape[1]
+    used = min(run.weight_limit, max(1.0, num_clients * run.rho.max()))
+    return BoundConstants(
+        lr=jnp.float32(run.lr),
+        smoothness=jnp.float32(L),
+        grad_sq_norm=jnp.float32(run.grad_sq_norm.max()),
+        weight_limit=tightest_limit(used, num_clients, run.lr, L),
+        distance=jnp.float32(max(run.grad_square[0], 0) / run.smoothness[0] ** 2),
+        grad_variance=jnp.nanmax(_known(run.variance), axis=0),
+        dissimilarity=jnp.maximum(jnp.nanmean(_known(run.dissimilarity), axis=0), 0)
+        / L**2,
     )
 
 
 def _known(values: np.ndarray) -> np.ndarray:
     """A client that is never there counts as 0: it has no weight."""
     return np.where(np.isnan(values).all(axis=0), 0.0, values)
-
-
-def constants(
-    run: Run, L, square_norm, square, variance, dissimilarity
-) -> BoundConstants:
-    """From estimates at one w; where an unbiased one of what is ≥ 0 is below, 0.
-
-    Args:
-      run: for η and θ.
-      L, square_norm, square: L, G² and ‖∇F‖² ``[]``.
-      variance, dissimilarity: σ_i² and ‖∇F_i − ∇F‖² ``[N]``.
-    """
-    return BoundConstants(
-        lr=jnp.asarray(run.lr),
-        smoothness=jnp.asarray(L),
-        grad_sq_norm=jnp.asarray(square_norm),
-        weight_limit=jnp.asarray(run.weight_limit),
-        distance=jnp.maximum(square, 0) / L**2,
-        grad_variance=jnp.asarray(variance),
-        dissimilarity=jnp.maximum(dissimilarity, 0) / L**2,
-    )

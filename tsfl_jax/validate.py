@@ -208,6 +208,12 @@ def _belongs_together(config: c.Config) -> None:
                 f"--config.schedule.kind={schedule.kind}; it belongs to "
                 f"{' or '.join(kinds)}"
             )
+    if config.measure_clients and config.timeline.framework not in ("none", "tsfl"):
+        raise UserError(
+            "--config.measure_clients=true: the theory is about clients in step; "
+            f"--config.timeline.framework={config.timeline.framework} is not, use none "
+            "or tsfl"
+        )
     if config.timeline.framework == "none":
         for field in dataclasses.fields(config.timeline):
             value = getattr(config.timeline, field.name)

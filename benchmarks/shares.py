@@ -1,8 +1,9 @@
-"""``python -m benchmarks.shares``: what frozen work and the evaluation cost.
+"""``python -m benchmarks.shares``: what frozen work, evaluation and estimates cost.
 
 MNIST CNN, Case 1 of 1,024 samples a client. Frozen: the interval against one in which
 every client works τ = 4; Case 1's mean is 2.5, so 0.63 would be free. Evaluation: the
-interval with and without 10,000 test images. Taken in turn in one run.
+interval with and without 10,000 test images. Estimates: with and without L, G² and σ²
+(the paper's DMS), and every client's σ_i² and dissimilarity. Taken in turn in one run.
 """
 
 import argparse
@@ -26,24 +27,47 @@ def measure(repeats: int, clients: int) -> list[dict]:
         schedule__tau=(4,),
         **SIZE,
     )
+    # FedAvg estimates nothing; its intervals are the same otherwise.
+    nothing, every = (
+        common.make_experiment(
+            "mnist_cnn",
+            num_clients=clients,
+            schedule__kind="case1",
+            algorithm="fedavg",
+            measure_clients=measured,
+            **SIZE,
+        )
+        for measured in (False, True)
+    )
     runs = {
+        "nothing": common.compiled(nothing)[0],
+        "every": common.compiled(every)[0],
         "full": common.compiled(full)[0],
         "case1": common.compiled(case1)[0],
         "evaluated": common.compiled(case1, evaluate=True)[0],
     }
     seconds = common.side_by_side(runs, repeats)
     frozen = common.ratios(seconds["case1"], seconds["full"])
-    extra = [
-        with_ / without - 1
-        for with_, without in zip(seconds["evaluated"], seconds["case1"], strict=True)
-    ]
+
+    def extra(more, less):
+        pairs = zip(seconds[more], seconds[less], strict=True)
+        return [with_ / without - 1 for with_, without in pairs]
+
     middle = statistics.median(seconds["case1"])
     return [
         {"what": "Case 1 interval, seconds", "median (range)": f"{middle:.2f}"},
         {"what": "Case 1 / all τ = 4", "median (range)": common.spread(frozen)},
         {
             "what": "evaluation / Case 1 interval",
-            "median (range)": common.spread(extra, 3),
+            "median (range)": common.spread(extra("evaluated", "case1"), 3),
+        },
+        {
+            "what": "L, G², σ² / Case 1 interval",
+            "median (range)": common.spread(extra("case1", "nothing"), 3),
+        },
+        {
+            "what": "these and every client's σ_i², dissimilarity / Case 1 interval",
+            "median (range)": common.spread(extra("every", "nothing"), 3),
         },
     ]
 

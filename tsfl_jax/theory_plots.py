@@ -73,6 +73,6 @@ def draw(
     right.set_xlabel("local iterations τ")
     right.set_ylabel("mean weight ρ in %")
     right.xaxis.set_major_locator(plot_style.whole_numbers())
-    right.legend(frameon=False, fontsize="small")
+    right.legend(frameon=False, fontsize="x-small")
     figure.suptitle(plot_style.title(title), fontsize="medium")
     return plot_style.save_both(figure, path)

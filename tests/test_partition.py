@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tsfl_jax import allocation, partition
@@ -45,8 +45,12 @@ def problems(draw):
     return labels, capacity, kind, {"alpha": alpha, "classes_per_client": k}, seed
 
 
+FEW_SAMPLES = {"alpha": 1.0, "classes_per_client": 3}
+
+
 @settings(deadline=None, max_examples=300)
 @given(problems())
+@example(([0, 0, 0, 1, 2, 3], [1, 5], "shards", FEW_SAMPLES, 4))
 def test_sizes_and_distinctness(problem):
     labels, capacity, kind, options, seed = problem
     fits = sum(capacity) <= len(labels)

@@ -75,12 +75,15 @@ def test_files_of_a_run(finished):
         "smoothness",
         "grad_sq_norm",
         "grad_variance",
+        "grad_square",
         "coupling",
         "num_dropped",
     ]
     for t, row in enumerate(rows):
         assert set(row) == {"interval", "virtual_time", *measured}
-        for name in measured:
+        # ‖∇F‖² only where clients are measured.
+        assert row["grad_square"] is None
+        for name in set(measured) - {"grad_square"}:
             assert row[name] == pytest.approx(result.history[name][t].item())
             assert np.isfinite(row[name])
     with np.load(folder / "clients.npz") as clients:

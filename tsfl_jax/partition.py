@@ -182,7 +182,9 @@ def _notes(wanted, counts, classes, chosen, k) -> tuple[str, ...]:
             f"samples, at {moved.any(axis=1).sum()} of {len(counts)} clients, are of "
             "other classes than asked for.",
         )
-    extra = np.where(chosen, 0, counts)
+    # With few samples, one of another class need not make more classes than k.
+    many = (counts > 0).sum(axis=1, keepdims=True) > k
+    extra = np.where(chosen | ~many, 0, counts)
     if extra.any():
         notes += (
             f"{extra.any(axis=1).sum()} of {len(counts)} clients hold more than {k} "

@@ -109,13 +109,13 @@ def _situation(
     key: PRNGKey,
     clients: local.Client,
     inputs: Inputs,
+    reported: Array,
     constants: Constants,
     gradients: ClientGradients,
     batch_size: int,
     iteration: str,
 ) -> Situation:
-    """What a rule may see: a client's own word for its work."""
-    reported = inputs.tau if inputs.reported is None else inputs.reported
+    """What a rule may see: a client's own word for its work, `reported`."""
     here = inputs.delivery is None
     return Situation(
         key,
@@ -175,7 +175,14 @@ def make_interval(
             state.params, estimate_key, clients, reported, problem.samples, hparams
         )
         situation = _situation(
-            rule_key, clients, inputs, constants, gradients, batch_size, iteration
+            rule_key,
+            clients,
+            inputs,
+            reported,
+            constants,
+            gradients,
+            batch_size,
+            iteration,
         )
         weights = aggregator.weights(situation, hparams)
 

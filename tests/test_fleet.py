@@ -200,12 +200,12 @@ def test_real_draws():
     ("kwargs", "message"),
     [
         ({"N": 0}, "num_clients=0: must be >= 1"),
-        ({"draws": 0}, "timeline.draws=0: must be >= 1"),
+        ({"draws": 0}, "^draws=0: must be >= 1"),
         ({"size": [1, 2]}, r"\[1, 2\]: expected 6 numbers"),
         ({"size": [1, 2, 3, 4, 5, 0]}, "expected 6 numbers >= 1"),
         ({"jitter": -0.1}, r"timeline.jitter=-0.1: must be in \[0, 10\]"),
         ({"jitter": math.nan}, "timeline.jitter=nan"),
-        ({"dropout": 1.0}, r"timeline.dropout=1.0: must be in \[0, 1\)"),
+        ({"dropout": 1.0}, r"schedule.dropout=1.0: must be in \[0, 1\)"),
         ({"speed": ()}, "timeline.speed has 0 entries"),
         ({"upload": ("constant(1)",) * 7}, "timeline.upload has 7 entries"),
         ({"speed": ("constant(0)",)}, r"speed=constant\(0\): client 0 gets 0 s, .*> 0"),
@@ -260,9 +260,9 @@ def test_malformed_files(tmp_path, kind, text, message):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    for flag in ("speeds_file", "availability_file"):
+    for flag in ("speeds", "availability"):
         with pytest.raises(UserError, match=f"timeline.{flag}=.*No such file"):
-            draw(**{flag: str(tmp_path / "none.csv")})
+            draw(**{f"{flag}_file": str(tmp_path / "none.csv")})
     (tmp_path / "binary.csv").write_bytes(b"client,seconds\n\xff\xfe,1\n")
     with pytest.raises(UserError, match="not a CSV file of UTF-8"):
         draw(speeds_file=str(tmp_path / "binary.csv"))

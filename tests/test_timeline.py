@@ -271,6 +271,30 @@ def test_safa_abandoned_and_lost():
     assert rows(trace, "client") == [(2, [(0,)])]
 
 
+def test_safa_keeps_what_arrives_as_a_round_ends():
+    # All arrive at 1, a round ends with the first of them: the others, though behind by
+    # more than the lag, have arrived and end the next two rounds at the same moment.
+    trace = run("safa", fleet_of([1] * 3), horizon=2, fraction=0.3, lag=0)
+    assert rows(trace, "client", "version", "task") == [
+        (1, [(0, 0, 0)]),
+        (1, [(1, 0, 0)]),
+        (1, [(2, 0, 0)]),
+        # Under way, not arrived: given up twice and begun anew.
+        (2, [(0, 3, 3)]),
+        (2, [(1, 3, 2)]),
+        (2, [(2, 3, 1)]),
+    ]
+    # A tie that is lost is known to be lost: its client begins anew at once.
+    fleet = fleet_of([1] * 3, lost=[[0] * 3, [1, 0, 0], [0] * 3])
+    trace = run("safa", fleet, horizon=2, fraction=0.3, lag=0)
+    assert rows(trace, "client", "version", "task")[:4] == [
+        (1, [(0, 0, 0)]),
+        (1, [(2, 0, 0)]),
+        (2, [(0, 2, 2)]),
+        (2, [(1, 2, 2)]),
+    ]
+
+
 def test_tsfl():
     # Δ = 3. Client 0: (3 − 0.5)/0.5 = 5; client 1: (3 − 1)/2 = 1; client 2: 4 s.
     fleet = fleet_of([0.5, 2, 4], [0.25, 0.5, 0], [0.25, 0.5, 0])
@@ -448,13 +472,13 @@ def test_equal_clients_are_synchronous_everywhere():
             for name in ALL
             if name != "tsfl"
             for wrong, message in (
-                ({"horizon": 0.0}, "timeline.horizon=0.0: must be finite seconds > 0"),
-                ({"horizon": math.inf}, "timeline.horizon=inf"),
-                ({"horizon": math.nan}, "timeline.horizon=nan"),
-                ({"iterations": 0}, "timeline.iterations=0: must be a whole number >="),
-                ({"iterations": 1.5}, "timeline.iterations=1.5"),
-                ({"iterations": math.inf}, "timeline.iterations=inf"),
-                ({"horizon": 1e-3}, "horizon=0.001: no global update .* choose a long"),
+                ({"horizon": 0.0}, "interval_seconds is 0.0 s: must be finite and > 0"),
+                ({"horizon": math.inf}, "interval_seconds is inf s"),
+                ({"horizon": math.nan}, "interval_seconds is nan s"),
+                ({"iterations": 0}, "local_iterations=0: must be a whole number >="),
+                ({"iterations": 1.5}, "timeline.local_iterations=1.5"),
+                ({"iterations": math.inf}, "timeline.local_iterations=inf"),
+                ({"horizon": 1e-3}, "is 0.001 s: no global update .* choose more or l"),
             )
         ],
         ("tsfl", {"num_intervals": 0}, "num_intervals=0: must be a whole number >= 1"),
@@ -492,7 +516,7 @@ def test_nothing_delivered():
     with pytest.raises(UserError, match="deadline=2.4: .*the fastest takes 2.5 s"):
         run("fedcs", fleet, horizon=99, deadline=2.4)
     with pytest.raises(
-        UserError, match="horizon=2.4: .*first tasks end from 2.5 s to 3.5 s"
+        UserError, match="is 2.4 s: .*first tasks end from 2.5 s to 3.5 s"
     ):
         run("afl", fleet, horizon=2.4)
     # Everything is lost, nobody is ever there: they end, and say so.

@@ -154,9 +154,9 @@ def online_seconds(fleet: Fleet, client: int, start: float, end: float) -> float
 
 
 def _check(N, size, jitter, dropout, draws):
-    for flag, value in (("num_clients", N), ("timeline.draws", draws)):
+    for name, value in (("--config.num_clients", N), ("draws", draws)):
         if value < 1:
-            raise UserError(f"--config.{flag}={value}: must be >= 1")
+            raise UserError(f"{name}={value}: must be >= 1")
     if size.shape != (N,) or not (size >= 1).all():
         raise UserError(
             f"data sizes {size.tolist()}: expected {N} numbers >= 1, one a client"
@@ -165,7 +165,7 @@ def _check(N, size, jitter, dropout, draws):
     if not 0 <= jitter <= 10:
         raise UserError(f"--config.timeline.jitter={jitter}: must be in [0, 10]")
     if not 0 <= dropout < 1:
-        raise UserError(f"--config.timeline.dropout={dropout}: must be in [0, 1)")
+        raise UserError(f"--config.schedule.dropout={dropout}: must be in [0, 1)")
 
 
 def _check_means(name, groups, mean):
@@ -190,7 +190,7 @@ def _factors(jitter, N, draws, rng) -> np.ndarray:
 def _override(means: list[np.ndarray], path: str):
     """Puts the file's means in place of the drawn ones."""
     N = len(means[0])
-    flag = "--config.timeline.speeds_file"
+    flag = "--config.timeline.speeds"
     given = [""] * N  # where
     for row in table.read_rows(
         path, ("client", "seconds"), ("download", "upload"), flag=flag
@@ -214,7 +214,7 @@ def _override(means: list[np.ndarray], path: str):
 
 def _windows(path: str, N: int) -> tuple[np.ndarray, ...]:
     found = [[] for _ in range(N)]  # (start, end, where)
-    flag = "--config.timeline.availability_file"
+    flag = "--config.timeline.availability"
     for row in table.read_rows(path, ("client", "start", "end"), flag=flag):
         i = table.whole_number(row, "client", 0, N - 1)
         start = table.seconds(row, "start")

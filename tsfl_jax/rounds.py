@@ -238,7 +238,8 @@ def safa(
     more than `lag` versions old, begins with the newest model; the latter gives up
     what it was doing. The others go on. The round ends with the ⌈C·N⌉-th delivery, or
     when everything under way has arrived; what arrives later, also at the same
-    moment, counts in the next round.
+    moment, counts in the next round. What has arrived by the end of a round is never
+    given up, however old its base model is.
 
     Args:
       fleet, horizon, iterations: as in `sfl`. A task that was given up has used its
@@ -268,15 +269,22 @@ def safa(
     while True:
         version = len(updates)
         for i in range(N):
-            if i not in flying or version - flying[i].version > lag:
+            idle = i not in flying
+            # What arrived at the very end of the last round waits at the server.
+            under_way = not idle and flying[i].arrival > now
+            if idle or (under_way and version - flying[i].version > lag):
                 flying[i] = begin(
                     fleet, i, tasks[i], version=version, now=now, iterations=iterations
                 )
                 tasks[i] += 1
         arrived, progress = [], False
         for d in sorted(flying.values()):
-            if len(arrived) == quota or d.arrival == math.inf:
+            full = len(arrived) == quota
+            if d.arrival == math.inf or (full and d.arrival > now):
                 break
+            # A tie with the last one: known to be lost now, else for the next round.
+            if full and not d.lost:
+                continue
             del flying[d.client]
             now, progress = d.arrival, True
             if not d.lost:

@@ -111,9 +111,10 @@ def make_trace(
             for i in range(len(fleet.iteration))
         ]
         raise UserError(
-            f"--config.timeline.horizon={horizon:g}: no global update happens within "
-            f"it; the clients' first tasks end from {min(ends):g} s to {max(ends):g} s;"
-            " choose a longer horizon, and less dropout if deliveries are lost"
+            f"--config.num_intervals times --config.schedule.interval_seconds is "
+            f"{horizon:g} s: no global update happens in that time; the clients' first "
+            f"tasks end from {min(ends):g} s to {max(ends):g} s; choose more or longer "
+            "intervals, and less --config.schedule.dropout if deliveries are lost"
         )
     R = len(updates)
     whole = {
@@ -180,5 +181,9 @@ def check_task(fleet: Fleet, horizon: float, iterations: int):
     """Raises `UserError` for what all frameworks with tasks of H iterations refuse."""
     if len(fleet.iteration) < 1:
         raise UserError("--config.num_clients=0: must be >= 1")
-    check_seconds("timeline.horizon", horizon)
-    check_whole("timeline.iterations", iterations, 1)
+    if not 0 < horizon < math.inf:
+        raise UserError(
+            "--config.num_intervals times --config.schedule.interval_seconds is "
+            f"{horizon} s: must be finite and > 0"
+        )
+    check_whole("timeline.local_iterations", iterations, 1)

@@ -2,12 +2,16 @@
 
 import contextlib
 import math
+import re
+from time import perf_counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tsfl_jax import draw, frameworks, timeline
+from tsfl_jax.config import Config
 from tsfl_jax.fleet import Fleet, draw_fleet
 from tsfl_jax.frameworks import FRAMEWORKS
 from tsfl_jax.timeline import Trace, summary
@@ -814,3 +818,53 @@ def test_agrees_with_simpy(name):
                     if start is not None:
                         assert trace.start[r, k] == pytest.approx(start)
                     assert trace.arrival[r, k] == pytest.approx(arrival, nan_ok=True)
+
+
+def timed(name, **changes):
+    config = Config(num_intervals=50, num_clients=6)
+    config.timeline.framework = name
+    config.timeline.buffer = 3
+    for key, value in changes.items():
+        setattr(config.timeline, key, value)
+    return config
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_more_events_than_can_be_simulated_are_refused_at_once(name):
+    for speed in ("constant(0.000001)", "constant(1e-9)"):
+        begun = perf_counter()
+        with pytest.raises(UserError, match=rf"speed={re.escape(speed)}: .*at most 2e"):
+            draw.draw_schedule(timed(name, speed=speed))
+        assert perf_counter() - begun < 5
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_number_of_events_is_known_beforehand(name):
+    config = timed(name, download="uniform(0.01,0.3)")
+    config.num_intervals = 200
+    fleet = draw.fleet_of(config, draw.sizes_of(config))
+    trace = draw.trace_of(config, fleet)
+    work = trace.iterations[trace.client >= 0]
+    # T-SFL counts iterations of the whole interval, others the tasks that were begun.
+    known = work.sum() + work.size if name == "tsfl" else (work > 0).sum()
+    options = {"num_intervals": 200, "interval": 1.0} if name == "tsfl" else {
+        "horizon": 200.0, "iterations": 4, "tiers": 3, "fraction": 0.5
+    }  # fmt: skip
+    expected = frameworks.expected_events(name, fleet, **options)
+    assert 0.9 * known <= expected <= 6 * known
+
+
+def test_a_long_simulation_is_announced(monkeypatch, capsys):
+    monkeypatch.setattr(draw, "_MANY_EVENTS", 100)
+    draw.draw_schedule(timed("afl"))
+    assert "simulating about" in capsys.readouterr().err
+
+
+def test_very_many_iterations_of_a_task():
+    fleet = fleet_of([[1.0, 3.0]])._replace(upload=np.zeros((1, 2)))
+    many = 2**21 + 1
+    task = timeline.begin(fleet, 0, 0, version=0, now=0.0, iterations=many)
+    assert task.arrival == 2.0 * 2**21 + 1.0
+    fleet = fleet_of([1.0, 1e-10])
+    with pytest.raises(UserError, match="client 1 does 4e.10 iterations"):
+        run("esync", fleet, horizon=9, iterations=4)

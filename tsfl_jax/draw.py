@@ -1,13 +1,18 @@
 """Who works how much and when, of a config: τ by cases, or from speeds in seconds."""
 
+import sys
+
 import numpy as np
 
-from tsfl_jax import fleet, frameworks, replay, riders, schedule, timeline
+from tsfl_jax import fleet, frameworks, progress, replay, riders, schedule, timeline
 from tsfl_jax.config import Config
-from tsfl_jax.types import Schedule
+from tsfl_jax.types import Schedule, UserError
 
 # Purposes of random streams below the seed; `prepare` has 0 for the partition.
 _SCHEDULE, _FLEET, _RIDERS = 1, 2, 3
+
+# Of a timeline's simulation in Python: refused, announced, and how long one takes.
+_MOST_EVENTS, _MANY_EVENTS, _EVENT_SECONDS = 2e7, 1e6, 2e-5
 
 
 def groups(text: str) -> tuple[str, ...]:
@@ -101,7 +106,27 @@ def trace_of(config: Config, clients: fleet.Fleet) -> timeline.Trace:
         own |= {"num_intervals": intervals, "interval": interval}
     else:
         own |= {"horizon": intervals * interval, "iterations": t.local_iterations}
+    _check_events(config, frameworks.expected_events(t.framework, clients, **own))
     return frameworks.FRAMEWORKS[t.framework](clients, **own)
+
+
+def _check_events(config: Config, events: float) -> None:
+    """Refuses a timeline that takes too long to simulate, announces a long one."""
+    t, seconds = config.timeline, config.schedule.interval_seconds
+    if not events <= _MOST_EVENTS:
+        given = f"speeds={t.speeds}" if t.speeds else f"speed={t.speed}"
+        raise UserError(
+            f"--config.timeline.{given}: {t.framework} would have to simulate about "
+            f"{events:.2g} tasks and iterations in {config.num_intervals * seconds:g} "
+            f"virtual seconds, expected at most {_MOST_EVENTS:.0g}; choose slower "
+            "clients, or fewer or shorter intervals"
+        )
+    if events > _MANY_EVENTS:
+        progress.tell(
+            sys.stderr,
+            f"simulating about {events:.2g} tasks and iterations of the timeline, "
+            f"roughly {events * _EVENT_SECONDS:.0f} s …",
+        )
 
 
 def _timed(config: Config) -> Schedule:

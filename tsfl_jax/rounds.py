@@ -13,6 +13,7 @@ import numpy as np
 
 from tsfl_jax.fleet import Fleet, finish, within
 from tsfl_jax.timeline import (
+    MOST_ITERATIONS,
     Delivery,
     Trace,
     Update,
@@ -65,7 +66,14 @@ def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
     slowest = (download + iterations * step + upload).max()
     # The factor lets exact multiples fit; see `fleet.within`.
     fitting = np.floor((slowest - download - upload) / step * (1 + 1e-12))
-    counts = np.maximum(fitting, iterations).astype(np.int64).tolist()
+    counts = np.maximum(fitting, iterations)
+    if counts.max() > MOST_ITERATIONS:
+        raise UserError(
+            f"--config.timeline.speed: client {counts.argmax()} does "
+            f"{counts.max():.3g} iterations while the slowest does {iterations}; "
+            f"expected at most {MOST_ITERATIONS}; choose less different speeds"
+        )
+    counts = counts.astype(np.int64).tolist()
     return _tier_rounds(fleet, horizon, [range(len(counts))], counts, iterations)
 
 

@@ -12,6 +12,9 @@ import numpy as np
 from tsfl_jax.fleet import Fleet, finish
 from tsfl_jax.types import UserError
 
+MOST_ITERATIONS = 2**31 - 1  # of a task: what int32 holds
+_LONG = 2**20  # iterations of a task that are added up one by one
+
 
 class Trace(NamedTuple):
     """R global updates from at most K deliveries each.
@@ -66,8 +69,12 @@ def begin(
       The `Delivery`.
     """
     J = fleet.iteration.shape[1]
-    places = (task * iterations + np.arange(iterations)) % J
+    # Very many take whole turns through the draws: memory does not grow with H.
+    turns = iterations // J if iterations > _LONG else 0
+    places = (task * iterations + np.arange(iterations - turns * J)) % J
     compute = float(fleet.iteration[client, places].sum())
+    if turns:
+        compute += turns * float(fleet.iteration[client].sum())
     k = task % J
     start = finish(fleet, client, now, 0.0)
     seconds = fleet.download[client, k] + compute + fleet.upload[client, k]
@@ -186,4 +193,4 @@ def check_task(fleet: Fleet, horizon: float, iterations: int):
             "--config.num_intervals times --config.schedule.interval_seconds is "
             f"{horizon} s: must be finite and > 0"
         )
-    check_whole("timeline.local_iterations", iterations, 1)
+    check_whole("timeline.local_iterations", iterations, 1, MOST_ITERATIONS)

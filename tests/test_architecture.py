@@ -86,8 +86,8 @@ MAY_IMPORT = {
     "theory_report": "bound_constants bound_minimum dms fixed_point report theory "
     "theory_plots theory_run types",
     "sweep_report": "report sweep_plots",
-    "sweeps": "aggregate axes config devices experiment identity lanes optimizers "
-    "prepare progress report results sweep_report types validate",
+    "sweeps": "aggregate axes config devices engine experiment identity lanes "
+    "optimizers prepare progress report results sweep_report types validate",
     "memory": "devices engine experiment prepare",
     "explain": "devices draw identity memory prepare replay segments tasks theory "
     "timeline types",

@@ -227,6 +227,64 @@ def test_leftovers_and_junk_are_ignored(folder):
     assert set(os.listdir(folder)) == names
 
 
+def _swap(folder):
+    (folder / "5").rename(folder / "aside")
+    (folder / "10").rename(folder / "5")
+    (folder / "aside").rename(folder / "10")
+
+
+def _swap_arrays(folder):
+    for name in ("5", "10"):
+        (folder / name / "arrays").rename(folder / name / "aside")
+    (folder / "5" / "aside").rename(folder / "10" / "arrays")
+    (folder / "10" / "aside").rename(folder / "5" / "arrays")
+
+
+@pytest.mark.parametrize(
+    ("move", "found", "words"),
+    [
+        (_swap, None, "/10 is damaged and left out: its content is of interval 5"),
+        (_swap_arrays, None, "/10 is damaged and left out: arrays/"),
+        (lambda f: (f / "10").rename(f / "15"), 5, "content is of interval 10"),
+        (lambda f: shutil.copytree(f / "5", f / "15"), 10, "content is of interval 5"),
+        (lambda f: (f / "10/arrays/more").write_text("x"), 5, "more was added"),
+    ],
+)
+def test_renamed_and_swapped_folders_give_way(folder, move, found, words):
+    move(folder)
+    restored, notices = _restore(folder)
+    assert words in notices[0]
+    assert (restored and restored[0]) == found
+    if restored:
+        _assert_same_bits(restored[1], _tree(found))
+
+
+def test_a_checkpoint_without_its_interval_is_of_an_earlier_version(folder):
+    path = folder / "10" / "about.json"
+    about = checkpoint._read_about(path)
+    about["meta"] = about.pop("identity")
+    del about["interval"]
+    checkpoint._write_about(path, about)
+    (step, _), notices = _restore(folder)
+    assert step == 5 and "an earlier version" in notices[0]
+
+
+def test_what_orbax_cannot_read_is_a_damaged_checkpoint(folder, monkeypatch):
+    import orbax.checkpoint as ocp
+
+    real, calls = ocp.Checkpointer.restore, []
+
+    def restore(self, path, *args, **kwargs):
+        calls.append(path)
+        if len(calls) == 1:
+            raise ValueError("another\nformat")
+        return real(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(ocp.Checkpointer, "restore", restore)
+    (step, _), notices = _restore(folder)
+    assert step == 5 and "Orbax cannot read it (another format)" in notices[0]
+
+
 def test_an_empty_step_folder_is_a_damaged_checkpoint(folder):
     (folder / "15").mkdir()
     (step, _), notices = _restore(folder)

@@ -257,7 +257,9 @@ def test_a_diverged_lane_is_marked_and_the_others_do_not_notice(tmp_path):
     assert "| – | – | – | 1 |" in line
 
 
-def test_a_killed_sweep_goes_on_with_the_finished_lanes(tmp_path, whole, monkeypatch):
+def test_a_killed_sweep_goes_on_with_the_finished_lanes(
+    tmp_path, whole, monkeypatch, caplog
+):
     calls = []
 
     def stop():
@@ -268,8 +270,11 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(tmp_path, whole, monkeyp
         sweeps.run(small(), SWEPT, workdir=tmp_path, lanes_per_call=2, stop=stop)
     kept = sorted((tmp_path / "lanes").iterdir())
     assert len(kept) == 6
-    kept[0].write_bytes(b"half a file")  # and two were damaged
+    kept[0].write_bytes(b"half a file")  # and four were damaged or swapped
     kept[1].write_bytes(kept[1].read_bytes()[:200])
+    swapped = kept[2].read_bytes(), kept[3].read_bytes()
+    kept[3].write_bytes(swapped[0])
+    kept[2].write_bytes(swapped[1])
     trained = []
     make = lanes.make_lanes
 
@@ -279,7 +284,8 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(tmp_path, whole, monkeyp
 
     monkeypatch.setattr(lanes, "make_lanes", counted)
     resumed = sweeps.run(small(), SWEPT, workdir=tmp_path, lanes_per_call=2)
-    assert sum(trained) == 16 - 4
+    assert sum(trained) == 16 - 2
+    assert sum("runs again" in text for text in caplog.messages) == 4
     for name in FLOATS:
         np.testing.assert_allclose(
             resumed.history[name], whole[1].history[name], rtol=1e-5, atol=1e-6

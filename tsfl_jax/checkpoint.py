@@ -1,9 +1,10 @@
 """Orbax checkpoints of a run, between two compiled calls.
 
-Each step is a folder named by its number: the arrays as Orbax writes them, and
-about.json with the experiment's settings and a digest of every file. It is renamed to
-that name when complete, so that a killed process leaves a whole checkpoint or none, and
-whatever happens to the files later is noticed before Orbax sees them.
+Each checkpoint is a folder named by its interval: the arrays as Orbax writes them, and
+about.json with the interval, the experiment's identity and a digest of every file. It
+is renamed to that name when complete, so that a killed process leaves a whole
+checkpoint or none. What happens to the files or to the folder's name later is noticed
+before Orbax reads them.
 Asynchronous and distributed saving are NOT done: a save has finished when it returns.
 """
 
@@ -24,7 +25,7 @@ from absl import logging
 from tsfl_jax.types import UserError
 
 KEEP = 2  # the newest, and one to fall back on when that is damaged
-_UNFINISHED = ".unfinished-"  # before the step in a folder's name, until it is whole
+_UNFINISHED = ".unfinished-"  # before the interval in a folder's name, until whole
 _ROOM = 2**20  # bytes, ample for all but the arrays
 _ARRAYS, _ABOUT = "arrays", "about.json"
 
@@ -32,27 +33,27 @@ _Leaves = dict[str, np.ndarray]  # by path in the tree
 
 
 class _DamagedError(Exception):
-    """A checkpoint whose bytes are not those that were saved."""
+    """A checkpoint that is not what was saved under its name."""
 
 
-def save(folder: str | pathlib.Path, step: int, tree: Any, meta: dict) -> None:
-    """Saves ``tree`` as the newest checkpoint and deletes all but the last two.
+def save(folder: str | pathlib.Path, interval: int, state: Any, identity: dict) -> None:
+    """Saves ``state`` as the newest checkpoint and deletes all but the last two.
 
-    Checkpoints of later steps are deleted as well: a run that saves an earlier one was
-    resumed from before them, because they were damaged.
+    Checkpoints of later intervals are deleted as well: a run that saves an earlier one
+    was resumed from before them, because they were damaged.
 
     Args:
       folder: where the checkpoints of this run are, made if missing.
-      step: finished intervals ≥ 0; an existing checkpoint of this step is replaced.
-      tree: pytree of arrays and numbers, without PRNG keys.
-      meta: what the experiment is, as JSON values; ``restore_latest`` compares it.
+      interval: finished intervals ≥ 0; an existing checkpoint of it is replaced.
+      state: pytree of arrays and numbers, without PRNG keys.
+      identity: what the experiment is, as JSON values; ``restore_latest`` compares it.
 
     Raises:
       UserError: the folder cannot be written, or the disk is full.
     """
-    leaves = _flatten(tree)
+    leaves = _flatten(state)
     root = pathlib.Path(folder).resolve()  # Orbax insists on an absolute path
-    unfinished, finished = root / f"{_UNFINISHED}{step}", root / str(step)
+    unfinished, finished = root / f"{_UNFINISHED}{interval}", root / str(interval)
     try:
         root.mkdir(parents=True, exist_ok=True)
         for killed in root.glob(f"{_UNFINISHED}*"):
@@ -65,14 +66,18 @@ def save(folder: str | pathlib.Path, step: int, tree: Any, meta: dict) -> None:
             # Orbax refuses empty arrays; the layout says all about them
             filled = {path: leaf for path, leaf in leaves.items() if leaf.size}
             checkpointer.save(unfinished / _ARRAYS, filled)
-        about = {"layout": _layout(leaves), "files": _digests(unfinished)}
-        about["meta"] = json.loads(json.dumps(meta))  # as it will be read back
+        about = {
+            "interval": interval,
+            "identity": json.loads(json.dumps(identity)),  # as it will be read back
+            "layout": _layout(leaves),
+            "files": _digests(unfinished),
+        }
         _write_about(unfinished / _ABOUT, about)
         if finished.exists():
             shutil.rmtree(finished)
         unfinished.rename(finished)
-        kept = [s for s in _steps(root) if s <= step][-KEEP:]
-        for other in set(_steps(root)) - set(kept):
+        kept = [i for i in _intervals(root) if i <= interval][-KEEP:]
+        for other in set(_intervals(root)) - set(kept):
             shutil.rmtree(root / str(other))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None)
@@ -91,7 +96,7 @@ def save(folder: str | pathlib.Path, step: int, tree: Any, meta: dict) -> None:
 def restore_latest(
     folder: str | pathlib.Path,
     template: Any,
-    meta: dict,
+    identity: dict,
     notice: Callable[[str], None] = logging.warning,
 ) -> tuple[int, Any] | None:
     """Returns the newest intact checkpoint, or None where there is none.
@@ -99,31 +104,32 @@ def restore_latest(
     Args:
       folder: where ``save`` put the checkpoints; may be missing.
       template: pytree of the structure, shapes and dtypes that were saved.
-      meta: must equal the saved one.
-      notice: is told, in one line, of each damaged checkpoint.
+      identity: must equal the saved one.
+      notice: gets one line for each damaged, renamed or swapped checkpoint.
 
     Returns:
-      The step, and the template's structure with NumPy leaves, bit for bit as saved.
+      The interval, and the template's structure with NumPy leaves, bit for bit as
+      saved.
 
     Raises:
-      UserError: the checkpoint is another experiment's: its meta or layout differs.
+      UserError: another experiment's checkpoint: its identity or layout differs.
     """
     root = pathlib.Path(folder).resolve()
     target = _flatten(template)
-    steps = _steps(root)
-    for step in reversed(steps):
+    intervals = _intervals(root)
+    for interval in reversed(intervals):
+        path = root / str(interval)
         try:
-            about = _read_about(root / str(step) / _ABOUT)
-            _check_same_experiment(folder, about, meta, target)
-            _check_files(root / str(step), about)
+            about = _read_about(path / _ABOUT)
+            _check_same_experiment(folder, about, identity, target)
+            _check_interval(interval, about)
+            _check_files(path, about)
+            leaves = _read_arrays(path / _ARRAYS, about, target)
         except (_DamagedError, OSError) as error:
-            notice(f"checkpoint {folder}/{step} is damaged and left out: {error}")
+            notice(f"checkpoint {folder}/{interval} is damaged and left out: {error}")
             continue
-        with _checkpointer() as checkpointer:
-            leaves = checkpointer.restore(root / str(step) / _ARRAYS)
-        leaves |= {p: np.zeros(n, t) for p, t, n in about["layout"] if 0 in n}
-        return step, jax.tree.structure(template).unflatten(leaves[p] for p in target)
-    if steps:
+        return interval, jax.tree.structure(template).unflatten(leaves)
+    if intervals:
         notice(f"no intact checkpoint in {folder}; starting from the beginning")
     return None
 
@@ -167,20 +173,41 @@ def _read_about(path: pathlib.Path) -> dict:
     return about
 
 
+def _check_interval(interval: int, about: dict) -> None:
+    """A folder's name is not proof: folders get renamed, copied and swapped."""
+    if "interval" not in about:
+        raise _DamagedError("an earlier version saved it, without its interval")
+    if about["interval"] != interval:
+        raise _DamagedError(f"its content is of interval {about['interval']}")
+
+
 def _check_files(path: pathlib.Path, about: dict) -> None:
-    found = _digests(path)
-    for file, digest in about["files"].items():
-        if found.get(file) != digest:
-            raise _DamagedError(
-                f"{file} {'has changed' if file in found else 'is gone'}"
-            )
+    found, saved = _digests(path), about["files"]
+    for file in dict.fromkeys([*saved, *found]):
+        if found.get(file) != saved.get(file):
+            what = "has changed" if file in found else "is missing"
+            what = what if file in saved else "was added"
+            raise _DamagedError(f"{file} {what}")
+
+
+def _read_arrays(path: pathlib.Path, about: dict, target: _Leaves) -> list[np.ndarray]:
+    """The saved leaves in the order of the template's."""
+    try:
+        with _checkpointer() as checkpointer:
+            leaves = checkpointer.restore(path)
+        leaves |= {p: np.zeros(n, t) for p, t, n in about["layout"] if 0 in n}
+        return [leaves[p] for p in target]
+    except Exception as error:  # Orbax decides on the kind
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise _DamagedError(f"Orbax cannot read it ({reason})") from error
 
 
 def _check_same_experiment(
-    folder: str | pathlib.Path, about: dict, meta: dict, target: _Leaves
+    folder: str | pathlib.Path, about: dict, identity: dict, target: _Leaves
 ) -> None:
-    old = _settings(about["meta"])
-    new = _settings(json.loads(json.dumps(meta)))  # tuples are lists there
+    # Checkpoints of earlier versions, without an interval, called it meta.
+    old = _settings(about.get("identity", about.get("meta")))
+    new = _settings(json.loads(json.dumps(identity)))  # tuples are lists there
     changed = [k for k in old | new if old.get(k) != new.get(k)]
     told = [f"{k}: {old.get(k, '–')} → {new.get(k, '–')}" for k in changed[:3]]
     if len(changed) > 3:
@@ -194,16 +221,18 @@ def _check_same_experiment(
         )
 
 
-def _settings(meta: Any, prefix: str = "") -> dict[str, str]:
+def _settings(identity: Any, prefix: str = "") -> dict[str, str]:
     """Nested settings as one dict of JSON: ``{"data.name": '"digits"', …}``."""
-    if not isinstance(meta, dict) or not meta:
-        return {prefix: json.dumps(meta, ensure_ascii=False)} if prefix else {}
-    parts = [_settings(v, f"{prefix}.{k}" if prefix else k) for k, v in meta.items()]
+    if not isinstance(identity, dict) or not identity:
+        return {prefix: json.dumps(identity, ensure_ascii=False)} if prefix else {}
+    parts = [
+        _settings(v, f"{prefix}.{k}" if prefix else k) for k, v in identity.items()
+    ]
     return {key: value for part in parts for key, value in part.items()}
 
 
-def _steps(root: pathlib.Path) -> list[int]:
-    """The steps saved in a folder, ascending; whatever else lies there is ignored."""
+def _intervals(root: pathlib.Path) -> list[int]:
+    """Names of a folder's checkpoints, ascending; other files there are ignored."""
     if not root.is_dir():
         return []
     names = [p.name for p in root.iterdir() if p.name.isdecimal() and p.is_dir()]

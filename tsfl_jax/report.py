@@ -1,11 +1,13 @@
 """Files of a workdir.
 
 Every file is written beside its place and then renamed, so that nothing is ever
-half-written; only metrics.jsonl also grows, by whole lines. Knows nothing of training.
+half-written; only metrics.jsonl also grows, by whole lines. One process at a time
+writes to a workdir: it holds a lock of the operating system. Knows nothing of training.
 """
 
 import contextlib
 import csv
+import functools
 import importlib.metadata
 import io
 import itertools
@@ -15,15 +17,22 @@ import os
 import pathlib
 import platform
 import re
+import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 import numpy as np
 
 from tsfl_jax.types import UserError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_LOCK = ".lock"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "tsfl_jax")
 
 
@@ -65,6 +74,83 @@ def prepare_workdir(path: str | pathlib.Path) -> pathlib.Path:
             f"cannot write to {path}: {error.strerror}; choose another --workdir"
         ) from error
     return path
+
+
+@contextlib.contextmanager
+def lock(
+    folder: str | pathlib.Path, notice: Callable[[str], None]
+) -> Iterator[Callable[[], None]]:
+    """Holds a workdir for this process; the file .lock is there meanwhile.
+
+    The operating system keeps the lock, so that it ends with the process, also when
+    that is killed.
+
+    Args:
+      folder: an existing folder.
+      notice: gets one line where the file system has no locks.
+
+    Yields:
+      A function that raises UserError once the folder was removed or replaced.
+
+    Raises:
+      UserError: another process holds it, or the file cannot be made.
+    """
+    path = pathlib.Path(folder) / _LOCK
+    with _user_errors(path):
+        handle = _lock_file(path, notice)
+    try:
+        yield functools.partial(_check_held, path, handle)
+    finally:
+        # Removed before it is unlocked; `_lock_file` handles those who opened it.
+        with contextlib.suppress(OSError):
+            if _is_open_file(path, handle):
+                path.unlink()
+        os.close(handle)
+
+
+def _lock_file(path: pathlib.Path, notice: Callable[[str], None]) -> int:
+    """The handle of the locked file."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if fcntl is None:
+                raise OSError("no fcntl on this system")
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(handle, 200).decode(errors="replace") or "another process"
+            os.close(handle)
+            raise UserError(
+                f"{path.parent} is in use: {holder} is writing there; wait for it to "
+                "end, or choose another --workdir"
+            ) from error
+        except OSError as error:
+            notice(
+                f"{path.parent} cannot be locked ({error.strerror or error}); start no "
+                "second run there"
+            )
+        if _is_open_file(path, handle):  # else its holder has just removed it
+            break
+        os.close(handle)
+    os.truncate(handle, 0)
+    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+    return handle
+
+
+def _is_open_file(path: pathlib.Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _check_held(path: pathlib.Path, handle: int) -> None:
+    with _user_errors(path):
+        held = _is_open_file(path, handle)
+    if not held:
+        raise UserError(
+            f"{path.parent} was removed or replaced while the run was writing there; "
+            "its files are incomplete; start it again with another --workdir"
+        )
 
 
 @contextlib.contextmanager
@@ -127,11 +213,20 @@ def write_table(
     return paths
 
 
-def read_json(path: str | pathlib.Path) -> Any:
-    """What `write_json` wrote; None if there is no such file, or it is damaged."""
+def read_json(path: str | pathlib.Path) -> dict | None:
+    """The object that `write_json` wrote; None if the file is missing or damaged."""
     try:
-        return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(pathlib.Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def size_of(path: str | pathlib.Path) -> int | None:
+    """Bytes of a file, None if there is none."""
+    try:
+        return pathlib.Path(path).stat().st_size
+    except OSError:
         return None
 
 
@@ -153,18 +248,34 @@ def read_metrics(path: str | pathlib.Path) -> list[dict]:
     """Returns the rows of metrics.jsonl, without a last line that was cut off.
 
     Raises:
-      UserError: another line is not JSON, or there is no such file.
+      UserError: another line is not JSON or not a row of numbers, or there is no such
+        file.
     """
     with _user_errors(path):
         lines = pathlib.Path(path).read_bytes().splitlines(keepends=True)
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except ValueError as error:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
             if line.endswith(b"\n"):  # else it was cut off
                 raise UserError(f"{path}, line {number}: not JSON") from error
+            continue
+        if not _is_row(row):
+            raise UserError(
+                f"{path}, line {number}: expected an object with an interval and "
+                "numbers or null"
+            )
+        rows.append(row)
     return rows
+
+
+def _is_row(row: Any) -> bool:
+    return (
+        isinstance(row, dict)
+        and type(row.get("interval")) is int
+        and all(v is None or type(v) in (int, float) for v in row.values())
+    )
 
 
 def write_clients(

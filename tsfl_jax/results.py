@@ -70,6 +70,15 @@ def summary(
     }
 
 
+def provenance(old: dict) -> dict:
+    """Of an old summary what only the process that trained knew, where it is intact.
+
+    All results are computed from the history instead: a summary may be edited.
+    """
+    kinds = {"compile_seconds": float, "device": str, "backend": str, "versions": dict}
+    return {n: old[n] for n, kind in kinds.items() if isinstance(old.get(n), kind)}
+
+
 def write(
     folder: pathlib.Path,
     exp: experiment.Experiment,

@@ -4,6 +4,7 @@ The host sees a chunk of intervals at a time. After each chunk it writes the che
 first and the metrics after it, so that a killed run resumes with the same bits.
 """
 
+import contextlib
 import pathlib
 import sys
 import time
@@ -64,18 +65,42 @@ def _empty(exp: experiment.Experiment) -> _Progress:
     return _Progress(jax.device_get(exp.start), history, np.float64(0))
 
 
-def _opened(exp, workdir, done: _Progress, stream) -> tuple:
-    """The folder, and where a run in it stands."""
+class _Files(NamedTuple):
+    """The workdir of a run that holds it."""
+
+    folder: pathlib.Path
+    check: Callable[[], None]  # raises UserError once the folder was removed
+
+
+def _opened(
+    exp: experiment.Experiment,
+    workdir: str | pathlib.Path,
+    done: _Progress,
+    stream: IO[str] | None,
+    stack: contextlib.ExitStack,
+) -> tuple[_Files, int, _Progress]:
+    """The locked folder, and where a run in it stands."""
     folder, finished, total = report.prepare_workdir(workdir), 0, len(exp.times.tau)
-    _check_same_settings(folder, exp)
+    notice = progress.notice(stream)
+    files = _Files(folder, stack.enter_context(report.lock(folder, notice)))
+    if (folder / "lanes").is_dir():
+        raise UserError(f"{folder} holds a sweep; choose another --workdir")
+    refused, found = _other_settings(folder, exp), None
     if exp.checkpoint:
-        found = checkpoint.restore_latest(
-            folder / "checkpoints", done, exp.identity, progress.notice(stream)
-        )
-        if found is not None:
-            finished, done = found
-            progress.tell(stream, f"resuming after interval {finished} of {total}")
-    return folder, finished, done
+        try:
+            found = checkpoint.restore_latest(
+                folder / "checkpoints", done, exp.identity, notice
+            )
+        except UserError as error:
+            raise UserError(refused or str(error)) from error
+    if found is None and refused:
+        raise UserError(refused)
+    if found is not None:
+        if refused:  # the checkpoint's digest proves what the experiment is
+            notice(f"{folder / 'config.json'} was changed; it is written anew")
+        finished, done = found
+        progress.tell(stream, f"resuming after interval {finished} of {total}")
+    return files, finished, done
 
 
 def _followed(finished: int, done: _Progress) -> tuple[int, _Progress]:
@@ -85,19 +110,83 @@ def _followed(finished: int, done: _Progress) -> tuple[int, _Progress]:
     return int(finished), done._replace(state=state, history=history)
 
 
-def _check_same_settings(folder: pathlib.Path, exp: experiment.Experiment) -> None:
-    """Refuses a folder in which another experiment has left its settings."""
-    old = effective(flat(report.read_json(folder / "config.json") or {}))
+def _other_settings(folder: pathlib.Path, exp: experiment.Experiment) -> str:
+    """Why the folder is not this experiment's by its config.json; "" if it is."""
+    path = folder / "config.json"
+    if not path.exists() and not (folder / "metrics.jsonl").exists():
+        return ""
+    found = report.read_json(path)
+    if not found:
+        return (
+            f"{path} is missing or damaged, so that nothing says which experiment "
+            f"{folder} holds; choose another --workdir, or delete that folder to start "
+            "afresh"
+        )
+    old = effective(flat(found))
     new = effective(flat(report.plain(exp.settings)))
     names = dict.fromkeys([*new, *old])
     changed = [
         f"{n}: {old.get(n)} → {new.get(n)}" for n in names if old.get(n) != new.get(n)
     ]
-    if old and changed:
-        raise UserError(
-            f"{folder} holds another experiment ({'; '.join(changed[:3])}); choose "
-            "another --workdir, or delete that folder to start afresh"
-        )
+    if not changed:
+        return ""
+    return (
+        f"{folder} holds another experiment ({'; '.join(changed[:3])}); choose "
+        "another --workdir, or delete that folder to start afresh"
+    )
+
+
+def _begin(
+    exp: experiment.Experiment,
+    workdir: str | pathlib.Path | None,
+    stream: IO[str] | None,
+    stack: contextlib.ExitStack,
+) -> tuple[_Files | None, int, _Progress]:
+    """Where the run stands, the same in all processes; the first one has the files."""
+    done, finished = _empty(exp), 0
+    # Of several processes the first one reads and writes; the others follow it.
+    files, refused = None, None
+    try:
+        if workdir is not None and devices.first():
+            files, finished, done = _opened(exp, workdir, done, stream, stack)
+    except UserError as error:
+        refused = error
+    if devices.any_process(refused is not None):
+        raise refused or UserError("process 0 has stopped and says why")
+    finished, done = _followed(finished, done)
+    if files is not None:
+        report.write_json(files.folder / "config.json", exp.settings)
+        rows = results.rows_of(done.history, 0, finished, exp.times.seconds)
+        report.write_metrics(files.folder / "metrics.jsonl", rows)
+    return files, finished, done
+
+
+def _keep(
+    exp: experiment.Experiment,
+    files: _Files,
+    done: _Progress,
+    first: int,
+    finished: int,
+    size: int | None,
+    notice: Callable[[str], None],
+) -> int | None:
+    """Writes the checkpoint, then the rows from `first` on; metrics.jsonl's new size.
+
+    A metrics.jsonl that is not as large as it was left is written anew.
+    """
+    files.check()
+    if exp.checkpoint:
+        folder = files.folder / "checkpoints"
+        checkpoint.save(folder, finished, done, exp.identity)
+    path = files.folder / "metrics.jsonl"
+    if report.size_of(path) == size:
+        rows = results.rows_of(done.history, first, finished, exp.times.seconds)
+        report.append_metrics(path, rows)
+    else:
+        notice(f"{path} was changed during the run; it is written anew")
+        rows = results.rows_of(done.history, 0, finished, exp.times.seconds)
+        report.write_metrics(path, rows)
+    return report.size_of(path)
 
 
 def run(
@@ -121,25 +210,34 @@ def run(
     Raises:
       UserError: the folder cannot be used, or holds another experiment's checkpoint.
     """
-    total = len(exp.times.tau)
-    done, finished = _empty(exp), 0
-    # Of several processes the first one reads and writes; the others follow it.
-    folder = None
-    try:
-        if workdir is not None and devices.first():
-            folder, finished, done = _opened(exp, workdir, done, stream)
-        refused = None
-    except UserError as error:
-        refused = error
-    if devices.any_process(refused is not None):
-        raise refused or UserError("process 0 has stopped and says why")
-    saves = folder is not None and exp.checkpoint
-    finished, done = _followed(finished, done)
-    if folder is not None:
-        report.write_json(folder / "config.json", exp.settings)
-        rows = results.rows_of(done.history, 0, finished, exp.times.seconds)
-        report.write_metrics(folder / "metrics.jsonl", rows)
+    with contextlib.ExitStack() as stack:
+        files, finished, done = _begin(exp, workdir, stream, stack)
+        finished, done, compile_seconds = _train(
+            exp, files, finished, done, stream, stop
+        )
+        history = jax.tree.map(lambda a: a[:finished], done.history)
+        summary = results.summary(exp, history, float(done.seconds), compile_seconds)
+        if files is not None:
+            if not compile_seconds:  # finished by an earlier process
+                old = report.read_json(files.folder / "summary.json") or {}
+                summary |= results.provenance(old)
+            results.write(files.folder, exp, history, done.state.params, summary)
+            files.check()
+    times = {"virtual_time": exp.times.seconds[:finished]}
+    return Result(done.state.params, history._asdict() | times, summary)
 
+
+def _train(
+    exp: experiment.Experiment,
+    files: _Files | None,
+    finished: int,
+    done: _Progress,
+    stream: IO[str] | None,
+    stop: Callable[[], bool],
+) -> tuple[int, _Progress, float]:
+    """Runs the remaining chunks; finished intervals, progress, seconds of compiling."""
+    total, notice = len(exp.times.tau), progress.notice(stream)
+    size = None if files is None else report.size_of(files.folder / "metrics.jsonl")
     compiled, compile_seconds = None, 0.0
     started, begun = finished, None
     lost = bool(done.state.diverged)
@@ -164,39 +262,22 @@ def run(
             whole[finished : finished + length] = part[:length]
         first, finished = finished, finished + length
         done = done._replace(state=jax.device_get(state), seconds=np.float64(seconds))
-        if saves:
-            checkpoint.save(folder / "checkpoints", finished, done, exp.identity)
-        if folder is not None:
-            rows = results.rows_of(done.history, first, finished, exp.times.seconds)
-            report.append_metrics(folder / "metrics.jsonl", rows)
+        if files is not None:
+            size = _keep(exp, files, done, first, finished, size, notice)
         stopping = finished < total and not lost
         stopping = stopping and devices.any_process(stop())
-        progress.show(
-            progress.progress_line(
-                finished,
-                total,
-                results.last(done.history.test_accuracy[:finished]),
-                results.last(done.history.train_loss[:finished]),
-                time.perf_counter() - begun,
-                started_at=started,
-            ),
-            stream,
-            last=finished == total or lost or stopping,
+        line = progress.progress_line(
+            finished,
+            total,
+            results.last(done.history.test_accuracy[:finished]),
+            results.last(done.history.train_loss[:finished]),
+            time.perf_counter() - begun,
+            started_at=started,
         )
-
+        progress.show(line, stream, last=finished == total or lost or stopping)
         if stopping:
             raise KeyboardInterrupt
-
-    history = jax.tree.map(lambda a: a[:finished], done.history)
-    summary = None
-    if folder is not None and compiled is None:  # a finished run is not made anew
-        summary = report.read_json(folder / "summary.json")
-    if summary is None:
-        summary = results.summary(exp, history, float(done.seconds), compile_seconds)
-    if folder is not None:
-        results.write(folder, exp, history, done.state.params, summary)
-    times = {"virtual_time": exp.times.seconds[:finished]}
-    return Result(done.state.params, history._asdict() | times, summary)
+    return finished, done, compile_seconds
 
 
 def simulate(

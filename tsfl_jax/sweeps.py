@@ -18,9 +18,11 @@ from typing import IO, Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from tsfl_jax import (
     axes,
+    engine,
     experiment,
     lanes,
     optimizers,
@@ -54,8 +56,15 @@ def _digest(prepared: Prepared) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def _finished(folder: pathlib.Path, names: list[str]) -> dict[str, dict]:
-    """Lanes that are whole on the disk, as {digest: arrays}."""
+_OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
+_NAME = "lane"  # the digest again: a file's name is not proof of its content
+
+
+def _finished(
+    folder: pathlib.Path, names: list[str], notice: Callable[[str], None]
+) -> dict[str, dict]:
+    """Lanes that are whole on the disk, as {digest: arrays}; others are left out."""
+    wanted = {*engine.History._fields, *_OF_LANE}
     found = {}
     for name in names:
         with (
@@ -65,7 +74,14 @@ def _finished(folder: pathlib.Path, names: list[str]) -> dict[str, dict]:
             open(folder / f"{name}.npz", "rb") as file,
             np.load(file) as arrays,
         ):
-            found[name] = {key: arrays[key] for key in arrays.files}
+            lane = {key: arrays[key] for key in arrays.files}
+            if str(lane.pop(_NAME)) == name and set(lane) == wanted:
+                found[name] = lane
+        if name not in found and (folder / f"{name}.npz").exists():
+            notice(
+                f"{folder / name}.npz is damaged or of an earlier version; that lane "
+                "runs again"
+            )
     return found
 
 
@@ -198,17 +214,47 @@ def run(
     if jax.process_count() > 1:
         raise UserError("a sweep runs in one process; give every process its own part")
     configs = [axes.changed(config, v) for v in values]
-    folder = None if workdir is None else report.prepare_workdir(workdir)
-    store = None if folder is None else report.prepare_workdir(folder / "lanes")
     parts = {"model": model, "optimizer": optimizer, "aggregator": aggregator}
-    several = prepare_all(configs, dataset, **parts)
+    with contextlib.ExitStack() as stack:
+        folder = None if workdir is None else _opened(workdir, stream, stack)
+        several = prepare_all(configs, dataset, **parts)
+        done = _train(several, mesh, folder, lanes_per_call, stream, stop)
+        return _result(config, values, several, done, mesh.size, folder)
+
+
+def _opened(
+    workdir: str | pathlib.Path, stream: IO[str] | None, stack: contextlib.ExitStack
+) -> pathlib.Path:
+    """The locked folder; its folder lanes/ exists.
+
+    Raises:
+      UserError: it cannot be written, is in use, or holds a single run.
+    """
+    folder = report.prepare_workdir(workdir)
+    stack.enter_context(report.lock(folder, progress.notice(stream)))
+    if any((folder / n).exists() for n in ("config.json", "metrics.jsonl")):
+        raise UserError(f"{folder} holds a single run; choose another --workdir")
+    report.prepare_workdir(folder / "lanes")
+    return folder
+
+
+def _train(
+    several: list[Prepared],
+    mesh: Mesh,
+    folder: pathlib.Path | None,
+    lanes_per_call: int,
+    stream: IO[str] | None,
+    stop: Callable[[], bool],
+) -> list[dict]:
+    """Histories of all lanes, from the folder or trained and kept there."""
+    store = None if folder is None else folder / "lanes"
     for note in dict.fromkeys(n for p in several for n in p.dealt.notes):
         progress.tell(stream, f"note: {note}")
     names = [_digest(p) for p in several]
-    done = {} if store is None else _finished(store, names)
+    done = {} if store is None else _finished(store, names, progress.notice(stream))
     todo = [i for i, name in enumerate(names) if name not in done]
     if done:
-        progress.tell(stream, f"{len(values) - len(todo)} lanes were finished already")
+        progress.tell(stream, f"{len(several) - len(todo)} lanes were finished already")
     groups = [
         [todo[i] for i in group] for group in lanes.group([several[i] for i in todo])
     ]
@@ -223,7 +269,7 @@ def run(
         count = min(count, len(group))
         for first in range(0, len(group), count):
             indices = group[first : first + count]
-            numbers = f"lanes {indices[0] + 1}–{indices[-1] + 1} of {len(values)}"
+            numbers = f"lanes {indices[0] + 1}–{indices[-1] + 1} of {len(several)}"
 
             def tell(interval, numbers=numbers, total=program.intervals):
                 passed = time.perf_counter() - begun
@@ -239,13 +285,25 @@ def run(
                 own["seconds"] = np.float64(seconds / len(indices))
                 done[names[index]] = own
                 if store is not None:
-                    report.write_arrays(store / f"{names[index]}.npz", own)
+                    kept = own | {_NAME: np.array(names[index])}
+                    report.write_arrays(store / f"{names[index]}.npz", kept)
             if not all(name in done for name in names) and stop():
                 raise KeyboardInterrupt
 
-    histories = [_cut(done[name]) for name in names]
+    return [_cut(done[name]) for name in names]
+
+
+def _result(
+    config: Config,
+    values: list[dict],
+    several: list[Prepared],
+    histories: list[dict],
+    num_devices: int,
+    folder: pathlib.Path | None,
+) -> SweepResult:
+    """Rows and histories of all lanes; written to the folder."""
     rows = [
-        _row(p, v, h, mesh.size)
+        _row(p, v, h, num_devices)
         for p, v, h in zip(several, values, histories, strict=True)
     ]
     fields = [name for name in histories[0] if name != "seconds"]

@@ -99,7 +99,7 @@ MAY_IMPORT = {
     "sensitivity": "plot_style sweep_report",
     "reproduce_files": "paper plot_style report sensitivity sweep_plots sweep_report",
     "compare_files": "plot_style report sweep_plots sweep_report",
-    "compare": "axes compare_files config devices draw experiment prepare report "
+    "compare": "axes compare_files config data devices draw experiment prepare report "
     "runner timeline types",
     "heterogeneity": "axes compare compare_files config plot_style report sweep_plots "
     "sweep_report sweeps theory types",

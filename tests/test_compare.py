@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import json
 import pathlib
 
 import numpy as np
@@ -11,7 +12,9 @@ from tsfl_jax import (
     axes,
     compare,
     compare_files,
+    data,
     heterogeneity,
+    prepare,
     reproduce,
     rider_study,
 )
@@ -74,6 +77,64 @@ def test_other_clients_are_refused():
     timeless.timeline.framework = "none"
     with pytest.raises(UserError, match="none has no virtual seconds"):
         compare.check_same_clients([compare.Entry("x", timeless)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data.name", "synthetic"),
+        ("data.normalize", "standard"),
+        ("data.train_size", 1000),
+        ("partition.kind", "iid"),
+        ("partition.alpha", 0.1),
+        ("partition.replacement", True),
+        ("num_clients", 5),
+        ("schedule.data_size", 31),
+        ("schedule.iteration", "step"),
+        ("schedule.free_riders", 1),
+    ],
+)
+def test_other_data_partition_or_clients_are_refused(tmp_path, name, value):
+    first = compare.Entry("sfl", axes.changed(axes.config_at(FOLDER / "sfl.py"), SMALL))
+    other = copy.deepcopy(first.config)  # not validated: it would want more changes
+    *path, last = name.split(".")
+    setattr(axes.setting(other, path[0]) if path else other, last, value)
+    with pytest.raises(UserError, match=f"other and sfl do not .* {name} is ") as error:
+        compare.run([first, compare.Entry("other", other)], 1, tmp_path)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []  # nothing was trained
+
+
+def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):
+    """As with TFDS: the same name, in another --config.data.dir."""
+    first = axes.changed(axes.config_at(FOLDER / "sfl.py"), SMALL)
+    other = axes.changed(first, {"data.dir": "other"})
+    real = prepare.load_dataset
+
+    def load(config):
+        found = real(config)
+        moved = axes.setting(config, "data.dir") == "other"
+        return found._replace(y_train=found.y_train[::-1]) if moved else found
+
+    monkeypatch.setattr(prepare, "load_dataset", load)
+    entries = [compare.Entry("sfl", first), compare.Entry("moved", other)]
+    with pytest.raises(UserError, match="moved and sfl .* hold other samples"):
+        compare.run(entries, 1, tmp_path)
+
+
+def test_data_that_depend_on_the_seed_are_drawn_for_each(tmp_path):
+    """A run of a comparison has the data that its config.json describes."""
+    changes = SMALL | {"data.name": "synthetic", "data.train_size": 200}
+    changes |= {"data.shape": (3, 3, 1), "data.test_size": 20}
+    config = axes.changed(axes.config_at(FOLDER / "sfl.py"), changes)
+    compare.run([compare.Entry("sfl", config)], 2, tmp_path)
+    digests = []
+    for seed in (0, 1):
+        text = (tmp_path / "runs" / f"sfl-seed{seed}" / "summary.json").read_text()
+        digests.append(json.loads(text)["fingerprints"]["data"])
+        alone = prepare.load_dataset(axes.changed(config, {"seed": seed}))
+        assert data.fingerprint(*alone[1:5]) == digests[-1]
+    assert digests[0] != digests[1]
 
 
 def test_every_framework_has_its_file():

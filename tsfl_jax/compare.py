@@ -1,11 +1,13 @@
 """``python -m tsfl_jax.compare configs/frameworks/*.py``: accuracy in virtual time.
 
 Each config file is one way to organise the same clients. All are run with the same
-seeds, so they see the same data, speeds and delays: a paired comparison. A run that is
-there is used again, a killed one goes on.
+seeds, so they see the same data, speeds and delays: a paired comparison. Configs with
+other data, another partition or other clients are refused. A run that is there is used
+again, a killed one goes on.
 """
 
 import argparse
+import dataclasses
 import pathlib
 import sys
 import time
@@ -17,6 +19,7 @@ import numpy as np
 from tsfl_jax import (
     axes,
     compare_files,
+    data,
     devices,
     draw,
     experiment,
@@ -26,10 +29,27 @@ from tsfl_jax import (
     timeline,
 )
 from tsfl_jax.compare_files import Outcome
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, flat
 from tsfl_jax.types import Dataset, UserError
 
-_SHARED = ("speed", "jitter", "download", "upload", "speeds", "availability")
+# Settings of the data and the clients.
+_PARTS = ("data.", "partition.", "quadratic.")
+_SCHEDULE = [
+    "data_size",
+    "size_groups",
+    "iteration",
+    "dropout",
+    "free_riders",
+    "free_riding",
+]
+_TIMELINE = ["speed", "jitter", "download", "upload", "speeds", "availability"]
+_SHARED = {
+    "num_clients",
+    *(f"schedule.{name}" for name in _SCHEDULE),
+    *(f"timeline.{name}" for name in _TIMELINE),
+}
+# The same data may lie in several places; the samples themselves are compared.
+_PLACES = {"data.dir", "data.download", "data.file"}
 
 
 class Entry(NamedTuple):
@@ -39,28 +59,55 @@ class Entry(NamedTuple):
     config: Config
 
 
+def _is_shared(name: str) -> bool:
+    return (name in _SHARED or name.startswith(_PARTS)) and name not in _PLACES
+
+
 def check_same_clients(entries: list[Entry]) -> None:
-    """Raises UserError unless all entries have the same clients and virtual seconds."""
+    """Raises UserError unless all have the same data, clients and virtual seconds."""
     first = entries[0]
+    there = flat(dataclasses.asdict(first.config))
     for entry in entries:
-        for name in (
-            "num_clients",
-            "schedule.data_size",
-            "schedule.size_groups",
-            "schedule.dropout",
-            *(f"timeline.{n}" for n in _SHARED),
-        ):
-            here, there = (axes.setting(e.config, name) for e in (entry, first))
-            if here != there:
+        here = flat(dataclasses.asdict(entry.config))
+        for name in filter(_is_shared, here):
+            if here[name] != there[name]:
                 raise UserError(
-                    f"{entry.label} and {first.label} are not the same clients: "
-                    f"{name} is {here} and {there}"
+                    f"{entry.label} and {first.label} do not have the same data and "
+                    f"clients: {name} is {here[name]} and {there[name]}; a comparison "
+                    "needs the same value in all configs"
                 )
-        if axes.setting(entry.config, "timeline.framework") == "none":
+        if here["timeline.framework"] == "none":
             raise UserError(
                 f"{entry.label}: --config.timeline.framework=none has no virtual "
                 "seconds; choose a framework"
             )
+
+
+class _Loaded(NamedTuple):
+    dataset: Dataset
+    fingerprint: str
+
+
+def _load_same(entries: list[Entry], seed: int, loaded: dict[str, _Loaded]) -> Dataset:
+    """The data set of all entries under a seed; `loaded` keeps what was read.
+
+    Raises:
+      UserError: an entry's folder or file holds other data.
+    """
+    found = []
+    for entry in entries:
+        config = axes.changed(entry.config, {"seed": seed})
+        key = prepare.data_key(config)
+        if key not in loaded:
+            dataset = prepare.load_dataset(config)
+            loaded[key] = _Loaded(dataset, data.fingerprint(*dataset[1:]))
+        found.append(loaded[key])
+        if found[-1].fingerprint != found[0].fingerprint:
+            raise UserError(
+                f"{entry.label} and {entries[0].label} do not have the same data: "
+                "their --config.data.dir or --config.data.file hold other samples"
+            )
+    return found[0].dataset
 
 
 def run_one(
@@ -76,14 +123,20 @@ def run_one(
 
 
 def run(
-    entries: list[Entry], seeds: int, out: pathlib.Path, dataset: Dataset, stream=None
+    entries: list[Entry], seeds: int, out: pathlib.Path, stream=None
 ) -> list[Outcome]:
-    """Runs or reuses everything; one `Outcome` per entry."""
+    """Runs or reuses everything; one `Outcome` per entry.
+
+    Raises:
+      UserError: the entries differ in data or clients, or data cannot be read.
+    """
     check_same_clients(entries)
+    loaded: dict[str, _Loaded] = {}
+    datasets = [_load_same(entries, seed, loaded) for seed in range(seeds)]
     outcomes = []
     for label, config in entries:
         results = []
-        for seed in range(seeds):
+        for seed, dataset in enumerate(datasets):
             begun = time.perf_counter()
             changed = axes.changed(config, {"seed": seed})
             folder = out / "runs" / f"{label}-seed{seed}"
@@ -117,6 +170,7 @@ def _outcome(label: str, results: list[tuple[runner.Result, dict]]) -> Outcome:
         iterations=float(np.mean([f["iterations"] for f in facts])),
         staleness=float(np.mean([f["mean_staleness"] for f in facts])),
         seconds=sum(result.summary["train_seconds"] for result, _ in results),
+        data=results[0][0].summary["data"],
     )
 
 
@@ -143,10 +197,9 @@ def main(arguments: list[str]) -> None:
     ]
     out = report.prepare_workdir(given.out)
     devices.start(0)
-    dataset = prepare.load_dataset(entries[0].config)
-    outcomes = run(entries, given.seeds, out, dataset)
+    outcomes = run(entries, given.seeds, out)
     device = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
-    about = f"{dataset.name}, {given.seeds} seed(s), {device}"
+    about = f"{outcomes[0].data}, {given.seeds} seed(s), {device}"
     for path in compare_files.write(out, outcomes, given.target, about):
         print(path)
 

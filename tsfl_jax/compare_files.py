@@ -22,6 +22,7 @@ class Outcome(NamedTuple):
     iterations: float  # delivered local iterations, mean over the seeds
     staleness: float  # mean over deliveries and seeds, in updates
     seconds: float  # wall time of training and testing, all seeds
+    data: str = ""  # name of the data set
 
 
 def time_to(target: float, seconds: np.ndarray, accuracy: np.ndarray) -> float:

@@ -23,7 +23,6 @@ from tsfl_jax import (
 from tsfl_jax.config import Config
 from tsfl_jax.sweep_report import interval_of_mean, spread
 from tsfl_jax.theory import heterogeneity_degree
-from tsfl_jax.types import Dataset
 
 CONFIG = "mnist_case1"  # what is not said here
 PATTERNS = ((2, 3), (1, 2, 3, 4), (1, 4), (1, 1, 1, 7))  # τ of equal groups, mean 2.5
@@ -101,9 +100,7 @@ class Time(NamedTuple):
     round_seconds: float  # between two updates of the global model
 
 
-def times(
-    config: Config, dataset: Dataset, seeds: int, out: pathlib.Path, stream
-) -> list[Time]:
+def times(config: Config, seeds: int, out: pathlib.Path, stream) -> list[Time]:
     """Fig. 2b: every framework at every δ, on the virtual clock."""
     interval = axes.setting(config, "schedule.interval_seconds")
     end = axes.setting(config, "num_intervals") * interval
@@ -119,7 +116,7 @@ def times(
             for label, own in ENTRIES.items()
         ]
         folder = out / "-".join(map(str, pattern))
-        for outcome in compare.run(entries, seeds, folder, dataset, stream):
+        for outcome in compare.run(entries, seeds, folder, stream):
             found.append(Time(pattern, outcome, end / outcome.updates))
     return found
 

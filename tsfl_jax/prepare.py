@@ -270,7 +270,7 @@ def counts_of(prepared: Prepared) -> Counts:
     return Counts(config.num_clients, tiers)
 
 
-def _data_key(config: Config) -> str:
+def data_key(config: Config) -> str:
     """All that `load_dataset` depends on."""
     own = (config.seed,) if config.data.name in ("synthetic", "quadratic") else ()
     if config.data.name == "quadratic":
@@ -285,7 +285,7 @@ def prepare_all(
     shared: dict[str, tuple[Dataset, str]] = {}
     several = []
     for config in configs:
-        key = _data_key(config) if dataset is None else ""
+        key = data_key(config) if dataset is None else ""
         if key not in shared:
             found = load_dataset(config) if dataset is None else arrays.check(dataset)
             shared[key] = found, data.fingerprint(*found[1:5])

@@ -128,8 +128,7 @@ def run_other(target: str, options: Options, device: str) -> list[pathlib.Path]:
         if target == "fig2a":
             curves = heterogeneity.accuracy(config, options.seeds, workdir, sys.stderr)
             return heterogeneity.draw_accuracy(curves, out, about)
-        dataset = prepare.load_dataset(config)
-        found = heterogeneity.times(config, dataset, options.seeds, workdir, sys.stderr)
+        found = heterogeneity.times(config, options.seeds, workdir, sys.stderr)
         return heterogeneity.write_times(found, options.target, out, about)
     except UserError as error:
         print(f"{target}: not available: {error}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """Data sets: TFDS without TensorFlow, npz, digits, synthetic, and every mistake."""
 
 import http.server
+import os
 import pathlib
 import subprocess
 import sys
@@ -154,22 +155,73 @@ def test_cache(mnist):
     root = str(mnist.parents[1])
     first = data.load("mnist", dir=root)
     cache = mnist / "tsfl_cache_train.npz"
-    with np.load(cache) as held:
-        origin = held["origin"]
     assert sorted(p.name for p in mnist.glob("tsfl*")) == [
         "tsfl_cache_test.npz",
         "tsfl_cache_train.npz",
     ]
     # A marked cache shows when it is used, ...
     marked = np.zeros_like(first.x_train)
-    np.savez(cache, image=marked, label=first.y_train, origin=origin)
+    forge(cache, marked, first.y_train)
     np.testing.assert_array_equal(data.load("mnist", dir=root).x_train, marked)
-    # ... and that it is not once the files have changed.
+    # ... also where the files were copied, ...
     file = next(mnist.glob("mnist-train*"))
     file.touch()
+    np.testing.assert_array_equal(data.load("mnist", dir=root).x_train, marked)
+    # ... and that it is not once their content has changed, at the same size and time.
+    stat, content = file.stat(), bytearray(file.read_bytes())
+    content[-1] ^= 1  # after the last record
+    file.write_bytes(content)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     again = data.load("mnist", dir=root)
     np.testing.assert_array_equal(again.x_train, first.x_train)
     np.testing.assert_array_equal(again.y_train, first.y_train)
+
+
+def forge(cache, image, label, **more):
+    """Another content with the digest of the files."""
+    with np.load(cache) as held:
+        origin = held["origin"]
+    np.savez(cache, **({"image": image, "label": label, "origin": origin} | more))
+
+
+IMAGES, LABELS = np.zeros((50, 28, 28, 1), np.uint8), np.zeros(50, np.int32)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"image": IMAGES[:5], "label": LABELS[:5]},
+        {"image": IMAGES[:5], "label": LABELS},
+        {"label": LABELS + 77},
+        {"label": LABELS - 1},
+        {"label": LABELS.astype(float)},
+        {"label": LABELS[:, None]},
+        {"image": IMAGES[..., 0]},
+        {"image": IMAGES.astype(np.float32)},
+        {"origin": np.array("train:5:1")},
+    ],
+)
+def test_a_forged_cache_is_rebuilt(mnist, forged):
+    root = str(mnist.parents[1])
+    first = data.load("mnist", dir=root)
+    cache = mnist / "tsfl_cache_train.npz"
+    forge(cache, **({"image": IMAGES, "label": LABELS} | forged))
+    again = data.load("mnist", dir=root)
+    np.testing.assert_array_equal(again.x_train, first.x_train)
+    np.testing.assert_array_equal(again.y_train, first.y_train)
+    with np.load(cache) as held:
+        np.testing.assert_array_equal(held["label"], first.y_train)
+
+
+def test_a_cache_of_an_earlier_version_is_rebuilt(mnist):
+    root = str(mnist.parents[1])
+    first = data.load("mnist", dir=root)
+    file = next(mnist.glob("mnist-train*"))
+    origin = f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}"
+    cache = mnist / "tsfl_cache_train.npz"
+    np.savez(cache, image=IMAGES[:5], label=LABELS[:5] + 77, origin=np.array(origin))
+    again = data.load("mnist", dir=root)
+    np.testing.assert_array_equal(again.x_train, first.x_train)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "text", "empty"])

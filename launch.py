@@ -23,7 +23,6 @@ from tsfl_jax import (
     explain_plots,
     explain_text,
     gantt,
-    memory,
     prepare,
     progress,
     report,
@@ -153,7 +152,7 @@ def _headline(exp) -> str:
 
 def _check_workdir(path: pathlib.Path) -> None:
     """Says that a folder cannot be written before the work, and leaves no trace."""
-    path = path.expanduser()
+    path = report.folder_of(path)
     missing = [p for p in (path, *path.parents) if not p.exists()]
     report.prepare_workdir(path)
     for folder in missing:
@@ -186,7 +185,7 @@ def _explain(config: Config) -> None:
     compiled = None
     if _EXPLAIN.value == "compile":
         progress.tell(sys.stderr, "compiling …")
-        compiled = memory.compiled(prepared, mesh)
+        compiled = experiment.compiled_memory(prepared, mesh)
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
     folder = report.prepare_workdir(workdir)
     paths = explain_plots.draw(known, folder / "timeline")

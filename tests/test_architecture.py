@@ -9,8 +9,10 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
 
 MAY_IMPORT = {
     "types": "",
+    "host_memory": "types",
+    "command": "types",
     "config": "",
-    "validate": "config types",
+    "validate": "config host_memory types",
     "dms": "types",
     "bound_constants": "types",
     "theory": "bound_constants types",
@@ -19,14 +21,14 @@ MAY_IMPORT = {
     "fixed_point": "bound_constants theory types",
     "metrics": "types",
     "optimizers": "types",
-    "sources": "types",
+    "sources": "host_memory types",
     "arrays": "sources types",
     "npz_source": "arrays types",
     "tfds_prepare": "types",
     "tfds_source": "sources tfds_prepare types",
     "data": "npz_source sources tfds_source types",
     "allocation": "",
-    "partition": "allocation types",
+    "partition": "allocation host_memory types",
     "distribution": "types",
     "table": "types",
     "trace": "table types",
@@ -66,11 +68,13 @@ MAY_IMPORT = {
     "interval": "aggregate bases client evaluation mapping metrics models probe types",
     "engine": "aggregate devices interval models types",
     "describe": "",
-    "prepare": "aggregate arrays choices client config data describe draw models "
-    "optimizers partition quadratic quadratic_source replay rules types validate",
+    "prepare": "aggregate arrays choices client config data describe draw host_memory "
+    "models optimizers partition quadratic quadratic_source replay rules types "
+    "validate",
     "identity": "config data prepare",
+    "memory": "engine host_memory optimizers prepare",
     "experiment": "aggregate client compile_cache config devices engine evaluation "
-    "identity optimizers prepare quadratic types validate",
+    "identity memory optimizers prepare quadratic types validate",
     "checkpoint": "types",
     "report": "types",
     "plot_style": "report",
@@ -78,35 +82,34 @@ MAY_IMPORT = {
     "results": "engine experiment plots replay report types",
     "runner": "aggregate checkpoint config devices engine experiment optimizers "
     "progress report results types",
-    "axes": "config types validate",
+    "axes": "config host_memory types validate",
     "lanes": "aggregate client devices engine experiment identity prepare types",
     "sweep_plots": "plot_style",
     "theory_run": "bound_constants report types",
     "theory_plots": "plot_style theory",
-    "theory_report": "bound_constants bound_minimum dms fixed_point report theory "
-    "theory_plots theory_run types",
+    "theory_report": "bound_constants bound_minimum command dms fixed_point report "
+    "theory theory_plots theory_run types",
     "sweep_report": "report sweep_plots",
-    "sweeps": "aggregate axes config devices engine experiment identity lanes "
+    "sweeps": "aggregate axes config devices engine experiment identity lanes memory "
     "optimizers prepare progress report results sweep_report types validate",
-    "memory": "devices engine experiment prepare",
     "explain": "devices draw identity memory prepare replay segments tasks theory "
     "timeline types",
     "gantt": "explain segments tasks",
     "explain_text": "explain gantt",
     "explain_plots": "explain gantt plot_style segments",
-    "tensorboard": "report types",
+    "tensorboard": "command report types",
     "paper": "",
     "sensitivity": "plot_style sweep_report",
     "reproduce_files": "paper plot_style report sensitivity sweep_plots sweep_report",
     "compare_files": "plot_style report sweep_plots sweep_report",
-    "compare": "axes compare_files config data devices draw experiment prepare report "
-    "runner timeline types",
+    "compare": "axes command compare_files config data devices draw experiment prepare "
+    "report runner timeline types",
     "heterogeneity": "axes compare compare_files config plot_style report sweep_plots "
     "sweep_report sweeps theory types",
-    "bound_study": "axes bound_constants config devices experiment plot_style prepare "
-    "quadratic report sweeps theory types",
+    "bound_study": "axes bound_constants command config devices experiment plot_style "
+    "prepare quadratic report sweeps theory types",
     "rider_study": "axes config plot_style report sweep_report sweeps",
-    "reproduce": "axes config devices heterogeneity paper prepare report "
+    "reproduce": "axes command config devices heterogeneity paper prepare report "
     "reproduce_files rider_study sensitivity sweeps types",
     "__init__": "aggregate arrays bound_constants bound_minimum config dms fixed_point "
     "models rules runner sweeps theory types",

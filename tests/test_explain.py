@@ -19,7 +19,6 @@ from tsfl_jax import (
     explain_plots,
     explain_text,
     gantt,
-    memory,
     prepare,
     rounds,
     segments,
@@ -281,7 +280,7 @@ def test_samples_of_single_steps():
 def test_stacked_models_are_counted_and_the_compiler_is_asked():
     known, prepared, mesh = explained(algorithm="median", devices=1)
     assert known.memory["stacked models"] == 8 * known.memory["global model"]
-    told = memory.compiled(prepared, mesh)
+    told = experiment.compiled_memory(prepared, mesh)
     assert min(told.values()) > 0
     rows = ("training samples", "test samples", "index table", "global model")
     assert told["arguments"] >= sum(known.memory[row] for row in rows)

@@ -167,5 +167,6 @@ def test_all_devices_are_asked_for_before_jax_answers_a_question(monkeypatch, tm
     monkeypatch.setattr(
         reproduce.jax, "device_count", lambda: asked.append("jax") or count()
     )
-    reproduce.main(["fig3", "--data", "svhn_cropped", "--out", str(tmp_path)])
+    with pytest.raises(UserError, match="nothing could be run"):
+        reproduce.main(["fig3", "--data", "svhn_cropped", "--out", str(tmp_path)])
     assert asked == [0, "jax"]

@@ -1,5 +1,7 @@
 """Samples in memory as a checked `Dataset`, every mistake in them told in one line."""
 
+import numbers
+
 import numpy as np
 
 from tsfl_jax.sources import unit
@@ -26,6 +28,14 @@ def make_dataset(
     Raises:
       UserError: array, value and what was expected, in one line.
     """
+    if not isinstance(name, str):
+        raise UserError(f"name={name!r}: expected the data set's name as a str")
+    whole = isinstance(num_classes, numbers.Integral)
+    if not whole or isinstance(num_classes, bool) or num_classes < 0:
+        raise UserError(
+            f"{name}: num_classes={num_classes!r}: expected a whole number >= 0 "
+            "(0 = the largest training label + 1)"
+        )
     raw = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
     path = name
     raw = {key: _array(path, key, value) for key, value in raw.items()}
@@ -42,7 +52,12 @@ def make_dataset(
         )
     y_train = _labels(path, "y_train", raw, len(x["train"]))
     y_test = _labels(path, "y_test", raw, len(x["test"]))
-    num_classes = num_classes or int(y_train.max()) + 1
+    given, num_classes = num_classes, num_classes or int(y_train.max()) + 1
+    if given > max(_MOST_CLASSES, len(y_train)):
+        raise UserError(
+            f"{path}: num_classes={given}: expected at most "
+            f"{max(_MOST_CLASSES, len(y_train))} for {len(y_train)} training samples"
+        )
     if num_classes > max(_MOST_CLASSES, len(y_train)):
         raise UserError(
             f"{path}: y_train holds the label {y_train.max()} at row "

@@ -4,16 +4,19 @@ import copy
 import dataclasses
 import importlib.util
 import itertools
+import math
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tsfl_jax import host_memory
 from tsfl_jax.config import Config, flat
 from tsfl_jax.types import UserError, nearest
 from tsfl_jax.validate import validate
 
 Axes = dict[str, list]  # setting → the values it takes, in order
+_LANE_BYTES = 10_000  # of one lane's `Config`, about
 
 
 def _defaults() -> dict[str, Any]:
@@ -42,12 +45,20 @@ def _value(text: str, kind: type, shown: str) -> Any:
         raise UserError(f"{shown}: {text!r} is not a {kind.__name__}") from error
 
 
+def _check_lanes(number: int, shown: str) -> None:
+    host_memory.require(
+        shown, number * _LANE_BYTES, f"the settings of {number:,} lanes"
+    )
+
+
 def _values(text: str, kind: type, shown: str) -> list:
     """ "0:10", "0:10:2" (whole numbers) or "0.1,0.2"; no cut within parentheses."""
     if kind is int and ":" in text:
         parts = [_value(part, int, shown) for part in text.split(":")]
         if len(parts) > 3 or 0 in parts[2:]:
             raise UserError(f"{shown}: expected first:end or first:end:step")
+        first, end, step = parts if len(parts) == 3 else (*([0, *parts][-2:]), 1)
+        _check_lanes(max(0, -((first - end) // step)), shown)
         return list(range(*parts))
     parts = re.split(r",(?![^()]*\))", text)  # "normal(2,0.4)" is one value
     return [_value(part.strip(), kind, shown) for part in parts]
@@ -92,17 +103,48 @@ def config_at(path: pathlib.Path) -> Config:
     """What ``get_config()`` of a config file returns.
 
     Raises:
-      UserError: no such file, or no config in it.
+      UserError: no such file, an error in it, or no config in it.
     """
-    if not path.is_file():
+    if not _exists(path) or not path.is_file():
         raise UserError(f"{path}: no such config file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None:
+        raise UserError(f"{path}: not a Python file; expected get_config() in a .py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    config = module.get_config() if hasattr(module, "get_config") else None
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config() if hasattr(module, "get_config") else None
+    except Exception as error:  # a config file is any Python
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{path}: cannot be read ({reason})") from error
     if not isinstance(config, Config):
         raise UserError(f"{path}: get_config() must return a Config")
     return config
+
+
+def _exists(path: pathlib.Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long, or a zero byte in it
+        return False
+
+
+def data_settings(data_dir: str) -> dict[str, Any]:
+    """The settings of ``--data_dir``: read prepared data there; none for "".
+
+    Raises:
+      UserError: there is no such folder.
+    """
+    if not data_dir:
+        return {}
+    try:
+        path = pathlib.Path(data_dir).expanduser()
+        found = path.is_dir()
+    except (OSError, RuntimeError, ValueError):  # too long, unknown ~user, zero byte
+        found = False
+    if not found:
+        raise UserError(f"--data_dir={data_dir}: no such folder")
+    return {"data.dir": data_dir, "data.download": False}
 
 
 def check(axes: Mapping[str, Sequence]) -> Axes:
@@ -112,7 +154,11 @@ def check(axes: Mapping[str, Sequence]) -> Axes:
         kind = _known(name, f"sweep {name}")
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise UserError(f"sweep {name}: expected a list of values, got {values!r}")
-        values = list(values)
+        # Neither a generator without end nor range(10**10) is turned into a list.
+        most = host_memory.total() // _LANE_BYTES
+        values = list(itertools.islice(values, most + 1))
+        if len(values) > most:
+            _check_lanes(len(values), f"sweep {name}")
         if not values:
             raise UserError(f"sweep {name}: no values; a range is first:end")
         # NumPy's and JAX's numbers as plain ones, and an int where a float is meant.
@@ -135,7 +181,14 @@ def points(swept: Mapping[str, Sequence] | Sequence[Mapping]) -> list[dict]:
       UserError: what cannot be swept; points without the same settings, or none.
     """
     if isinstance(swept, Mapping):
+        if not swept:
+            raise UserError("sweep: no setting; expected such as {'seed': range(5)}")
         return product(check(swept))
+    if isinstance(swept, str) or not isinstance(swept, Iterable):
+        raise UserError(
+            f"sweep: expected {{setting: values}}, or a list of such points, got "
+            f"{swept!r}"
+        )
     found = []
     for point in swept:
         if not isinstance(point, Mapping):
@@ -154,7 +207,12 @@ def points(swept: Mapping[str, Sequence] | Sequence[Mapping]) -> list[dict]:
 
 
 def product(axes: Axes) -> list[dict]:
-    """Every combination, the last axis fastest, as {setting: value}."""
+    """Every combination, the last axis fastest, as {setting: value}.
+
+    Raises:
+      UserError: more lanes than memory holds.
+    """
+    _check_lanes(math.prod(map(len, axes.values())), f"sweep {', '.join(axes)}")
     return [
         dict(zip(axes, values, strict=True))
         for values in itertools.product(*axes.values())

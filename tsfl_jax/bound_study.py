@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import axes, devices, plot_style, report, sweeps, theory
+from tsfl_jax import axes, command, devices, plot_style, report, sweeps, theory
 from tsfl_jax.bound_constants import BoundConstants, tightest_limit
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import exact_of
@@ -257,7 +257,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"bound_study: {error}")
+    command.run("bound_study", main)

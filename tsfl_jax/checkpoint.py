@@ -166,7 +166,14 @@ def _read_about(path: pathlib.Path) -> dict:
     try:
         about = json.loads(path.read_bytes())
         intact = about.pop("sha256") == _json_digest(about)
-    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ):
         intact = False
     if not intact:
         raise _DamagedError(f"{_ABOUT} is missing or has changed")

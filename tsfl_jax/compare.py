@@ -18,6 +18,7 @@ import numpy as np
 
 from tsfl_jax import (
     axes,
+    command,
     compare_files,
     data,
     devices,
@@ -188,9 +189,7 @@ def main(arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     if given.seeds < 1 or not 0 < given.target < 1:
         parser.error("--seeds must be at least 1 and --target within (0, 1)")
-    changes = axes.parse_settings(given.set)
-    if given.data_dir:
-        changes |= {"data.dir": given.data_dir, "data.download": False}
+    changes = axes.parse_settings(given.set) | axes.data_settings(given.data_dir)
     entries = [
         Entry(path.stem, axes.changed(axes.config_at(path), changes))
         for path in given.configs
@@ -205,9 +204,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"compare: {error}")
-    except KeyboardInterrupt:
-        sys.exit("compare: stopped; the same command goes on with what is finished")
+    command.run("compare", main)

@@ -51,6 +51,17 @@ def _vector(name: str, value, valid, expected: str, shape: tuple | None = None):
     return array
 
 
+def _check_key(key) -> None:
+    """Raises `UserError` for anything but one PRNG key."""
+    try:
+        drawn = jax.eval_shape(lambda k: jax.random.uniform(k), key)
+    except (TypeError, ValueError):
+        drawn = None
+    if drawn is None or drawn.shape:
+        shown = " ".join(repr(key).split())
+        raise UserError(f"key = {shown}: expected one PRNG key, as jax.random.key(0)")
+
+
 def _tau(tau, *scalars) -> jax.Array:
     """τ in the floating dtype that it and the scalars promote to."""
     expected = "finite local iterations ≥ 0 (0 = absent)"
@@ -107,6 +118,7 @@ def select(key: PRNGKey, tau: Array, client: Array | None = None) -> jax.Array:
       β ``[N]`` bool. True where τ_i ≥ K > 0; False where τ_i = 0, as such a client has
       nothing to deliver.
     """
+    _check_key(key)
     tau = _tau(tau)
     client = jnp.arange(tau.shape[0]) if client is None else client
     client = _vector("client", client, np.isfinite, "integer ids", tau.shape)

@@ -12,7 +12,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tsfl_jax import client as local
-from tsfl_jax import compile_cache, devices, engine, evaluation, optimizers, quadratic
+from tsfl_jax import (
+    compile_cache,
+    devices,
+    engine,
+    evaluation,
+    memory,
+    optimizers,
+    quadratic,
+)
 from tsfl_jax.aggregate import Aggregator
 from tsfl_jax.config import Config
 from tsfl_jax.identity import identity_of, labels_of
@@ -198,6 +206,31 @@ def exact_of(prepared: Prepared) -> quadratic.Exact:
     )
 
 
+def compiled_memory(prepared: Prepared, mesh: Mesh) -> dict[str, int]:
+    """Bytes on every device by what the compiler says; takes as long as to compile."""
+    problem = make_problem(prepared, mesh)
+    start = make_start(prepared, problem.samples)
+    inputs = make_inputs(prepared, mesh.size)
+    inputs = jax.tree.map(lambda a: a[: chunk_of(prepared)], inputs)
+    whole = (start, keys_of(prepared)[1], prepared.hparams)
+    run = make_run([prepared], prepared.rule, mesh)
+    found = (
+        jax.jit(run)
+        .lower(
+            *devices.place(mesh, whole, engine.WHOLE),
+            problem,
+            devices.place(mesh, inputs, engine.INPUTS_SPEC),
+        )
+        .compile()
+        .memory_analysis()
+    )
+    return {
+        "arguments": found.argument_size_in_bytes,
+        "temporary": found.temp_size_in_bytes,
+        "results": found.output_size_in_bytes,
+    }
+
+
 def build(
     config: Config,
     *,
@@ -220,6 +253,7 @@ def build(
         optimizer=optimizer,
         aggregator=aggregator,
     )
+    memory.check(prepared, mesh.size)
     problem = make_problem(prepared, mesh)
     start = make_start(prepared, problem.samples)
     num_classes = prepared.dataset.num_classes

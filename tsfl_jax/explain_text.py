@@ -44,7 +44,8 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
 
     Args:
       known: from `explain.explain`.
-      compiled: bytes by the compiler, from `memory.compiled`; None: not asked.
+      compiled: bytes by the compiler, from `experiment.compiled_memory`; None: not
+        asked.
 
     Returns:
       Lines without the last newline.

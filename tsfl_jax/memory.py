@@ -1,13 +1,12 @@
-"""How much memory an experiment takes on every device: from shapes, or as compiled."""
+"""How much memory an experiment takes on every device, from shapes."""
 
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from tsfl_jax import devices, engine, experiment
-from tsfl_jax.prepare import Prepared, chunk_of, counts_of
+from tsfl_jax import engine, host_memory, optimizers
+from tsfl_jax.prepare import Prepared, counts_of
 
 
 def _bytes(tree: Any) -> int:
@@ -22,7 +21,7 @@ def state_of(prepared: Prepared) -> engine.State:
         counts, places = counts_of(prepared), prepared.times.places
         return engine.init_state(prepared.model, prepared.rule, key, x, counts, places)
 
-    return jax.eval_shape(start, experiment.keys_of(prepared)[0], x)
+    return jax.eval_shape(start, jax.random.key(0), x)
 
 
 def estimated(
@@ -61,26 +60,34 @@ def estimated(
     return {name: size for name, size in rows.items() if size}
 
 
-def compiled(prepared: Prepared, mesh: Mesh) -> dict[str, int]:
-    """Bytes on every device by what the compiler says; takes as long as to compile."""
-    problem = experiment.make_problem(prepared, mesh)
-    start = experiment.make_start(prepared, problem.samples)
-    inputs = experiment.make_inputs(prepared, mesh.size)
-    inputs = jax.tree.map(lambda a: a[: chunk_of(prepared)], inputs)
-    whole = (start, experiment.keys_of(prepared)[1], prepared.hparams)
-    run = experiment.make_run([prepared], prepared.rule, mesh)
-    found = (
-        jax.jit(run)
-        .lower(
-            *devices.place(mesh, whole, engine.WHOLE),
-            problem,
-            devices.place(mesh, inputs, engine.INPUTS_SPEC),
-        )
-        .compile()
-        .memory_analysis()
+def check(prepared: Prepared, num_devices: int) -> None:
+    """Checks an optimizer and that a run can fit, before anything is on a device.
+
+    Args:
+      prepared: the experiment.
+      num_devices: that share the clients. CPU devices share the host's memory, of
+        others only what lies on the host is checked.
+
+    Raises:
+      UserError: the optimizer does not work, or there is less memory than needed.
+    """
+    state = state_of(prepared)
+    optimizers.check(prepared.optimizer, prepared.hparams, state.params["params"])
+    rows = estimated(prepared, state, num_devices, 1)
+    if jax.default_backend() == "cpu":
+        needed = num_devices * sum(rows.values())
+    else:
+        names = ("training samples", "index table", "test samples")
+        needed = sum(rows[name] for name in names) + 2 * _bytes(state)
+    config, most = prepared.config, max(rows, key=rows.get)
+    setting = {
+        "training samples": f"data.name={config.data.name}",
+        "test samples": f"data.name={config.data.name}",
+        "index table": f"num_clients={config.num_clients}",
+        "stacked models": f"num_clients={config.num_clients}",
+    }.get(most, f"model.name={prepared.model_name}")
+    if setting.startswith("model.") and prepared.model_name in ("mlp", "mnist_cnn"):
+        setting = f"model.hidden={config.model.hidden}"
+    host_memory.require(
+        f"--config.{setting}", needed, f"training (the largest part: {most})"
     )
-    return {
-        "arguments": found.argument_size_in_bytes,
-        "temporary": found.temp_size_in_bytes,
-        "results": found.output_size_in_bytes,
-    }

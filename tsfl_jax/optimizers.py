@@ -39,6 +39,12 @@ def clip_by_global_norm(limit) -> optax.GradientTransformation:
     return optax.stateless(clip)
 
 
+_EXPECTED = (
+    "expected an optax transformation, as optax.sgd(0.01), or a function that makes "
+    "one of HParams, as lambda h: optax.sgd(h.lr)"
+)
+
+
 def as_factory(optimizer: Optimizer | None) -> Factory:
     """A function of the hyper-parameters, whatever a user gave; None is `sgd`."""
     if optimizer is None:
@@ -46,8 +52,36 @@ def as_factory(optimizer: Optimizer | None) -> Factory:
     if isinstance(optimizer, optax.GradientTransformation):
         return lambda hparams: optimizer
     if not callable(optimizer):
-        raise UserError(
-            f"optimizer={optimizer!r}: expected an optax transformation, or a function "
-            "that makes one of HParams"
-        )
+        raise UserError(f"optimizer={optimizer!r}: {_EXPECTED}")
     return optimizer
+
+
+def check(factory: Factory, hparams: HParams, params: Params) -> None:
+    """Raises UserError unless the factory's transformation can update parameters.
+
+    Args:
+      factory: from `as_factory`.
+      hparams: what it is called with.
+      params: arrays or their shapes; nothing is computed.
+    """
+    if factory is sgd:
+        return
+
+    def update(hparams, params):
+        made = factory(hparams)
+        if not isinstance(made, optax.GradientTransformation):
+            raise UserError(f"{name} makes {made!r} of HParams; {_EXPECTED}")
+        updates, _ = made.update(params, made.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    name = f"optimizer={getattr(factory, '__qualname__', factory)}"
+    try:
+        jax.eval_shape(update, hparams, params)
+    except UserError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        first = (str(error).splitlines() or [""])[0]
+        raise UserError(
+            f"{name} cannot update the model ({type(error).__name__}: {first}); "
+            f"{_EXPECTED}"
+        ) from error

@@ -12,7 +12,7 @@ for Federated Visual Classification" (2019); shards: McMahan et al.,
 
 import numpy as np
 
-from tsfl_jax import allocation
+from tsfl_jax import allocation, host_memory
 from tsfl_jax.types import Partition, UserError, nearest
 
 _KINDS = ("iid", "dirichlet", "shards", "label")
@@ -61,6 +61,7 @@ def make_partition(
     labels = np.asarray(labels)
     capacity = np.asarray(capacity).astype(np.int64)
     _check(labels, capacity, kind, alpha, replacement)
+    _check_memory(capacity, len(np.unique(labels)), kind)
     sharing = int(capacity.sum()) > len(labels)
     if kind == "iid":
         pools = [rng.permutation(len(labels))]
@@ -121,6 +122,17 @@ def _check(labels, capacity, kind, alpha, replacement) -> None:
             f"{samples}; use a smaller --config.schedule.data_size, fewer "
             "--config.num_clients, or --config.partition.replacement=True"
         )
+
+
+def _check_memory(capacity, num_classes, kind) -> None:
+    clients, total = len(capacity), int(capacity.sum())
+    shares = 0 if kind in ("iid", "label") else 24 * clients * num_classes
+    host_memory.require(
+        f"--config.num_clients={clients}",
+        # Owner, sample and a random number of each entry, their order, the table.
+        36 * total + 4 * clients * int(capacity.max()) + shares,
+        f"the split of {total:,} samples",
+    )
 
 
 def _check_label(capacity, stock, classes) -> None:

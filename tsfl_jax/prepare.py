@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import arrays, choices, data, models, optimizers, partition, replay
+from tsfl_jax import (
+    arrays,
+    choices,
+    data,
+    host_memory,
+    models,
+    optimizers,
+    partition,
+    replay,
+)
 from tsfl_jax import client as local
 from tsfl_jax.aggregate import Aggregator, Counts
 from tsfl_jax.config import STALENESS, Config
@@ -84,6 +93,13 @@ def load_dataset(config: Config) -> Dataset:
     """The data set of a config."""
     d, q = config.data, config.quadratic
     if d.name == "quadratic":
+        clients, held, size = config.num_clients, config.schedule.data_size, d.shape[0]
+        host_memory.require(
+            f"--config.data.shape={tuple(d.shape)}, num_clients={clients}, "
+            f"schedule.data_size={held}",
+            28 * clients * held * size,  # noise, scaled, added up; and as float32
+            "quadratic samples",
+        )
         return make_quadratic(
             config.num_clients,
             config.schedule.data_size,

@@ -57,13 +57,34 @@ def new_workdir(root: str | pathlib.Path, label: str) -> pathlib.Path:
     return path
 
 
+def folder_of(path: str | pathlib.Path) -> pathlib.Path:
+    """The folder as a path, with ~ replaced; nothing is made.
+
+    Raises:
+      UserError: not a path, or none that the system can look up.
+    """
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise UserError(f"workdir={path!r}: expected the path of a folder")
+    if "\0" in str(path):
+        raise UserError(f"workdir={str(path)!r}: holds a zero byte")
+    try:
+        folder = pathlib.Path(path).expanduser()
+        folder.exists()
+    except (OSError, RuntimeError) as error:  # too long a name; an unknown ~user
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"workdir={str(path)!r}: {reason}; choose another --workdir"
+        ) from error
+    return folder
+
+
 def prepare_workdir(path: str | pathlib.Path) -> pathlib.Path:
     """Makes the folder if needed and checks that files can be written there.
 
     Raises:
-      UserError: it is a file, or cannot be made or written.
+      UserError: not a path, a file, or it cannot be made or written.
     """
-    path = pathlib.Path(path).expanduser()
+    path = folder_of(path)
     probe = path / f".writable-{os.getpid()}"
     try:
         path.mkdir(parents=True, exist_ok=True)

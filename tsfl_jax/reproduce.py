@@ -17,6 +17,7 @@ import numpy as np
 
 from tsfl_jax import (
     axes,
+    command,
     devices,
     heterogeneity,
     paper,
@@ -65,7 +66,7 @@ def changed_config(name: str, options: Options) -> tuple[Config, str]:
     labels = options.changes | (
         {"num_intervals": options.intervals} if options.intervals else {}
     )
-    changes = {"data.dir": options.data_dir, "data.download": False} | labels
+    changes = {"data.download": False} | axes.data_settings(options.data_dir) | labels
     note = ", ".join(f"{name}={value}" for name, value in labels.items())
     return axes.changed(config_of(name), changes), note
 
@@ -114,6 +115,9 @@ def run_choices(options: Options, stream) -> tuple[list[sensitivity.Outcome], st
 def run_other(target: str, options: Options, device: str) -> list[pathlib.Path]:
     """Runs or reuses a study that is not made of cells; returns its files."""
     out = options.out
+    name = sensitivity.CONFIG if target == SENSITIVITY else heterogeneity.CONFIG
+    if (CONFIGS / f"{name}.py").is_file():
+        changed_config(name, options)  # a wrong --set is an error, not a lack of data
     try:
         if target == SENSITIVITY:
             found, about = run_choices(options, sys.stderr)
@@ -168,6 +172,8 @@ def parse(arguments: list[str]) -> tuple[list[str], Options]:
     given = parser.parse_args(arguments)
     if given.seeds < 1 or given.intervals < 0:
         parser.error("--seeds must be at least 1 and --intervals at least 0")
+    if not 0 < given.accuracy < 1:
+        parser.error(f"--accuracy={given.accuracy}: must be in (0, 1), as 0.9")
     try:
         changes = axes.parse_settings(given.set)
     except UserError as error:
@@ -198,20 +204,22 @@ def main(arguments: list[str]) -> None:
         measured[name] = run_cell(paper.CELLS[name], options, sys.stderr)
         print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
     device = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+    found = any(cell.best is not None for cell in measured.values())
     for target in targets:
         if target in _OTHERS:
-            for path in run_other(target, options, device):
-                print(path)
-            continue
-        cells = [measured[n] for n in paper.TARGETS[target] if n in measured]
-        for path in reproduce_files.write(options.out, target, cells, device):
+            paths = run_other(target, options, device)
+            found = found or bool(paths)
+        else:
+            cells = [measured[n] for n in paper.TARGETS[target] if n in measured]
+            paths = reproduce_files.write(options.out, target, cells, device)
+        for path in paths:
             print(path)
+    if not found:
+        raise UserError(
+            f"{' '.join(targets)}: nothing could be run; give prepared data with "
+            "--data_dir, and with --data only data sets that these targets use"
+        )
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"reproduce: {error}")
-    except KeyboardInterrupt:
-        sys.exit("reproduce: stopped; the same command goes on with what is finished")
+    command.run("reproduce", main)

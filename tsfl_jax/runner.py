@@ -309,6 +309,8 @@ def simulate(
     Raises:
       UserError: an input that cannot work, in one line.
     """
+    if workdir is not None:
+        report.folder_of(workdir)  # before the work
     exp = experiment.build(
         config,
         model=model,

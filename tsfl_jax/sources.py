@@ -1,7 +1,10 @@
 """Data sets that need no files: scikit-learn's digits and synthetic images."""
 
+import math
+
 import numpy as np
 
+from tsfl_jax import host_memory
 from tsfl_jax.types import Dataset, UserError
 
 _BLOCK = 1024  # synthetic samples made at a time
@@ -66,11 +69,28 @@ def synthetic(
         )
     if num_classes < 2:
         raise UserError(f"--config.data.num_classes={num_classes}: must be >= 2")
+    _check_memory(shape, num_classes, train, test)
     name = f"synthetic({'x'.join(map(str, shape))}, {num_classes} classes)"
     prototypes = _prototypes(shape, num_classes, np.random.default_rng([seed, 0]))
     x_train, y_train = _blends(prototypes, train, np.random.default_rng([seed, 1]))
     x_test, y_test = _blends(prototypes, test, np.random.default_rng([seed, 2]))
     return unit(name, x_train, y_train, x_test, y_test, num_classes, 255)
+
+
+def _check_memory(shape, num_classes, train, test) -> None:
+    """Names the setting that is furthest above what is usual."""
+    size = math.prod(map(int, shape))
+    # The spectrum of the prototypes and its inverse, the samples, and one block.
+    needed = 40 * num_classes * size + (train + test) * size + 32 * train
+    needed += 16 * min(_BLOCK, max(train, test)) * size
+    usual = {
+        f"shape={tuple(shape)}": size / 784,
+        f"num_classes={num_classes}": num_classes / 10,
+        f"train_size={train}": train / 4096,
+        f"test_size={test}": test / 1024,
+    }
+    setting = max(usual, key=usual.get)
+    host_memory.require(f"--config.data.{setting}", needed, "synthetic samples")
 
 
 def _prototypes(shape, num_classes, rng) -> np.ndarray:

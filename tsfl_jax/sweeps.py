@@ -14,6 +14,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import IO, Any, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from tsfl_jax import (
     engine,
     experiment,
     lanes,
+    memory,
     optimizers,
     progress,
     report,
@@ -206,11 +208,17 @@ def run(
     Raises:
       UserError: a setting or value that cannot work, in one line.
     """
-    values = axes.points(swept)
     validate(config)
+    values = axes.points(swept)
+    if workdir is not None:
+        report.folder_of(workdir)  # before the work
     mesh = experiment.start_jax(config)  # before anything asks JAX a question
-    if lanes_per_call < 0:
-        raise UserError(f"lanes_per_call={lanes_per_call}: must be >= 0 (0 chooses)")
+    whole = isinstance(lanes_per_call, Integral)
+    if not whole or lanes_per_call < 0:
+        raise UserError(
+            f"lanes_per_call={lanes_per_call!r}: expected a whole number >= 0 "
+            "(0 chooses)"
+        )
     if jax.process_count() > 1:
         raise UserError("a sweep runs in one process; give every process its own part")
     configs = [axes.changed(config, v) for v in values]
@@ -264,6 +272,7 @@ def _train(
     begun = time.perf_counter()
     for group in groups:
         members = [several[i] for i in group]
+        memory.check(members[0], mesh.size)
         program, compiled = lanes.make_program(members, mesh), []
         count = lanes_per_call or lanes_of_call(program, members)
         count = min(count, len(group))

@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import sys
 
-from tsfl_jax import report
+from tsfl_jax import command, report
 from tsfl_jax.types import UserError
 
 
@@ -59,7 +59,4 @@ def main(workdirs: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"tensorboard: {error}")
+    command.run("tensorboard", main)

@@ -43,8 +43,14 @@ def read(name: str, dir: str, download: bool) -> Dataset:
       UserError: not there and not to be had, unreadable, or in another file format.
     """
     dir = dir or os.environ.get("TFDS_DATA_DIR", "") or "~/tensorflow_datasets"
-    root = pathlib.Path(dir).expanduser()
-    if root.exists() and not root.is_dir():
+    try:
+        root = pathlib.Path(dir).expanduser()
+        a_file = root.exists() and not root.is_dir()
+    except (OSError, RuntimeError) as error:  # too long a name; an unknown ~user
+        raise UserError(
+            f"--config.data.dir={dir}: cannot be read ({tfds_prepare.reason(error)})"
+        ) from error
+    if a_file:
         raise UserError(f"--config.data.dir={root}: a file; expected a folder")
     with _quiet():
         try:

@@ -9,14 +9,13 @@ used beside those of Corollary 1, of Theorem 2 as printed and of the true minimi
 
 import argparse
 import pathlib
-import sys
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import dms, report, theory, theory_plots
+from tsfl_jax import command, dms, report, theory, theory_plots
 from tsfl_jax.bound_constants import estimated
 from tsfl_jax.bound_minimum import bound_optimal_weights
 from tsfl_jax.fixed_point import theorem2_weights
@@ -237,7 +236,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(f"theory_report: {error}")
+    command.run("theory_report", main)

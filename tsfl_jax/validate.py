@@ -5,6 +5,7 @@ import math
 import numbers
 
 from tsfl_jax import config as c
+from tsfl_jax import host_memory
 from tsfl_jax.types import UserError, nearest
 
 
@@ -17,6 +18,9 @@ def choice(flag: str, value: str, known: tuple[str, ...]) -> None:
         )
 
 
+_LARGEST = 2**31 - 1  # of int32
+_TINY, _HUGE = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
+_DRAWS = 1024  # of a client's seconds, at least; see `fleet.draw_fleet`
 _TYPE_NAMES = {
     int: "int",
     float: "float",
@@ -52,12 +56,34 @@ def _check_types(config: object, prefix: str = "") -> None:
         if expected is not bool and isinstance(value, bool):
             fits = False
         if expected is tuple and fits:
-            fits = all(isinstance(v, numbers.Integral) for v in value)
-        if not fits:
+            fits = all(
+                isinstance(v, numbers.Integral) and not isinstance(v, bool)
+                for v in value
+            )
+        if fits:
+            _check_extremes(f"--config.{name}", value)
+        else:
             raise UserError(
                 f"--config.{name}={value!r}: expected {_TYPE_NAMES[expected]}, "
                 f"got {type(value).__name__}"
             )
+
+
+def _check_extremes(flag: str, value: object) -> None:
+    """Refuses what 32 bits or a file name cannot hold; seeds have their own range."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise UserError(f"{flag}={value!r}: holds a zero byte")
+    elif isinstance(value, tuple | list):
+        for number in value:
+            _check_extremes(f"{flag}={tuple(value)}", int(number))
+    elif isinstance(value, numbers.Integral):
+        if abs(int(value)) > _LARGEST and flag != "--config.seed":
+            raise UserError(f"{flag}={value}: must be <= {_LARGEST}")
+    elif 0 < abs(value) < _TINY or _HUGE < abs(value) < math.inf:
+        raise UserError(
+            f"{flag}={value}: outside what float32 holds, {_TINY:.2g} to {_HUGE:.2g}"
+        )
 
 
 def _in_range(config: c.Config) -> None:
@@ -86,7 +112,7 @@ def _in_range(config: c.Config) -> None:
             inf,
             False,
         ),
-        ("schedule.data_size", config.schedule.data_size, 1, 2**31 - 1, False),
+        ("schedule.data_size", config.schedule.data_size, 1, 10**9, False),
         ("schedule.upload_above", config.schedule.upload_above, 0, inf, False),
         ("schedule.interval_seconds", config.schedule.interval_seconds, 0, inf, True),
         ("schedule.free_riders", config.schedule.free_riders, 0, inf, False),
@@ -244,6 +270,30 @@ def _belongs_together(config: c.Config) -> None:
         )
 
 
+def _check_memory(config: c.Config) -> None:
+    """What is drawn before training must fit; later steps check what they make."""
+    intervals, clients = config.num_intervals, config.num_clients
+    if config.timeline.framework == "none":
+        host_memory.require(
+            f"--config.num_clients={clients} with --config.num_intervals={intervals}",
+            # τ, sizes and drop-outs in 64 bits, then two of them in 32.
+            32 * intervals * clients,
+            "the schedule",
+        )
+        return
+    host_memory.require(
+        f"--config.num_clients={clients}",
+        32 * _DRAWS * clients,  # seconds of iterations and transfers, losses
+        "the clients' drawn seconds",
+    )
+    iterations = config.timeline.local_iterations
+    host_memory.require(
+        f"--config.timeline.local_iterations={iterations}",
+        24 * iterations,  # numbers, places and seconds of one task's iterations
+        "one task",
+    )
+
+
 def validate(config: c.Config) -> None:
     """Raises UserError, one line, at the first setting that cannot work."""
     if not isinstance(config, c.Config):
@@ -264,3 +314,4 @@ def validate(config: c.Config) -> None:
     choice("convolution", config.convolution, c.CONVOLUTIONS)
     _in_range(config)
     _belongs_together(config)
+    _check_memory(config)

@@ -1,0 +1,30 @@
+"""How a command ends: one line and an exit code, never a traceback for a slip."""
+
+import sys
+from collections.abc import Callable
+
+from tsfl_jax.types import UserError
+
+
+def run(name: str, main: Callable[[list[str]], None]) -> None:
+    """Runs a command with the arguments of this process.
+
+    Exit codes: 0 when done, 2 for wrong input (as argparse has it), 130 when stopped
+    with Ctrl-C.
+
+    Args:
+      name: how the command is called in messages.
+      main: takes the arguments without the program's name.
+    """
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        message, code = str(error), 2
+    except MemoryError as error:
+        message, code = f"not enough memory ({error}); use smaller settings", 2
+    except KeyboardInterrupt:
+        message, code = "stopped; the same command reuses what is finished", 130
+    else:
+        return
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,50 @@
+"""Refuses, before anything is allocated, what cannot fit into this machine's memory."""
+
+import contextlib
+import os
+import pathlib
+import sys
+
+from tsfl_jax.types import UserError
+
+_LIMITS = (  # of a container: cgroup version 2, version 1
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+
+
+def total() -> int:
+    """Bytes of memory that this process may use; a container's limit counts."""
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows does not tell
+        return sys.maxsize
+    for path in _LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # "max" means no limit
+            size = min(size, int(pathlib.Path(path).read_text()))
+    return size
+
+
+def shown(size: int) -> str:
+    """A number of bytes in words."""
+    if size >= 10**24:  # also keeps a product of settings within float's range
+        return "more than 10^15 GB"
+    return f"{size / 1e9:,.1f} GB"
+
+
+def require(setting: str, needed: int, purpose: str) -> None:
+    """Checks that an allocation can fit.
+
+    Args:
+      setting: what to name first, with its value, such as "--config.num_clients=20".
+      needed: bytes, at least.
+      purpose: what they are for.
+
+    Raises:
+      UserError: there is less memory than that.
+    """
+    if needed > total():
+        raise UserError(
+            f"{setting}: {purpose} would take {shown(int(needed))} of memory, and this "
+            f"machine has {shown(total())}; use a smaller value"
+        )

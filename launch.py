@@ -5,12 +5,17 @@ Any setting of `tsfl_jax.config.Config` can be changed: ``--config.lr=0.01``,
 ``runs/``); the same command with the same workdir resumes.
 """
 
+import contextlib
 import dataclasses
 import math
+import os
 import pathlib
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from absl import app, flags, logging
 from ml_collections import config_flags
@@ -24,6 +29,7 @@ from tsfl_jax import (
     explain_text,
     gantt,
     prepare,
+    processes,
     progress,
     report,
     runner,
@@ -31,7 +37,7 @@ from tsfl_jax import (
     types,
     validate,
 )
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, effective, flat
 from tsfl_jax.types import UserError
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -47,6 +53,9 @@ _COORDINATOR = flags.DEFINE_string(
 )
 _PROCESSES = flags.DEFINE_integer("processes", 1, "Several processes: how many.")
 _PROCESS = flags.DEFINE_integer("process", 0, "Several processes: which one, from 0.")
+_JOIN_TIMEOUT = flags.DEFINE_float(
+    "join_timeout", 300, "Several processes: seconds to wait for all of them to start."
+)
 _SWEEP = flags.DEFINE_multi_string(
     "sweep", [], "Setting and its values: seed=0:10 or lr=0.01,0.1; repeatable."
 )
@@ -95,9 +104,27 @@ def _check_flags(argv: list[str]) -> None:
                 raise UserError(f"--{flag}: there is no such setting{hint}")
 
 
+def _last_overrides(words: list[str]) -> list[str]:
+    """Leaves out overrides that a later one of the same setting replaces.
+
+    The flag library joins repeated tuples: (1,4) and then (2,2) would be (1,4,2,2).
+    """
+    kept, position = {}, 0
+    while position < len(words):
+        word, length = words[position], 1
+        name, equals, _ = word.lstrip("-").partition("=")
+        setting = word.startswith("-") and name.startswith("config.")
+        following = words[position + 1 : position + 2]
+        if setting and not equals and following and not following[0].startswith("--"):
+            length = 2  # --config.lr 0.1
+        kept[name if setting else position] = words[position : position + length]
+        position += length
+    return [word for part in kept.values() for word in part]
+
+
 def _config_first(argv: list[str]) -> list[str]:
     """The flag library wants --config before its overrides, and once."""
-    chosen, rest, words = [], [], iter(argv[1:])
+    chosen, rest, words = [], [], iter(_last_overrides(argv[1:]))
     for word in words:
         if word.lstrip("-") == "config" and word.startswith("-"):
             chosen.append(f"--config={next(words, '')}")
@@ -127,9 +154,53 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
-def _stop(message: str, code: int = 2) -> None:
+def _stop(
+    message: str, code: int = 2, group: processes.Group | None = None
+) -> NoReturn:
+    """Ends with one line; the other processes of the run end with it."""
+    if group is not None:
+        processes.stopped(group, message, code)
+        _end(message, code)
     print(f"launch.py: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    """Ends from any thread, whatever the main one waits for."""
+    sys.stdout.flush()
+    line = "\n" if sys.stderr.isatty() else ""  # below a progress line
+    print(f"{line}launch.py: {message}", file=sys.stderr, flush=True)
+    os._exit(code)
+
+
+def _joined(config: Config) -> processes.Group | None:
+    """The processes that share this run, once all are there; None: only this one."""
+    count, several = _PROCESSES.value, ("process", "coordinator", "join_timeout")
+    if count < 1:
+        raise UserError(f"--processes={count}: expected at least 1")
+    for name in several:
+        if not flags.FLAGS["processes"].present and flags.FLAGS[name].present:
+            raise UserError(
+                f"--{name}={flags.FLAGS[name].value}: say how many processes there "
+                "are, with --processes"
+            )
+    if count == 1:
+        if _PROCESS.value != 0:
+            raise UserError(
+                f"--process={_PROCESS.value}: expected 0 with --processes=1"
+            )
+        return None
+    if not 0 < _JOIN_TIMEOUT.value < math.inf:
+        raise UserError(f"--join_timeout={_JOIN_TIMEOUT.value}: expected seconds > 0")
+    return processes.join(
+        _COORDINATOR.value,
+        count,
+        _PROCESS.value,
+        settings=effective(flat(report.plain(dataclasses.asdict(config)))),
+        patience=_JOIN_TIMEOUT.value,
+        tell=lambda line: progress.tell(sys.stderr, line),
+        end=_end,
+    )
 
 
 def _label(config: Config) -> str:
@@ -210,57 +281,28 @@ def _sweep(config: Config, swept: axes.Axes, workdir: str) -> None:
     print((pathlib.Path(workdir) / "summary.md").read_text(encoding="utf-8"))
 
 
-def main(argv: list[str]) -> None:
-    """Validates, builds, runs and tells the result."""
-    del argv
-    config, workdir = _CONFIG.value, None
-    try:
-        if not isinstance(config, Config):
-            raise UserError("get_config() of a config file must return a Config")
-        validate.validate(config)
-        if _EXPLAIN.value and (_SWEEP.value or _PROCESSES.value > 1):
-            other = "sweep" if _SWEEP.value else "processes"
-            raise UserError(
-                f"--explain and --{other}: only one experiment in one process can be "
-                f"explained; leave out --{other}"
-            )
-        # First of all: whatever asks JAX a question starts it with one CPU device.
-        devices.start(config.devices)
-        if _PROCESSES.value > 1:
-            devices.join(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
-        if _WORKDIR.value and devices.first():
-            _check_workdir(pathlib.Path(_WORKDIR.value))
-        if _EXPLAIN.value:
-            _explain(config)
-            return
-        if _SWEEP.value:
-            swept = axes.parse(_SWEEP.value)
-            for values in axes.product(swept):
-                axes.changed(config, values)
-            workdir = _WORKDIR.value or report.new_workdir("runs", _label(config))
-            _sweep(config, swept, workdir)
-            return
-        # Of several processes the first one speaks and writes files.
-        stream = sys.stderr if devices.first() else None
-        progress.tell(stream, "preparing data and model …")
-        exp = experiment.build(config)
-        for note in exp.notes:
-            progress.tell(stream, f"note: {note}")
-        workdir = _WORKDIR.value or "runs"
-        if not _WORKDIR.value and devices.first():
-            workdir = report.new_workdir("runs", _label(config))
-        progress.tell(stream, _headline(exp))
-        progress.tell(stream, f"results in {workdir}")
-        result = runner.run(exp, workdir, stream, _interrupts())
-    except UserError as error:
-        _stop(str(error))
-    except KeyboardInterrupt:
-        folders = ("checkpoints", "lanes")
-        saved = workdir is not None and any(
-            (pathlib.Path(workdir) / name).exists() for name in folders
+def _train(config: Config, group: processes.Group | None) -> None:
+    """One experiment; of several processes the first one speaks and writes files."""
+    stream = sys.stderr if devices.first() else None
+    progress.tell(stream, "preparing data and model …")
+    exp = experiment.build(config)
+    for note in exp.notes:
+        progress.tell(stream, f"note: {note}")
+    workdir = _WORKDIR.value or "runs"
+    if not _WORKDIR.value and devices.first():
+        workdir = report.new_workdir("runs", _label(config))
+    progress.tell(stream, _headline(exp))
+    progress.tell(stream, f"results in {workdir}")
+    if group is not None and devices.first():
+        processes.will_resume(
+            group,
+            f"the same commands in all processes, with --workdir={workdir}, "
+            + ("resume" if config.checkpoint else "start again"),
         )
-        again = f"; the same command with --workdir={workdir} resumes" if saved else ""
-        _stop(f"stopped{again}", 130)
+    with _resumable(workdir, group):
+        result = runner.run(exp, workdir, stream, _interrupts())
+    if group is not None:
+        processes.leave(group)
     if stream is not None:
         print(progress.summary_text(result.summary, workdir))
     lost = result.summary["diverged_at"]
@@ -271,6 +313,71 @@ def main(argv: list[str]) -> None:
             "--config.clip_norm=1",
             1,
         )
+
+
+@contextlib.contextmanager
+def _resumable(workdir: str | pathlib.Path, group: processes.Group | None = None):
+    """Answers Ctrl-C with how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        folders = ("checkpoints", "lanes")
+        saved = any((pathlib.Path(workdir) / name).exists() for name in folders)
+        again = f"; the same command with --workdir={workdir} resumes" if saved else ""
+        _stop(f"stopped{again}", 130, group)
+
+
+def _run(config: Config, group: processes.Group | None) -> None:
+    """What the flags ask for."""
+    if _WORKDIR.value and devices.first():
+        _check_workdir(pathlib.Path(_WORKDIR.value))
+    if _EXPLAIN.value:
+        _explain(config)
+    elif _SWEEP.value:
+        swept = axes.parse(_SWEEP.value)
+        for values in axes.product(swept):
+            axes.changed(config, values)
+        workdir = _WORKDIR.value or report.new_workdir("runs", _label(config))
+        with _resumable(workdir):
+            _sweep(config, swept, workdir)
+    else:
+        _train(config, group)
+
+
+def main(argv: list[str]) -> None:
+    """Validates, builds, runs and tells the result."""
+    del argv
+    config, group = _CONFIG.value, None
+    try:
+        if not isinstance(config, Config):
+            raise UserError("get_config() of a config file must return a Config")
+        validate.validate(config)
+        if _EXPLAIN.value and (_SWEEP.value or _PROCESSES.value > 1):
+            other = "sweep" if _SWEEP.value else "processes"
+            raise UserError(
+                f"--explain and --{other}: only one experiment in one process can be "
+                f"explained; leave out --{other}"
+            )
+        if _SWEEP.value and _PROCESSES.value > 1:
+            raise UserError(
+                "--sweep and --processes: a sweep runs in one process; give every "
+                "process its own part"
+            )
+        # First of all: whatever asks JAX a question starts it with one CPU device.
+        devices.start(config.devices)
+        group = _joined(config)
+        _run(config, group)
+    except UserError as error:
+        _stop(str(error), group=group)
+    except KeyboardInterrupt:
+        _stop("stopped", 130, group)
+    except Exception as error:
+        if group is None:
+            raise
+        # Most often another process was lost; then the group ends this one first.
+        time.sleep(5)
+        traceback.print_exc()
+        _stop(f"{type(error).__name__}: {' '.join(str(error).split())}", 1, group)
 
 
 if __name__ == "__main__":

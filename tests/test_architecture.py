@@ -55,6 +55,8 @@ MAY_IMPORT = {
     "client_gradients": "client models types",
     "mapping": "client types",
     "devices": "types",
+    "rendezvous": "types",
+    "processes": "rendezvous types",
     "choices": "",
     "compile_cache": "types",
     "local_work": "types",

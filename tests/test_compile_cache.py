@@ -77,3 +77,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     file.write_text("")
     with pytest.raises(UserError, match=r"compile_cache=.*file/x: cannot write there"):
         compile_cache.use(str(file / "x"))
+
+
+@pytest.mark.parametrize("choice", ["", " "])
+def test_an_empty_choice_does_not_fill_the_current_folder(
+    tmp_path, monkeypatch, choice
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="compile_cache is empty: expected a folder"):
+        compile_cache.use(choice)

@@ -97,6 +97,11 @@ def test_more_devices_than_there_are():
         tsfl_jax.simulate(small(devices=99))
 
 
+def test_far_too_many_devices_are_refused_before_jax_starts_them():
+    with pytest.raises(UserError, match="--config.devices=100000: expected at most"):
+        devices.start(100000)
+
+
 def test_never_more_devices_than_clients():
     result = tsfl_jax.simulate(small(num_clients=2, devices=4))
     assert result.summary["num_devices"] == 2

@@ -107,7 +107,56 @@ SLIPS = {
         [*SMALL, "--sweep=lr=0.1,-1"],
         ["lane lr=-1.0: --config.lr=-1"],
     ),
+    "repeated tuple": (
+        [
+            *("--config.schedule.kind=explicit", "--config.schedule.tau=(1,4)"),
+            *("--config.schedule.tau", "(9,-2)"),
+        ],
+        ["--config.schedule.tau=(9, -2)"],
+    ),
+    "far too many devices": (
+        ["--config.devices=100000"],
+        ["--config.devices=100000: expected at most 1024"],
+    ),
+    "empty cache folder": (
+        [*SMALL, "--config.compile_cache="],
+        ["--config.compile_cache is empty: expected a folder"],
+    ),
+    "process of how many": (["--process=1"], ["--process=1: say how many"]),
+    "coordinator of how many": (
+        ["--coordinator=localhost:1"],
+        ["--coordinator=localhost:1: say how many", "--processes"],
+    ),
+    "no processes": (["--processes=0"], ["--processes=0: expected at least 1"]),
+    "fewer processes": (["--processes=-1"], ["--processes=-1: expected at least 1"]),
+    "second of one": (["--processes=1", "--process=1"], ["--process=1: expected 0"]),
+    "third of two": (
+        ["--processes=2", "--process=2"],
+        ["--process=2: expected 0 to 1 with --processes=2"],
+    ),
+    "no coordinator": (["--processes=2"], ["--coordinator=: expected host:port"]),
+    "port in letters": (
+        ["--processes=2", "--process=1", "--coordinator=abc:def"],
+        ["--coordinator=abc:def: expected host:port"],
+    ),
+    "port out of range": (
+        ["--processes=2", "--coordinator=localhost:99999"],
+        ["--coordinator=localhost:99999", "a port from 1 to 65535"],
+    ),
+    "unknown host": (
+        ["--processes=2", "--process=1", "--coordinator=no.such.host.invalid:9911"],
+        ["host 'no.such.host.invalid' is not known"],
+    ),
+    "no patience": (
+        ["--processes=2", "--coordinator=localhost:9911", "--join_timeout=-1"],
+        ["--join_timeout=-1.0: expected seconds > 0"],
+    ),
+    "sweep in two processes": (
+        ["--processes=2", "--sweep=seed=0:2"],
+        ["a sweep runs in one process"],
+    ),
 }
+
 
 # A start is mostly imports. This one process imports, and splits once for each line of
 # its input: the arguments of launch.py and a folder, in which it leaves what came out.

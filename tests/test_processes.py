@@ -3,9 +3,11 @@
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -26,10 +28,10 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def start(workdir, *more):
+def start(workdir, *more, devices=1, program=("launch.py",)):
     # One CPU device each, so that two processes are two devices.
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "1"}
-    command = [sys.executable, "launch.py", f"--workdir={workdir}", *SETTINGS, *more]
+    environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
+    command = [sys.executable, *program, f"--workdir={workdir}", *SETTINGS, *more]
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -46,11 +48,16 @@ def finish(process, code=0):
     return out, err
 
 
-def pair(workdirs, *more):
+def start_pair(workdirs, *more, **how):
     port = free_port()
     flags = [f"--coordinator=localhost:{port}", "--processes=2"]
-    both = [start(w, *flags, f"--process={i}", *more) for i, w in enumerate(workdirs)]
-    return [finish(process) for process in both]
+    return [
+        start(w, *flags, f"--process={i}", *more, **how) for i, w in enumerate(workdirs)
+    ]
+
+
+def pair(workdirs, *more):
+    return [finish(process) for process in start_pair(workdirs, *more)]
 
 
 def metrics(workdir):
@@ -102,16 +109,123 @@ def test_two_processes_resume_together(runs):
 
 def test_a_refusal_of_the_first_process_ends_the_others(runs):
     root, _ = runs
-    port = free_port()
-    flags = [f"--coordinator=localhost:{port}", "--processes=2", "--config.lr=0.5"]
-    both = [start(root / "first", *flags, f"--process={i}") for i in (0, 1)]
+    both = start_pair([root / "first"] * 2, "--config.lr=0.5")
     (_, err), (_, other) = [finish(process, code=2) for process in both]
     assert "holds another experiment (lr: " in err
-    assert "process 0 has stopped and says why" in other
+    # Either it hears the reason, or it finds out by itself that there is one.
+    assert "launch.py: process 0 " in other and "has stopped" in other
 
 
-def test_a_process_out_of_range_is_named():
-    _, err = finish(start("unused", "--processes=2", "--process=2"), code=2)
-    assert "--process=2: expected 0 to 1 with --processes=2" in err
-    _, err = finish(start("unused", "--processes=2"), code=2)
-    assert "--coordinator=: expected host:port" in err
+LONG = ["--config.num_intervals=60", "--config.report_every=2"]
+
+
+def killed_in_interval_4(both, victim):
+    """Kills one of two processes; (exit code, stderr, seconds) of the other."""
+    lines = []
+    for line in both[0].stderr:
+        lines.append(line)
+        if line.startswith("interval 4/"):
+            break
+    assert lines[-1].startswith("interval 4/"), lines
+    both[victim].kill()
+    begun = time.monotonic()
+    _, err = both[1 - victim].communicate(timeout=60)
+    seconds = time.monotonic() - begun
+    both[victim].communicate()
+    return both[1 - victim].returncode, err, seconds
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_lost_process_ends_the_other_with_one_line(tmp_path, victim):
+    both = start_pair([tmp_path / "run"] * 2, *LONG)
+    code, err, seconds = killed_in_interval_4(both, victim)
+    assert code == 1 and seconds < 30
+    assert f"launch.py: process {victim} of 2 has ended without a word" in err
+    assert f"with --workdir={tmp_path / 'run'}, resume" in err.splitlines()[-1]
+    progress = ("interval ", "launch.py: process ")
+    rest = [line for line in err.splitlines() if not line.startswith(progress)]
+    assert victim == 0 or not rest, err  # process 0 tells its progress as well
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_killed_pair_resumes_to_the_same_bits(tmp_path, victim):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    pair([whole, whole], *LONG)
+    killed_in_interval_4(start_pair([cut, cut], *LONG), victim)
+    (_, err), _ = pair([cut, cut], *LONG)
+    resumed = int(re.search(r"resuming after interval (\d+) of 60", err).group(1))
+    assert 4 <= resumed < 60
+    assert metrics(cut) == metrics(whole)
+
+
+def test_a_process_that_cannot_save_ends_the_other_with_its_reason(tmp_path):
+    # In its folder lies a file where the checkpoints would be.
+    (tmp_path / "checkpoints").write_text("")
+    begun = time.monotonic()
+    both = start_pair([tmp_path] * 2)
+    (_, err), (_, other) = [finish(process, code=2) for process in both]
+    assert "checkpoint" in err.splitlines()[-1]
+    assert "process 0 of 2 has stopped: " in other.splitlines()[-1]
+    assert err.splitlines()[-1].removeprefix("launch.py: ") in other.splitlines()[-1]
+    assert time.monotonic() - begun < 120  # most of it is to start
+
+
+# Process 1 compiles the run for 40 s, which process 0 has in its cache, so to speak.
+SLOW = """
+import runpy, sys, time
+import jax
+real = jax.stages.Lowered.compile
+def compile(self, *arguments, **options):
+    if "module @jit_run" in self.as_text()[:300] and "--process=1" in sys.argv:
+        time.sleep(40)
+    return real(self, *arguments, **options)
+jax.stages.Lowered.compile = compile
+sys.path.insert(0, "")
+sys.argv[0] = "launch.py"
+runpy.run_path("launch.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_processes_start_training_together(tmp_path):
+    # With two devices each, training needs connections that nothing before it had.
+    both = start_pair([tmp_path] * 2, devices=2, program=("-c", SLOW))
+    for process in both:
+        finish(process)
+    assert len(metrics(tmp_path)) == 4
+
+
+def test_processes_with_other_settings_are_refused(tmp_path):
+    port = free_port()
+    flags = [f"--coordinator=localhost:{port}", "--processes=2", "--join_timeout=60"]
+    zero = start(tmp_path, *flags, "--process=0")
+    _, err = finish(start(tmp_path, *flags, "--process=1", "--config.lr=0.5"), code=2)
+    assert "process 1 has lr: 0.5, process 0 has " in err.splitlines()[-1]
+    zero.kill()
+    zero.communicate()
+
+
+def slip(*arguments):
+    """The one line with which a start is refused."""
+    begun = time.monotonic()
+    out, err = finish(start("unused", *arguments), code=2)
+    assert out == "" and "Traceback" not in err and time.monotonic() - begun < 60
+    assert err.splitlines()[-1].startswith("launch.py: ")
+    return err.splitlines()[-1]
+
+
+def test_a_partner_that_never_comes_is_named():
+    port = free_port()
+    flags = ["--processes=2", "--join_timeout=1", f"--coordinator=localhost:{port}"]
+    words = slip(*flags, "--process=0")
+    assert "process 1 of 2 did not come in 1 s" in words and str(port) in words
+    words = slip(*flags, "--process=1")
+    assert "process 1 of 2 did not find process 0 there in 1 s" in words
+
+
+def test_a_port_in_use_is_named():
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = slip("--processes=2", f"--coordinator=localhost:{port}")
+    assert f"process 0 cannot listen on port {port}" in words

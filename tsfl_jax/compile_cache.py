@@ -32,8 +32,12 @@ def use(choice: str) -> pathlib.Path | None:
       The folder in use; None: no cache.
 
     Raises:
-      UserError: a folder of one's own choice that cannot be written.
+      UserError: no folder's name, or a chosen folder that cannot be written.
     """
+    if not choice.strip():  # as a path this would be the current folder
+        raise UserError(
+            "--config.compile_cache is empty: expected a folder, 'auto' or 'off'"
+        )
     told = jax.config.jax_compilation_cache_dir
     if choice == "off" or (choice == "auto" and told):
         return pathlib.Path(told) if told else None

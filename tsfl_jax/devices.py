@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
+from jax._src import distributed  # its client alone has a barrier
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -27,6 +29,7 @@ _PATIENCE = (
     "xla_cpu_collective_call_terminate_timeout_seconds",
 )
 _WEEK = 7 * 24 * 3600  # seconds
+_MOST = 1024  # JAX starts these in half a second, but 100,000 not in 90 s
 
 
 def start(count: int) -> None:
@@ -39,7 +42,14 @@ def start(count: int) -> None:
     It also makes the devices wait for each other for a week, see `_PATIENCE`. What was
     set before (``jax_num_cpu_devices``, flags) stays. Where JAX has started already,
     nothing changes; on GPUs this has no effect.
+
+    Raises:
+      UserError: more devices than can be started.
     """
+    if count > _MOST:
+        raise UserError(
+            f"--config.devices={count}: expected at most {_MOST}; 0 takes all there are"
+        )
     flags = os.environ.get("XLA_FLAGS", "")
     patient = [f"--{name}={_WEEK}" for name in _PATIENCE if name not in flags]
     os.environ["XLA_FLAGS"] = " ".join([flags, *patient]).strip()
@@ -98,33 +108,30 @@ def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
     )
 
 
-def join(coordinator: str, count: int, index: int) -> None:
-    """Makes this process one of several that run the same program on one mesh.
+def meet() -> None:
+    """Waits until all processes are here, however long the slowest takes.
 
-    Args:
-      coordinator: ``host:port`` on which process 0 listens.
-      count: processes.
-      index: of this one, 0 ≤ index < count.
-
-    Raises:
-      UserError: an index out of range, or the processes did not find each other.
+    Processes that reach their first common sum more than 30 s apart do not connect.
     """
-    if not 0 <= index < count:
-        raise UserError(
-            f"--process={index}: expected 0 to {count - 1} with --processes={count}"
-        )
-    if ":" not in coordinator:
-        raise UserError(
-            f"--coordinator={coordinator}: expected host:port, where process 0 listens"
-        )
-    try:
-        jax.distributed.initialize(coordinator, count, index)
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"--coordinator={coordinator}: process {index} of {count} found no "
-            f"partners there ({reason})"
-        ) from error
+    client = distributed.global_state.client
+    if client is not None:
+        client.wait_at_barrier("tsfl_jax", _WEEK * 1000)
+
+
+def connect(mesh: Mesh) -> None:
+    """Connects the devices of all processes by a first sum over them.
+
+    After it, devices wait for each other at a sum for as long as it takes; the first
+    sum of a run would have to be reached within 30 s, see `meet`.
+    """
+    if jax.process_count() == 1:
+        return
+    total = jax.shard_map(
+        lambda: lax.psum(1, AXIS), mesh=mesh, in_specs=(), out_specs=PartitionSpec()
+    )
+    compiled = jax.jit(total).lower().compile()
+    meet()
+    jax.block_until_ready(compiled())
 
 
 def first() -> bool:
@@ -136,6 +143,7 @@ def any_process(flag: bool) -> bool:
     """Whether it is true in any process; all of them have to ask."""
     if jax.process_count() == 1:
         return bool(flag)
+    meet()
     return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
 
 
@@ -143,6 +151,7 @@ def from_first(value: Any) -> Any:
     """A tree of arrays as process 0 has it, NumPy leaves; shapes alike everywhere."""
     if jax.process_count() == 1:
         return value
+    meet()
     return jax.tree.map(np.array, multihost_utils.broadcast_one_to_all(value))
 
 

@@ -144,6 +144,7 @@ def _begin(
 ) -> tuple[_Files | None, int, _Progress]:
     """Where the run stands, the same in all processes; the first one has the files."""
     done, finished = _empty(exp), 0
+    devices.connect(exp.mesh)
     # Of several processes the first one reads and writes; the others follow it.
     files, refused = None, None
     try:
@@ -249,6 +250,7 @@ def _train(
             compiled = jax.jit(exp.run).lower(*current).compile()
             compile_seconds = time.perf_counter() - begun
             progress.tell(stream, f"compiled in {compile_seconds:.1f} s")
+            devices.meet()  # one process may have compiled what another had kept
             begun = time.perf_counter()
         tick = time.perf_counter()
         state, chunk = jax.block_until_ready(compiled(*current))

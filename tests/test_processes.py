@@ -135,7 +135,7 @@ def killed_in_interval_4(both, victim):
     return both[1 - victim].returncode, err, seconds
 
 
-@pytest.mark.parametrize("victim", [1, 0])
+@pytest.mark.parametrize("victim", [pytest.param(1, marks=pytest.mark.slow), 0])
 def test_a_lost_process_ends_the_other_with_one_line(tmp_path, victim):
     both = start_pair([tmp_path / "run"] * 2, *LONG)
     code, err, seconds = killed_in_interval_4(both, victim)

@@ -60,7 +60,10 @@ _SWEEP = flags.DEFINE_multi_string(
     "sweep", [], "Setting and its values: seed=0:10 or lr=0.01,0.1; repeatable."
 )
 _LANES = flags.DEFINE_integer(
-    "lanes_per_call", 0, "Sweeps: lanes of one compiled call; 0 chooses."
+    "lanes_per_call",
+    0,
+    "Sweeps: lanes of one compiled call; 0 chooses.",
+    lower_bound=0,
 )
 _EXPLAIN = flags.DEFINE_enum(
     "explain",

@@ -39,7 +39,7 @@ def _check_types(config: object, prefix: str = "") -> None:
         if name not in fields:
             raise UserError(
                 f"config.{prefix}{name}: there is no such setting"
-                f"{nearest(name, fields)}"
+                f"{nearest(prefix + name, [prefix + f for f in fields])}"
             )
     for field in dataclasses.fields(config):
         value, name = getattr(config, field.name), prefix + field.name

@@ -1,0 +1,547 @@
+"""One table of wrong inputs: each is answered in one line that names what is wrong.
+
+All in this process, none may start to train. Settings, arguments of Python functions,
+and command lines, which end with exit code 2.
+"""
+
+import contextlib
+import importlib.util
+import io
+import itertools
+import pathlib
+import runpy
+import sys
+import time
+import warnings
+
+import jax
+import numpy as np
+import optax
+import pytest
+from absl import flags
+
+import tsfl_jax
+from tsfl_jax import config, host_memory, prepare
+from tsfl_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+LONG = "/tmp/" + 300 * "x"  # longer than a file name may be
+HUGE = 10**400  # more than a float holds
+
+SYNTHETIC = {"data.name": "synthetic", "data.shape": (4, 4, 1)}
+TIMED = {"timeline.framework": "afl", "algorithm": "fedasync"}
+SAFA = {"timeline.framework": "safa", "algorithm": "fedavg"}
+FEDCS = {"timeline.framework": "fedcs", "algorithm": "fedavg"}
+FEDBUFF = {"timeline.framework": "fedbuff", "algorithm": "fedbuff"}
+FEDAT = {"timeline.framework": "fedat", "algorithm": "fedat"}
+DRAWN = {"schedule.kind": "distribution"}
+EXPLICIT = {"schedule.kind": "explicit"}
+TRACE = {"schedule.kind": "trace"}
+NPZ = {"data.name": "npz"}
+MNIST = {"data.name": "mnist", "data.download": False, "data.dir": "/nowhere"}
+QUADRATIC = {"data.name": "quadratic", "model.name": "quadratic", "data.shape": (4,)}
+QUADRATIC |= {"algorithm": "fedavg", "lr": 0.1}
+SHARDS = {"partition.kind": "shards"}
+
+# Setting, its value, words that the answer must hold; other settings.
+SETTINGS = [
+    ("algorithm", "fedprx", "did you mean 'fedprox'", {}),
+    ("algorithm", "", "one of: dms", {}),
+    ("algorithm", None, "expected str", {}),
+    ("seed", -1, ">= 0", {}),
+    ("seed", 2**32, "<= 4294967295", {}),
+    ("seed", HUGE, "<= 4294967295", {}),
+    ("seed", True, "expected int", {}),
+    ("seed", 1.5, "expected int", {}),
+    ("num_intervals", 0, ">= 1", {}),
+    ("num_intervals", 10**6 + 1, "<= 1000000", {}),
+    ("num_intervals", "5", "expected int", {}),
+    ("num_clients", 0, ">= 1", {}),
+    ("num_clients", 10**7 + 1, "<= 10000000", {}),
+    ("num_clients", 10**7, "memory", {"num_intervals": 10**6}),
+    ("num_clients", 10**7, "memory", TIMED),
+    ("num_clients", 1000, "training samples", {}),
+    ("lr", 0.0, "> 0", {}),
+    ("lr", -0.1, "> 0", {}),
+    ("lr", float("nan"), "finite", {}),
+    ("lr", float("inf"), "finite", {}),
+    ("lr", 1e-50, "float32", {}),
+    ("lr", 1e39, "float32", {}),
+    ("lr", HUGE, "2147483647", {}),
+    ("lr", "0.1", "expected float", {}),
+    ("lr", None, "expected float", {}),
+    ("lr", [0.1], "expected float", {}),
+    ("momentum", 1.0, "[0, 1)", {}),
+    ("momentum", float("nan"), "[0, 1)", {}),
+    ("gamma", -0.1, "[0, 1)", {}),
+    ("mu", -1.0, ">= 0", {}),
+    ("clip_norm", -1.0, ">= 0", {}),
+    ("clip_norm", float("inf"), "finite", {}),
+    ("batch_size", 0, ">= 1", {}),
+    ("batch_size", 900, "never holds more than", {}),
+    ("batch_size", 2**31, "<= 2147483647", {}),
+    ("eval_every", 0, ">= 1", {}),
+    ("eval_every", 99999999999999999999, "<= 2147483647", {}),
+    ("report_every", 0, ">= 1", {}),
+    ("report_every", 10**30, "<= 2147483647", {}),
+    ("checkpoint", "yes", "expected bool", {}),
+    ("checkpoint", 1, "expected bool", {}),
+    ("devices", -1, ">= 0", {}),
+    ("client_chunk", -1, ">= 0", {}),
+    ("mapping", "pmap", "sequential", {}),
+    ("convolution", "fft", "slices", {}),
+    ("compile_cache", "a\0b", "zero byte", {}),
+    ("momentun", 0.9, "did you mean 'momentum'", {}),
+    ("measure_clients", True, "in step", TIMED),
+    ("data", {"name": "mnist"}, "DataConfig", {}),
+    ("data.name", "minst", "did you mean 'mnist'", {}),
+    ("data.name", 3, "expected str", {}),
+    ("data.nam", "mnist", "did you mean 'data.name'", {}),
+    ("data.dir", "/nowhere", "no mnist", MNIST),
+    ("data.dir", LONG, "too long", MNIST),
+    ("data.dir", "~nobody-here/x", "home", MNIST),
+    ("data.dir", "a\0b", "zero byte", MNIST),
+    ("data.dir", __file__, "expected a folder", MNIST),
+    ("data.file", "gone.npz", "no such file", NPZ),
+    ("data.file", LONG, "no such file", NPZ),
+    ("data.file", str(ROOT), "no such file", NPZ),
+    ("data.file", __file__, "cannot be read", NPZ),
+    ("data.file", "x.npz", "would be ignored", {}),
+    ("data.normalize", "std", "standard", {}),
+    ("data.shape", (), "needs sizes > 0", SYNTHETIC),
+    ("data.shape", (4, 0, 1), "needs sizes > 0", SYNTHETIC),
+    ("data.shape", (4, -1, 1), "needs sizes > 0", SYNTHETIC),
+    ("data.shape", ("a", 8), "whole numbers", SYNTHETIC),
+    ("data.shape", (2.5, 8), "whole numbers", SYNTHETIC),
+    ("data.shape", (100_000, 100_000, 3), "memory", SYNTHETIC),
+    ("data.shape", (HUGE, 1, 1), "<= 2147483647", SYNTHETIC),
+    ("data.shape", 12 * (2**31 - 1,), "memory", SYNTHETIC),
+    ("data.num_classes", 1, ">= 2", SYNTHETIC),
+    ("data.num_classes", 2 * 10**9, "memory", SYNTHETIC),
+    ("data.num_classes", "a", "expected int", SYNTHETIC),
+    ("data.train_size", -1, ">= 0", SYNTHETIC),
+    ("data.train_size", 2 * 10**9, "memory", SYNTHETIC | {"data.shape": (64, 64)}),
+    ("data.train_size", 2000, "has only 1438", {}),
+    ("data.test_size", 2 * 10**9, "memory", SYNTHETIC | {"data.shape": (64, 64)}),
+    ("data.test_size", 2000, "has only 359", {}),
+    ("quadratic.smoothness", 2.0, "would be ignored", {}),
+    ("quadratic.smoothness", 0.0, "> 0", QUADRATIC),
+    ("quadratic.convexity", 2.0, "<= 1", QUADRATIC),
+    ("quadratic.distance", -1.0, ">= 0", QUADRATIC),
+    ("quadratic.grad_variance", "gauss(1)", "unknown distribution", QUADRATIC),
+    ("quadratic.dissimilarity", "constant(-1)", "expected >= 0", QUADRATIC),
+    ("data.shape", (8, 8), "as (8,)", QUADRATIC),
+    ("data.shape", (2 * 10**9,), "memory", QUADRATIC),
+    ("data.train_size", 5, "leave it out", QUADRATIC),
+    ("model.name", "mlp", "go together", QUADRATIC | {"model.name": "mlp"}),
+    ("partition.kind", "dirichlett", "did you mean", {}),
+    ("partition.kind", "label", "as many classes as clients", {}),
+    ("partition.alpha", 0.0, "> 0", {}),
+    ("partition.alpha", float("inf"), "finite", {}),
+    ("partition.classes_per_client", 0, ">= 1", SHARDS),
+    ("partition.classes_per_client", 11, "10 classes", SHARDS),
+    ("schedule.kind", "case4", "did you mean", {}),
+    ("schedule.data_size", 0, ">= 1", {}),
+    ("schedule.data_size", 10**10, "<= 2147483647", {}),
+    ("schedule.data_size", 2 * 10**9, "<= 1000000000", {}),
+    ("schedule.data_size", 5000, "only 1438", {}),
+    ("schedule.tau", (1, 2), "would be ignored", {}),
+    ("schedule.tau", (), "needs", EXPLICIT),
+    ("schedule.tau", (-1,), ">= 0", EXPLICIT),
+    ("schedule.tau", (1, 2, 3), "at most", EXPLICIT),
+    ("schedule.tau", (HUGE,), "<= 2147483647", EXPLICIT),
+    ("schedule.tau", (True,), "whole numbers", EXPLICIT),
+    ("schedule.tau", 4, "whole numbers", EXPLICIT),
+    ("schedule.tau_groups", "", "needs", DRAWN),
+    ("schedule.tau_groups", "normal(2)", "takes 2 numbers", DRAWN),
+    ("schedule.tau_groups", "normal(2,-1)", "std must be >= 0", DRAWN),
+    ("schedule.tau_groups", "normal(1e400,1)", "finite", DRAWN),
+    ("schedule.tau_groups", "uniform(5,1)", "low must not exceed high", DRAWN),
+    ("schedule.tau_groups", "gaus(2,1)", "unknown distribution", DRAWN),
+    ("schedule.tau_groups", "lognormal(0,1)", "mean must be > 0", DRAWN),
+    ("schedule.tau_groups", "four", "expected NAME", DRAWN),
+    ("schedule.tau_groups", "normal(2,1)", "would be ignored", {}),
+    ("schedule.size_groups", "constant(x)", "not a number", {}),
+    ("schedule.trace", "", "needs", TRACE),
+    ("schedule.trace", "gone.csv", "No such file", TRACE),
+    ("schedule.trace", LONG, "too long", TRACE),
+    ("schedule.trace", str(ROOT), "directory", TRACE),
+    ("schedule.trace", __file__, "interval", TRACE),
+    ("schedule.iteration", "epoch", "pass", {}),
+    ("schedule.upload_above", -1, ">= 0", {}),
+    ("schedule.upload_above", 10**9, "upload", {}),
+    ("schedule.dropout", 1.0, "[0, 1)", {}),
+    ("schedule.interval_seconds", 0.0, "> 0", TIMED),
+    ("schedule.free_riders", 3, "num_clients=2", {}),
+    ("schedule.free_riding", "steal", "claim", {}),
+    ("timeline.framework", "fedavg", "one of", {}),
+    ("timeline.buffer", 3, "choose a framework", {}),
+    ("timeline.buffer", 0, ">= 1", FEDBUFF),
+    ("timeline.buffer", 10**9, "num_clients", FEDBUFF),
+    ("timeline.tiers", 5, "num_clients", FEDAT),
+    ("timeline.speed", "", "at least one speed", TIMED),
+    ("timeline.speed", "constant(0)", "> 0", TIMED),
+    ("timeline.speed", "uniform(1)", "takes 2 numbers", TIMED),
+    ("timeline.download", "constant(-1)", ">= 0", TIMED),
+    ("timeline.upload", "x", "expected NAME", TIMED),
+    ("timeline.jitter", 11.0, "[0, 10]", TIMED),
+    ("timeline.local_iterations", 0, ">= 1", TIMED),
+    ("timeline.local_iterations", 2**31 - 1, "memory", TIMED),
+    ("timeline.local_iterations", 10**12, "<= 2147483647", TIMED),
+    ("timeline.deadline", 0.0, "> 0", FEDCS),
+    ("timeline.deadline", 1e-9, "choose a longer one", FEDCS),
+    ("timeline.fraction", 0.0, "> 0", SAFA),
+    ("timeline.fraction", 1.1, "<= 1", SAFA),
+    ("timeline.lag", -1, ">= 0", SAFA),
+    ("schedule.tau", (1,), "decide τ", TIMED | EXPLICIT),
+    ("server.lr", -1.0, ">= 0", {}),
+    ("server.momentum", 1.0, "[0, 1)", {}),
+    ("server.second", -0.5, "[0, 1)", {}),
+    ("server.floor", 0.0, "> 0", {}),
+    ("server.trim", 0.5, "[0, 0.5)", {}),
+    ("server.staleness", "poly", "polynomial", {}),
+    ("server.staleness_a", -1.0, ">= 0", {}),
+    ("model.name", "vgg", "did you mean 'vgg11'", {}),
+    ("model.norm", "layer", "one of", {"model.name": "vgg11"}),
+    ("model.norm", "batch", "would be ignored", {}),
+    ("model.hidden", -1, ">= 0", {}),
+    ("model.hidden", 10**10, "<= 2147483647", {}),
+    ("dms.weight_limit", 0.5, "at least 1", {}),
+    ("dms.grad_variance", 0.0, "not 0", {}),
+    ("dms.smoothness", float("inf"), "finite", {}),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_machine(monkeypatch):
+    """What does not fit is the same everywhere."""
+    monkeypatch.setattr(host_memory, "total", lambda: 8 * 10**9)
+
+
+def changed(values: dict) -> config.Config:
+    """A small config with these settings."""
+    small = {"num_clients": 2, "num_intervals": 2, "batch_size": 4, "devices": 1}
+    small |= {"schedule.data_size": 16, "compile_cache": "off"}
+    settings = config.Config()
+    for name, value in (small | values).items():
+        target = settings
+        *path, last = name.split(".")
+        for part in path:
+            target = getattr(target, part)
+        setattr(target, last, value)
+    return settings
+
+
+def answer(call) -> str:
+    """The one line that a wrong call is answered with."""
+    begun = time.monotonic()
+    with pytest.raises(UserError) as error:
+        call()
+    message = str(error.value)
+    assert "\n" not in message and message.strip() == message
+    assert time.monotonic() - begun < 20, "an answer must not wait for work"
+    return message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words", "others"),
+    SETTINGS,
+    ids=[f"{n}={str(v)[:20]!r}-{i}" for i, (n, v, *_) in enumerate(SETTINGS)],
+)
+def test_wrong_settings(name, value, words, others):
+    message = answer(lambda: prepare.prepare(changed(others | {name: value})))
+    assert words in message
+    assert name.split(".")[-1] in message or str(value) in message
+
+
+X, Y = np.zeros((8, 4, 4, 1), np.uint8), np.arange(8) % 2
+FEW = tsfl_jax.make_dataset(X, Y, X, Y)
+KEY, TAU = jax.random.key(0), np.array([1, 2])
+CONSTANTS = {"lr": 0.1, "smoothness": 1.0, "grad_sq_norm": 1.0, "grad_variance": 1.0}
+
+
+def run(values=(), **parts):
+    """A call of `simulate`."""
+    return lambda: tsfl_jax.simulate(changed(dict(values)), **parts)
+
+
+def swept(axes, values=(), **parts):
+    """A call of `sweep`."""
+    return lambda: tsfl_jax.sweep(changed(dict(values)), axes, **parts)
+
+
+def made(x=X, y=Y, x_test=X, y_test=Y, **parts):
+    """A call of `make_dataset`."""
+    return lambda: tsfl_jax.make_dataset(x, y, x_test, y_test, **parts)
+
+
+def weighted(key=KEY, tau=TAU, **parts):
+    """A call of `dms_weights`."""
+    return lambda: tsfl_jax.dms_weights(key, tau, **(CONSTANTS | parts))
+
+
+def nan_in(x):
+    """Images with one value that is not a number."""
+    x = x.astype(np.float32)
+    x[3, 0, 0, 0] = np.nan
+    return x
+
+
+TOO_WIDE = {"model.hidden": 2 * 10**9}
+MANY = {"seed": range(10**5), "lr": [i / 10**6 for i in range(1, 10**5)]}
+# A call and words that its answer must hold.
+CALLS = [
+    (lambda: tsfl_jax.simulate({"lr": 1}), "expected a tsfl_jax.Config, got dict"),
+    (run(optimizer=optax.sgd), "optimizer=sgd cannot update the model (TypeError"),
+    (run(optimizer=optax.adam), "lambda h: optax.sgd(h.lr)"),
+    (run(optimizer=lambda h: 3), "makes 3 of HParams; expected an optax"),
+    (run(optimizer=lambda: 3), "expected an optax transformation"),
+    (run(optimizer=lambda h: optax.sgd(h.learning_rate)), "learning_rate"),
+    (run(optimizer=5), "optimizer=5: expected an optax transformation"),
+    (run(optimizer="sgd"), "optimizer='sgd'"),
+    (run(optimizer=optax.sgd(0.1), values={"algorithm": "scaffold"}), "scaffold"),
+    (run(model=3), "model=3: expected"),
+    (run(model="mlp"), "model='mlp': expected"),
+    (run(aggregator="fedavg"), "aggregator='fedavg': expected"),
+    (run(dataset=3), "dataset=int: expected a tsfl_jax.Dataset"),
+    (run(dataset=(X, Y, X, Y)), "make_dataset makes one"),
+    (run(dataset=FEW._replace(num_classes="a")), "num_classes='a'"),
+    (run(dataset=FEW._replace(std=0.0)), "std=0.0"),
+    (run(dataset=FEW._replace(y_train=Y + 5)), "label 6"),
+    (run(workdir=5), "workdir=5: expected the path of a folder"),
+    (run(workdir=""), "workdir='': expected"),
+    (run(workdir=LONG), "too long"),
+    (run(workdir="a\0b"), "zero byte"),
+    (run(workdir="~nobody-here/x"), "~nobody-here"),
+    (run(TOO_WIDE), "--config.model.hidden=2000000000: training"),
+    (run(SYNTHETIC | {"data.shape": (10**5, 10**5)}), "--config.data.shape="),
+    (swept(None), "got None"),
+    (swept("seed=0:3"), "got 'seed=0:3'"),
+    (swept(5), "got 5"),
+    (swept({}), "no setting"),
+    (swept([]), "no points"),
+    (swept([{"seed": 1}, {"lr": 0.1}]), "same settings"),
+    (swept([3]), "got 3"),
+    (swept({"seed": 5}), "sweep seed: expected a list of values, got 5"),
+    (swept({"seed": []}), "sweep seed: no values"),
+    (swept({"seed": [1, 1]}), "twice"),
+    (swept({"seed": ["a"]}), "--config.seed='a'"),
+    (swept({"seed": [[1]]}), "--config.seed=[1]"),
+    (swept({"seed": range(10**30)}), "sweep seed: the settings of"),
+    (swept({"seed": itertools.count()}), "memory"),
+    (swept(MANY), "sweep seed, lr: the settings of 9,999,900,000 lanes"),
+    (swept({"lr": [None]}), "None is not a number"),
+    (swept({"lr": [0.1, -1.0]}), "lane lr=-1.0"),
+    (swept({"lrr": [0.1]}), "did you mean 'lr'"),
+    (swept({3: [1]}), "sweep 3"),
+    (swept({"data.shape": [(1,)]}), "cannot be swept"),
+    (swept({"seed": [1]}, lanes_per_call="x"), "lanes_per_call='x'"),
+    (swept({"seed": [1]}, lanes_per_call=1.5), "lanes_per_call=1.5"),
+    (swept({"seed": [1]}, lanes_per_call=-1), "lanes_per_call=-1"),
+    (swept({"seed": [1]}, workdir=5), "workdir=5"),
+    (swept({"seed": [1]}, TOO_WIDE), "--config.model.hidden=2000000000"),
+    (swept({"seed": [1]}, optimizer=optax.sgd), "optimizer=sgd"),
+    (lambda: tsfl_jax.sweep(None, {"seed": [1]}), "got NoneType"),
+    (made(num_classes="a"), "num_classes='a': expected a whole number"),
+    (made(num_classes=2.5), "num_classes=2.5"),
+    (made(num_classes=-3), "num_classes=-3"),
+    (made(num_classes=1), "label 1 at row 1; expected 0..0"),
+    (made(num_classes=10**9), "num_classes=1000000000: expected at most 1000"),
+    (made(name=3), "name=3"),
+    (made(x=None), "x_train has shape ()"),
+    (made(x="x.npz"), "x_train has shape ()"),
+    (made(x=[[1], [1, 2]]), "x_train is not an array"),
+    (made(x=X * 1j), "x_train is complex128"),
+    (made(x=X.astype(np.int64)), "x_train is int64"),
+    (made(x=X[:0]), "x_train is empty"),
+    (made(x=nan_in(X)), "nan in sample 3"),
+    (made(x_test=X[:, :2]), "expected the same"),
+    (made(y=Y[:5]), "5 labels for the 8 samples"),
+    (made(y=Y - 1), "y_train holds -1 at row 0"),
+    (made(y=["a"] * 8), "y_train is <U1"),
+    (made(y=None), "y_train has shape ()"),
+    (made(y=Y[:, None]), "y_train has shape (8, 1)"),
+    (made(y=Y + 0.5), "y_train holds 0.5"),
+    (made(y_test=Y + 7), "y_test holds the label 8"),
+    (weighted(key=0), "key = 0: expected one PRNG key, as jax.random.key(0)"),
+    (weighted(key=None), "key = None"),
+    (weighted(key="a"), "key = 'a'"),
+    (weighted(key=jax.random.split(KEY, 3)), "expected one PRNG key"),
+    (weighted(tau=None), "tau = None"),
+    (weighted(tau="one"), "tau = 'one'"),
+    (weighted(tau=[]), "tau has shape [0]"),
+    (weighted(tau=np.ones((2, 2))), "tau has shape [2, 2]"),
+    (weighted(tau=np.array([1.0, np.nan])), "tau[1] = nan"),
+    (weighted(tau=np.array([1, -1])), "tau[1] = -1"),
+    (weighted(lr=0.0), "lr = 0.0: expected 0 < η < ∞"),
+    (weighted(lr="a"), "lr = a"),
+    (weighted(lr=None), "lr = None"),
+    (weighted(lr=[0.1]), "lr has shape [1]"),
+    (weighted(smoothness=-1.0), "smoothness = -1.0"),
+    (weighted(grad_variance=np.inf), "grad_variance = inf"),
+    (weighted(weight_limit=0.5), "weight_limit = 0.5"),
+    (weighted(weight_limit="x"), "weight_limit = x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), CALLS, ids=[f"{i}-{w[:30]}" for i, (_, w) in enumerate(CALLS)]
+)
+def test_wrong_calls(call, words):
+    assert words in answer(call)
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    """launch.py as a module; its flags can be defined once in a process only."""
+    spec = importlib.util.spec_from_file_location("launch", ROOT / "launch.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def launched(module, arguments):
+    """Runs launch.py's functions as absl would, with fresh flags."""
+    for name in list(flags.FLAGS):
+        if name.startswith("config."):
+            delattr(flags.FLAGS, name)
+    sys.modules.pop("config_config", None)  # of an earlier config file
+    flags.FLAGS.unparse_flags()
+    for name in flags.FLAGS:
+        flags.FLAGS[name].unparse()
+    module.main(module.parse(["launch.py", *arguments]))
+
+
+def study(module):
+    """Runs a module of the package as `python -m` does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # it is imported already
+        runpy.run_module(f"tsfl_jax.{module}", run_name="__main__")
+
+
+SMALL = ["--config.num_clients=2", "--config.schedule.data_size=16"]
+FRAMES = str(ROOT / "configs" / "frameworks")
+# Command, its arguments, words that the answer must hold. Files are those of `files`.
+COMMANDS = [
+    ("launch", "--config=configs/smok.py", "no such file"),
+    ("launch", f"--config={LONG}", "too long"),
+    ("launch", "--config=broken.py", "SyntaxError"),
+    ("launch", "--config=raises.py", "ZeroDivisionError"),
+    ("launch", "--config=empty.py", "get_config"),
+    ("launch", "--config=three.py", "Config"),
+    ("launch", "--config=a.py --config=b.py", "--config"),
+    ("launch", "--config.momentun=0.9", "did you mean 'momentum'"),
+    ("launch", "--config.lr=fast", "--config.lr=fast"),
+    ("launch", "--config.lr=-1", "--config.lr=-1.0: must be finite and > 0"),
+    ("launch", "--config.lr", "lr"),
+    ("launch", "--config.seed=99999999999999999999", "<= 4294967295"),
+    ("launch", "--config.model.hidden=1e10", "model.hidden=1e10"),
+    ("launch", "--config.model.hidden=10000000000", "<= 2147483647"),
+    ("launch", "--config.model.hidden=2000000000", "memory"),
+    ("launch", "--config.eval_every=99999999999999999999", "<= 2147483647"),
+    ("launch", "--config.checkpoint=maybe", "checkpoint=maybe"),
+    ("launch", "--config.data.name=minst", "did you mean 'mnist'"),
+    ("launch", "--config.num_clients=500", "training samples"),
+    ("launch", "--config.schedule.tau=(1,a)", "whole numbers"),
+    ("launch", "--workdri=x", "workdir"),
+    ("launch", "mnist", "unexpected argument 'mnist'"),
+    ("launch", f"--workdir={LONG}", "too long"),
+    ("launch", "--workdir=/dev/null/x", "choose another --workdir"),
+    ("launch", "--workdir=~nobody-here/x", "~nobody-here"),
+    ("launch", "--explain=fast", "explain=fast"),
+    ("launch", "--explain --sweep=seed=0:2", "leave out --sweep"),
+    ("launch", "--sweep=seed", "expected setting=values"),
+    ("launch", "--sweep=sed=0:3", "did you mean 'seed'"),
+    ("launch", "--sweep=seed=3:3", "no values"),
+    ("launch", "--sweep=seed=0:9:0", "first:end:step"),
+    ("launch", "--sweep=seed=a:9", "'a' is not a int"),
+    ("launch", "--sweep=seed=0:10000000000", "the settings of 10,000,000,000 lanes"),
+    ("launch", "--sweep=seed=1,1", "twice"),
+    ("launch", "--sweep=lr=0.1,-1", "lane lr=-1.0"),
+    ("launch", "--sweep=checkpoint=maybe", "neither True nor False"),
+    ("launch", "--sweep=seed=0:2 --lanes_per_call=-1", "lanes_per_call=-1"),
+    ("launch", "--lanes_per_call=x", "lanes_per_call=x"),
+    ("compare", "", "required: configs"),
+    ("compare", "gone.py", "gone.py: no such config file"),
+    ("compare", LONG, "no such config file"),
+    ("compare", "broken.py", "broken.py: cannot be read (SyntaxError"),
+    ("compare", "raises.py", "raises.py: cannot be read (ZeroDivisionError"),
+    ("compare", "notes.txt", "notes.txt: not a Python file"),
+    ("compare", "three.py", "three.py: get_config() must return a Config"),
+    ("compare", f"{ROOT}/configs/smoke.py", "choose a framework"),
+    ("compare", f"{FRAMES}/afl.py --seeds 0", "--seeds must be at least 1"),
+    ("compare", f"{FRAMES}/afl.py --seeds x", "--seeds"),
+    ("compare", f"{FRAMES}/afl.py --target 5", "--target"),
+    ("compare", f"{FRAMES}/afl.py --target nan", "--target"),
+    ("compare", f"{FRAMES}/afl.py --set lrr=1", "--set=lrr=1"),
+    ("compare", f"{FRAMES}/afl.py --set lr=-1", "--config.lr=-1.0"),
+    ("compare", f"{FRAMES}/afl.py --data_dir /nope", "--data_dir=/nope"),
+    ("compare", f"{FRAMES}/afl.py --out /dev/null/x", "/dev/null/x"),
+    ("reproduce", "tabel1", "invalid choice: 'tabel1'"),
+    ("reproduce", "table1 --seeds 0", "--seeds must be at least 1"),
+    ("reproduce", "table1 --intervals -1", "--intervals"),
+    ("reproduce", "table1 --accuracy 5", "--accuracy=5.0: must be in (0, 1)"),
+    ("reproduce", "fig2b --accuracy nan", "--accuracy=nan: must be in (0, 1)"),
+    ("reproduce", "table1 --data minst", "minst"),
+    ("reproduce", "table1 --set lrr=1", "--set=lrr=1"),
+    ("reproduce", "table1 --set lr=-1", "--config.lr=-1.0"),
+    ("reproduce", "fig2a --set lr=-1", "--config.lr=-1.0"),
+    ("reproduce", "table1 --data_dir /nope", "--data_dir=/nope: no such folder"),
+    ("reproduce", f"table1 --data_dir {LONG}", "no such folder"),
+    ("reproduce", "sensitivity --data_dir /nope", "--data_dir=/nope"),
+    ("reproduce", "table1 --data_dir .", "nothing could be run"),
+    ("reproduce", "table1 --out /dev/null/x", "/dev/null/x"),
+    ("theory_report", "", "required: workdir"),
+    ("theory_report", "gone", "gone: no finished run there"),
+    ("theory_report", LONG, "no finished run there"),
+    ("theory_report", ". --weight_limit x", "--weight_limit"),
+    ("bound_study", "--seeds 0", "--seeds must be at least 1"),
+    ("bound_study", "--seeds x", "--seeds"),
+    ("bound_study", "--out /dev/null/x", "/dev/null/x"),
+    ("tensorboard", "", "usage"),
+    ("tensorboard", "--help-me", "usage"),
+    ("tensorboard", "gone", "no run among the folders"),
+]
+FILES = {
+    "empty.py": "",
+    "broken.py": "def get_config(:\n",
+    "raises.py": "def get_config():\n    return 1 / 0\n",
+    "three.py": "def get_config():\n    return 3\n",
+    "notes.txt": "get_config\n",
+}
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # absl's
+@pytest.mark.parametrize(
+    ("command", "line", "words"),
+    COMMANDS,
+    ids=[f"{c}-{i}-{a[:30]}" for i, (c, a, _) in enumerate(COMMANDS)],
+)
+def test_wrong_commands(command, line, words, launcher, tmp_path, monkeypatch):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    arguments = line.split()
+    if command == "launch" and "--config=" not in line:
+        arguments = [*SMALL, *arguments]
+    monkeypatch.setattr(sys, "argv", [command, *arguments])
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.raises(SystemExit) as stopped,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        if command == "launch":
+            launched(launcher, arguments)
+        else:
+            study(command)
+    last = err.getvalue().strip().splitlines()[-1]
+    assert stopped.value.code == 2
+    assert words in last and command in last
+    assert "Traceback" not in err.getvalue()
+    # A table that lists what is missing is written before the answer.
+    assert out.getvalue() == "" or "nothing could be run" in words
+    if command == "launch":
+        left = sorted(path.name for path in tmp_path.iterdir())
+        assert left == sorted([*FILES, "__pycache__"][: len(left)]), "no folder is left"

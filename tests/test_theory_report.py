@@ -119,7 +119,7 @@ def test_what_cannot_be_reported_is_told(folder, tmp_path):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     with np.load(folder / "clients.npz") as clients:
         kept = {name: clients[name] for name in ("tau", "size", "rho", "selected")}
-    with pytest.raises(UserError, match="clients.npz: cannot be read"):
+    with pytest.raises(UserError, match="cannot read .*clients.npz"):
         theory_run.read(tmp_path)
     report.write_clients(tmp_path / "clients.npz", **kept)
     with pytest.raises(UserError, match="do not belong together"):

@@ -4,7 +4,6 @@ How they look is in `plot_style`.
 """
 
 import functools
-import json
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -199,22 +198,18 @@ def _metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _clients(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        with open(path, "rb") as file, np.load(file) as arrays:
-            tau, rho = arrays["tau"].astype(float), np.nan_to_num(arrays["rho"])
-    except Exception as error:  # zipfile and zlib raise their own kinds
-        raise UserError(f"cannot read {path}: {error}") from error
-    return tau, rho
+    arrays = report.read_arrays(path)
+    tau, rho = (arrays.get(name, np.zeros(0)) for name in ("tau", "rho"))
+    if tau.ndim != 2 or rho.shape != tau.shape:
+        raise UserError(f"cannot read {path}: expected tau and rho of one shape [T, N]")
+    return tau.astype(float), np.nan_to_num(rho)
 
 
 def _about(folder: pathlib.Path) -> dict[str, str]:
     """Data, algorithm and seed, from the first file that knows them."""
     about = {"data": "", "algorithm": "", "seed": ""}
     for name in ("config.json", "summary.json"):
-        try:
-            known = json.loads((folder / name).read_bytes())
-        except (OSError, ValueError):
-            continue
+        known = report.read_json(folder / name) or {}
         if isinstance(known.get("data"), dict):
             known["data"] = known["data"].get("name", "")
         about |= {key: str(known[key]) for key in about if key in known}

@@ -319,6 +319,21 @@ def write_arrays(path: str | pathlib.Path, arrays: dict[str, np.ndarray]) -> Non
         np.savez(file, **arrays)
 
 
+def read_arrays(path: str | pathlib.Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    try:
+        # Opened here: np.load alone leaves a damaged file open.
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except Exception as error:  # zipfile and zlib raise their own kinds
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"cannot read {path}: {reason}") from error
+
+
 def versions() -> dict[str, str | None]:
     """Versions of Python and the packages, and the commit when run from a checkout."""
     found = {"python": platform.python_version()}

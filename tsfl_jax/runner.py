@@ -97,7 +97,9 @@ def _opened(
         raise UserError(refused)
     if found is not None:
         if refused:  # the checkpoint's digest proves what the experiment is
-            notice(f"{folder / 'config.json'} was changed; it is written anew")
+            notice(
+                f"{folder / 'config.json'} is missing or changed; it is written anew"
+            )
         finished, done = found
         progress.tell(stream, f"resuming after interval {finished} of {total}")
     return files, finished, done

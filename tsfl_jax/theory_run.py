@@ -37,6 +37,18 @@ def read(workdir: pathlib.Path) -> Run:
     Raises:
       UserError: no finished run there, or it has not measured its clients.
     """
+    try:
+        return _read(workdir)
+    except UserError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{workdir}: its files are damaged ({type(error).__name__}: {error}); "
+            "repeat the run"
+        ) from error
+
+
+def _read(workdir: pathlib.Path) -> Run:
     settings = report.read_json(workdir / "config.json")
     summary = report.read_json(workdir / "summary.json")
     if settings is None or summary is None:
@@ -51,11 +63,7 @@ def read(workdir: pathlib.Path) -> Run:
             f"{workdir}: {settings['timeline']['framework']} is not in step; the "
             "theorems are about T-SFL"
         )
-    try:
-        with np.load(workdir / "clients.npz") as file:
-            clients = dict(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{workdir / 'clients.npz'}: cannot be read: {error}") from None
+    clients = report.read_arrays(workdir / "clients.npz")
     rows = report.read_metrics(workdir / "metrics.jsonl")
 
     def column(name: str) -> np.ndarray:

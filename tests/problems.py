@@ -126,7 +126,7 @@ def run(
     key = jax.random.key(seed)
     x = client.scaled(prob.samples, prob.samples.x[:1])
     counts = aggregate.Counts(tau.shape[1], 1)
-    start = engine.init_state(model, rule, key, x, counts)
+    start = engine.init_state(model, rule, key, x, counts, 0, size[0])
     state, history = compiled(start, jax.random.fold_in(key, 1), hp, prob, chunk_inputs)
     return start, state, history
 
@@ -138,9 +138,9 @@ def _compiled(model, rule, optimizer, **how):
 
 
 @functools.cache
-def _start(rule, features, counts, places):
-    x = jnp.zeros((1, features))
-    return engine.init_state(mlp(), rule, jax.random.key(0), x, counts, places)
+def _start(rule, features, counts, places, sizes):
+    x, size = jnp.zeros((1, features)), None if sizes is None else jnp.array(sizes)
+    return engine.init_state(mlp(), rule, jax.random.key(0), x, counts, places, size)
 
 
 def scheduled(schedule: Schedule) -> engine.Inputs:
@@ -165,8 +165,12 @@ def replayed(
     chunk=1,
     passes=5,
     estimates=False,
+    sizes=None,
 ):
-    """Runs a schedule under jit, compiled once a shape: (start, state, history)."""
+    """Runs a schedule under jit, compiled once a shape: (start, state, history).
+
+    `sizes` are those of all clients, where not all of them are in an update.
+    """
     rule = AGGREGATORS[algorithm]
     compiled = _compiled(
         mlp(),
@@ -180,7 +184,12 @@ def replayed(
         estimates=estimates,
     )
     counts = aggregate.Counts(prob.rows.shape[0], groups)
-    start = _start(rule, prob.samples.x.shape[1], counts, schedule.places)
+    if sizes is None and schedule.delivery is None:
+        by_id = np.ones(counts.clients, int)
+        by_id[np.asarray(prob.client)] = schedule.size[0]
+        sizes = by_id.tolist()
+    sizes = None if sizes is None else tuple(sizes)
+    start = _start(rule, prob.samples.x.shape[1], counts, schedule.places, sizes)
     key = jax.random.fold_in(jax.random.key(0), 1)
     state, history = compiled(start, key, hp or hparams(), prob, scheduled(schedule))
     return start, state, history

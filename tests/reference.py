@@ -156,11 +156,14 @@ def staleness(lag, hp):
     return (np.e / 2) ** -lag
 
 
-def times_counted(steps, momentum):
-    """How often gradients count in an update of SGD with heavy-ball momentum."""
+def times_counted(steps, momentum, alpha=0.0):
+    """How often gradients count in an update of SGD with heavy-ball momentum.
+
+    `alpha` is η times the coefficient of a proximal term.
+    """
     total, velocity = 0.0, 0.0
     for _ in range(steps):
-        velocity = momentum * velocity + 1
+        velocity = momentum * velocity + 1 - alpha * total
         total += velocity
     return total
 
@@ -195,11 +198,12 @@ def robust_mean(name, rows, trim, smoothing=1e-6):
     return rows[order[: 1 if name == "krum" else count]].mean(axis=0)
 
 
-def serve(name, w, starts, ends, share, lags, steps, who, group, server, hp):
+def serve(name, w, starts, ends, share, lags, steps, who, sent, group, server, hp):
     """w^{t+1} of those who deliver, by the papers' formulas, as rows of numbers.
 
     `starts` and `ends` are the models that they began with and have made, `share` is
-    |D_i|, `server` a dict that lasts. All are float64 rows ``[D]``.
+    |D_i|, `sent` the c of their downloads, `server` a dict that lasts. All are float64
+    rows ``[D]``.
     """
     n = len(ends)
     late = np.array([staleness(lag, hp) for lag in lags])
@@ -221,17 +225,19 @@ def serve(name, w, starts, ends, share, lags, steps, who, group, server, hp):
         return sum(counts[M - 1 - m] / total * models[m] for m in range(M))
     if name == "fednova":
         p = share / share.sum()
-        work = np.array([times_counted(s, hp["momentum"]) for s in steps])
+        alpha = hp["lr"] * hp["mu"]
+        work = np.array([times_counted(s, hp["momentum"], alpha) for s in steps])
         effective = (p * work).sum()
         moved = sum(a / v * d for a, v, d in zip(p, work, delta, strict=True))
         return w + effective * moved
     if name == "scaffold":
-        old, common = server["c"].copy(), server["c"]
-        for i, s, d in zip(who, steps, delta, strict=True):
-            work = times_counted(s, hp["momentum"])
-            fresh = server["own"][i] - old - d / (hp["lr"] * work)
-            common += (fresh - server["own"][i]) / len(server["own"])
-            server["own"][i] = fresh
+        before = [c.copy() for c in server["own"]]
+        for i, s, d, size, c in zip(who, steps, delta, share, sent, strict=True):
+            work = times_counted(s, hp["momentum"], hp["lr"] * hp["mu"])
+            server["own"][i] = before[i] - c - d / (hp["lr"] * work)
+            server["size"][i] = size
+        part = server["size"] / server["size"].sum()
+        server["c"] = sum(a * c for a, c in zip(part, server["own"], strict=True))
         moved = sum(a * d for a, d in zip(p, delta, strict=True))
         return w + hp["server_lr"] * moved
     if name in ("fedavgm", "fedadam", "fedyogi"):
@@ -267,12 +273,15 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
         "counts": [0] * groups,
         "c": np.zeros_like(versions[0]),
         "own": [np.zeros_like(versions[0]) for _ in rows],
+        "size": np.array(size, float),
     }
+    variates = [server["c"]]  # c of every version
     reported = getattr(trace, "reported", trace.iterations)
     stream = jax.random.fold_in(key, 0)
-    local_hp = dict(hp, mu=hp["mu"] if name == "fedprox" else 0.0)
+    if name not in ("fedprox", "fednova", "scaffold"):
+        hp = dict(hp, mu=0.0)
     for r in range(len(trace.client)):
-        starts, ends, share, lags, steps, who = [], [], [], [], [], []
+        starts, ends, share, lags, steps, who, sent = [], [], [], [], [], [], []
         for k, i in enumerate(trace.client[r]):
             if i < 0 or reported[r, k] == 0:
                 continue
@@ -280,7 +289,8 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
             task_key = jax.random.fold_in(stream, int(trace.task[r, k]))
             correction = None
             if name == "scaffold":
-                correction = unvector(server["c"] - server["own"][i], like)
+                c = variates[trace.version[r, k]]
+                correction = unvector(c - server["own"][i], like)
             end, _, _ = local_training(
                 unvector(start, like),
                 x,
@@ -289,7 +299,7 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
                 trace.iterations[r, k],
                 size[i],
                 jax.random.fold_in(task_key, int(i)),
-                local_hp,
+                hp,
                 batch_size,
                 unit,
                 correction,
@@ -301,10 +311,12 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
             lags.append(r - trace.version[r, k])
             steps.append(int(reported[r, k]) * batches)
             who.append(i)
+            sent.append(variates[trace.version[r, k]])
         new = versions[-1]
         if who:
             share, group = np.array(share, float), trace.group[r]
-            args = starts, ends, share, lags, steps, who, group, server, hp
+            args = starts, ends, share, lags, steps, who, sent, group, server, hp
             new = serve(name, versions[-1], *args)
         versions.append(new)
+        variates.append(server["c"])
     return [unvector(v, like) for v in versions]

@@ -71,6 +71,7 @@ MAY_IMPORT = {
     "engine": "aggregate devices interval models types",
     "describe": "",
     "prepare": "aggregate arrays choices client config data describe draw host_memory "
+    "local_work "
     "models optimizers partition quadratic quadratic_source replay rules types "
     "validate",
     "identity": "config data prepare",

@@ -11,12 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfl_jax import local_work
+from tests import problems
+from tsfl_jax import local_work, optimizers
 from tsfl_jax.local_work import STALENESS
 
 modest = settings(max_examples=60, deadline=None)
 accumulation = jax.jit(local_work.accumulation)
-nova_weights = jax.jit(local_work.nova_weights)
+
+
+@jax.jit
+def nova_weights(share, steps, momentum):
+    return local_work.nova_weights(share, accumulation(steps, momentum))
+
+
 staleness_factor = jax.jit(local_work.staleness_factor)
 N = 5  # clients in the random tests: one size, one compilation
 counts = st.lists(st.integers(0, 300), min_size=N, max_size=N).map(np.array)
@@ -109,6 +116,78 @@ def test_accumulation_has_a_slope_in_the_momentum():
     assert np.isfinite(slope(jnp.array([10_000]), 0.99)).all()
 
 
+def slow_proximal(steps, momentum, alpha):
+    """Unit gradients and the pull back to the start, counted one by one."""
+    found, v, u = [0.0], 0.0, 0.0
+    for _ in range(int(max(steps))):
+        v = momentum * v + 1 - alpha * u
+        u += v
+        found.append(u)
+    return np.array(found)[list(steps)]
+
+
+def test_accumulation_with_a_proximal_term_by_hand():
+    # α = ½, m = 0: 1, 1 + ½, + ¼: [1 − (1 − α)^s]/α. m = ½: v = 1, then ½ + 1 − ½.
+    steps = jnp.arange(4)
+    np.testing.assert_array_equal(accumulation(steps, 0.0, 0.5), [0, 1, 1.5, 1.75])
+    # u = 1, v = 1, u = 2, v = ½ + 1 − 1 = ½.
+    np.testing.assert_array_equal(accumulation(steps, 0.5, 0.5), [0, 1, 2, 2.5])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("alpha", [1e-6, 3e-4, 0.003, 0.1, 0.9])
+def test_accumulation_with_a_proximal_term_agrees_with_the_loop(momentum, alpha):
+    steps = [0, 1, 2, 3, 7, 50, 333, 4000]
+    m, a = float(np.float32(momentum)), float(np.float32(alpha))
+    expected = slow_proximal(steps, m, a)
+    assert expected[-1] < 0.999 * slow_proximal(steps, m, 0.0)[-1]
+    found = accumulation(jnp.array(steps), momentum, alpha)
+    np.testing.assert_allclose(found, expected, rtol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes"),
+    [
+        (optax.sgd(0.1), {}),
+        (optax.sgd(0.1, momentum=0.9), {"momentum": 0.9}),
+        (optax.sgd(0.1, momentum=0.9), {"momentum": 0.9, "mu": 0.3}),
+        (lambda h: optax.sgd(h.lr, momentum=h.momentum), {"momentum": 0.5, "mu": 1.0}),
+    ],
+)
+def test_measured_accumulation_is_that_of_sgd(optimizer, changes):
+    hp = problems.hparams(lr=0.1, **changes)
+    steps = jnp.array([0, 1, 7, 40])
+    measure = local_work.measured_accumulation(optimizers.as_factory(optimizer), 64)
+    expected = accumulation(steps, hp.momentum, hp.lr * hp.mu)
+    np.testing.assert_allclose(measure(steps, hp), 0.1 * expected, rtol=1e-5)
+
+
+def test_measured_accumulation_follows_a_schedule():
+    # η = 1, ½, ½, ¼ …: after 1, 3 and 4 steps 1, 2, 2.25.
+    schedule = optax.piecewise_constant_schedule(1.0, {1: 0.5, 3: 0.5})
+    measure = local_work.measured_accumulation(lambda h: optax.sgd(schedule), 4)
+    found = measure(jnp.array([1, 3, 4]), problems.hparams())
+    np.testing.assert_allclose(found, [1, 2, 2.25], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "linear"),
+    [
+        (optax.sgd(1e-5), True),
+        (optax.sgd(0.1, momentum=0.9, nesterov=True), True),
+        (optax.sgd(optax.cosine_decay_schedule(0.1, 20)), True),
+        (optax.adam(1e-3), False),
+        (optax.sign_sgd(0.1), False),
+        (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), False),
+        (optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(1e-3)), False),
+        # Cannot train a model of one number.
+        (optax.multi_transform({"a": optax.sgd(0.1)}, {"kernel": "a"}), False),
+    ],
+)
+def test_which_optimizers_are_linear(optimizer, linear):
+    assert local_work.is_linear(optimizer) == linear
+
+
 def test_nova_weights_by_hand():
     """τ_eff = ½·1 + ½·4 = 2.5; ρ = 2.5·½/1, 2.5·½/4. m = ½: a = 1, 2.5, 1.75."""
     share, steps = jnp.array([0.5, 0.5]), jnp.array([1, 4])
@@ -145,7 +224,7 @@ def test_nova_weights_remove_the_objective_inconsistency():
 
 def test_nobody_worked():
     def total(share, momentum):
-        return local_work.nova_weights(share, jnp.zeros(3, int), momentum).sum()
+        return nova_weights(share, jnp.zeros(3, int), momentum).sum()
 
     value, slopes = jax.value_and_grad(total, (0, 1))(jnp.zeros(3), 0.9)
     assert value == 0
@@ -232,7 +311,7 @@ def test_jit_and_vmap_change_nothing():
     momentum, kind = jnp.array([0.0, 0.5, 0.9]), jnp.array([1, 2, 3])
     calls = [
         (local_work.accumulation, (steps, momentum)),
-        (local_work.nova_weights, (share, steps, momentum)),
+        (local_work.nova_weights, (share, 1.0 * steps)),
         (local_work.staleness_factor, (steps, kind, momentum, momentum)),
     ]
     for function, arguments in calls:

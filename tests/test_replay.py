@@ -262,6 +262,19 @@ CASES = {  # name: framework and its settings, rule, tiers, hyper-parameters
         1,
         {"staleness": 2, "staleness_a": 2.0, "staleness_b": 1.0},
     ),
+    # Client 0 is in a buffer three times.
+    "fedbuff, scaffold": (
+        ("fedbuff", {"horizon": 9.0, "iterations": 2, "buffer": 4}),
+        "scaffold",
+        1,
+        {"momentum": 0.5, "mu": 0.2},
+    ),
+    "afl, scaffold": (
+        ("afl", {"horizon": 7.0, "iterations": 2}),
+        "scaffold",
+        1,
+        {"server_lr": 0.8},
+    ),
     "fedat": (
         ("fedat", {"horizon": 12.0, "iterations": 2, "tiers": 3}),
         "fedat",
@@ -285,7 +298,7 @@ def case(name):
     hp = problems.hparams(**changes)
     schedule = replay.schedule_of(trace, SIZES)
     start, state, history = problems.replayed(
-        algorithm, PROBLEM, schedule, hp=hp, groups=groups
+        algorithm, PROBLEM, schedule, hp=hp, groups=groups, sizes=SIZES.tolist()
     )
     return trace, schedule, hp, start, state, history
 
@@ -447,7 +460,8 @@ def timed(framework, **changes) -> config.Config:
     settings.timeline.framework = framework
     settings.timeline.local_iterations = 2
     settings.timeline.jitter = 0.2
-    settings.server.staleness = "polynomial"
+    if framework in ("afl", "fedbuff", "safa"):
+        settings.server.staleness = "polynomial"
     settings.dms = config.DMSConfig(1.0, 2.0, 1.0)
     for name, value in own.items():
         setattr(settings.timeline, name, value)

@@ -191,13 +191,12 @@ def test_scaffold_by_hand():
     delta, state = combine("scaffold", updates, happened, state, lr=0.5)
     # Δ = −5. c_0 = 2/(0.5 · 2) = 2, c_2 = 8/(0.5 · 4) = 4; c = (2 + 4)/3 = 2.
     assert numbers(delta) == [-5]
-    assert state[0]["w"].tolist() == [2] and state[1]["w"].tolist() == [[2], [0], [4]]
+    assert state.common["w"].tolist() == [2]
+    assert state.own["w"].tolist() == [[2], [0], [4]]
     # c − c_i is added to the gradients.
-    assert [rule.correction(state, jnp.int32(i))["w"].tolist() for i in range(3)] == [
-        [0],
-        [2],
-        [-2],
-    ]
+    sent = rule.sent(state)
+    corrections = [rule.correction(state, sent, jnp.int32(i))["w"] for i in range(3)]
+    assert np.array(corrections).tolist() == [[0], [2], [-2]]
     # Client 1 alone, in another place, 1 step of −3: c_1 = 0 − 2 + 6 = 4, c += 4/3.
     happened = event([0, 1], rho=[0, 1.0], client=[0, 1])
     delta, state = combine("scaffold", stacked([0.0], [-3.0]), happened, state, lr=0.5)

@@ -57,6 +57,9 @@ class Event(NamedTuple):
     situation: Situation
     rho: Array  # [N] float32
     present: Array  # [N] bool, who took part; for a `combine`, with a finite model
+    # [N, ...], what each client had downloaded beside its model (`Aggregator.sent`);
+    # None: all of them what the state has now.
+    sent: Params | None = None
 
 
 class Counts(NamedTuple):
@@ -64,6 +67,7 @@ class Counts(NamedTuple):
 
     clients: int  # N
     groups: int  # tiers, at least 1
+    size: Array | None = None  # [N] samples that each client holds; None: as many each
 
 
 class Aggregator(NamedTuple):
@@ -84,8 +88,11 @@ class Aggregator(NamedTuple):
     # (w_i − base_i [N, ...], state, event, hparams) -> (Δ, state): where no weights can
     # say how the updates are combined. `update` then gets w^t + Δ. Stacks all models.
     combine: Callable[[Params, Any, Event, HParams], tuple[Params, Any]] | None = None
-    # (state, client id) -> what that client adds to each gradient.
-    correction: Callable[[Any, Array], Params] | None = None
+    # state -> what a client downloads beside the model. Kept with earlier models, so
+    # that a client that is not in step uses what there was when it downloaded.
+    sent: Callable[[Any], Params] | None = None
+    # (state, what it downloaded, client id) -> what that client adds to each gradient.
+    correction: Callable[[Any, Params, Array], Params] | None = None
 
 
 def weights_of(rho: Array, tau: Array) -> Weights:

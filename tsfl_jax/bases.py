@@ -18,7 +18,7 @@ def _inexact(leaf: Array) -> bool:
 
 
 def one(pool: Params, base: Array) -> Params:
-    """The model in place `base`, a scalar."""
+    """The model in place `base`, a scalar; those in several places ``[K, ...]``."""
     return jax.tree.map(lambda kept: kept[base], pool)
 
 

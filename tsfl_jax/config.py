@@ -137,7 +137,8 @@ class TimelineConfig:
 class ServerConfig:
     """What the server does with updates; rules beside the paper's."""
 
-    lr: float = 0.0  # η_g; 0: the rule's own, 1, with fedadam and fedyogi 0.01
+    # η_g; 0: the rule's own: 1, fedadam and fedyogi 0.01, fedavgm min(1, 2(1 − β₁))
+    lr: float = 0.0
     momentum: float = 0.9  # β₁: fedavgm, fedadam, fedyogi
     second: float = 0.99  # β₂: fedadam, fedyogi
     floor: float = 1e-3  # added to √v: fedadam, fedyogi

@@ -55,6 +55,7 @@ def init_state(
     x: Array,
     counts: Counts,
     places: int = 0,
+    size: Array | None = None,
 ) -> State:
     """w^0 and the rule's state.
 
@@ -62,12 +63,15 @@ def init_state(
       x: one batch of scaled network input.
       counts: numbers of clients and tiers.
       places: P, earlier models kept; 0 where all clients start from w^t.
+      size: ``[N]`` samples that each client holds; None: as many each.
     """
     params = model.init(key, x)
-    server, pool = aggregator.init(params, counts), None
-    if places:
-        pool = jax.tree.map(lambda w: jnp.repeat(w[None], places, 0), params)
-    return State(params, server, jnp.bool_(False), pool)
+    server = aggregator.init(params, counts._replace(size=size))
+    if not places:
+        return State(params, server, jnp.bool_(False))
+    sent = None if aggregator.sent is None else aggregator.sent(server)
+    pool, sent = jax.tree.map(lambda w: jnp.repeat(w[None], places, 0), (params, sent))
+    return State(params, server, jnp.bool_(False), pool, sent)
 
 
 def make_run(

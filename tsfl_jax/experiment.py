@@ -171,7 +171,15 @@ def make_start(prepared: Prepared, samples: local.Samples) -> engine.State:
     def start(key, samples):
         x = local.scaled(samples, samples.x[:1])
         counts, places = counts_of(prepared), prepared.times.places
-        return engine.init_state(prepared.model, prepared.rule, key, x, counts, places)
+        return engine.init_state(
+            prepared.model,
+            prepared.rule,
+            key,
+            x,
+            counts,
+            places,
+            prepared.dealt.capacity.astype(np.float32),
+        )
 
     return jax.jit(start)(keys_of(prepared)[0], samples)
 

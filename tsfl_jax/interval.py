@@ -42,6 +42,7 @@ class State(NamedTuple):
     server: Any  # the aggregation rule's own state
     diverged: Array  # bool: no client's model was finite; params are the last good ones
     pool: Params | None = None  # [P, ...], earlier models that clients start from
+    sent: Params | None = None  # [P, ...], what the rule had sent with those models
 
 
 class Problem(NamedTuple):
@@ -185,15 +186,16 @@ def make_interval(
             iteration,
         )
         weights = aggregator.weights(situation, hparams)
+        newest = None if aggregator.sent is None else aggregator.sent(state.server)
 
         def train_one(client, limit):
-            stream, start = train_key, state.params
+            stream, start, sent = train_key, state.params, newest
             if client.task is not None:
                 stream = jax.random.fold_in(purposes[0], client.task)
-                start = bases.one(state.pool, client.base)
+                start, sent = bases.one((state.pool, state.sent), client.base)
             correction = None
             if aggregator.correction is not None:
-                correction = aggregator.correction(state.server, client.id)
+                correction = aggregator.correction(state.server, sent, client.id)
             client_key = jax.random.fold_in(stream, client.id)
             return train(
                 start, client_key, client, problem.samples, hparams, limit, correction
@@ -234,7 +236,11 @@ def make_interval(
                     (updates, results.finite.astype(jnp.int32)),
                 )
             )
-            event = Event(situation, weights.rho, (finite > 0) & (situation.tau > 0))
+            present = (finite > 0) & (situation.tau > 0)
+            sent = None
+            if inputs.delivery is not None:
+                sent = bases.one(state.sent, clients.base)
+            event = Event(situation, weights.rho, present, sent)
             update, server = aggregator.combine(updates, state.server, event, hparams)
             nothing = jax.tree.map(jnp.zeros_like, update)
             mean = bases.moved(state.params, update, nothing)
@@ -257,11 +263,14 @@ def make_interval(
         # Nobody took part, or no model that has weight survived: w^t stays.
         updated = (kept > 0) & ~diverged
         new = State(params, server, diverged)
-        old = state._replace(diverged=diverged, pool=None)
+        old = state._replace(diverged=diverged, pool=None, sent=None)
         new = jax.tree.map(lambda n, o: jnp.where(updated, n, o), new, old)
         if inputs.delivery is not None:
-            pool = bases.kept(state.pool, new.params, inputs.delivery.keep)
-            new = new._replace(pool=pool)
+            sent = None if aggregator.sent is None else aggregator.sent(new.server)
+            pool, sent = bases.kept(
+                (state.pool, state.sent), (new.params, sent), inputs.delivery.keep
+            )
+            new = new._replace(pool=pool, sent=sent)
 
         accuracy, loss = lax.cond(
             inputs.evaluate,

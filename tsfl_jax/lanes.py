@@ -91,22 +91,19 @@ def make_lanes(program: Program, several: list[Prepared], count: int) -> Lanes:
     init_keys, train_keys = (jnp.stack(part) for part in zip(*keys, strict=True))
     first = several[0]
 
-    def init(keys, samples):
+    def init(own, samples):
         x = local.scaled(samples, samples.x[:1])
+        counts, places = counts_of(first), first.times.places
         return lax.map(
-            lambda key: engine.init_state(
-                first.model,
-                first.rule,
-                key,
-                x,
-                counts_of(first),
-                first.times.places,
+            lambda lane: engine.init_state(
+                first.model, first.rule, lane[0], x, counts, places, lane[1]
             ),
-            keys,
+            own,
         )
 
-    keys_placed = devices.place(program.mesh, init_keys, engine.WHOLE)
-    state = jax.jit(init)(keys_placed, program.problem.samples)
+    sizes = np.stack([p.dealt.capacity.astype(np.float32) for p in several])
+    own = devices.place(program.mesh, (init_keys, sizes), engine.WHOLE)
+    state = jax.jit(init)(own, program.problem.samples)
     one = jax.tree.map(lambda a: a[0], state.params)
     classes = first.dataset.num_classes
     experiment.check_output(first.model, one, program.problem, classes)

@@ -46,7 +46,7 @@ def estimated(
         "index table": prepared.dealt.indices.nbytes,
         "test samples": (dataset.x_test.nbytes + dataset.y_test.nbytes) // num_devices,
         "global model": model,
-        "earlier models": _bytes(state.pool),
+        "earlier models": _bytes((state.pool, state.sent)),
         "server state": _bytes(state.server),
         "clients in training": lanes * (model + trained + _bytes(optimizer)),
         "stacked models": 0,

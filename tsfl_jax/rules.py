@@ -4,11 +4,13 @@ Server optimizers, FedNova, SCAFFOLD, FedBuff, FedAT and robust means. The paper
 are in `aggregate`, robust means as plain functions in `robust`.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax import lax
 
 from tsfl_jax import local_work, robust
 from tsfl_jax.aggregate import (
@@ -80,15 +82,28 @@ def server_optimizer(make) -> Aggregator:
     return Aggregator(size_weights, init, update, deltas=True)
 
 
-def nova_weights(situation: Situation, hparams: HParams) -> Weights:
-    """ρ_i = τ_eff p_i/‖a_i‖₁, p_i = |D_i|/Σ|D_j|: updates are divided by their work.
+def _work(steps: Array, hparams: HParams) -> Array:
+    """‖a_i‖₁ of the clients' own SGD."""
+    alpha = hparams.lr * hparams.mu
+    return local_work.accumulation(steps, hparams.momentum, alpha)
 
-    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous
-    Federated Optimization", NeurIPS 2020.
+
+def normalized_by_work(work: Callable[[Array, HParams], Array] = _work) -> Aggregator:
+    """w^{t+1} = w^t + τ_eff Σ_i p_i (w_i − base_i)/‖a_i‖₁, p_i = |D_i|/Σ|D_j|: FedNova.
+
+    Updates are divided by their work. Wang et al., "Tackling the Objective
+    Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020.
+
+    Args:
+      work: (steps ``[N]``, `HParams`) → ‖a_i‖₁ ``[N]`` ≥ 0 up to a common factor.
     """
-    share = normalized(situation.size, situation.tau)
-    rho = local_work.nova_weights(share, situation.steps, hparams.momentum)
-    return weights_of(rho, situation.tau)
+
+    def weights(situation: Situation, hparams: HParams) -> Weights:
+        share = normalized(situation.size, situation.tau)
+        rho = local_work.nova_weights(share, work(situation.steps, hparams))
+        return weights_of(rho, situation.tau)
+
+    return Aggregator(weights, no_state, replace, deltas=True)
 
 
 def buffered(mean: Params, params: Params, state: Any, event: Event, hparams: HParams):
@@ -132,52 +147,80 @@ def tiered(mean: Params, params: Params, state: Any, event: Event, hparams: HPar
     return new, (models, delivered)
 
 
-def _control_variates(params: Params, counts: Counts) -> Any:
-    """c and c_i, one for each client."""
+class ControlVariates(NamedTuple):
+    """The state of SCAFFOLD."""
+
+    common: Params  # c = Σ_i p_i c_i
+    own: Params  # [N, ...] c_i, 0 until client i has delivered
+    size: Array  # [N] float32, |D_i| of its last delivery; p_i = |D_i|/Σ|D_j|
+
+
+def _control_variates(params: Params, counts: Counts) -> ControlVariates:
     zeros = jax.tree.map(jnp.zeros_like, params.get("params", {}))
     many = jax.tree.map(lambda a: jnp.repeat(a[None], counts.clients, 0), zeros)
-    return zeros, many
+    size = jnp.ones(counts.clients) if counts.size is None else counts.size
+    return ControlVariates(zeros, many, jnp.asarray(size, jnp.float32))
 
 
-def scaffold_correction(state: Any, client: Array) -> Params:
-    """c − c_i, added to client i's gradients."""
-    common, own = state
-    return jax.tree.map(lambda c, each: c - each[client], common, own)
+def scaffold_correction(state: ControlVariates, sent: Params, client: Array) -> Params:
+    """c − c_i, added to client i's gradients; c is that of its download.
+
+    c_i needs no memory: nothing but the client's own deliveries changes it.
+    """
+    return jax.tree.map(lambda c, each: c - each[client], sent, state.own)
 
 
-def scaffold(updates: Params, state: Any, event: Event, hparams: HParams):
+def scaffold(updates: Params, state: ControlVariates, event: Event, hparams: HParams):
     """Δ = Σ_i ρ_i (w_i − base_i), and new control variates: SCAFFOLD.
 
-    c_i ← c_i − c − (w_i − base_i)/(η‖a_i‖₁), c ← c + (1/N) Σ_i (c_i⁺ − c_i) over those
-    who took part. ‖a_i‖₁ is the number of steps, or with momentum how often gradients
-    count in the update, so that c_i is a mean gradient. Karimireddy et al., "SCAFFOLD:
-    Stochastic Controlled Averaging for Federated Learning", ICML 2020, Algorithm 1,
-    option II.
+    c_i⁺ = c_i − c − (w_i − base_i)/(η‖a_i‖₁) with the c of the client's download, then
+    c = Σ_i p_i c_i over all N. ‖a_i‖₁ is the number of steps, or with momentum or a
+    proximal term how often gradients count in the update, so that c_i is a mean
+    gradient. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for
+    Federated Learning", ICML 2020, Algorithm 1, option II, with p_i = |D_i|/Σ|D_j|
+    instead of 1/N for both models and control variates, so that F = Σ p_i F_i is what
+    is minimized.
+
+    Of several deliveries of one client, which are in the order of its tasks, the last
+    decides c_i: one after another they would leave the same. All of them were trained
+    with the c_i of before this update.
     """
-    common, own = state
+    _, own, size = state
     present, situation = event.present, event.situation
-    work = local_work.accumulation(situation.steps, hparams.momentum)
+    work = _work(situation.steps, hparams)
     worked = present & (work > 0)
     scale = jnp.where(worked, 1.0 / (hparams.lr * jnp.where(worked, work, 1.0)), 0.0)
-    client = situation.client
+    client, clients = situation.client, size.shape[0]
+    turn = jnp.arange(client.shape[0])
+    latest = jnp.full(clients, -1).at[client].max(jnp.where(worked, turn, -1))
+    # An empty place names client 0; what does not count is written nowhere.
+    where = jnp.where(worked & (latest[client] == turn), client, clients)
+    sent = event.sent
+    if sent is None:
+        sent = jax.tree.map(lambda c: c[None], state.common)
 
-    def along(vector, leaf):
-        return vector.reshape((-1,) + (1,) * (leaf.ndim - 1)).astype(leaf.dtype)
+    def renewed(each, c, update):
+        along = scale.reshape((-1,) + (1,) * (update.ndim - 1)).astype(update.dtype)
+        fresh = each[client] - c - along * update
+        return each.at[where].set(fresh, mode="drop")
 
-    def change(c, each, update):
-        moved = -c[None] - along(scale, update) * update
-        return jnp.where(along(worked, update) > 0, moved, 0)
-
-    changes = jax.tree.map(change, common, own, updates["params"])
-    clients = jax.tree.leaves(own)[0].shape[0]
-    common = jax.tree.map(lambda c, d: c + d.sum(0) / clients, common, changes)
-    # An empty place names client 0 and adds nothing.
-    own = jax.tree.map(lambda each, d: each.at[client].add(d), own, changes)
+    own = jax.tree.map(renewed, own, sent, updates["params"])
+    size = size.at[where].set(situation.size.astype(size.dtype), mode="drop")
+    share = size / size.sum()
+    # Summed anew each time: c must not drift from the c_i. In full precision, since
+    # what c is off by stays in every client's gradient.
+    common = jax.tree.map(lambda each: _weighted_sum(share, each), own)
     # The share of whoever was lost on the way goes to the others.
     rho = jnp.where(present, event.rho, 0.0)
     rho = rho / jnp.where(rho.sum() > 0, rho.sum(), 1.0)
-    delta = jax.tree.map(lambda u: jnp.tensordot(rho.astype(u.dtype), u, 1), updates)
-    return delta, (common, own)
+    delta = jax.tree.map(lambda u: _weighted_sum(rho, u), updates)
+    return delta, ControlVariates(common, own, size)
+
+
+def _weighted_sum(weights: Array, stacked: Array) -> Array:
+    """Σ_i v_i x_i of ``[N]`` and ``[N, ...]``."""
+    weights = weights.astype(stacked.dtype)
+    return jnp.tensordot(weights, stacked, 1, precision=lax.Precision.HIGHEST)
 
 
 def present_weights(situation: Situation, hparams: HParams) -> Weights:
@@ -225,12 +268,13 @@ AGGREGATORS: dict[str, Aggregator] = {
     "fedasync": Aggregator(stale_uniform_weights, no_state, mix),
     "fedbuff": Aggregator(stale_uniform_weights, no_state, buffered, deltas=True),
     "fedat": Aggregator(size_weights, _tier_models, tiered),
-    "fednova": Aggregator(nova_weights, no_state, replace, deltas=True),
+    "fednova": normalized_by_work(),
     "scaffold": Aggregator(
         size_weights,
         _control_variates,
         buffered,
         combine=scaffold,
+        sent=lambda state: state.common,
         correction=scaffold_correction,
     ),
     "fedavgm": server_optimizer(_momentum),

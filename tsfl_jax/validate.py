@@ -294,6 +294,90 @@ def _check_memory(config: c.Config) -> None:
     )
 
 
+_ADAPTIVE = ("fedadam", "fedyogi")
+_KRUM = ("krum", "multi_krum")
+# Settings of the server, and the rules that read them.
+_READ_BY = {
+    "lr": (
+        *("fedbuff", "scaffold", "fedavgm", *_ADAPTIVE),
+        *("median", "trimmed_mean", "geometric_median", *_KRUM),
+    ),
+    "momentum": ("fedavgm", *_ADAPTIVE),
+    "second": _ADAPTIVE,
+    "floor": _ADAPTIVE,
+    "trim": ("trimmed_mean", *_KRUM),
+}
+# What s(lag) does: it takes weight from one client for the global model, or for the
+# other clients of the same update, which then have to differ in their lag.
+_STALE_ALONE = ("fedasync", "fedbuff")
+_STALE_BESIDE = ("fedavg", "fedprox", "fedat", "scaffold", "fedavgm", *_ADAPTIVE)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _staleness(config: c.Config) -> None:
+    server, timeline, rule = config.server, config.timeline, config.algorithm
+    kind, framework = server.staleness, timeline.framework
+    for name, kinds in (("a", ("polynomial", "hinge")), ("b", ("hinge",))):
+        value = getattr(server, f"staleness_{name}")
+        default = getattr(c.ServerConfig(), f"staleness_{name}")
+        if value != default and kind not in kinds:
+            raise UserError(
+                f"--config.server.staleness_{name}={value}: would be ignored with "
+                f"--config.server.staleness={kind}; it belongs to {_listed(kinds)}"
+            )
+    if kind == "constant":
+        return
+    ignored = f"--config.server.staleness={kind}: would be ignored with "
+    if rule not in _STALE_ALONE + _STALE_BESIDE:
+        raise UserError(
+            f"{ignored}--config.algorithm={rule}, whose weights do not depend on it; "
+            f"it belongs to {_listed(_STALE_ALONE + _STALE_BESIDE)}"
+        )
+    lags = framework in ("afl", "fedbuff", "fedat")
+    if not lags and not (framework == "safa" and timeline.lag > 0):
+        raise UserError(
+            f"{ignored}--config.timeline.framework={framework}"
+            f"{' and lag=0' * (framework == 'safa')}, under which no model is stale; "
+            "it belongs to afl, fedbuff, fedat or safa"
+        )
+    alike = (
+        framework in ("afl", "fedat")
+        or (framework == "fedbuff" and timeline.buffer == 1)
+        or (framework == "safa" and timeline.fraction * config.num_clients <= 1)
+    )
+    if alike and rule in _STALE_BESIDE:
+        raise UserError(
+            f"{ignored}--config.algorithm={rule} under "
+            f"--config.timeline.framework={framework}: its weights sum to 1, and all "
+            "models of one update are as stale; use fedasync or fedbuff"
+        )
+
+
+def rule_settings(config: c.Config) -> None:
+    """Raises UserError for settings of the server that a rule of ours would ignore.
+
+    A rule of the user's own may read any of them.
+    """
+    default, rule = c.ServerConfig(), config.algorithm
+    for name, rules in _READ_BY.items():
+        value = getattr(config.server, name)
+        if value != getattr(default, name) and rule not in rules:
+            raise UserError(
+                f"--config.server.{name}={value}: would be ignored with "
+                f"--config.algorithm={rule}; it belongs to {_listed(rules)}"
+            )
+    _staleness(config)
+    if rule == "fednova" and config.proximal and config.clip_norm > 0:
+        raise UserError(
+            f"--config.clip_norm={config.clip_norm}: with --config.proximal=True it "
+            "clips the proximal term too, so that fednova cannot know by what work to "
+            "divide; leave out one of them"
+        )
+
+
 def validate(config: c.Config) -> None:
     """Raises UserError, one line, at the first setting that cannot work."""
     if not isinstance(config, c.Config):

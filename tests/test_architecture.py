@@ -71,9 +71,8 @@ MAY_IMPORT = {
     "engine": "aggregate devices interval models types",
     "describe": "",
     "prepare": "aggregate arrays choices client config data describe draw host_memory "
-    "local_work "
-    "models optimizers partition quadratic quadratic_source replay rules types "
-    "validate",
+    "local_work models optimizers partition quadratic quadratic_source replay rules "
+    "types validate",
     "identity": "config data prepare",
     "memory": "engine host_memory optimizers prepare",
     "experiment": "aggregate client compile_cache config devices engine evaluation "

@@ -180,8 +180,6 @@ def test_measured_accumulation_follows_a_schedule():
         (optax.sign_sgd(0.1), False),
         (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), False),
         (optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(1e-3)), False),
-        # Cannot train a model of one number.
-        (optax.multi_transform({"a": optax.sgd(0.1)}, {"kernel": "a"}), False),
     ],
 )
 def test_which_optimizers_are_linear(optimizer, linear):

@@ -213,7 +213,20 @@ def test_fednova_divides_by_the_work_of_a_proximal_client(momentum, own):
     np.testing.assert_allclose(got, expected, rtol=1e-4)
 
 
-def test_fednova_does_not_guess_the_work_of_adam():
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (optax.adam(1e-3), "not linear in the gradients.*another rule"),
+        # A natural slip, and one that needs the names of the parameters.
+        (optax.sgd, "fednova measures on a model of one number"),
+        (
+            optax.multi_transform({"a": optax.sgd(0.1)}, {"kernel": "a"}),
+            "fednova measures on a model of one number",
+        ),
+    ],
+)
+def test_fednova_does_not_guess_the_work(optimizer, words):
     config = settings("fednova", (8,) * 4, STEPS)
-    with pytest.raises(UserError, match="not linear in the gradients.*another rule"):
-        rho(config, optimizer=optax.adam(1e-3))
+    with pytest.raises(UserError, match=words) as error:
+        rho(config, optimizer=optimizer)
+    assert "\n" not in str(error.value)

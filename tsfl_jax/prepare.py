@@ -192,7 +192,16 @@ def _rule_with_optimizer(
         )
     if config.algorithm != "fednova":
         return rule
-    if not local_work.is_linear(optimizers.as_factory(optimizer)(hparams)):
+    factory = optimizers.as_factory(optimizer)
+    try:
+        number = {"w": jax.ShapeDtypeStruct((), np.float32)}
+        optimizers.check(factory, hparams, number)
+    except UserError as error:
+        raise UserError(
+            "--config.algorithm=fednova measures on a model of one number by what "
+            f"work to divide: {error}"
+        ) from error
+    if not local_work.is_linear(factory(hparams)):
         raise UserError(
             "--config.algorithm=fednova: optimizer= is not linear in the gradients "
             "(Adam, clipping and weight decay are not), so that it is not known by "

@@ -16,6 +16,7 @@ The gradient is by hand: it reuses the transformed input and transforms the outp
 gradient once for both products. Layout ``[C, H, W, B]`` as in `convolution`.
 """
 
+import functools
 from fractions import Fraction
 
 import jax
@@ -103,6 +104,17 @@ def _transposed(matrix: Matrix) -> Matrix:
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
+def _any_nonzero(x: Array, taps: int, width: int) -> Array:
+    """Whether an output's own patch has a nonzero input, ``[H', W', B]`` bool."""
+    nonzero = jnp.any(x != 0, axis=0)
+    height, columns = nonzero.shape[0] - taps + 1, nonzero.shape[1] - width + 1
+    rows = [nonzero[i : i + height] for i in range(taps)]
+    rows = functools.reduce(jnp.logical_or, rows)
+    return functools.reduce(
+        jnp.logical_or, [rows[:, j : j + columns] for j in range(width)]
+    )
+
+
 def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array, Array]]:
     taps, width, channels, filters = kernel.shape
     at, g, bt = MATRICES[taps]
@@ -118,6 +130,9 @@ def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array, Array]
     products = products.reshape(PLACES, filters, blocks, columns * batch)
     out = jnp.stack(_combine(at, list(products)), axis=2)
     out = out.reshape(filters, blocks * step, columns, batch)
+    # Without this, rounding noise stands where the patch is all zeros, as in the
+    # background of digits, and ReLU lets gradient through where it must not.
+    out = jnp.where(_any_nonzero(x, taps, width), out, 0)
     return out, (tiles, filter_, kernel)
 
 

@@ -21,6 +21,7 @@ from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from tsfl_jax.types import Array
 
@@ -106,7 +107,8 @@ def _transposed(matrix: Matrix) -> Matrix:
 
 def _any_nonzero(x: Array, taps: int, width: int) -> Array:
     """Whether an output's own patch has a nonzero input, ``[H', W', B]`` bool."""
-    nonzero = jnp.any(x != 0, axis=0)
+    # The barrier keeps the reduction from being done again for every shift below.
+    nonzero = lax.optimization_barrier(jnp.any(x != 0, axis=0))
     height, columns = nonzero.shape[0] - taps + 1, nonzero.shape[1] - width + 1
     rows = [nonzero[i : i + height] for i in range(taps)]
     rows = functools.reduce(jnp.logical_or, rows)

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -72,6 +73,9 @@ def test_default_is_digits_and_the_same_workdir_resumes(tmp_path):
     assert "resuming after interval 2 of 2" in err
     assert (tmp_path / "here/metrics.jsonl").read_bytes() == first
 
+
+with socket.create_server(("", 0)) as free:
+    PORT = free.getsockname()[1]
 
 SLIPS = {
     "misspelt config": (["--config=configs/smok.py"], ["no such file", "smoke.py"]),
@@ -150,6 +154,17 @@ SLIPS = {
     "no patience": (
         ["--processes=2", "--coordinator=localhost:9911", "--join_timeout=-1"],
         ["--join_timeout=-1.0: expected seconds > 0"],
+    ),
+    "first process alone": (
+        ["--processes=2", f"--coordinator=localhost:{PORT}", "--join_timeout=0.5"],
+        [f"process 1 of 2 did not come in 0.5 s; process 0 waits on port {PORT}"],
+    ),
+    "second process alone": (
+        [
+            *("--processes=2", "--process=1", "--join_timeout=0.5"),
+            f"--coordinator=localhost:{PORT}",
+        ],
+        ["process 1 of 2 did not find process 0 there in 0.5 s"],
     ),
     "sweep in two processes": (
         ["--processes=2", "--sweep=seed=0:2"],

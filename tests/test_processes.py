@@ -194,38 +194,3 @@ def test_processes_start_training_together(tmp_path):
     for process in both:
         finish(process)
     assert len(metrics(tmp_path)) == 4
-
-
-def test_processes_with_other_settings_are_refused(tmp_path):
-    port = free_port()
-    flags = [f"--coordinator=localhost:{port}", "--processes=2", "--join_timeout=60"]
-    zero = start(tmp_path, *flags, "--process=0")
-    _, err = finish(start(tmp_path, *flags, "--process=1", "--config.lr=0.5"), code=2)
-    assert "process 1 has lr: 0.5, process 0 has " in err.splitlines()[-1]
-    zero.kill()
-    zero.communicate()
-
-
-def slip(*arguments):
-    """The one line with which a start is refused."""
-    begun = time.monotonic()
-    out, err = finish(start("unused", *arguments), code=2)
-    assert out == "" and "Traceback" not in err and time.monotonic() - begun < 60
-    assert err.splitlines()[-1].startswith("launch.py: ")
-    return err.splitlines()[-1]
-
-
-def test_a_partner_that_never_comes_is_named():
-    port = free_port()
-    flags = ["--processes=2", "--join_timeout=1", f"--coordinator=localhost:{port}"]
-    words = slip(*flags, "--process=0")
-    assert "process 1 of 2 did not come in 1 s" in words and str(port) in words
-    words = slip(*flags, "--process=1")
-    assert "process 1 of 2 did not find process 0 there in 1 s" in words
-
-
-def test_a_port_in_use_is_named():
-    with socket.create_server(("", 0)) as taken:
-        port = taken.getsockname()[1]
-        words = slip("--processes=2", f"--coordinator=localhost:{port}")
-    assert f"process 0 cannot listen on port {port}" in words

@@ -117,15 +117,21 @@ def join(
         thread = threading.Thread(target=_listen, args=(group, other), daemon=True)
         thread.start()
     host = f"[{host}]" if ":" in host else host
-    jax.distributed.initialize(
-        f"{host}:{service_port}",
-        count,
-        index,
-        initialization_timeout=60,
-        # Connections tell who has ended; a process that is only slow is waited for.
-        heartbeat_timeout_seconds=_DAY,
-        **unused,
-    )
+    try:
+        jax.distributed.initialize(
+            f"{host}:{service_port}",
+            count,
+            index,
+            initialization_timeout=60,
+            # Connections tell who has ended; a process that is only slow is waited for.
+            heartbeat_timeout_seconds=_DAY,
+            **unused,
+        )
+    except (RuntimeError, ValueError) as error:
+        why = f"JAX cannot connect to its service at {host}:{service_port}: "
+        why += str(error).strip().splitlines()[0]
+        stopped(group, why, 2)
+        end(why, 2)
     return group
 
 

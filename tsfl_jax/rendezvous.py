@@ -65,6 +65,7 @@ def gather(
                 reason = f"process {names} of {count} did not come in {patience:g} s"
                 for link in links.values():
                     send(link, {"refused": reason})
+                    link.close()
                 raise UserError(
                     f"{reason}; process 0 waits on port {port}: start every --process "
                     f"from 0 to {count - 1} with that port in its --coordinator"
@@ -77,38 +78,64 @@ def gather(
                 link, _ = server.accept()
             except TimeoutError:
                 continue
-            _admit(link, links, count, settings)
+            refused = _admit(link, links, count, settings)
+            if refused:
+                tell(f"a process was refused: {refused}")
     return links
 
 
-def _admit(link, links: dict[int, socket.socket], count: int, settings: dict) -> None:
-    """Adds a process that asks to join, or tells it why not."""
+def _admit(link, links: dict[int, socket.socket], count: int, settings: dict) -> str:
+    """Adds a process that asks to join; why not, if it is one of this program."""
     link.settimeout(5)
     try:
         hello = json.loads(_line(link))
-        index = hello["process"]
-        if hello["greeting"] != _GREETING:
+        greeting, index, theirs = (
+            hello[name] for name in ("greeting", "process", "settings")
+        )
+        if greeting != _GREETING or not isinstance(theirs, dict):
             raise ValueError(hello)
     except (OSError, ValueError, LookupError, TypeError):
-        link.close()  # not one of ours
-        return
-    reason = None
+        link.close()
+        return ""
+    # As text: NaN is not equal to itself.
+    other = [n for n, v in settings.items() if _text(theirs.get(n)) != _text(v)]
+    reason = ""
     if hello["processes"] != count:
         reason = f"--processes={hello['processes']}: process 0 has --processes={count}"
-    elif index in links:
+    elif index not in range(1, count):
+        reason = f"--process={index}: expected 1 to {count - 1}"
+    elif index in links and not _ended(links[index]):
         reason = f"--process={index}: another process has that number already"
-    elif hello["settings"] != (mine := json.loads(json.dumps(settings))):
-        names = [n for n in mine if hello["settings"].get(n) != mine[n]]
-        name = names[0] if names else "settings"
+    elif other:
         reason = (
-            f"process {index} has {name}: {hello['settings'].get(name)}, process 0 has "
-            f"{mine.get(name)}; give all processes the same settings"
+            f"process {index} has {other[0]}: {_text(theirs.get(other[0]))}, process 0 "
+            f"has {_text(settings[other[0]])}; give all processes the same settings"
         )
-    if reason is None:
+    if reason:
+        send(link, {"refused": reason})
+        link.close()
+    else:
+        if index in links:
+            links[index].close()
         links[index] = _alive(link)
-        return
-    send(link, {"refused": reason})
-    link.close()
+    return reason
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _ended(link: socket.socket) -> bool:
+    """Whether a process that has joined is gone before the others were there."""
+    link.settimeout(0)
+    try:
+        return not link.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        link.settimeout(None)
 
 
 def find(
@@ -148,11 +175,13 @@ def find(
         link.settimeout(None)
         refused = answer.get("refused")
     except (OSError, ValueError, AttributeError) as error:
+        link.close()
         raise UserError(
             f"{where} has no answer from process 0, which has ended or is no process "
             "of this program"
         ) from error
     if refused is not None:
+        link.close()
         raise UserError(refused)
     return link, int(answer["service"])
 
@@ -161,7 +190,8 @@ def _alive(link: socket.socket) -> socket.socket:
     """Ends a connection within 20 s when the other machine is gone."""
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("KEEPIDLE", 5), ("KEEPINTVL", 5), ("KEEPCNT", 3)):
+    options = {"KEEPIDLE": 5, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 20_000}
+    for name, value in options.items():
         if hasattr(socket, f"TCP_{name}"):  # not on every system
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{name}"), value)
     return link

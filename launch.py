@@ -22,6 +22,7 @@ from ml_collections import config_flags
 
 from tsfl_jax import (
     axes,
+    command,
     devices,
     experiment,
     explain,
@@ -361,6 +362,10 @@ def main(argv: list[str]) -> None:
                 f"--explain and --{other}: only one experiment in one process can be "
                 f"explained; leave out --{other}"
             )
+        if flags.FLAGS["lanes_per_call"].present and not _SWEEP.value:
+            raise UserError(
+                f"--lanes_per_call={_LANES.value}: would be ignored without --sweep"
+            )
         if _SWEEP.value and _PROCESSES.value > 1:
             raise UserError(
                 "--sweep and --processes: a sweep runs in one process; give every "
@@ -375,6 +380,9 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         _stop("stopped", 130, group)
     except Exception as error:
+        if command.out_of_memory(error):
+            reason = " ".join(str(error).split())
+            _stop(f"not enough memory ({reason}); use smaller settings", 2, group)
         if group is None:
             raise
         # Most often another process was lost; then the group ends this one first.

@@ -92,8 +92,9 @@ MAY_IMPORT = {
     "theory_report": "bound_constants bound_minimum command dms fixed_point report "
     "theory theory_plots theory_run types",
     "sweep_report": "report sweep_plots",
-    "sweeps": "aggregate axes config devices engine experiment identity lanes memory "
-    "optimizers prepare progress report results sweep_report types validate",
+    "sweeps": "aggregate axes config devices engine experiment host_memory identity "
+    "lanes memory optimizers prepare progress report results sweep_report types "
+    "validate",
     "explain": "devices draw identity memory prepare replay segments tasks theory "
     "timeline types",
     "gantt": "explain segments tasks",

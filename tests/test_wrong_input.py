@@ -21,7 +21,7 @@ import pytest
 from absl import flags
 
 import tsfl_jax
-from tsfl_jax import config, host_memory, prepare
+from tsfl_jax import config, host_memory, prepare, report
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -30,6 +30,7 @@ HUGE = 10**400  # more than a float holds
 
 SYNTHETIC = {"data.name": "synthetic", "data.shape": (4, 4, 1)}
 TIMED = {"timeline.framework": "afl", "algorithm": "fedasync"}
+LONG_RUN = {"num_intervals": 1000}
 SAFA = {"timeline.framework": "safa", "algorithm": "fedavg"}
 FEDCS = {"timeline.framework": "fedcs", "algorithm": "fedavg"}
 FEDBUFF = {"timeline.framework": "fedbuff", "algorithm": "fedbuff"}
@@ -181,6 +182,8 @@ SETTINGS = [
     ("timeline.tiers", 5, "num_clients", FEDAT),
     ("timeline.speed", "", "at least one speed", TIMED),
     ("timeline.speed", "constant(0)", "> 0", TIMED),
+    ("timeline.speed", "constant(1e-9)", "tasks and iterations", TIMED),
+    ("timeline.speed", "constant(1e-6)", "tasks and iterations", TIMED | LONG_RUN),
     ("timeline.speed", "uniform(1)", "takes 2 numbers", TIMED),
     ("timeline.download", "constant(-1)", ">= 0", TIMED),
     ("timeline.upload", "x", "expected NAME", TIMED),
@@ -195,6 +198,7 @@ SETTINGS = [
     ("timeline.lag", -1, ">= 0", SAFA),
     ("schedule.tau", (1,), "decide τ", TIMED | EXPLICIT),
     ("server.lr", -1.0, ">= 0", {}),
+    ("server.lr", 2.0, "fedavg", {"algorithm": "fedavg"}),
     ("server.momentum", 1.0, "[0, 1)", {}),
     ("server.second", -0.5, "[0, 1)", {}),
     ("server.floor", 0.0, "> 0", {}),
@@ -287,6 +291,7 @@ def nan_in(x):
     return x
 
 
+LARGE = {"num_clients": 1000, "num_intervals": 1000}
 TOO_WIDE = {"model.hidden": 2 * 10**9}
 MANY = {"seed": range(10**5), "lr": [i / 10**6 for i in range(1, 10**5)]}
 # A call and words that its answer must hold.
@@ -314,6 +319,7 @@ CALLS = [
     (run(workdir="a\0b"), "zero byte"),
     (run(workdir="~nobody-here/x"), "~nobody-here"),
     (run(TOO_WIDE), "--config.model.hidden=2000000000: training"),
+    (run({"devices": 100_000}), "--config.devices=100000: "),
     (run(SYNTHETIC | {"data.shape": (10**5, 10**5)}), "--config.data.shape="),
     (swept(None), "got None"),
     (swept("seed=0:3"), "got 'seed=0:3'"),
@@ -330,6 +336,7 @@ CALLS = [
     (swept({"seed": range(10**30)}), "sweep seed: the settings of"),
     (swept({"seed": itertools.count()}), "memory"),
     (swept(MANY), "sweep seed, lr: the settings of 9,999,900,000 lanes"),
+    (swept({"seed": range(1000)}, LARGE), "schedules and splits of 1,000 lanes"),
     (swept({"lr": [None]}), "None is not a number"),
     (swept({"lr": [0.1, -1.0]}), "lane lr=-1.0"),
     (swept({"lrr": [0.1]}), "did you mean 'lr'"),
@@ -461,6 +468,16 @@ COMMANDS = [
     ("launch", "--sweep=checkpoint=maybe", "neither True nor False"),
     ("launch", "--sweep=seed=0:2 --lanes_per_call=-1", "lanes_per_call=-1"),
     ("launch", "--lanes_per_call=x", "lanes_per_call=x"),
+    ("launch", "--lanes_per_call=2", "ignored without --sweep"),
+    ("launch", "--process=1", "--process=1: say how many processes"),
+    ("launch", "--coordinator=here:1", "--coordinator=here:1: say how many"),
+    ("launch", "--processes=0", "--processes=0: expected at least 1"),
+    ("launch", "--processes=-1", "--processes=-1: expected at least 1"),
+    ("launch", "--processes=1 --process=1", "--process=1: expected 0"),
+    ("launch", "--processes=x", "processes=x"),
+    ("launch", "--processes=2 --join_timeout=0", "--join_timeout=0.0"),
+    ("launch", "--processes=2 --explain", "leave out --processes"),
+    ("launch", "--processes=2 --sweep=seed=0:2", "runs in one process"),
     ("compare", "", "required: configs"),
     ("compare", "gone.py", "gone.py: no such config file"),
     ("compare", LONG, "no such config file"),
@@ -545,3 +562,29 @@ def test_wrong_commands(command, line, words, launcher, tmp_path, monkeypatch):
     if command == "launch":
         left = sorted(path.name for path in tmp_path.iterdir())
         assert left == sorted([*FILES, "__pycache__"][: len(left)]), "no folder is left"
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # absl's
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable"), RuntimeError("RESOURCE_EXHAUSTED: Unable")]
+)
+@pytest.mark.parametrize("command", ["launch", "tensorboard"])
+def test_what_was_not_foreseen_to_be_too_much(
+    command, error, launcher, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+
+    def full(*arguments, **more):
+        raise error
+
+    monkeypatch.setattr(launcher.experiment, "build", full)
+    monkeypatch.setattr(report, "prepare_workdir", full)
+    arguments = SMALL if command == "launch" else ["a"]
+    monkeypatch.setattr(sys, "argv", [command, *arguments])
+    pathlib.Path("a").mkdir()
+    pathlib.Path("a/metrics.jsonl").write_text("")
+    with pytest.raises(SystemExit) as stopped:
+        launched(launcher, arguments) if command == "launch" else study(command)
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert stopped.value.code == 2
+    assert command in last and "not enough memory" in last and "Unable" in last

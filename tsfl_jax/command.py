@@ -6,6 +6,11 @@ from collections.abc import Callable
 from tsfl_jax.types import UserError
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether NumPy, or JAX on any device, could not allocate."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
 def run(name: str, main: Callable[[list[str]], None]) -> None:
     """Runs a command with the arguments of this process.
 
@@ -20,10 +25,12 @@ def run(name: str, main: Callable[[list[str]], None]) -> None:
         main(sys.argv[1:])
     except UserError as error:
         message, code = str(error), 2
-    except MemoryError as error:
-        message, code = f"not enough memory ({error}); use smaller settings", 2
     except KeyboardInterrupt:
         message, code = "stopped; the same command reuses what is finished", 130
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        message, code = f"not enough memory ({error}); use smaller settings", 2
     else:
         return
     print(f"{name}: {' '.join(message.split())}", file=sys.stderr)

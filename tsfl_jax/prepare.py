@@ -379,6 +379,15 @@ def counts_of(prepared: Prepared) -> Counts:
     return Counts(config.num_clients, tiers)
 
 
+def drawn_bytes(config: Config) -> int:
+    """What is kept of an experiment's draws takes at least so much memory."""
+    s, N = config.schedule, config.num_clients
+    if config.timeline.framework != "none":
+        return 0  # not known before
+    held = 0 if s.size_groups or s.kind == "trace" else s.data_size
+    return 12 * config.num_intervals * N + 2 * N * held  # τ, sizes, steps; indices
+
+
 def data_key(config: Config) -> str:
     """All that `load_dataset` depends on."""
     own = (config.seed,) if config.data.name in ("synthetic", "quadratic") else ()

@@ -25,6 +25,7 @@ from tsfl_jax import (
     axes,
     engine,
     experiment,
+    host_memory,
     lanes,
     memory,
     optimizers,
@@ -36,7 +37,7 @@ from tsfl_jax import (
 from tsfl_jax.aggregate import Aggregator
 from tsfl_jax.config import Config
 from tsfl_jax.identity import identity_of, settings_of
-from tsfl_jax.prepare import Prepared, prepare_all
+from tsfl_jax.prepare import Prepared, drawn_bytes, prepare_all
 from tsfl_jax.types import Dataset, UserError
 from tsfl_jax.validate import validate
 
@@ -222,6 +223,11 @@ def run(
     if jax.process_count() > 1:
         raise UserError("a sweep runs in one process; give every process its own part")
     configs = [axes.changed(config, v) for v in values]
+    host_memory.require(
+        f"sweep {', '.join(values[0])}",
+        sum(map(drawn_bytes, configs)),
+        f"schedules and splits of {len(configs):,} lanes",
+    )
     parts = {"model": model, "optimizer": optimizer, "aggregator": aggregator}
     with contextlib.ExitStack() as stack:
         folder = None if workdir is None else _opened(workdir, stream, stack)

@@ -9,7 +9,8 @@ import pytest
 import tsfl_jax
 from tests.test_local_work import slow_proximal
 from tests.test_rules import HP, TAU, close, run
-from tsfl_jax import rules
+from tests.test_runner import small
+from tsfl_jax import rules, sweeps
 from tsfl_jax.aggregate import Counts, Event, Situation
 from tsfl_jax.config import Config
 from tsfl_jax.draw import draw_schedule
@@ -230,3 +231,20 @@ def test_fednova_does_not_guess_the_work(optimizer, words):
     with pytest.raises(UserError, match=words) as error:
         rho(config, optimizer=optimizer)
     assert "\n" not in str(error.value)
+
+
+def test_every_lane_of_a_sweep_has_the_sizes_of_its_own_clients():
+    def given(seed):
+        found = small(algorithm="scaffold", num_intervals=3, seed=seed, lr=0.1)
+        found.schedule.size_groups = "uniform(8,64)"
+        # Half of the clients at first: the sizes of the others count all the same.
+        found.schedule.dropout = 0.5
+        return found
+
+    result = sweeps.run(given(0), {"seed": [0, 1]})
+    assert len({row["split_sha"] for row in result.rows}) == 2
+    for lane, seed in enumerate((0, 1)):
+        single = tsfl_jax.simulate(given(seed))
+        for name in ("train_loss", "test_loss"):
+            got, want = result.history[name][lane], single.history[name]
+            np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -8,10 +8,12 @@ the same `jax.random` keys.
 import jax
 import numpy as np
 
+from tsfl_jax import rng
+
 
 def order_of_pass(key, h, size, capacity):
     """Random order of 0..size−1 in pass h."""
-    key = jax.random.fold_in(jax.random.fold_in(key, 0), h)
+    key = jax.random.fold_in(rng.fold(key, "sample order"), h)
     scores = np.asarray(jax.random.uniform(key, (capacity,)))
     return np.argsort(scores[:size], kind="stable")
 
@@ -104,18 +106,18 @@ def interval(w, x, y, rows, ids, tau, size, key, t, hp, algorithm, batch_size, u
     """One interval of T-SFL; returns the new model and what was seen on the way."""
 
     def stream(purpose):
-        return jax.random.fold_in(jax.random.fold_in(key, purpose), t)
+        return jax.random.fold_in(rng.fold(key, purpose), t)
 
     share = tau > 0
     if algorithm == "dms":
-        rho, selected = dms(stream(2), ids, tau, hp)
+        rho, selected = dms(stream("rule"), ids, tau, hp)
     else:
         raw = share * (1.0 if algorithm == "fedasync" else size)
         rho, selected = raw / raw.sum() if raw.sum() else raw * 1.0, share
     local_hp = dict(hp, mu=hp["mu"] if algorithm == "fedprox" else 0.0)
     models, loss, count = [], 0.0, 0
     for i in range(len(tau)):
-        client_key = jax.random.fold_in(stream(0), int(ids[i]))
+        client_key = jax.random.fold_in(stream("training"), int(ids[i]))
         model, total, samples = local_training(
             w, x, y, rows[i], tau[i], size[i], client_key, local_hp, batch_size, unit
         )
@@ -277,7 +279,7 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
     }
     variates = [server["c"]]  # c of every version
     reported = getattr(trace, "reported", trace.iterations)
-    stream = jax.random.fold_in(key, 0)
+    stream = rng.fold(key, "training")
     if name not in ("fedprox", "fednova", "scaffold"):
         hp = dict(hp, mu=0.0)
     for r in range(len(trace.client)):

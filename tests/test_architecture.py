@@ -9,6 +9,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
 
 MAY_IMPORT = {
     "types": "",
+    "rng": "types",
     "host_memory": "types",
     "command": "types",
     "config": "",
@@ -21,19 +22,19 @@ MAY_IMPORT = {
     "fixed_point": "bound_constants theory types",
     "metrics": "types",
     "optimizers": "types",
-    "sources": "host_memory types",
+    "sources": "host_memory rng types",
     "arrays": "sources types",
     "npz_source": "arrays types",
     "tfds_prepare": "types",
     "tfds_source": "sources tfds_prepare types",
-    "data": "npz_source sources tfds_source types",
+    "data": "npz_source rng sources tfds_source types",
     "allocation": "",
     "partition": "allocation host_memory types",
     "distribution": "types",
     "table": "types",
     "trace": "table types",
     "quadratic": "types",
-    "quadratic_source": "distribution quadratic types",
+    "quadratic_source": "distribution quadratic rng types",
     "schedule": "distribution trace types",
     "riders": "types",
     "fleet": "distribution table types",
@@ -45,14 +46,15 @@ MAY_IMPORT = {
     "segments": "fleet tasks",
     "replay": "timeline types",
     "progress": "",
-    "draw": "config fleet frameworks progress replay riders schedule timeline types",
+    "draw": "config fleet frameworks progress replay riders rng schedule timeline "
+    "types",
     "winograd": "types",
     "convolution": "types winograd",
     "pooling": "convolution types",
-    "models": "convolution metrics pooling types",
-    "client": "metrics models types",
-    "estimate": "client models types",
-    "client_gradients": "client models types",
+    "models": "convolution metrics pooling rng types",
+    "client": "metrics models rng types",
+    "estimate": "client models rng types",
+    "client_gradients": "client models rng types",
     "mapping": "client types",
     "devices": "types",
     "rendezvous": "types",
@@ -67,16 +69,17 @@ MAY_IMPORT = {
     "evaluation": "client metrics models types",
     "bases": "types",
     "probe": "aggregate client client_gradients estimate models types",
-    "interval": "aggregate bases client evaluation mapping metrics models probe types",
+    "interval": "aggregate bases client evaluation mapping metrics models probe rng "
+    "types",
     "engine": "aggregate devices interval models types",
     "describe": "",
     "prepare": "aggregate arrays choices client config data describe draw host_memory "
-    "local_work models optimizers partition quadratic quadratic_source replay rules "
-    "types validate",
+    "local_work models optimizers partition quadratic quadratic_source replay rng "
+    "rules types validate",
     "identity": "config data prepare",
-    "memory": "engine host_memory optimizers prepare",
+    "memory": "engine host_memory optimizers prepare rng",
     "experiment": "aggregate client compile_cache config devices engine evaluation "
-    "identity memory optimizers prepare quadratic types validate",
+    "identity memory optimizers prepare quadratic rng types validate",
     "checkpoint": "types",
     "report": "types",
     "plot_style": "report",
@@ -90,7 +93,7 @@ MAY_IMPORT = {
     "theory_run": "bound_constants report types",
     "theory_plots": "plot_style theory",
     "theory_report": "bound_constants bound_minimum command dms fixed_point report "
-    "theory theory_plots theory_run types",
+    "rng theory theory_plots theory_run types",
     "sweep_report": "report sweep_plots",
     "sweeps": "aggregate axes config devices engine experiment host_memory identity "
     "lanes memory optimizers prepare progress report results sweep_report types "

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from tsfl_jax import metrics
+from tsfl_jax import metrics, rng
 from tsfl_jax.models import Model
 from tsfl_jax.types import Array, HParams, Params, PRNGKey
 
@@ -45,11 +45,6 @@ class LocalResult(NamedTuple):
     loss: Array  # sum of the sample losses met on the way, float32
     samples: Array  # number of samples trained on, int32
     finite: Array  # bool, the model has no NaN and no infinity
-
-
-def streams(key: PRNGKey, count: int) -> PRNGKey:
-    """``[count]`` keys, ``fold_in(key, 0..count−1)``, by one piece of compiled code."""
-    return jax.vmap(lambda purpose: jax.random.fold_in(key, purpose))(jnp.arange(count))
 
 
 def scaled(samples: Samples, x: Array) -> Array:
@@ -144,7 +139,7 @@ def make_local_training(
         start = variables["params"]
         batches = -(-client.size // batch_size)  # in one pass
         work = client.tau * steps_per_iteration(client.size, batch_size, iteration)
-        order_key, step_key = streams(key, 2)
+        order_key, step_key = rng.keys(key, "sample order", "training dropout")
         orders = _orders(order_key, client.size, passes, client.row.shape[0])
 
         def step(k, carry):

@@ -19,6 +19,7 @@ import optax
 from jax import lax
 
 from tsfl_jax import client as local
+from tsfl_jax import rng
 from tsfl_jax.models import Model
 from tsfl_jax.types import Array, ClientGradients, Params, PRNGKey
 
@@ -39,7 +40,7 @@ def _coordinates(key: PRNGKey, params: Params, num_clients: int) -> tuple:
 
 def _two_gradients(model, variables, key, client, samples, batch_size, places):
     """(½‖g_1 − g_2‖², kept entries ``[2, m]`` of g_1 and g_2) of one client."""
-    keys = local.streams(key, 5)[3:]  # `estimate` has the first three
+    keys = rng.keys(key, "gradients batches", "gradients dropout")
     order = jax.random.uniform(keys[0], (2, client.row.shape[0]))
     held = jnp.arange(client.row.shape[0]) < client.size
     orders = jnp.argsort(jnp.where(held, order, 2.0), axis=1)[:, :batch_size]
@@ -90,14 +91,14 @@ def client_gradients(
     """
     number = clients.tau.shape[0]
     present = clients.tau > 0
-    common = jax.random.fold_in(key, 2**31 - 1)  # names no client
+    own, common = rng.keys(key, "gradients", "gradients entries")
     places, scale = _coordinates(common, variables["params"], number)
     # Device d of D measures clients d, d + D, d + 2D, …
     first, step = (
         (0, 1) if axis is None else (lax.axis_index(axis), lax.axis_size(axis))
     )
     mine = first + step * jnp.arange(-(-number // step))
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(clients.id)
+    keys = jax.vmap(lambda i: jax.random.fold_in(own, i))(clients.id)
     here = mine % number
     taking_part = (mine < number) & present[here]
 

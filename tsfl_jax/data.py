@@ -8,12 +8,11 @@ import hashlib
 
 import numpy as np
 
-from tsfl_jax import npz_source, sources, tfds_source
+from tsfl_jax import npz_source, rng, sources, tfds_source
 from tsfl_jax.types import Dataset, UserError, nearest
 
 _NAMES = ("digits", *tfds_source.NAMES, "npz", "synthetic")
 _ALIASES = {"svhn": "svhn_cropped"}
-_SUBSET_SEED = 0  # of all subsets: runs with different seeds see the same samples
 
 
 def load(
@@ -113,7 +112,8 @@ def _subset(dataset: Dataset, part: str, size: int) -> tuple[np.ndarray, np.ndar
             f"--config.data.{part}_size={size}: {dataset.name} has only {len(y)} "
             f"{part} samples"
         )
-    order = np.random.default_rng(_SUBSET_SEED).permutation(len(y))
+    # Runs with different seeds see the same samples.
+    order = rng.generator(0, f"{part} subset").permutation(len(y))
     keep = np.sort(order[:size])  # sorted: all of them is the data set itself
     return x[keep], y[keep]
 

@@ -4,12 +4,18 @@ import sys
 
 import numpy as np
 
-from tsfl_jax import fleet, frameworks, progress, replay, riders, schedule, timeline
+from tsfl_jax import (
+    fleet,
+    frameworks,
+    progress,
+    replay,
+    riders,
+    rng,
+    schedule,
+    timeline,
+)
 from tsfl_jax.config import Config
 from tsfl_jax.types import Schedule, UserError
-
-# Purposes of random streams below the seed; `prepare` has 0 for the partition.
-_SCHEDULE, _FLEET, _RIDERS = 1, 2, 3
 
 # Of a timeline's simulation in Python: refused, announced, and how long one takes.
 _MOST_EVENTS, _MANY_EVENTS, _EVENT_SECONDS = 2e7, 1e6, 2e-5
@@ -31,12 +37,15 @@ def draw_schedule(config: Config) -> Schedule:
     s = config.schedule
     if not s.free_riders:
         return drawn
-    rng = np.random.default_rng([config.seed, _RIDERS])
     places = {}
     if drawn.delivery is not None:
         places = {"client": drawn.delivery.client, "num_clients": config.num_clients}
     done, reported, _ = riders.ride(
-        drawn.tau, s.free_riding, s.free_riders, rng, **places
+        drawn.tau,
+        s.free_riding,
+        s.free_riders,
+        rng.generator(config.seed, "free riders"),
+        **places,
     )
     return drawn._replace(tau=done, reported=reported)
 
@@ -54,7 +63,7 @@ def _by_cases(config: Config) -> Schedule:
         trace=s.trace,
         upload_above=s.upload_above,
         dropout=s.dropout,
-        rng=np.random.default_rng([config.seed, _SCHEDULE]),
+        rng=rng.generator(config.seed, "schedule"),
     )
     ends = np.arange(1, config.num_intervals + 1, dtype=np.float64)
     return drawn._replace(seconds=ends * s.interval_seconds)
@@ -70,7 +79,7 @@ def sizes_of(config: Config) -> np.ndarray:
         data_size=s.data_size,
         tau_groups=("constant(1)",),
         size_groups=groups(s.size_groups),
-        rng=np.random.default_rng([config.seed, _SCHEDULE]),
+        rng=rng.generator(config.seed, "schedule"),
     ).size[0]
 
 
@@ -87,7 +96,7 @@ def fleet_of(config: Config, size: np.ndarray) -> fleet.Fleet:
         dropout=config.schedule.dropout,
         speeds_file=t.speeds,
         availability_file=t.availability,
-        rng=np.random.default_rng([config.seed, _FLEET]),
+        rng=rng.generator(config.seed, "fleet"),
     )
 
 

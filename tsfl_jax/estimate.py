@@ -18,6 +18,7 @@ import optax
 from jax import lax
 
 from tsfl_jax import client as local
+from tsfl_jax import rng
 from tsfl_jax.models import Model
 from tsfl_jax.types import Constants, HParams, Params, PRNGKey
 
@@ -26,7 +27,7 @@ PROBED_CLIENTS = 8
 
 def _probe(model, variables, key, client, samples, hparams, batch_size):
     """(L, G², σ²) of one client at the global model."""
-    draw_key, dropout_key = local.streams(key, 3)[:2]  # the third drew the client
+    draw_key, dropout_key = rng.keys(key, "constants batches", "constants dropout")
     places = jax.random.randint(draw_key, (2, batch_size), 0, client.size)
     everyone = jnp.ones(batch_size, bool)
     params = variables["params"]
@@ -84,8 +85,11 @@ def estimate_constants(
       `Constants` of float32 scalars; zeros where no client takes part.
     """
     num_probed = min(clients.tau.shape[0], PROBED_CLIENTS)
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(clients.id)
-    lots = jax.vmap(lambda k: jax.random.uniform(local.streams(k, 3)[2]))(keys)
+    mine = rng.fold(key, "constants")
+    keys = jax.vmap(lambda i: jax.random.fold_in(mine, i))(clients.id)
+    lots = jax.vmap(lambda k: jax.random.uniform(rng.fold(k, "constants clients")))(
+        keys
+    )
     present = clients.tau > 0
     chosen = jnp.argsort(jnp.where(present, lots, 2.0))[:num_probed]
     # Device d of D probes the chosen clients d, d + D, d + 2D, …

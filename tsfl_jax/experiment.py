@@ -20,6 +20,7 @@ from tsfl_jax import (
     memory,
     optimizers,
     quadratic,
+    rng,
 )
 from tsfl_jax.aggregate import Aggregator
 from tsfl_jax.config import Config
@@ -34,9 +35,6 @@ from tsfl_jax.prepare import (
 )
 from tsfl_jax.types import Dataset, HParams, PRNGKey, Schedule, UserError
 from tsfl_jax.validate import validate
-
-# Purposes of random streams below the seed.
-_INIT, _TRAIN = 0, 1
 
 
 class Experiment(NamedTuple):
@@ -160,9 +158,9 @@ def make_run(
 
 
 def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
-    """(of the initial model, of training)."""
-    key = jax.random.key(prepared.config.seed)
-    return jax.random.fold_in(key, _INIT), jax.random.fold_in(key, _TRAIN)
+    """(of the initial model, of the seed, which the run folds its streams from)."""
+    key = rng.key(prepared.config.seed)
+    return rng.fold(key, "initial model"), key
 
 
 def make_start(prepared: Prepared, samples: local.Samples) -> engine.State:

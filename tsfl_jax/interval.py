@@ -6,8 +6,8 @@ step (`types.Delivery`), it is one global update by those who deliver: each star
 the model it had downloaded, one of a pool of earlier ones. Nothing in it talks to the
 host.
 
-Random streams are ``fold_in(fold_in(key, interval), client)``, so results do not
-depend on how clients are chunked or ordered, nor on where a run was resumed.
+Random streams are those of `rng`, by interval and client, so results do not depend on
+how clients are chunked or ordered, nor on where a run was resumed.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from tsfl_jax import bases, evaluation, mapping
+from tsfl_jax import bases, evaluation, mapping, rng
 from tsfl_jax import client as local
 from tsfl_jax.aggregate import Aggregator, Event, Situation
 from tsfl_jax.metrics import weight_entropy
@@ -166,7 +166,7 @@ def make_interval(
     )
 
     def interval(state, key, hparams, problem, inputs):
-        purposes = local.streams(key, 3)
+        purposes = rng.keys(key, "training", "estimates", "rule")
         train_key, estimate_key, rule_key = jax.vmap(
             lambda stream: jax.random.fold_in(stream, inputs.interval)
         )(purposes)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tsfl_jax import engine, host_memory, optimizers
+from tsfl_jax import engine, host_memory, optimizers, rng
 from tsfl_jax.prepare import Prepared, counts_of
 
 
@@ -21,7 +21,7 @@ def state_of(prepared: Prepared) -> engine.State:
         counts, places = counts_of(prepared), prepared.times.places
         return engine.init_state(prepared.model, prepared.rule, key, x, counts, places)
 
-    return jax.eval_shape(start, jax.random.key(0), x)
+    return jax.eval_shape(start, rng.key(0), x)
 
 
 def estimated(

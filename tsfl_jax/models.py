@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tsfl_jax import convolution, metrics, pooling
+from tsfl_jax import convolution, metrics, pooling, rng
 from tsfl_jax.types import Array, Params, PRNGKey, UserError
 
 HE = nn.initializers.he_normal()
@@ -59,7 +59,9 @@ def from_flax(module: nn.Module) -> Model:
         return {name: value for name, value in values.items() if name in accepted}
 
     def init(key, x):
-        return module.init({"params": key, "dropout": key}, x, **options(train=False))
+        params, dropout = rng.keys(key, "initial parameters", "initial dropout")
+        keys = {"params": params, "dropout": dropout}
+        return module.init(keys, x, **options(train=False))
 
     def train(variables, x, mask, key):
         logits, changed = module.apply(

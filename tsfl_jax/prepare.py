@@ -21,6 +21,7 @@ from tsfl_jax import (
     optimizers,
     partition,
     replay,
+    rng,
 )
 from tsfl_jax import client as local
 from tsfl_jax.aggregate import Aggregator, Counts
@@ -32,9 +33,6 @@ from tsfl_jax.quadratic_source import make as make_quadratic
 from tsfl_jax.rules import AGGREGATORS, normalized_by_work
 from tsfl_jax.types import Dataset, HParams, Partition, Schedule, UserError
 from tsfl_jax.validate import rule_settings, validate
-
-# Purposes of random streams below the seed.
-_PARTITION = 0
 
 
 class Prepared(NamedTuple):
@@ -298,7 +296,7 @@ def prepare(
         alpha=config.partition.alpha,
         classes_per_client=config.partition.classes_per_client,
         replacement=config.partition.replacement,
-        rng=np.random.default_rng([config.seed, _PARTITION]),
+        rng=rng.generator(config.seed, "partition"),
     )
     best = choices.choose(
         jax.default_backend(), config.model.name if model is None else "own"

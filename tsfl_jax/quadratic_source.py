@@ -6,10 +6,10 @@ The problem itself, its model and its exact constants are in `quadratic`.
 import numpy as np
 
 from tsfl_jax import distribution
+from tsfl_jax import rng as streams_of
 from tsfl_jax.quadratic import batch_variance
 from tsfl_jax.types import Dataset, UserError
 
-_STREAM = 4  # below the seed; `prepare` and `draw` have 0 to 3
 _NUDGES = 10_000
 
 
@@ -57,7 +57,7 @@ def make(
             f"--config.schedule.data_size={n}: quadratic data need a multiple of "
             f"--config.batch_size={B}, so that all mini-batches are alike"
         )
-    streams = np.random.default_rng([seed, _STREAM]).spawn(5)
+    streams = streams_of.generator(seed, "quadratic data").spawn(5)
     variance = _drawn("grad_variance", grad_variance, N, streams[0])
     gamma = _drawn("dissimilarity", dissimilarity, N, streams[1])
     if n == B and variance.any():

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tsfl_jax import host_memory
+from tsfl_jax import host_memory, rng
 from tsfl_jax.types import Dataset, UserError
 
 _BLOCK = 1024  # synthetic samples made at a time
@@ -35,10 +35,10 @@ def digits() -> Dataset:
 
     raw = datasets.load_digits()
     x, y = raw.images.astype(np.uint8)[..., None], raw.target
-    rng = np.random.default_rng(0)
+    generator = rng.generator(0, "digits test set")
     test = np.zeros(len(y), bool)
     for label in range(10):
-        members = rng.permutation(np.flatnonzero(y == label))
+        members = generator.permutation(np.flatnonzero(y == label))
         test[members[: round(len(members) / 5)]] = True
     return unit("digits", x[~test], y[~test], x[test], y[test], 10, 16)
 
@@ -71,9 +71,13 @@ def synthetic(
         raise UserError(f"--config.data.num_classes={num_classes}: must be >= 2")
     _check_memory(shape, num_classes, train, test)
     name = f"synthetic({'x'.join(map(str, shape))}, {num_classes} classes)"
-    prototypes = _prototypes(shape, num_classes, np.random.default_rng([seed, 0]))
-    x_train, y_train = _blends(prototypes, train, np.random.default_rng([seed, 1]))
-    x_test, y_test = _blends(prototypes, test, np.random.default_rng([seed, 2]))
+    streams = [
+        rng.generator(seed, f"synthetic {part}")
+        for part in ("prototypes", "train samples", "test samples")
+    ]
+    prototypes = _prototypes(shape, num_classes, streams[0])
+    x_train, y_train = _blends(prototypes, train, streams[1])
+    x_test, y_test = _blends(prototypes, test, streams[2])
     return unit(name, x_train, y_train, x_test, y_test, num_classes, 255)
 
 
@@ -93,10 +97,10 @@ def _check_memory(shape, num_classes, train, test) -> None:
     host_memory.require(f"--config.data.{setting}", needed, "synthetic samples")
 
 
-def _prototypes(shape, num_classes, rng) -> np.ndarray:
+def _prototypes(shape, num_classes, generator) -> np.ndarray:
     """[K, ...] float32 random fields of zero mean and unit variance, low-passed."""
     axes = tuple(range(1, max(2, len(shape))))  # all but samples and channels
-    noise = rng.standard_normal((num_classes, *shape))
+    noise = generator.standard_normal((num_classes, *shape))
     spectrum = np.fft.fftn(noise, axes=axes)
     for axis in axes:
         cycles = np.fft.fftfreq(noise.shape[axis]) * noise.shape[axis]
@@ -111,16 +115,16 @@ def _prototypes(shape, num_classes, rng) -> np.ndarray:
     return smooth.astype(np.float32)
 
 
-def _blends(prototypes, count, rng) -> tuple[np.ndarray, np.ndarray]:
+def _blends(prototypes, count, generator) -> tuple[np.ndarray, np.ndarray]:
     classes = len(prototypes)
-    y = rng.permutation(np.arange(count) % classes)
-    other = (y + rng.integers(1, classes, count)) % classes
-    share = rng.uniform(0.45, 1, count).astype(np.float32)
+    y = generator.permutation(np.arange(count) % classes)
+    other = (y + generator.integers(1, classes, count)) % classes
+    share = generator.uniform(0.45, 1, count).astype(np.float32)
     x = np.empty((count, *prototypes.shape[1:]), np.uint8)
     for start in range(0, count, _BLOCK):
         i = slice(start, start + _BLOCK)
         s = share[i].reshape((-1,) + (1,) * (x.ndim - 1))
         field = s * prototypes[y[i]] + (1 - s) * prototypes[other[i]]
-        noise = rng.standard_normal(field.shape, np.float32)
+        noise = generator.standard_normal(field.shape, np.float32)
         x[i] = np.clip(128 + 45 * field + 30 * noise, 0, 255)
     return x, y

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import command, dms, report, theory, theory_plots
+from tsfl_jax import command, dms, report, rng, theory, theory_plots
 from tsfl_jax.bound_constants import estimated
 from tsfl_jax.bound_minimum import bound_optimal_weights
 from tsfl_jax.fixed_point import theorem2_weights
@@ -67,7 +67,7 @@ class Weights(NamedTuple):
 def weights(run: Run) -> Weights:
     """All weights for the bound of each interval alone: T = 1, from w^t."""
     limit = min(run.weight_limit, run.tau.shape[1])
-    keys = jax.random.split(jax.random.key(0), _DRAWS)
+    keys = jax.random.split(rng.fold(rng.key(0), "theory report"), _DRAWS)
 
     def one(tau, rho, L, square_norm, square, variance, dissimilarity):
         present = tau > 0

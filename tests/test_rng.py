@@ -1,0 +1,136 @@
+"""All random streams: their keys and first draws differ, and nothing goes past them."""
+
+import ast
+import itertools
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from tsfl_jax import client, data, models, prepare, rng
+from tsfl_jax.config import Config
+
+PACKAGE = pathlib.Path(rng.__file__).parent
+SEEDS = (0, 1, 2, 2**32 - 1)
+
+
+def test_numbers_are_different():
+    numbers = list(rng.STREAMS.values())
+    assert len(set(numbers)) == len(numbers) and min(numbers) > 0
+
+
+def test_first_draws_on_the_host_are_pairwise_different():
+    streams = {
+        (seed, name): rng.generator(seed, name)
+        for seed in SEEDS
+        for name in rng.STREAMS
+    }
+    # What modules spawn from a stream, and seeds that NumPy takes for each other.
+    for name in rng.STREAMS:
+        for i, child in enumerate(rng.generator(0, name).spawn(5)):
+            streams[name, i] = child
+    streams["plain", 0] = np.random.default_rng(0)
+    streams["plain", 1] = np.random.default_rng([0, 1])
+    first = {name: stream.integers(2**63) for name, stream in streams.items()}
+    assert len(set(first.values())) == len(first)
+
+
+def test_keys_on_the_devices_are_pairwise_different():
+    keys = [rng.keys(rng.key(seed), *rng.STREAMS) for seed in SEEDS]
+    # Below a stream and an interval: a client's own streams; none is an index's key.
+    for stream in ("training", "estimates"):
+        interval = jax.random.fold_in(rng.fold(rng.key(0), stream), 3)
+        keys.append(jax.random.fold_in(interval, 5)[None])
+        keys.append(rng.keys(jax.random.fold_in(interval, 5), *rng.STREAMS))
+    # What the theory report splits: a split is a fold by another name.
+    keys.append(jax.random.split(rng.fold(rng.key(0), "theory report"), 64))
+    words = np.concatenate([np.asarray(jax.random.key_data(k)) for k in keys])
+    assert len(np.unique(words, axis=0)) == len(words) > 4 * len(rng.STREAMS)
+    assert (rng.keys(rng.key(1), "rule")[0] == rng.fold(rng.key(1), "rule")).all()
+
+
+def calls(path):
+    """Dotted names of all that a file calls."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+def names_asked_for():
+    """Streams that the package uses, parts of names filled in as "*"."""
+    found = set()
+    for path in PACKAGE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or path.stem == "rng":
+                continue
+            if ast.unparse(node.func).split(".")[-1] not in (
+                "generator",
+                "fold",
+                "keys",
+            ):
+                continue
+            for argument in node.args[1:]:
+                if isinstance(argument, ast.Constant):
+                    found.add(argument.value)
+    return found
+
+
+def test_only_one_module_makes_generators_and_keys():
+    made = {"np.random.default_rng", "np.random.SeedSequence", "jax.random.key"}
+    made |= {"np.random.RandomState", "jax.random.PRNGKey", "np.random.Generator"}
+    for path in PACKAGE.glob("*.py"):
+        used = set(calls(path)) & made
+        assert path.stem == "rng" or not used, (path.stem, used)
+    # Every stream is used; those whose names are put together are listed here.
+    whole = {f"synthetic {p}" for p in ("prototypes", "train samples", "test samples")}
+    whole |= {"train subset", "test subset"}
+    assert names_asked_for() | whole == set(rng.STREAMS)
+
+
+@pytest.mark.parametrize("seed", [0, 2])
+def test_no_two_draws_of_an_experiment_start_alike(monkeypatch, seed):
+    """What two purposes draw has never the same beginning, whatever the module."""
+    started, make = [], np.random.default_rng
+
+    def recorded(*args):
+        made = make(*args)
+        started.append(str(made.bit_generator.state["state"]))
+        return made
+
+    monkeypatch.setattr(np.random, "default_rng", recorded)
+    config = Config(seed=seed, num_intervals=5, num_clients=4, batch_size=4)
+    config.data.name, config.data.shape = "synthetic", (4, 4, 1)
+    config.schedule.data_size, config.schedule.free_riders = 10, 1
+    config.timeline.framework = "tsfl"
+    prepare.prepare(config)
+    data.load("digits", train_size=50, test_size=20)
+    # Synthetic data 3, sizes, fleet, riders, partition; digits and two subsets.
+    assert len(started) == len(set(started)) == 10
+
+
+class Noisy(nn.Module):
+    """Keeps the keys that it draws its parameters and its noise from."""
+
+    @nn.compact
+    def __call__(self, x):
+        own = self.param("own", jax.random.key_data)
+        noise = self.param(
+            "noise", lambda key: jax.random.key_data(self.make_rng("dropout"))
+        )
+        return x + own.sum() + noise.sum()
+
+
+def test_initial_parameters_and_dropout_have_keys_of_their_own():
+    start = models.from_flax(Noisy()).init(jax.random.key(3), np.zeros((1, 1)))
+    assert (start["params"]["own"] != start["params"]["noise"]).all()
+
+
+def test_a_client_draws_another_order_than_another():
+    key = jax.random.fold_in(rng.fold(rng.key(0), "training"), 0)
+    orders = [
+        np.asarray(client._orders(jax.random.fold_in(key, i), 8, 2, 8)).ravel().tolist()
+        for i in range(4)
+    ]
+    assert all(a != b for a, b in itertools.combinations(orders, 2))

@@ -254,7 +254,7 @@ def _explain(config: Config) -> None:
     mesh = experiment.start_jax(config)
     progress.tell(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare(config)
-    for note in prepared.dealt.notes:
+    for note in prepared.notes:
         progress.tell(sys.stderr, f"note: {note}")
     known = explain.explain(prepared, mesh)
     compiled = None

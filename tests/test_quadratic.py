@@ -275,6 +275,18 @@ class Hinge(Regression):
         return jnp.square(outputs - hot).sum(-1)
 
 
+class Silent(Regression):
+    """Classifies with a loss of its own, and does not say so."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+    def loss(self, outputs, labels):
+        """Squares of margins."""
+        return Hinge.loss(self, outputs, labels)
+
+
 def test_a_users_own_loss():
     config = Config(num_intervals=3, num_clients=3, batch_size=8, lr=0.01)
     config.schedule.kind, config.schedule.data_size = "case1", 16
@@ -287,8 +299,18 @@ def test_a_users_own_loss():
     np.testing.assert_allclose(
         result.history["test_loss"][-1], 0.5 * np.mean(error**2), rtol=1e-5
     )
-    result = tsfl_jax.simulate(config, model=Hinge(), dataset=data)
-    assert result.history["test_accuracy"][-1] > 0.5
+    (note,) = result.summary["notes"]
+    assert "outputs of shape [1] for 3 classes: taken for a regression" in note
+    # It says that it classifies, or it has an output for each class: the same.
+    for model in (Hinge(), Silent()):
+        result = tsfl_jax.simulate(config, model=model, dataset=data)
+        assert result.history["test_accuracy"][-1] > 0.5
+        assert result.summary["notes"] == []
+    for model in (Regression(), Silent()):
+        known, _ = models.decided(models.from_flax(model), (5,), 4)
+        assert known.classifies is False
+    said = models.from_flax(quadratic.Quadratic((1.0, 1.0, 1.0)))
+    assert models.decided(said, (3,), 3) == (said, ())
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,23 @@
 
 import math
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfl_jax import schedule, theory
+import tsfl_jax
+from tsfl_jax import (
+    distribution,
+    experiment,
+    prepare,
+    results,
+    runner,
+    schedule,
+    theory,
+)
+from tsfl_jax.config import Config
 from tsfl_jax.types import UserError
 
 
@@ -272,3 +283,99 @@ def test_malformed_distribution(text, message):
         said = str(error.value)
         assert f"--config.schedule.{flag}" in said and repr(text) in said
         assert "uniform(low,high)" in said and "\n" not in said
+
+
+def small(**changes):
+    config = Config(num_intervals=3, num_clients=2, batch_size=8)
+    config.schedule.data_size, config.model.hidden = 44, 4
+    for name, value in changes.items():
+        where = config if hasattr(config, name) else config.schedule
+        setattr(where, name, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "explicit", "tau": (0, 0)}, r"schedule.tau=\(0, 0\): no client does"),
+        ({"kind": "distribution", "tau_groups": "constant(-3)"}, "tau_groups=constant"),
+        (
+            {"kind": "case1", "dropout": 0.999999},
+            "schedule.dropout=0.999999: no client",
+        ),
+        (
+            {"kind": "case1", "free_riders": 2, "free_riding": "echo"},
+            "free_riders=2: no",
+        ),
+    ],
+)
+def test_a_run_in_which_no_client_trains_is_refused(changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        prepare.prepare(small(**changes))
+    assert "\n" not in str(error.value)
+
+
+def test_intervals_and_clients_without_work_are_noted(tmp_path):
+    config = small(kind="explicit", tau=(0, 1))
+    notes = tsfl_jax.simulate(config).summary["notes"]
+    assert notes == ["1 of 2 clients never train (0)"]
+    path = tmp_path / "trace.csv"
+    path.write_text("interval,client,tau\n0,0,1\n3,1,2\n")
+    config = small(kind="trace", trace=str(path), num_intervals=5, num_clients=3)
+    trace, idle, *_ = prepare.prepare(config).notes
+    assert "13 of 15 pairs of interval and client have no row" in trace
+    assert idle == (
+        "no client trains in 3 of 5 intervals; 1 of 3 clients never train (2)"
+    )
+    path.write_text("interval,client,tau\n0,0,0\n")
+    with pytest.raises(UserError, match="schedule.trace=.*no client does a local"):
+        prepare.prepare(config)
+    assert prepare.prepare(small(kind="case1")).notes == ()
+
+
+def test_drawn_sizes_are_bounded_however_long_a_run_is():
+    """Case 3 on digits, the default experiment, in 20,000 intervals."""
+    config = small(kind="case3", num_intervals=20_000, num_clients=20)
+    prepared = prepare.prepare(config)
+    # 1,384 of the 1,438 samples: 880 and three times 168.
+    assert prepared.dealt.capacity.sum() <= 1438
+    cut = int(prepared.notes[0].split()[0])
+    assert "cut off at three standard deviations" in prepared.notes[0]
+    # Φ(−3) of 400,000, and a little more as sizes are floored.
+    assert 400 < cut < 700
+    fifth = prepared.times.size[:, 0]
+    assert fifth.max() == int(22 + 3 * 100 / 1024 * 44)
+    # A longer run still extends a shorter one.
+    short = prepare.prepare(small(kind="case3", num_intervals=50, num_clients=20))
+    np.testing.assert_array_equal(prepared.times.size[:50], short.times.size)
+
+
+def test_bounds_of_the_distributions():
+    texts = ["normal(10,2)", "uniform(1,9)", "constant(4)", "lognormal(2,0.5)"]
+    got = distribution.most(texts, flag="sizes")
+    np.testing.assert_allclose(got, [16, np.inf, np.inf, 2 * np.exp(1.5 - 0.125)])
+
+
+def test_more_samples_than_a_client_can_count_are_refused():
+    for tau in (2**31 - 1, 2**31 // 44 + 1):
+        with pytest.raises(UserError, match=f"client 0 does τ = {tau} local"):
+            prepare.prepare(small(kind="explicit", tau=(tau, 1)))
+    config = small(kind="explicit", tau=(2**31 - 1, 1), iteration="step")
+    with pytest.raises(UserError, match="of 8 samples"):
+        prepare.prepare(config)
+    steps = prepare.prepare(small(kind="explicit", tau=(2**31 // 44, 1))).steps
+    assert steps.dtype == np.int64 and (steps[:, 0] == 2**31 // 44 * 6).all()
+
+
+def test_samples_are_counted_in_64_bits():
+    config = small(kind="explicit", tau=(2, 1))
+    result = tsfl_jax.simulate(config)
+    assert result.history["samples"].dtype == np.int64
+    assert result.history["samples"].tolist() == [132] * 3
+    # As many as clients may train on, each of them: more than 32 bits hold.
+    exp = experiment.build(config)
+    _, history = jax.eval_shape(exp.run, *runner.arguments(exp, exp.start, 0))
+    assert history.samples.shape == (3, 2)
+    filled = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), history)
+    filled = filled._replace(samples=np.full((3, 2), 2**31 - 1, np.int32))
+    assert results.summary(exp, filled, 1.0, 1.0)["samples_trained"] == 6 * (2**31 - 1)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
@@ -88,6 +89,7 @@ def steps_per_iteration(size: Array, batch_size: int, iteration: str) -> Array:
 
 def most_passes(tau, size, batch_size: int, iteration: str) -> int:
     """Passes, whole or begun, of the client that makes most; ``[T, N]`` in, ≥ 1 out."""
+    tau, size = tau.astype(np.int64), size.astype(np.int64)
     steps = tau * steps_per_iteration(size, batch_size, iteration)
     return max(int((-(-steps // -(-size // batch_size))).max()), 1)
 

@@ -26,6 +26,36 @@ _ARGUMENTS = {
 }
 _GRAMMAR = ", ".join(f"{name}({','.join(a)})" for name, a in _ARGUMENTS.items())
 _LARGEST = 2**31 - 1  # what int32 holds
+_DEVIATIONS = 3.0  # beyond so many standard deviations `most` cuts off
+
+
+def most(texts: Sequence[str], *, flag: str) -> np.ndarray:
+    """The largest number that is kept of each distribution, so that draws are bounded.
+
+    The largest of many draws of a normal or lognormal distribution grows with their
+    number without end.
+
+    Args:
+      texts: G distributions.
+      flag: named in error messages.
+
+    Returns:
+      [G] float64: mean + 3 std of a normal distribution, mean · exp(3 σ − σ²/2) of a
+      lognormal one, inf of those that are bounded already.
+
+    Raises:
+      UserError: a text outside the grammar.
+    """
+    limits = []
+    for name, numbers in (_parse(text, flag) for text in texts):
+        limit = math.inf
+        if name == "normal":
+            limit = numbers[0] + _DEVIATIONS * numbers[1]
+        elif name == "lognormal":
+            exponent = _DEVIATIONS * numbers[1] - numbers[1] ** 2 / 2
+            limit = numbers[0] * math.exp(min(exponent, 700.0))
+        limits.append(limit)
+    return np.array(limits)
 
 
 def draw(

@@ -35,8 +35,13 @@ def draw_schedule(config: Config) -> Schedule:
     timed = config.timeline.framework != "none"
     drawn = _timed(config) if timed else _by_cases(config)
     s = config.schedule
-    if not s.free_riders:
-        return drawn
+    if s.free_riders:
+        drawn = _with_riders(config, drawn)
+    return drawn._replace(notes=drawn.notes + _idle(config, drawn))
+
+
+def _with_riders(config: Config, drawn: Schedule) -> Schedule:
+    s = config.schedule
     places = {}
     if drawn.delivery is not None:
         places = {"client": drawn.delivery.client, "num_clients": config.num_clients}
@@ -48,6 +53,45 @@ def draw_schedule(config: Config) -> Schedule:
         **places,
     )
     return drawn._replace(tau=done, reported=reported)
+
+
+def _idle(config: Config, drawn: Schedule) -> tuple[str, ...]:
+    """A note on intervals and clients without work.
+
+    Raises:
+      UserError: nobody ever works.
+    """
+    s, works = config.schedule, drawn.tau > 0
+    if not works.any():
+        causes = {
+            "tau": str(tuple(s.tau)) if s.tau else "",
+            "tau_groups": s.tau_groups,
+            "trace": s.trace,
+            "upload_above": s.upload_above,
+            "dropout": s.dropout,
+            "free_riders": s.free_riders,
+        }
+        given = [f"--config.schedule.{n}={v}" for n, v in causes.items() if v]
+        raise UserError(
+            f"{', '.join(given) or f'--config.schedule.kind={s.kind}'}: no client does "
+            f"a local iteration in any of {len(works)} intervals; let some clients "
+            "have τ >= 1 that is not lost"
+        )
+    client = np.arange(works.shape[1])
+    if drawn.delivery is not None:
+        client = drawn.delivery.client
+    worked = np.zeros(config.num_clients, bool)
+    worked[np.broadcast_to(client, works.shape)[works]] = True
+    missing, empty = np.flatnonzero(~worked), int((~works.any(axis=1)).sum())
+    parts = []
+    if empty:
+        parts.append(f"no client trains in {empty} of {len(works)} intervals")
+    if len(missing):
+        first = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
+        parts.append(
+            f"{len(missing)} of {config.num_clients} clients never train ({first})"
+        )
+    return ("; ".join(parts),) if parts else ()
 
 
 def _by_cases(config: Config) -> Schedule:
@@ -71,8 +115,12 @@ def _by_cases(config: Config) -> Schedule:
 
 def sizes_of(config: Config) -> np.ndarray:
     """``[N]`` samples of each client, the same all the time: of a timeline."""
+    return _sizes(config)[0]
+
+
+def _sizes(config: Config) -> tuple[np.ndarray, tuple[str, ...]]:
     s = config.schedule
-    return schedule.make_schedule(
+    drawn = schedule.make_schedule(
         "distribution",
         num_intervals=1,
         num_clients=config.num_clients,
@@ -80,7 +128,8 @@ def sizes_of(config: Config) -> np.ndarray:
         tau_groups=("constant(1)",),
         size_groups=groups(s.size_groups),
         rng=rng.generator(config.seed, "schedule"),
-    ).size[0]
+    )
+    return drawn.size[0], drawn.notes
 
 
 def fleet_of(config: Config, size: np.ndarray) -> fleet.Fleet:
@@ -139,5 +188,6 @@ def _check_events(config: Config, events: float) -> None:
 
 
 def _timed(config: Config) -> Schedule:
-    size = sizes_of(config)
-    return replay.schedule_of(trace_of(config, fleet_of(config, size)), size)
+    size, notes = _sizes(config)
+    trace = trace_of(config, fleet_of(config, size))
+    return replay.schedule_of(trace, size)._replace(notes=notes)

@@ -280,5 +280,5 @@ def build(
         identity=identity_of(prepared),
         labels=labels_of(prepared)
         | {"num_parameters": sum(sizes), "num_devices": mesh.size},
-        notes=prepared.dealt.notes,
+        notes=prepared.notes,
     )

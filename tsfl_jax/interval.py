@@ -83,7 +83,7 @@ class History(NamedTuple):
     grad_square: Array  # ‖∇F(w^t)‖²
     coupling: Array  # c
     num_dropped: Array  # int32, clients with τ > 0 whose model was not finite
-    samples: Array  # int32, samples trained on
+    samples: Array  # [N] int32, samples trained on; their sum needs 64 bits
     diverged: Array  # bool, from the interval on in which every model was lost
     rho: Array  # [N]
     selected: Array  # [N] bool
@@ -207,6 +207,8 @@ def make_interval(
         mine = jax.tree.map(lambda a: a[here], clients)
         mine = mine._replace(tau=jnp.where(somebody, mine.tau, 0))
         work = mine.tau * local.steps_per_iteration(mine.size, batch_size, iteration)
+        # Every device gets what each has, its own in its places and 0 elsewhere.
+        place = jnp.where(somebody, inputs.slot, inputs.tau.shape[0])
         how = {"mapping": mapping_name, "chunk": chunk, "most": most_steps}
         if aggregator.combine is None:
             rho = jnp.where(somebody, weights.rho[here], 0.0)
@@ -228,8 +230,6 @@ def make_interval(
             updates = bases.updates(
                 models, results.finite, mine.base, state.params, state.pool
             )
-            # Every device gets what each has, its own in its places and 0 elsewhere.
-            place = jnp.where(somebody, inputs.slot, inputs.tau.shape[0])
             updates, finite = total(
                 jax.tree.map(
                     lambda a: bases.scattered(a, place, inputs.tau.shape[0]),
@@ -251,8 +251,9 @@ def make_interval(
         loss_sum, loss_count, samples, dropped, survivors = total(
             (
                 jnp.where(usable, results.loss, 0.0).sum(),
-                jnp.where(usable, results.samples, 0).sum(),
-                results.samples.sum(),
+                # float32: the sum over all clients may be more than int32 holds.
+                jnp.where(usable, results.samples, 0).astype(jnp.float32).sum(),
+                bases.scattered(results.samples, place, inputs.tau.shape[0]),
                 jnp.sum(~results.finite & worked),
                 usable.sum(),
             )

@@ -28,7 +28,9 @@ class Model(NamedTuple):
     predict: Callable[[Params, Array], Array]  # (variables, x [B, ...]) -> logits
     # (outputs [B, K], labels [B]) -> [B], what training minimises the mean of
     loss: Callable[[Array, Array], Array] = metrics.cross_entropy
-    classifies: bool = True  # the largest output is a class; else accuracy is NaN
+    # The largest output is a class; else accuracy is NaN. None: where there is an
+    # output for each class.
+    classifies: bool | None = True
 
 
 def from_flax(module: nn.Module) -> Model:
@@ -40,9 +42,9 @@ def from_flax(module: nn.Module) -> Model:
     Every collection but ``params`` (batch statistics, say) is carried and aggregated
     like weights. A ``dropout`` key is at hand in training.
     A module with a method ``loss(outputs, labels)``, ``[B, K]`` and ``[B]`` to ``[B]``,
-    is trained and tested by it instead of cross-entropy. It is then taken for a
-    regression, without accuracy and with outputs of any width, unless it says
-    ``classifies = True``.
+    is trained and tested by it instead of cross-entropy. Where it says
+    ``classifies = False`` it is a regression, without accuracy and with outputs of any
+    width; where it says neither, `decided` goes by the width of its outputs.
 
     Raises:
       UserError: not an instance of a Flax (linen) module.
@@ -78,8 +80,36 @@ def from_flax(module: nn.Module) -> Model:
 
     if not callable(getattr(type(module), "loss", None)):
         return Model(init, train, predict)
-    classifies = bool(getattr(module, "classifies", False))
+    classifies = getattr(module, "classifies", None)
     return Model(init, train, predict, module.loss, classifies)
+
+
+def decided(
+    model: Model, sample_shape: tuple[int, ...], num_classes: int
+) -> tuple[Model, tuple[str, ...]]:
+    """The model with `classifies` known, and a note where nobody has said it.
+
+    Args:
+      model: the network.
+      sample_shape: shape of one sample.
+      num_classes: K.
+
+    Returns:
+      The model, which classifies if it has K ≥ 2 outputs; and what a user should know.
+    """
+    if model.classifies is not None:
+        return model, ()
+    x = jax.ShapeDtypeStruct((1, *sample_shape), jnp.float32)
+    variables = jax.eval_shape(lambda x: model.init(rng.key(0), x), x)
+    width = jax.eval_shape(model.predict, variables, x).shape[1:]
+    if width == (num_classes,) and num_classes > 1:
+        return model._replace(classifies=True), ()
+    note = (
+        f"the network has a loss of its own and outputs of shape {list(width)} for "
+        f"{num_classes} classes: taken for a regression, without accuracy; "
+        "classifies = False in the module says so"
+    )
+    return model._replace(classifies=False), (note,)
 
 
 class Conv(nn.Module):

@@ -34,6 +34,8 @@ from tsfl_jax.rules import AGGREGATORS, normalized_by_work
 from tsfl_jax.types import Dataset, HParams, Partition, Schedule, UserError
 from tsfl_jax.validate import rule_settings, validate
 
+_MOST_SAMPLES = 2**31 - 1  # of a client in an interval: what the device counts to
+
 
 class Prepared(NamedTuple):
     """One experiment before anything is compiled or put on a device."""
@@ -42,7 +44,7 @@ class Prepared(NamedTuple):
     dataset: Dataset
     dealt: Partition
     times: Schedule
-    steps: np.ndarray  # [T, N] int, mini-batch steps of every client
+    steps: np.ndarray  # [T, N] int64, mini-batch steps of every client
     model: models.Model
     rule: Aggregator
     optimizer: optimizers.Factory
@@ -56,6 +58,7 @@ class Prepared(NamedTuple):
     own: tuple[str, str | None, str | None]
     # Digests of the drawn arrays, to tell whether two runs had the same.
     fingerprints: dict[str, str]
+    notes: tuple[str, ...]  # what a user should know before the run
 
 
 def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
@@ -253,6 +256,32 @@ def _rule_notes(config: Config, hparams: HParams, times: Schedule) -> tuple[str,
     return ()
 
 
+def _steps(config: Config, times: Schedule) -> np.ndarray:
+    """``[T, N]`` int64 mini-batch steps, all of which the device can count.
+
+    Raises:
+      UserError: a client has more samples to train on in an interval than int32 holds.
+    """
+    iteration, tau = config.schedule.iteration, times.tau.astype(np.int64)
+    size = times.size.astype(np.int64)
+    each = local.steps_per_iteration(size, config.batch_size, iteration)
+    claimed = tau if times.reported is None else np.maximum(tau, times.reported)
+    samples = claimed * (size if iteration == "pass" else config.batch_size)
+    if samples.max(initial=0) > _MOST_SAMPLES:
+        t, place = np.unravel_index(samples.argmax(), samples.shape)
+        i = place if times.delivery is None else times.delivery.client[t, place]
+        framework = config.timeline.framework
+        given = f"schedule.kind={config.schedule.kind}"
+        given = given if framework == "none" else f"timeline.framework={framework}"
+        raise UserError(
+            f"--config.{given}: client {i} does τ = {claimed[t, place]} local "
+            f"iterations of {samples[t, place] // claimed[t, place]} samples in "
+            f"interval {t}, {samples[t, place]} samples; a client can train on at most "
+            f"{_MOST_SAMPLES} in one interval; choose a smaller τ or fewer samples"
+        )
+    return tau * each
+
+
 def prepare(
     config: Config,
     *,
@@ -280,15 +309,15 @@ def prepare(
         dataset = load_dataset(config)
     elif not data_fingerprint:  # whoever knows that has checked the data
         dataset = arrays.check(dataset)
-    capacity = _capacity(times, config.num_clients)
+    steps, capacity = _steps(config, times), _capacity(times, config.num_clients)
     _check_batch(config.batch_size, capacity)
     hparams = hparams_of(config, rule)
     if aggregator is None:
         if optimizer is not None:
             rule = _rule_with_optimizer(config, rule, optimizer, hparams, times)
-        notes = _rule_notes(config, hparams, times)
+        rule_notes = _rule_notes(config, hparams, times)
     else:
-        notes = ()
+        rule_notes = ()
     dealt = partition.make_partition(
         dataset.y_train,
         capacity,
@@ -310,16 +339,16 @@ def prepare(
         own_model = describe(model)
     if not isinstance(model, models.Model):
         model = models.from_flax(model)
+    model, model_notes = models.decided(
+        model, dataset.x_train.shape[1:], dataset.num_classes
+    )
     constants = (hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
     return Prepared(
         config=config,
         dataset=dataset,
-        dealt=dealt._replace(notes=(*dealt.notes, *notes)),
+        dealt=dealt,
         times=times,
-        steps=times.tau
-        * local.steps_per_iteration(
-            times.size, config.batch_size, config.schedule.iteration
-        ),
+        steps=steps,
         model=model,
         rule=rule,
         optimizer=optimizers.as_factory(optimizer),
@@ -341,9 +370,10 @@ def prepare(
             ),
             "split": data.fingerprint(dealt.indices, dealt.capacity),
             "schedule": data.fingerprint(
-                *jax.tree.leaves(times._replace(seconds=None, places=None))
+                *jax.tree.leaves(times._replace(seconds=None, places=None, notes=()))
             ),
         },
+        notes=times.notes + dealt.notes + rule_notes + model_notes,
     )
 
 

@@ -24,6 +24,7 @@ class Quadratic(nn.Module):
     """w, from 0 on: outputs ``[B, d]`` are w − x, the loss is half their Λ-norm."""
 
     curvature: tuple[float, ...]  # λ, [d]
+    classifies = False
 
     @nn.compact
     def __call__(self, x):

@@ -49,7 +49,7 @@ def summary(
     """What summary.json holds; `history` of the finished intervals only."""
     accuracy = history.test_accuracy
     diverged = np.flatnonzero(history.diverged)
-    samples = int(history.samples.astype(np.int64).sum())
+    samples = int(history.samples.sum(dtype=np.int64))
     return exp.labels | {
         "num_intervals": len(accuracy),
         "best_test_accuracy": float(np.nanmax(accuracy, initial=-np.inf))

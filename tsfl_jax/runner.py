@@ -226,8 +226,12 @@ def run(
                 summary |= results.provenance(old)
             results.write(files.folder, exp, history, done.state.params, summary)
             files.check()
-    times = {"virtual_time": exp.times.seconds[:finished]}
-    return Result(done.state.params, history._asdict() | times, summary)
+    more = {
+        "virtual_time": exp.times.seconds[:finished],
+        # On the host, where an integer has 64 bits.
+        "samples": history.samples.sum(axis=1, dtype=np.int64),
+    }
+    return Result(done.state.params, history._asdict() | more, summary)
 
 
 def _train(

@@ -48,6 +48,8 @@ def make_schedule(
     and τ are nearly independent (the paper does not say how they go together).
     τ, sizes and drop-outs come from separate streams of `rng`: a longer run extends
     a shorter one, and changing one of the three leaves the others as they were.
+    Sizes are cut off at three standard deviations, see `distribution.most`: else a
+    longer run would ask for ever more data.
 
     Args:
       kind: case1 (half 1, half 4), case2 (quarters 1, 2, 3, 4), case3 (quarters
@@ -68,7 +70,8 @@ def make_schedule(
       rng: decides every draw.
 
     Returns:
-      A `Schedule` of int32 [T, N] arrays.
+      A `Schedule` of int32 [T, N] arrays; its notes say what was cut off, and which
+      pairs a trace leaves out.
 
     Raises:
       UserError: a value out of range, a malformed distribution or trace.
@@ -85,6 +88,7 @@ def make_schedule(
                 "--config.schedule.kind=trace; put the sizes into the trace"
             )
         drawn, size = read_trace(trace, T, N, data_size)
+        notes = _absent(trace, drawn)
     else:
         if kind == "explicit":
             drawn = _explicit(tau, T, N)
@@ -106,6 +110,7 @@ def make_schedule(
         group = np.arange(N) % len(size_groups)
         flag = "--config.schedule.size_groups"
         size = distribution.draw(size_groups, group, T, size_rng, least=1, flag=flag)
+        size, notes = _cut(size, distribution.most(size_groups, flag=flag)[group])
     if upload_above and drawn.max() <= upload_above:
         raise UserError(
             f"--config.schedule.upload_above={upload_above}: no client ever does more "
@@ -114,7 +119,31 @@ def make_schedule(
     # Drawn always, so that a drop-out rate of 0 changes nothing else.
     away = dropout_rng.random((T, N)) < dropout
     drawn = np.where((drawn <= upload_above) | away, 0, drawn)
-    return Schedule(drawn.astype(np.int32), size.astype(np.int32))
+    return Schedule(drawn.astype(np.int32), size.astype(np.int32), notes=notes)
+
+
+def _cut(size: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Sizes [T, N] that are at most the clients' largest [N], and a note on it."""
+    most = np.maximum(np.floor(most), 1)
+    over = int((size > most).sum())
+    if not over:
+        return size, ()
+    note = (
+        f"{over} of {size.size} drawn data sizes were cut off at three standard "
+        "deviations above the mean"
+    )
+    return np.minimum(size, most), (note,)
+
+
+def _absent(trace: str, tau: np.ndarray) -> tuple[str, ...]:
+    """A note on the pairs that a trace leaves out."""
+    missing = int((tau == 0).sum())
+    if not missing:
+        return ()
+    return (
+        f"{trace}: {missing} of {tau.size} pairs of interval and client have no row, "
+        "or tau 0: those clients are away",
+    )
 
 
 def _check(kind, num_intervals, num_clients, data_size, upload_above, dropout):

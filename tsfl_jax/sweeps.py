@@ -121,7 +121,7 @@ def _row(prepared: Prepared, values: dict, history: dict, num_devices: int) -> d
             "final_test_loss": results.last(history["test_loss"]),
             "diverged_at": int(lost[0]) + 1 if len(lost) else None,
             "seconds": float(history["seconds"]),
-            "notes": "; ".join(prepared.dealt.notes),
+            "notes": "; ".join(prepared.notes),
             "data": prepared.dataset.name,
             "num_devices": num_devices,
             "samples_trained": int(history["samples"].astype(np.int64).sum()),
@@ -262,7 +262,7 @@ def _train(
 ) -> list[dict]:
     """Histories of all lanes, from the folder or trained and kept there."""
     store = None if folder is None else folder / "lanes"
-    for note in dict.fromkeys(n for p in several for n in p.dealt.notes):
+    for note in dict.fromkeys(n for p in several for n in p.notes):
         progress.tell(stream, f"note: {note}")
     names = [_digest(p) for p in several]
     done = {} if store is None else _finished(store, names, progress.notice(stream))

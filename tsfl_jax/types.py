@@ -130,6 +130,7 @@ class Schedule(NamedTuple):
     delivery: Delivery | None = None  # of NumPy arrays, leading axis [T]
     places: int = 0  # P, earlier models kept for those who start from them
     reported: np.ndarray | None = None  # [T, N] int32; None: as many as done
+    notes: tuple[str, ...] = ()  # what a user should know about the draw
 
 
 class ClientGradients(NamedTuple):

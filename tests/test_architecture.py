@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "processes": "rendezvous types",
     "choices": "",
     "compile_cache": "types",
-    "local_work": "types",
+    "local_work": "rng types",
     "robust": "types",
     "aggregate": "dms local_work types",
     "bound_rule": "aggregate bound_constants bound_minimum types",

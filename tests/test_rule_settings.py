@@ -105,9 +105,9 @@ def buffered(**server) -> config.Config:
 
 def test_a_staleness_that_changes_nothing_in_this_run_is_noted():
     settings = buffered(staleness="hinge", staleness_b=1000.0)
-    assert any("changes no weight" in n for n in prepare.prepare(settings).dealt.notes)
+    assert any("changes no weight" in n for n in prepare.prepare(settings).notes)
     settings = buffered(staleness="hinge", staleness_b=0.0)
-    assert not any("no weight" in n for n in prepare.prepare(settings).dealt.notes)
+    assert not any("no weight" in n for n in prepare.prepare(settings).notes)
 
 
 def test_a_rule_of_the_users_own_may_read_any_setting():
@@ -138,10 +138,10 @@ def test_krum_needs_more_than_twice_the_clients_that_may_be_wrong(name):
         prepare.prepare(settings(4, 0.3))
     with pytest.raises(UserError, match="n = 2 .* f = 0"):
         prepare.prepare(settings(2, 0.0))
-    assert not prepare.prepare(settings(4, 0.2)).dealt.notes
+    assert not prepare.prepare(settings(4, 0.2)).notes
     fewer = settings(4, 0.2)
     fewer.num_intervals, fewer.schedule.dropout = 40, 0.5
-    assert any("2f + 2 < n" in note for note in prepare.prepare(fewer).dealt.notes)
+    assert any("2f + 2 < n" in note for note in prepare.prepare(fewer).notes)
 
 
 def test_fedavgm_is_by_default_as_good_as_fedavg():

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
+from tsfl_jax import rng
 from tsfl_jax.types import Array, HParams
 
 # Names of the `kind` in `staleness_factor`, in its order.
@@ -128,8 +128,8 @@ def is_linear(transformation: optax.GradientTransformation, steps: int = 24) -> 
     So it is for SGD with any momentum and schedule, and not for Adam, for clipping or
     with weight decay.
     """
-    rng = np.random.default_rng(0)
-    one, two = jnp.asarray(rng.normal(size=(2, steps)), jnp.float32)
+    draws = rng.generator(0, "linearity").normal(size=(2, steps))
+    one, two = jnp.asarray(draws, jnp.float32)
     w, zero = {"w": jnp.ones(())}, {"w": jnp.zeros(())}
     first, second = _path(transformation, one), _path(transformation, two)
     pairs = [

@@ -49,6 +49,7 @@ STREAMS = {
     "gradients entries": 26,
     "gradients batches": 27,
     "gradients dropout": 28,
+    "linearity": 29,  # of an optimizer, tried out on the host, with seed 0
 }
 
 

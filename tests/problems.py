@@ -1,7 +1,10 @@
 """Small problems that several test files share."""
 
+import doctest
 import functools
+import inspect
 import os
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,17 @@ from tsfl_jax.types import Dataset, HParams, Schedule
 AS_USERS = {"xla_backend_optimization_level": 3}
 if "xla_cpu_use_fusion_emitters" in os.environ["XLA_FLAGS"]:
     AS_USERS["xla_cpu_use_fusion_emitters"] = True
+
+
+def run_examples(module: types.ModuleType) -> doctest.TestResults:
+    """`doctest.testmod`, also for functions with checked annotations."""
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
+    functions = {name: inspect.unwrap(f) for name, f in vars(module).items()}
+    own = {n: f for n, f in functions.items() if inspect.getmodule(f) is module}
+    for name, value in ({"": module} | own).items():
+        for example in finder.find(value, name, globs=dict(vars(module))):
+            runner.run(example)
+    return runner.summarize()
 
 
 def hparams(**changes) -> HParams:

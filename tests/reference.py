@@ -322,3 +322,15 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
         versions.append(new)
         variates.append(server["c"])
     return [unvector(v, like) for v in versions]
+
+
+def at_quadratic(known, w):
+    """Of a `quadratic.Exact` at models w [..., d]: three quantities in closed form.
+
+    E‖g_i(w)‖² of a mini-batch [..., N], F(w) − F(w*) [...], ‖∇F(w)‖² [...].
+    """
+    w, lam = np.asarray(w, np.float64), known.curvature
+    own = ((lam * (w[..., None, :] - known.optima)) ** 2).sum(-1)
+    away = w - known.optimum
+    excess, square = 0.5 * (lam * away**2).sum(-1), ((lam * away) ** 2).sum(-1)
+    return own + known.grad_variance, excess, square

@@ -14,12 +14,11 @@ MAY_IMPORT = {
     "command": "types",
     "config": "",
     "validate": "config host_memory types",
-    "dms": "types",
-    "bound_constants": "types",
-    "theory": "bound_constants types",
-    "water_filling": "types",
-    "bound_minimum": "bound_constants theory types water_filling",
-    "fixed_point": "bound_constants theory types",
+    "theory": "types",
+    "water_filling": "",
+    "dms": "theory types water_filling",
+    "bound_minimum": "theory types water_filling",
+    "fixed_point": "theory types",
     "metrics": "types",
     "optimizers": "types",
     "sources": "host_memory rng types",
@@ -33,7 +32,7 @@ MAY_IMPORT = {
     "distribution": "types",
     "table": "types",
     "trace": "table types",
-    "quadratic": "types",
+    "quadratic": "",
     "quadratic_source": "distribution quadratic rng types",
     "schedule": "distribution trace types",
     "riders": "types",
@@ -64,7 +63,7 @@ MAY_IMPORT = {
     "local_work": "rng types",
     "robust": "types",
     "aggregate": "dms local_work types",
-    "bound_rule": "aggregate bound_constants bound_minimum types",
+    "bound_rule": "aggregate bound_minimum theory types",
     "rules": "aggregate bound_rule local_work robust types",
     "evaluation": "client metrics models types",
     "bases": "types",
@@ -90,9 +89,9 @@ MAY_IMPORT = {
     "axes": "config host_memory types validate",
     "lanes": "aggregate client devices engine experiment identity prepare types",
     "sweep_plots": "plot_style",
-    "theory_run": "bound_constants report types",
+    "theory_run": "report theory types",
     "theory_plots": "plot_style theory",
-    "theory_report": "bound_constants bound_minimum command dms fixed_point report "
+    "theory_report": "bound_minimum command dms fixed_point report "
     "rng theory theory_plots theory_run types",
     "sweep_report": "report sweep_plots",
     "sweeps": "aggregate axes config devices engine experiment host_memory identity "
@@ -112,12 +111,12 @@ MAY_IMPORT = {
     "report runner timeline types",
     "heterogeneity": "axes compare compare_files config plot_style report sweep_plots "
     "sweep_report sweeps theory types",
-    "bound_study": "axes bound_constants command config devices experiment plot_style "
+    "bound_study": "axes command config devices experiment plot_style "
     "prepare quadratic report sweeps theory types",
     "rider_study": "axes config plot_style report sweep_report sweeps",
     "reproduce": "axes command config devices heterogeneity paper prepare report "
     "reproduce_files rider_study sensitivity sweeps types",
-    "__init__": "aggregate arrays bound_constants bound_minimum config dms fixed_point "
+    "__init__": "aggregate arrays bound_minimum config dms fixed_point "
     "models rules runner sweeps theory types",
 }
 

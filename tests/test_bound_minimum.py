@@ -1,6 +1,5 @@
 """The minimum of Theorem 1's bound: by hand, by other solvers, limits, certificate."""
 
-import doctest
 from fractions import Fraction
 from itertools import pairwise
 
@@ -12,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
+from tests.problems import run_examples
 from tsfl_jax import bound_minimum, dms, water_filling
-from tsfl_jax.bound_constants import BoundConstants
 from tsfl_jax.bound_minimum import bound_optimal_weights, kkt_residual
+from tsfl_jax.theory import BoundConstants
 from tsfl_jax.types import UserError
 
 DTYPES = (np.float32, np.float64)
@@ -231,7 +231,7 @@ fill = jax.jit(water_filling.fill)
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_filling_is_the_exact_one(data):
+def test_fill_equals_rational_arithmetic(data):
     dtype = data.draw(st.sampled_from(DTYPES))
     n = data.draw(st.sampled_from([1, 3, 8]))
 
@@ -256,7 +256,7 @@ def test_filling_is_the_exact_one(data):
 # ---- Limits ----
 
 
-def test_without_variance_the_cheapest_take_all_they_may():
+def test_without_variance_the_cheapest_clients_are_full():
     c = constants(grad_variance=0.0, weight_limit=2.0, smoothness=3.5)  # B < 0
     found = solve(TAU, c)
     np.testing.assert_allclose(found.rho, [1 / 3, 1 / 3, 1 / 3, 0, 0, 0], rtol=1e-15)
@@ -271,7 +271,7 @@ def test_without_variance_the_cheapest_take_all_they_may():
 
 
 def test_some_without_variance():
-    """Client 1 takes what remains where the others' slopes have grown to its own."""
+    """Client 1 gets the rest once the others' slopes have grown to its own."""
     c = constants(3, [8.0, 0.0, 8.0], 0.0, weight_limit=6.0)
     tau = [1, 2, 2]
     found = solve(tau, c)
@@ -305,8 +305,8 @@ def test_absent_clients_and_empty_intervals():
     check_feasible(found, tau, c)
     assert found.converged and not found.rho[1].any()
     np.testing.assert_array_equal(found.rho[2], [0, 0.5, 0, 0, 0, 0.5])  # 2·θ/N < 1
-    nobody = solve(tau * 0, c)
-    assert not nobody.rho.any() and nobody.value == 1.0 and nobody.converged
+    empty = solve(tau * 0, c)
+    assert not empty.rho.any() and empty.value == 1.0 and empty.converged
 
     present = np.array([[True] * 5 + [False], [True] * 6, [True] * 6])
     without = solve(tau, c, present=present)
@@ -316,7 +316,7 @@ def test_absent_clients_and_empty_intervals():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_bound_that_says_nothing(dtype):
+def test_a_void_bound(dtype):
     c = constants(lr=0.5, smoothness=2.0)
     found = solve(np.minimum(TAU, 2), c, dtype)
     assert not found.valid and not found.converged and found.iterations == 0
@@ -324,7 +324,7 @@ def test_a_bound_that_says_nothing(dtype):
     np.testing.assert_array_equal(found.rho, np.full(6, 1 / 6, dtype))
 
 
-def test_a_bound_that_is_valid_only_for_some():
+def test_a_bound_that_is_valid_for_some_weights_only():
     """Uniform weights make it void; the start must not be one of these."""
     c = constants(grad_variance=5.0, lr=0.2, smoothness=1.4, dissimilarity=0.0)
     tau = np.array([1, 5, 5, 5, 5, 5])
@@ -545,13 +545,13 @@ def test_a_gradient_is_refused_rather_than_wrong():
         (dict(lr=np.ones(6)), r"lr has shape \[6\]: expected \[\]"),
     ],
 )
-def test_wrong_constants_are_told_in_one_line(changes, message):
-    with pytest.raises(UserError, match=message) as told:
+def test_wrong_constants_are_named_in_one_line(changes, message):
+    with pytest.raises(UserError, match=message) as error:
         bound_optimal_weights(TAU, constants()._replace(**changes))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
-def test_wrong_shapes_are_told_in_one_line():
+def test_wrong_shapes_are_named_in_one_line():
     for tau in (3, np.ones((1, 1, 6)), np.ones((2, 0)), [-1] * 6, [np.nan] * 6):
         with pytest.raises(UserError, match="tau.* expected .*local iterations"):
             bound_optimal_weights(tau, constants())
@@ -563,5 +563,5 @@ def test_wrong_shapes_are_told_in_one_line():
 
 @pytest.mark.parametrize("module", [bound_minimum, water_filling])
 def test_examples_in_the_docstrings(module):
-    found = doctest.testmod(module)
+    found = run_examples(module)
     assert found.attempted and not found.failed

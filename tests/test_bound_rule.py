@@ -1,4 +1,4 @@
-"""The minimiser of the bound as a rule: what it is told, and what it does without."""
+"""The minimizer of the bound as a rule: its inputs, and what happens without them."""
 
 import math
 
@@ -11,10 +11,10 @@ from tests import problems
 from tests.test_runner import small
 from tsfl_jax import runner, sweeps
 from tsfl_jax.aggregate import Situation
-from tsfl_jax.bound_constants import BoundConstants, tightest_limit
 from tsfl_jax.bound_minimum import bound_optimal_weights
 from tsfl_jax.bound_rule import bound_optimal
 from tsfl_jax.prepare import prepare
+from tsfl_jax.theory import BoundConstants, tightest_limit
 from tsfl_jax.types import ClientGradients, Constants
 
 TAU = jnp.array([1, 2, 0, 4, 4])
@@ -96,15 +96,15 @@ def test_tightest_limit_by_hand():
         dict(L=400.0),  # W ≤ 0 whatever the weights: void
     ],
 )
-def test_without_a_bound_all_who_took_part_are_equal(changes):
+def test_without_a_bound_the_participants_get_equal_weights(changes):
     rho = bound_optimal(situation(**changes), HP).rho
     np.testing.assert_allclose(rho, [0.25, 0.25, 0, 0.25, 0.25])
 
 
-def test_nobody_has_weight_where_nobody_worked():
+def test_no_client_has_weight_in_an_interval_without_work():
     nan = jnp.full(5, jnp.nan)
-    nobody = situation(jnp.zeros(5, int), nan, nan, jnp.nan, 0.0, 0.0)
-    assert bound_optimal(nobody, HP).rho.tolist() == [0] * 5
+    empty = situation(jnp.zeros(5, int), nan, nan, jnp.nan, 0.0, 0.0)
+    assert bound_optimal(empty, HP).rho.tolist() == [0] * 5
 
 
 def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
@@ -114,7 +114,7 @@ def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
     N, tau = config.num_clients, prepare(config).times.tau
     for t in range(2):
         L = found["smoothness"][t]
-        told = BoundConstants(
+        known = BoundConstants(
             lr=config.lr,
             smoothness=L,
             grad_sq_norm=found["grad_sq_norm"][t],
@@ -124,20 +124,20 @@ def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
             dissimilarity=np.maximum(np.nan_to_num(found["client_dissimilarity"][t]), 0)
             / L**2,
         )
-        best = bound_optimal_weights(tau[t], told, limit=2.0)
+        best = bound_optimal_weights(tau[t], known, limit=2.0)
         assert best.valid
         np.testing.assert_allclose(found["rho"][t], best.rho, atol=1e-5)
     assert found["rho"].max() <= 2 / N * (1 + 1e-6)
 
 
-def test_a_rider_that_only_echoes_is_measured_like_the_others():
+def test_a_free_rider_that_echoes_is_measured_like_the_others():
     config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0, lr=0.003)
     config.schedule.free_riders, config.schedule.free_riding = 1, "echo"
     found = runner.simulate(config).history
     assert np.isfinite(found["client_variance"]).all()
     assert (
         np.ptp(found["rho"], axis=1) > 1e-4
-    ).any()  # not equal weights for want of it
+    ).any()  # not the equal weights of a missing measurement
 
 
 def test_several_devices_give_the_result_of_one():

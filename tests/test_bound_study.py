@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tsfl_jax import axes, bound_study, theory
-from tsfl_jax.bound_constants import BoundConstants
 from tsfl_jax.quadratic import Exact
+from tsfl_jax.theory import BoundConstants
 from tsfl_jax.types import UserError
 
 KNOWN = Exact(

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+from tests.reference import at_quadratic
 from tests.test_estimate import SAMPLES, sample_gradients, setting
 from tests.test_quadratic import settings
-from tsfl_jax import client, client_gradients, devices, estimate, quadratic, runner
+from tsfl_jax import client, client_gradients, devices, estimate, runner
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import exact_of
 from tsfl_jax.prepare import prepare
@@ -175,12 +176,12 @@ def test_estimates_of_clients_whose_constants_are_known(convexity):
 
     draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), DRAWS))
     found, constants = jax.tree.map(np.asarray, draws)
-    point = quadratic.at(known, np.zeros(5))
+    own, _, square = at_quadratic(known, np.zeros(5))
     apart = ((known.curvature * (known.optima - known.optimum)) ** 2).sum(1)
     for values, truth in (
         (found.variance, known.grad_variance),
         (found.dissimilarity, apart),
-        (found.square, point.gradient_sq_norm),
+        (found.square, square),
     ):
         error = values.std(0) / np.sqrt(DRAWS)
         assert (abs(values.mean(0) - truth) < 4.5 * error).all()
@@ -189,12 +190,12 @@ def test_estimates_of_clients_whose_constants_are_known(convexity):
     assert (constants.smoothness <= L * (1 + 1e-3)).all()
     if convexity == L:  # one curvature: Γ_i and the distance themselves
         np.testing.assert_allclose(apart / L**2, known.dissimilarity)
-        distance = point.gradient_sq_norm / L**2
+        distance = square / L**2
         assert distance == pytest.approx(known.distance)
         np.testing.assert_allclose(constants.smoothness, L, rtol=1e-3)
     # `estimate` draws its batches with replacement: their variance is larger.
     larger = (12 - 1) / (12 - B)
-    norms = point.grad_sq_norms + (larger - 1) * known.grad_variance
+    norms = own + (larger - 1) * known.grad_variance
     error = constants.grad_sq_norm.std() / np.sqrt(DRAWS)
     assert abs(constants.grad_sq_norm.mean() - norms.mean()) < 4.5 * error
     error = constants.grad_variance.std() / np.sqrt(DRAWS)

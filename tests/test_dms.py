@@ -1,6 +1,5 @@
 """DMS: hand-worked numbers, rational arithmetic, statistics, limits, gradients."""
 
-import doctest
 import functools
 from fractions import Fraction
 from itertools import pairwise
@@ -128,7 +127,7 @@ def test_a_client_exactly_at_the_threshold_is_safe(compiled):
         assert not np.asarray(probability(np.full(n, 0.1, np.float32))).any()
 
 
-def test_filter_probability_of_nobody_is_zero_with_finite_gradient():
+def test_filter_probability_without_work_is_zero_with_finite_gradient():
     zeros = jnp.zeros(4)
     np.testing.assert_array_equal(dms.filter_probability(zeros), zeros)
     slope = jax.jacobian(dms.filter_probability)(zeros)
@@ -485,7 +484,7 @@ def test_scalars_can_be_swept_by_vmap():
     assert (np.ptp(swept, axis=1) > 0).tolist()[:2] == [True, True]
 
 
-def test_all_zero_only_when_nobody_did_anything():
+def test_all_weights_are_zero_only_if_no_client_worked():
     zeros = dms_weights(KEY, jnp.zeros(8, int), **CONSTANTS)
     np.testing.assert_array_equal(zeros, np.zeros(8, np.float32))
     rule = jax.jit(jax.vmap(lambda k, t: dms.dms_weights(k, t, **CONSTANTS)))
@@ -522,7 +521,7 @@ def test_dtypes():
         assert dtype(np.array([1, 2], np.float32), lr=np.float64(0.1)) == np.float64
 
 
-def test_old_style_keys_do_too():
+def test_old_style_keys_work():
     new = dms.select(jax.random.key(3), jnp.arange(50))
     old = dms.select(jax.random.PRNGKey(3), jnp.arange(50))
     np.testing.assert_array_equal(new, old)
@@ -678,5 +677,5 @@ def test_no_second_trace_and_no_transfer():
 
 
 def test_the_examples_in_the_documentation():
-    results = doctest.testmod(dms)
+    results = problems.run_examples(dms)
     assert results.attempted >= 8 and not results.failed

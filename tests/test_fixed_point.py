@@ -1,4 +1,4 @@
-"""Theorems 2 and 3: the weights found satisfy the printed equation, or it is said."""
+"""Theorems 2 and 3: the weights satisfy the printed equation, or are not converged."""
 
 import functools
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsfl_jax import dms, fixed_point, theory
-from tsfl_jax.bound_constants import BoundConstants
+from tsfl_jax.theory import BoundConstants
 from tsfl_jax.types import UserError
 
 DTYPES = (np.float32, np.float64)
@@ -44,13 +44,13 @@ def printed(rho, tau, known, selected):
     A = eta * (2 * L * (eta * L * (1 + theta) - 1) + eta)
     B = 2 * eta * L * (1 - eta * L * (1 + theta))
     C = eta**3 * L * (H - 1) * G2
-    everybody = [(t, j) for t in range(T) for j in range(N)]
-    linear = sum(float(rho[t][j]) * tau[t][j] for t, j in everybody)
-    square = sum(float(rho[t][j]) ** 2 * tau[t][j] for t, j in everybody)
-    twice = sum(float(rho[t][j]) * tau[t][j] ** 2 for t, j in everybody)
+    entries = [(t, j) for t in range(T) for j in range(N)]
+    linear = sum(float(rho[t][j]) * tau[t][j] for t, j in entries)
+    square = sum(float(rho[t][j]) ** 2 * tau[t][j] for t, j in entries)
+    twice = sum(float(rho[t][j]) * tau[t][j] ** 2 for t, j in entries)
     W = 1 + B * linear
     found = np.zeros((T, N))
-    for t, i in everybody:
+    for t, i in entries:
         if selected[t][i]:
             variance, gamma = known.grad_variance[i], known.dissimilarity[i]
             D = distance + eta**2 * N * variance * square + A * gamma * linear
@@ -107,7 +107,7 @@ def test_the_weights_satisfy_the_printed_equation(situation, theorem_3):
     np.testing.assert_allclose(found.rho, right, rtol=0, atol=1e-8 * size)
 
 
-def test_theorem_2_is_theorem_3_with_everybody():
+def test_theorem_2_is_theorem_3_with_all_clients_selected():
     tau, known = np.array([1, 2, 2, 3, 4, 4]), constants(6)
     two, three = solve(tau, known), solve(tau, known, np.ones(6, bool))
     np.testing.assert_allclose(two.rho, three.rho, rtol=1e-6)
@@ -192,7 +192,7 @@ def test_vmap_is_a_loop_and_gradients_are_finite_differences():
             np.testing.assert_allclose(slope[i], rise / 2e-6, rtol=1e-5)
 
 
-def test_what_did_not_converge_says_so():
+def test_failed_searches_are_not_converged():
     tau, known = np.array([1, 2, 2, 3, 4, 4]), constants(6)
     with precision(np.float64):
         found = solve(tau, known, max_iterations=0)
@@ -204,12 +204,12 @@ def test_what_did_not_converge_says_so():
     assert bool(found.converged) and np.isfinite(found.rho).all()
 
 
-def test_nobody_works_and_nobody_is_selected():
+def test_no_client_works_or_is_selected():
     known = constants(2)
     found = solve(np.array([1, 3]), known, np.zeros(2, bool))
     np.testing.assert_array_equal(found.rho, np.zeros(2, np.float32))
     assert bool(found.converged) and found.residual == 0
-    found = solve(np.zeros(2), known)  # (4) divides by τ, so it speaks of them too
+    found = solve(np.zeros(2), known)  # (4) divides by τ, so it gives them weights, too
     right = printed(
         np.asarray(found.rho)[None], np.zeros((1, 2)), known, np.ones((1, 2))
     )

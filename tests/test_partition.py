@@ -16,7 +16,7 @@ KINDS = ("iid", "dirichlet", "shards")
 def split(labels, capacity, kind, seed=0, **kwargs):
     rng = np.random.default_rng(seed)
     return partition.make_partition(
-        np.asarray(labels), np.asarray(capacity), kind=kind, rng=rng, **kwargs
+        np.asarray(labels), np.asarray(capacity, int), kind=kind, rng=rng, **kwargs
     )
 
 
@@ -91,7 +91,7 @@ def test_settle(data):
     else:
         owner = rng.integers(0, N, stock.sum())
         wanted = np.stack([np.bincount(owner, minlength=N)] + [np.zeros(N, int)] * C)
-        wanted = wanted[:C].T  # all of them want class 0
+        wanted = wanted[:C].T  # all of them request class 0
     counts = allocation.settle(wanted, shares, stock, sharing, rng)
     np.testing.assert_array_equal(counts.sum(1), wanted.sum(1))
     assert counts.min() >= 0
@@ -138,7 +138,7 @@ def test_dirichlet_has_the_moments_of_its_shares(alpha):
     labels = np.arange(C * 500) % C
     part = split(labels, [size] * N, "dirichlet", alpha=alpha, replacement=True)
     shares = histogram(part, labels) / size
-    assert len(part.notes) == 1  # about sharing: no class ran out for anybody
+    assert len(part.notes) == 1  # about sharing: no class ran out
     np.testing.assert_allclose(shares.mean(0), 1 / C, atol=0.03)
     variance = (1 / C) * (1 - 1 / C) / (C * alpha + 1)
     np.testing.assert_allclose(shares.var(0), variance, rtol=0.15)

@@ -11,6 +11,7 @@ from flax import linen as nn
 
 import tsfl_jax
 from tests import problems
+from tests.reference import at_quadratic
 from tsfl_jax import client, experiment, models, quadratic
 from tsfl_jax.config import Config
 from tsfl_jax.prepare import prepare, prepare_all
@@ -43,7 +44,8 @@ def test_exact_by_hand():
     # Client 0 holds 0 and 2, client 1 holds 3, 4 and 8; λ = (2, 1), B = 1, w⁰ = (1, 0).
     x = np.array([[0, 0], [2, 0], [3, 0], [4, 0], [8, 0]], np.float32)
     rows = np.array([[0, 1, 0], [2, 3, 4]])
-    found = quadratic.exact(x, rows, [2, 3], [2.0, 1.0], 1, [1.0, 0.0])
+    lam, start = np.array([2.0, 1.0]), np.array([1.0, 0.0])
+    found = quadratic.exact(x, rows, np.array([2, 3]), lam, 1, start)
     np.testing.assert_allclose(found.shares, [0.4, 0.6])
     np.testing.assert_allclose(found.optima, [[1, 0], [5, 0]])
     np.testing.assert_allclose(found.optimum, [3.4, 0])
@@ -54,12 +56,10 @@ def test_exact_by_hand():
     assert found.grad_sq_norm == pytest.approx(4 * 49 + 4)
     assert found.smoothness == 2
     assert found.distance == pytest.approx(2.4**2)
-    point = quadratic.at(found, [[3.4, 0], [5.4, 3]])
-    np.testing.assert_allclose(point.excess, [0, 0.5 * (2 * 4 + 9)], atol=1e-12)
-    np.testing.assert_allclose(point.gradient_sq_norm, [0, 16 + 9], atol=1e-12)
-    np.testing.assert_allclose(
-        point.grad_sq_norms[1], [4 * 4.4**2 + 9 + 4, 4 * 0.4**2 + 9 + 56 / 3]
-    )
+    own, excess, gradient = at_quadratic(found, [[3.4, 0], [5.4, 3]])
+    np.testing.assert_allclose(excess, [0, 0.5 * (2 * 4 + 9)], atol=1e-12)
+    np.testing.assert_allclose(gradient, [0, 16 + 9], atol=1e-12)
+    np.testing.assert_allclose(own[1], [4 * 4.4**2 + 9 + 4, 4 * 0.4**2 + 9 + 56 / 3])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,9 @@ def test_exact_by_hand():
 def test_variance_of_all_mini_batches(n, batch):
     rng = np.random.default_rng(n)
     x, lam = rng.normal(size=(n, 3)), np.array([1.0, 0.5, 3.0])
-    found = quadratic.exact(x, [np.arange(n)], [n], lam, batch, np.zeros(3))
+    found = quadratic.exact(
+        x, np.arange(n)[None], np.array([n]), lam, batch, np.zeros(3)
+    )
     size = n % batch or min(n, batch)  # 7 in batches of 3: the last has one sample
     w = rng.normal(size=3)
     gradients = [
@@ -80,7 +82,7 @@ def test_variance_of_all_mini_batches(n, batch):
     variance = np.mean([((g - mean) ** 2).sum() for g in gradients])
     np.testing.assert_allclose(found.grad_variance, [variance], atol=1e-12)
     square = np.mean([(g**2).sum() for g in gradients])
-    np.testing.assert_allclose(quadratic.at(found, w).grad_sq_norms, [square])
+    np.testing.assert_allclose(at_quadratic(found, w)[0], [square])
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_variance_of_all_mini_batches(n, batch):
         {"quadratic__distance": 9.0, "seed": 1, "batch_size": 2},
     ],
 )
-def test_asked_for_constants_are_met(changes):
+def test_data_have_the_requested_constants(changes):
     config = settings(**changes)
     found, q = known(config), config.quadratic
     N = config.num_clients
@@ -183,7 +185,7 @@ def test_full_batches_have_a_closed_form():
     contraction = (1 - config.lr * found.curvature) ** 3
     expected = found.optima[2] - contraction * found.optima[2]  # from w⁰ = 0
     np.testing.assert_allclose(result.params["params"]["w"], expected, rtol=1e-5)
-    excess = quadratic.at(found, expected).excess
+    _, excess, _ = at_quadratic(found, expected)
     np.testing.assert_allclose(result.history["test_loss"], [excess], rtol=1e-5)
 
 
@@ -202,7 +204,7 @@ def test_runs_converge_beside_the_optimum(algorithm):
     config = settings(num_intervals=30, algorithm=algorithm)
     config.quadratic.distance = 4.0
     loss = tsfl_jax.simulate(config).history["test_loss"]
-    assert loss[-1] < quadratic.at(known(config), np.zeros(5)).excess / 2
+    assert loss[-1] < at_quadratic(known(config), np.zeros(5))[1] / 2
 
 
 def test_bound_of_gradients_holds_along_the_way():
@@ -217,7 +219,7 @@ def test_bound_of_gradients_holds_along_the_way():
         chosen = rng.permuted(np.tile(np.arange(12), (6, 1)), axis=1)[:, :2]
         batch = np.take_along_axis(held, chosen[:, :, None], axis=1).mean(1)
         w -= config.lr * lam * (w - batch)
-        assert quadratic.at(found, w).grad_sq_norms.max() <= found.grad_sq_norm
+        assert at_quadratic(found, w)[0].max() <= found.grad_sq_norm
 
 
 def test_files_of_a_run_without_accuracy(tmp_path):
@@ -353,7 +355,7 @@ def test_settings_that_would_be_ignored():
 
 def test_constants_of_other_splits_and_of_none():
     iid = known(settings(partition__kind="iid"))
-    # Every client has some of everybody's samples: Γ shrinks, the noise grows.
+    # Each client has samples of all others: Γ shrinks, the noise grows.
     assert iid.dissimilarity.mean() < 0.5 and iid.grad_variance.mean() > 1
     np.testing.assert_allclose(iid.optimum, known(settings()).optimum, atol=1e-6)
     config = settings()

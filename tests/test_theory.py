@@ -1,6 +1,5 @@
 """Theorems 1 and 4: numbers by hand, loops, limits, and what is wrong in the print."""
 
-import doctest
 import math
 import subprocess
 import sys
@@ -12,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import problems
 from tsfl_jax import theory
-from tsfl_jax.bound_constants import BoundConstants
+from tsfl_jax.theory import BoundConstants
 from tsfl_jax.types import UserError
 
 DTYPES = (np.float32, np.float64)
@@ -175,7 +175,7 @@ def test_items_that_vanish(change, tau, item):
         assert (getattr(found, name) == 0) == (name == item), name
 
 
-def test_nobody_works():
+def test_without_clients_at_work_the_bound_is_the_distance():
     found = bound(HAND_RHO, np.zeros((2, 2)), constants(2))
     np.testing.assert_array_equal(found[:6], np.float32([0.5, 0, 0, 0, 0.5, 1]))
 
@@ -367,7 +367,7 @@ def test_the_sign_where_it_matters():
     np.testing.assert_allclose(
         [x.total for x in found], [1.0124, 1.0105, 1.0043], atol=5e-5
     )
-    # The last is the least on the simplex: moving weight to anybody else is worse.
+    # The last is the least on the simplex: moving weight to another client is worse.
     with precision(np.float64):
         slope = slope_of_bound(np.eye(6)[0], EXAMPLE_TAU, EXAMPLE)
     assert (slope[1:] > slope[0]).all()
@@ -524,5 +524,5 @@ def test_dtypes():
 
 
 def test_the_examples_in_the_documentation():
-    results = doctest.testmod(theory)
+    results = problems.run_examples(theory)
     assert results.attempted >= 3 and not results.failed

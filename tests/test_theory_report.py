@@ -71,7 +71,7 @@ def test_weights_side_by_side(folder):
     weights = dms.affine_weights(run.tau[0], here[0], slope, run.weight_limit)
     mine = found.rho[theory_report.COROLLARY][0]
     np.testing.assert_allclose(mine, weights, atol=1e-5)
-    # Nobody's bound is below the minimiser's, where there is one.
+    # No bound is below the minimizer's, where there is one.
     assert found.valid.any()
     least = found.bound[theory_report.MINIMUM]
     for name, bound in found.bound.items():
@@ -83,9 +83,9 @@ def test_weights_side_by_side(folder):
 
 def test_files(folder, tmp_path, capsys):
     theory_report.main([str(folder), "--out", str(tmp_path)])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name in ("theory.md", "theory.csv", "theory_items.csv", "theory.png"):
-        assert (tmp_path / name).stat().st_size and str(tmp_path / name) in told
+        assert (tmp_path / name).stat().st_size and str(tmp_path / name) in printed
     text = (tmp_path / "theory.md").read_text()
     assert "η = 0.003" in text and theory_report.PRINTED in text and "nan" not in text
     with open(tmp_path / "theory_items.csv") as file:
@@ -112,7 +112,7 @@ def test_another_weight_limit_can_be_asked_for(folder, tmp_path):
         theory_report.main([str(folder), "--weight_limit", "0.5"])
 
 
-def test_what_cannot_be_reported_is_told(folder, tmp_path):
+def test_unusable_folders_are_refused(folder, tmp_path):
     with pytest.raises(UserError, match="no finished run there"):
         theory_run.read(tmp_path)
     for name in ("config.json", "summary.json", "metrics.jsonl"):
@@ -148,8 +148,8 @@ def test_intervals_without_numbers_are_left_out(folder, tmp_path):
     report.write_metrics(tmp_path / "metrics.jsonl", rows)
     with np.load(folder / "clients.npz") as clients:
         kept = dict(clients)
-    kept["tau"][1] = 0  # nobody at work
-    kept["variance"][1:, 2] = np.nan  # one away
+    kept["tau"][1] = 0  # no client at work
+    kept["variance"][1:, 2] = np.nan  # one absent
     kept["tau"][2, 2] = 0
     report.write_clients(tmp_path / "clients.npz", **kept)
     run = theory_run.read(tmp_path)
@@ -161,13 +161,13 @@ def test_intervals_without_numbers_are_left_out(folder, tmp_path):
         assert found.rho[name][0, 2] == 0
 
 
-def test_what_is_outside_the_theory_is_said(folder):
+def test_settings_outside_the_theory_are_noted(folder):
     settings = report.read_json(folder / "config.json")
     settings |= {"algorithm": "fednova", "clip_norm": 1.0, "momentum": 0.9}
     settings["schedule"]["free_riders"] = 2
-    told = " ".join(theory_run._notes(settings))
+    notes = " ".join(theory_run._notes(settings))
     for part in ("fednova", "clipped to 1.0", "momentum 0.9", "2 free riders", "pass"):
-        assert part in told
+        assert part in notes
 
 
 def test_frameworks_out_of_step_cannot_be_measured():

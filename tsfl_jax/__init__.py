@@ -6,7 +6,6 @@ and Optimizations". The symbols are explained in `tsfl_jax.types`.
 
 from tsfl_jax.aggregate import Aggregator, Situation, Weights
 from tsfl_jax.arrays import make_dataset
-from tsfl_jax.bound_constants import BoundConstants
 from tsfl_jax.bound_minimum import bound_optimal_weights, kkt_residual
 from tsfl_jax.config import Config
 from tsfl_jax.dms import (
@@ -23,7 +22,7 @@ from tsfl_jax.models import Model
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.runner import Result, simulate
 from tsfl_jax.sweeps import SweepResult, sweep
-from tsfl_jax.theory import theorem1_bound, theorem4_bound
+from tsfl_jax.theory import BoundConstants, theorem1_bound, theorem4_bound
 from tsfl_jax.types import Dataset, HParams, UserError
 
 __all__ = [

@@ -1,40 +1,46 @@
-"""Tables of whole numbers with given row sums: how many samples of which class.
+"""Integer tables with given row sums: how many samples of each class a client gets.
 
-Rows are clients, columns classes. Every function ends after a known number of steps.
+Rows are clients, columns are the C classes. Every function ends after a bounded number
+of steps.
 """
 
 import numpy as np
+from jaxtyping import Float, Int
 
-_FIT_ROUNDS = 100  # of scaling; what is still too much is settled sample by sample
+_FIT_ROUNDS = 100  # of scaling; `settle` moves the samples that still do not fit
 
 
-def round_rows(real: np.ndarray, totals: np.ndarray) -> np.ndarray:
-    """Whole numbers within 1 of the real ones, largest remainders first.
+def round_rows(
+    real: Float[np.ndarray, "N C"], totals: Int[np.ndarray, "N"]
+) -> Int[np.ndarray, "N C"]:
+    """Round to integers with the given row sums, by largest remainders.
 
     Args:
-      real: [N, C] float ≥ 0, row i sums to about totals[i].
-      totals: [N] int.
+      real: ≥ 0, row i sums to about totals[i].
+      totals: row sums.
 
     Returns:
-      [N, C] int64, row i sums to totals[i].
+      int64, each entry within 1 of `real`.
     """
     whole = np.floor(real).astype(np.int64)
     missing = totals - whole.sum(axis=1)
     rank = np.argsort(np.argsort(whole - real, axis=1, kind="stable"), axis=1)
-    return whole + (rank < missing[:, None])  # largest remainders first
+    return whole + (rank < missing[:, None])
 
 
-def fit(real: np.ndarray, stock: np.ndarray) -> np.ndarray:
-    """Scales rows and columns in turn until columns, nearly, fit into the stock.
+def fit(
+    real: Float[np.ndarray, "N C"], stock: Int[np.ndarray, "C"]
+) -> Float[np.ndarray, "N C"]:
+    """Scale columns and rows alternately until the columns nearly fit into the stock.
 
-    Zeros stay zero: a client is given more of its own other classes instead.
+    Zeros stay zero: a client gets more samples of its other classes instead.
 
     Args:
-      real: [N, C] float ≥ 0, rows sum to > 0.
-      stock: [C] int, samples of each class.
+      real: ≥ 0, rows sum to > 0.
+      stock: samples of each class.
 
     Returns:
-      [N, C] float with the same row sums; unchanged where it fits already.
+      The table with the same row sums; unchanged if it fits already.
     """
     totals = real.sum(axis=1, keepdims=True)
     for _ in range(_FIT_ROUNDS):
@@ -46,33 +52,33 @@ def fit(real: np.ndarray, stock: np.ndarray) -> np.ndarray:
 
 
 def settle(
-    wanted: np.ndarray,
-    shares: np.ndarray,
-    stock: np.ndarray,
+    wanted: Int[np.ndarray, "N C"],
+    shares: Float[np.ndarray, "N C"],
+    stock: Int[np.ndarray, "C"],
     sharing: bool,
     rng: np.random.Generator,
-) -> np.ndarray:
-    """Counts [N, C] near the wanted ones that the stock of each class allows.
+) -> Int[np.ndarray, "N C"]:
+    """Find counts near the requested ones that the stock of each class allows.
 
-    Where a class is asked for too often, all who ask get their part of what there
-    is, and ask for other classes in the next round. A class once asked for too
-    often is gone, so C + 1 rounds are enough.
+    Where the clients request more samples of a class than there are, they divide its
+    stock at random and request samples of other classes in the next round. Such a class
+    is used up, so C + 1 rounds are enough.
 
     Args:
-      wanted: [N, C] int ≥ 0, samples a client asks for.
-      shares: [N, C] float ≥ 0, what it asks for next, in proportion.
-      stock: [C] int, samples of each class; enough for all rows together, or if
-        `sharing` for each row by itself.
-      sharing: the stock is there for every client anew.
-      rng: decides who gets what.
+      wanted: ≥ 0, samples that a client requests.
+      shares: ≥ 0, proportions of the classes in later requests.
+      stock: samples of each class; enough for all rows together, or if `sharing` for
+        each row.
+      sharing: clients may hold the same samples.
+      rng: random number generator.
 
     Returns:
-      [N, C] int64 with the row sums of `wanted`; column sums (if `sharing` entries)
-      at most `stock`. As few samples as possible are not the wanted ones.
+      int64 with the row sums of `wanted`; column sums (if `sharing` entries) at most
+      `stock`. Minimizes the number of samples that are not of the requested class.
     """
     counts, request = np.zeros_like(wanted), wanted
     for _ in range(len(stock) + 1):
-        if sharing:  # only within a client must samples differ
+        if sharing:  # samples must differ only within a client
             given = np.minimum(request, stock - counts)
         else:
             given = request.copy()
@@ -87,7 +93,7 @@ def settle(
             break
         room = stock - (counts if sharing else counts.sum(axis=0))
         open_shares = np.where(room > 0, shares, 0.0)
-        # Where none of its classes is left a client takes any, as there are left.
+        # A client takes any class that is left if none of its own classes is.
         none = open_shares.sum(axis=1, keepdims=True) == 0
         weights = np.where(none & (missing[:, None] > 0), room, open_shares)
         sums = weights.sum(axis=1, keepdims=True)

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import axes, command, devices, plot_style, report, sweeps, theory
-from tsfl_jax.bound_constants import BoundConstants, tightest_limit
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import exact_of
 from tsfl_jax.prepare import load_dataset, prepare
 from tsfl_jax.quadratic import Exact
+from tsfl_jax.theory import BoundConstants, tightest_limit
 from tsfl_jax.types import UserError
 
 CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "quadratic.py"

@@ -1,9 +1,9 @@
 """Which training samples each client holds: IID, Dirichlet over labels, shards, labels.
 
-First a table ``counts[N, C]``, how many samples of which class a client gets, then
-the samples themselves. Everything ends after a known number of steps: nothing is
-drawn again until it fits. NOT done here: sizes that vary in time; a client uses the
-first |D_i| entries of its row.
+First a table ``counts[N, C]`` is made, how many samples of each of the C classes a
+client gets, then the samples are assigned. There is no rejection sampling: the number
+of steps is bounded. Not here: sizes that vary in time; a client uses the first |D_i|
+entries of its row.
 
 Dirichlet split: Hsu et al., "Measuring the Effects of Non-Identical Data Distribution
 for Federated Visual Classification" (2019); shards: McMahan et al.,
@@ -11,6 +11,7 @@ for Federated Visual Classification" (2019); shards: McMahan et al.,
 """
 
 import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax import allocation, host_memory
 from tsfl_jax.types import Partition, UserError, nearest
@@ -19,8 +20,8 @@ _KINDS = ("iid", "dirichlet", "shards", "label")
 
 
 def make_partition(
-    labels: np.ndarray,
-    capacity: np.ndarray,
+    labels: Shaped[np.ndarray, "M"],
+    capacity: Int[np.ndarray, "N"],
     *,
     kind: str,
     alpha: float = 0.5,
@@ -28,76 +29,79 @@ def make_partition(
     replacement: bool = False,
     rng: np.random.Generator,
 ) -> Partition:
-    """Deals training samples to clients, capacity[i] to client i.
+    """Divide training samples among clients, capacity[i] to client i.
 
-    - iid: any samples.
+    - iid: samples are chosen at random.
     - dirichlet: client i's shares of the classes are q_i ~ Dir(α), rounded to whole
       samples.
-    - shards: equal shares of k classes, every class for about N k n_c / M clients.
-    - label: samples of the i-th class only, for client i of as many as there are.
+    - shards: equal shares of k classes; each class goes to about N k n_c / M clients.
+    - label: client i gets samples of the i-th class only; needs as many clients as
+      classes.
 
-    No client ever holds a sample twice, and no two hold the same one unless
-    Σ capacity > M and `replacement` allows it. Where a class runs out, the shortage
-    is spread over all who want it, and each of them takes other classes that it
-    wants, then any; ``notes`` says how many samples. Shards first shift the shares
-    among a client's own k classes.
+    No client holds a sample twice, and no two clients hold the same sample unless
+    Σ capacity > M and `replacement` allows it. Where a class has too few samples, the
+    shortage is spread over all clients that request it. Each of them takes other
+    classes that it requested, then any; ``notes`` reports how many samples. Before
+    that, `shards` shifts the shares among a client's own k classes.
 
     Args:
-      labels: [M] int, classes of the training samples.
-      capacity: [N] int ≥ 1, most samples a client ever needs.
+      labels: classes of the training samples.
+      capacity: most samples a client ever needs, ≥ 1.
       kind: iid, dirichlet, shards or label.
-      alpha: α > 0, dirichlet only; small = skewed, large = every class alike.
+      alpha: α > 0, dirichlet only; small = skewed, large = all classes alike.
       classes_per_client: k ≥ 1, shards only.
       replacement: let clients share samples if there are too few.
-      rng: decides every draw.
+      rng: random number generator.
 
     Returns:
-      A `Partition`. Rows are in random order, so that the beginning of a row is a
-      fair sample of the client's data; beyond capacity[i] a row starts again.
+      A `Partition`. Rows are in random order, so that the beginning of a row is an
+      unbiased sample of the client's data; beyond capacity[i] a row repeats.
 
     Raises:
-      UserError: a value out of range, or more samples asked for than there are.
+      UserError: a value out of range, or more samples requested than there are.
     """
-    labels = np.asarray(labels)
-    capacity = np.asarray(capacity).astype(np.int64)
+    capacity = capacity.astype(np.int64)
     _check(labels, capacity, kind, alpha, replacement)
     _check_memory(capacity, len(np.unique(labels)), kind)
     sharing = int(capacity.sum()) > len(labels)
+    notes = ()
     if kind == "iid":
-        pools = [rng.permutation(len(labels))]
-        counts, notes = capacity[:, None], ()
+        pools, counts = [rng.permutation(len(labels))], capacity[:, None]
     else:
         classes, inverse = np.unique(labels, return_inverse=True)
-        pools = [
-            rng.permutation(np.flatnonzero(inverse == c)) for c in range(len(classes))
-        ]
+        members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
+        pools = [rng.permutation(samples) for samples in members]
         stock = np.array([len(pool) for pool in pools])
         if kind == "label":
             _check_label(capacity, stock, classes)
-            indices = _deal(np.diag(capacity), pools, rng)
-            return Partition(indices, capacity.astype(np.int32), ())
+            return _partition(np.diag(capacity), pools, (), rng)
         if kind == "dirichlet":
             shares = _dirichlet(alpha, len(capacity), len(stock), rng)
         else:
             shares = _shards(classes_per_client, capacity, stock, rng)
         real = shares * capacity[:, None]
-        wanted = allocation.round_rows(real, capacity)
-        fitted = wanted
+        wanted = fitted = allocation.round_rows(real, capacity)
         if kind == "shards" and not sharing:
             fitted = allocation.round_rows(allocation.fit(real, stock), capacity)
         counts = allocation.settle(fitted, shares, stock, sharing, rng)
-        chosen = shares > 0 if kind == "shards" else True
+        chosen = shares > 0 if kind == "shards" else np.ones(shares.shape, bool)
         notes = _notes(wanted, counts, classes, chosen, classes_per_client)
     if sharing:
         notes += (
-            f"The clients ask for {capacity.sum()} samples of {len(labels)}: they "
+            f"The clients request {capacity.sum()} samples of {len(labels)}: they "
             "share samples (--config.partition.replacement=True).",
         )
-    indices = _deal(counts, pools, rng)
-    return Partition(indices, capacity.astype(np.int32), notes)
+    return _partition(counts, pools, notes, rng)
 
 
-def _check(labels, capacity, kind, alpha, replacement) -> None:
+def _check(
+    labels: Shaped[np.ndarray, "M"],
+    capacity: Int[np.ndarray, "N"],
+    kind: str,
+    alpha: float,
+    replacement: bool,
+) -> None:
+    """Raise `UserError` for values that no partition can have."""
     if kind not in _KINDS:
         raise UserError(
             f"--config.partition.kind={kind}: unknown kind{nearest(kind, _KINDS)} "
@@ -124,7 +128,8 @@ def _check(labels, capacity, kind, alpha, replacement) -> None:
         )
 
 
-def _check_memory(capacity, num_classes, kind) -> None:
+def _check_memory(capacity: Int[np.ndarray, "N"], num_classes: int, kind: str) -> None:
+    """Raise `UserError` if the partition does not fit into memory."""
     clients, total = len(capacity), int(capacity.sum())
     shares = 0 if kind in ("iid", "label") else 24 * clients * num_classes
     host_memory.require(
@@ -135,7 +140,12 @@ def _check_memory(capacity, num_classes, kind) -> None:
     )
 
 
-def _check_label(capacity, stock, classes) -> None:
+def _check_label(
+    capacity: Int[np.ndarray, "N"],
+    stock: Int[np.ndarray, "C"],
+    classes: Shaped[np.ndarray, "C"],
+) -> None:
+    """Raise `UserError` unless client i can get its samples from the i-th class."""
     if len(capacity) != len(stock):
         raise UserError(
             "--config.partition.kind=label: needs as many classes as clients, but "
@@ -151,10 +161,12 @@ def _check_label(capacity, stock, classes) -> None:
         )
 
 
-def _dirichlet(alpha, num_clients, num_classes, rng) -> np.ndarray:
-    """Shares [N, C] of the classes, rows sum to 1."""
+def _dirichlet(
+    alpha: float, num_clients: int, num_classes: int, rng: np.random.Generator
+) -> Float[np.ndarray, "N C"]:
+    """Shares of the classes, rows sum to 1."""
     shares = rng.dirichlet(np.full(num_classes, alpha), num_clients)
-    # Gamma variables that all underflow or overflow leave 0/0: take the limit.
+    # If all gamma variables underflow or overflow, the shares are 0/0: use the limit.
     lost = ~np.isfinite(shares).all(axis=1) | (shares.sum(axis=1) < 0.5)
     if alpha < 1:
         limit = np.eye(num_classes)[rng.integers(num_classes, size=num_clients)]
@@ -163,16 +175,21 @@ def _dirichlet(alpha, num_clients, num_classes, rng) -> np.ndarray:
     return np.where(lost[:, None], limit, shares)
 
 
-def _shards(k, capacity, stock, rng) -> np.ndarray:
-    """Shares [N, C]: 1/k for each of a client's k classes."""
+def _shards(
+    k: int,
+    capacity: Int[np.ndarray, "N"],
+    stock: Int[np.ndarray, "C"],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "N C"]:
+    """Shares of the classes: 1/k for each of a client's k classes."""
     if not 1 <= k <= len(stock):
         raise UserError(
             f"--config.partition.classes_per_client={k}: the training data have "
             f"{len(stock)} classes; expected 1..{len(stock)}"
         )
-    # What a class would give if all were used up alike; a client takes the classes
-    # with the most left. The dither only decides between nearly equal ones: it
-    # makes the pairs random, yet no class falls behind by more than one shard.
+    # Samples that each class gives if all classes are used in proportion to their size;
+    # a client takes the classes with the most samples left. The dither decides only
+    # between classes that differ by less than one shard, and makes the pairs random.
     left = stock * (capacity.sum() / stock.sum())
     dither = capacity.mean() / k
     shares = np.zeros((len(capacity), len(stock)))
@@ -184,17 +201,23 @@ def _shards(k, capacity, stock, rng) -> np.ndarray:
     return shares
 
 
-def _notes(wanted, counts, classes, chosen, k) -> tuple[str, ...]:
-    """What could not be had as asked for."""
+def _notes(
+    wanted: Int[np.ndarray, "N C"],
+    counts: Int[np.ndarray, "N C"],
+    classes: Shaped[np.ndarray, "C"],
+    chosen: Bool[np.ndarray, "N C"],
+    k: int,
+) -> tuple[str, ...]:
+    """Report where the request could not be met exactly."""
     notes, moved = (), np.maximum(wanted - counts, 0)
     if moved.any():
         short = ", ".join(str(c) for c in classes[moved.any(axis=0)])
         notes += (
             f"Not enough samples of class {short}: {moved.sum()} of {counts.sum()} "
             f"samples, at {moved.any(axis=1).sum()} of {len(counts)} clients, are of "
-            "other classes than asked for.",
+            "other classes than requested.",
         )
-    # With few samples, one of another class need not make more classes than k.
+    # A client with few samples may have one of another class and still at most k.
     many = (counts > 0).sum(axis=1, keepdims=True) > k
     extra = np.where(chosen | ~many, 0, counts)
     if extra.any():
@@ -205,13 +228,18 @@ def _notes(wanted, counts, classes, chosen, k) -> tuple[str, ...]:
     return notes
 
 
-def _deal(counts, pools, rng) -> np.ndarray:
-    """Samples [N, max capacity] int32: row i has counts[i, c] of pools[c]."""
+def _partition(
+    counts: Int[np.ndarray, "N C"],
+    pools: list[Int[np.ndarray, "_"]],
+    notes: tuple[str, ...],
+    rng: np.random.Generator,
+) -> Partition:
+    """Assign samples: client i gets counts[i, c] of pools[c]."""
     N = len(counts)
     owner, sample = [], []
     for c, pool in enumerate(pools):
-        # One client after another takes the next samples of its class, around and
-        # around: never the same twice for one client, all used equally often.
+        # The clients in random order take the next samples of the class, starting again
+        # at its end: no client gets one twice, and all are used equally often.
         order = rng.permutation(N)
         owner.append(np.repeat(order, counts[order, c]))
         sample.append(np.resize(pool, len(owner[-1])))
@@ -220,4 +248,5 @@ def _deal(counts, pools, rng) -> np.ndarray:
     capacity = counts.sum(axis=1)
     start = np.cumsum(capacity) - capacity
     column = np.arange(capacity.max()) % capacity[:, None]
-    return sample[mixed][start[:, None] + column].astype(np.int32)
+    indices = sample[mixed][start[:, None] + column].astype(np.int32)
+    return Partition(indices, capacity.astype(np.int32), notes)

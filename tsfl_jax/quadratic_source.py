@@ -1,16 +1,17 @@
-"""Samples of a federated quadratic problem whose constants are as asked for.
+"""Samples of a federated quadratic problem that has the requested constants.
 
 The problem itself, its model and its exact constants are in `quadratic`.
 """
 
 import numpy as np
+from jaxtyping import Float
 
 from tsfl_jax import distribution
 from tsfl_jax import rng as streams_of
 from tsfl_jax.quadratic import batch_variance
 from tsfl_jax.types import Dataset, UserError
 
-_NUDGES = 10_000
+_MOST_CORRECTIONS = 10_000
 
 
 def make(
@@ -18,36 +19,37 @@ def make(
     data_size: int,
     *,
     batch_size: int,
-    curvature: np.ndarray,
+    curvature: Float[np.ndarray, "d"],
     grad_variance: tuple[str, ...],
     dissimilarity: tuple[str, ...],
     distance: float,
     seed: int,
 ) -> Dataset:
-    """Samples of N clients with these constants, as far as float32 goes.
+    """Make samples of N clients that have these constants, up to float32 rounding.
 
-    Clients i and i + N/2 pull in opposite directions, the first half in similar ones,
-    so that groups of τ, which are contiguous, disagree. Where their Γ differ, or N is
-    odd, all directions are nudged until Σ (w_i* − w*) = 0. Noise is bounded: in every
-    coordinate a random order of equally spaced numbers.
+    The optima of clients i and i + N/2 lie in opposite directions from w*, those of the
+    first half in similar ones, so that groups of τ, which are contiguous, disagree.
+    Where their Γ differ, or N is odd, all directions are corrected until
+    Σ (w_i* − w*) = 0. The noise is bounded: in each coordinate a random permutation of
+    equally spaced numbers.
 
     Args:
       num_clients: N ≥ 2.
       data_size: n, samples of each client, a multiple of B.
       batch_size: B, for which `grad_variance` holds.
-      curvature: λ ``[d]`` > 0.
+      curvature: λ > 0.
       grad_variance: 1 ≤ G ≤ N distributions of σ_i² ≥ 0, see `distribution`; client i
         is in group ⌊iG/N⌋. 0 where n = B: a full batch has no noise.
       dissimilarity: likewise of Γ_i = ‖w* − w_i*‖² ≥ 0.
       distance: ‖w⁰ − w*‖² ≥ 0, with w⁰ = 0.
-      seed: ≥ 0, decides every draw.
+      seed: ≥ 0, of all random numbers.
 
     Returns:
-      A `Dataset`: the label of a training sample is the number of its client, the test
-      set is w* alone, so that the test loss is F(w) − F(w*).
+      A `Dataset`: the label of a training sample is the number of its client. The test
+      set is the single sample w*, so that the test loss is F(w) − F(w*).
 
     Raises:
-      UserError: values out of range, or that no samples have.
+      UserError: values out of range, or that no set of samples can have.
     """
     N, n, B, d = num_clients, data_size, batch_size, len(curvature)
     if N < 2:
@@ -58,8 +60,8 @@ def make(
             f"--config.batch_size={B}, so that all mini-batches are alike"
         )
     streams = streams_of.generator(seed, "quadratic data").spawn(5)
-    variance = _drawn("grad_variance", grad_variance, N, streams[0])
-    gamma = _drawn("dissimilarity", dissimilarity, N, streams[1])
+    variance = _per_client("grad_variance", grad_variance, N, streams[0])
+    gamma = _per_client("dissimilarity", dissimilarity, N, streams[1])
     if n == B and variance.any():
         raise UserError(
             "--config.quadratic.grad_variance: a full batch (data_size = batch_size) "
@@ -67,7 +69,7 @@ def make(
         )
     optimum = np.sqrt(distance) * _unit(streams[2].normal(size=d))
     optima = optimum + _offsets(np.sqrt(gamma), d, streams[3])
-    # Every coordinate has the grid's variance, which the scale makes the asked one.
+    # Each coordinate has the grid's variance, which the scale makes the requested one.
     grid = np.linspace(-1, 1, n) if n > B else np.zeros(n)
     noise = streams[4].permuted(np.tile(grid[None, :, None], (N, 1, d)), axis=1)
     lam = np.asarray(curvature, np.float64)
@@ -86,8 +88,10 @@ def make(
     )
 
 
-def _drawn(name: str, groups: tuple[str, ...], N: int, rng) -> np.ndarray:
-    """[N] numbers ≥ 0 of contiguous groups."""
+def _per_client(
+    name: str, groups: tuple[str, ...], N: int, rng: np.random.Generator
+) -> Float[np.ndarray, "N"]:
+    """Sample one number ≥ 0 per client from the distributions of contiguous groups."""
     flag = f"--config.quadratic.{name}"
     if not 1 <= len(groups) <= N:
         raise UserError(
@@ -102,18 +106,21 @@ def _drawn(name: str, groups: tuple[str, ...], N: int, rng) -> np.ndarray:
     return found
 
 
-def _unit(v: np.ndarray) -> np.ndarray:
+def _unit(v: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... d"]:
+    """Scale vectors to length 1."""
     return v / np.linalg.norm(v, axis=-1, keepdims=True)
 
 
-def _offsets(length: np.ndarray, d: int, rng) -> np.ndarray:
-    """w_i* − w*, [N, d] of the given lengths with sum 0."""
+def _offsets(
+    length: Float[np.ndarray, "N"], d: int, rng: np.random.Generator
+) -> Float[np.ndarray, "N {d}"]:
+    """The offsets w_i* − w* of the given lengths, with sum 0."""
     N, half = len(length), len(length) // 2
     common, own = _unit(rng.normal(size=d)), _unit(rng.normal(size=(N - half, d)))
-    first = _unit(common + 0.9 * own)  # 0.9: never 0, also in one dimension
-    # With an odd N the middle one has no opposite.
+    first = _unit(common + 0.9 * own)  # 0.9: the sum is not 0 even in one dimension
+    # With an odd N the middle client has no opposite.
     offsets = length[:, None] * np.concatenate([first, -first[:half]])
-    for _ in range(_NUDGES):
+    for _ in range(_MOST_CORRECTIONS):
         mean = offsets.mean(0)
         if np.linalg.norm(mean) <= 1e-14 * length.mean():
             return offsets

@@ -1,77 +1,253 @@
-"""The paper's theorems, executable: one pure function per equation.
+"""The paper's theorems as functions: one pure function per equation.
 
 Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Analysis
-and Optimizations". Everything is written *as printed*; where the print is wrong, the
-docstring says so and docs/theory.md shows how to check it. Theorems 2 and 3 are solved
-in `fixed_point`; Corollary 1 is `dms.coupling`, and (7)–(9) are in `dms` too.
+and Optimizations". Every equation is implemented *as printed*. Where the paper contains
+an error, the docstring describes it and docs/theory.md shows how to verify it. Not
+here: Theorems 2 and 3 are solved in `fixed_point`; Corollary 1 and (7)–(9) are in
+`dms`.
 
 All functions are pure and work under jit, vmap and grad, in float32 and float64. All
 raise `UserError` for a wrong shape and, except while tracing, a value out of its range.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Num
 
-from tsfl_jax.bound_constants import (
-    BoundConstants,
-    check,
-    check_constants,
-    inputs,
-    shape_of,
-)
-from tsfl_jax.types import Array, UserError
+from tsfl_jax.types import ClientGradients, Numbers, UserError
+
+
+class BoundConstants(NamedTuple):
+    """The constants of Theorem 1's bound."""
+
+    lr: Numbers  # [] η > 0
+    smoothness: Numbers  # [] L > 0
+    grad_sq_norm: Numbers  # [] G² ≥ 0, bound on E‖g‖²
+    weight_limit: Numbers  # [] θ ≥ 1, ρ_i ≤ θ/N
+    distance: Numbers  # [] ‖w⁰ − w*‖² ≥ 0
+    grad_variance: Numbers  # [N] σ_i² ≥ 0, of a mini-batch gradient
+    dissimilarity: Numbers  # [N] Γ_i = ‖w* − w_i*‖² ≥ 0
+
+
+class CheckedConstants(NamedTuple):
+    """`BoundConstants` after `inputs`: checked JAX arrays of one floating dtype."""
+
+    lr: Float[Array, ""]
+    smoothness: Float[Array, ""]
+    grad_sq_norm: Float[Array, ""]
+    weight_limit: Float[Array, ""]
+    distance: Float[Array, ""]
+    grad_variance: Float[Array, "N"]
+    dissimilarity: Float[Array, "N"]
 
 
 class Coefficients(NamedTuple):
     """A, B, C of Theorem 2, with which X + Z and W are linear in ρ."""
 
-    A: Array  # [] of Γ_i τ_i: η{2L[ηL(1+θ) − 1] + η}
-    B: Array  # [] of τ_i in W: 2ηL[1 − ηL(1+θ)]
-    C: Array  # [] of τ_i²: η³L(H−1)G²
+    A: Float[Array, ""]  # of Γ_i τ_i: η{2L[ηL(1+θ) − 1] + η}
+    B: Float[Array, ""]  # of τ_i in W: 2ηL[1 − ηL(1+θ)]
+    C: Float[Array, ""]  # of τ_i²: η³L(H−1)G²
 
 
 class Bound(NamedTuple):
-    """Theorem 1: the items of the bound, and whether it says anything."""
+    """Theorem 1: the items of the bound, and whether it is valid."""
 
-    initial: Array  # [] ‖w⁰ − w*‖²/W
-    gradient: Array  # [] X/W
-    mini_batch: Array  # [] Y/W
-    data_distribution: Array  # [] Z/W
-    total: Array  # [] their sum
-    W: Array  # [] denominator
-    limit_holds: Array  # [] bool, ηL(1+θ) ≥ 1 and all ρ ≤ θ/N: Definition 1.3
-    valid: Array  # [] bool, W > 0 and limit_holds
+    initial: Float[Array, ""]  # ‖w⁰ − w*‖²/W
+    gradient: Float[Array, ""]  # X/W
+    mini_batch: Float[Array, ""]  # Y/W
+    data_distribution: Float[Array, ""]  # Z/W
+    total: Float[Array, ""]  # their sum
+    W: Float[Array, ""]  # denominator
+    limit_holds: Bool[Array, ""]  # ηL(1+θ) ≥ 1 and all ρ ≤ θ/N: Definition 1.3
+    valid: Bool[Array, ""]  # W > 0 and limit_holds
 
 
 class Terms(NamedTuple):
-    """What the bound of Theorem 1 is made of: (‖w⁰ − w*‖² + X + Y + Z)/W."""
+    """The terms of Theorem 1's bound (‖w⁰ − w*‖² + X + Y + Z)/W."""
 
-    X: Array  # [] gradient
-    Y: Array  # [] mini-batch
-    Z: Array  # [] data distribution
-    W: Array  # []
+    X: Float[Array, ""]  # gradient
+    Y: Float[Array, ""]  # mini-batch
+    Z: Float[Array, ""]  # data distribution
+    W: Float[Array, ""]
 
 
 class GradientBound(NamedTuple):
     """Theorem 4, as printed and as its proof gives it."""
 
-    printed: Array  # [] (12); inf where not valid
-    derived: Array  # [] the same over η²; inf where not valid
-    valid: Array  # [] bool, 0 < η < 2ε/(V²L)
+    printed: Float[Array, ""]  # (12); inf where not valid
+    derived: Float[Array, ""]  # the same over η²; inf where not valid
+    valid: Bool[Array, ""]  # 0 < η < 2ε/(V²L)
+
+
+def tightest_limit(
+    weight_limit: ArrayLike, num_clients: int, lr: ArrayLike, smoothness: ArrayLike
+) -> Float[Array, ""]:
+    """The smallest θ with ρ ≤ θ/N for the limit in use and ηL(1+θ) ≥ 1.
+
+    Weights that satisfy a limit satisfy every larger one. Where ηL(1+θ) < 1, contrary
+    to Definition 1.3, Theorem 1 bounds nothing: A < 0 would reward dissimilarity.
+
+    Args:
+      weight_limit: θ of the weights ``[]``; inf for no limit, which means θ = N.
+      num_clients: N.
+      lr, smoothness: η and L, > 0.
+    """
+    own = jnp.where(jnp.isinf(weight_limit), num_clients, weight_limit)
+    # Slightly more than needed, so that rounding does not give too small a θ.
+    least = (1 / (lr * smoothness) - 1) * (1 + 8 * jnp.finfo(jnp.float32).eps)
+    return jnp.maximum(own, least)
+
+
+def estimated(
+    lr: ArrayLike,
+    weight_limit: ArrayLike,
+    smoothness: ArrayLike,
+    grad_sq_norm: ArrayLike,
+    measured: ClientGradients,
+    present: Bool[Array, "N"],
+) -> BoundConstants:
+    """Constants of one interval, T = 1 and w⁰ = w^t, estimated from gradients at w^t.
+
+    Γ_i = ‖∇F_i − ∇F‖²/L² and ‖w^t − w*‖² = ‖∇F‖²/L². Unbiased estimates of nonnegative
+    quantities can be negative; they are clipped at 0. θ is the tightest that Definition
+    1.3 allows.
+
+    Args:
+      lr, weight_limit: η and the θ of the weights, inf for no limit.
+      smoothness, grad_sq_norm: L > 0 and G².
+      measured: of all clients.
+      present: clients that take part; the constants of the others are set to 0.
+    """
+    L = smoothness
+
+    def usable(values: Float[ArrayLike, "N"]) -> Float[Array, "N"]:
+        return jnp.where(present, jnp.maximum(values, 0.0), 0.0)
+
+    return BoundConstants(
+        lr=lr,
+        smoothness=L,
+        grad_sq_norm=grad_sq_norm,
+        weight_limit=tightest_limit(weight_limit, present.shape[0], lr, L),
+        distance=jnp.maximum(measured.square, 0.0) / L**2,
+        grad_variance=usable(measured.variance),
+        dissimilarity=usable(measured.dissimilarity) / L**2,
+    )
+
+
+_RANGES = {  # constant → whether a value is in range, and the range in words
+    "lr": (lambda x: x > 0, "0 < η < ∞"),
+    "smoothness": (lambda x: x > 0, "0 < L < ∞"),
+    "grad_sq_norm": (lambda x: x >= 0, "0 ≤ G² < ∞"),
+    "weight_limit": (
+        lambda x: x >= 1,
+        "1 ≤ θ < ∞; without a limit, see tightest_limit",
+    ),
+    "distance": (lambda x: x >= 0, "0 ≤ ‖w⁰ − w*‖² < ∞"),
+    "grad_variance": (lambda x: x >= 0, "0 ≤ σ_i² < ∞ per client"),
+    "dissimilarity": (lambda x: x >= 0, "0 ≤ Γ_i < ∞ per client"),
+}
+
+
+def shape_of(name: str, value: Numbers, expected: str) -> tuple[int, ...]:
+    """Shape of an input; raises `UserError` if it has none, such as a ragged list."""
+    try:
+        return np.shape(value)
+    except ValueError:
+        raise UserError(f"{name} = {value!r}: expected {expected}") from None
+
+
+def check(
+    name: str,
+    value: Numbers,
+    shape: tuple[int, ...],
+    valid: Callable[[np.ndarray], Any],
+    expected: str,
+    finite: bool = True,
+) -> None:
+    """Raise `UserError` for a wrong shape and, where it is known, a wrong value.
+
+    Args:
+      name: of the input, for the message.
+      value: a tracer has its shape checked only.
+      shape: the only shape that is accepted.
+      valid: array → whether each entry is in range.
+      expected: the range in words, for the message.
+      finite: refuse infinite entries whatever `valid` says.
+    """
+    found = shape_of(name, value, expected)
+    if found != shape:
+        raise UserError(
+            f"{name} has shape {list(found)}: expected {list(shape)}, {expected}"
+        )
+    if not isinstance(value, Tracer):
+        known = np.asarray(jax.device_get(value))  # explicit: transfer guards allow it
+        good = np.zeros(shape, bool)
+        if known.dtype.kind not in "OUSc":  # objects, strings, complex numbers
+            good = valid(known) & (np.isfinite(known) if finite else True)
+        if not np.all(good):
+            at = np.unravel_index(np.argmin(good), shape)
+            index = f"[{', '.join(map(str, at))}]" if shape else ""
+            raise UserError(f"{name}{index} = {known[at]}: expected {expected}")
+
+
+def check_constants(constants: BoundConstants, num_clients: int | None) -> None:
+    """Raise `UserError` where a constant has a wrong shape or is out of its range.
+
+    Args:
+      constants: ranges and shapes as in `BoundConstants`, all finite.
+      num_clients: N; None: the two constants that are per client are not checked.
+    """
+    for name, (valid, expected) in _RANGES.items():
+        shape = ()
+        if name in ("grad_variance", "dissimilarity"):
+            if num_clients is None:
+                continue
+            shape = (num_clients,)
+        check(f"constants.{name}", getattr(constants, name), shape, valid, expected)
+
+
+def inputs(
+    constants: BoundConstants, tau: Numbers, rho: Numbers | None = None
+) -> tuple[CheckedConstants, Float[Array, "T N"], Float[Array, "T N"]]:
+    """Check the constants, τ and ρ, and convert them to one floating dtype.
+
+    Args:
+      constants: see `BoundConstants`.
+      tau: ``[T, N]`` or ``[N]``, local iterations ≥ 0.
+      rho: like `tau`, finite; None: τ stands in for it.
+
+    Returns:
+      The constants, then τ and ρ as ``[T, N]``.
+    """
+    expected = "finite local iterations ≥ 0, [N] or [T, N]"
+    shape = shape_of("tau", tau, expected)
+    if len(shape) not in (1, 2) or 0 in shape:
+        raise UserError(f"tau has shape {list(shape)}: expected {expected}")
+    check("tau", tau, shape, lambda x: x >= 0, expected)
+    rho = tau if rho is None else rho
+    check("rho", rho, shape, np.isfinite, "finite numbers, as many as τ has")
+    check_constants(constants, shape[-1])
+    scalars = [jnp.asarray(x) for x in constants]
+    arrays = [jnp.atleast_2d(jnp.asarray(x)) for x in (tau, rho)]
+    dtype = jnp.result_type(float, *scalars, *arrays)
+    tau, rho = (x.astype(dtype) for x in arrays)
+    return CheckedConstants(*(x.astype(dtype) for x in scalars)), tau, rho
 
 
 def coefficients(
-    constants: BoundConstants, most: Array, repaired: bool = False
+    constants: BoundConstants | CheckedConstants, most: Numbers, repaired: bool = False
 ) -> Coefficients:
     """A, B and C: equation (5).
 
     Args:
-      constants: η, L, G², θ; the rest is not read.
+      constants: η, L, G², θ; the others are not used.
       most: H ``[]`` ≥ 0, most local iterations of any client in any interval.
       repaired: A = 2ηL[ηL(1+θ) − 1] + 1, see `theorem1_bound`.
 
@@ -79,95 +255,126 @@ def coefficients(
       `Coefficients`. B ≤ 0 ≤ A wherever ηL(1+θ) ≥ 1, as Definition 1.3 demands. C = 0
       if H ≤ 1.
     """
-    check_constants(constants, None)
+    check_constants(BoundConstants(*constants), None)
     check("most", most, (), lambda x: x >= 0, "0 ≤ H < ∞")
-    eta, L, theta = constants.lr, constants.smoothness, constants.weight_limit
+    eta: Any = constants.lr
+    L: Any = constants.smoothness
+    theta: Any = constants.weight_limit
     excess = eta * L * (1 + theta) - 1
+    above_one = jnp.maximum(jnp.asarray(most) - 1, 0)
     return Coefficients(
-        A=2 * eta * L * excess + (1 if repaired else eta**2),
-        B=-2 * eta * L * excess,
-        C=eta**3 * L * jnp.maximum(most - 1, 0) * constants.grad_sq_norm,
+        A=jnp.asarray(2 * eta * L * excess + (1 if repaired else eta**2)),
+        B=jnp.asarray(-2 * eta * L * excess),
+        C=jnp.asarray(eta**3 * L * above_one * constants.grad_sq_norm),
     )
 
 
-def _terms(rho, tau, known: BoundConstants, repaired: bool = False):
-    """Coefficients and X, Y, Z, W of equation (3)."""
+def _terms(
+    rho: Float[Array, "T N"],
+    tau: Float[Array, "T N"],
+    known: CheckedConstants,
+    repaired: bool = False,
+) -> tuple[Coefficients, Terms]:
+    """Coefficients, and X, Y, Z, W of equation (3)."""
     factors = coefficients(known, tau.max(), repaired)
     N, variance, gamma = tau.shape[1], known.grad_variance, known.dissimilarity
-    X = factors.C * (rho * tau**2).sum()
-    Y = known.lr**2 * N * (variance * (rho**2 * tau).sum(0)).sum()
-    Z = factors.A * (gamma * (rho * tau).sum(0)).sum()
-    return factors, X, Y, Z, 1 + factors.B * (rho * tau).sum()
+    return factors, Terms(
+        X=factors.C * (rho * tau**2).sum(),
+        Y=known.lr**2 * N * (variance * (rho**2 * tau).sum(0)).sum(),
+        Z=factors.A * (gamma * (rho * tau).sum(0)).sum(),
+        W=1 + factors.B * (rho * tau).sum(),
+    )
 
 
-def theorem1_terms(rho: Array, tau: Array, constants: BoundConstants) -> Terms:
-    """X, Y, Z and W as they are, also where W ≤ 0: equation (3).
+def theorem1_terms(rho: Numbers, tau: Numbers, constants: BoundConstants) -> Terms:
+    """The terms X, Y, Z and W of equation (3), also where W ≤ 0.
 
     Args:
       rho, tau, constants: as in `theorem1_bound`.
     """
-    known, tau, rho = inputs(constants, tau, rho=rho)
-    return Terms(*_terms(rho, tau, known)[1:])
+    known, tau, rho = inputs(constants, tau, rho)
+    return _terms(rho, tau, known)[1]
 
 
 def theorem1_bound(
-    rho: Array, tau: Array, constants: BoundConstants, repaired: bool = False
+    rho: Numbers, tau: Numbers, constants: BoundConstants, repaired: bool = False
 ) -> Bound:
-    """(‖w⁰ − w*‖² + X + Y + Z)/W ≥ ‖w^T − w*‖² ≥ ‖∇F(w^T)‖²/L²: equations (2)–(3).
+    """The bound of Theorem 1 on the distance to the optimum: equations (2)–(3).
 
-    Steps of the printed proof that are wrong: (a) Young's inequality leaves V₂ with
-    Σρα‖w_i* − w*‖²; the next line, and with it Z and A, has η² in front of it. Units
-    tell: ηL has none, η² has. (b) V₁ needs F_i(w̄) − F_i(w_i,h) ≥ F_i(w_i,h) − F_i*,
-    but at h = 0 the left side is 0, as w̄ = w_i,h. (c) V₂ needs ⟨w − w_i*, ∇F_i(w)⟩ ≥ 0,
-    which a loss that is not convex need not satisfy. (d) It replaces ‖w_i,h − w_i*‖ of
-    all intervals by that of the last one, where it should be smallest. (e) Its first
-    lemma is used with α inside the sum, where the equality behind it is lost. Because
-    of (a) quadratic losses violate the bound as printed. `repaired` mends (a) only.
+    (‖w⁰ − w*‖² + X + Y + Z)/W ≥ ‖w^T − w*‖² ≥ ‖∇F(w^T)‖²/L².
 
-    Where ηL(1+θ) ≥ 1, as Definition 1.3 demands, B ≤ 0: W ≤ 1, and the bound is never
-    below the distance at the start. It tells how far w may go astray, not that it
-    arrives. With ρ ≥ 0 it then also grows with each single ρ_i^t.
+    These steps of the printed proof are wrong. (a) Young's inequality leaves V₂ with
+    Σρα‖w_i* − w*‖²; the next line, and with it Z and A, multiplies that by η². The
+    units show the error: ηL has none, η² has. (b) V₁ needs F_i(w̄) − F_i(w_i,h) ≥
+    F_i(w_i,h) − F_i*, but at h = 0 the left side is 0, as w̄ = w_i,h. (c) V₂ needs
+    ⟨w − w_i*, ∇F_i(w)⟩ ≥ 0, which a nonconvex loss need not satisfy. (d) It replaces
+    ‖w_i,h − w_i*‖ of all intervals by that of the last one, where it should be
+    smallest. (e) Its first lemma is used with α inside the sum, where its equality no
+    longer holds. Because of (a) quadratic losses violate the bound as printed.
+    `repaired` corrects (a) only.
+
+    Where ηL(1+θ) ≥ 1, as Definition 1.3 demands, B ≤ 0 and W ≤ 1, so the bound is never
+    below the initial distance: it limits how far w can drift and does not show
+    convergence. With ρ ≥ 0 it then also grows with each single ρ_i^t.
 
     >>> known = BoundConstants(0.1, 5.0, 2.0, 1.0, 3.0, jnp.ones(2), jnp.zeros(2))
     >>> print(theorem1_bound(jnp.full(2, 0.5), jnp.array([1, 3]), known).total)
     3.12
 
     Args:
-      rho: ``[T, N]``, or ``[N]`` for one interval, finite; Σρ = 1 is not looked at.
+      rho: ``[T, N]``, or ``[N]`` for one interval, finite; Σρ = 1 is not checked.
       tau: like `rho`, local iterations ≥ 0. H is the largest of all.
-      constants: what the bound takes as known.
-      repaired: Z with 1 for η², so that (a) is mended.
+      constants: see `BoundConstants`.
+      repaired: Z with 1 instead of η², which corrects (a).
 
     Returns:
-      `Bound`, floating. All items inf, with gradient 0, where W ≤ 0: there the bound is
-      void. Elsewhere they are what (2) says, whether or not `limit_holds`, which is
-      decided up to rounding.
+      `Bound`, floating. All items are inf, with gradient 0, where W ≤ 0: there the
+      bound is void. Elsewhere they are the values of (2), whether or not `limit_holds`,
+      which is decided up to rounding.
     """
-    known, tau, rho = inputs(constants, tau, rho=rho)
-    _, X, Y, Z, W = _terms(rho, tau, known, repaired)
+    known, tau, rho = inputs(constants, tau, rho)
+    _, (X, Y, Z, W) = _terms(rho, tau, known, repaired)
     slack = 1 + 8 * jnp.finfo(tau.dtype).eps
     theta, N = known.weight_limit, tau.shape[1]
     limit = jnp.all(rho <= slack * theta / N)
     limit &= known.lr * known.smoothness * (1 + theta) * slack >= 1
     positive = W > 0
-    divisor = jnp.where(positive, W, 1.0)  # another branch's 1/0 reaches gradients
-    parts = [jnp.where(positive, x / divisor, jnp.inf) for x in (known.distance, X)]
-    parts += [jnp.where(positive, x / divisor, jnp.inf) for x in (Y, Z)]
-    return Bound(*parts, sum(parts), W, limit, positive & limit)
+    divisor = jnp.where(positive, W, 1.0)  # 1/0 of the other branch reaches gradients
+    items = [
+        jnp.where(positive, x / divisor, jnp.inf) for x in (known.distance, X, Y, Z)
+    ]
+    return Bound(
+        initial=items[0],
+        gradient=items[1],
+        mini_batch=items[2],
+        data_distribution=items[3],
+        total=jnp.asarray(sum(items)),
+        W=W,
+        limit_holds=limit,
+        valid=positive & limit,
+    )
 
 
-def so_far(function: Callable, rho: Array, tau: Array):
-    """``function(rho, tau)`` of the first 1, 2, …, T intervals, leading axis ``[T]``.
+def so_far(
+    function: Callable[[Array, Array], Any],
+    rho: Num[ArrayLike, "T N"],
+    tau: Num[ArrayLike, "T N"],
+) -> Any:
+    """Evaluate ``function(rho, tau)`` on the first 1, 2, …, T intervals.
 
-    Later intervals count as 0; one prefix after another, so that memory stays that of
-    one.
+    Later intervals are set to 0. The prefixes are evaluated sequentially, so that
+    memory does not grow with T.
 
     Args:
-      function: of two arrays ``[T, N]``.
+      function: of two arrays ``[T, N]``; returns any pytree of arrays.
       rho, tau: ``[T, N]``.
-    """
 
-    def until(last):
+    Returns:
+      The pytree with a leading axis ``[T]``.
+    """
+    rho, tau = jnp.asarray(rho), jnp.asarray(tau)
+
+    def until(last: Array) -> Any:
         past = (jnp.arange(len(tau)) <= last)[:, None]
         return function(jnp.where(past, rho, 0), jnp.where(past, tau, 0))
 
@@ -175,42 +382,51 @@ def so_far(function: Callable, rho: Array, tau: Array):
 
 
 def printed_derivative(
-    rho: Array, tau: Array, constants: BoundConstants, sign: int = -1
-) -> jax.Array:
-    """W·2η²Nσ_i²ρ_i^tτ_i^t + sign·W·[AΓ_iτ_i^t + C(τ_i^t)²] − Bτ_i^t[‖w⁰−w*‖² + X+Y+Z].
+    rho: Numbers, tau: Numbers, constants: BoundConstants, sign: int = -1
+) -> Float[Array, "..."]:
+    """The derivative of the bound by ρ_i^t that the proof of Theorem 2 prints.
 
-    The proof of Theorem 2 prints it, times L², with a minus as ∂g/∂ρ_i^t, where
-    g = L²·(the bound). X and Z have positive coefficients, so the sign is plus: with
-    `sign` = 1 this is W²·∂(bound)/∂ρ_i^t, so the print also lacks a factor 1/W², which
-    does not matter where it is 0. It is then ≥ 0 for all ρ ≥ 0 with W ≥ 0 ≥ B.
+    W·2η²Nσ_i²ρ_i^tτ_i^t + sign·W·[AΓ_iτ_i^t + C(τ_i^t)²] − Bτ_i^t[‖w⁰−w*‖² + X+Y+Z].
+
+    The proof prints it, times L², with a minus as ∂g/∂ρ_i^t, where g = L²·(the bound).
+    X and Z have positive coefficients, so the sign is plus: with `sign` = 1 this is
+    W²·∂(bound)/∂ρ_i^t. The print also lacks the factor 1/W², which does not matter
+    where the derivative is 0. With a plus it is ≥ 0 for all ρ ≥ 0 with W ≥ 0 ≥ B.
 
     Args:
       rho, tau, constants: as in `theorem1_bound`.
-      sign: −1 as printed, 1 as the calculus says.
+      sign: −1 as printed, 1 for the correct derivative.
 
     Returns:
       Like `rho`, without L².
     """
-    known, tau, many = inputs(constants, tau, rho=rho)
-    shape, rho = np.shape(rho), many
-    (A, B, C), X, Y, Z, W = _terms(rho, tau, known)
+    known, many, weights = inputs(constants, tau, rho)
+    (A, B, C), (X, Y, Z, W) = _terms(weights, many, known)
     variance, gamma = known.grad_variance[None], known.dissimilarity[None]
-    linear = A * gamma * tau + C * tau**2
-    square = 2 * known.lr**2 * tau.shape[1] * variance * rho * tau
-    slope = W * (square + sign * linear) - B * tau * (known.distance + X + Y + Z)
-    return slope.reshape(shape)
+    linear = A * gamma * many + C * many**2
+    square = 2 * known.lr**2 * many.shape[1] * variance * weights * many
+    slope = W * (square + sign * linear) - B * many * (known.distance + X + Y + Z)
+    return slope.reshape(np.shape(rho))
 
 
 def theorem4_bound(
-    num_intervals: int, gap, *, lr, smoothness, epsilon, dissimilarity_sq
+    num_intervals: Numbers,
+    gap: Numbers,
+    *,
+    lr: Numbers,
+    smoothness: Numbers,
+    epsilon: Numbers,
+    dissimilarity_sq: Numbers,
 ) -> GradientBound:
-    """(1/T) Σ_t ‖∇F(w^t)‖² ≤ 2[F(w⁰) − F(w*)]/{ηT(2ε − ηLV²)}: Theorem 4 (12).
+    """The bound of Theorem 4 on the mean squared gradient: equation (12).
 
-    The print has η above the line. Its own proof has η(ε − ηLV²/2) Σ‖∇F‖² ≤ F(w⁰) −
-    F(w*), so η belongs below it; units agree: ‖∇F‖² is loss²/weight², η is
-    weight²/loss. For η < 1 the print promises too much, by a factor of η². The proof
-    also takes every client's gradient at w̄ and drops the noise of mini-batches, so it
-    is strict only for H = 1, whole batches, and everybody at work.
+    (1/T) Σ_t ‖∇F(w^t)‖² ≤ 2[F(w⁰) − F(w*)]/{ηT(2ε − ηLV²)}.
+
+    The print has η in the numerator. Its own proof has η(ε − ηLV²/2) Σ‖∇F‖² ≤ F(w⁰) −
+    F(w*), so η belongs in the denominator, and the units agree: ‖∇F‖² is loss²/weight²,
+    η is weight²/loss. For η < 1 the printed bound is too small by a factor of η². The
+    proof also takes every client's gradient at w̄ and drops the noise of mini-batches,
+    so it is rigorous only for H = 1, full batches, and all clients participating.
 
     >>> print(theorem4_bound(10, 1.9, lr=0.1, smoothness=1.0, epsilon=1.0,
     ...                      dissimilarity_sq=1.0).derived)
@@ -228,41 +444,41 @@ def theorem4_bound(
     """
     check("num_intervals", num_intervals, (), lambda x: x >= 1, "1 ≤ T < ∞")
     check("gap", gap, (), lambda x: x >= 0, "0 ≤ F(w⁰) − F(w*) < ∞")
-    scalars = dict(lr=lr, smoothness=smoothness, epsilon=epsilon)
-    scalars["dissimilarity_sq"] = dissimilarity_sq
-    for name, value in scalars.items():
+    positive = {"lr": lr, "smoothness": smoothness, "epsilon": epsilon}
+    positive["dissimilarity_sq"] = dissimilarity_sq
+    for name, value in positive.items():
         check(name, value, (), lambda x: x > 0, "0 < x < ∞")
-    dtype = jnp.result_type(float, num_intervals, gap, *scalars.values())
-    T, gap = jnp.asarray(num_intervals, dtype), jnp.asarray(gap, dtype)
-    eta, L, eps, V2 = (jnp.asarray(x, dtype) for x in scalars.values())
+    given = num_intervals, gap, lr, smoothness, epsilon, dissimilarity_sq
+    dtype = jnp.result_type(float, *given)
+    T, difference, eta, L, eps, V2 = (jnp.asarray(x, dtype) for x in given)
     below = 2 * eps - eta * L * V2
     valid = (below > 0) & (eta > 0)
-    quotient = 2 * gap / (T * jnp.where(valid, below, 1.0))
+    quotient = 2 * difference / (T * jnp.where(valid, below, 1.0))
     return GradientBound(
-        jnp.where(valid, eta * quotient, jnp.inf),
-        jnp.where(valid, quotient / jnp.where(valid, eta, 1.0), jnp.inf),
-        valid,
+        printed=jnp.where(valid, eta * quotient, jnp.inf),
+        derived=jnp.where(valid, quotient / jnp.where(valid, eta, 1.0), jnp.inf),
+        valid=valid,
     )
 
 
-def heterogeneity_degree(tau: Array) -> float | Array:
-    """How unequal the clients' work is, δ = (1/N) Σ_i (τ_i − τ̄)²: section V.
+def heterogeneity_degree(tau: Numbers) -> float | np.ndarray | Array:
+    """The variance of the clients' work, δ = (1/N) Σ_i (τ_i − τ̄)²: section V.
 
-    JAX is not started for what is not a JAX array.
+    Does not initialize JAX unless `tau` is a JAX array.
 
     Args:
       tau: ``[..., N]`` local iterations.
 
     Returns:
-      ``[...]``, floating; of a JAX array a JAX array, else float64, and a float where
-      there is one N only. 2.25 in Case 1, 1.25 in Case 2.
+      ``[...]``, floating: a JAX array for a JAX array, else float64; a float for
+      ``[N]``. 2.25 in Case 1, 1.25 in Case 2.
     """
     expected = "[..., N] finite local iterations ≥ 0"
     shape = shape_of("tau", tau, expected)
     if not shape or 0 in shape:
         raise UserError(f"tau has shape {list(shape)}: expected {expected}")
     check("tau", tau, shape, lambda x: x >= 0, expected)
-    if not isinstance(tau, jax.Array):
-        tau = np.asarray(tau, np.float64)
-    degree = tau.var(axis=-1)
+    if isinstance(tau, jax.Array):
+        return tau.var(axis=-1)
+    degree = np.asarray(tau, np.float64).var(axis=-1)
     return float(degree) if isinstance(degree, np.floating) else degree

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import command, dms, report, rng, theory, theory_plots
-from tsfl_jax.bound_constants import estimated
 from tsfl_jax.bound_minimum import bound_optimal_weights
 from tsfl_jax.fixed_point import theorem2_weights
+from tsfl_jax.theory import estimated
 from tsfl_jax.theory_run import Run, constants_of, read
 from tsfl_jax.types import ClientGradients, UserError
 

@@ -32,13 +32,15 @@ Shapes are written ``[N, H]``; a leading client axis is always first.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 Array = jax.Array | np.ndarray
+Numbers = ArrayLike | Sequence | Any  # input that the called function checks itself
 PRNGKey = jax.Array
 Params = Any  # pytree of arrays: Flax variables, {"params": …, "batch_stats": …}
 

@@ -25,7 +25,9 @@ STREAMS = {
     "synthetic prototypes": 6,
     "synthetic train samples": 7,
     "synthetic test samples": 8,
-    "digits test set": 9,  # with seed 0 for all, as the next two
+    # With seed 0 for all. The first one is the seed alone, no spawn key: another test
+    # set would shift every accuracy on digits (by 2.5 points). It must not spawn.
+    "digits test set": 0,
     "train subset": 10,
     "test subset": 11,
     # On the devices, below the seed.
@@ -63,8 +65,9 @@ def generator(seed: int, stream: str) -> np.random.Generator:
       seed: in [0, 2**128).
       stream: a key of `STREAMS`.
     """
-    sequence = np.random.SeedSequence(seed, spawn_key=(STREAMS[stream],))
-    return np.random.default_rng(sequence)
+    number = STREAMS[stream]
+    spawn_key = (number,) if number else ()
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
 
 
 def key(seed: int) -> PRNGKey:

@@ -26,7 +26,6 @@ from tsfl_jax import (
     devices,
     experiment,
     explain,
-    explain_plots,
     explain_text,
     gantt,
     prepare,
@@ -263,7 +262,7 @@ def _explain(config: Config) -> None:
         compiled = experiment.compiled_memory(prepared, mesh)
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
     folder = report.prepare_workdir(workdir)
-    paths = explain_plots.draw(known, folder / "timeline")
+    paths = gantt.plot_timeline(known.timeline, known.settings, folder / "timeline")
     chart = gantt.gantt(known.timeline, gantt.window(known.timeline))
     words = explain_text.text(known, compiled)
     files = f"{'files':<15}{', '.join(map(str, paths))}"

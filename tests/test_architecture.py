@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "segments": "fleet tasks",
     "replay": "timeline types",
     "progress": "",
+    "statistics": "",
     "draw": "config fleet frameworks progress replay riders rng schedule timeline "
     "types",
     "winograd": "types",
@@ -81,39 +82,36 @@ MAY_IMPORT = {
     "identity memory optimizers prepare quadratic rng types validate",
     "checkpoint": "types",
     "report": "types",
-    "plot_style": "report",
+    "plot_style": "report statistics",
     "plots": "plot_style report types",
     "results": "engine experiment plots replay report types",
     "runner": "aggregate checkpoint config devices engine experiment optimizers "
     "progress report results types",
     "axes": "config host_memory types validate",
     "lanes": "aggregate client devices engine experiment identity prepare types",
-    "sweep_plots": "plot_style",
     "theory_run": "report theory types",
-    "theory_plots": "plot_style theory",
-    "theory_report": "bound_minimum command dms fixed_point report "
-    "rng theory theory_plots theory_run types",
-    "sweep_report": "report sweep_plots",
+    "theory_report": "bound_minimum command dms fixed_point plot_style report rng "
+    "theory theory_run types",
+    "sweep_report": "plot_style report statistics",
     "sweeps": "aggregate axes config devices engine experiment host_memory identity "
     "lanes memory optimizers prepare progress report results sweep_report types "
     "validate",
-    "explain": "devices draw identity memory prepare replay segments tasks theory "
-    "timeline types",
-    "gantt": "explain segments tasks",
+    "gantt": "plot_style segments tasks",
+    "explain": "devices draw gantt identity memory prepare replay segments tasks "
+    "theory timeline types",
     "explain_text": "explain gantt",
-    "explain_plots": "explain gantt plot_style segments",
     "tensorboard": "command report types",
     "paper": "",
-    "sensitivity": "plot_style sweep_report",
-    "reproduce_files": "paper plot_style report sensitivity sweep_plots sweep_report",
-    "compare_files": "plot_style report sweep_plots sweep_report",
+    "sensitivity": "plot_style statistics",
+    "reproduce_files": "paper plot_style report sensitivity statistics sweep_report",
+    "compare_files": "plot_style report statistics",
     "compare": "axes command compare_files config data devices draw experiment prepare "
     "report runner timeline types",
-    "heterogeneity": "axes compare compare_files config plot_style report sweep_plots "
+    "heterogeneity": "axes compare compare_files config plot_style report statistics "
     "sweep_report sweeps theory types",
     "bound_study": "axes command config devices experiment plot_style "
     "prepare quadratic report sweeps theory types",
-    "rider_study": "axes config plot_style report sweep_report sweeps",
+    "rider_study": "axes config plot_style report statistics sweeps",
     "reproduce": "axes command config devices heterogeneity paper prepare report "
     "reproduce_files rider_study sensitivity sweeps types",
     "__init__": "aggregate arrays bound_minimum config dms fixed_point "
@@ -175,3 +173,15 @@ def test_only_the_border_reads_settings():
         for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 assert node.value.id != "config", f"{module}: config.{node.attr}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_libraries_of_tables_and_figures_are_imported_when_used(module):
+    body = ast.parse((PACKAGE / f"{module}.py").read_text()).body
+    for node in body:  # not `if TYPE_CHECKING`, and not inside functions
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [
+                getattr(node, "module", None) or alias.name for alias in node.names
+            ]
+            for name in names:
+                assert name.split(".")[0] not in ("matplotlib", "scipy", "tensorboardX")

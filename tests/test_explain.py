@@ -16,7 +16,6 @@ from tsfl_jax import (
     devices,
     experiment,
     explain,
-    explain_plots,
     explain_text,
     gantt,
     prepare,
@@ -320,7 +319,9 @@ def test_text_and_figure(name, tmp_path):
         assert len(line) <= 100 and line == line.rstrip()
     assert chart.count("client") == 7 and "|" in chart.splitlines()[0]
     assert "█" in chart and "not" not in chart
-    for path in explain_plots.draw(known, tmp_path / "timeline"):
+    for path in gantt.plot_timeline(
+        known.timeline, known.settings, tmp_path / "timeline"
+    ):
         assert path.stat().st_size > 1000
     pixels = imread(tmp_path / "timeline.png")[..., :3]
     assert 0.05 < (pixels < 0.9).any(-1).mean() < 0.9
@@ -382,6 +383,6 @@ def test_the_window_shows_almost_everybodys_first_task():
     trace = run("afl", fleet, horizon=300, iterations=1)
     tasks = tasks_of(trace, fleet, "afl")
     found = list(segments.segments(tasks, fleet, 300.0))
-    line = explain.Timeline(found, tasks, trace.time, {}, 1, True, {})
+    line = gantt.Timeline(found, tasks, trace.time, {}, 1, True, {})
     assert gantt.window(line) == pytest.approx(1.5 * (1 + 0.1 * 99))
     assert not math.isinf(gantt.window(line))

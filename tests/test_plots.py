@@ -1,5 +1,6 @@
 """Figures: made from files alone, for every kind of run, and never half-written."""
 
+import matplotlib.figure
 import numpy as np
 import pytest
 from matplotlib.image import imread
@@ -55,11 +56,11 @@ def _captured(monkeypatch):
 def test_pngs_have_ink_and_nothing_else_is_left(tmp_path, intervals, clients):
     folder = _workdir(tmp_path, intervals, clients)
     before = {path.name for path in folder.iterdir()}
-    for draw, name in (
-        (plots.curves, "curves"),
-        (plots.participation, "participation"),
+    for plot, name in (
+        (plots.plot_curves, "curves"),
+        (plots.plot_participation, "participation"),
     ):
-        path = draw(folder)
+        path = plot(folder)
         assert path == folder / f"{name}.png"
         pixels = imread(path)[..., :3]
         assert pixels.shape[1] > 1000
@@ -70,7 +71,7 @@ def test_pngs_have_ink_and_nothing_else_is_left(tmp_path, intervals, clients):
 
 def test_curves_show_the_numbers_of_the_file(tmp_path, monkeypatch):
     figures = _captured(monkeypatch)
-    plots.curves(_workdir(tmp_path))
+    plots.plot_curves(_workdir(tmp_path))
     left, right = figures[0].axes
     (line,) = left.lines
     np.testing.assert_array_equal(line.get_xdata(), np.arange(1, 13))
@@ -94,7 +95,7 @@ def test_curves_bridge_missing_values_and_a_cut_last_line(tmp_path, monkeypatch)
         '{"interval": 5, "test_acc',
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    plots.curves(tmp_path)
+    plots.plot_curves(tmp_path)
     left, right = figures[0].axes
     np.testing.assert_array_equal(left.lines[0].get_xdata(), [2, 4])
     np.testing.assert_array_equal(left.lines[0].get_ydata(), [50, 75])
@@ -103,13 +104,13 @@ def test_curves_bridge_missing_values_and_a_cut_last_line(tmp_path, monkeypatch)
 
 
 def test_a_run_without_evaluation_says_so(tmp_path):
-    path = plots.curves(_workdir(tmp_path, accuracy=np.nan, evaluated=False))
+    path = plots.plot_curves(_workdir(tmp_path, accuracy=np.nan, evaluated=False))
     assert path.stat().st_size > 1000
 
 
 def test_a_run_without_evaluation_has_no_curve(tmp_path, monkeypatch):
     figures = _captured(monkeypatch)
-    plots.curves(_workdir(tmp_path, accuracy=np.nan, evaluated=False))
+    plots.plot_curves(_workdir(tmp_path, accuracy=np.nan, evaluated=False))
     left, _ = figures[0].axes
     assert [text.get_text() for text in left.texts] == ["not evaluated"]
     assert not left.lines
@@ -117,7 +118,7 @@ def test_a_run_without_evaluation_has_no_curve(tmp_path, monkeypatch):
 
 def test_a_regression_has_losses_alone(tmp_path, monkeypatch):
     figures = _captured(monkeypatch)
-    plots.curves(_workdir(tmp_path, accuracy=np.nan))
+    plots.plot_curves(_workdir(tmp_path, accuracy=np.nan))
     (axes,) = figures[0].axes
     assert axes.get_ylabel() == "loss"
     assert len(axes.lines) == 2
@@ -128,7 +129,7 @@ def test_the_title_falls_back_on_the_config(tmp_path, monkeypatch):
     (_workdir(tmp_path) / "summary.json").unlink()
     config = {"algorithm": "fedprox", "seed": 7, "data": {"name": "own $x$"}}
     report.write_json(tmp_path / "config.json", config)
-    plots.curves(tmp_path)
+    plots.plot_curves(tmp_path)
     assert figures[0].get_suptitle() == r"own \$x\$, FedProx, seed 7"
 
 
@@ -137,7 +138,7 @@ def test_participation_counts_weights_above_zero(tmp_path, monkeypatch):
     tau = np.array([[2, 4, 0], [2, 8, 1]])
     rho = np.array([[0.25, 0.75, 0], [0, 1, 0]], np.float32)
     report.write_clients(tmp_path / "clients.npz", tau, tau, rho, rho > 0)
-    plots.participation(tmp_path)
+    plots.plot_participation(tmp_path)
     top, bottom = figures[0].axes[:2]
     (bars,) = top.collections
     heights = [path.vertices[:, 1].max() for path in bars.get_paths()]
@@ -149,7 +150,7 @@ def test_participation_counts_weights_above_zero(tmp_path, monkeypatch):
 
 def test_many_clients_are_in_order_of_tau(tmp_path, monkeypatch):
     figures = _captured(monkeypatch)
-    plots.participation(_workdir(tmp_path, clients=2000))
+    plots.plot_participation(_workdir(tmp_path, clients=2000))
     top, bottom = figures[0].axes[:2]
     colours = top.collections[0].get_array()
     assert len(colours) == 2000
@@ -166,7 +167,7 @@ def test_compare_draws_mean_and_range_over_seeds(tmp_path, monkeypatch):
         ],
         "my rule": [_workdir(tmp_path / "c", accuracy=0.3)],
     }
-    plots.compare(runs, tmp_path / "out.png", title="two rules")
+    plots.plot_comparison(runs, tmp_path / "out.png", title="two rules")
     (axes,) = figures[0].axes
     np.testing.assert_allclose(axes.lines[0].get_ydata(), 70)
     np.testing.assert_allclose(axes.lines[1].get_ydata(), 30)
@@ -186,7 +187,7 @@ def test_compare_averages_only_where_all_runs_were_evaluated(tmp_path, monkeypat
         ]
         (tmp_path / f"{name}.jsonl").write_text("".join(rows))
     runs = {"fedavg": [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]}
-    plots.compare(runs, tmp_path / "out.png")
+    plots.plot_comparison(runs, tmp_path / "out.png")
     (line,) = figures[0].axes[0].lines
     np.testing.assert_array_equal(line.get_xdata(), [1, 3])
     np.testing.assert_allclose(line.get_ydata(), [20, 40])
@@ -194,7 +195,7 @@ def test_compare_averages_only_where_all_runs_were_evaluated(tmp_path, monkeypat
 
 def test_compare_writes_a_png(tmp_path):
     runs = {name: [_workdir(tmp_path / name, seed=3)] for name in ALGORITHMS}
-    path = plots.compare(runs, tmp_path / "out.png")
+    path = plots.plot_comparison(runs, tmp_path / "out.png")
     assert imread(path).shape[1] > 1000
 
 
@@ -212,16 +213,16 @@ def test_every_algorithm_has_a_style_that_survives_grey_print():
 
 
 def test_a_failed_save_keeps_the_old_figure(tmp_path, monkeypatch):
-    path = plots.curves(_workdir(tmp_path))
+    path = plots.plot_curves(_workdir(tmp_path))
     old = path.read_bytes()
 
     def full_disk(self, file, **kwargs):
         file.write(b"half a")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(plot_style.Figure, "savefig", full_disk)
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", full_disk)
     with pytest.raises(UserError, match="No space left"):
-        plots.curves(tmp_path)
+        plots.plot_curves(tmp_path)
     assert path.read_bytes() == old
     assert not list(tmp_path.glob(".*"))
 
@@ -231,7 +232,10 @@ def test_broken_files_are_told_in_one_line(tmp_path, content):
     if content is not None:
         for name in ("metrics.jsonl", "clients.npz"):
             (tmp_path / name).write_bytes(content + b"\n")
-    for draw, name in ((plots.curves, "metrics"), (plots.participation, "clients")):
+    for plot, name in (
+        (plots.plot_curves, "metrics"),
+        (plots.plot_participation, "clients"),
+    ):
         with pytest.raises(UserError, match=name) as caught:
-            draw(tmp_path)
+            plot(tmp_path)
         assert "\n" not in str(caught.value)

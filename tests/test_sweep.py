@@ -17,11 +17,10 @@ from tsfl_jax import (
     experiment,
     lanes,
     models,
-    sweep_plots,
     sweeps,
 )
 from tsfl_jax.prepare import prepare
-from tsfl_jax.sweep_report import interval_of_mean
+from tsfl_jax.statistics import confidence_interval
 from tsfl_jax.types import UserError
 
 FLOATS = ("test_accuracy", "test_loss", "train_loss", "rho", "coupling", "smoothness")
@@ -310,12 +309,12 @@ def test_files(whole):
     assert result.history["rho"].shape == (16, 4, 5)
 
 
-def test_interval_of_mean_by_hand():
+def test_confidence_interval_by_hand():
     # 1, 2, 3: mean 2, s = 1, t(0.975, 2) = 4.302653, so 4.302653/√3.
-    mean, half = interval_of_mean([1.0, 2.0, 3.0])
+    mean, half = confidence_interval([1.0, 2.0, 3.0])
     assert mean == 2 and half == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
     values = np.array([[1.0, np.nan], [2.0, 5.0], [3.0, np.nan]])
-    means, halves = sweep_plots.band_of(values)
+    means, halves = confidence_interval(values, omit=True)
     np.testing.assert_allclose(means, [2, 5])
     np.testing.assert_allclose(halves, [half, np.nan])
 

@@ -199,7 +199,10 @@ def row_of(outcome: Outcome) -> dict[str, str]:
     }
 
 
-def draw(outcomes: list[Outcome], path: pathlib.Path, title: str) -> list[pathlib.Path]:
+@plot_style.styled
+def plot_outcomes(
+    outcomes: list[Outcome], path: pathlib.Path, title: str
+) -> list[pathlib.Path]:
     """Measured distance and bound against the interval, a panel for each setting."""
     columns = 3
     rows = -(-len(outcomes) // columns)
@@ -212,18 +215,17 @@ def draw(outcomes: list[Outcome], path: pathlib.Path, title: str) -> list[pathli
             ("measured", one.distance, ("#0072B2", "-", "o")),
             ("Theorem 1", one.printed, ("#D55E00", "--", "s")),
         ):
-            color, dashes, marker = look
-            style = {"color": color, "linestyle": dashes, "marker": marker}
-            plot_style.line(panel, interval, values, style, label=label)
+            style = plot_style.line_style(*look)
+            plot_style.plot_line(panel, interval, values, style, label=label)
         panel.set_yscale("log")
         panel.set_title(one.label, fontsize="x-small")
         plot_style.interval_axis(panel, interval)
     for panel in panels[:, 0]:
         panel.set_ylabel("‖w − w*‖²")
-    panels[0, 0].legend(frameon=False, fontsize="x-small")
+    panels[0, 0].legend(fontsize="x-small", handlelength=2)
     for panel in panels.flat[len(outcomes) :]:
         panel.set_visible(False)
-    figure.suptitle(plot_style.title(title), fontsize="medium")
+    figure.suptitle(plot_style.title(title))
     return plot_style.save_both(figure, path)
 
 
@@ -252,7 +254,7 @@ def main(arguments: list[str]) -> None:
     rows = [row_of(outcome) for outcome in outcomes]
     for path in report.write_table(out, "bounds", rows, text):
         print(path)
-    for path in draw(outcomes, out / "bounds", about):
+    for path in plot_outcomes(outcomes, out / "bounds", about):
         print(path)
 
 

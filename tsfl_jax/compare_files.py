@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tsfl_jax import plot_style, report, sweep_plots
-from tsfl_jax.sweep_report import interval_of_mean, spread
+from tsfl_jax import plot_style, report
+from tsfl_jax.statistics import confidence_interval, spread
 
-_GRID = 200  # places in time at which curves of several seeds are averaged
+_GRID = 200  # times at which curves of several seeds are averaged
 
 
 class Outcome(NamedTuple):
-    """One way to organise the clients, over its seeds."""
+    """One way to organize the clients, over its seeds."""
 
     label: str
     algorithm: str
@@ -33,8 +33,8 @@ def time_to(target: float, seconds: np.ndarray, accuracy: np.ndarray) -> float:
 
 def at_times(grid: np.ndarray, seconds: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
     """Accuracy of the newest tested model at each time; NaN before the first one."""
-    place = np.searchsorted(seconds, grid, "right") - 1
-    return np.where(place >= 0, accuracy[np.maximum(place, 0)], np.nan)
+    index = np.searchsorted(seconds, grid, "right") - 1
+    return np.where(index >= 0, accuracy[np.maximum(index, 0)], np.nan)
 
 
 def times_of(outcome: Outcome, target: float) -> np.ndarray:
@@ -43,7 +43,7 @@ def times_of(outcome: Outcome, target: float) -> np.ndarray:
 
 
 def spread_of_times(times: np.ndarray) -> str:
-    """Mean ± half a confidence interval, or how many never got there."""
+    """Mean ± half its confidence interval, or how many seeds never reached it."""
     never = int(np.isinf(times).sum())
     if never:
         return f"never ({never} of {len(times)})"
@@ -75,58 +75,51 @@ def rows(outcomes: list[Outcome], target: float) -> list[dict[str, str]]:
     return found
 
 
-def draw(
+@plot_style.styled
+def plot_outcomes(
     outcomes: list[Outcome], target: float, path: pathlib.Path, title: str
 ) -> list[pathlib.Path]:
-    """Accuracy against virtual time, and the time to the target accuracy."""
+    """Plot accuracy against virtual time, and the time to the target accuracy."""
     figure, (left, right) = plot_style.figure_of(
         3.4, ncols=2, gridspec_kw={"width_ratios": [1.7, 1]}
     )
     end = max(seconds[-1] for o in outcomes for seconds, _ in o.curves)
     grid = np.linspace(0, end, _GRID)
+    names = [plot_style.name_of(outcome.label) for outcome in outcomes]
     for index, outcome in enumerate(outcomes):
         style = plot_style.style_of(outcome.label, index)
         values = np.array([at_times(grid, *curve) for curve in outcome.curves])
-        mean, half = sweep_plots.band_of(values)
-        name = plot_style.NAMES.get(outcome.label, plot_style.escape(outcome.label))
-        seen = np.isfinite(mean) & np.isfinite(half)
-        low, high = 100 * (mean - half)[seen], 100 * (mean + half)[seen]
-        band = {"color": style["color"], "alpha": 0.15, "linewidth": 0}
-        left.fill_between(grid[seen], low, high, **band)
-        plot_style.line(left, grid, 100 * mean, style, label=name)
+        plot_style.plot_mean(left, grid, 100 * values, style, names[index], alpha=0.15)
         times = times_of(outcome, target)
         if np.isfinite(times).all():
-            mean, half = interval_of_mean(times)
-            error = None if np.isnan(half) else half
-            look = {"color": style["color"], "edgecolor": "#333333", "capsize": 3}
-            right.barh(index, mean, xerr=error, linewidth=0.6, **look)
+            mean, half = confidence_interval(times)
+            look = {"color": style["color"], "edgecolor": "#333333", "linewidth": 0.6}
+            right.barh(index, mean, xerr=half, **look)
         else:
             note = {"va": "center", "fontsize": "small"}
             right.text(0, index, " not reached by every seed", **note)
-    lowest = min(accuracy.min() for o in outcomes for _, accuracy in o.curves)
-    highest = max(accuracy.max() for o in outcomes for _, accuracy in o.curves)
+    tested = np.concatenate([accuracy for o in outcomes for _, accuracy in o.curves])
     # Bands of few seeds would decide the scale.
-    left.set_ylim(100 * lowest - 3, 100 * highest + 3)
+    left.set_ylim(100 * tested.min() - 3, 100 * tested.max() + 3)
     left.axhline(100 * target, color="#777777", linewidth=0.8)
     left.set_xlabel("virtual time in seconds")
     left.set_ylabel("test accuracy in %")
-    left.legend(frameon=False, handlelength=3.5, fontsize="small")
-    names = [plot_style.NAMES.get(o.label, o.label) for o in outcomes]
-    right.set_yticks(range(len(outcomes)), [plot_style.escape(n) for n in names])
+    left.legend(fontsize="small")
+    right.set_yticks(range(len(outcomes)), names)
     right.invert_yaxis()
     right.set_xlim(left=0)
     right.set_xlabel(f"virtual seconds to {100 * target:g} %")
-    figure.suptitle(plot_style.title(title), fontsize="medium")
+    figure.suptitle(plot_style.title(title))
     return plot_style.save_both(figure, path)
 
 
 def write(
     folder: pathlib.Path, outcomes: list[Outcome], target: float, about: str
 ) -> list[pathlib.Path]:
-    """Writes compare.md, .csv, .png and .pdf; returns their paths."""
+    """Write compare.md, .csv, .png and .pdf; returns their paths."""
     table = rows(outcomes, target)
     text = f"{about}. Mean ± half of the 95 % confidence interval (Student's t) over "
     text += "the seeds; speed-up is the time to the target against the first line, "
     text += "paired by seed."
     paths = report.write_table(folder, "compare", table, text)
-    return paths + draw(outcomes, target, folder / "compare", about)
+    return paths + plot_outcomes(outcomes, target, folder / "compare", about)

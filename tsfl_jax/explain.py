@@ -1,6 +1,6 @@
 """What an experiment will cost and how its work is dealt, in numbers, before training.
 
-`explain_text` says it in words, `explain_plots` draws the timeline.
+`explain_text` formats it as text, `gantt` shows the timeline.
 """
 
 from typing import Any, NamedTuple
@@ -10,9 +10,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tsfl_jax import devices, draw, memory, replay, segments, theory
+from tsfl_jax.gantt import Timeline
 from tsfl_jax.identity import labels_of, settings_of
 from tsfl_jax.prepare import Prepared, chunk_of
-from tsfl_jax.tasks import Task, tasks_of
+from tsfl_jax.tasks import tasks_of
 from tsfl_jax.timeline import Trace
 from tsfl_jax.types import Schedule
 
@@ -35,18 +36,6 @@ class Steps(NamedTuple):
     useful: int
     executed: dict[str, int]  # by mapping
     balance: dict[str, float]  # by mapping: busiest device / mean of the devices ≥ 1
-
-
-class Timeline(NamedTuple):
-    """Who does what when; seconds, or intervals where there are no seconds."""
-
-    found: list[segments.Segment]
-    tasks: list[Task]
-    updates: np.ndarray  # [R], when the global updates are
-    tier: dict[int, int]  # of each client that delivers, with tiers only
-    most: int  # H, most iterations of a delivery
-    seconds: bool  # else the unit is an interval
-    shares: dict[str, float]  # of the clients' time until the last update
 
 
 class Explanation(NamedTuple):

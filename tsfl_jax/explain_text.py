@@ -1,7 +1,8 @@
-"""An explanation in words, for the terminal."""
+"""What an experiment will cost as text, for the terminal."""
 
 import math
 import textwrap
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ _OWN = {
 
 
 def size(count: float) -> str:
-    """Bytes for a person: 1536 → "1.5 KiB"."""
+    """Format a number of bytes: 1536 → "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"
@@ -28,19 +29,21 @@ def size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def _spread(values: np.ndarray) -> str:
+def _range(values: np.ndarray) -> str:
+    """Lowest, mean and highest value."""
     low, mean, high = values.min(), values.mean(), values.max()
     middle = f"{mean:,.4g}" if mean < 1000 else f"{mean:,.0f}"
     return f"min {low:,}, mean {middle}, max {high:,}"
 
 
-def _parameters(settings: dict) -> str:
+def _parameters(settings: dict[str, Any]) -> str:
+    """The settings that shape the framework's timeline."""
     names = _OWN.get(settings["timeline.framework"], ("timeline.local_iterations",))
     return ", ".join(f"{n.split('.')[1]}={settings[n]}" for n in names)
 
 
 def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
-    """Everything in words, lines of at most 99 characters.
+    """An explanation as text, in lines of at most 99 characters.
 
     Args:
       known: from `explain.explain`.
@@ -62,10 +65,10 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
         f"batches of {s['batch_size']}",
         "updates": f"{known.updates:,} in {known.seconds:,.6g} virtual seconds, one in "
         f"{known.seconds / known.updates:.4g} s",
-        "deliveries": f"of a client: {_spread(work.deliveries)}",
-        "iterations": f"τ of a delivery: mean {work.mean_tau:.3g}, at most {line.most};"
+        "deliveries": f"per client: {_range(work.deliveries)}",
+        "iterations": f"τ per delivery: mean {work.mean_tau:.3g}, at most {line.most};"
         f" δ {work.degree:.3g}",
-        "": f"of a client in all: {_spread(work.iterations)}",
+        "": f"per client in all: {_range(work.iterations)}",
         "staleness": f"mean {work.mean_staleness:.3g}, "
         f"max {work.max_staleness} updates",
     }
@@ -76,7 +79,7 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
         if lost:
             table["lost"] = f"{lost:,} of {len(line.tasks):,} tasks lost or given up"
         if s["timeline.framework"] == "fedcs":
-            table[" "] = "lost and late work of fedcs is in no trace: told as waiting"
+            table[" "] = "lost and late work of fedcs is in no trace: shown as waiting"
     table["training"] = f"{work.samples:,} samples in {steps.useful:,} mini-batch steps"
     for name, executed in steps.executed.items():
         waste = 100 * (1 - steps.useful / executed) if executed else 0.0
@@ -88,7 +91,7 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
         )
     table["devices"] = (
         f"{known.devices}, work of the busiest {steps.balance[mapping]:.3g} × the "
-        f"mean; {known.updates_per_call} updates a compiled call"
+        f"mean; {known.updates_per_call} updates per compiled call"
     )
     total = sum(known.memory.values())
     table["memory"] = f"≥ {size(total)} on a device, without activations; "

@@ -17,11 +17,11 @@ from tsfl_jax import (
     compare_files,
     plot_style,
     report,
-    sweep_plots,
+    sweep_report,
     sweeps,
 )
 from tsfl_jax.config import Config
-from tsfl_jax.sweep_report import interval_of_mean, spread
+from tsfl_jax.statistics import confidence_interval, spread
 from tsfl_jax.theory import heterogeneity_degree
 
 CONFIG = "mnist_case1"  # what is not said here
@@ -79,7 +79,7 @@ def accuracy(
     }
 
 
-def draw_accuracy(found: dict, folder: pathlib.Path, about: str) -> list[pathlib.Path]:
+def plot_accuracy(found: dict, folder: pathlib.Path, about: str) -> list[pathlib.Path]:
     """Fig. 2a, one figure for each algorithm."""
     paths = []
     for algorithm in ("fedavg", "dms"):
@@ -88,7 +88,7 @@ def draw_accuracy(found: dict, folder: pathlib.Path, about: str) -> list[pathlib
             for pattern, one in found.items()
         }
         title = f"T-SFL with {plot_style.NAMES[algorithm]}, {about}"
-        paths += sweep_plots.bands(curves, folder / f"fig2a_{algorithm}", title)
+        paths += sweep_report.plot_bands(curves, folder / f"fig2a_{algorithm}", title)
     return paths
 
 
@@ -148,7 +148,8 @@ def rows(found: list[Time], target: float) -> list[dict[str, str]]:
     return table
 
 
-def draw_times(
+@plot_style.styled
+def plot_times(
     found: list[Time], target: float, path: pathlib.Path, about: str
 ) -> list[pathlib.Path]:
     """Fig. 2b: virtual seconds to the target accuracy against δ."""
@@ -157,19 +158,19 @@ def draw_times(
         ours = [t for t in found if t.outcome.label == label]
         x = np.array([degree(t.pattern) for t in ours])
         reached = [compare_files.times_of(t.outcome, target) for t in ours]
-        pairs = [interval_of_mean(r) if np.isfinite(r).all() else None for r in reached]
-        seen = np.array([p is not None for p in pairs])
+        seen = np.array([np.isfinite(times).all() for times in reached])
         if not seen.any():
             continue
-        mean, half = np.array([p for p in pairs if p is not None]).T
-        look = plot_style.style_of(label, index) | {"capsize": 3, "markersize": 4}
-        error = None if np.isnan(half).all() else half
+        times = np.array(reached)[seen]
+        mean, half = confidence_interval(times.T)
+        look = plot_style.style_of(label, index) | {"markersize": 4}
+        error = None if np.isnan(half).all() else half  # else the legend shows bars
         plot.errorbar(x[seen], mean, yerr=error, label=plot_style.NAMES[label], **look)
     plot.set_xlabel("heterogeneity degree δ")
     plot.set_ylabel(f"virtual intervals to {100 * target:g} %")
     plot.set_ylim(bottom=0)
-    plot.legend(frameon=False, handlelength=3.5, fontsize="small")
-    plot.set_title(plot_style.title(about), fontsize="medium")
+    plot.legend(fontsize="small")
+    plot.set_title(plot_style.title(about))
     return plot_style.save_both(figure, path)
 
 
@@ -181,4 +182,4 @@ def write_times(
     text = f"{about}. Mean ± half of the 95 % confidence interval over the seeds; "
     text += "savings against SFL at the same δ, paired by seed."
     paths = report.write_table(folder, "fig2b", table, text)
-    return paths + draw_times(found, target, folder / "fig2b", about)
+    return paths + plot_times(found, target, folder / "fig2b", about)

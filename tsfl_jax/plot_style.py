@@ -1,53 +1,65 @@
 """How figures look: styles of the algorithms, axes, and saving.
 
-Matplotlib's object interface throughout: no pyplot, so no global state and no display.
-Every curve differs from the others by its dashes or markers, not by its colour alone.
+Sizes, lines and axes are set in ``figures.mplstyle``. Matplotlib's object interface is
+used throughout (no pyplot), so no display is needed. Curves differ in dashes or
+markers, not only in color. Matplotlib is imported when a figure is plotted.
 """
 
+import functools
 import pathlib
 import textwrap
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from tsfl_jax import report
+from tsfl_jax.statistics import confidence_interval
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; the paper's rules have
-# theirs to themselves, and no two rules a marker.
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+    import matplotlib.ticker
+
+Style = dict[str, Any]  # keyword arguments of a line: color, linestyle, marker, …
+
+_RC_FILE = pathlib.Path(__file__).with_name("figures.mplstyle")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# The colors of Okabe and Ito, distinct for color-blind readers. Each of the paper's
+# rules has a color that no other of them has, and no two rules share a marker.
 _BLUE, _RED, _GREEN, _PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 _BLACK, _ORANGE, _SKY, _GREY = "#000000", "#E69F00", "#56B4E9", "#888888"
 _LONG, _DOTS, _MIXED = (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))
 
 
-def _style(color: str, linestyle: Any, marker: str) -> dict[str, Any]:
+def line_style(color: str, linestyle: Any, marker: str) -> Style:
+    """The look of one curve."""
     return {"color": color, "linestyle": linestyle, "marker": marker}
 
 
-ALGORITHM_STYLE: dict[str, dict[str, Any]] = {
-    "dms": _style(_BLUE, "-", "o"),
-    "fedavg": _style(_RED, "--", "s"),
-    "fedprox": _style(_GREEN, "-.", "^"),
-    "fedasync": _style(_PINK, ":", "D"),
-    "fedbuff": _style(_ORANGE, _MIXED, "P"),
-    "fedat": _style(_SKY, _DOTS, "X"),
-    "fednova": _style(_BLACK, _LONG, "v"),
-    "bound_optimal": _style(_GREEN, _LONG, "1"),
-    "scaffold": _style(_GREY, "-", "*"),
-    "fedavgm": _style(_BLACK, _DOTS, "<"),
-    "fedadam": _style(_ORANGE, _LONG, ">"),
-    "fedyogi": _style(_SKY, _LONG, "p"),
-    "median": _style(_BLACK, "-", "h"),
-    "trimmed_mean": _style(_GREY, _LONG, "d"),
-    "geometric_median": _style(_GREY, _MIXED, "8"),
-    "krum": _style(_ORANGE, "-", "H"),
-    "multi_krum": _style(_SKY, "-", "."),
+ALGORITHM_STYLE: dict[str, Style] = {
+    "dms": line_style(_BLUE, "-", "o"),
+    "fedavg": line_style(_RED, "--", "s"),
+    "fedprox": line_style(_GREEN, "-.", "^"),
+    "fedasync": line_style(_PINK, ":", "D"),
+    "fedbuff": line_style(_ORANGE, _MIXED, "P"),
+    "fedat": line_style(_SKY, _DOTS, "X"),
+    "fednova": line_style(_BLACK, _LONG, "v"),
+    "bound_optimal": line_style(_GREEN, _LONG, "1"),
+    "scaffold": line_style(_GREY, "-", "*"),
+    "fedavgm": line_style(_BLACK, _DOTS, "<"),
+    "fedadam": line_style(_ORANGE, _LONG, ">"),
+    "fedyogi": line_style(_SKY, _LONG, "p"),
+    "median": line_style(_BLACK, "-", "h"),
+    "trimmed_mean": line_style(_GREY, _LONG, "d"),
+    "geometric_median": line_style(_GREY, _MIXED, "8"),
+    "krum": line_style(_ORANGE, "-", "H"),
+    "multi_krum": line_style(_SKY, "-", "."),
 }
-# Frameworks look like the rule that is theirs.
-FRAMEWORK_STYLE: dict[str, dict[str, Any]] = {
+# A framework looks like the rule that it is usually run with.
+FRAMEWORK_STYLE: dict[str, Style] = {
     "tsfl_dms": ALGORITHM_STYLE["dms"],
     "tsfl": ALGORITHM_STYLE["fedavg"],
     "afl": ALGORITHM_STYLE["fedasync"],
@@ -56,11 +68,11 @@ FRAMEWORK_STYLE: dict[str, dict[str, Any]] = {
     "esync": ALGORITHM_STYLE["fedprox"],
     "safa": ALGORITHM_STYLE["fedyogi"],
 }
-OTHER_STYLES: tuple[dict[str, Any], ...] = (
-    _style(_BLACK, _LONG, "v"),
-    _style(_ORANGE, _MIXED, "P"),
-    _style(_SKY, _DOTS, "X"),
-    _style(_GREY, (0, (4, 2, 1, 2)), "*"),
+OTHER_STYLES: tuple[Style, ...] = (
+    line_style(_BLACK, _LONG, "v"),
+    line_style(_ORANGE, _MIXED, "P"),
+    line_style(_SKY, _DOTS, "X"),
+    line_style(_GREY, (0, (4, 2, 1, 2)), "*"),
 )
 NAMES = {"dms": "DMS", "fedavg": "FedAvg", "fedprox": "FedProx"}
 NAMES |= {"fedasync": "FedAsync", "fedbuff": "FedBuff", "fedat": "FedAT"}
@@ -72,52 +84,98 @@ NAMES |= {"krum": "Krum", "multi_krum": "multi-Krum"}
 NAMES |= {"tsfl": "T-SFL, FedAvg", "tsfl_dms": "T-SFL, DMS", "sfl": "SFL"}
 NAMES |= {"afl": "AFL, FedAsync", "fedcs": "FedCS", "esync": "ESync", "safa": "SAFA"}
 
-_WIDTH = 7.2  # inches, the text width of a two-column page
-_DPI = 200
+
+def styled(plot: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Decorate a plotting function, so that it runs under ``figures.mplstyle``."""
+
+    @functools.wraps(plot)
+    def plot_in_style(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        import matplotlib
+
+        with matplotlib.rc_context(fname=_RC_FILE):
+            return plot(*args, **kwargs)
+
+    return plot_in_style
 
 
-def figure_of(height: float, **grid: Any) -> tuple[Figure, Any]:
+@styled
+def figure_of(height: float, **grid: Any) -> "tuple[matplotlib.figure.Figure, Any]":
     """A figure of the text's width and `height` inches, with its axes."""
-    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(**grid)
-    for one in np.ravel(axes):
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(color="#DDDDDD", linewidth=0.6)
-        one.set_axisbelow(True)
-    return figure, axes
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.set_figheight(height)
+    return figure, figure.subplots(**grid)
 
 
-def save(figure: Figure, path: pathlib.Path) -> pathlib.Path:
-    """Writes the figure in the format that the path ends with."""
+@styled
+def save(figure: "matplotlib.figure.Figure", path: pathlib.Path) -> pathlib.Path:
+    """Write the figure in the format that the path ends with."""
     with report.replacing(path) as file:
         figure.savefig(file, format=path.suffix.removeprefix("."))
     return path
 
 
-def save_both(figure: Figure, path: pathlib.Path) -> list[pathlib.Path]:
-    """Writes a PNG and a PDF; `path` is without a suffix."""
+def save_both(
+    figure: "matplotlib.figure.Figure", path: pathlib.Path
+) -> list[pathlib.Path]:
+    """Write a PNG and a PDF; `path` is without a suffix."""
     return [save(figure, path.with_suffix(suffix)) for suffix in (".png", ".pdf")]
 
 
-def line(
-    axes: Axes, x: np.ndarray, y: np.ndarray, style: dict, label: str = ""
+def plot_line(
+    axes: "matplotlib.axes.Axes",
+    x: np.ndarray,
+    y: np.ndarray,
+    style: Style,
+    label: str = "",
 ) -> None:
-    """Draws a line across the intervals without a value, or none if all lack one."""
+    """Plot a line that skips the points without a value; none if all lack one."""
     seen = np.isfinite(y)
     if seen.any():
-        look = style | {"linewidth": 1.5, "markersize": 3.5}
         every = max(1, int(seen.sum()) // 10)
-        axes.plot(x[seen], y[seen], **look, label=label, markevery=every)
+        axes.plot(x[seen], y[seen], **style, label=label, markevery=every)
 
 
-def whole_numbers() -> MaxNLocator:
+def plot_mean(
+    axes: "matplotlib.axes.Axes",
+    x: np.ndarray,
+    values: np.ndarray,
+    style: Style,
+    label: str,
+    alpha: float = 0.2,
+) -> None:
+    """Plot the mean of ``[n, T]`` values over n, with its 95 % confidence band."""
+    mean, half = confidence_interval(values, omit=True)
+    seen = np.isfinite(mean) & np.isfinite(half)
+    plot_band(axes, x[seen], (mean - half)[seen], (mean + half)[seen], style, alpha)
+    plot_line(axes, x, mean, style, label=label)
+
+
+def plot_band(
+    axes: "matplotlib.axes.Axes",
+    x: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    style: Style,
+    alpha: float = 0.2,
+) -> None:
+    """Shade the area from `low` to `high` in the color of a line."""
+    if len(x):
+        axes.fill_between(x, low, high, color=style["color"], alpha=alpha, linewidth=0)
+
+
+def whole_numbers() -> "matplotlib.ticker.MaxNLocator":
     """Ticks at whole numbers only."""
+    from matplotlib.ticker import MaxNLocator
+
     return MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
-def interval_axis(axes: Axes, interval: np.ndarray, first: int = 1) -> None:
-    """The axis of intervals, from the first one to the last one."""
+def interval_axis(
+    axes: "matplotlib.axes.Axes", interval: np.ndarray, first: int = 1
+) -> None:
+    """Set up the axis of intervals, from the first one to the last one."""
     axes.set_xlabel("interval")
     axes.xaxis.set_major_locator(whole_numbers())
     last = interval.max(initial=first)
@@ -125,17 +183,22 @@ def interval_axis(axes: Axes, interval: np.ndarray, first: int = 1) -> None:
     axes.set_xlim(first - margin, last + margin)
 
 
-def style_of(label: str, index: int) -> dict[str, Any]:
-    """A rule's or framework's own look; all else takes the next of the others."""
+def style_of(label: str, index: int) -> Style:
+    """The style of a rule or framework; other labels take the other styles in turn."""
     known = FRAMEWORK_STYLE | ALGORITHM_STYLE
     return known.get(label, OTHER_STYLES[index % len(OTHER_STYLES)])
 
 
+def name_of(label: str) -> str:
+    """The written name of a rule or framework; other labels as they are."""
+    return NAMES.get(label, escape(label))
+
+
 def title(text: str) -> str:
-    """A title in lines that fit the width of a figure."""
+    """Break a title into lines that fit the width of a figure."""
     return textwrap.fill(escape(text), 90)
 
 
 def escape(text: str) -> str:
-    """Text as it is, for Matplotlib."""
+    """Text that Matplotlib shows as it is."""
     return text.replace("$", r"\$")  # else Matplotlib takes it for mathematics

@@ -1,21 +1,23 @@
-"""What a person sees on the terminal."""
+"""Progress and results as text for the terminal; one line per chunk in a log file."""
 
 import logging
 import math
 import pathlib
 import shutil
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Any
 
 _BAR = 10  # characters
 
 
-def summary_text(summary: dict, workdir: str | pathlib.Path | None = None) -> str:
-    """The closing lines of a run, for a person; leaves out what summary lacks.
+def summary_text(
+    summary: dict[str, Any], workdir: str | pathlib.Path | None = None
+) -> str:
+    """Format the results of a run; what `summary` lacks is left out.
 
     Args:
       summary: the dict of summary.json.
-      workdir: where the files are, None if there are none.
+      workdir: folder of the files, None if there are none.
     """
     s = {key: value for key, value in summary.items() if value is not None}
     title = [str(s[key]) for key in ("data", "algorithm") if key in s]
@@ -52,15 +54,16 @@ def progress_line(
     elapsed_s: float,
     started_at: int = 0,
 ) -> str:
-    """One line on how far a run is.
+    """Format how far a run is, in one line.
 
     Args:
       done: finished intervals.
       total: intervals of the whole run.
-      accuracy: in [0, 1]; None or NaN if not evaluated, and so is the loss.
-      loss: mean over samples.
+      accuracy: in [0, 1]; None or NaN if not evaluated.
+      loss: mean over samples; None or NaN if not evaluated.
       elapsed_s: seconds this process has trained.
-      started_at: finished intervals when this process began; not counted as its speed.
+      started_at: finished intervals when this process began; its speed counts only
+        those after them.
     """
     here = done - started_at
     rate, left = "–", "–"
@@ -79,21 +82,20 @@ def progress_line(
 
 
 def show(line: str, stream: IO[str] | None, last: bool = False) -> None:
-    """Shows a line: on a terminal in place of the one before, elsewhere below it.
+    """Show a line: on a terminal in place of the one before, elsewhere below it.
 
     Args:
       line: as from ``progress_line``.
-      stream: where to; None is nowhere.
-      last: nothing will replace it: end it with a newline on a terminal, too.
+      stream: of the output; None: no output.
+      last: the last one, which ends with a newline on a terminal, too.
     """
     if stream is None:
         return
     if stream.isatty():
-        width = (
-            shutil.get_terminal_size().columns - 1
-        )  # a full row would scroll some terminals
+        # A full row would scroll some terminals.
+        width = shutil.get_terminal_size().columns - 1
         if len(line) > width and not last:
-            line = line.split(" [")[0][:width]  # the bar is what can be spared
+            line = line.split(" [")[0][:width]  # the bar can be omitted
         line = f"\r{line:<{width}}"
     end = "" if stream.isatty() and not last else "\n"
     encoding = getattr(stream, "encoding", None) or "utf-8"
@@ -102,22 +104,24 @@ def show(line: str, stream: IO[str] | None, last: bool = False) -> None:
 
 
 def tell(stream: IO[str] | None, text: str) -> None:
-    """Says something that stays on the terminal; a None stream says nothing."""
+    """Show a line that later ones do not replace."""
     show(text, stream, last=True)
 
 
 def notice(stream: IO[str] | None) -> Callable[[str], None]:
-    """A function that passes on what must not be missed, to the log if no stream."""
+    """A function for messages that must be seen: without a stream they are logged."""
     if stream is None:
         return logging.getLogger("tsfl_jax").warning
     return lambda text: tell(stream, text)
 
 
 def _percent(share: float | None) -> str:
+    """ "93.4 %"; "–" if not evaluated."""
     return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def _clock(seconds: float) -> str:
+    """Minutes and seconds, with hours if there are any."""
     minutes, s = divmod(round(seconds), 60)
     h, m = divmod(minutes, 60)
     return f"{h}:{m:02d}:{s:02d}" if h else f"{m}:{s:02d}"

@@ -206,8 +206,8 @@ def write_text(path: str | pathlib.Path, text: str) -> None:
         file.write(text.encode())
 
 
-def write_csv(path: str | pathlib.Path, rows: list[dict]) -> None:
-    """Writes a table with the union of the rows' keys as columns."""
+def write_csv(path: str | pathlib.Path, rows: list[dict[str, Any]]) -> None:
+    """Write a table with the union of the rows' keys as columns."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = io.StringIO()
     writer = csv.DictWriter(table, names, lineterminator="\n")
@@ -216,8 +216,8 @@ def write_csv(path: str | pathlib.Path, rows: list[dict]) -> None:
     write_text(path, table.getvalue())
 
 
-def markdown(rows: list[dict]) -> str:
-    """Rows with the same keys as a Markdown table."""
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Format rows with the same keys as a Markdown table."""
     names = list(rows[0])
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     lines += ["| " + " | ".join(str(row[n]) for n in names) + " |" for row in rows]
@@ -225,9 +225,9 @@ def markdown(rows: list[dict]) -> str:
 
 
 def write_table(
-    folder: pathlib.Path, name: str, rows: list[dict], head: str
+    folder: pathlib.Path, name: str, rows: list[dict[str, Any]], head: str
 ) -> list[pathlib.Path]:
-    """Writes name.md, with a head above the table, and name.csv; returns the paths."""
+    """Write name.md, with `head` above the table, and name.csv; returns the paths."""
     paths = [folder / f"{name}.md", folder / f"{name}.csv"]
     write_text(paths[0], f"{head}\n\n{markdown(rows)}")
     write_csv(paths[1], rows)

@@ -131,7 +131,7 @@ def run_other(target: str, options: Options, device: str) -> list[pathlib.Path]:
             return rider_study.write(best, riders, out, about)
         if target == "fig2a":
             curves = heterogeneity.accuracy(config, options.seeds, workdir, sys.stderr)
-            return heterogeneity.draw_accuracy(curves, out, about)
+            return heterogeneity.plot_accuracy(curves, out, about)
         found = heterogeneity.times(config, options.seeds, workdir, sys.stderr)
         return heterogeneity.write_times(found, options.target, out, about)
     except UserError as error:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tsfl_jax import paper, plot_style, report, sensitivity, sweep_plots
-from tsfl_jax.sweep_report import spread
+from tsfl_jax import paper, plot_style, report, sensitivity, sweep_report
+from tsfl_jax.statistics import confidence_interval, spread
 
 _NAMES = plot_style.NAMES
 _DATA = {
@@ -18,7 +18,7 @@ _DATA = {
 
 
 class Measured(NamedTuple):
-    """One cell as it came out."""
+    """Results of one cell of a table."""
 
     cell: paper.Cell
     best: np.ndarray | None  # [A, S] best test accuracy in [0, 1]; None: not available
@@ -38,7 +38,7 @@ def _cells(measured: Measured) -> dict[str, str]:
     gain = cell.accuracy[dms] - cell.accuracy[fedavg]
     row["DMS − FedAvg, paper"] = f"{gain:+.2f}"
     row["DMS − FedAvg, paired"] = (
-        "–" if best is None else spread(100 * (best[dms] - best[fedavg]), "+")
+        "–" if best is None else spread(100 * (best[dms] - best[fedavg]), "+.2f")
     )
     row["seeds"] = "–" if best is None else str(best.shape[1])
     row["training time, min"] = "–" if best is None else f"{measured.seconds / 60:.1f}"
@@ -46,36 +46,32 @@ def _cells(measured: Measured) -> dict[str, str]:
     return row
 
 
+def _in_latex(text: str) -> str:
+    for old, new in (("±", r"$\pm$"), ("−", "$-$"), ("–", "--"), ("%", r"\%")):
+        text = text.replace(old, new)
+    return text
+
+
 def latex(rows: list[dict[str, str]]) -> str:
     """A tabular for a paper; the highest measured mean of a row is bold."""
     names = [n for n in rows[0] if n not in ("note", "training time, min", "seeds")]
     lines = [rf"\begin{{tabular}}{{ll{'r' * (len(names) - 2)}}}", r"\hline"]
-
-    def escaped(text):
-        for old, new in (("±", r"$\pm$"), ("−", "$-$"), ("–", "--"), ("%", r"\%")):
-            text = text.replace(old, new)
-        return text
-
-    lines.append(" & ".join(escaped(n) for n in names) + r" \\ \hline")
+    lines.append(" & ".join(map(_in_latex, names)) + r" \\ \hline")
     for row in rows:
         measured = {n: row.get(n, "–") for n in _NAMES.values()}
         means = {n: float(t.split()[0]) for n, t in measured.items() if t != "–"}
-        best = max(means, key=means.get) if means else None
-        cells = [
-            rf"\textbf{{{escaped(row[n])}}}" if n == best else escaped(row[n])
-            for n in names
-        ]
-        lines.append(" & ".join(cells) + r" \\")
+        cells = {name: _in_latex(row[name]) for name in names}
+        if means:
+            best = max(means, key=means.__getitem__)
+            cells[best] = rf"\textbf{{{cells[best]}}}"
+        lines.append(" & ".join(cells.values()) + r" \\")
     return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
 
 
-def table(folder: pathlib.Path, name: str, cells: list[Measured], device: str) -> list:
-    """Writes name.md, .csv and .tex; returns their paths."""
-    rows = [_cells(measured) for measured in cells]
-    return _written(folder, name, rows, f"Device: {device}")
-
-
-def _written(folder, name, rows, about) -> list[pathlib.Path]:
+def write_tables(
+    folder: pathlib.Path, name: str, rows: list[dict[str, str]], about: str
+) -> list[pathlib.Path]:
+    """Write name.md, .csv and .tex; returns their paths."""
     head = "Highest test accuracy in %: mean ± half of the 95 % confidence interval "
     head += "(Student's t) over the seeds; DMS − FedAvg is paired by seed. "
     head += f"{about}."
@@ -84,68 +80,74 @@ def _written(folder, name, rows, about) -> list[pathlib.Path]:
     return [*report.write_table(folder, name, rows, head), tex]
 
 
+def table(
+    folder: pathlib.Path, name: str, cells: list[Measured], device: str
+) -> list[pathlib.Path]:
+    """Write one of the paper's tables; returns the paths of its files."""
+    rows = [_cells(measured) for measured in cells]
+    return write_tables(folder, name, rows, f"Device: {device}")
+
+
 def choices(
     folder: pathlib.Path, found: list[sensitivity.Outcome], about: str
 ) -> list[pathlib.Path]:
-    """Writes sensitivity.md, .csv, .tex and the figure; `about` what was run where."""
+    """Write table and figure of the choices that the paper leaves open.
+
+    Args:
+      folder: of the files, which are named "sensitivity".
+      found: what each choice led to.
+      about: what was run, and where.
+    """
     title = "What the paper leaves open: one choice changed at a time"
-    paths = _written(folder, "sensitivity", sensitivity.rows(found), about)
-    return paths + sensitivity.draw(found, folder / "sensitivity", title)
+    paths = write_tables(folder, "sensitivity", sensitivity.rows(found), about)
+    return paths + sensitivity.plot_outcomes(found, folder / "sensitivity", title)
 
 
-def curves(folder: pathlib.Path, name: str, cells: list[Measured]) -> list:
-    """One figure per cell: accuracy against the interval, a line per algorithm."""
-    paths = []
-    for measured in cells:
-        if measured.history is None:
-            continue
-        accuracy = measured.history["test_accuracy"]
-        lines = dict(zip(paper.ALGORITHMS, accuracy, strict=True))
-        cell = measured.cell
-        title = ", ".join(t for t in (_DATA[cell.data], cell.case, measured.note) if t)
-        path = folder / f"{name}_{cell.config}"
-        paths += sweep_plots.bands(lines, path, title)
-    return paths
+def plot_curves(
+    folder: pathlib.Path, name: str, measured: Measured
+) -> list[pathlib.Path]:
+    """Plot accuracy against the interval, a line per algorithm."""
+    cell = measured.cell
+    lines = zip(paper.ALGORITHMS, measured.history["test_accuracy"], strict=True)
+    title = ", ".join(filter(None, (_DATA[cell.data], cell.case, measured.note)))
+    path = folder / f"{name}_{cell.config}"
+    return sweep_report.plot_bands(dict(lines), path, title)
 
 
-def participation(folder: pathlib.Path, name: str, cells: list[Measured]) -> list:
-    """How often each client has weight under DMS, with the seeds' spread."""
-    paths = []
-    for measured in cells:
-        if measured.history is None:
-            continue
-        rho = measured.history["rho"][paper.ALGORITHMS.index("dms")]
-        tau = measured.history["tau"][paper.ALGORITHMS.index("dms")]
-        share = 100 * (rho > 0).mean(axis=1)  # [S, N]
-        mean, half = sweep_plots.band_of(share)
-        figure, axes = plot_style.figure_of(2.9)
-        clients = np.arange(share.shape[1])
-        error = half if np.isfinite(half).all() else None
-        look = {"color": "#56B4E9", "edgecolor": "#333333", "linewidth": 0.6}
-        axes.bar(clients, mean, yerr=error, capsize=2, **look)
-        axes.set_xlabel("client")
-        axes.set_ylabel("intervals with weight, %")
-        axes.set_ylim(0, 105)
-        axes.xaxis.set_major_locator(plot_style.whole_numbers())
-        other = axes.twinx()
-        other.plot(clients, tau.mean(axis=(0, 1)), "ko", markersize=3)
-        other.set_ylabel("mean local iterations τ (dots)")
-        other.set_ylim(bottom=0)
-        cell = measured.cell
-        axes.set_title(f"DMS, {_DATA[cell.data]}, {cell.case}", fontsize="medium")
-        path = folder / f"{name}_{cell.config}"
-        paths += plot_style.save_both(figure, path)
-    return paths
+@plot_style.styled
+def plot_participation(
+    folder: pathlib.Path, name: str, measured: Measured
+) -> list[pathlib.Path]:
+    """Plot how often each client has weight under DMS, with the seeds' spread."""
+    cell, dms = measured.cell, paper.ALGORITHMS.index("dms")
+    rho, tau = measured.history["rho"][dms], measured.history["tau"][dms]
+    mean, half = confidence_interval(100 * (rho > 0).mean(axis=1))  # [N]
+    figure, axes = plot_style.figure_of(2.9)
+    clients = np.arange(len(mean))
+    look = {"color": "#56B4E9", "edgecolor": "#333333", "linewidth": 0.6}
+    axes.bar(clients, mean, yerr=half, capsize=2, **look)
+    axes.set_xlabel("client")
+    axes.set_ylabel("intervals with weight, %")
+    axes.set_ylim(0, 105)
+    axes.xaxis.set_major_locator(plot_style.whole_numbers())
+    other = axes.twinx()
+    other.grid(visible=False)  # it has other ticks than the bars
+    other.spines["right"].set_visible(True)
+    other.plot(clients, tau.mean(axis=(0, 1)), "ko", markersize=3)
+    other.set_ylabel("mean local iterations τ (dots)")
+    other.set_ylim(bottom=0)
+    axes.set_title(f"DMS, {_DATA[cell.data]}, {cell.case}")
+    return plot_style.save_both(figure, folder / f"{name}_{cell.config}")
 
 
 def write(
     folder: pathlib.Path, target: str, cells: list[Measured], device: str
 ) -> list[pathlib.Path]:
-    """Everything of one table or figure; returns the paths."""
+    """Write everything of one table or figure; returns the paths."""
     if not cells:
         return []
     if target.startswith("table"):
         return table(folder, target, cells, device)
-    if target == "fig6":
-        return participation(folder, target, cells)
-    return curves(folder, target, cells)
+    plot = plot_participation if target == "fig6" else plot_curves
+    plotted = [plot(folder, target, m) for m in cells if m.history is not None]
+    return [path for paths in plotted for path in paths]

@@ -103,8 +103,8 @@ def write(
     report.write_clients(folder / "clients.npz", tau, sizes, rho, selected, **more)
     report.write_arrays(folder / "model.npz", named_arrays(params))
     report.write_json(folder / "summary.json", summary)
-    plots.curves(folder)
-    plots.participation(folder)
+    plots.plot_curves(folder)
+    plots.plot_participation(folder)
 
 
 def named_arrays(params: Params) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from tsfl_jax import axes, plot_style, report, sweeps
 from tsfl_jax.config import Config
-from tsfl_jax.sweep_report import interval_of_mean, spread
+from tsfl_jax.statistics import confidence_interval, spread
 
 ALGORITHMS = ("dms", "fedavg", "fednova", "median", "trimmed_mean", "krum")
 KINDS = {  # label → schedule.free_riding; none: everybody is honest
@@ -54,31 +54,30 @@ def rows_of(best: np.ndarray) -> list[dict[str, str]]:
         for label, values in zip(KINDS, one, strict=True):
             row[label] = spread(values)
             if label != "honest":
-                row[f"{label}, change"] = spread(values - one[0], "+")
+                row[f"{label}, change"] = spread(values - one[0], "+.2f")
         table.append(row)
     return table
 
 
-def draw(best: np.ndarray, path: pathlib.Path, title: str) -> list[pathlib.Path]:
+@plot_style.styled
+def plot_riders(best: np.ndarray, path: pathlib.Path, title: str) -> list[pathlib.Path]:
     """Grouped bars: a group for each rule, a bar for each kind of rider."""
     figure, plot = plot_style.figure_of(3.2)
     width = 0.8 / len(KINDS)
     for index, label in enumerate(KINDS):
-        pairs = [interval_of_mean(100 * one[index]) for one in best]
-        mean, half = np.array(pairs).T
+        mean, half = confidence_interval(100 * best[:, index].T)
         place = np.arange(len(ALGORITHMS)) + (index - (len(KINDS) - 1) / 2) * width
         look = {"color": _COLOURS[index], "hatch": _HATCHES[index], "linewidth": 0.6}
-        error = None if np.isnan(half).any() else half
-        plot.bar(
-            place, mean, width, yerr=error, capsize=2, label=label, ec="#333333", **look
-        )
+        look |= {"edgecolor": "#333333", "capsize": 2}
+        plot.bar(place, mean, width, yerr=half, label=label, **look)
     plot.set_xticks(
         range(len(ALGORITHMS)), [plot_style.NAMES[name] for name in ALGORITHMS]
     )
     plot.set_ylabel("best test accuracy in %")
     plot.set_ylim(0, 112)
-    plot.legend(frameon=False, ncols=len(KINDS), fontsize="small", loc="upper center")
-    plot.set_title(plot_style.title(title), fontsize="medium")
+    look = {"fontsize": "small", "loc": "upper center", "handlelength": 2}
+    plot.legend(ncols=len(KINDS), **look)
+    plot.set_title(plot_style.title(title))
     return plot_style.save_both(figure, path)
 
 
@@ -91,4 +90,4 @@ def write(
     text = f"{about}. Highest test accuracy in %: mean ± half of the 95 % confidence "
     text += "interval over the seeds; changes are paired by seed."
     paths = report.write_table(folder, "riders", table, text)
-    return paths + draw(best, folder / "riders", about)
+    return paths + plot_riders(best, folder / "riders", about)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tsfl_jax import plot_style
-from tsfl_jax.sweep_report import interval_of_mean, spread
+from tsfl_jax.statistics import confidence_interval, spread
 
 CONFIG = "mnist_case1"  # the case that is varied
 
@@ -122,21 +122,24 @@ def rows(several: Sequence[Outcome]) -> list[dict[str, str]]:
                 "choice": choice.choice,
                 "FedAvg, %": spread(100 * fedavg),
                 "DMS, %": spread(100 * dms),
-                "DMS − FedAvg, paired": spread(gain, "+"),
-                "verdict": verdict(*interval_of_mean(gain)),
+                "DMS − FedAvg, paired": spread(gain, "+.2f"),
+                "verdict": verdict(*confidence_interval(gain)),
                 "seeds": str(len(gain)),
             }
         )
     return found
 
 
-def draw(several: Sequence[Outcome], path: pathlib.Path, title: str) -> list:
+@plot_style.styled
+def plot_outcomes(
+    several: Sequence[Outcome], path: pathlib.Path, title: str
+) -> list[pathlib.Path]:
     """Differences with their confidence intervals, one line per choice."""
     figure, axes = plot_style.figure_of(0.8 + 0.25 * len(several))
     for place, (_, fedavg, dms) in enumerate(several):
-        gain, half = interval_of_mean(100 * (dms - fedavg))
-        look = {"fmt": "o", "color": "#0072B2", "capsize": 3, "markersize": 4}
-        axes.errorbar(gain, place, xerr=None if np.isnan(half) else half, **look)
+        gain, half = confidence_interval(100 * (dms - fedavg))
+        look = {"fmt": "o", "color": "#0072B2", "markersize": 4}
+        axes.errorbar(gain, place, xerr=half, **look)
     axes.axvline(0, color="#333333", linewidth=1)
     axes.set_xscale("symlog", linthresh=1, linscale=2)  # tenths of a point and tens
     axes.xaxis.set_major_formatter("{x:g}")
@@ -147,5 +150,5 @@ def draw(several: Sequence[Outcome], path: pathlib.Path, title: str) -> list:
     axes.set_yticks(range(len(names)), [plot_style.escape(name) for name in names])
     axes.invert_yaxis()
     axes.set_xlabel("DMS − FedAvg in points of best accuracy, 95 % confidence")
-    figure.suptitle(plot_style.title(title), fontsize="medium")
+    figure.suptitle(plot_style.title(title))
     return plot_style.save_both(figure, path)

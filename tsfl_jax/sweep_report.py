@@ -1,39 +1,29 @@
-"""Files of a sweep: results.csv, results.jsonl, summary.md, curves."""
+"""Files of a sweep: results.csv, results.jsonl, summary.md, curves.
+
+Lanes that differ only in their seed are one group: a row of the table, and a curve
+with its confidence band.
+"""
 
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import stats
 
-from tsfl_jax import report, sweep_plots
+from tsfl_jax import plot_style, report
+from tsfl_jax.statistics import confidence_interval, mean_text
 
+if TYPE_CHECKING:
+    import matplotlib.axes
 
-def interval_of_mean(values: Sequence[float], level: float = 0.95) -> tuple:
-    """(mean, half the width of its confidence interval), Student's t.
+Row = dict[str, Any]  # one lane: swept settings and results by name
 
-    Args:
-      values: n independent measurements; NaN half width for n = 1.
-      level: of confidence, in (0, 1).
-    """
-    values = np.asarray(values, float)
-    mean = float(values.mean())
-    if len(values) < 2:
-        return mean, float("nan")
-    error = values.std(ddof=1) / np.sqrt(len(values))
-    return mean, float(stats.t.ppf(0.5 + level / 2, len(values) - 1) * error)
+_MOST = 12  # as many curves as a reader can distinguish
 
 
-def spread(values: np.ndarray, sign: str = "") -> str:
-    """ "97.40 ± 0.12", mean and half of its 95 % confidence interval."""
-    mean, half = interval_of_mean(values)
-    text = f"{mean:{sign}.2f}"
-    return text if np.isnan(half) else f"{text} ± {half:.2f}"
-
-
-def grouped(swept: list[str], rows: list[dict]) -> dict[tuple, list[int]]:
-    """Lanes with the same swept values but for the seed, by those values."""
+def grouped(swept: Sequence[str], rows: list[Row]) -> dict[tuple, list[int]]:
+    """Lanes with the same swept values except for the seed, by those values."""
     names = [name for name in swept if name != "seed"]
     groups: dict[tuple, list[int]] = {}
     for index, row in enumerate(rows):
@@ -41,36 +31,30 @@ def grouped(swept: list[str], rows: list[dict]) -> dict[tuple, list[int]]:
     return groups
 
 
-def label(swept: list[str], values: tuple) -> str:
-    """ "lr=0.01, algorithm=dms", or "all" where only seeds were swept."""
+def label(swept: Sequence[str], values: tuple) -> str:
+    """The name of a group, "lr=0.01, algorithm=dms"; "all" if only seeds differ."""
     names = [name for name in swept if name != "seed"]
     pairs = [f"{n}={v}" for n, v in zip(names, values, strict=True)]
     return ", ".join(pairs) or "all"
 
 
-def _percent(mean: float, half: float) -> str:
-    spread = "" if np.isnan(half) else f" ± {100 * half:.2f}"
-    return f"{100 * mean:.2f}{spread}"
-
-
-def _accuracies(good: list[dict]) -> tuple[list[str], float]:
+def _accuracies(good: list[Row]) -> tuple[list[str], float]:
     """(cells, mean of best) of lanes."""
-    best = [lane["best_test_accuracy"] for lane in good]
-    final = [lane["final_test_accuracy"] for lane in good]
-    mean, half = interval_of_mean(best)
-    highest = f"{100 * max(best):.2f}"
-    return [_percent(mean, half), _percent(*interval_of_mean(final)), highest], mean
+    best = 100 * np.array([lane["best_test_accuracy"] for lane in good])
+    final = 100 * np.array([lane["final_test_accuracy"] for lane in good])
+    mean, half = confidence_interval(best)
+    shown = [mean_text(mean, half), mean_text(*confidence_interval(final))]
+    return [*shown, f"{best.max():.2f}"], mean
 
 
-def _losses(good: list[dict]) -> tuple[list[str], float]:
+def _losses(good: list[Row]) -> tuple[list[str], float]:
     """(cells, mean of final) of lanes."""
     final = [lane["final_test_loss"] for lane in good]
-    mean, half = interval_of_mean(final)
-    spread = "" if np.isnan(half) else f" ± {half:.4g}"
-    return [f"{mean:.4g}{spread}", f"{min(final):.4g}"], mean
+    mean, half = confidence_interval(final)
+    return [mean_text(mean, half, ".4g"), f"{min(final):.4g}"], mean
 
 
-def summary(swept: list[str], rows: list[dict]) -> str:
+def summary(swept: Sequence[str], rows: list[Row]) -> str:
     """The Markdown table of summary.md; of losses where no lane has an accuracy."""
     names = [name for name in swept if name != "seed"]
     losses = np.isnan([row["best_test_accuracy"] for row in rows]).all()
@@ -78,29 +62,24 @@ def summary(swept: list[str], rows: list[dict]) -> str:
     cells_of = _losses if losses else _accuracies
     results = ["best test accuracy, %", "final, %", "highest, %"]
     results = ["final test loss", "lowest"] if losses else results
-    head = [*names, "lanes", *results, "diverged", "seconds a lane"]
-    table = []
-    groups = grouped(swept, rows)
-    means = {}
-    for values, indices in groups.items():
+    head = [*names, "lanes", *results, "diverged", "seconds per lane"]
+    table, means = [], {}
+    for values, indices in grouped(swept, rows).items():
         lanes = [rows[i] for i in indices]
         good = [lane for lane in lanes if lane["diverged_at"] is None]
-        cells = [str(v) for v in values] + [str(len(lanes))]
+        cells = ["–"] * len(results)
         if good:
-            found, means[values] = cells_of(good)
-            cells += found
-        else:
-            cells += ["–"] * len(results)
+            cells, means[values] = cells_of(good)
         seconds = np.mean([lane["seconds"] for lane in lanes])
-        cells += [str(len(lanes) - len(good)), f"{seconds:.1f}"]
-        table.append(dict(zip(head, cells, strict=True)))
+        lost = len(lanes) - len(good)
+        row = [*values, len(lanes), *cells, lost, f"{seconds:.1f}"]
+        table.append(dict(zip(head, row, strict=True)))
     text = "Mean ± half of the 95 % confidence interval (Student's t) over the lanes "
     text += "that did not diverge"
     text += "" if losses else "; best is the highest of a lane's intervals"
-    text += ".\n\n"
-    text += report.markdown(table)
+    text += f".\n\n{report.markdown(table)}"
     if means and names:
-        winner = (min if losses else max)(means, key=means.get)
+        winner = (min if losses else max)(means, key=means.__getitem__)
         which = "Lowest mean of final" if losses else "Highest mean of best"
         text += f"\n{which}: {label(swept, winner)}.\n"
     return text
@@ -108,21 +87,112 @@ def summary(swept: list[str], rows: list[dict]) -> str:
 
 def write(
     folder: pathlib.Path,
-    swept: list[str],
-    rows: list[dict],
+    swept: Sequence[str],
+    rows: list[Row],
     history: dict[str, np.ndarray],
     about: str,
 ) -> None:
-    """Writes every file of a sweep into a folder that exists; `about` is its title."""
-    plain: list[dict[str, Any]] = [report.plain(row) for row in rows]
+    """Write every file of a sweep.
+
+    Args:
+      folder: exists already.
+      swept: names of the settings that were swept.
+      rows: results of each lane.
+      history: arrays ``[lanes, T, …]`` by name.
+      about: title of the table and the figure.
+    """
+    plain: list[Row] = [report.plain(row) for row in rows]
     report.write_metrics(folder / "results.jsonl", plain)
     report.write_csv(folder / "results.csv", plain)
     report.write_text(folder / "summary.md", f"# {about}\n\n{summary(swept, rows)}")
     if "test_accuracy" in history:
-        losses = np.isnan(history["test_accuracy"]).all()
+        losses = bool(np.isnan(history["test_accuracy"]).all())
         measured = history["test_loss" if losses else "test_accuracy"]
         curves = {
             label(swept, values): measured[indices]
             for values, indices in grouped(swept, rows).items()
         }
-        sweep_plots.bands(curves, folder / "curves", about, losses=bool(losses))
+        plot_bands(curves, folder / "curves", about, losses=losses)
+
+
+def _style(name: str, index: int, names: list[str]) -> plot_style.Style:
+    """An algorithm's own style where only one of the curves is of that algorithm."""
+    words = {other: re.split(r"[^\w]+", other) for other in names}
+    for algorithm in plot_style.ALGORITHM_STYLE:
+        having = [other for other in names if algorithm in words[other]]
+        if having == [name]:
+            return plot_style.style_of(algorithm, index)
+    return plot_style.style_of(name, index)
+
+
+def _plot_groups(
+    axes: "matplotlib.axes.Axes", curves: Mapping[str, np.ndarray], first: int
+) -> None:
+    """Plot lines and bands of the groups from interval `first` on."""
+    last = max((values.shape[1] for values in curves.values()), default=0)
+    for index, (name, values) in enumerate(curves.items()):
+        values = values[:, first - 1 :]
+        interval = np.arange(first, first + values.shape[1])
+        style = _style(name, index, list(curves))
+        plot_style.plot_mean(axes, interval, values, style, plot_style.name_of(name))
+    plot_style.interval_axis(axes, np.arange(first, last + 1), first)
+
+
+def _late(means: list[np.ndarray]) -> int:
+    """The first interval of a closer look; 0: there is none.
+
+    The last half of the intervals, where the rise before them hides the differences.
+    """
+    length = max(map(len, means), default=0)
+    first = length // 2 + 1
+    means = [mean for mean in means if np.isfinite(mean[first - 1 :]).any()]
+    if length < 10 or not means:
+        return 0
+    whole = max(np.nanmax(mean) - np.nanmin(mean) for mean in means)
+    end = np.concatenate([mean[first - 1 :] for mean in means])
+    return first if np.nanmax(end) - np.nanmin(end) < whole / 3 else 0
+
+
+@plot_style.styled
+def plot_bands(
+    curves: Mapping[str, np.ndarray],
+    path: pathlib.Path,
+    title: str = "",
+    *,
+    losses: bool = False,
+) -> list[pathlib.Path]:
+    """Plot test accuracy against the interval, one line and band per group.
+
+    Args:
+      curves: label → ``[n, T]`` accuracies in [0, 1], NaN where not evaluated. Of more
+        groups than a reader can distinguish, those with the best end are shown.
+      path: without a suffix; a PNG and a PDF are written.
+      title: above the figure.
+      losses: the curves are test losses.
+    """
+    scale, sign = (1.0, -1) if losses else (100.0, 1)
+    curves = {name: scale * values for name, values in curves.items()}
+    means = {n: confidence_interval(v, omit=True)[0] for n, v in curves.items()}
+
+    def end(name: str) -> float:
+        seen = means[name][np.isfinite(means[name])]
+        return sign * seen[-1] if len(seen) else -np.inf
+
+    best = sorted(curves, key=end, reverse=True)[:_MOST]
+    shown = {name: values for name, values in curves.items() if name in best}
+    late = _late([means[name] for name in shown])
+    figure, panels = plot_style.figure_of(3.2, ncols=2 if late else 1)
+    axes, *closer = np.ravel(panels)
+    _plot_groups(axes, shown, 1)
+    axes.set_ylabel("test loss" if losses else "test accuracy in %")
+    for panel in closer:
+        _plot_groups(panel, shown, late)
+    if axes.lines:
+        most = max(len(values) for values in curves.values())
+        notes = [f"mean and 95 % confidence of {most} lanes"] if most > 1 else []
+        if len(curves) > len(shown):
+            notes.append(f"the best {len(shown)} of {len(curves)}")
+        note = "; ".join(notes) or None
+        axes.legend(title=note, fontsize="small", title_fontsize="small")
+    figure.suptitle(plot_style.title(title))
+    return plot_style.save_both(figure, path)

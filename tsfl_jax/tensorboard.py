@@ -1,8 +1,8 @@
-"""``python -m tsfl_jax.tensorboard runs/a runs/b``: finished or running runs as events.
+"""``python -m tsfl_jax.tensorboard runs/a runs/b``: event files for TensorBoard.
 
-Reads metrics.jsonl of each workdir and writes event files to its folder
-``tensorboard/`` anew; then ``tensorboard --logdir runs``. Needs the extra
-``[tensorboard]``.
+Reads metrics.jsonl of each workdir, of a finished or a running run, and replaces the
+event files in its folder ``tensorboard/``; then ``tensorboard --logdir runs``.
+Needs the extra ``[tensorboard]``.
 """
 
 import pathlib
@@ -14,11 +14,11 @@ from tsfl_jax.types import UserError
 
 
 def write(workdir: str | pathlib.Path) -> pathlib.Path:
-    """Writes the scalars of a run; returns the folder of its event files.
+    """Write the scalars of a run; returns the folder of its event files.
 
     Args:
-      workdir: folder with metrics.jsonl; the interval is the step, whatever was not
-        measured in it is left out.
+      workdir: folder with metrics.jsonl; the interval is the step; values that were not
+        measured in it are left out.
 
     Raises:
       UserError: no tensorboardX, or metrics.jsonl is missing or unreadable.
@@ -45,7 +45,7 @@ def write(workdir: str | pathlib.Path) -> pathlib.Path:
 
 
 def main(workdirs: list[str]) -> None:
-    """Writes and names the folders."""
+    """Write the event files of each run and print their folders."""
     if not workdirs or workdirs[0].startswith("-"):
         raise UserError("usage: python -m tsfl_jax.tensorboard WORKDIR …")
     runs = [w for w in workdirs if (pathlib.Path(w) / "metrics.jsonl").is_file()]

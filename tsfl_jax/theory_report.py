@@ -1,26 +1,29 @@
-"""``python -m tsfl_jax.theory_report WORKDIR``: what the theory says of a finished run.
+"""``python -m tsfl_jax.theory_report WORKDIR``: a run compared with the theory.
 
 From the files of a run that measured its clients (``--config.measure_clients=true``):
 the four items of Theorem 1's bound after every interval, and the weights that the run
 used beside those of Corollary 1, of Theorem 2 as printed and of the true minimiser.
 
-Γ_i and ‖w⁰ − w*‖² are what gradients let one say, see `client_gradients`.
+Γ_i and ‖w⁰ − w*‖² are estimated from gradients, see `client_gradients`.
 """
 
 import argparse
 import pathlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import command, dms, report, rng, theory, theory_plots
+from tsfl_jax import command, dms, plot_style, report, rng, theory
 from tsfl_jax.bound_minimum import bound_optimal_weights
 from tsfl_jax.fixed_point import theorem2_weights
-from tsfl_jax.theory import estimated
+from tsfl_jax.theory import BoundConstants, estimated
 from tsfl_jax.theory_run import Run, constants_of, read
 from tsfl_jax.types import ClientGradients, UserError
+
+if TYPE_CHECKING:
+    import matplotlib.axes
 
 # Weights that are compared: label in tables and figures.
 NAMES = RUN, DMS, COROLLARY, PRINTED, MINIMUM, EQUAL = (
@@ -32,7 +35,20 @@ NAMES = RUN, DMS, COROLLARY, PRINTED, MINIMUM, EQUAL = (
     "equal",
 )
 
-_DRAWS = 256  # of DMS's selection, for its expectation
+_DRAWS = 256  # random selections of DMS, whose mean estimates its expected weights
+# Field of Terms → label and style.
+_TERMS = {
+    "X": ("X, gradient", plot_style.line_style("#D55E00", "--", "s")),
+    "Y": ("Y, mini-batch", plot_style.line_style("#009E73", "-.", "^")),
+    "Z": ("Z, data distribution", plot_style.line_style("#CC79A7", ":", "D")),
+}
+_WEIGHTS = {  # all but the equal weights
+    RUN: plot_style.line_style("#009E73", "-", "^"),
+    DMS: plot_style.line_style("#0072B2", "-", "o"),
+    COROLLARY: plot_style.line_style("#56B4E9", "-", "v"),
+    PRINTED: plot_style.line_style("#D55E00", "-", "s"),
+    MINIMUM: plot_style.line_style("#CC79A7", "-", "D"),
+}
 
 
 class Items(NamedTuple):
@@ -46,7 +62,7 @@ def items(run: Run) -> Items:
     """Theorem 1 after 1, 2, …, T' intervals, from w⁰."""
     known = constants_of(run)
 
-    def found(rho, tau):
+    def found(rho: jax.Array, tau: jax.Array) -> Items:
         terms = theory.theorem1_terms(rho, tau, known)
         return Items(terms, theory.theorem1_bound(rho, tau, known))
 
@@ -55,7 +71,7 @@ def items(run: Run) -> Items:
 
 
 class Weights(NamedTuple):
-    """Weights of every interval by name ``[T', N]``, and what became of them."""
+    """Weights of every interval by name ``[T', N]``, and how their solvers ended."""
 
     rho: dict[str, np.ndarray]  # NaN where there are none
     bound: dict[str, np.ndarray]  # [T'] the interval's own bound
@@ -64,56 +80,86 @@ class Weights(NamedTuple):
     residual: np.ndarray  # [T'] KKT residual of the minimiser, inf where void
 
 
+class _Interval(NamedTuple):
+    """What one interval measured; of all intervals: a leading axis ``[T']``."""
+
+    tau: jax.Array  # [N]
+    rho: jax.Array  # [N] of the run
+    smoothness: jax.Array  # L
+    grad_sq_norm: jax.Array  # G²
+    gradients: ClientGradients
+
+
+def _affine_weights(
+    one: _Interval, known: BoundConstants, lr: float, limit: float, keys: jax.Array
+) -> dict[str, jax.Array]:
+    """Weights of Corollary 1, and of DMS as the mean over its random selections."""
+    present = one.tau > 0
+    slope = dms.coupling(
+        one.tau,
+        lr=lr,
+        smoothness=one.smoothness,
+        grad_sq_norm=one.grad_sq_norm,
+        grad_variance=jnp.sum(present / present.sum() * known.grad_variance),
+    )
+
+    def selected(key: jax.Array) -> jax.Array:
+        kept = dms.select(key, one.tau)
+        return dms.affine_weights(one.tau, kept, slope, limit)
+
+    return {
+        COROLLARY: dms.affine_weights(one.tau, present, slope, limit),
+        DMS: jax.vmap(selected)(keys).mean(0),
+    }
+
+
+def _bounds_of(
+    rhos: jax.Array, tau: jax.Array, known: BoundConstants, limit: float
+) -> jax.Array:
+    """Bound of each row of `rhos`, NaN where the minimiser may not choose it."""
+    slack = 1e-5
+    allowed = (rhos > -slack) & (rhos < limit / tau.shape[0] + slack)
+    allowed = allowed.all(1) & (jnp.abs(rhos.sum(1) - 1) < slack)
+    usable = jnp.where(allowed[:, None], rhos, 0.0)
+    bounds = jax.vmap(lambda r: theory.theorem1_bound(r, tau, known).total)(usable)
+    return jnp.where(allowed, bounds, jnp.nan)
+
+
 def weights(run: Run) -> Weights:
     """All weights for the bound of each interval alone: T = 1, from w^t."""
     limit = min(run.weight_limit, run.tau.shape[1])
     keys = jax.random.split(rng.fold(rng.key(0), "theory report"), _DRAWS)
 
-    def one(tau, rho, L, square_norm, square, variance, dissimilarity):
-        present = tau > 0
-        measured = ClientGradients(variance, dissimilarity, square)
-        known = estimated(run.lr, run.weight_limit, L, square_norm, measured, present)
-        share = present / present.sum()
-        slope = dms.coupling(
-            tau,
-            lr=run.lr,
-            smoothness=L,
-            grad_sq_norm=square_norm,
-            grad_variance=jnp.sum(share * known.grad_variance),
+    def weights_of(one: _Interval) -> tuple[jax.Array, ...]:
+        tau, present = one.tau, one.tau > 0
+        known = estimated(
+            run.lr,
+            run.weight_limit,
+            one.smoothness,
+            one.grad_sq_norm,
+            one.gradients,
+            present,
         )
         fixed = theorem2_weights(tau, known, present)
         total = fixed.rho.sum()
         found = bound_optimal_weights(tau, known, limit=limit)
-
-        def drawn(key):
-            kept = dms.select(key, tau)
-            return dms.affine_weights(tau, kept, slope, run.weight_limit)
-
-        rhos = {  # in the order of a table's columns
-            RUN: rho,
-            COROLLARY: dms.affine_weights(tau, present, slope, run.weight_limit),
-            DMS: jax.vmap(drawn)(keys).mean(0),
-            # No multiplier in the print, so its weights need not sum to 1.
+        rhos = _affine_weights(one, known, run.lr, run.weight_limit, keys) | {
+            RUN: one.rho,
+            # As printed there is no multiplier, so the weights need not sum to 1.
             PRINTED: jnp.where(fixed.converged & (total > 0), fixed.rho, jnp.nan)
             / total,
             MINIMUM: jnp.where(found.valid, found.rho, jnp.nan),
-            EQUAL: share,
+            EQUAL: present / present.sum(),
         }
         rhos = jnp.stack([rhos[name] for name in NAMES])
-        # Only weights that the minimiser might have chosen can be compared with it.
-        slack = 1e-5
-        allowed = (rhos > -slack) & (rhos < limit / tau.shape[0] + slack)
-        allowed = allowed.all(1) & (jnp.abs(rhos.sum(1) - 1) < slack)
-        usable = jnp.where(allowed[:, None], rhos, 0.0)
-        bounds = jax.vmap(lambda r: theory.theorem1_bound(r, tau, known).total)(usable)
-        bounds = jnp.where(allowed & found.limit_holds, bounds, jnp.nan)
+        bounds = _bounds_of(rhos, tau, known, limit)
+        bounds = jnp.where(found.limit_holds, bounds, jnp.nan)
         return rhos, bounds, fixed.converged, found.valid, found.kkt_residual
 
-    columns = [run.tau, run.rho, run.smoothness, run.grad_sq_norm, run.grad_square]
-    columns += [run.variance, run.dissimilarity]
-    rhos, bounds, *rest = jax.device_get(
-        jax.jit(jax.vmap(one))(*map(jnp.asarray, columns))
-    )
+    gradients = ClientGradients(run.variance, run.dissimilarity, run.grad_square)
+    measured = _Interval(run.tau, run.rho, run.smoothness, run.grad_sq_norm, gradients)
+    measured = jax.tree.map(jnp.asarray, measured)
+    rhos, bounds, *rest = jax.device_get(jax.jit(jax.vmap(weights_of))(measured))
     return Weights(
         {name: rhos[:, i] for i, name in enumerate(NAMES)},
         {name: bounds[:, i] for i, name in enumerate(NAMES)},
@@ -122,7 +168,7 @@ def weights(run: Run) -> Weights:
 
 
 def by_tau(run: Run, found: Weights) -> list[dict[str, str]]:
-    """Mean weight of the clients that did so many iterations, in %."""
+    """Mean weight in %, for each number of local iterations."""
     rows = []
     for tau in np.unique(run.tau[run.tau > 0]):
         there = run.tau == tau
@@ -147,7 +193,7 @@ def bound_row(found: Weights) -> dict[str, str]:
 
 
 def _text(run: Run, found: Weights, bound: theory.Bound) -> str:
-    """What stands above the table."""
+    """The paragraphs above the table."""
     known = constants_of(run)
     scalars = {
         "η": run.lr,
@@ -180,23 +226,75 @@ def _largest(values: np.ndarray) -> float:
 
 def item_rows(run: Run, found: Items) -> list[dict[str, Any]]:
     """Terms and items after each interval, as in theory_items.csv."""
-    columns = found.terms._asdict() | found.bound._asdict()
-    columns = {"interval": run.interval} | columns
-    return [
-        {name: values[t].item() for name, values in columns.items()}
-        for t in range(len(run.interval))
-    ]
+    columns = {"interval": run.interval}
+    columns |= found.terms._asdict() | found.bound._asdict()
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in values]
+
+
+@plot_style.styled
+def plot_theory(
+    run: Run, after: Items, found: Weights, path: pathlib.Path
+) -> list[pathlib.Path]:
+    """Plot the terms of Theorem 1, and weights against τ, as PNG and PDF.
+
+    Args:
+      run: from `theory_run.read`.
+      after: from `items`.
+      found: from `weights`; shown is the mean over all clients with the same τ.
+      path: without a suffix.
+    """
+    figure, (left, right) = plot_style.figure_of(3.0, ncols=2)
+    _plot_terms(left, run, after)
+    for name, style in _WEIGHTS.items():
+        rho = found.rho[name]
+        known = np.isfinite(rho) & (run.tau > 0)
+        levels = np.unique(run.tau[known])
+        mean = [100 * rho[known & (run.tau == level)].mean() for level in levels]
+        look = style | {"label": name, "linewidth": 1.2, "markersize": 6}
+        right.plot(levels, mean, **look)
+    right.set_xlabel("local iterations τ")
+    right.set_ylabel("mean weight ρ in %")
+    right.xaxis.set_major_locator(plot_style.whole_numbers())
+    right.legend(fontsize="x-small", handlelength=2)
+    figure.suptitle(plot_style.title(run.about))
+    return plot_style.save_both(figure, path)
+
+
+def _plot_terms(axes: "matplotlib.axes.Axes", run: Run, after: Items) -> None:
+    """Plot X, Y, Z, the distance and their bound, where it is not void."""
+    void = ~(np.asarray(after.terms.W) > 0)
+    distance = np.full(len(run.interval), float(constants_of(run).distance))
+    blue = plot_style.line_style("#0072B2", "-", "o")
+    curves = {"‖w⁰ − w*‖²": (distance, blue)}
+    for name, (label, style) in _TERMS.items():
+        curves[label] = (np.asarray(getattr(after.terms, name), float), style)
+    total = np.where(void, np.nan, np.asarray(after.bound.total, float))
+    curves["bound"] = (total, plot_style.line_style("#000000", (0, (5, 1)), "v"))
+    for label, (values, style) in curves.items():
+        values = np.where(values > 0, values, np.nan)  # a logarithmic axis
+        plot_style.plot_line(axes, run.interval, values, style, label=label)
+    if axes.lines:
+        axes.set_yscale("log")
+        axes.legend(fontsize="x-small", handlelength=3)
+    if void.any():
+        first = run.interval[void][0]
+        axes.axvspan(first - 0.5, run.interval[-1] + 0.5, color="#EEEEEE", zorder=0)
+        place = axes.get_xaxis_transform()
+        axes.text(first, 0.02, "W ≤ 0: no bound", fontsize="small", transform=place)
+    axes.set_ylabel("terms of Theorem 1")
+    plot_style.interval_axis(axes, run.interval)
 
 
 def write(
     workdir: pathlib.Path, out: pathlib.Path, weight_limit: float | None = None
 ) -> list[pathlib.Path]:
-    """Writes theory.md and .csv, theory_items.csv, theory.png and .pdf.
+    """Write theory.md and .csv, theory_items.csv, theory.png and .pdf.
 
     Args:
       workdir: folder of the run.
-      out: where to.
-      weight_limit: θ ≥ 1 to judge by; None: the run's own, if it had one.
+      out: folder of the files.
+      weight_limit: θ ≥ 1 of the comparison; None: the run's own, if it had one.
     """
     run = read(workdir)
     if weight_limit is not None:
@@ -209,15 +307,7 @@ def write(
     paths = report.write_table(out, "theory", rows, _text(run, found, after.bound))
     items_path = out / "theory_items.csv"
     report.write_csv(items_path, item_rows(run, after))
-    distance = float(constants_of(run).distance)
-    curves = {name: (run.tau, rho) for name, rho in found.rho.items() if name != EQUAL}
-    return [
-        *paths,
-        items_path,
-        *theory_plots.draw(
-            run.interval, *after, distance, curves, out / "theory", run.about
-        ),
-    ]
+    return [*paths, items_path, *plot_theory(run, after, found, out / "theory")]
 
 
 def main(arguments: list[str]) -> None:

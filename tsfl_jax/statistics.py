@@ -1,0 +1,52 @@
+"""Means with confidence intervals, for tables and figures of several seeds.
+
+Student's t; NaN and ±inf count as missing only where the caller says so.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def confidence_interval(
+    values: np.ndarray | Sequence[float], level: float = 0.95, *, omit: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean over the first axis, and half the width of its confidence interval.
+
+    x̄ and t((1 + level) / 2; n − 1) s / √n.
+
+    Args:
+      values: ``[n, …]``, n independent measurements.
+      level: of confidence, in (0, 1).
+      omit: leave out values that are not finite; otherwise they make the mean NaN.
+
+    Returns:
+      Two float64 arrays ``[…]``. The mean is NaN without a value, half the width
+      with fewer than two.
+    """
+    from scipy import stats
+
+    values = np.asarray(values, float)
+    known = np.isfinite(values) if omit else np.ones(values.shape, bool)
+    count = known.sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):  # too few values: NaN
+        mean = np.where(known, values, 0.0).sum(axis=0) / count
+        square = np.where(known, (values - mean[None]) ** 2, 0.0).sum(axis=0)
+        error = np.sqrt(square / (count - 1) / count)
+    return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
+
+
+def mean_text(mean: float, half: float, form: str = ".2f") -> str:
+    """ "97.40 ± 0.12"; the mean alone where half the width is NaN."""
+    text = f"{mean:{form}}"
+    return text if np.isnan(half) else f"{text} ± {half:{form.lstrip('+')}}"
+
+
+def spread(values: np.ndarray | Sequence[float], form: str = ".2f") -> str:
+    """Mean ± half of its 95 % confidence interval as text.
+
+    Args:
+      values: ``[n]`` independent measurements.
+      form: format of the mean; "+.2f" shows the sign of a difference.
+    """
+    return mean_text(*confidence_interval(values), form)

@@ -302,7 +302,7 @@ def figures():
 
 # Programs that read the files of a finished run
 
-CURVES, PARTS, EVENTS = plots.curves, plots.participation, tensorboard.write
+CURVES, PARTS, EVENTS = plots.plot_curves, plots.plot_participation, tensorboard.write
 THEORY, METRICS = theory_run.read, "metrics.jsonl"
 NO_ROW = "line 1: expected an object with an interval and numbers"
 T, N = 6, 4

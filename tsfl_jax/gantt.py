@@ -199,7 +199,7 @@ def plot_timeline(
     axes.grid(visible=False)
     found = _plot_bars(axes, line, clients, end)
     _plot_updates(axes, updates_until(line, end), len(clients))
-    handles = [
+    handles: list[Patch | Line2D] = [
         Patch(**_style(kind), label=_label(kind, line))
         for kind in segments.KINDS
         if kind in found
@@ -286,7 +286,7 @@ def _axes(
         number = np.arange(1, round(end) + 1)
         axes.set_xticks(number - 0.5, number)
         axes.tick_params(axis="x", length=0)
-    axes.set_yticks(range(len(clients)), clients, fontsize="small")
+    axes.set_yticks(range(len(clients)), map(str, clients), fontsize="small")
     axes.set_ylabel("client")
     tiers = [line.tier.get(i) for i in clients]
     for row, tier in enumerate(tiers):
@@ -295,7 +295,7 @@ def _axes(
             name = "none" if tier is None else f"tier {tier}"
             axes.text(
                 1.01,
-                np.mean(rows),
+                float(np.mean(rows)),
                 name,
                 transform=axes.get_yaxis_transform(),
                 rotation=90,

@@ -180,7 +180,8 @@ def _bars(
     corners = [(left, zero), (left, height), (right, height), (right, zero)]
     shades = colormaps["YlGnBu"](np.linspace(0.2, 1, 256))  # darker in grey print, too
     bars = PolyCollection(
-        np.stack([np.stack(xy, -1) for xy in corners], 1),
+        # The stub lacks arrays, of which a collection is made fastest.
+        np.stack([np.stack(xy, -1) for xy in corners], 1),  # pyright: ignore[reportArgumentType]
         array=color,
         cmap=ListedColormap(shades),
         edgecolors="#333333" if edges else "none",

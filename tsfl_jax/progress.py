@@ -71,9 +71,11 @@ def progress_line(
         speed = here / elapsed_s
         rate = f"{speed:.1f}" if speed >= 1 else f"{speed:.2g}"
         left = _clock((total - done) / speed)
-    known = loss is not None and not math.isnan(loss)
-    loss = f"{loss:{'.3f' if 0.001 <= loss < 1000 else '.3g'}}" if known else "–"
-    line = f"interval {done}/{total}, accuracy {_percent(accuracy)}, loss {loss}"
+    line = f"interval {done}/{total}, accuracy {_percent(accuracy)}, loss "
+    if loss is None or math.isnan(loss):
+        line += "–"
+    else:
+        line += f"{loss:{'.3f' if 0.001 <= loss < 1000 else '.3g'}}"
     line += f", {rate} intervals/s"
     if done >= total:
         return f"{line}, done in {_clock(elapsed_s)}"

@@ -104,11 +104,11 @@ def choices(
 
 
 def plot_curves(
-    folder: pathlib.Path, name: str, measured: Measured
+    folder: pathlib.Path, name: str, measured: Measured, history: dict[str, np.ndarray]
 ) -> list[pathlib.Path]:
     """Plot accuracy against the interval, a line per algorithm."""
     cell = measured.cell
-    lines = zip(paper.ALGORITHMS, measured.history["test_accuracy"], strict=True)
+    lines = zip(paper.ALGORITHMS, history["test_accuracy"], strict=True)
     title = ", ".join(filter(None, (_DATA[cell.data], cell.case, measured.note)))
     path = folder / f"{name}_{cell.config}"
     return sweep_report.plot_bands(dict(lines), path, title)
@@ -116,11 +116,11 @@ def plot_curves(
 
 @plot_style.styled
 def plot_participation(
-    folder: pathlib.Path, name: str, measured: Measured
+    folder: pathlib.Path, name: str, measured: Measured, history: dict[str, np.ndarray]
 ) -> list[pathlib.Path]:
     """Plot how often each client has weight under DMS, with the seeds' spread."""
     cell, dms = measured.cell, paper.ALGORITHMS.index("dms")
-    rho, tau = measured.history["rho"][dms], measured.history["tau"][dms]
+    rho, tau = history["rho"][dms], history["tau"][dms]
     mean, half = confidence_interval(100 * (rho > 0).mean(axis=1))  # [N]
     figure, axes = plot_style.figure_of(2.9)
     clients = np.arange(len(mean))
@@ -149,5 +149,8 @@ def write(
     if target.startswith("table"):
         return table(folder, target, cells, device)
     plot = plot_participation if target == "fig6" else plot_curves
-    plotted = [plot(folder, target, m) for m in cells if m.history is not None]
-    return [path for paths in plotted for path in paths]
+    paths = []
+    for measured in cells:
+        if measured.history is not None:
+            paths += plot(folder, target, measured, measured.history)
+    return paths

@@ -123,7 +123,7 @@ def rows(several: Sequence[Outcome]) -> list[dict[str, str]]:
                 "FedAvg, %": spread(100 * fedavg),
                 "DMS, %": spread(100 * dms),
                 "DMS − FedAvg, paired": spread(gain, "+.2f"),
-                "verdict": verdict(*confidence_interval(gain)),
+                "verdict": verdict(*map(float, confidence_interval(gain))),
                 "seeds": str(len(gain)),
             }
         )

@@ -36,17 +36,13 @@ def confidence_interval(
     return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
 
 
-def mean_text(mean: float, half: float, form: str = ".2f") -> str:
-    """ "97.40 ± 0.12"; the mean alone where half the width is NaN."""
-    text = f"{mean:{form}}"
-    return text if np.isnan(half) else f"{text} ± {half:{form.lstrip('+')}}"
-
-
 def spread(values: np.ndarray | Sequence[float], form: str = ".2f") -> str:
-    """Mean ± half of its 95 % confidence interval as text.
+    """Format a mean ± half of its 95 % confidence interval: "97.40 ± 0.12".
 
     Args:
-      values: ``[n]`` independent measurements.
+      values: ``[n]`` independent measurements; the mean alone for n = 1.
       form: format of the mean; "+.2f" shows the sign of a difference.
     """
-    return mean_text(*confidence_interval(values), form)
+    mean, half = confidence_interval(values)
+    text = f"{mean:{form}}"
+    return text if np.isnan(half) else f"{text} ± {half:{form.lstrip('+')}}"

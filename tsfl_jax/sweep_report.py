@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tsfl_jax import plot_style, report
-from tsfl_jax.statistics import confidence_interval, mean_text
+from tsfl_jax.statistics import confidence_interval, spread
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -42,16 +42,13 @@ def _accuracies(good: list[Row]) -> tuple[list[str], float]:
     """(cells, mean of best) of lanes."""
     best = 100 * np.array([lane["best_test_accuracy"] for lane in good])
     final = 100 * np.array([lane["final_test_accuracy"] for lane in good])
-    mean, half = confidence_interval(best)
-    shown = [mean_text(mean, half), mean_text(*confidence_interval(final))]
-    return [*shown, f"{best.max():.2f}"], mean
+    return [spread(best), spread(final), f"{best.max():.2f}"], float(best.mean())
 
 
 def _losses(good: list[Row]) -> tuple[list[str], float]:
     """(cells, mean of final) of lanes."""
-    final = [lane["final_test_loss"] for lane in good]
-    mean, half = confidence_interval(final)
-    return [mean_text(mean, half, ".4g"), f"{min(final):.4g}"], mean
+    final = np.array([lane["final_test_loss"] for lane in good], float)
+    return [spread(final, ".4g"), f"{final.min():.4g}"], float(final.mean())
 
 
 def summary(swept: Sequence[str], rows: list[Row]) -> str:

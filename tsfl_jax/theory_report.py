@@ -20,7 +20,7 @@ from tsfl_jax.bound_minimum import bound_optimal_weights
 from tsfl_jax.fixed_point import theorem2_weights
 from tsfl_jax.theory import BoundConstants, estimated
 from tsfl_jax.theory_run import Run, constants_of, read
-from tsfl_jax.types import ClientGradients, UserError
+from tsfl_jax.types import Array, ClientGradients, PRNGKey, UserError
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -83,16 +83,16 @@ class Weights(NamedTuple):
 class _Interval(NamedTuple):
     """What one interval measured; of all intervals: a leading axis ``[T']``."""
 
-    tau: jax.Array  # [N]
-    rho: jax.Array  # [N] of the run
-    smoothness: jax.Array  # L
-    grad_sq_norm: jax.Array  # G²
+    tau: Array  # [N]
+    rho: Array  # [N] of the run
+    smoothness: Array  # L
+    grad_sq_norm: Array  # G²
     gradients: ClientGradients
 
 
 def _affine_weights(
-    one: _Interval, known: BoundConstants, lr: float, limit: float, keys: jax.Array
-) -> dict[str, jax.Array]:
+    one: _Interval, known: BoundConstants, lr: float, limit: float, keys: PRNGKey
+) -> dict[str, Array]:
     """Weights of Corollary 1, and of DMS as the mean over its random selections."""
     present = one.tau > 0
     slope = dms.coupling(
@@ -103,7 +103,7 @@ def _affine_weights(
         grad_variance=jnp.sum(present / present.sum() * known.grad_variance),
     )
 
-    def selected(key: jax.Array) -> jax.Array:
+    def selected(key: PRNGKey) -> Array:
         kept = dms.select(key, one.tau)
         return dms.affine_weights(one.tau, kept, slope, limit)
 
@@ -113,9 +113,7 @@ def _affine_weights(
     }
 
 
-def _bounds_of(
-    rhos: jax.Array, tau: jax.Array, known: BoundConstants, limit: float
-) -> jax.Array:
+def _bounds_of(rhos: Array, tau: Array, known: BoundConstants, limit: float) -> Array:
     """Bound of each row of `rhos`, NaN where the minimiser may not choose it."""
     slack = 1e-5
     allowed = (rhos > -slack) & (rhos < limit / tau.shape[0] + slack)
@@ -130,7 +128,7 @@ def weights(run: Run) -> Weights:
     limit = min(run.weight_limit, run.tau.shape[1])
     keys = jax.random.split(rng.fold(rng.key(0), "theory report"), _DRAWS)
 
-    def weights_of(one: _Interval) -> tuple[jax.Array, ...]:
+    def weights_of(one: _Interval) -> tuple[Array, ...]:
         tau, present = one.tau, one.tau > 0
         known = estimated(
             run.lr,
@@ -313,7 +311,8 @@ def write(
 def main(arguments: list[str]) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m tsfl_jax.theory_report", description=__doc__.splitlines()[0]
+        prog="python -m tsfl_jax.theory_report",
+        description=str(__doc__).splitlines()[0],
     )
     parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished run")
     parser.add_argument("--weight_limit", type=float, help="θ instead of the run's own")

@@ -38,8 +38,8 @@ def bare(exp, tmp_path_factory):
 def quick(monkeypatch, request):
     """Pictures take most of the time of a finished run."""
     if "figures" not in request.fixturenames:
-        monkeypatch.setattr(runner.results.plots, "curves", lambda folder: None)
-        monkeypatch.setattr(runner.results.plots, "participation", lambda folder: None)
+        for name in ("plot_curves", "plot_participation"):
+            monkeypatch.setattr(runner.results.plots, name, lambda folder: None)
 
 
 # Damages: functions of a path

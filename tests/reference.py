@@ -41,7 +41,18 @@ def loss_and_gradient(w, x, y):
 
 
 def local_training(
-    w0, x, y, row, tau, size, key, hp, batch_size, iteration, correction=None
+    w0,
+    x,
+    y,
+    row,
+    tau,
+    size,
+    key,
+    hp,
+    batch_size,
+    iteration,
+    correction=None,
+    gradient=loss_and_gradient,
 ):
     """τ local iterations of SGD with momentum, proximal term and clipping."""
     w = {k: v.copy() for k, v in w0.items()}
@@ -53,7 +64,7 @@ def local_training(
         order = order_of_pass(key, k // batches, size, len(row))
         start = (k % batches) * batch_size
         chosen = row[order[start : min(start + batch_size, size)]]
-        loss, g = loss_and_gradient(w, x[chosen], y[chosen])
+        loss, g = gradient(w, x[chosen], y[chosen])
         total, count = total + loss, count + len(chosen)
         g = {n: g[n] + hp["mu"] * (w[n] - w0[n]) for n in g}
         if correction is not None:

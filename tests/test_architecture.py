@@ -53,9 +53,10 @@ MAY_IMPORT = {
     "pooling": "convolution types",
     "models": "convolution metrics pooling rng types",
     "client": "metrics models rng types",
-    "estimate": "client models rng types",
+    "exact_sums": "types",
+    "estimate": "client exact_sums models rng types",
     "client_gradients": "client models rng types",
-    "mapping": "client types",
+    "mapping": "client exact_sums types",
     "devices": "types",
     "rendezvous": "types",
     "processes": "rendezvous types",
@@ -66,11 +67,11 @@ MAY_IMPORT = {
     "aggregate": "dms local_work types",
     "bound_rule": "aggregate bound_minimum theory types",
     "rules": "aggregate bound_rule local_work robust types",
-    "evaluation": "client metrics models types",
+    "evaluation": "client exact_sums metrics models types",
     "bases": "types",
     "probe": "aggregate client client_gradients estimate models types",
-    "interval": "aggregate bases client evaluation mapping metrics models probe rng "
-    "types",
+    "interval": "aggregate bases client evaluation exact_sums mapping metrics models "
+    "probe rng types",
     "engine": "aggregate devices interval models types",
     "describe": "",
     "prepare": "aggregate arrays choices client config data describe draw host_memory "

@@ -5,8 +5,6 @@ it downloaded it. The pool ``[P, ...]`` holds those that somebody still works on
 updates are measured against them. `base` None everywhere means w^t.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
@@ -27,40 +25,21 @@ def kept(pool: Params, params: Params, keep: Array) -> Params:
     return jax.tree.map(lambda p, w: p.at[keep].set(w, mode="drop"), pool, params)
 
 
-def weighted(
-    rho: Array,
-    total_rho: Array,
-    base: Array | None,
-    params: Params,
-    pool: Params | None,
-    total: Callable[[Params], Params],
-) -> Params:
-    """Σ_i ρ_i base_i.
+def mean(params: Params, moved: Params, total_rho: Array) -> Params:
+    """Σ_i ρ_i w_i = (Σ ρ) w^t + Σ_i ρ_i (w_i − w^t); whole numbers stay.
 
     Args:
-      rho: ``[K]`` weights of this device's clients.
-      total_rho: Σ ρ over all devices.
-      base: ``[K]`` int32 places in the pool.
       params: w^t.
-      pool: ``[P, ...]``.
-      total: sum over devices.
-
-    Returns:
-      as `params`; whole numbers are those of w^t.
+      moved: the second term.
+      total_rho: Σ ρ over all devices.
     """
-    if base is None:
-        return jax.tree.map(
-            lambda w: total_rho.astype(w.dtype) * w if _inexact(w) else w, params
-        )
-    places = jax.tree.leaves(pool)[0].shape[0]
-    share = total(jnp.zeros(places, jnp.float32).at[base].add(rho))
+    # Σ ρ = 1 but for rounding where nothing is stale: then w^t must not drift.
+    share = jnp.where(jnp.abs(total_rho - 1) < 1e-5, 1.0, total_rho)
 
-    def mean(earlier, w):
-        if not _inexact(w):
-            return w
-        return jnp.tensordot(share.astype(w.dtype), earlier, 1)
+    def combined(w, m):
+        return share.astype(w.dtype) * w + m if _inexact(w) else w
 
-    return jax.tree.map(mean, pool, params)
+    return jax.tree.map(combined, params, moved)
 
 
 def moved(params: Params, end: Params, start: Params) -> Params:

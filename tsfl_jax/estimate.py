@@ -18,7 +18,7 @@ import optax
 from jax import lax
 
 from tsfl_jax import client as local
-from tsfl_jax import rng
+from tsfl_jax import exact_sums, rng
 from tsfl_jax.models import Model
 from tsfl_jax.types import Constants, HParams, Params, PRNGKey
 
@@ -106,13 +106,12 @@ def estimate_constants(
         (keys[chosen], jax.tree.map(lambda a: a[chosen], clients)),
     )
     measured = jax.tree.map(lambda a: jnp.where(taking_part, a, 0.0), probes)
-    sums = (
-        taking_part.sum(),
-        measured.grad_sq_norm.sum(),
-        measured.grad_variance.sum(),
-    )
-    largest = measured.smoothness.max()
+    largest, count = measured.smoothness.max(), taking_part.sum()
     if axis is not None:
-        sums, largest = lax.psum(sums, axis), lax.pmax(largest, axis)
-    count = jnp.maximum(sums[0], 1)
-    return Constants(largest, sums[1] / count, sums[2] / count)
+        largest, count = lax.pmax(largest, axis), lax.psum(count, axis)
+    count = jnp.maximum(count, 1)
+    return Constants(
+        largest,
+        exact_sums.scalar(measured.grad_sq_norm, axis) / count,
+        exact_sums.scalar(measured.grad_variance, axis) / count,
+    )

@@ -1,18 +1,15 @@
 """The global model on the test set, batch by batch inside the compiled program."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tsfl_jax import metrics
+from tsfl_jax import exact_sums, metrics
 from tsfl_jax.client import Samples, scaled
 from tsfl_jax.models import Model
 from tsfl_jax.types import Array, Params
-
-Total = Callable[[Params], Params]  # sum over devices
 
 
 class TestSet(NamedTuple):
@@ -24,10 +21,15 @@ class TestSet(NamedTuple):
 
 
 def make_test_set(x: np.ndarray, y: np.ndarray, num_devices: int = 1) -> TestSet:
-    """Samples ``[M, ...]`` and labels ``[M]`` in equal batches, as many per device."""
+    """Samples ``[M, ...]`` and labels ``[M]`` in equal batches, as many per device.
+
+    The size of a batch does not depend on the number of devices, so that no sum does;
+    some devices may get one batch without samples.
+    """
     # Larger batches than 128 fall out of the CPU's cache.
-    batches = -(-len(y) // (128 * num_devices)) * num_devices
+    batches = -(-len(y) // 128)
     size = -(-len(y) // batches)
+    batches = -(-batches // num_devices) * num_devices
     index = np.arange(batches * size)
     mask = index < len(y)
     index = np.where(mask, index, 0)
@@ -40,23 +42,25 @@ def make_test_set(x: np.ndarray, y: np.ndarray, num_devices: int = 1) -> TestSet
 
 
 def evaluate(
-    model: Model, variables: Params, samples: Samples, test: TestSet, total: Total
+    model: Model, variables: Params, samples: Samples, test: TestSet, axis: str | None
 ) -> tuple[Array, Array]:
     """(accuracy in [0, 1], mean loss) on the whole test set.
 
-    The accuracy of a model that does not classify is NaN.
+    The accuracy of a model that does not classify is NaN. `axis` names the mesh axis of
+    devices that share the test set; None: one device.
     """
 
     def batch(item):
         x, y, mask = item
         outputs = model.predict(variables, scaled(samples, x))
         loss = jnp.where(mask, model.loss(outputs, y), 0.0)
-        if not model.classifies:
-            return jnp.float32(jnp.nan), loss.sum()
-        right = jnp.where(mask, metrics.correct(outputs, y), False)
-        return right.sum(), loss.sum()
+        right = 0
+        if model.classifies:
+            right = jnp.where(mask, metrics.correct(outputs, y), False).sum()
+        return jnp.int32(right), loss.sum()
 
     right, loss = lax.map(batch, tuple(test))
-    count = test.mask.sum()
-    right, loss, count = total((right.sum(), loss.sum(), count))
-    return right / count, loss / count
+    counts = right.sum(), test.mask.sum()
+    right, count = counts if axis is None else lax.psum(counts, axis)
+    accuracy = right / count if model.classifies else jnp.float32(jnp.nan)
+    return accuracy, exact_sums.scalar(loss, axis) / count

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from tsfl_jax import bases, evaluation, mapping, rng
+from tsfl_jax import bases, evaluation, exact_sums, mapping, rng
 from tsfl_jax import client as local
 from tsfl_jax.aggregate import Aggregator, Event, Situation
 from tsfl_jax.metrics import weight_entropy
@@ -201,6 +201,11 @@ def make_interval(
                 start, client_key, client, problem.samples, hparams, limit, correction
             )
 
+        def start_of(client):
+            if aggregator.deltas and client.base is not None:
+                return bases.one(state.pool, client.base)
+            return state.params
+
         # This device's share of the clients; an empty place is a client without work.
         somebody = inputs.slot < inputs.tau.shape[0]
         here = jnp.where(somebody, inputs.slot, 0)
@@ -212,19 +217,17 @@ def make_interval(
         how = {"mapping": mapping_name, "chunk": chunk, "most": most_steps}
         if aggregator.combine is None:
             rho = jnp.where(somebody, weights.rho[here], 0.0)
-            mean, kept, scale, results = mapping.weighted_models(
-                train_one, mine, rho, state.params, work, total=total, **how
+            weighted, results = mapping.weighted_models(
+                train_one, start_of, mine, rho, state.params, work, axis=axis, **how
             )
+            kept = weighted.kept
             server, event = (
                 state.server,
                 Event(situation, weights.rho, situation.tau > 0),
             )
-            if aggregator.deltas:
-                rho = jnp.where(results.finite, rho * scale, 0.0)
-                start = bases.weighted(
-                    rho, kept * scale, mine.base, state.params, state.pool, total
-                )
-                mean = bases.moved(state.params, mean, start)
+            one = jnp.float32(1.0)
+            total_rho = one if aggregator.deltas else weighted.asked
+            mean = bases.mean(state.params, weighted.moved, total_rho)
         else:
             models, results = mapping.all_models(train_one, mine, work, **how)
             updates = bases.updates(
@@ -248,11 +251,12 @@ def make_interval(
         params, server = aggregator.update(mean, state.params, server, event, hparams)
         worked = mine.tau > 0
         usable = results.finite & worked
-        loss_sum, loss_count, samples, dropped, survivors = total(
+        loss_sum = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
+        loss_count = exact_sums.scalar(
+            jnp.where(usable, results.samples, 0).astype(jnp.float32), axis
+        )
+        samples, dropped, survivors = total(
             (
-                jnp.where(usable, results.loss, 0.0).sum(),
-                # float32: the sum over all clients may be more than int32 holds.
-                jnp.where(usable, results.samples, 0).astype(jnp.float32).sum(),
                 bases.scattered(results.samples, place, inputs.tau.shape[0]),
                 jnp.sum(~results.finite & worked),
                 usable.sum(),
@@ -276,7 +280,7 @@ def make_interval(
         accuracy, loss = lax.cond(
             inputs.evaluate,
             lambda w: evaluation.evaluate(
-                model, w, problem.samples, problem.test, total
+                model, w, problem.samples, problem.test, axis
             ),
             lambda w: (jnp.float32(jnp.nan), jnp.float32(jnp.nan)),
             new.params,

@@ -1,8 +1,8 @@
-"""Runs one-client code for all clients and adds up their weighted models.
+"""Runs one-client code for all clients and adds up their weighted updates.
 
-Weights are known before training, so Σ ρ_i w_i accumulates as clients finish and
-memory does not grow with N. A client whose model is not finite is left out of the sum
-and the others' weights are scaled up in its place.
+Weights are known before training, so Σ ρ_i (w_i − w^t) accumulates as clients finish
+and memory does not grow with N. A client whose model is not finite is left out of the
+sum and the others' weights are scaled up in its place.
 
 - ``sequential``: one client after another; a client's loop ends after its own work.
 - ``vmap``: `chunk` clients side by side in lock-step, α freezing those that finished.
@@ -18,28 +18,67 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from tsfl_jax import exact_sums
 from tsfl_jax.client import Client, LocalResult
-from tsfl_jax.types import Array, Params
+from tsfl_jax.types import Array, Params, UserError
 
 # (client, limit) -> (variables, result); limit None ends with the client's own work
 TrainOne = Callable[[Client, Array | int | None], tuple[Params, LocalResult]]
 
 
-def _add(total: Params, weight: Array, model: Params) -> Params:
-    return jax.tree.map(lambda a, w: a + weight.astype(a.dtype) * w, total, model)
+StartOf = Callable[[Client], Params]  # the model that a client's update is from
 
 
-def _sequential(train: TrainOne, clients: Client, rho: Array, zeros: Params):
-    def one(carry, item):
-        total, kept = carry
+class _Totals(NamedTuple):
+    """What clients add up to; every part is the same in any order of the clients."""
+
+    moved: list[exact_sums.Sum]  # Σ ρ_i (w_i − start_i), a leaf each that has a mean
+    kept: exact_sums.Sum  # Σ ρ_i of clients whose model stayed finite
+    asked: exact_sums.Sum  # Σ ρ_i
+    dropped: Array  # int32, clients with weight whose model was not finite
+
+
+def _inexact(leaf: Array) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _nothing(template: Params) -> _Totals:
+    leaves = [w for w in jax.tree.leaves(template) if _inexact(w)]
+    moved = [exact_sums.zeros(w.shape) for w in leaves]
+    return _Totals(moved, exact_sums.zeros(()), exact_sums.zeros(()), jnp.int32(0))
+
+
+def _terms(model: Params, start: Params, weight: Array, finite: Array) -> list[Array]:
+    """ρ_i (w_i − start_i) of one client in float32, 0 where it is not finite."""
+    leaves = zip(jax.tree.leaves(model), jax.tree.leaves(start), strict=True)
+    # 0·NaN is NaN: the model itself has to go as well.
+    return [
+        jnp.where(finite, weight * (w - w0).astype(jnp.float32), 0.0)
+        for w, w0 in leaves
+        if _inexact(w)
+    ]
+
+
+def _added(totals: _Totals, terms: list, rho: Array, finite: Array) -> _Totals:
+    """Totals with more clients; leading axes ``[n]``."""
+    add = exact_sums.add_all
+    return _Totals(
+        [add(s, t) for s, t in zip(totals.moved, terms, strict=True)],
+        add(totals.kept, jnp.where(finite, rho, 0.0)),
+        add(totals.asked, rho),
+        totals.dropped + jnp.sum(~finite & (rho > 0)),
+    )
+
+
+def _sequential(train: TrainOne, start_of: StartOf, clients, rho, totals: _Totals):
+    def one(totals, item):
         client, weight = item
         model, result = train(client, None)
-        weight = jnp.where(result.finite, weight, 0.0)
-        # 0·NaN is NaN: the model itself has to go as well.
-        model = jax.tree.map(lambda w: jnp.where(result.finite, w, 0), model)
-        return (_add(total, weight, model), kept + weight), result
+        terms = _terms(model, start_of(client), weight, result.finite)
+        several = jax.tree.map(lambda a: a[None], (terms, weight, result.finite))
+        return _added(totals, *several), result
 
-    return lax.scan(one, (zeros, jnp.float32(0)), (clients, rho))
+    return lax.scan(one, totals, (clients, rho))
 
 
 class _Chunks(NamedTuple):
@@ -81,24 +120,21 @@ def _chunk_limit(most: int | None, chunks: _Chunks, limit: Array) -> Array | int
     return most if most is not None and chunks.limit.shape[0] == 1 else limit
 
 
-def _vmapped(train, clients, rho, zeros, chunk, work, most):
+def _vmapped(train, start_of, clients, rho, totals, chunk, work, most):
     chunks = _in_chunks(clients, rho, work, chunk)
 
-    def several(carry, item):
-        total, kept = carry
+    def several(totals, item):
         limit = _chunk_limit(most, chunks, item.limit)
-        models, results = jax.vmap(lambda client: train(client, limit))(item.clients)
-        finite = results.finite
-        weights = jnp.where(finite, item.rho, 0.0)
 
-        def add(a, w):
-            w = jnp.where(finite.reshape((-1,) + (1,) * (w.ndim - 1)), w, 0)
-            return a + jnp.tensordot(weights.astype(a.dtype), w, 1)
+        def one(client, weight):
+            model, result = train(client, limit)
+            return _terms(model, start_of(client), weight, result.finite), result
 
-        return (jax.tree.map(add, total, models), kept + weights.sum()), results
+        terms, results = jax.vmap(one)(item.clients, item.rho)
+        return _added(totals, terms, item.rho, results.finite), results
 
-    carry, results = lax.scan(several, (zeros, jnp.float32(0)), chunks)
-    return carry, _flat(results, rho.shape[0])
+    totals, results = lax.scan(several, totals, chunks)
+    return totals, _flat(results, rho.shape[0])
 
 
 def all_models(
@@ -129,8 +165,25 @@ def all_models(
     return _flat(lax.map(several, chunks), work.shape[0])
 
 
+def _check_number(clients: int) -> None:
+    if clients > exact_sums.MOST_TERMS:
+        raise UserError(
+            f"{clients:,} clients in one interval: their updates are added up exactly "
+            f"for at most {exact_sums.MOST_TERMS:,}; use fewer --config.num_clients"
+        )
+
+
+class Weighted(NamedTuple):
+    """Σ_i ρ_i (w_i − start_i) and what became of Σ ρ."""
+
+    moved: Params  # as the model; whole numbers are 0
+    kept: Array  # part of Σ ρ whose models were finite; 0: none, and `moved` is 0
+    asked: Array  # Σ ρ over all devices
+
+
 def weighted_models(
     train: TrainOne,
+    start_of: StartOf,
     clients: Client,
     rho: Array,
     template: Params,
@@ -139,13 +192,17 @@ def weighted_models(
     mapping: str,
     chunk: int,
     most: int | None = None,
-    total: Callable[[Params], Params] = lambda tree: tree,
-) -> tuple[Params, Array, Array, LocalResult]:
-    """Trains every client and returns Σ ρ_i w_i over those that stayed finite.
+    axis: str | None = None,
+) -> tuple[Weighted, LocalResult]:
+    """Trains every client and returns Σ ρ_i (w_i − start_i) over the finite models.
+
+    The sum has the same bits in every order of the clients and on any number of
+    devices (see `exact_sums`). A client that did not move adds exactly 0.
 
     Args:
       train: local training of one client.
-      clients: leading axis ``[N]``.
+      start_of: the model against which a client's update is measured.
+      clients: leading axis ``[N]``, N ≤ `exact_sums.MOST_TERMS` over all devices.
       rho: ``[N]`` float32 weights ≥ 0; most rules have Σ ρ = 1 over all devices.
       template: the global model, for shapes and dtypes.
       work: ``[N]`` int32 mini-batch steps each client has to do.
@@ -153,26 +210,37 @@ def weighted_models(
       chunk: clients side by side under "vmap".
       most: mini-batch steps of the longest client of the whole schedule, None: not
         known before the program runs.
-      total: sum over devices of what this one has added up.
+      axis: name of the mesh axis of devices that share the clients; None: one device.
+
+    Raises:
+      UserError: more clients than that.
 
     Returns:
-      Σ ρ_i w_i scaled to the Σ ρ that was asked for, the part of Σ ρ that was kept in
-      it (0: none, the sum is then all zeros), the scale, and every client's
-      `LocalResult` ``[N]``.
+      `Weighted`, scaled to the Σ ρ that was asked for where clients were dropped, and
+      every client's `LocalResult` ``[N]``.
     """
-    zeros = jax.tree.map(jnp.zeros_like, template)
+    _check_number(rho.shape[0] * (1 if axis is None else lax.axis_size(axis)))
+    totals = _nothing(template)
     if mapping == "sequential":
-        (mean, kept), results = _sequential(train, clients, rho, zeros)
+        totals, results = _sequential(train, start_of, clients, rho, totals)
     else:
-        (mean, kept), results = _vmapped(train, clients, rho, zeros, chunk, work, most)
-    dropped = jnp.any(~results.finite & (rho > 0))
-    sums = total((mean, kept, dropped.astype(jnp.int32), rho.sum()))
-    mean, kept, dropped, asked = sums
+        totals, results = _vmapped(
+            train, start_of, clients, rho, totals, chunk, work, most
+        )
+
+    def whole(part):
+        return exact_sums.value(exact_sums.over_devices(part, axis))
+
+    kept, asked = whole(totals.kept), whole(totals.asked)
+    dropped = totals.dropped if axis is None else lax.psum(totals.dropped, axis)
     # Only a dropped client makes a rescaling necessary; else keep the very bits.
     rescale = (dropped > 0) & (kept > 0)
     scale = jnp.where(rescale, asked / jnp.where(kept > 0, kept, 1.0), 1.0)
+    moved = iter(totals.moved)
 
-    def finish(a, w):  # counters and other whole numbers have no mean: w^t's stay
-        return a * scale.astype(a.dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else w
+    def finish(w):
+        if not _inexact(w):  # counters and other whole numbers have no mean
+            return jnp.zeros_like(w)
+        return (whole(next(moved)) * scale).astype(w.dtype)
 
-    return jax.tree.map(finish, mean, template), kept, scale, results
+    return Weighted(jax.tree.map(finish, template), kept, asked), results

@@ -52,7 +52,7 @@ def estimated(
         "stacked models": 0,
     }
     if prepared.rule.combine is None:
-        rows["sum of models"] = model
+        rows["sum of updates"] = 4 * model  # `exact_sums.Sum` has four arrays
     else:  # its own clients' models, and everybody's updates
         rows["stacked models"] = (-(-places // num_devices) + places) * model
     # Not in place: the state is there before and after a call.

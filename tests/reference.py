@@ -113,7 +113,22 @@ def dms(key, ids, tau, hp):
     return rho, chosen
 
 
-def interval(w, x, y, rows, ids, tau, size, key, t, hp, algorithm, batch_size, unit):
+def interval(
+    w,
+    x,
+    y,
+    rows,
+    ids,
+    tau,
+    size,
+    key,
+    t,
+    hp,
+    algorithm,
+    batch_size,
+    unit,
+    gradient=loss_and_gradient,
+):
     """One interval of T-SFL; returns the new model and what was seen on the way."""
 
     def stream(purpose):
@@ -130,7 +145,17 @@ def interval(w, x, y, rows, ids, tau, size, key, t, hp, algorithm, batch_size, u
     for i in range(len(tau)):
         client_key = jax.random.fold_in(stream("training"), int(ids[i]))
         model, total, samples = local_training(
-            w, x, y, rows[i], tau[i], size[i], client_key, local_hp, batch_size, unit
+            w,
+            x,
+            y,
+            rows[i],
+            tau[i],
+            size[i],
+            client_key,
+            local_hp,
+            batch_size,
+            unit,
+            gradient=gradient,
         )
         models.append(model)
         loss, count = loss + total, count + samples

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
-from tests import reference_networks
+from tests import problems, reference, reference_networks
 from tsfl_jax import client, convolution, models
+from tsfl_jax.types import Dataset
 
 NETWORKS = ("mnist_cnn", "fashion_cnn", "vgg11", "resnet18")
 SLOW = ("vgg11", "resnet18")
@@ -85,3 +86,53 @@ def test_gradients_on_digits_equal_float64(name, form, steps):
             assert scale > 0
             error = np.abs(got[path] - exact).max() / scale
             assert error < 1e-5, (path, error)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n == "mnist_cnn" else pytest.mark.slow)
+        for n in NETWORKS
+    ],
+)
+def test_an_interval_on_digits_equals_float64(name):
+    # Two clients with two and one passes over 16 and 8 samples in batches of 8.
+    x, y = images()
+    zero, one = np.float32(0), np.float32(1)
+    data = Dataset("digits", x[:64], y[:64], x[64:96], y[64:96], 10, zero, one)
+    prob = problems.problem(data, 2, 16)
+    tau, size = np.array([2, 1]), np.array([16, 8])
+    hp = problems.hparams(lr=0.01, momentum=0.9)
+    start, state, history = problems.run(
+        "fedavg",
+        data,
+        prob,
+        problems.inputs(tau, size),
+        batch_size=8,
+        hp=hp,
+        model=network(name, "fast"),
+    )
+    w = reference_networks.flattened(start.params["params"])
+    want, _, _, loss = reference.interval(
+        w,
+        data.x_train.astype(np.float64),
+        data.y_train,
+        np.asarray(prob.rows),
+        [0, 1],
+        tau,
+        size,
+        jax.random.fold_in(jax.random.key(0), 1),
+        0,
+        {k: float(v) for k, v in hp._asdict().items()},
+        "fedavg",
+        8,
+        "pass",
+        gradient=functools.partial(reference_networks.loss_and_gradient, name),
+    )
+    np.testing.assert_allclose(history.train_loss[0], loss, rtol=1e-5)
+    got = reference_networks.flattened(state.params["params"])
+    for path, exact in want.items():
+        moved = np.abs(exact - w[path]).max()
+        assert moved > 0
+        error = np.abs(got[path] - exact).max() / moved
+        assert error < 1e-3, (path, error)

@@ -42,6 +42,20 @@ def _parameters(settings: dict[str, Any]) -> str:
     return ", ".join(f"{n.split('.')[1]}={settings[n]}" for n in names)
 
 
+def _steps(known: Explanation) -> dict[str, str]:
+    """Executed mini-batch steps and their padding, by mapping."""
+    table = {}
+    for name, executed in known.steps.executed.items():
+        waste = 100 * (1 - known.steps.useful / executed) if executed else 0.0
+        lanes = known.lanes[name]
+        side = "one after another" if lanes == 1 else f"{lanes} side by side"
+        table[f"  {name}"] = (
+            f"{executed:,} steps executed ({side}), {waste:.1f} % of them padding"
+            + (" ← used" if name == known.labels["mapping"] else "")
+        )
+    return table
+
+
 def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
     """An explanation as text, in lines of at most 99 characters.
 
@@ -81,14 +95,7 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
         if s["timeline.framework"] == "fedcs":
             table[" "] = "lost and late work of fedcs is in no trace: shown as waiting"
     table["training"] = f"{work.samples:,} samples in {steps.useful:,} mini-batch steps"
-    for name, executed in steps.executed.items():
-        waste = 100 * (1 - steps.useful / executed) if executed else 0.0
-        lanes = known.lanes[name]
-        side = "one after another" if lanes == 1 else f"{lanes} side by side"
-        table[f"  {name}"] = (
-            f"{executed:,} steps executed ({side}), {waste:.1f} % of them padding"
-            + (" ← used" if name == mapping else "")
-        )
+    table |= _steps(known)
     table["devices"] = (
         f"{known.devices}, work of the busiest {steps.balance[mapping]:.3g} × the "
         f"mean; {known.updates_per_call} updates per compiled call"

@@ -64,34 +64,48 @@ def make_partition(
     _check(labels, capacity, kind, alpha, replacement)
     _check_memory(capacity, len(np.unique(labels)), kind)
     sharing = int(capacity.sum()) > len(labels)
-    notes = ()
     if kind == "iid":
-        pools, counts = [rng.permutation(len(labels))], capacity[:, None]
+        pools, counts, notes = [rng.permutation(len(labels))], capacity[:, None], ()
     else:
-        classes, inverse = np.unique(labels, return_inverse=True)
-        members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
-        pools = [rng.permutation(samples) for samples in members]
-        stock = np.array([len(pool) for pool in pools])
-        if kind == "label":
-            _check_label(capacity, stock, classes)
-            return _partition(np.diag(capacity), pools, (), rng)
-        if kind == "dirichlet":
-            shares = _dirichlet(alpha, len(capacity), len(stock), rng)
-        else:
-            shares = _shards(classes_per_client, capacity, stock, rng)
-        real = shares * capacity[:, None]
-        wanted = fitted = allocation.round_rows(real, capacity)
-        if kind == "shards" and not sharing:
-            fitted = allocation.round_rows(allocation.fit(real, stock), capacity)
-        counts = allocation.settle(fitted, shares, stock, sharing, rng)
-        chosen = shares > 0 if kind == "shards" else np.ones(shares.shape, bool)
-        notes = _notes(wanted, counts, classes, chosen, classes_per_client)
+        pools, counts, notes = _by_class(
+            labels, capacity, kind, alpha, classes_per_client, sharing, rng
+        )
     if sharing:
         notes += (
             f"The clients request {capacity.sum()} samples of {len(labels)}: they "
             "share samples (--config.partition.replacement=True).",
         )
     return _partition(counts, pools, notes, rng)
+
+
+def _by_class(
+    labels: Shaped[np.ndarray, "M"],
+    capacity: Int[np.ndarray, "N"],
+    kind: str,
+    alpha: float,
+    classes_per_client: int,
+    sharing: bool,
+    rng: np.random.Generator,
+) -> tuple[list[Int[np.ndarray, "_"]], Int[np.ndarray, "N C"], tuple[str, ...]]:
+    """The samples of each class in random order, the counts, and notes."""
+    classes, inverse = np.unique(labels, return_inverse=True)
+    members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
+    pools = [rng.permutation(samples) for samples in members]
+    stock = np.array([len(pool) for pool in pools])
+    if kind == "label":
+        _check_label(capacity, stock, classes)
+        return pools, np.diag(capacity), ()
+    if kind == "dirichlet":
+        shares = _dirichlet(alpha, len(capacity), len(stock), rng)
+    else:
+        shares = _shards(classes_per_client, capacity, stock, rng)
+    real = shares * capacity[:, None]
+    wanted = fitted = allocation.round_rows(real, capacity)
+    if kind == "shards" and not sharing:
+        fitted = allocation.round_rows(allocation.fit(real, stock), capacity)
+    counts = allocation.settle(fitted, shares, stock, sharing, rng)
+    chosen = shares > 0 if kind == "shards" else np.ones(shares.shape, bool)
+    return pools, counts, _notes(wanted, counts, classes, chosen, classes_per_client)
 
 
 def _check(

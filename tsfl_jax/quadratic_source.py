@@ -69,13 +69,8 @@ def make(
         )
     optimum = np.sqrt(distance) * _unit(streams[2].normal(size=d))
     optima = optimum + _offsets(np.sqrt(gamma), d, streams[3])
-    # Each coordinate has the grid's variance, which the scale makes the requested one.
-    grid = np.linspace(-1, 1, n) if n > B else np.zeros(n)
-    noise = streams[4].permuted(np.tile(grid[None, :, None], (N, 1, d)), axis=1)
-    lam = np.asarray(curvature, np.float64)
-    one = batch_variance((lam**2).sum() * grid.var(), n, B)
-    scale = np.sqrt(variance / one) if n > B else np.zeros(N)
-    x = optima[:, None] + scale[:, None, None] * noise
+    noise = _noise(variance, n, B, curvature, streams[4])
+    x = optima[:, None] + noise
     return Dataset(
         name=f"synthetic quadratic({d} dimensions, {N} clients)",
         x_train=x.reshape(N * n, d).astype(np.float32),
@@ -86,6 +81,25 @@ def make(
         mean=np.zeros((), np.float32),
         std=np.ones((), np.float32),
     )
+
+
+def _noise(
+    variance: Float[np.ndarray, "N"],
+    n: int,
+    batch: int,
+    curvature: Float[np.ndarray, "d"],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "N {n} d"]:
+    """Deviations of the samples from w_i* that give the variances; 0 if n = B."""
+    N, d = len(variance), len(curvature)
+    if n == batch:
+        return np.zeros((N, n, d))
+    # Each coordinate has the grid's variance, which the scale makes the requested one.
+    grid = np.linspace(-1, 1, n)
+    noise = rng.permuted(np.tile(grid[None, :, None], (N, 1, d)), axis=1)
+    trace = (np.asarray(curvature, np.float64) ** 2).sum() * grid.var()
+    scale = np.sqrt(variance / batch_variance(trace, n, batch))
+    return scale[:, None, None] * noise
 
 
 def _per_client(

@@ -15,33 +15,29 @@ grow or becomes full. Bisection over these, which computes Σρ anew each time, 
 them. Then the level has a closed form. O(N log N) time, O(N) memory.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 
-def fill(
+class _Division(NamedTuple):
+    """Where the entries are at the level at which Σρ = 1."""
+
+    free: Bool[Array, "N"]  # 0 < ρ < u, or one of the jumping entries that share
+    full: Bool[Array, "N"]  # ρ = u
+    jumps: Bool[Array, "N"]  # from 0 to u at one level
+
+
+def _divide(
     a: Float[Array, "N"],
     b: Float[Array, "N"],
     inside: Bool[Array, "N"],
     upper: Float[Array, ""],
-) -> Float[Array, "N"]:
-    """Minimize Σ ½a_i ρ_i² + b_i ρ_i over {0 ≤ ρ ≤ u, Σρ = 1} on the entries `inside`.
-
-    >>> a, b = jnp.array([2.0, 1.0, 0.0]), jnp.array([0.0, 0.5, 0.75])
-    >>> print(fill(a, b, jnp.ones(3, bool), jnp.array(1.0)))
-    [0.375 0.25  0.375]
-
-    Args:
-      a: ≥ 0, finite.
-      b: finite; most accurate if an entry near the level is subtracted from all.
-      inside: M of them true.
-      upper: u > 0.
-
-    Returns:
-      ρ. Where M·u ≤ 1, 1/M each; all 0 if M = 0.
-    """
+) -> _Division:
+    """Find the entries that determine the level, by bisection."""
     full = b + a * upper
     jumps = full <= b
     levels = jnp.concatenate([b, full])
@@ -75,8 +71,31 @@ def fill(
     jumping &= total(high, b < high) < 1  # else Σρ = 1 is reached before they jump
     low = jnp.where(jumping.any(), high, low)  # then the level is this one
     free = inside & jnp.where(jumps, jumping, (b < high) & (full > low))
-    above = inside & ~free & (full <= low)
+    return _Division(free, inside & ~free & (full <= low), jumps)
 
+
+def fill(
+    a: Float[Array, "N"],
+    b: Float[Array, "N"],
+    inside: Bool[Array, "N"],
+    upper: Float[Array, ""],
+) -> Float[Array, "N"]:
+    """Minimize Σ ½a_i ρ_i² + b_i ρ_i over {0 ≤ ρ ≤ u, Σρ = 1} on the entries `inside`.
+
+    >>> a, b = jnp.array([2.0, 1.0, 0.0]), jnp.array([0.0, 0.5, 0.75])
+    >>> print(fill(a, b, jnp.ones(3, bool), jnp.array(1.0)))
+    [0.375 0.25  0.375]
+
+    Args:
+      a: ≥ 0, finite.
+      b: finite; most accurate if an entry near the level is subtracted from all.
+      inside: M of them true.
+      upper: u > 0.
+
+    Returns:
+      ρ. Where M·u ≤ 1, 1/M each; all 0 if M = 0.
+    """
+    free, above, jumps = _divide(a, b, inside, upper)
     # Relative to the free entry with the smallest a, the level is known up to a·u, so
     # that no large number is divided by a small one, and a = 0 needs no special case.
     a = jnp.where(jumps, 0, a)

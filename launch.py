@@ -20,24 +20,20 @@ from typing import NoReturn
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from tsfl_jax import (
-    axes,
-    command,
-    devices,
-    experiment,
+from tsfl_jax import command, types, validate
+from tsfl_jax.config import Config, effective, flat
+from tsfl_jax.engine import devices, processes
+from tsfl_jax.experiment import (
+    assemble,
     explain,
     explain_text,
-    gantt,
+    grid,
     prepare,
-    processes,
-    progress,
-    report,
     runner,
     sweeps,
-    types,
-    validate,
 )
-from tsfl_jax.config import Config, effective, flat
+from tsfl_jax.report import files as report
+from tsfl_jax.report import progress, timeline
 from tsfl_jax.types import UserError
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -250,7 +246,7 @@ def _interrupts() -> Callable[[], bool]:
 
 def _explain(config: Config) -> None:
     """Says and draws what a run would do, and does not run it."""
-    mesh = experiment.start_jax(config)
+    mesh = assemble.start_jax(config)
     progress.tell(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare(config)
     for note in prepared.notes:
@@ -259,17 +255,17 @@ def _explain(config: Config) -> None:
     compiled = None
     if _EXPLAIN.value == "compile":
         progress.tell(sys.stderr, "compiling …")
-        compiled = experiment.compiled_memory(prepared, mesh)
+        compiled = assemble.compiled_memory(prepared, mesh)
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
     folder = report.prepare_workdir(workdir)
-    paths = gantt.plot_timeline(known.timeline, known.settings, folder / "timeline")
-    chart = gantt.gantt(known.timeline, gantt.window(known.timeline))
+    paths = timeline.plot_timeline(known.timeline, known.settings, folder / "timeline")
+    chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
     words = explain_text.text(known, compiled)
     files = f"{'files':<15}{', '.join(map(str, paths))}"
     progress.tell(sys.stdout, f"{words}\n{files}\n\n{chart}")
 
 
-def _sweep(config: Config, swept: axes.Axes, workdir: str) -> None:
+def _sweep(config: Config, swept: grid.Axes, workdir: str) -> None:
     """All lanes, then the summary."""
     number = math.prod(len(values) for values in swept.values())
     print(f"{number} lanes; results in {workdir}", file=sys.stderr)
@@ -288,7 +284,7 @@ def _train(config: Config, group: processes.Group | None) -> None:
     """One experiment; of several processes the first one speaks and writes files."""
     stream = sys.stderr if devices.first() else None
     progress.tell(stream, "preparing data and model …")
-    exp = experiment.build(config)
+    exp = assemble.build(config)
     for note in exp.notes:
         progress.tell(stream, f"note: {note}")
     workdir = _WORKDIR.value or "runs"
@@ -337,9 +333,9 @@ def _run(config: Config, group: processes.Group | None) -> None:
     if _EXPLAIN.value:
         _explain(config)
     elif _SWEEP.value:
-        swept = axes.parse(_SWEEP.value)
-        for values in axes.product(swept):
-            axes.changed(config, values)
+        swept = grid.parse(_SWEEP.value)
+        for values in grid.product(swept):
+            grid.changed(config, values)
         workdir = _WORKDIR.value or report.new_workdir("runs", _label(config))
         with _resumable(workdir):
             _sweep(config, swept, workdir)

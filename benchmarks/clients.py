@@ -15,7 +15,7 @@ import sys
 import time
 
 from benchmarks import common
-from tsfl_jax import devices
+from tsfl_jax.engine import devices
 
 MOST = 10_000  # all rows hold the images that this many clients would need
 

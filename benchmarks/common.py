@@ -11,7 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import client, config, experiment, models, prepare, report, runner, types
+from tsfl_jax import config, types
+from tsfl_jax.engine import client
+from tsfl_jax.experiment import assemble, prepare, runner
+from tsfl_jax.models import networks
+from tsfl_jax.report import files
 
 SHAPES = {
     "mnist_cnn": (28, 28, 1),
@@ -39,9 +43,9 @@ def make_config(model: str, **settings) -> config.Config:
     return c
 
 
-def make_experiment(model: str, **settings) -> experiment.Experiment:
+def make_experiment(model: str, **settings) -> assemble.Experiment:
     """The experiment of `make_config`."""
-    return experiment.build(make_config(model, **settings))
+    return assemble.build(make_config(model, **settings))
 
 
 def images(c: config.Config) -> types.Dataset:
@@ -63,14 +67,14 @@ def compiled(exp, evaluate: bool = False) -> tuple[Callable[[], None], float]:
 
 def flop_per_sample(model: str, batch_size: int = 32) -> float:
     """Of one training step with direct convolutions, as XLA counts them."""
-    module = models.make_model(
+    module = networks.make_model(
         model,
         10,
         SHAPES[model],
         norm="group" if model == "resnet18" else "none",
         form="lax",
     )
-    network = models.from_flax(module)
+    network = networks.from_flax(module)
     x = jnp.zeros((batch_size, *SHAPES[model]))
     y, mask = jnp.zeros(batch_size, jnp.int32), jnp.ones(batch_size, bool)
     key = jax.random.key(0)
@@ -125,7 +129,7 @@ def spread(values: list[float], digits: int = 2) -> str:
 
 def table(rows: list[dict]) -> str:
     """A Markdown table."""
-    return report.markdown(rows).rstrip()
+    return files.markdown(rows).rstrip()
 
 
 def machine() -> str:

@@ -15,7 +15,8 @@ import time
 import jax
 
 from benchmarks import common
-from tsfl_jax import devices, runner
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import runner
 
 CASES = {
     "MNIST CNN, FedAvg": ("mnist_cnn", "fedavg"),

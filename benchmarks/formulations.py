@@ -1,7 +1,7 @@
 """``python -m benchmarks.formulations``: which mapping and convolution win here.
 
 One interval of FedAvg, τ = 1, batch 32, of every combination, taken in turns; the
-table in tsfl_jax/choices.py follows it. On a GPU with PyTorch it also runs the loop
+table in `experiment.backend` follows it. On a GPU with PyTorch it also runs the loop
 over clients there, counts kernel launches and says what XLA captured as command
 buffers (CUDA graphs).
 """
@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from benchmarks import common
-from tsfl_jax import choices, devices, runner
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import backend, runner
 
 MAPPINGS = ("sequential", "vmap")
 FORMS = ("fast", "slices", "lax")
@@ -105,7 +106,7 @@ def measure(name: str, options) -> list[dict]:
             if theirs
             else "no PyTorch"
         )
-        chosen = choices.choose(jax.default_backend(), name)
+        chosen = backend.choose(jax.default_backend(), name)
         rows.append(
             {
                 "network": name,

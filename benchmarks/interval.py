@@ -13,7 +13,7 @@ import statistics
 import numpy as np
 
 from benchmarks import common
-from tsfl_jax import devices
+from tsfl_jax.engine import devices
 
 WORK = {
     "mnist_cnn": {"schedule__kind": "case1", "schedule__data_size": 1024},

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from benchmarks import common
-from tsfl_jax import devices, experiment, lanes
-from tsfl_jax.prepare import prepare_all
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import assemble, lanes
+from tsfl_jax.experiment.prepare import prepare_all
 
 
 def several(seeds: int, model: str) -> list:
@@ -25,7 +26,7 @@ def several(seeds: int, model: str) -> list:
 
 def compiled(found: list):
     """One interval of all lanes as a function without arguments."""
-    mesh = experiment.start_jax(found[0].config)
+    mesh = assemble.start_jax(found[0].config)
     program = lanes.make_program(found, mesh)
     arrays = lanes.make_lanes(program, found, len(found))
     inputs = arrays.inputs._replace(evaluate=np.zeros(1, bool))

@@ -10,7 +10,7 @@ import argparse
 import statistics
 
 from benchmarks import common
-from tsfl_jax import devices
+from tsfl_jax.engine import devices
 
 SIZE = {"schedule__data_size": 1024}
 

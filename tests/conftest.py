@@ -10,21 +10,21 @@ import pytest
 # Modules whose annotations are checked at run time, shapes and dtypes included; before
 # the package is imported.
 CHECKED = [
-    "tsfl_jax.allocation",
-    "tsfl_jax.bound_minimum",
-    "tsfl_jax.bound_rule",
-    "tsfl_jax.dms",
-    "tsfl_jax.fixed_point",
-    "tsfl_jax.partition",
-    "tsfl_jax.quadratic",
-    "tsfl_jax.quadratic_source",
-    "tsfl_jax.theory",
-    "tsfl_jax.theory_run",
-    "tsfl_jax.water_filling",
+    "tsfl_jax.data.class_counts",
+    "tsfl_jax.theory.minimum",
+    "tsfl_jax.rules.bound_optimal",
+    "tsfl_jax.rules.dms",
+    "tsfl_jax.theory.fixed_point",
+    "tsfl_jax.data.partition",
+    "tsfl_jax.data.quadratic",
+    "tsfl_jax.data.quadratic_samples",
+    "tsfl_jax.theory.bounds",
+    "tsfl_jax.report.theory_run",
+    "tsfl_jax.theory.simplex",
 ]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
-from tsfl_jax import devices  # noqa: E402
+from tsfl_jax.engine import devices  # noqa: E402
 
 # Nearly all the time of the suite goes to XLA compiling small programs that run for
 # milliseconds, so they are compiled plainly. XLA ends the process at a flag it does

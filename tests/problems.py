@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import aggregate, client, engine, evaluation, models, optimizers
-from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.engine import client, evaluation, optimizers, scan
+from tsfl_jax.models import networks
+from tsfl_jax.rules import AGGREGATORS, base
 from tsfl_jax.types import Dataset, HParams, Schedule
 
 # Options of `jax.jit` for what must hold to the bit as users compile it, against the
@@ -66,11 +67,11 @@ def dataset(samples=120, features=5, classes=3, seed=0) -> Dataset:
     )
 
 
-def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> engine.Problem:
+def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> scan.Problem:
     """The data set on the device, every client with random rows."""
     rng = np.random.default_rng(seed)
     rows = rng.integers(0, len(data.y_train), (num_clients, capacity), dtype=np.int32)
-    return engine.Problem(
+    return scan.Problem(
         samples=client.Samples(
             jnp.asarray(data.x_train),
             jnp.asarray(data.y_train),
@@ -83,11 +84,11 @@ def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> engine.Pr
     )
 
 
-def inputs(tau, size) -> engine.Inputs:
+def inputs(tau, size) -> scan.Inputs:
     """A chunk of intervals that are all evaluated; tau and size ``[R, N]``."""
     tau, size = np.atleast_2d(tau), np.atleast_2d(size)
     intervals, clients = tau.shape
-    return engine.Inputs(
+    return scan.Inputs(
         jnp.arange(intervals, dtype=jnp.int32),
         jnp.asarray(tau, jnp.int32),
         jnp.asarray(size, jnp.int32),
@@ -97,9 +98,9 @@ def inputs(tau, size) -> engine.Inputs:
 
 
 @functools.cache
-def mlp(hidden=4, classes=3) -> models.Model:
+def mlp(hidden=4, classes=3) -> networks.Model:
     """A small network for the blobs."""
-    return models.from_flax(models.MLP(classes, hidden))
+    return networks.from_flax(networks.MLP(classes, hidden))
 
 
 def run(
@@ -139,8 +140,8 @@ def run(
     )
     key = jax.random.key(seed)
     x = client.scaled(prob.samples, prob.samples.x[:1])
-    counts = aggregate.Counts(tau.shape[1], 1)
-    start = engine.init_state(model, rule, key, x, counts, 0, size[0])
+    counts = base.Counts(tau.shape[1], 1)
+    start = scan.init_state(model, rule, key, x, counts, 0, size[0])
     state, history = compiled(start, jax.random.fold_in(key, 1), hp, prob, chunk_inputs)
     return start, state, history
 
@@ -148,16 +149,16 @@ def run(
 @functools.cache
 def _compiled(model, rule, optimizer, **how):
     """One for all tests that run the same program: traced and compiled once a shape."""
-    return jax.jit(engine.make_run(model, rule, optimizer, **how))
+    return jax.jit(scan.make_run(model, rule, optimizer, **how))
 
 
 @functools.cache
 def _start(rule, features, counts, places, sizes):
     x, size = jnp.zeros((1, features)), None if sizes is None else jnp.array(sizes)
-    return engine.init_state(mlp(), rule, jax.random.key(0), x, counts, places, size)
+    return scan.init_state(mlp(), rule, jax.random.key(0), x, counts, places, size)
 
 
-def scheduled(schedule: Schedule) -> engine.Inputs:
+def scheduled(schedule: Schedule) -> scan.Inputs:
     """All updates of a schedule as one chunk, every one evaluated."""
     given = inputs(schedule.tau, schedule.size)
     return jax.tree.map(
@@ -197,7 +198,7 @@ def replayed(
         chunk=chunk,
         estimates=estimates,
     )
-    counts = aggregate.Counts(prob.rows.shape[0], groups)
+    counts = base.Counts(prob.rows.shape[0], groups)
     if sizes is None and schedule.delivery is None:
         by_id = np.ones(counts.clients, int)
         by_id[np.asarray(prob.client)] = schedule.size[0]

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from tsfl_jax import config, frameworks, local_work, riders
+from tsfl_jax import config, timeline
+from tsfl_jax.rules import staleness
+from tsfl_jax.timeline import free_riders
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 FILES = sorted(
@@ -101,7 +103,7 @@ def test_paper_settings():
 
 def test_names_in_settings_are_those_of_the_modules():
     # A config knows no other module; the order of STALENESS is that of the branches.
-    assert config.STALENESS == local_work.STALENESS
-    assert config.FREE_RIDING == riders.KINDS
-    assert set(config.FRAMEWORKS) == {"none", *frameworks.FRAMEWORKS}
+    assert config.STALENESS == staleness.STALENESS
+    assert config.FREE_RIDING == free_riders.KINDS
+    assert set(config.FRAMEWORKS) == {"none", *timeline.FRAMEWORKS}
     assert set(config.ALGORITHMS) == set(tsfl_jax.AGGREGATORS)

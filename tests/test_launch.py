@@ -177,7 +177,7 @@ SLIPS = {
 # its input: the arguments of launch.py and a folder, in which it leaves what came out.
 LAUNCHES = """
 import json, os, runpy, sys, traceback, warnings
-import absl.app, ml_collections.config_flags, tsfl_jax, tsfl_jax.gantt
+import absl.app, ml_collections.config_flags, tsfl_jax, tsfl_jax.report.timeline
 warnings.simplefilter("ignore")  # JAX dislikes a split; here it has not started yet
 for line in sys.stdin:
     arguments, folder = json.loads(line)

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tsfl_jax import client, data, models, prepare, rng
+from tsfl_jax import data, rng
 from tsfl_jax.config import Config
+from tsfl_jax.engine import client
+from tsfl_jax.experiment import prepare
+from tsfl_jax.models import networks
 
 PACKAGE = pathlib.Path(rng.__file__).parent
 SEEDS = (0, 1, 2, 2**32 - 1)
@@ -122,7 +125,7 @@ class Noisy(nn.Module):
 
 
 def test_initial_parameters_and_dropout_have_keys_of_their_own():
-    start = models.from_flax(Noisy()).init(jax.random.key(3), np.zeros((1, 1)))
+    start = networks.from_flax(Noisy()).init(jax.random.key(3), np.zeros((1, 1)))
     assert (start["params"]["own"] != start["params"]["noise"]).all()
 
 

@@ -21,7 +21,9 @@ import pytest
 from absl import flags
 
 import tsfl_jax
-from tsfl_jax import config, host_memory, prepare, report
+from tsfl_jax import config, host_memory
+from tsfl_jax.experiment import prepare
+from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -578,7 +580,7 @@ def test_what_was_not_foreseen_to_be_too_much(
         raise error
 
     monkeypatch.setattr(launcher.experiment, "build", full)
-    monkeypatch.setattr(report, "prepare_workdir", full)
+    monkeypatch.setattr(files, "prepare_workdir", full)
     arguments = SMALL if command == "launch" else ["a"]
     monkeypatch.setattr(sys, "argv", [command, *arguments])
     pathlib.Path("a").mkdir()

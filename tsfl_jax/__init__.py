@@ -4,11 +4,14 @@ Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Ana
 and Optimizations". The symbols are explained in `tsfl_jax.types`.
 """
 
-from tsfl_jax.aggregate import Aggregator, Situation, Weights
-from tsfl_jax.arrays import make_dataset
-from tsfl_jax.bound_minimum import bound_optimal_weights, kkt_residual
 from tsfl_jax.config import Config
-from tsfl_jax.dms import (
+from tsfl_jax.data.in_memory import make_dataset
+from tsfl_jax.experiment.runner import Result, simulate
+from tsfl_jax.experiment.sweeps import SweepResult, sweep
+from tsfl_jax.models.networks import Model
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.rules.base import Aggregator, Situation, Weights
+from tsfl_jax.rules.dms import (
     affine_weights,
     coupling,
     dms_weights,
@@ -17,12 +20,9 @@ from tsfl_jax.dms import (
     select,
     threshold,
 )
-from tsfl_jax.fixed_point import theorem2_weights
-from tsfl_jax.models import Model
-from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.runner import Result, simulate
-from tsfl_jax.sweeps import SweepResult, sweep
-from tsfl_jax.theory import BoundConstants, theorem1_bound, theorem4_bound
+from tsfl_jax.theory.bounds import BoundConstants, theorem1_bound, theorem4_bound
+from tsfl_jax.theory.fixed_point import theorem2_weights
+from tsfl_jax.theory.minimum import bound_optimal_weights, kkt_residual
 from tsfl_jax.types import Dataset, HParams, UserError
 
 __all__ = [

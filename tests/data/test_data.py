@@ -1,0 +1,554 @@
+"""Data sets: TFDS without TensorFlow, npz, digits, synthetic, and every mistake."""
+
+import http.server
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+
+from tsfl_jax import data
+from tsfl_jax.data import tfds_prepare
+from tsfl_jax.types import UserError
+
+SHAPES = {
+    "mnist": (28, 28, 1),
+    "fashion_mnist": (28, 28, 1),
+    "cifar10": (32, 32, 3),
+    "svhn_cropped": (32, 32, 3),
+}
+
+# Runs in a process of its own because TensorFlow is slow to import and warns. Only
+# the download step of TFDS's own builders is replaced, by a few random images.
+PREPARE = """
+import pathlib, sys
+import numpy as np
+import tensorflow_datasets as tfds
+from tsfl_jax import data
+from tsfl_jax.data import tfds_prepare
+from tsfl_jax.types import UserError
+
+root = pathlib.Path(sys.argv[1])
+tfds_prepare._unreachable = lambda url: ""
+
+def broken(self, urls):
+    for folder in (self._download_dir, self._download_dir / "mnist"):
+        (folder / "a.tmp.1").mkdir(parents=True)
+        (folder / "a.tmp.1" / "half").write_text("half a file")
+    raise ConnectionError("the line\\nbroke")
+
+download = tfds.download.DownloadManager.download_and_extract
+tfds.download.DownloadManager.download_and_extract = broken
+try:
+    data.load("mnist", dir=str(root / "new" / "folder"))
+except UserError as error:
+    (root / "failed.txt").write_text(str(error))
+tfds.download.DownloadManager.download_and_extract = download
+
+def examples(shape, count, seed):
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        row = {"image": rng.integers(0, 256, shape, np.uint8), "label": i % 10}
+        if shape[2] == 3:
+            row["id"] = str(i)
+        yield i, row
+
+for name in ("mnist", "fashion_mnist", "cifar10", "svhn_cropped"):
+    builder = tfds.builder(name, data_dir=root)
+    shape = builder.info.features["image"].shape
+    type(builder)._split_generators = lambda self, manager, shape=shape: {
+        "train": examples(shape, 50, 0), "test": examples(shape, 20, 1)
+    }
+    held = data.load(name, dir=str(root))
+    np.savez(root / f"{name}.npz", *held[1:5])
+assert "tensorflow" in sys.modules  # else the reading test below proves nothing
+tfds.builder("mnist", data_dir=root / "other").download_and_prepare()
+"""
+
+READ = """
+import sys
+import numpy as np
+from tsfl_jax import data
+for name in ("mnist", "fashion_mnist", "cifar10", "svhn", "svhn_cropped"):
+    held = data.load(name, dir=sys.argv[1], download=False)
+    np.savez(f"{sys.argv[2]}/{name}.npz", *held[1:5])
+assert "tensorflow" not in sys.modules
+"""
+
+
+def run_python(code, *args):
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+    """A data folder with all four data sets in TFDS's own format."""
+    root = tmp_path_factory.mktemp("tfds")
+    run_python(PREPARE, root)
+    return root
+
+
+@pytest.fixture
+def mnist(prepared, tmp_path):
+    """A copy of the prepared MNIST that a test may damage, without caches."""
+    source = prepared / "mnist" / "3.0.1"
+    folder = tmp_path / "mnist" / "3.0.1"
+    folder.mkdir(parents=True)
+    for file in source.iterdir():
+        if not file.name.startswith("tsfl_cache"):
+            (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def expected(shape, count, seed):
+    """What `examples` above makes, in its order."""
+    rng = np.random.default_rng(seed)
+    return np.stack([rng.integers(0, 256, shape, np.uint8) for _ in range(count)])
+
+
+def one_line(error):
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_tfds_is_read_without_tensorflow(prepared, tmp_path):
+    for name in SHAPES:  # so that files are decoded, not the caches of preparing
+        for cache in (prepared / name).glob("*/tsfl_cache_*"):
+            cache.unlink()
+    done = run_python(READ, prepared, tmp_path)
+    assert done.stdout == "" and done.stderr == ""
+    for name, shape in SHAPES.items():
+        with np.load(tmp_path / f"{name}.npz") as held:
+            read = [held[k] for k in held.files]
+        for x, y, count, seed in ((*read[:2], 50, 0), (*read[2:], 20, 1)):
+            assert x.dtype == np.uint8 and x.shape == (count, *shape)
+            # TFDS shuffles; find each image among those that were written.
+            truth = expected(shape, count, seed)
+            same = (x[:, None] == truth[None]).reshape(count, count, -1).all(-1)
+            assert (same.sum(1) == 1).all()
+            assert y.dtype == np.int32
+            np.testing.assert_array_equal(y, same.argmax(1) % 10)
+    assert (tmp_path / "svhn.npz").read_bytes()  # the short name is understood
+
+
+def test_failed_preparing_leaves_nothing(prepared):
+    text = (prepared / "failed.txt").read_text()
+    assert "the line broke" in text and "\n" not in text
+    assert str(prepared / "new" / "folder") in text and "digits" in text
+    assert not (prepared / "new").exists()
+
+
+def test_other_file_format(prepared):
+    with pytest.raises(UserError, match="as tfrecord") as error:
+        data.load("mnist", dir=str(prepared / "other"))
+    assert str(prepared / "other" / "mnist" / "3.0.1") in one_line(error)
+
+
+def test_cache(mnist):
+    root = str(mnist.parents[1])
+    first = data.load("mnist", dir=root)
+    cache = mnist / "tsfl_cache_train.npz"
+    assert sorted(p.name for p in mnist.glob("tsfl*")) == [
+        "tsfl_cache_test.npz",
+        "tsfl_cache_train.npz",
+    ]
+    # A marked cache shows when it is used, ...
+    marked = np.zeros_like(first.x_train)
+    forge(cache, marked, first.y_train)
+    np.testing.assert_array_equal(data.load("mnist", dir=root).x_train, marked)
+    # ... also where the files were copied, ...
+    file = next(mnist.glob("mnist-train*"))
+    file.touch()
+    np.testing.assert_array_equal(data.load("mnist", dir=root).x_train, marked)
+    # ... and that it is not once their content has changed, at the same size and time.
+    stat, content = file.stat(), bytearray(file.read_bytes())
+    content[-1] ^= 1  # after the last record
+    file.write_bytes(content)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    again = data.load("mnist", dir=root)
+    np.testing.assert_array_equal(again.x_train, first.x_train)
+    np.testing.assert_array_equal(again.y_train, first.y_train)
+
+
+def forge(cache, image, label, **more):
+    """Another content with the digest of the files."""
+    with np.load(cache) as held:
+        origin = held["origin"]
+    np.savez(cache, **({"image": image, "label": label, "origin": origin} | more))
+
+
+IMAGES, LABELS = np.zeros((50, 28, 28, 1), np.uint8), np.zeros(50, np.int32)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"image": IMAGES[:5], "label": LABELS[:5]},
+        {"image": IMAGES[:5], "label": LABELS},
+        {"label": LABELS + 77},
+        {"label": LABELS - 1},
+        {"label": LABELS.astype(float)},
+        {"label": LABELS[:, None]},
+        {"image": IMAGES[..., 0]},
+        {"image": IMAGES.astype(np.float32)},
+        {"origin": np.array("train:5:1")},
+    ],
+)
+def test_a_forged_cache_is_rebuilt(mnist, forged):
+    root = str(mnist.parents[1])
+    first = data.load("mnist", dir=root)
+    cache = mnist / "tsfl_cache_train.npz"
+    forge(cache, **({"image": IMAGES, "label": LABELS} | forged))
+    again = data.load("mnist", dir=root)
+    np.testing.assert_array_equal(again.x_train, first.x_train)
+    np.testing.assert_array_equal(again.y_train, first.y_train)
+    with np.load(cache) as held:
+        np.testing.assert_array_equal(held["label"], first.y_train)
+
+
+def test_a_cache_of_an_earlier_version_is_rebuilt(mnist):
+    root = str(mnist.parents[1])
+    first = data.load("mnist", dir=root)
+    file = next(mnist.glob("mnist-train*"))
+    origin = f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}"
+    cache = mnist / "tsfl_cache_train.npz"
+    np.savez(cache, image=IMAGES[:5], label=LABELS[:5] + 77, origin=np.array(origin))
+    again = data.load("mnist", dir=root)
+    np.testing.assert_array_equal(again.x_train, first.x_train)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "text", "empty"])
+def test_damaged_cache_is_rebuilt(mnist, damage):
+    root = str(mnist.parents[1])
+    first = data.load("mnist", dir=root)
+    cache = mnist / "tsfl_cache_train.npz"
+    whole = cache.read_bytes()
+    middle = len(whole) // 2
+    cache.write_bytes(
+        {
+            "truncate": whole[:middle],
+            "flip": whole[:middle] + b"\xff\x00\xff" + whole[middle + 3 :],
+            "text": b"not an archive",
+            "empty": b"",
+        }[damage]
+    )
+    again = data.load("mnist", dir=root)
+    np.testing.assert_array_equal(again.x_train, first.x_train)
+    with np.load(cache) as held:
+        np.testing.assert_array_equal(held["image"], first.x_train)
+
+
+def test_read_only_folder_is_not_cached(mnist, monkeypatch):
+    def refuse(**kwargs):
+        raise PermissionError(kwargs)
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    assert len(data.load("mnist", dir=str(mnist.parents[1])).y_test) == 20
+    assert not list(mnist.glob("tsfl*"))
+
+
+@pytest.mark.parametrize("file", ["mnist-test", "dataset_info.json"])
+def test_damaged_tfds_files(mnist, file):
+    path = next(mnist.glob(f"{file}*"))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(UserError, match="cannot be read") as error:
+        data.load("mnist", dir=str(mnist.parents[1]))
+    assert str(mnist.parent) in one_line(error)
+
+
+def test_half_prepared_folder(tmp_path):
+    folder = tmp_path / "cifar10" / "3.0.2"
+    folder.mkdir(parents=True)
+    with pytest.raises(UserError, match="not a complete cifar10"):
+        data.load("cifar10", dir=str(tmp_path))
+
+
+def test_offline(tmp_path, monkeypatch, capfd, caplog):
+    import requests
+
+    def get(url, **kwargs):
+        assert kwargs["timeout"] <= 10
+        raise requests.ConnectionError(url)
+
+    monkeypatch.setattr(requests, "get", get)
+    root = tmp_path / "data"
+    with pytest.raises(UserError) as error:
+        data.load("svhn", dir=str(root))
+    text = one_line(error)
+    for part in (str(root), "no connection", "--config.data.dir", "digits", "npz"):
+        assert part in text
+    assert not root.exists()
+    assert capfd.readouterr() == ("", "") and not caplog.records
+
+
+def test_download_forbidden(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "default"))
+    with pytest.raises(UserError, match="download=False") as error:
+        data.load("mnist", download=False)
+    assert str(tmp_path / "default") in one_line(error)
+
+
+def test_data_dir_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(tfds_prepare, "_unreachable", lambda url: "")
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(UserError, match="a file; expected a folder"):
+        data.load("mnist", dir=str(file))
+    with pytest.raises(UserError, match="nothing can be written") as error:
+        data.load("mnist", dir=str(file / "below"))
+    assert str(file / "below") in one_line(error)
+
+
+@pytest.mark.parametrize(("status", "answer"), [(200, ""), (403, "answers HTTP 403")])
+def test_unreachable(monkeypatch, status, answer):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *args):
+            del args
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        url = f"http://127.0.0.1:{server.server_port}/file"
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            found = tfds_prepare._unreachable(url)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert found.endswith(answer) and bool(found) == bool(answer)
+    assert "no connection to 127.0.0.1" in tfds_prepare._unreachable(url)  # now shut
+
+
+def test_digits():
+    dataset = data.load("digits", seed=3)
+    assert dataset.name == "digits" and dataset.num_classes == 10
+    assert dataset.x_train.shape == (1438, 8, 8, 1)
+    assert dataset.x_test.shape == (359, 8, 8, 1)
+    assert dataset.x_train.dtype == np.uint8 and dataset.x_train.max() == 16
+    assert dataset.mean == 0 and dataset.std == 16
+    # Stratified: a fifth of every class, and nothing in both parts.
+    counts = [np.bincount(y, minlength=10) for y in (dataset.y_train, dataset.y_test)]
+    np.testing.assert_allclose(counts[1] / (counts[0] + counts[1]), 0.2, atol=0.003)
+    train = {x.tobytes() for x in dataset.x_train}
+    assert not train & {x.tobytes() for x in dataset.x_test}
+    other = data.load("digits", seed=4)
+    np.testing.assert_array_equal(other.x_test, dataset.x_test)
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3), (5,), (4, 6)])
+def test_synthetic(shape):
+    make = lambda **kw: data.load("synthetic", shape=shape, num_classes=3, **kw)  # noqa: E731
+    dataset = make()
+    assert dataset.name == f"synthetic({'x'.join(map(str, shape))}, 3 classes)"
+    assert dataset.x_train.shape == (4096, *shape) and dataset.x_train.dtype == np.uint8
+    assert dataset.x_test.shape == (1024, *shape)
+    assert np.bincount(dataset.y_train).tolist() == [1366, 1365, 1365]
+    np.testing.assert_array_equal(make().x_train, dataset.x_train)
+    assert (make(seed=1).x_train != dataset.x_train).any()
+    small = make(train_size=7, test_size=2)
+    assert len(small.y_train) == 7 and len(small.y_test) == 2
+
+
+def test_synthetic_can_be_learned_but_not_perfectly():
+    dataset = data.load("synthetic", seed=5)
+    x_train = dataset.x_train.reshape(4096, -1) / 255.0
+    x_test = dataset.x_test.reshape(1024, -1) / 255.0
+    means = np.stack([x_train[dataset.y_train == k].mean(0) for k in range(10)])
+    distance = ((x_test[:, None] - means) ** 2).sum(-1)
+    accuracy = (distance.argmin(1) == dataset.y_test).mean()
+    assert 0.8 < accuracy < 0.97
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"name": "minst"}, "did you mean 'mnist"),
+        ({"name": "svnh"}, "did you mean 'svhn"),
+        ({"name": "digits", "train_size": 1439}, "train_size=1439.* only 1438"),
+        ({"name": "digits", "test_size": 360}, "test_size=360.* only 359"),
+        ({"name": "digits", "test_size": -1}, "test_size=-1"),
+        ({"name": "digits", "normalize": "none"}, "normalize=none"),
+        ({"name": "synthetic", "shape": (0, 3)}, "shape="),
+        ({"name": "synthetic", "shape": ()}, "shape="),
+        ({"name": "synthetic", "num_classes": 1}, "num_classes=1"),
+        ({"name": "npz"}, "config.data.file"),
+    ],
+)
+def test_wrong_settings(kwargs, message):
+    with pytest.raises(UserError, match=message) as error:
+        data.load(**kwargs)
+    one_line(error)
+
+
+def test_subsets_are_nested_mixed_and_independent_of_the_seed(tmp_path):
+    whole = data.load("digits")
+    small, large = (data.load("digits", train_size=k, seed=k) for k in (200, 600))
+    rows = lambda d: {x.tobytes() for x in d.x_train}  # noqa: E731
+    assert len(rows(small)) == 200 and rows(small) < rows(large) < rows(whole)
+    by_class = write(tmp_path, y_train=np.arange(50) // 10)
+    mixed = data.load("npz", file=by_class, train_size=25)
+    assert (
+        np.bincount(mixed.y_train, minlength=5).min() >= 2
+    )  # 5 of each class expected
+    full = data.load("digits", train_size=1438)
+    np.testing.assert_array_equal(full.x_train, whole.x_train)
+    np.testing.assert_array_equal(full.y_train, whole.y_train)
+
+
+def test_standard_normalization(tmp_path):
+    dataset = data.load("synthetic", shape=(9, 7, 3), normalize="standard")
+    assert dataset.mean.shape == dataset.std.shape == (3,)
+    assert dataset.mean.dtype == dataset.std.dtype == np.float32
+    seen = (dataset.x_train - dataset.mean) / dataset.std
+    np.testing.assert_allclose(seen.mean((0, 1, 2), dtype=float), 0, atol=1e-4)
+    np.testing.assert_allclose(seen.std((0, 1, 2), dtype=float), 1, atol=1e-4)
+    # Features without channels share one scale; a constant channel is only shifted;
+    # squares of large numbers do not overflow.
+    rng = np.random.default_rng(0)
+    for x, shape in (
+        (rng.normal(3, 2, (50, 4)), ()),
+        (rng.normal(3, 2, (50, 4)) * 1e37, ()),
+        (np.full((50, 4, 4, 2), 0.1, np.float32), (2,)),
+    ):
+        path = write(tmp_path, x_train=x, x_test=x[:5])
+        dataset = data.load("npz", file=path, normalize="standard")
+        assert dataset.mean.shape == dataset.std.shape == shape
+        x = x.astype(np.float32)
+        np.testing.assert_allclose(dataset.mean, x.mean(dtype=float), rtol=1e-5)
+        spread = x.astype(float).std()
+        np.testing.assert_allclose(
+            dataset.std, spread if spread > 1e-6 else 1, rtol=1e-5
+        )
+
+
+def test_fingerprint():
+    x, y = np.arange(6, dtype=np.int32), np.arange(3.0)
+    base = data.fingerprint(x, y)
+    # Fixed for good: outputs of different versions are compared by it.
+    assert base == "08aa429818ea5c2f"
+    assert base == data.fingerprint(x.astype(">i4"), y)
+    assert base == data.fingerprint(np.repeat(x, 2)[::2], y)  # not contiguous
+    others = [(y, x), (x.reshape(2, 3), y), (x.astype(np.int64), y), (x + 1, y), (x,)]
+    assert base not in {data.fingerprint(*other) for other in others}
+
+
+def write(folder, **changes):
+    """An npz file of 50 + 5 samples, with changes; None leaves a key out."""
+    rng = np.random.default_rng(1)
+    arrays = {
+        "x_train": rng.integers(0, 256, (50, 6, 6, 3), np.uint8),
+        "y_train": np.arange(50) % 4,
+        "x_test": rng.integers(0, 256, (5, 6, 6, 3), np.uint8),
+        "y_test": np.arange(5) % 4,
+    }
+    arrays |= changes
+    path = folder / "mine.npz"
+    np.savez(path, **{k: v for k, v in arrays.items() if v is not None})
+    return str(path)
+
+
+def test_npz(tmp_path):
+    dataset = data.load("npz", file=write(tmp_path))
+    assert dataset.name == "npz(mine.npz)" and dataset.num_classes == 4
+    assert dataset.x_train.dtype == np.uint8
+    assert (dataset.mean, dataset.std) == (0, 255)
+    np.testing.assert_array_equal(dataset.y_train, np.arange(50) % 4)
+    # Floats stay as stored, images without channel get one, features stay flat.
+    for shape, seen in (((7, 5), (7, 5, 1)), ((9,), (9,))):
+        x = np.random.default_rng(0).normal(size=(50, *shape))
+        path = write(
+            tmp_path, x_train=x, x_test=x[:5], y_test=np.array([0.0, 3] * 2 + [1])
+        )
+        dataset = data.load("npz", file=path)
+        assert dataset.x_train.shape == (50, *seen) and dataset.std == 1
+        np.testing.assert_array_equal(
+            dataset.x_train.reshape(x.shape), x.astype(np.float32)
+        )
+        assert dataset.y_test.tolist() == [0, 3, 0, 3, 1]
+        assert dataset.y_test.dtype == np.int32
+
+
+BAD = np.ones((50, 4))
+BAD[7, 2] = np.nan
+X = np.ones((50, 4))
+Y = np.arange(50) % 4
+
+
+def with_label(value):
+    y = Y.astype(type(value))
+    y[3] = value
+    return y
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y_test": None}, "no y_test; it holds x_train, y_train, x_test; expected"),
+        ({"x_train": np.ones(50)}, r"x_train has shape \(50,\)"),
+        ({"x_train": np.ones((50, 1, 1, 1, 1))}, "x_train has shape"),
+        ({"x_train": np.ones((50, 0))}, "x_train is empty"),
+        ({"x_train": X, "x_test": np.ones((0, 4))}, "x_test is empty"),
+        ({"x_train": X}, "x_test has samples of shape"),
+        ({"x_train": np.ones((50, 6, 6, 3))}, "x_test is uint8, x_train is float64"),
+        ({"x_train": np.ones((50, 4), int)}, "x_train is int64; expected uint8"),
+        ({"x_train": BAD}, r"x_train holds nan in sample 7 \(1 such"),
+        ({"x_train": np.where(np.isnan(BAD), 1e99, BAD)}, "x_train holds 1e[+]99"),
+        ({"x_train": np.array([{}] * 50)}, "x_train cannot be read as plain arrays"),
+        ({"y_train": Y[:49]}, "y_train has 49 labels for the 50 samples of x_train"),
+        ({"y_train": np.eye(4)[Y]}, r"y_train has shape \(50, 4\)"),
+        ({"y_train": with_label(-1)}, "y_train holds -1 at row 3"),
+        ({"y_train": with_label(0.5)}, "y_train holds 0.5 at row 3"),
+        ({"y_train": with_label(np.nan)}, "y_train holds nan at row 3"),
+        ({"y_train": with_label(10**6)}, "y_train holds the label 1000000 at row 3"),
+        ({"y_train": with_label(2**40)}, "y_train holds 1099511627776 at row 3"),
+        ({"y_train": np.array(["a"] * 50)}, "y_train is <U1"),
+        ({"y_test": np.array([0, 1, 2, 3, 4])}, "y_test holds the label 4 at row 4"),
+    ],
+)
+def test_malformed_npz(tmp_path, changes, message):
+    path = write(tmp_path, **changes)
+    with pytest.raises(UserError, match=message) as error:
+        data.load("npz", file=path)
+    assert path in one_line(error)
+
+
+def test_files_that_are_no_npz(tmp_path):
+    path = pathlib.Path(write(tmp_path))
+    with pytest.raises(UserError, match=r"no such file; .* has mine\.npz"):
+        data.load("npz", file=str(tmp_path / "mien.npz"))
+    with pytest.raises(UserError, match="no such file$"):
+        data.load("npz", file=str(tmp_path / "none" / "mine.npz"))
+    whole = path.read_bytes()
+    middle = len(whole) // 3
+    damaged = {
+        "truncated": whole[:middle],
+        "flipped": whole[:middle] + b"\xff\x00\xff" + whole[middle + 3 :],
+        "text": b"hello",
+        "empty": b"",
+    }
+    for content in damaged.values():
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read as plain arrays") as error:
+            data.load("npz", file=str(path))
+        assert str(path) in one_line(error)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme", "no array")
+    with pytest.raises(UserError, match="no x_train, y_train, x_test, y_test"):
+        data.load("npz", file=str(path))
+    with open(path, "wb") as file:
+        np.save(file, np.ones(3))
+    with pytest.raises(UserError, match="a single array"):
+        data.load("npz", file=str(path))

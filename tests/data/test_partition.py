@@ -1,0 +1,263 @@
+"""Splits: exact sizes, no sample twice, the asked class shares, fair shortages."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tsfl_jax.data import class_counts, partition
+from tsfl_jax.types import UserError
+
+KINDS = ("iid", "dirichlet", "shards")
+
+
+def split(labels, capacity, kind, seed=0, **kwargs):
+    rng = np.random.default_rng(seed)
+    return partition.make_partition(
+        np.asarray(labels), np.asarray(capacity, int), kind=kind, rng=rng, **kwargs
+    )
+
+
+def rows(part):
+    return [row[:n] for row, n in zip(part.indices, part.capacity, strict=True)]
+
+
+def histogram(part, labels):
+    """[N, C] samples of each class."""
+    labels = np.asarray(labels)
+    return np.stack(
+        [np.bincount(labels[r], minlength=labels.max() + 1) for r in rows(part)]
+    )
+
+
+@st.composite
+def problems(draw):
+    """Labels, capacities that may or may not fit, and the settings of a kind."""
+    labels = draw(st.lists(st.integers(0, 4), min_size=1, max_size=60))
+    size = st.integers(1, len(labels))
+    capacity = draw(st.lists(size, min_size=1, max_size=12))
+    kind = draw(st.sampled_from(KINDS))
+    alpha = draw(st.sampled_from([1e-300, 1e-6, 0.1, 1.0, 1e6, 1e308]))
+    k = draw(st.integers(1, len(set(labels))))
+    seed = draw(st.integers(0, 99))
+    return labels, capacity, kind, {"alpha": alpha, "classes_per_client": k}, seed
+
+
+FEW_SAMPLES = {"alpha": 1.0, "classes_per_client": 3}
+
+
+@settings(deadline=None, max_examples=300)
+@given(problems())
+@example(([0, 0, 0, 1, 2, 3], [1, 5], "shards", FEW_SAMPLES, 4))
+def test_sizes_and_distinctness(problem):
+    labels, capacity, kind, options, seed = problem
+    fits = sum(capacity) <= len(labels)
+    if not fits:
+        with pytest.raises(UserError, match=f"{sum(capacity)} .*only {len(labels)}"):
+            split(labels, capacity, kind, seed, **options)
+        options |= {"replacement": True}
+    part = split(labels, capacity, kind, seed, **options)
+    assert part.indices.shape == (len(capacity), max(capacity))
+    assert part.indices.dtype == part.capacity.dtype == np.int32
+    assert part.capacity.tolist() == capacity
+    for row, n in zip(part.indices, capacity, strict=True):
+        assert len(set(row[:n].tolist())) == n  # nothing twice
+        np.testing.assert_array_equal(row, np.resize(row[:n], len(row)))  # padding
+    used = np.concatenate(rows(part))
+    assert used.min() >= 0 and used.max() < len(labels)
+    if fits:
+        assert len(set(used.tolist())) == len(used)  # nothing shared
+        allowed = options | {"replacement": True}  # allows, does not force
+        again = split(labels, capacity, kind, seed, **allowed)
+        np.testing.assert_array_equal(again.indices, part.indices)
+    assert any("share samples" in note for note in part.notes) == (not fits)
+    more = (histogram(part, labels) > 0).sum(1).max() > options["classes_per_client"]
+    if kind == "shards":
+        assert any("hold more than" in note for note in part.notes) == more
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_settle(data):
+    C, N = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6))
+    stock = np.array(data.draw(st.lists(st.integers(0, 9), min_size=C, max_size=C)))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    shares = rng.random((N, C)) * rng.integers(0, 2, (N, C))
+    sharing = data.draw(st.booleans())
+    if sharing:
+        wanted = rng.multinomial(stock.sum(), np.full(C, 1 / C), N)
+    else:
+        owner = rng.integers(0, N, stock.sum())
+        wanted = np.stack([np.bincount(owner, minlength=N)] + [np.zeros(N, int)] * C)
+        wanted = wanted[:C].T  # all of them request class 0
+    counts = class_counts.settle(wanted, shares, stock, sharing, rng)
+    np.testing.assert_array_equal(counts.sum(1), wanted.sum(1))
+    assert counts.min() >= 0
+    assert (counts <= stock).all() if sharing else (counts.sum(0) <= stock).all()
+    # No more is moved than has to be.
+    asked = wanted if sharing else wanted.sum(0)
+    over = np.maximum(asked - stock, 0).sum()
+    assert np.maximum(wanted - counts, 0).sum() == over
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(1, 7), st.integers(0, 99))
+def test_round_rows(N, C, seed):
+    rng = np.random.default_rng(seed)
+    totals = rng.integers(1, 50, N)
+    real = rng.dirichlet(np.full(C, 0.3), N) * totals[:, None]
+    whole = class_counts.round_rows(real, totals)
+    np.testing.assert_array_equal(whole.sum(1), totals)
+    assert np.abs(whole - real).max() < 1 + 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_generator_decides(kind):
+    labels = np.arange(600) % 6
+    first = split(labels, [40] * 10, kind, seed=1)
+    same, other = (split(labels, [40] * 10, kind, seed=s) for s in (1, 2))
+    np.testing.assert_array_equal(first.indices, same.indices)
+    assert (first.indices != other.indices).any()
+
+
+def test_iid_has_the_class_shares_of_the_data():
+    labels = np.repeat([0, 1, 2], [3000, 2000, 1000])
+    part = split(labels, [500] * 10, "iid")
+    # Hypergeometric: standard deviations below 11.2; 5 of them.
+    expected = 500 * np.array([1 / 2, 1 / 3, 1 / 6])
+    assert np.abs(histogram(part, labels) - expected).max() < 56
+    assert part.notes == ()
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
+def test_dirichlet_has_the_moments_of_its_shares(alpha):
+    # q ~ Dir(α): mean 1/C, variance (1/C)(1 − 1/C)/(Cα + 1); 2,000 clients.
+    C, N, size = 5, 2000, 400
+    labels = np.arange(C * 500) % C
+    part = split(labels, [size] * N, "dirichlet", alpha=alpha, replacement=True)
+    shares = histogram(part, labels) / size
+    assert len(part.notes) == 1  # about sharing: no class ran out
+    np.testing.assert_allclose(shares.mean(0), 1 / C, atol=0.03)
+    variance = (1 / C) * (1 - 1 / C) / (C * alpha + 1)
+    np.testing.assert_allclose(shares.var(0), variance, rtol=0.15)
+
+
+def test_dirichlet_counts_are_the_rounded_shares(monkeypatch):
+    shares = np.array([[0.7, 0.2, 0.1], [0.015, 0.985, 0.0], [1 / 3, 1 / 3, 1 / 3]])
+    monkeypatch.setattr(partition, "_dirichlet", lambda *args: shares)
+    labels = np.arange(900) % 3
+    part = split(labels, [100, 200, 30], "dirichlet")
+    expected = [[70, 20, 10], [3, 197, 0], [10, 10, 10]]
+    assert histogram(part, labels).tolist() == expected
+    assert part.notes == ()
+
+
+def test_extreme_alpha():
+    labels = np.arange(20_000) % 10
+    for alpha in (1e-300, 1e-6):
+        part = split(labels, [50] * 20, "dirichlet", alpha=alpha)
+        assert ((histogram(part, labels) > 0).sum(1) == 1).all()
+    for alpha in (1e9, 1e308):
+        part = split(labels, [50] * 20, "dirichlet", alpha=alpha)
+        assert (histogram(part, labels) == 5).all()
+
+
+def test_a_class_that_runs_out_is_told_and_fairly_shared(monkeypatch):
+    N = 20  # all want 40 of class 0, of which there are 400, and 10 of class 1
+    shares = np.tile([0.8, 0.2, 0.0], (N, 1))
+    monkeypatch.setattr(partition, "_dirichlet", lambda *args: shares)
+    labels = np.repeat([0, 1, 2], [400, 500, 300])
+    part = split(labels, [50] * N, "dirichlet")
+    found = histogram(part, labels)
+    assert found.sum(0).tolist() == [400, 500, 100]  # class 2 only when both are gone
+    (note,) = part.notes
+    assert "class 0" in note and "400 of 1000 samples, at 20 of 20 clients" in note
+    # 20 of class 0 each on average, standard deviation 3.1; no first or last come.
+    assert found[:, 0].min() >= 5 and found[:, 0].max() <= 35
+
+
+def test_shards():
+    labels = np.arange(8000) % 10
+    part = split(labels, [200] * 20, "shards", classes_per_client=3)
+    found = histogram(part, labels)
+    assert part.notes == ()
+    assert ((found > 0).sum(1) == 3).all()
+    assert set(found[found > 0]) == {66, 67}  # equal shares
+    assert set((found > 0).sum(0)) == {6}  # 20 · 3 shards over 10 classes
+    pairs = {tuple(np.flatnonzero(row)) for row in found}
+    assert len(pairs) > 10  # at random
+
+
+def test_shards_that_use_all_the_data():
+    labels = np.arange(6000) % 10
+    part = split(labels, [300] * 20, "shards")
+    assert part.notes == ()
+    assert ((histogram(part, labels) == 150).sum(1) == 2).all()
+    # Unequal classes: a few samples at most come from a third class.
+    labels = np.repeat(np.arange(10), np.linspace(500, 700, 10).astype(int))
+    part = split(labels, [len(labels) // 20] * 20, "shards")
+    found = np.sort(histogram(part, labels), axis=1)
+    assert found[:, :8].sum() < 0.02 * len(labels)
+    assert any("Not enough" in note for note in part.notes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_beginning_of_a_row_is_a_fair_sample(kind):
+    labels = np.repeat(np.arange(4), 3000)
+    part = split(labels, [2000] * 5, kind)
+    for row in part.indices:
+        whole = np.bincount(labels[row], minlength=4) / 2000
+        begin = np.bincount(labels[row[:500]], minlength=4) / 500
+        # Standard deviation at most √(.25/500 · 1500/1999) = 0.0194; 5 of them.
+        assert np.abs(whole - begin).max() < 0.097
+
+
+def test_a_label_for_each_client():
+    labels = np.random.default_rng(0).permutation(np.repeat([2, 5, 7], 30))
+    part = split(labels, [30, 10, 30], "label")
+    held = [set(labels[row].tolist()) for row in rows(part)]
+    assert held == [{2}, {5}, {7}]
+    assert [len(set(row.tolist())) for row in rows(part)] == [30, 10, 30]
+    assert part.notes == ()
+    np.testing.assert_array_equal(part.indices[1], np.resize(part.indices[1, :10], 30))
+
+
+def test_sharing_uses_samples_equally_often():
+    labels = np.arange(100) % 4
+    part = split(labels, [30] * 10, "iid", replacement=True)
+    used = np.bincount(np.concatenate(rows(part)), minlength=100)
+    assert set(used) == {3}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_clients_are_quick(kind):
+    labels = np.arange(60_000) % 10
+    start = time.perf_counter()
+    part = split(labels, [64] * 10_000, kind, replacement=True)
+    assert time.perf_counter() - start < 5  # 0.2 s
+    assert part.indices.shape == (10_000, 64)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "options", "message"),
+    [
+        ([5, 6], {}, r"need 11 training samples in all, but there are only 10; .*"),
+        ([5, 6], {}, "data_size.*num_clients.*--config.partition.replacement=True"),
+        ([3, 11], {"replacement": True}, "client 1 needs 11 .* only 10"),
+        ([3, 0], {}, "at least one sample"),
+        ([], {}, "at least one sample"),
+        ([1], {"kind": "dirichlet", "alpha": 0.0}, "alpha=0.0"),
+        ([1], {"kind": "dirichlet", "alpha": float("nan")}, "alpha=nan"),
+        ([1], {"kind": "shards", "classes_per_client": 3}, r"=3: .* 2 classes"),
+        ([1], {"kind": "shards", "classes_per_client": 0}, "=0: .*expected 1..2"),
+        ([1], {"kind": "dirichelt"}, "did you mean 'dirichlet"),
+        ([1], {"kind": "label"}, r"2 classes and --config.num_clients=1"),
+        ([1, 6], {"kind": "label"}, "client 1 needs 6 samples of class 1, .* only 5"),
+    ],
+)
+def test_wrong_settings(capacity, options, message):
+    with pytest.raises(UserError, match=message) as error:
+        split([0, 1] * 5, capacity, **({"kind": "iid"} | options))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,387 @@
+"""Quadratic clients: known constants against definitions, training, and real runs."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+import tsfl_jax
+from tests import problems
+from tests.reference import at_quadratic
+from tsfl_jax.config import Config
+from tsfl_jax.data import quadratic
+from tsfl_jax.data.quadratic_samples import make
+from tsfl_jax.engine import client
+from tsfl_jax.experiment import assemble
+from tsfl_jax.experiment.prepare import prepare, prepare_all
+from tsfl_jax.models import networks
+from tsfl_jax.types import UserError
+
+
+def settings(**changes) -> Config:
+    """Six clients in five dimensions, half 1 and half 4 steps."""
+    config = Config(algorithm="fedavg", num_intervals=4, num_clients=6, lr=0.2)
+    config.batch_size, config.momentum, config.checkpoint = 4, 0.0, False
+    config.data.name = config.model.name = "quadratic"
+    config.data.shape = (5,)
+    config.partition.kind = "label"
+    config.schedule.kind, config.schedule.data_size = "case1", 12
+    config.schedule.iteration = "step"
+    config.quadratic.smoothness, config.quadratic.convexity = 2.0, 0.5
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        target = getattr(config, path[0]) if path else config
+        setattr(target, last, value)
+    return config
+
+
+def known(config: Config) -> quadratic.Exact:
+    return assemble.exact_of(prepare(config))
+
+
+def test_exact_by_hand():
+    # Client 0 holds 0 and 2, client 1 holds 3, 4 and 8; λ = (2, 1), B = 1, w⁰ = (1, 0).
+    x = np.array([[0, 0], [2, 0], [3, 0], [4, 0], [8, 0]], np.float32)
+    rows = np.array([[0, 1, 0], [2, 3, 4]])
+    lam, start = np.array([2.0, 1.0]), np.array([1.0, 0.0])
+    found = quadratic.exact(x, rows, np.array([2, 3]), lam, 1, start)
+    np.testing.assert_allclose(found.shares, [0.4, 0.6])
+    np.testing.assert_allclose(found.optima, [[1, 0], [5, 0]])
+    np.testing.assert_allclose(found.optimum, [3.4, 0])
+    np.testing.assert_allclose(found.dissimilarity, [2.4**2, 1.6**2])
+    # Λ² = 4 along the first axis; variances 1 and (4 + 1 + 9) / 3.
+    np.testing.assert_allclose(found.grad_variance, [4, 56 / 3])
+    # From 0 to 8: client 0 is at most 7 away, client 1 at most 5.
+    assert found.grad_sq_norm == pytest.approx(4 * 49 + 4)
+    assert found.smoothness == 2
+    assert found.distance == pytest.approx(2.4**2)
+    own, excess, gradient = at_quadratic(found, [[3.4, 0], [5.4, 3]])
+    np.testing.assert_allclose(excess, [0, 0.5 * (2 * 4 + 9)], atol=1e-12)
+    np.testing.assert_allclose(gradient, [0, 16 + 9], atol=1e-12)
+    np.testing.assert_allclose(own[1], [4 * 4.4**2 + 9 + 4, 4 * 0.4**2 + 9 + 56 / 3])
+
+
+@pytest.mark.parametrize(
+    ("n", "batch"), [(6, 1), (6, 2), (6, 3), (6, 6), (1, 1), (7, 3), (3, 8)]
+)
+def test_variance_of_all_mini_batches(n, batch):
+    rng = np.random.default_rng(n)
+    x, lam = rng.normal(size=(n, 3)), np.array([1.0, 0.5, 3.0])
+    found = quadratic.exact(
+        x, np.arange(n)[None], np.array([n]), lam, batch, np.zeros(3)
+    )
+    size = n % batch or min(n, batch)  # 7 in batches of 3: the last has one sample
+    w = rng.normal(size=3)
+    gradients = [
+        lam * (w - x[list(chosen)].mean(0))
+        for chosen in itertools.combinations(range(n), size)
+    ]
+    mean = np.mean(gradients, axis=0)
+    np.testing.assert_allclose(mean, lam * (w - found.optima[0]), atol=1e-12)
+    variance = np.mean([((g - mean) ** 2).sum() for g in gradients])
+    np.testing.assert_allclose(found.grad_variance, [variance], atol=1e-12)
+    square = np.mean([(g**2).sum() for g in gradients])
+    np.testing.assert_allclose(at_quadratic(found, w)[0], [square])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_clients": 7},
+        {"num_clients": 2, "data__shape": (1,), "quadratic__convexity": 2.0},
+        {"quadratic__dissimilarity": "constant(0.5); constant(2)"},
+        {"quadratic__dissimilarity": "uniform(1,3)", "num_clients": 5, "seed": 3},
+        {"quadratic__dissimilarity": "constant(0)"},
+        {"quadratic__grad_variance": "constant(0); constant(3)"},
+        {"quadratic__grad_variance": "constant(0)", "batch_size": 12},
+        {"quadratic__distance": 0.0},
+        {"quadratic__distance": 9.0, "seed": 1, "batch_size": 2},
+    ],
+)
+def test_data_have_the_requested_constants(changes):
+    config = settings(**changes)
+    found, q = known(config), config.quadratic
+    N = config.num_clients
+    np.testing.assert_allclose(found.shares, np.full(N, 1 / N))
+    np.testing.assert_allclose(found.distance, q.distance, rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(found.curvature.max(), q.smoothness, rtol=1e-6)
+    np.testing.assert_allclose(found.curvature.min(), q.convexity, rtol=1e-6)
+    for name, values in (
+        ("dissimilarity", found.dissimilarity),
+        ("grad_variance", found.grad_variance),
+    ):
+        numbers = [float(t.split("(")[1].strip(") ")) for t in _parts(q, name)]
+        if numbers:
+            asked = np.array(numbers)[np.arange(N) * len(numbers) // N]
+            np.testing.assert_allclose(values, asked, rtol=1e-5, atol=1e-12)
+        else:  # uniform(1,3)
+            assert (values > 1).all() and (values < 3).all()
+    # The test set is w*, so that the test loss is exact.
+    x = prepare(config).dataset.x_test
+    np.testing.assert_allclose(x[0], found.optimum, rtol=1e-4, atol=1e-6)
+
+
+def _parts(section, name):
+    return [t for t in getattr(section, name).split(";") if "constant" in t]
+
+
+def test_halves_pull_apart():
+    found = known(settings(num_clients=8))
+    way = found.optima - found.optimum
+    np.testing.assert_allclose(way[:4], -way[4:], atol=1e-6)
+    slow, fast = way[:4].mean(0), way[4:].mean(0)
+    assert slow @ fast < -0.3  # of −Γ = −1
+
+
+def test_same_seed_same_data():
+    first, again, other = (prepare(settings(seed=s)).dataset for s in (1, 1, 2))
+    np.testing.assert_array_equal(first.x_train, again.x_train)
+    assert (first.x_train != other.x_train).any()
+
+
+def test_experiments_share_data_only_if_all_of_it_is_the_same():
+    several = [
+        settings(),
+        settings(lr=0.1),
+        settings(batch_size=2),
+        settings(schedule__data_size=8),
+        settings(quadratic__distance=2.0),
+        settings(seed=1),
+        settings(num_clients=4),
+    ]
+    found = prepare_all(several)
+    assert found[0].dataset is found[1].dataset
+    for one, config in zip(found, several, strict=True):
+        np.testing.assert_array_equal(
+            one.dataset.x_train, prepare(config).dataset.x_train
+        )
+
+
+def test_gradient_is_the_formula():
+    lam = (0.5, 2.0, 1.0)
+    model = networks.from_flax(quadratic.Quadratic(lam))
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(4, 3)).astype(np.float32), rng.normal(size=3)
+    start = model.init(jax.random.key(0), x)
+    np.testing.assert_array_equal(start["params"]["w"], np.zeros(3))
+    variables = {"params": {"w": jnp.asarray(w, jnp.float32)}}
+    mask = jnp.array([True, True, True, False])
+    (loss, _), g = client.batch_gradient(
+        model, variables, x, jnp.zeros(4, jnp.int32), mask, jax.random.key(0)
+    )
+    np.testing.assert_allclose(g["w"], lam * (w - x[:3].mean(0)), rtol=1e-5)
+    expected = 0.5 * ((w - x[:3]) ** 2 @ np.array(lam)).mean()
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_full_batches_have_a_closed_form():
+    config = settings(
+        num_intervals=1, batch_size=12, quadratic__grad_variance="constant(0)"
+    )
+    config.schedule.kind, config.schedule.tau = "explicit", (0, 0, 3, 0, 0, 0)
+    found, result = known(config), tsfl_jax.simulate(config)
+    contraction = (1 - config.lr * found.curvature) ** 3
+    expected = found.optima[2] - contraction * found.optima[2]  # from w⁰ = 0
+    np.testing.assert_allclose(result.params["params"]["w"], expected, rtol=1e-5)
+    _, excess, _ = at_quadratic(found, expected)
+    np.testing.assert_allclose(result.history["test_loss"], [excess], rtol=1e-5)
+
+
+def test_equal_work_with_full_batches_reaches_the_optimum():
+    config = settings(num_intervals=100, batch_size=12)
+    config.quadratic.grad_variance = "constant(0)"
+    config.schedule.kind, config.schedule.tau = "explicit", (2,)
+    result = tsfl_jax.simulate(config)
+    assert 0 <= result.history["test_loss"][-1] < 1e-11
+    w = result.params["params"]["w"]
+    np.testing.assert_allclose(w, known(config).optimum, rtol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["dms", "fednova"])
+def test_runs_converge_beside_the_optimum(algorithm):
+    config = settings(num_intervals=30, algorithm=algorithm)
+    config.quadratic.distance = 4.0
+    loss = tsfl_jax.simulate(config).history["test_loss"]
+    assert loss[-1] < at_quadratic(known(config), np.zeros(5))[1] / 2
+
+
+def test_bound_of_gradients_holds_along_the_way():
+    config = settings(batch_size=2, lr=0.5)  # η = 1/L, the largest that is allowed
+    prepared = prepare(config)
+    found = assemble.exact_of(prepared)
+    held = prepared.dataset.x_train[prepared.dealt.indices]
+    rng, lam, w = np.random.default_rng(0), found.curvature, np.zeros((6, 5))
+    for step in range(200):
+        if step % 5 == 0:
+            w[:] = rng.dirichlet(np.full(6, 0.3)) @ w  # any average of models
+        chosen = rng.permuted(np.tile(np.arange(12), (6, 1)), axis=1)[:, :2]
+        batch = np.take_along_axis(held, chosen[:, :, None], axis=1).mean(1)
+        w -= config.lr * lam * (w - batch)
+        assert at_quadratic(found, w)[0].max() <= found.grad_sq_norm
+
+
+def test_files_of_a_run_without_accuracy(tmp_path):
+    result = tsfl_jax.simulate(settings(), workdir=tmp_path)
+    assert np.isnan(result.history["test_accuracy"]).all()
+    assert np.isfinite(result.history["test_loss"]).all()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["best_test_accuracy"] is summary["final_test_accuracy"] is None
+    assert summary["data"] == "synthetic quadratic(5 dimensions, 6 clients)"
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+    text = tsfl_jax.runner.progress.summary_text(result.summary)
+    assert "accuracy" not in text
+    assert f"test loss      final {result.summary['final_test_loss']:.4g}" in text
+
+
+def test_a_sweep_without_accuracy(tmp_path):
+    config = settings()
+    result = tsfl_jax.sweep(
+        config, {"algorithm": ["fedavg", "dms"], "lr": [0.1, 0.2]}, workdir=tmp_path
+    )
+    single = tsfl_jax.simulate(settings(algorithm="dms"))
+    np.testing.assert_allclose(
+        result.history["test_loss"][3], single.history["test_loss"], rtol=1e-5
+    )
+    text = (tmp_path / "summary.md").read_text()
+    assert "final test loss" in text and "Lowest mean of final: " in text
+    assert "nan" not in text and "accuracy" not in text
+    assert (tmp_path / "curves.png").stat().st_size > 1000
+
+
+class Regression(nn.Module):
+    """Predicts the label as a number."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(x.reshape(x.shape[0], -1))
+
+    def loss(self, outputs, labels):
+        """Half the squared error."""
+        return 0.5 * jnp.square(outputs[:, 0] - labels)
+
+
+class Hinge(Regression):
+    """Classifies, with a loss of its own."""
+
+    classifies = True
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+    def loss(self, outputs, labels):
+        """Squares of margins."""
+        hot = jax.nn.one_hot(labels, 3)
+        return jnp.square(outputs - hot).sum(-1)
+
+
+class Silent(Regression):
+    """Classifies with a loss of its own, and does not say so."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+    def loss(self, outputs, labels):
+        """Squares of margins."""
+        return Hinge.loss(self, outputs, labels)
+
+
+def test_a_users_own_loss():
+    config = Config(num_intervals=3, num_clients=3, batch_size=8, lr=0.01)
+    config.schedule.kind, config.schedule.data_size = "case1", 16
+    data = problems.dataset()
+    result = tsfl_jax.simulate(config, model=Regression(), dataset=data)
+    assert np.isnan(result.history["test_accuracy"]).all()
+    dense = result.params["params"]["Dense_0"]
+    x = (data.x_test - data.mean) / data.std
+    error = (x @ dense["kernel"] + dense["bias"])[:, 0] - data.y_test
+    np.testing.assert_allclose(
+        result.history["test_loss"][-1], 0.5 * np.mean(error**2), rtol=1e-5
+    )
+    (note,) = result.summary["notes"]
+    assert "outputs of shape [1] for 3 classes: taken for a regression" in note
+    # It says that it classifies, or it has an output for each class: the same.
+    for model in (Hinge(), Silent()):
+        result = tsfl_jax.simulate(config, model=model, dataset=data)
+        assert result.history["test_accuracy"][-1] > 0.5
+        assert result.summary["notes"] == []
+    for model in (Regression(), Silent()):
+        known, _ = networks.decided(networks.from_flax(model), (5,), 4)
+        assert known.classifies is False
+    said = networks.from_flax(quadratic.Quadratic((1.0, 1.0, 1.0)))
+    assert networks.decided(said, (3,), 3) == (said, ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model__name": "mlp"}, "model go together"),
+        ({"data__name": "digits", "data__shape": (28, 28, 1)}, "model go together"),
+        ({"data__shape": (28, 28, 1)}, r"as \(8,\)"),
+        ({"data__shape": (1,)}, "one dimension has one eigenvalue"),
+        ({"data__normalize": "standard"}, "normalize=standard: would spoil"),
+        ({"data__train_size": 5}, "train_size=5: would spoil"),
+        ({"quadratic__convexity": 3.0}, "convexity=3.0: .* > 0 and <= 2.0"),
+        ({"quadratic__smoothness": 0.0}, "smoothness=0.0"),
+        ({"quadratic__distance": -1.0}, "distance=-1.0"),
+        ({"quadratic__grad_variance": "constant(-1)"}, "client 0 gets -1"),
+        ({"quadratic__grad_variance": ""}, "0 groups"),
+        ({"quadratic__dissimilarity": "const(1)"}, "did you mean 'constant'"),
+        ({"quadratic__dissimilarity": "constant(1);constant(900)", "num_clients": 2},
+         "no directions in 5"),
+        ({"num_clients": 3, "data__shape": (1,), "quadratic__convexity": 2.0},
+         "no directions in 1"),
+        ({"num_clients": 1}, "at least 2"),
+        ({"batch_size": 5}, "multiple of --config.batch_size=5"),
+        ({"batch_size": 12}, "full batch"),
+        ({"partition__kind": "iid", "num_clients": 2, "model__hidden": -1}, "hidden"),
+    ],
+)  # fmt: skip
+def test_wrong_settings(changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        prepare(settings(**changes))
+    assert "\n" not in str(error.value)
+
+
+def test_settings_that_would_be_ignored():
+    config = Config()
+    config.quadratic.distance = 2.0
+    with pytest.raises(UserError, match="quadratic.distance=2.0: would be ignored"):
+        prepare(config)
+
+
+def test_constants_of_other_splits_and_of_none():
+    iid = known(settings(partition__kind="iid"))
+    # Each client has samples of all others: Γ shrinks, the noise grows.
+    assert iid.dissimilarity.mean() < 0.5 and iid.grad_variance.mean() > 1
+    np.testing.assert_allclose(iid.optimum, known(settings()).optimum, atol=1e-6)
+    config = settings()
+    config.schedule.size_groups = "uniform(4,12)"
+    with pytest.raises(UserError, match="sizes vary in time"):
+        known(config)
+    config = Config(num_intervals=2, num_clients=4)
+    config.schedule.data_size = 64
+    with pytest.raises(UserError, match="known of --config.model.name=quadratic"):
+        known(config)
+
+
+def test_constants_on_a_timeline():
+    config = settings()
+    config.schedule.kind = Config().schedule.kind
+    config.timeline.framework = "afl"
+    np.testing.assert_allclose(known(config).dissimilarity, np.ones(6), rtol=1e-5)
+
+
+def test_source_alone():
+    lam = quadratic.curvature(3, 4.0, 1.0)
+    np.testing.assert_allclose(lam, [1, 2, 4])
+    asked = {"grad_variance": ("constant(1)",), "dissimilarity": ("constant(1)",)}
+    data = make(4, 6, batch_size=2, curvature=lam, distance=1.0, seed=0, **asked)
+    assert data.x_train.shape == (24, 3) and data.x_train.dtype == np.float32
+    assert data.num_classes == 4 and data.y_train.tolist() == sorted([0, 1, 2, 3] * 6)

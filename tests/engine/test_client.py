@@ -1,0 +1,121 @@
+"""Local training of one client: freezing, short batches, state beside the weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+
+from tests import problems
+from tsfl_jax.engine import client, optimizers
+from tsfl_jax.models import networks
+
+DATA = problems.dataset()
+PROBLEM = problems.problem(DATA, 3, 12)
+
+
+def one_client(tau, size, i=0):
+    return client.Client(jnp.int32(i), jnp.int32(tau), jnp.int32(size), PROBLEM.rows[i])
+
+
+def make(model, optimizer=optimizers.sgd, **options):
+    settings = {"batch_size": 4, "iteration": "pass", "passes": 5} | options
+    train = client.make_local_training(model, optimizer, **settings)
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 5)))
+    samples = PROBLEM.samples._replace(mean=jnp.zeros(()), inverse_std=jnp.ones(()))
+
+    def run(who, limit=None, hp=None):
+        hp = hp or problems.hparams(momentum=0.9)
+        return train(variables, jax.random.key(7), who, samples, hp, limit)
+
+    return variables, run
+
+
+def test_frozen_client_is_bit_equal_after_its_budget():
+    _, run = make(problems.mlp())
+    run = jax.jit(run)
+    exact, result = run(one_client(2, 10), jnp.int32(2 * 3))
+    frozen, longer = run(one_client(2, 10), jnp.int32(40))
+    jax.tree.map(np.testing.assert_array_equal, exact, frozen)
+    assert int(result.samples) == int(longer.samples) == 20
+    more, _ = run(one_client(3, 10), jnp.int32(40))
+    assert any(
+        (a != b).any()
+        for a, b in zip(jax.tree.leaves(exact), jax.tree.leaves(more), strict=True)
+    )
+
+
+def test_own_loop_equals_lock_step():
+    _, run = make(problems.mlp())
+    free, _ = jax.jit(run)(one_client(2, 10))
+    masked, _ = jax.jit(run)(one_client(2, 10), jnp.int32(40))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
+        free,
+        masked,
+    )
+
+
+def test_nan_in_frozen_steps_does_not_leak():
+    _, run = make(problems.mlp())
+    hp = problems.hparams(lr=1e30)  # everything after the first steps is NaN
+    model, result = jax.jit(run)(one_client(0, 10), jnp.int32(40), hp)
+    assert bool(result.finite)
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(model))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 11, 12])
+def test_a_pass_meets_every_sample_once(size):
+    seen = []
+
+    def spy(variables, x, mask, key):
+        del key
+        # Rows have distinct first features: remember which ones count.
+        jax.debug.callback(lambda a, m: seen.extend(a[m].tolist()), x[:, 0], mask)
+        return x @ variables["params"]["w"], variables
+
+    model = networks.Model(
+        lambda key, x: {"params": {"w": jnp.zeros((5, 3))}}, spy, lambda v, x: x
+    )
+    _, run = make(model)
+    rows = jnp.arange(12, dtype=jnp.int32)
+    result = run(one_client(1, size)._replace(row=rows))[1]
+    jax.effects_barrier()
+    assert sorted(seen) == sorted(DATA.x_train[:size, 0].tolist())
+    assert int(result.samples) == size
+
+
+def test_batch_statistics_are_carried_and_masked():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False, mask=None):
+            mask = None if mask is None else mask[:, None]
+            x = nn.BatchNorm(use_running_average=not train, momentum=0.0)(x, mask=mask)
+            return nn.Dense(3)(x)
+
+    variables, run = make(networks.from_flax(Net()))
+    assert set(variables) == {"params", "batch_stats"}
+    # One pass over 5 samples in batches of 4: the last batch holds one real sample,
+    # and with momentum 0 the running mean is that sample itself.
+    model, _ = run(one_client(1, 5))
+    mean = np.asarray(model["batch_stats"]["BatchNorm_0"]["mean"])
+    held = DATA.x_train[np.asarray(PROBLEM.rows[0][:5])]
+    assert np.abs(held - mean).sum(axis=1).min() < 1e-5
+
+
+def test_any_optax_transformation():
+    adam = optax.adam(1e-2)
+    variables, run = make(problems.mlp(), lambda hparams: adam)
+    model, _ = run(one_client(1, 4))
+    step = model["params"]["Dense_1"]["bias"] - variables["params"]["Dense_1"]["bias"]
+    # Adam's first step has length lr in every coordinate.
+    np.testing.assert_allclose(np.abs(step), 1e-2, rtol=1e-3)
+
+
+def test_clipping_bounds_the_step():
+    hp = problems.hparams(clip_norm=1e-3, lr=1.0)
+    variables, run = make(problems.mlp())
+    model, _ = run(one_client(1, 4), None, hp)
+    change = optax.tree.norm(optax.tree.sub(model, variables))
+    np.testing.assert_allclose(change, 1e-3, rtol=1e-4)

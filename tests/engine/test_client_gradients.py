@@ -1,0 +1,205 @@
+"""What gradients say about every client, against exact values of a linear model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+from tests.data.test_quadratic import settings
+from tests.engine.test_constants import SAMPLES, sample_gradients, setting
+from tests.reference import at_quadratic
+from tsfl_jax.config import Config
+from tsfl_jax.engine import client, client_gradients, devices
+from tsfl_jax.engine import constants as estimate
+from tsfl_jax.experiment import runner
+from tsfl_jax.experiment.assemble import exact_of
+from tsfl_jax.experiment.prepare import prepare
+
+DRAWS = 1500
+
+
+def clients_of(absent=3):
+    """12 clients of 10 to 12 samples, one of them away."""
+    model, variables, clients = setting()
+    size = jnp.arange(12) % 3 + 10
+    tau = jnp.ones(12, jnp.int32).at[absent].set(0)
+    return model, variables, clients._replace(size=size, tau=tau)
+
+
+def measure(model, variables, clients, key, **options):
+    return client_gradients.client_gradients(
+        model, variables, key, clients, SAMPLES, 4, **options
+    )
+
+
+def exact(variables, clients):
+    """σ_i² and ‖∇F_i − ∇F‖² of all clients, ‖∇F‖², by the definitions."""
+    rows, size = np.asarray(clients.row), np.asarray(clients.size)
+    each = [sample_gradients(variables, r[:n]) for r, n in zip(rows, size, strict=True)]
+    variance = [
+        np.square(g - g.mean(0)).sum(1).mean() / 4 * (len(g) - 4) / (len(g) - 1)
+        for g in each
+    ]
+    mean = np.array([g.mean(0) for g in each])
+    share = np.where(np.asarray(clients.tau) > 0, size, 0)
+    common = np.average(mean, axis=0, weights=share)
+    return np.array(variance), np.square(mean - common).sum(1), np.square(common).sum()
+
+
+@pytest.mark.parametrize("kept", [None, 7])
+def test_estimates_are_unbiased(monkeypatch, kept):
+    if kept:  # 7 of the 18 entries of a gradient stand for all
+        monkeypatch.setattr(client_gradients, "_KEPT", 12 * kept)
+        monkeypatch.setattr(client_gradients, "_LEAST", 1)
+    model, variables, clients = clients_of()
+    keys = jax.random.split(jax.random.key(0), DRAWS)
+    draw = jax.jit(jax.vmap(lambda key: measure(model, variables, clients, key)))
+    there = np.asarray(clients.tau) > 0
+    for values, truth in zip(draw(keys), exact(variables, clients), strict=True):
+        values, truth = np.asarray(values), np.asarray(truth)
+        if truth.ndim:
+            assert np.isnan(values[:, ~there]).all()
+            values, truth = values[:, there], truth[there]
+        error = np.std(values, axis=0) / np.sqrt(DRAWS)
+        assert (abs(values.mean(0) - truth) < 4.5 * error).all()
+        assert np.median(error) < 0.1 * np.median(truth)  # else that says nothing
+
+
+def test_whole_data_in_a_batch_give_exact_values():
+    model, variables, clients = clients_of()
+    got = client_gradients.client_gradients(
+        model, variables, jax.random.key(0), clients, SAMPLES, 12
+    )
+    there = np.asarray(clients.tau) > 0
+    _, dissimilarity, square = exact(variables, clients)
+    np.testing.assert_allclose(got.variance[there], 0, atol=1e-9)
+    np.testing.assert_allclose(got.dissimilarity[there], dissimilarity[there], 1e-3)
+    np.testing.assert_allclose(got.square, square, 1e-4)
+
+
+def test_only_participants_have_a_share():
+    model, variables, clients = clients_of()
+    nan = jnp.full_like(SAMPLES.x[:1], jnp.nan)
+    samples = SAMPLES._replace(x=jnp.concatenate([SAMPLES.x, nan]))
+    row = clients.row.at[3].set(len(SAMPLES.x))
+    spoilt = client_gradients.client_gradients(
+        model, variables, jax.random.key(0), clients._replace(row=row), samples, 4
+    )
+    clean = measure(model, variables, clients, jax.random.key(0))
+    np.testing.assert_array_equal(spoilt.dissimilarity, clean.dissimilarity)
+    nobody = clients._replace(tau=jnp.zeros(12, jnp.int32))
+    for value in measure(model, variables, nobody, jax.random.key(0)):
+        assert np.isnan(value).all()
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_several_devices_give_the_result_of_one(number):
+    model, variables, clients = clients_of()
+    one = measure(model, variables, clients, jax.random.key(1))
+    mesh = Mesh(np.array(jax.devices()[:number]), (devices.AXIS,))
+    whole = PartitionSpec()
+    several = jax.shard_map(
+        lambda variables, clients, key: measure(
+            model, variables, clients, key, axis=devices.AXIS
+        ),
+        mesh=mesh,
+        in_specs=(whole, whole, whole),
+        out_specs=whole,
+        check_vma=False,
+    )
+    several = jax.jit(several)(variables, clients, jax.random.key(1))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), several, one
+    )
+
+
+def test_a_clients_place_does_not_matter():
+    model, variables, clients = clients_of()
+    order = np.random.default_rng(0).permutation(12)
+    moved = jax.tree.map(lambda a: a[order], clients)
+    one = measure(model, variables, clients, jax.random.key(2))
+    other = measure(model, variables, moved, jax.random.key(2))
+    np.testing.assert_allclose(other.variance, one.variance[order], 1e-4)
+    np.testing.assert_allclose(other.dissimilarity, one.dissimilarity[order], 1e-3)
+
+
+def test_a_run_that_measures_is_the_same_run(tmp_path):
+    config = Config(algorithm="fedavg", num_clients=4, num_intervals=2, devices=1)
+    config.schedule.data_size = 32
+    config.schedule.kind = "case1"
+    config.model.hidden = 4
+    config.checkpoint = False
+    plain = runner.simulate(config, workdir=tmp_path / "plain")
+    config.measure_clients = True
+    measured = runner.simulate(config, workdir=tmp_path / "measured")
+    for name in ("test_accuracy", "train_loss", "rho"):
+        np.testing.assert_array_equal(plain.history[name], measured.history[name])
+    assert np.isnan(plain.history["grad_square"]).all()
+    assert np.isnan(plain.history["client_variance"]).all()
+    assert (measured.history["client_variance"] > 0).all()
+    # L comes with it, under a rule that has no use for it.
+    assert (measured.history["smoothness"] > 0).all()
+    with np.load(tmp_path / "measured" / "clients.npz") as clients:
+        found = clients["dissimilarity"]
+    history = measured.history["client_dissimilarity"]
+    np.testing.assert_array_equal(found, history)
+    with np.load(tmp_path / "plain" / "clients.npz") as clients:
+        assert "dissimilarity" not in clients
+
+
+@pytest.mark.parametrize("convexity", [2.0, 0.5])
+def test_estimates_of_clients_whose_constants_are_known(convexity):
+    """L, G², σ_i² and, with one curvature, Γ_i and ‖w⁰ − w*‖² of quadratic clients."""
+    config = settings(schedule__tau=(1,), schedule__kind="explicit")
+    config.quadratic.convexity = convexity
+    config.quadratic.grad_variance = "constant(0.5); constant(2)"
+    config.quadratic.dissimilarity = "constant(0.3); constant(0.3)"
+    prepared = prepare(config)
+    known = exact_of(prepared)
+    samples, rows = prepared.dataset.x_train, prepared.dealt.indices
+    N = config.num_clients
+    clients = client.Client(
+        jnp.arange(N), jnp.ones(N, int), jnp.full(N, 12), jnp.asarray(rows)
+    )
+    stored = client.Samples(
+        jnp.asarray(samples), jnp.zeros(len(samples), int), jnp.zeros(()), jnp.ones(())
+    )
+    start = prepared.model.init(jax.random.key(0), stored.x[:1])
+    hparams, B = prepared.hparams, config.batch_size
+
+    def draw(key):
+        found = client_gradients.client_gradients(
+            prepared.model, start, key, clients, stored, B
+        )
+        return found, estimate.estimate_constants(
+            prepared.model, start, key, clients, stored, hparams, B
+        )
+
+    draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), DRAWS))
+    found, constants = jax.tree.map(np.asarray, draws)
+    own, _, square = at_quadratic(known, np.zeros(5))
+    apart = ((known.curvature * (known.optima - known.optimum)) ** 2).sum(1)
+    for values, truth in (
+        (found.variance, known.grad_variance),
+        (found.dissimilarity, apart),
+        (found.square, square),
+    ):
+        error = values.std(0) / np.sqrt(DRAWS)
+        assert (abs(values.mean(0) - truth) < 4.5 * error).all()
+        assert np.median(error) < 0.1 * np.median(truth)
+    L = known.smoothness
+    assert (constants.smoothness <= L * (1 + 1e-3)).all()
+    if convexity == L:  # one curvature: Γ_i and the distance themselves
+        np.testing.assert_allclose(apart / L**2, known.dissimilarity)
+        distance = square / L**2
+        assert distance == pytest.approx(known.distance)
+        np.testing.assert_allclose(constants.smoothness, L, rtol=1e-3)
+    # `estimate` draws its batches with replacement: their variance is larger.
+    larger = (12 - 1) / (12 - B)
+    norms = own + (larger - 1) * known.grad_variance
+    error = constants.grad_sq_norm.std() / np.sqrt(DRAWS)
+    assert abs(constants.grad_sq_norm.mean() - norms.mean()) < 4.5 * error
+    error = constants.grad_variance.std() / np.sqrt(DRAWS)
+    truth = larger * known.grad_variance.mean()
+    assert abs(constants.grad_variance.mean() - truth) < 4.5 * error

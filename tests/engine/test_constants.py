@@ -1,0 +1,111 @@
+"""Estimates of L, G² and σ² against exact values of a linear softmax model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests import problems
+from tsfl_jax.engine import client, constants
+from tsfl_jax.models import networks
+
+DATA = problems.dataset()
+PROBLEM = problems.problem(DATA, 12, 12)
+SAMPLES = PROBLEM.samples._replace(mean=jnp.zeros(()), inverse_std=jnp.ones(()))
+
+
+def setting(hidden=0, num=12):
+    model = networks.from_flax(networks.MLP(3, hidden))
+    variables = model.init(jax.random.key(3), jnp.zeros((1, 5)))
+    clients = client.Client(
+        PROBLEM.client[:num],
+        jnp.ones(num, jnp.int32),
+        jnp.full(num, 12, jnp.int32),
+        PROBLEM.rows[:num],
+    )
+    return model, variables, clients
+
+
+def sample_gradients(variables, rows):
+    """Gradients of single samples ``[n, 18]`` of softmax regression, by hand."""
+    layer = variables["params"]["Dense_0"]
+    x, y = DATA.x_train[rows].astype(np.float64), DATA.y_train[rows]
+    logits = x @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"])
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    return np.concatenate([(x[:, :, None] * p[:, None]).reshape(len(y), -1), p], axis=1)
+
+
+def estimates(model, variables, clients, key, lr=0.1, batch_size=4):
+    return constants.estimate_constants(
+        model, variables, key, clients, SAMPLES, problems.hparams(lr=lr), batch_size
+    )
+
+
+def test_variance_and_square_norm_are_unbiased():
+    model, variables, clients = setting(num=1)
+    keys = jax.random.split(jax.random.key(0), 4000)
+    got = jax.jit(
+        jax.vmap(lambda key: estimates(model, variables, clients, key, batch_size=4))
+    )(keys)
+    g = sample_gradients(variables, np.asarray(clients.row[0]))
+    variance = np.square(g - g.mean(0)).sum(1).mean() / 4  # of a mean of four draws
+    square = np.square(g.mean(0)).sum() + variance
+    for values, exact in ((got.grad_variance, variance), (got.grad_sq_norm, square)):
+        error = np.std(values) / np.sqrt(len(keys))
+        assert abs(np.mean(values) - exact) < 4 * error
+        assert error < 0.05 * exact  # else the line above says nothing
+
+
+def test_identical_samples_have_no_variance_and_exact_norm():
+    model, variables, clients = setting()
+    clients = clients._replace(row=jnp.zeros((12, 12), jnp.int32))
+    got = jax.jit(lambda key: estimates(model, variables, clients, key))(
+        jax.random.key(0)
+    )
+    exact = np.square(sample_gradients(variables, np.array([0]))).sum()
+    assert float(got.grad_variance) == 0.0
+    np.testing.assert_allclose(got.grad_sq_norm, exact, rtol=1e-4)
+
+
+def test_smoothness_is_the_curvature_along_the_gradient():
+    # All clients hold sample 0 only: one gradient function, its quotient by hand.
+    model, variables, clients = setting()
+    clients = clients._replace(row=jnp.zeros((12, 12), jnp.int32))
+    lr = 1e-2
+    got = jax.jit(lambda key: estimates(model, variables, clients, key, lr=lr))(
+        jax.random.key(0)
+    )
+    first = sample_gradients(variables, np.array([0]))[0]
+    layer = variables["params"]["Dense_0"]
+    moved = {
+        "params": {
+            "Dense_0": {
+                "kernel": layer["kernel"] - lr * first[:15].reshape(5, 3),
+                "bias": layer["bias"] - lr * first[15:],
+            }
+        }
+    }
+    second = sample_gradients(moved, np.array([0]))[0]
+    exact = np.linalg.norm(second - first) / (lr * np.linalg.norm(first))
+    np.testing.assert_allclose(got.smoothness, exact, rtol=1e-3)
+
+
+def test_only_participants_are_probed():
+    model, variables, clients = setting()
+    # Client 5 alone takes part; a NaN in everybody else's data must not matter.
+    own = np.asarray(clients.row[5])
+    x = jnp.full_like(SAMPLES.x, jnp.nan).at[own].set(SAMPLES.x[own])
+    alone = clients._replace(tau=jnp.zeros(12, jnp.int32).at[5].set(2))
+    got = constants.estimate_constants(
+        model,
+        variables,
+        jax.random.key(0),
+        alone,
+        SAMPLES._replace(x=x),
+        problems.hparams(),
+        4,
+    )
+    assert all(np.isfinite(v) and v > 0 for v in got)
+    nobody = clients._replace(tau=jnp.zeros(12, jnp.int32))
+    got = estimates(model, variables, nobody, jax.random.key(0))
+    assert [float(v) for v in got] == [0.0, 0.0, 0.0]

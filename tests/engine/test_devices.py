@@ -1,0 +1,99 @@
+"""Clients over several devices: the dealing out, and the same results."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tsfl_jax
+from tests import problems
+from tests.experiment.test_runner import small
+from tsfl_jax.engine import devices
+from tsfl_jax.types import UserError
+
+
+def test_clients_are_dealt_to_and_fro_by_work():
+    # In order of work: 2, 0, 3, 1, 4. Device 0 gets 2, 1, 4 and device 1 gets 0, 3.
+    slots = devices.deal(np.array([[7, 3, 9, 5, 1]]), 2)
+    assert slots.tolist() == [[2, 1, 4, 0, 3, 5]]  # 5 = N marks the empty place
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.integers(1, 8))
+def test_everybody_is_dealt_once_and_evenly(work, num_devices):
+    work = np.array([work])
+    slots = devices.deal(work, num_devices)[0]
+    assert sorted(s for s in slots if s < work.size) == list(range(work.size))
+    padded = np.append(work[0], 0)
+    loads = padded[slots.reshape(num_devices, -1)].sum(axis=1)
+    assert loads.max() - loads.min() <= work.max()
+
+
+@pytest.mark.parametrize(
+    ("count", "algorithm"),
+    [
+        (2, "dms"),
+        (4, "fedprox"),
+        pytest.param(2, "fedasync", marks=pytest.mark.slow),
+        pytest.param(2, "fedprox", marks=pytest.mark.slow),
+        pytest.param(4, "dms", marks=pytest.mark.slow),
+        pytest.param(4, "fedasync", marks=pytest.mark.slow),
+    ],
+)
+def test_several_devices_give_the_bits_of_one(algorithm, count):
+    # Five clients over 2 and over 4 devices: neither divides.
+    changes = {"num_clients": 5, "algorithm": algorithm, "momentum": 0.5}
+    one = tsfl_jax.simulate(small(**changes, devices=1))
+    many = tsfl_jax.simulate(small(**changes, devices=count))
+    assert (one.summary["num_devices"], many.summary["num_devices"]) == (1, count)
+    for name, value in one.history.items():
+        np.testing.assert_array_equal(many.history[name], value, err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, many.params, one.params)
+
+
+def test_vmap_on_several_devices():
+    one = tsfl_jax.simulate(small(num_clients=5, devices=1))
+    many = tsfl_jax.simulate(
+        small(num_clients=5, devices=2, mapping="vmap", client_chunk=2)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+        many.params,
+        one.params,
+    )
+
+
+def test_spoilt_clients_are_counted_over_all_devices():
+    data = problems.dataset(samples=400)
+    result = tsfl_jax.simulate(small(devices=2, lr=1e30), dataset=data)
+    assert result.summary["num_dropped"] == 4
+    assert result.summary["diverged_at"] == 1
+
+
+def test_devices_wait_for_each_other_unless_told_otherwise(monkeypatch):
+    stuck, end = (
+        f"--xla_cpu_collective_call_{name}_timeout_seconds"
+        for name in ("warn_stuck", "terminate")
+    )
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to=x {end}=9")
+    devices.start(0)
+    devices.start(0)
+    assert os.environ["XLA_FLAGS"] == f"--xla_dump_to=x {end}=9 {stuck}=604800"
+
+
+def test_more_devices_than_there_are():
+    with pytest.raises(UserError, match="--config.devices=99"):
+        tsfl_jax.simulate(small(devices=99))
+
+
+def test_far_too_many_devices_are_refused_before_jax_starts_them():
+    with pytest.raises(UserError, match="--config.devices=100000: expected at most"):
+        devices.start(100000)
+
+
+def test_never_more_devices_than_clients():
+    result = tsfl_jax.simulate(small(num_clients=2, devices=4))
+    assert result.summary["num_devices"] == 2

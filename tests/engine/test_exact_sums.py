@@ -1,0 +1,135 @@
+"""Exact sums: the same bits in any order, and few digits lost."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from tests import problems
+from tsfl_jax.engine import client, devices, exact_sums, mapping
+
+
+def terms(spread, number=300):
+    """``[number, 7]`` float32 over 2·spread powers of ten."""
+    rng = np.random.default_rng(spread)
+    powers = rng.uniform(-spread, spread, (number, 7))
+    return (rng.normal(size=(number, 7)) * 10**powers).astype(np.float32)
+
+
+@jax.jit
+def one_by_one(x):
+    def step(total, term):
+        return exact_sums.add(total, term), None
+
+    return exact_sums.value(lax.scan(step, exact_sums.zeros((7,)), x)[0])
+
+
+@jax.jit
+def at_once(x):
+    return exact_sums.value(exact_sums.add_all(exact_sums.zeros((7,)), x))
+
+
+@jax.jit
+def on_two_devices(x):
+    def part(x):
+        total = exact_sums.add_all(exact_sums.zeros((7,)), x)
+        return exact_sums.value(exact_sums.over_devices(total, devices.AXIS))
+
+    specs = PartitionSpec(devices.AXIS), PartitionSpec()
+    mesh = devices.make_mesh(2, 2)
+    return jax.shard_map(part, mesh=mesh, in_specs=specs[0], out_specs=specs[1])(x)
+
+
+@pytest.mark.parametrize("spread", [0, 5, 30])
+def test_order_grouping_and_devices_do_not_matter(spread):
+    x = terms(spread)
+    first = np.asarray(one_by_one(x))
+    for seed in range(3):
+        shuffled = np.random.default_rng(seed).permutation(x)
+        for way in (one_by_one, at_once, on_two_devices):
+            np.testing.assert_array_equal(way(shuffled), first)
+    # A plain float32 sum does depend on the order.
+    assert (x.cumsum(0)[-1] != x[::-1].cumsum(0)[-1]).any()
+    want = np.array([math.fsum(column) for column in x.T.astype(np.float64)])
+    limit = len(x) * 2.0**-25 * np.abs(x).max(axis=0) + 2.0**-23 * np.abs(want)
+    assert (np.abs(first - want) <= limit).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "total"),
+    [
+        ([1.0, 2.0**-20, -1.0], 2.0**-20),
+        ([3e38, 1.0, -3e38], 1.0 * 0),  # far below the largest term: dropped
+        ([1e-37, 1e-37], 2e-37),
+        ([-0.0, 0.0], 0.0),
+        ([np.inf, 1.0], np.inf),
+        ([np.inf, -np.inf], np.nan),
+        ([np.nan, 1.0], np.nan),
+    ],
+)
+def test_scalars_by_hand(values, total):
+    got = exact_sums.scalar(jnp.array(values, jnp.float32), None)
+    np.testing.assert_allclose(got, total, rtol=0.1)
+
+
+def test_ten_thousand_clients_that_do_not_move_leave_the_model():
+    # A running float32 sum of ρ_i w_i is off by 1e-4 and more.
+    number = 10_000
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.asarray(rng.normal(size=(3, 5)), jnp.float32)}
+    rho = rng.uniform(0.5, 1.5, number)
+    rho = jnp.asarray(rho / rho.sum(), jnp.float32)
+    one = jnp.ones(number, jnp.int32)
+    clients = client.Client(jnp.arange(number), one, one, one[:, None])
+
+    def train(c, limit):
+        del c, limit
+        return params, client.LocalResult(jnp.float32(0), 1, jnp.bool_(True))
+
+    @jax.jit
+    def run(rho):
+        return mapping.weighted_models(
+            train,
+            lambda c: params,
+            clients,
+            rho,
+            params,
+            one,
+            mapping="sequential",
+            chunk=1,
+        )[0]
+
+    weighted = run(rho)
+    np.testing.assert_array_equal(weighted.moved["w"], 0)
+    np.testing.assert_allclose(weighted.asked, 1, atol=1e-6)
+
+
+DATA = problems.dataset()
+PROBLEM = problems.problem(DATA, 5, 12)
+INPUTS = problems.inputs([[2, 0, 1, 3, 1]] * 2, [[12, 12, 7, 9, 12]] * 2)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedasync"])
+def test_tiny_steps_do_not_make_the_model_drift(algorithm):
+    hp = problems.hparams(lr=1e-30)
+    start, state, _ = problems.run(algorithm, DATA, PROBLEM, INPUTS, hp=hp)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-7, atol=1e-26),
+        state.params,
+        start.params,
+    )
+
+
+def test_the_order_of_the_clients_does_not_change_a_bit():
+    order = np.array([3, 0, 4, 1, 2])
+    shuffled = PROBLEM._replace(rows=PROBLEM.rows[order], client=PROBLEM.client[order])
+    inputs = INPUTS._replace(tau=INPUTS.tau[:, order], size=INPUTS.size[:, order])
+    _, first, told = problems.run("fedavg", DATA, PROBLEM, INPUTS)
+    _, second, other = problems.run("fedavg", DATA, shuffled, inputs)
+    jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
+    np.testing.assert_array_equal(told.train_loss, other.train_loss)
+    np.testing.assert_array_equal(told.test_loss, other.test_loss)

@@ -1,0 +1,139 @@
+"""The four networks in float32 against a twin in NumPy and float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn import datasets
+
+from tests import problems, reference, reference_networks
+from tsfl_jax.engine import client
+from tsfl_jax.models import convolution, networks
+from tsfl_jax.types import Dataset
+
+NETWORKS = ("mnist_cnn", "fashion_cnn", "vgg11", "resnet18")
+SLOW = ("vgg11", "resnet18")
+
+
+@functools.cache
+def images():
+    """Digits at 28x28 with a background of exact zeros, in [0, 1]; and labels."""
+    raw = datasets.load_digits()
+    large = np.kron(raw.images, np.ones((1, 3, 3))) / 16
+    x = np.pad(large, ((0, 0), (2, 2), (2, 2)))[..., None].astype(np.float32)
+    return x, raw.target.astype(np.int32)
+
+
+def network(name, form):
+    norm = "group" if name == "resnet18" else "none"
+    module = networks.make_model(name, 10, (28, 28, 1), norm=norm, form=form)
+    return networks.from_flax(module)
+
+
+@functools.cache
+def gradient(name, form, batch):
+    model, mask = network(name, form), jnp.ones(batch, bool)
+
+    def run(variables, x, y):
+        key = jax.random.key(0)
+        (loss, _), found = client.batch_gradient(model, variables, x, y, mask, key)
+        return loss, found
+
+    return jax.jit(run)
+
+
+@functools.cache
+def variables_after(name, steps, batch=16):
+    """Initial variables, or those after some steps of SGD."""
+    x, y = images()
+    variables = jax.jit(network(name, "slices").init)(jax.random.key(0), x[:1])
+    for step in range(steps):
+        rows = np.random.default_rng(step).integers(0, len(y), batch)
+        _, g = gradient(name, "slices", batch)(variables, x[rows], y[rows])
+        variables = {
+            "params": jax.tree.map(lambda w, d: w - 0.05 * d, variables["params"], g)
+        }
+    return variables
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "steps"),
+    [
+        pytest.param(name, form, steps, marks=[pytest.mark.slow] * (name in SLOW))
+        for name in NETWORKS
+        for form in convolution.CONVOLUTIONS
+        for steps in (0, 20)
+    ],
+)
+def test_gradients_on_digits_equal_float64(name, form, steps):
+    # Exact zeros of the background must stay zeros: ReLU has a kink there, and with
+    # initial biases most pre-activations are on it.
+    x, y = images()
+    variables = variables_after(name, steps)
+    w = reference_networks.flattened(variables["params"])
+    for seed in range(2):
+        rows = np.random.default_rng(100 + seed).integers(0, len(y), 16)
+        loss, got = gradient(name, form, 16)(variables, x[rows], y[rows])
+        total, want = reference_networks.loss_and_gradient(
+            name, w, x[rows].astype(np.float64), y[rows]
+        )
+        np.testing.assert_allclose(loss, total / 16, rtol=1e-5)
+        got = reference_networks.flattened(got)
+        assert got.keys() == want.keys()
+        for path, exact in want.items():
+            scale = np.abs(exact).max()
+            assert scale > 0
+            error = np.abs(got[path] - exact).max() / scale
+            assert error < 1e-5, (path, error)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[] if n == "mnist_cnn" else pytest.mark.slow)
+        for n in NETWORKS
+    ],
+)
+def test_an_interval_on_digits_equals_float64(name):
+    # Two clients with two and one passes over 16 and 8 samples in batches of 8.
+    x, y = images()
+    zero, one = np.float32(0), np.float32(1)
+    data = Dataset("digits", x[:64], y[:64], x[64:96], y[64:96], 10, zero, one)
+    prob = problems.problem(data, 2, 16)
+    tau, size = np.array([2, 1]), np.array([16, 8])
+    hp = problems.hparams(lr=0.01, momentum=0.9)
+    start, state, history = problems.run(
+        "fedavg",
+        data,
+        prob,
+        problems.inputs(tau, size),
+        batch_size=8,
+        hp=hp,
+        model=network(name, "fast"),
+    )
+    w = reference_networks.flattened(start.params["params"])
+    want, _, _, loss = reference.interval(
+        w,
+        data.x_train.astype(np.float64),
+        data.y_train,
+        np.asarray(prob.rows),
+        [0, 1],
+        tau,
+        size,
+        jax.random.fold_in(jax.random.key(0), 1),
+        0,
+        {k: float(v) for k, v in hp._asdict().items()},
+        "fedavg",
+        8,
+        "pass",
+        gradient=functools.partial(reference_networks.loss_and_gradient, name),
+    )
+    np.testing.assert_allclose(history.train_loss[0], loss, rtol=1e-5)
+    got = reference_networks.flattened(state.params["params"])
+    for path, exact in want.items():
+        moved = np.abs(exact - w[path]).max()
+        assert moved > 0
+        error = np.abs(got[path] - exact).max() / moved
+        assert error < 1e-3, (path, error)

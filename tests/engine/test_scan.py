@@ -1,0 +1,335 @@
+"""The compiled interval against a slow plain reference, and its limit cases."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import problems, reference
+from tsfl_jax.engine import optimizers, scan
+from tsfl_jax.rules import AGGREGATORS
+
+TAU = np.array([[1, 4, 2, 3, 0], [2, 1, 0, 5, 1], [3, 3, 1, 2, 4]])
+SIZE = np.array([[10, 12, 7, 9, 8], [12, 5, 8, 4, 11], [6, 9, 12, 8, 12]])
+DATA = problems.dataset()
+PROBLEM = problems.problem(DATA, 5, 12)
+INPUTS = problems.inputs(TAU, SIZE)
+MAPPINGS = [("sequential", 1), ("vmap", 5), ("vmap", 2)]
+
+SETTINGS = {
+    "plain": {},
+    "momentum": {"momentum": 0.9, "lr": 0.03},
+    "clipping": {"clip_norm": 0.5, "momentum": 0.5},
+    "limit": {"weight_limit": 1.5},
+    "strong coupling": {"smoothness": 40.0},
+}
+
+
+def as_reference(params):
+    """Flax's MLP parameters as the reference's dict, float64."""
+    first, second = params["params"]["Dense_0"], params["params"]["Dense_1"]
+    names = {"w1": first["kernel"], "b1": first["bias"]}
+    names |= {"w2": second["kernel"], "b2": second["bias"]}
+    return {k: np.asarray(v, np.float64) for k, v in names.items()}
+
+
+def reference_run(start, algorithm, hp, batch_size=4, iteration="pass"):
+    x = (DATA.x_train.astype(np.float64) - 0.3) / 1.7
+    key = jax.random.fold_in(jax.random.key(0), 1)
+    hp = {k: float(v) for k, v in hp._asdict().items()}
+    w, trace = as_reference(start.params), []
+    for t in range(len(TAU)):
+        w, rho, selected, loss = reference.interval(
+            w,
+            x,
+            DATA.y_train,
+            np.asarray(PROBLEM.rows),
+            np.arange(5),
+            TAU[t],
+            SIZE[t],
+            key,
+            t,
+            hp,
+            algorithm,
+            batch_size,
+            iteration,
+        )
+        trace.append((rho, selected, loss))
+    return w, trace
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedasync", "dms"])
+def test_matches_plain_reference(algorithm, settings):
+    changes = SETTINGS[settings]
+    mu = 0.3 if algorithm == "fedprox" else 0.0
+    hp = problems.hparams(mu=mu, **changes)
+    mapping_name, chunk = MAPPINGS[(len(settings) + len(algorithm)) % 3]
+    start, state, history = problems.run(
+        algorithm, DATA, PROBLEM, INPUTS, hp=hp, mapping_name=mapping_name, chunk=chunk
+    )
+    want, trace = reference_run(start, algorithm, hp)
+    got = as_reference(state.params)
+    for name, value in want.items():
+        moved = np.abs(value - as_reference(start.params)[name]).max()
+        assert moved > 1e-2  # else agreement would mean nothing
+        np.testing.assert_allclose(got[name], value, rtol=2e-4, atol=2e-5)
+    for t, (rho, selected, loss) in enumerate(trace):
+        np.testing.assert_allclose(history.rho[t], rho, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(history.selected[t], selected)
+        np.testing.assert_allclose(history.train_loss[t], loss, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("mapping_name", "chunk"), MAPPINGS)
+def test_step_iterations_match_reference(mapping_name, chunk):
+    hp = problems.hparams(momentum=0.9)
+    start, state, _ = problems.run(
+        "fedavg",
+        DATA,
+        PROBLEM,
+        INPUTS,
+        iteration="step",
+        hp=hp,
+        mapping_name=mapping_name,
+        chunk=chunk,
+    )
+    want, _ = reference_run(start, "fedavg", hp, iteration="step")
+    for name, value in want.items():
+        got = as_reference(state.params)[name]
+        np.testing.assert_allclose(got, value, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedasync", "dms"])
+def test_mappings_agree(algorithm):
+    hp = problems.hparams(momentum=0.9, mu=0.1)
+    results = [
+        problems.run(
+            algorithm, DATA, PROBLEM, INPUTS, hp=hp, mapping_name=name, chunk=chunk
+        )[1:]
+        for name, chunk in MAPPINGS
+    ]
+    for state, history in results[1:]:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            (state.params, history),
+            (results[0][0].params, results[0][1]),
+        )
+
+
+def test_one_client_is_plain_sgd():
+    prob = problems.problem(DATA, 1, 12)
+    one = problems.inputs([[3]], [[12]])
+    expected = None
+    for algorithm in ("fedavg", "fedprox", "dms"):  # with μ = 0 all are SGD
+        _, state, history = problems.run(algorithm, DATA, prob, one)
+        assert history.rho.tolist() == [[1.0]]
+        if expected is None:
+            expected = state.params
+        jax.tree.map(np.testing.assert_array_equal, state.params, expected)
+
+
+def test_equal_tau_and_sizes_make_all_rules_the_plain_mean():
+    same = problems.inputs(np.full((2, 5), 2), np.full((2, 5), 12))
+    params = {}
+    for algorithm in ("fedavg", "dms", "fedasync"):
+        hp = problems.hparams(gamma=0.0)
+        _, state, history = problems.run(algorithm, DATA, PROBLEM, same, hp=hp)
+        np.testing.assert_allclose(history.rho, 0.2, rtol=1e-6)
+        params[algorithm] = state.params
+    for algorithm in ("dms", "fedasync"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+            params[algorithm],
+            params["fedavg"],
+        )
+
+
+def test_proximal_term_zero_is_fedavg_and_large_stays_near_the_global_model():
+    _, fedavg, _ = problems.run("fedavg", DATA, PROBLEM, INPUTS)
+    start, fedprox, _ = problems.run("fedprox", DATA, PROBLEM, INPUTS)
+    jax.tree.map(np.testing.assert_array_equal, fedavg.params, fedprox.params)
+    hp = problems.hparams(mu=9.0)
+    _, strong, _ = problems.run("fedprox", DATA, PROBLEM, INPUTS, hp=hp)
+
+    def way(state):
+        return sum(
+            float(jnp.abs(a - b).sum())
+            for a, b in zip(
+                jax.tree.leaves(state.params),
+                jax.tree.leaves(start.params),
+                strict=True,
+            )
+        )
+
+    assert way(strong) < 0.5 * way(fedavg)
+
+
+def test_nobody_works_keeps_the_model():
+    idle = problems.inputs(np.zeros((1, 5), int), SIZE[:1])
+    for algorithm in ("fedavg", "fedprox", "fedasync", "dms"):
+        start, state, history = problems.run(algorithm, DATA, PROBLEM, idle)
+        jax.tree.map(np.testing.assert_array_equal, start.params, state.params)
+        assert not history.diverged.any()
+        assert history.rho.sum() == 0
+        assert history.samples.sum() == 0
+        assert np.isfinite(history.test_loss).all()
+
+
+def permuted(prob, chunk_inputs, order):
+    return prob._replace(rows=prob.rows[order], client=prob.client[order]), (
+        chunk_inputs._replace(
+            tau=chunk_inputs.tau[:, order], size=chunk_inputs.size[:, order]
+        )
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "fedasync", "dms"])
+def test_result_does_not_depend_on_the_order_of_clients(algorithm):
+    order = np.array([3, 0, 4, 1, 2])
+    prob, shuffled = permuted(PROBLEM, INPUTS, order)
+    hp = problems.hparams(smoothness=np.nan, grad_sq_norm=np.nan, grad_variance=np.nan)
+    options = {"hp": hp, "estimates": True}
+    _, first, history = problems.run(algorithm, DATA, PROBLEM, INPUTS, **options)
+    _, second, other = problems.run(algorithm, DATA, prob, shuffled, **options)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        first.params,
+        second.params,
+    )
+    np.testing.assert_array_equal(
+        np.asarray(history.selected)[:, order], other.selected
+    )
+
+
+def test_same_seed_same_bits_other_seed_other_result():
+    runs = [problems.run("dms", DATA, PROBLEM, INPUTS, seed=s)[1] for s in (0, 0, 1)]
+    jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
+    leaves = zip(
+        jax.tree.leaves(runs[0].params), jax.tree.leaves(runs[2].params), strict=True
+    )
+    assert any((a != b).any() for a, b in leaves)
+
+
+def test_lock_step_has_a_static_structure():
+    """Under vmap in one chunk every loop's length is known before the program runs."""
+
+    def loops(mapping_name):
+        run = scan.make_run(
+            problems.mlp(classes=DATA.num_classes),
+            AGGREGATORS["dms"],
+            optimizers.sgd,
+            batch_size=4,
+            passes=5,
+            mapping_name=mapping_name,
+            chunk=5,
+            most_steps=15,
+        )
+        start = problems.run("dms", DATA, PROBLEM, INPUTS)[0]
+        arguments = (start, jax.random.key(0), problems.hparams(), PROBLEM, INPUTS)
+        program = jax.jit(run).lower(*arguments).compile().as_text()
+        lines = [line for line in program.splitlines() if " while(" in line]
+        return [("known_trip_count" in line) for line in lines]
+
+    assert loops("vmap") and all(loops("vmap"))
+    assert not all(loops("sequential"))
+
+
+def test_intervals_in_pieces_equal_one_scan():
+    whole = problems.run("dms", DATA, PROBLEM, INPUTS)
+    run = jax.jit(
+        scan.make_run(
+            problems.mlp(),
+            AGGREGATORS["dms"],
+            optimizers.sgd,
+            batch_size=4,
+            passes=5,
+        )
+    )
+    state, key = whole[0], jax.random.fold_in(jax.random.key(0), 1)
+    for t in range(3):
+        piece = jax.tree.map(lambda a, t=t: a[t : t + 1], INPUTS)
+        state, _ = run(state, key, problems.hparams(), PROBLEM, piece)
+    jax.tree.map(np.testing.assert_array_equal, state.params, whole[1].params)
+
+
+@pytest.mark.parametrize(("mapping_name", "chunk"), MAPPINGS)
+def test_non_finite_client_is_dropped_and_the_others_go_on(mapping_name, chunk):
+    spoilt = PROBLEM.samples.x.at[PROBLEM.rows[1]].set(np.nan)
+    only_first = ~np.isin(np.asarray(PROBLEM.rows), np.asarray(PROBLEM.rows[1]))
+    rows = np.asarray(PROBLEM.rows).copy()
+    for i in (0, 2, 3, 4):  # nobody else may touch a spoilt sample
+        rows[i] = np.resize(rows[i][only_first[i]], 12)
+    prob = PROBLEM._replace(
+        samples=PROBLEM.samples._replace(x=spoilt), rows=jnp.asarray(rows)
+    )
+    clean = prob._replace(samples=PROBLEM.samples)
+    one = problems.inputs(TAU[:1], SIZE[:1])
+    options = {"mapping_name": mapping_name, "chunk": chunk}
+    _, state, history = problems.run("fedavg", DATA, prob, one, **options)
+    assert history.num_dropped.tolist() == [1]
+    assert not history.diverged.any()
+    # The same as if client 1 had stayed away.
+    away = problems.inputs(TAU[:1] * np.array([1, 0, 1, 1, 1]), SIZE[:1])
+    _, without, _ = problems.run("fedavg", DATA, clean, away, **options)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        state.params,
+        without.params,
+    )
+
+
+@pytest.mark.parametrize(("mapping_name", "chunk"), MAPPINGS)
+def test_total_loss_freezes_the_last_good_model(mapping_name, chunk):
+    hp = problems.hparams(lr=np.inf)
+    start, state, history = problems.run(
+        "fedavg", DATA, PROBLEM, INPUTS, hp=hp, mapping_name=mapping_name, chunk=chunk
+    )
+    assert history.diverged.tolist() == [True, True, True]
+    assert history.num_dropped[0] == 4
+    jax.tree.map(np.testing.assert_array_equal, start.params, state.params)
+
+
+def test_losing_all_weighted_clients_keeps_the_model_and_goes_on():
+    # A huge coupling gives all weight to client 3 (τ = 5), and its data are spoilt.
+    own = np.asarray(PROBLEM.rows[3])
+    rows = np.asarray(PROBLEM.rows).copy()
+    for i in (0, 1, 2, 4):
+        rows[i] = np.resize(rows[i][~np.isin(rows[i], own)], 12)
+    x = PROBLEM.samples.x.at[own].set(np.nan)
+    prob = PROBLEM._replace(
+        samples=PROBLEM.samples._replace(x=x), rows=jnp.asarray(rows)
+    )
+    tau, size = np.array([[1, 1, 1, 5, 1], [1, 1, 2, 0, 1]]), SIZE[:1].repeat(2, 0)
+    hp = problems.hparams(smoothness=1e9)
+    start, state, history = problems.run(
+        "dms", DATA, prob, problems.inputs(tau, size), hp=hp
+    )
+    assert history.rho[0].tolist() == [0, 0, 0, 1, 0]
+    assert history.num_dropped.tolist() == [1, 0]
+    assert history.diverged.tolist() == [False, False]
+    _, kept, _ = problems.run(
+        "dms", DATA, prob, problems.inputs(tau[:1], size[:1]), hp=hp
+    )
+    jax.tree.map(np.testing.assert_array_equal, kept.params, start.params)
+    moved = jax.tree.map(lambda a, b: (a != b).any(), state.params, start.params)
+    assert any(jax.tree.leaves(moved))
+
+
+def test_evaluation_counts_every_test_sample_once():
+    data = problems.dataset(samples=123)
+    many = data._replace(
+        x_test=np.resize(data.x_test, (611, 5)), y_test=np.resize(data.y_test, 611)
+    )
+    prob = problems.problem(many, 5, 12)
+    assert prob.test.mask.sum() == 611
+    assert prob.test.mask.size > 611  # the last batch is padded
+    _, state, history = problems.run(
+        "fedavg", many, prob, problems.inputs(TAU[:1], SIZE[:1])
+    )
+    w = as_reference(state.params)
+    x = (many.x_test.astype(np.float64) - 0.3) / 1.7
+    total, _ = reference.loss_and_gradient(w, x, many.y_test)
+    hidden = np.maximum(x @ w["w1"] + w["b1"], 0)
+    right = (hidden @ w["w2"] + w["b2"]).argmax(1) == many.y_test
+    np.testing.assert_allclose(history.test_loss[0], total / 611, rtol=1e-4)
+    np.testing.assert_allclose(history.test_accuracy[0], right.mean(), atol=1e-6)

@@ -1,0 +1,399 @@
+"""Damaged files: what was damaged, and what the answer must say or recover."""
+
+import io
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from tests.experiment.test_runner import files, same, small
+from tsfl_jax.experiment import assemble, runner, sweeps
+from tsfl_jax.report import files as report
+from tsfl_jax.report import runs, tensorboard, theory_run
+from tsfl_jax.types import UserError
+
+
+@pytest.fixture(scope="module")
+def exp():
+    return assemble.build(small(measure_clients=True))
+
+
+@pytest.fixture(scope="module")
+def whole(exp, tmp_path_factory):
+    """A finished run of 6 intervals; it keeps the checkpoints 4 and 6."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    runner.run(exp, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bare(exp, tmp_path_factory):
+    """The same without checkpoints."""
+    folder = tmp_path_factory.mktemp("bare") / "run"
+    runner.run(exp._replace(checkpoint=False), folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, request):
+    """Pictures take most of the time of a finished run."""
+    if "figures" not in request.fixturenames:
+        for name in ("plot_curves", "plot_participation"):
+            monkeypatch.setattr(runner.results.plots, name, lambda folder: None)
+
+
+# Damages: functions of a path
+
+
+def flip(path, place=0.5):
+    """Changes one bit."""
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 0x04
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def gone(path):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def text(content):
+    return lambda path: path.write_text(content)
+
+
+def raw(content):
+    return lambda path: path.write_bytes(content)
+
+
+def folder_instead(path):
+    gone(path)
+    path.mkdir()
+    (path / "file").write_text("")
+
+
+def file_instead(path):
+    gone(path)
+    path.write_text("a file")
+
+
+def renamed(name):
+    return lambda path: path.rename(path.with_name(name))
+
+
+def copied(name):
+    return lambda path: shutil.copytree(path, path.with_name(name))
+
+
+def swapped(name):
+    def swap(path):
+        other, aside = path.with_name(name), path.with_name("aside")
+        path.rename(aside)
+        other.rename(path)
+        aside.rename(other)
+
+    return swap
+
+
+def largest(damage):
+    """Of the largest file in a folder."""
+
+    def inside(path):
+        several = [p for p in path.rglob("*") if p.is_file()]
+        damage(max(several, key=lambda p: p.stat().st_size))
+
+    return inside
+
+
+def edited(**changes):
+    def edit(path):
+        found = json.loads(path.read_text())
+        path.write_text(json.dumps(found | changes))
+
+    return edit
+
+
+def arrays(**changes):
+    """None leaves an array out."""
+
+    def edit(path):
+        with np.load(path) as held:
+            found = dict(held) | changes
+        np.savez(path, **{k: v for k, v in found.items() if v is not None})
+
+    return edit
+
+
+ABOUT, NEWEST, CONFIG = "checkpoints/6/about.json", "checkpoints/6", "config.json"
+DAMAGED = "checkpoints/6 is damaged and left out: "
+REWRITTEN = "config.json is missing or changed; it is written anew"
+AFRESH = "no intact checkpoint in"
+
+# (what is damaged, how, words of a notice). The run ends with the same files as before.
+RECOVERED = [
+    (ABOUT, flip, DAMAGED + "about.json is missing or has changed"),
+    (ABOUT, lambda p: flip(p, 0.1), DAMAGED + "about.json"),
+    (ABOUT, lambda p: flip(p, 0.9), DAMAGED + "about.json"),
+    (ABOUT, cut, DAMAGED + "about.json"),
+    (ABOUT, gone, DAMAGED + "about.json"),
+    (ABOUT, text(""), DAMAGED + "about.json"),
+    (ABOUT, text("{}"), DAMAGED + "about.json"),
+    (ABOUT, text("[1]"), DAMAGED + "about.json"),
+    (ABOUT, text("7"), DAMAGED + "about.json"),
+    (ABOUT, text("null"), DAMAGED + "about.json"),
+    (ABOUT, raw(b"\xff\xfe\x00"), DAMAGED + "about.json"),
+    (ABOUT, edited(interval=4), DAMAGED + "about.json"),
+    (ABOUT, edited(identity={}), DAMAGED + "about.json"),
+    (ABOUT, edited(files={}), DAMAGED + "about.json"),
+    (ABOUT, folder_instead, DAMAGED + "about.json"),
+    (NEWEST + "/arrays", largest(flip), DAMAGED + "arrays/"),
+    (NEWEST + "/arrays", largest(cut), DAMAGED + "arrays/"),
+    (NEWEST + "/arrays", largest(text("")), DAMAGED + "arrays/"),
+    (NEWEST + "/arrays", largest(gone), DAMAGED + "arrays/"),
+    (NEWEST + "/arrays", largest(folder_instead), DAMAGED + "arrays/"),
+    (NEWEST + "/arrays", gone, DAMAGED + "arrays/"),
+    (NEWEST + "/arrays", file_instead, DAMAGED + "arrays/"),
+    (NEWEST, lambda p: (p / "arrays/more").write_text(""), DAMAGED + "arrays/more was"),
+    (NEWEST, renamed("8"), "checkpoints/8 is damaged and left out: its content is of"),
+    (NEWEST, renamed("5"), "its content is of interval 6"),
+    (NEWEST, copied("1000000"), "1000000 is damaged and left out: its content is of"),
+    (NEWEST, swapped("4"), DAMAGED + "its content is of interval 4"),
+    (NEWEST, swapped("4"), AFRESH),
+    (NEWEST, folder_instead, DAMAGED + "about.json"),
+    (NEWEST, gone, "resuming after interval 4 of 6"),
+    ("checkpoints", gone, ""),
+    ("checkpoints", lambda p: [gone(q / "about.json") for q in p.iterdir()], AFRESH),
+    (
+        "checkpoints",
+        lambda p: [largest(cut)(q / "arrays") for q in p.iterdir()],
+        AFRESH,
+    ),
+    (CONFIG, text("[1]"), REWRITTEN),
+    (CONFIG, text("7"), REWRITTEN),
+    (CONFIG, text("{}"), REWRITTEN),
+    (CONFIG, text(""), REWRITTEN),
+    (CONFIG, text('{"seed": '), REWRITTEN),
+    (CONFIG, text('"seed"'), REWRITTEN),
+    (CONFIG, text("[" * 100_000), REWRITTEN),
+    (CONFIG, raw(b"\xff\xfe\x00"), REWRITTEN),
+    (CONFIG, cut, REWRITTEN),
+    (CONFIG, gone, REWRITTEN),
+    (CONFIG, edited(lr=0.5), REWRITTEN),
+    (CONFIG, edited(data=3), REWRITTEN),
+    (CONFIG, edited(more=3), REWRITTEN),
+    *[(CONFIG, lambda p, n=n: flip(p, n / 12), "resuming after") for n in range(12)],
+    ("metrics.jsonl", gone, ""),
+    ("metrics.jsonl", cut, ""),
+    ("metrics.jsonl", flip, ""),
+    ("metrics.jsonl", text("[1]\n" * 6), ""),
+    ("metrics.jsonl", lambda p: p.write_bytes(2 * p.read_bytes()), ""),
+    ("summary.json", text("{}"), ""),
+    ("summary.json", text("[1]"), ""),
+    ("summary.json", text("7"), ""),
+    ("summary.json", cut, ""),
+    ("summary.json", gone, ""),
+    ("summary.json", edited(best_test_accuracy=0.99, num_intervals=9), ""),
+    ("summary.json", edited(compile_seconds="1", versions=[], device=None), ""),
+    ("model.npz", flip, ""),
+    ("model.npz", cut, ""),
+    ("model.npz", gone, ""),
+    ("model.npz", text("no archive"), ""),
+    ("clients.npz", flip, ""),
+    ("clients.npz", gone, ""),
+    ("clients.npz", arrays(rho=None), ""),
+    (".lock", text("process 1 on another host"), ""),
+    (".metrics.jsonl.1234", text('{"interval": 1}\n'), ""),
+    ("checkpoints/.unfinished-6", text("a file"), ""),
+    ("notes.txt", text("mine"), ""),
+]
+SINGLE = {"compile_seconds", "train_seconds", "samples_per_second"}
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), RECOVERED)
+def test_damage_that_is_recovered(exp, whole, tmp_path, name, damage, words):
+    folder = pathlib.Path(shutil.copytree(whole, tmp_path / "run"))
+    damage(folder / name)
+    told = io.StringIO()
+    result = runner.run(exp, folder, told)
+    assert words in told.getvalue()
+    same(files(folder), files(whole))
+    config = (folder / CONFIG).read_bytes()
+    assert config == (whole / CONFIG).read_bytes()
+    summary, before = (report.read_json(f / "summary.json") for f in (folder, whole))
+    assert report.plain(result.summary) == summary
+    for key in before.keys() | summary.keys() - SINGLE:
+        if key not in SINGLE:
+            assert summary[key] == before[key], key
+    assert runner.run(exp, folder).summary["num_intervals"] == 6  # and all is well
+
+
+# (what is damaged, how, words of the refusal). Nothing is changed.
+REFUSED = [
+    (CONFIG, text("[1]"), "config.json is missing or damaged"),
+    (CONFIG, text("7"), "config.json is missing or damaged"),
+    (CONFIG, text("{}"), "config.json is missing or damaged"),
+    (CONFIG, text(""), "config.json is missing or damaged"),
+    (CONFIG, cut, "config.json is missing or damaged"),
+    (CONFIG, gone, "config.json is missing or damaged"),
+    (CONFIG, folder_instead, "config.json is missing or damaged"),
+    (CONFIG, edited(lr=0.5), "lr: 0.5 → 0.02"),
+    (CONFIG, edited(data=3), "data.name: None → digits"),
+    (".lock", lambda p: p.mkdir(), "Is a directory"),
+    ("lanes", lambda p: p.mkdir(), "holds a sweep"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), REFUSED)
+def test_damage_that_cannot_be_recovered_is_refused(
+    exp, bare, tmp_path, name, damage, words
+):
+    """Without checkpoints nothing else says what the folder holds."""
+    folder = pathlib.Path(shutil.copytree(bare, tmp_path / "run"))
+    damage(folder / name)
+    before = {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")}
+    with pytest.raises(UserError, match=words) as error:
+        runner.run(exp, folder)
+    message = str(error.value)
+    assert "\n" not in message and str(folder) in message
+    assert {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")} == before
+
+
+# (what is damaged, how, words): the file cannot be replaced.
+BLOCKED = [
+    (CONFIG, folder_instead, "config.json"),
+    ("metrics.jsonl", folder_instead, "metrics.jsonl"),
+    ("summary.json", folder_instead, "summary.json"),
+    ("model.npz", folder_instead, "model.npz"),
+    ("clients.npz", folder_instead, "clients.npz"),
+    (NEWEST, file_instead, "cannot save a checkpoint in .*Not a directory"),
+    ("checkpoints", file_instead, "cannot save a checkpoint in .*checkpoints"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "words"), BLOCKED)
+def test_a_file_that_cannot_be_written_is_named(
+    exp, whole, tmp_path, name, damage, words
+):
+    folder = pathlib.Path(shutil.copytree(whole, tmp_path / "run"))
+    damage(folder / name)
+    with pytest.raises(UserError, match=words) as error:
+        runner.run(exp, folder)
+    assert "\n" not in str(error.value)
+    gone(folder / name)  # then the same command goes on
+    runner.run(exp, folder)
+    same(files(folder), files(whole))
+
+
+def test_figures_of_a_finished_run_are_drawn_anew(exp, whole, tmp_path, figures):
+    folder = pathlib.Path(shutil.copytree(whole, tmp_path / "run"))
+    for name in ("curves.png", "participation.png"):
+        (folder / name).write_bytes(b"\x89PN")
+    runner.run(exp, folder)
+    for name in ("curves.png", "participation.png"):
+        assert (folder / name).stat().st_size > 1000
+
+
+@pytest.fixture
+def figures():
+    """Asks for real figures."""
+
+
+# Programs that read the files of a finished run
+
+CURVES, PARTS, EVENTS = runs.plot_curves, runs.plot_participation, tensorboard.write
+THEORY, METRICS = theory_run.read, "metrics.jsonl"
+NO_ROW = "line 1: expected an object with an interval and numbers"
+T, N = 6, 4
+# (program, what is damaged, how, words of the refusal; "" the program can do without)
+READERS = [
+    (CURVES, METRICS, gone, "metrics.jsonl: No such file"),
+    (CURVES, METRICS, lambda p: flip(p, 0), "line 1: not JSON"),
+    (CURVES, METRICS, raw(b"\xff\n"), "line 1: not JSON"),
+    (CURVES, METRICS, text("[1]\n"), NO_ROW),
+    (CURVES, METRICS, text("7\n"), NO_ROW),
+    (CURVES, METRICS, text('{"interval": "a"}\n'), NO_ROW),
+    (CURVES, METRICS, text('{"interval": 1, "test_loss": "a"}\n'), NO_ROW),
+    (CURVES, METRICS, text("[" * 100_000 + "\n"), "line 1: not JSON"),
+    (CURVES, CONFIG, text("[1]"), ""),
+    (CURVES, CONFIG, text("7"), ""),
+    (CURVES, "summary.json", text("null"), ""),
+    (CURVES, "summary.json", cut, ""),
+    (PARTS, "clients.npz", gone, "cannot read .*clients.npz"),
+    (PARTS, "clients.npz", cut, "cannot read .*clients.npz"),
+    (PARTS, "clients.npz", flip, "cannot read .*clients.npz"),
+    (PARTS, "clients.npz", text("no archive"), "cannot read .*clients.npz"),
+    (PARTS, "clients.npz", arrays(rho=None), r"expected tau and rho of one shape"),
+    (PARTS, "clients.npz", arrays(tau=np.zeros(6)), "expected tau and rho of one"),
+    (PARTS, "clients.npz", arrays(tau=np.array([{}])), "cannot read .*clients.npz"),
+    (PARTS, CONFIG, text('"a"'), ""),
+    (EVENTS, METRICS, gone, "metrics.jsonl: No such file"),
+    (EVENTS, METRICS, text("{}\n"), NO_ROW),
+    (EVENTS, METRICS, text("[]\n"), NO_ROW),
+    (EVENTS, METRICS, text('{"interval": 1, "test_loss": []}\n'), NO_ROW),
+    (THEORY, CONFIG, text("[1]"), "no finished run there"),
+    (THEORY, CONFIG, text("7"), "no finished run there"),
+    (THEORY, CONFIG, text("{}"), "has not measured its clients"),
+    (THEORY, CONFIG, text('{"measure_clients": true}'), "its files are damaged"),
+    (THEORY, CONFIG, edited(timeline=[]), "its files are damaged"),
+    (THEORY, CONFIG, edited(dms=None), "its files are damaged"),
+    (THEORY, "summary.json", text("{}"), "its files are damaged"),
+    (THEORY, "summary.json", text("[1]"), "no finished run there"),
+    (THEORY, METRICS, cut, "do not belong together"),
+    (THEORY, METRICS, text('{"interval": 1}\n' * T), "its files are damaged"),
+    (THEORY, "clients.npz", cut, "cannot read .*clients.npz"),
+    (THEORY, "clients.npz", flip, "cannot read .*clients.npz"),
+    (THEORY, "clients.npz", arrays(variance=None), "do not belong together"),
+    (THEORY, "clients.npz", arrays(rho=None), "its files are damaged"),
+    (THEORY, "clients.npz", arrays(rho=np.ones((2, N))), "its files are damaged"),
+    (THEORY, "clients.npz", arrays(tau=np.ones((T, 9))), "its files are damaged"),
+]
+
+
+@pytest.mark.parametrize(("program", "name", "damage", "words"), READERS)
+def test_programs_that_read_damaged_files(
+    whole, tmp_path, program, name, damage, words, figures
+):
+    if program is EVENTS:
+        pytest.importorskip("tensorboardX")
+    folder = pathlib.Path(shutil.copytree(whole, tmp_path / "run"))
+    damage(folder / name)
+    if not words:
+        assert program(folder).stat().st_size > 1000
+        return
+    with pytest.raises(UserError, match=words) as error:
+        program(folder)
+    assert "\n" not in str(error.value)
+
+
+# Lanes of a sweep
+
+LANES = [
+    flip,
+    cut,
+    text(""),
+    text("no archive"),
+    folder_instead,
+    renamed("b.npz"),
+    arrays(lane=None),
+    arrays(lane=np.array("b")),
+    arrays(rho=None),
+    arrays(more=np.ones(3)),
+    arrays(tau=np.array([{}])),
+]
+
+
+@pytest.mark.parametrize("damage", LANES)
+def test_damaged_lanes_are_left_out(whole, tmp_path, damage):
+    names = {*sweeps.engine.History._fields, "tau", "virtual_time", "seconds"}
+    lane = {name: np.ones((T, N)) for name in names}
+    report.write_arrays(tmp_path / "a.npz", lane | {"lane": np.array("a")})
+    notices = []
+    found = sweeps._finished(tmp_path, ["a"], notices.append)
+    assert set(found["a"]) == names and not notices
+    damage(tmp_path / "a.npz")
+    assert sweeps._finished(tmp_path, ["a", "b"], notices.append) == {}
+    assert len(notices) == 1 and "runs again" in notices[0]

@@ -1,0 +1,60 @@
+"""A user's functions in words: the same in every process, others for others."""
+
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import optax
+
+from tsfl_jax.experiment.describe import describe
+from tsfl_jax.models import networks
+from tsfl_jax.rules import AGGREGATORS
+
+ROOT = pathlib.Path(__file__).parents[2]
+PROGRAM = """
+import optax
+from tsfl_jax.models import networks as models
+from tsfl_jax.experiment.describe import describe
+print(describe(optax.adam(1e-3)))
+print(describe(models.from_flax(models.MLP(10, 4))))
+"""
+
+
+def scaled(factor):
+    return lambda x: factor * x
+
+
+def test_what_differs_is_told_apart():
+    assert describe(optax.adam(1e-3)) != describe(optax.adam(1e-2))
+    assert describe(optax.sgd(0.1)) != describe(optax.sgd(0.1, momentum=0.9))
+    assert describe(scaled(1)) == describe(scaled(1)) != describe(scaled(2))
+    assert describe(lambda x: x + 1) != describe(lambda x: x + 2)
+    assert describe(functools.partial(max, 1)) != describe(functools.partial(max, 2))
+    assert describe(AGGREGATORS["fedavg"]) != describe(AGGREGATORS["fedasync"])
+    small, large = (networks.from_flax(networks.MLP(10, h)) for h in (4, 8))
+    assert describe(small) != describe(large)
+
+
+def test_another_process_gives_the_same_words():
+    here = [optax.adam(1e-3), networks.from_flax(networks.MLP(10, 4))]
+    for seed in ("1", "2"):  # sets have another order in each
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.splitlines() == [describe(thing) for thing in here]
+        assert "0x" not in done.stdout
+
+
+def test_sets_have_no_order():
+    def known(x):
+        return x in {"alpha", "beta", "gamma", "delta"}
+
+    words = describe(known) + describe({"alpha", "beta", "gamma", "delta"})
+    assert "{'alpha', 'beta', 'delta', 'gamma'}" in words

@@ -1,0 +1,380 @@
+"""launch.py --explain: bars and steps worked by hand, the same tasks as the framework
+began, and a command line that trains nothing.
+"""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from tests.test_launch import ROOT, SMALL, launch
+from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, run
+from tsfl_jax.config import Config
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import assemble, explain, explain_text, prepare
+from tsfl_jax.report import timeline
+from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous
+from tsfl_jax.timeline.fleet import online_seconds
+from tsfl_jax.timeline.tasks import COUNTED, GIVEN_UP, LOST, OPEN, tasks_of
+
+
+def bars(name, fleet, end=None, carry=False, lag=0, **kwargs):
+    """{client: [(kind, start, end), …]}, the kinds by their first letters."""
+    if name == "tsfl":
+        kwargs["carry"] = carry
+    if name == "safa":
+        kwargs["lag"] = lag
+    trace = run(name, fleet, **kwargs)
+    tasks = tasks_of(trace, fleet, name, carry=carry, lag=lag)
+    told = {}
+    for s in segments.segments(tasks, fleet, end or trace.time[-1]):
+        cell = (s.kind[:2], round(float(s.start), 9), round(float(s.end), 9))
+        told.setdefault(s.client, []).append(cell)
+    return told
+
+
+# As in test_timeline: 0.5 + 2·1 + 0.5 = 3 s for a task of two, and 0.25 + 6 + 0.75 = 7.
+TWO = fleet_of([1.0, 3.0], [0.5, 0.25], [0.5, 0.75])
+
+
+def test_a_synchronous_round():
+    told = bars("sfl", TWO, end=7.25, horizon=20, iterations=2)
+    assert told == {
+        0: [
+            *[("do", 0, 0.5), ("it", 0.5, 1.5), ("it", 1.5, 2.5), ("up", 2.5, 3)],
+            *[("wa", 3, 7), ("do", 7, 7.25)],
+        ],
+        1: [
+            *[("do", 0, 0.25), ("it", 0.25, 3.25), ("it", 3.25, 6.25)],
+            *[("up", 6.25, 7), ("do", 7, 7.25)],
+        ],
+    }
+
+
+def test_an_asynchronous_client_that_goes_offline_and_one_whose_delivery_is_lost():
+    fleet = fleet_of(
+        [1.0, 2.0], lost=[[False], [True]], online=[[(0, 1.5), (2, 9)], []]
+    )
+    trace = run("afl", fleet, horizon=7, iterations=2)
+    assert trace.time.tolist() == [2.5, 4.5, 6.5]
+    tasks = tasks_of(trace, fleet, "afl")
+    assert [(t.client, t.start, t.end, t.fate) for t in tasks] == [
+        (0, 0, 2.5, COUNTED),
+        (0, 2.5, 4.5, COUNTED),
+        (0, 4.5, 6.5, COUNTED),
+        (1, 0, 4, LOST),
+        (1, 4, 8, OPEN),
+    ]
+    told = bars("afl", fleet, end=5, horizon=7, iterations=2)
+    assert told[0] == [
+        *[("it", 0, 1), ("it", 1, 1.5), ("of", 1.5, 2), ("it", 2, 2.5)],
+        *[("it", 2.5, 3.5), ("it", 3.5, 4.5), ("it", 4.5, 5)],
+    ]
+    assert told[1] == [("it", 0, 2), ("it", 2, 4), ("it", 4, 5)]
+
+
+def test_an_interval_ends_with_what_was_not_finished():
+    # 4 − 0.5 − 0.5 = 3 s: two iterations of 1.25 s, and 0.5 s of a third.
+    fleet = fleet_of([1.25], 0.5, 0.5)
+    first = [("do", 0, 0.5), ("it", 0.5, 1.75), ("it", 1.75, 3), ("un", 3, 3.5)]
+    first += [("up", 3.5, 4), ("do", 4, 4.5)]
+    told = bars("tsfl", fleet, num_intervals=2, interval=4.0)
+    assert told[0] == [
+        *first,
+        *[("it", 4.5, 5.75), ("it", 5.75, 7), ("un", 7, 7.5), ("up", 7.5, 8)],
+    ]
+    # Carried over: 0.75 s are left of the third, then 1.25; 3 − 2 = 1 s of a fifth.
+    told = bars("tsfl", fleet, carry=True, num_intervals=2, interval=4.0)
+    assert told[0] == [
+        *first,
+        *[("it", 4.5, 5.25), ("it", 5.25, 6.5), ("un", 6.5, 7.5), ("up", 7.5, 8)],
+    ]
+    # Nothing fits: no upload; and the second interval is spent offline.
+    fleet = fleet_of([1.0, 9.0], 0.5, 0.5, online=[[], [(0, 4), (8, 99)]])
+    told = bars("tsfl", fleet, num_intervals=2, interval=4.0)
+    assert told[1] == [("do", 0, 0.5), ("un", 0.5, 3.5), ("wa", 3.5, 4), ("of", 4, 8)]
+
+
+def test_a_stale_client_gives_up():
+    # Rounds end when client 0 delivers, each second; client 1 takes 5 s and may be one
+    # version behind: at 2 s it is started anew, and again.
+    fleet = fleet_of([1.0, 5.0])
+    trace = run("safa", fleet, horizon=6, iterations=1, fraction=0.5, lag=1)
+    tasks = tasks_of(trace, fleet, "safa", lag=1)
+    assert [(t.start, t.stop, t.fate) for t in tasks if t.client == 1] == [
+        (0, 2, GIVEN_UP),
+        (2, 4, GIVEN_UP),
+        (4, 6, GIVEN_UP),
+    ]
+
+
+def test_uploads_one_after_another_wait_for_the_channel():
+    told = bars(
+        "fedcs",
+        fleet_of([1.0, 1.0], 0, [2.0, 2.0]),
+        horizon=6,
+        iterations=1,
+        deadline=5.0,
+    )
+    assert told[0] == [("it", 0, 1), ("up", 1, 3), ("wa", 3, 5)]
+    assert told[1] == [("it", 0, 1), ("wa", 1, 3), ("up", 3, 5)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_bars_fill_the_time_of_every_client(name):
+    for seed in range(4):
+        fleet, options = random_fleet(seed), ALL[name]
+        trace = FRAMEWORKS[name](fleet, **options)
+        end = float(trace.time[-1])
+        tasks = tasks_of(trace, fleet, name, carry=True, lag=options.get("lag", 0))
+        counted = [t for t in tasks if t.fate == COUNTED]
+        there = trace.iterations > 0
+        assert len(counted) == there.sum()
+        found = list(segments.segments(tasks, fleet, end))
+        for i in range(5):
+            mine = [s for s in found if s.client == i]
+            np.testing.assert_allclose(mine[0].start, 0, atol=1e-6)
+            np.testing.assert_allclose(mine[-1].end, end, rtol=1e-6)
+            for a, b in zip(mine[:-1], mine[1:], strict=True):
+                assert a.start < a.end and a.end == pytest.approx(b.start, abs=1e-6)
+            # Known deliveries are where the trace has them.
+            starts = np.sort(trace.start[there & (trace.client == i)])
+            told = [t.start for t in counted if t.client == i]
+            np.testing.assert_allclose(told, starts)
+        total = segments.shares(found)
+        assert sum(total.values()) == pytest.approx(1)
+        offline = sum(end - online_seconds(fleet, i, 0.0, end) for i in range(5))
+        assert total[segments.OFFLINE] == pytest.approx(offline / 5 / end, abs=1e-6)
+
+
+def begun_by(name, fleet, monkeypatch):
+    """The trace, and (moment, delivery) of every task that the framework began."""
+    begun = []
+
+    def record(begin):
+        def recorded(*args, now, **kwargs):
+            begun.append((now, begin(*args, now=now, **kwargs)))
+            return begun[-1][1]
+
+        return recorded
+
+    with monkeypatch.context() as patched:
+        for module in (synchronous, asynchronous):
+            patched.setattr(module, "begin", record(module.begin))
+        return FRAMEWORKS[name](fleet, **ALL[name]), begun
+
+
+@pytest.mark.parametrize("name", ["sfl", "esync", "fedat", "afl", "fedbuff", "safa"])
+def test_tasks_are_those_that_the_framework_began(name, monkeypatch):
+    compared = 0
+    for seed in range(12):
+        fleet = random_fleet(seed)
+        trace, begun = begun_by(name, fleet, monkeypatch)
+        last = trace.time[-1]
+        moments = [now for now, _ in begun if now < last]
+        if name == "safa" and not np.isin(moments, [0, *trace.time]).all():
+            continue  # a round in which nothing arrived is in no trace
+        compared += 1
+        expected = sorted((d.client, d.start) for _, d in begun if d.start < last)
+        told = tasks_of(trace, fleet, name, lag=ALL[name].get("lag", 0))
+        assert [(t.client, t.start) for t in told] == expected
+        lost = {(d.client, d.start) for _, d in begun if d.lost and d.arrival <= last}
+        found = {(t.client, t.start) for t in told if t.fate == LOST}
+        # safa may give up a task before anybody sees that it is lost.
+        assert found <= lost if name == "safa" else found == lost
+    assert compared >= 4
+
+
+def test_a_schedule_has_bars_of_tau():
+    found = segments.of_schedule(np.array([[2, 0], [1, 4]]))
+    kinds = [(s.client, s.kind[:2], s.start, s.end) for s in found]
+    assert kinds == [
+        *[(0, "it", 0, 0.25), (0, "it", 0.25, 0.5), (0, "wa", 0.5, 1)],
+        *[(0, "it", 1, 1.25), (0, "wa", 1.25, 2), (1, "wa", 0, 1)],
+        *[(1, "it", 1 + h / 4, 1.25 + h / 4) for h in range(4)],
+    ]
+
+
+def test_steps_are_executed_up_to_the_longest_client():
+    work = np.array([[3, 1, 0, 5], [2, 2, 2, 1]])
+    one = devices.deal(work, 1)
+    told = explain.steps_of(work, one, 1, chunk=4)
+    # One chunk of four runs 5 steps, the longest of the run, in both updates.
+    assert told.useful == 16 and told.executed == {"sequential": 16, "vmap": 40}
+    # Chunks of two, in order of work: 5, 3 | 1, 0 and 2, 2 | 2, 1.
+    told = explain.steps_of(work, one, 1, chunk=2)
+    assert told.executed["vmap"] == 2 * (5 + 1) + 2 * (2 + 2)
+    # Chunks of three: 5, 3, 1 | 0 and 2, 2, 2 | 1, filled up.
+    told = explain.steps_of(work, one, 1, chunk=3)
+    assert told.executed["vmap"] == 3 * (5 + 0) + 3 * (2 + 1)
+    # Two devices: 5, 0 and 3, 1; 2, 1 and 2, 2.
+    told = explain.steps_of(work, devices.deal(work, 2), 2, chunk=2)
+    assert told.balance["sequential"] == (5 + 4) / (4.5 + 3.5)
+    assert told.executed["vmap"] == 2 * 2 * 5 * 2 and told.balance["vmap"] == 1
+    # Three devices for four clients: two places each, two of six empty.
+    told = explain.steps_of(work, devices.deal(work, 3), 3, chunk=1)
+    assert told.executed["vmap"] == told.useful == 16
+
+
+def small(**changes):
+    config = Config(num_intervals=6, num_clients=4, batch_size=8, report_every=4)
+    config.schedule.data_size = 20
+    config.compile_cache = "off"
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        target = config
+        for part in path:
+            target = getattr(target, part)
+        setattr(target, last, value)
+    return config
+
+
+def explained(**changes):
+    config = small(**changes)
+    mesh = assemble.start_jax(config)
+    prepared = prepare.prepare(config)
+    return explain.explain(prepared, mesh), prepared, mesh
+
+
+def test_numbers_of_an_asynchronous_run():
+    known, prepared, _ = explained(
+        timeline__framework="afl", timeline__local_iterations=3, devices=1
+    )
+    times, work = prepared.times, known.work
+    assert known.updates == len(times.tau) == work.deliveries.sum()
+    assert (work.iterations == 3 * work.deliveries).all() and work.mean_tau == 3
+    assert work.degree == 0 and work.max_staleness == times.delivery.lag.max()
+    # 20 samples in 3 batches of 8, three passes each.
+    assert (
+        work.samples == known.updates * 60 and known.steps.useful == known.updates * 9
+    )
+    model = 4 * (64 * 50 + 50 + 50 * 10 + 10)
+    assert known.parameters == model // 4
+    assert known.memory["global model"] == model
+    assert known.memory["earlier models"] == times.places * model
+
+
+def test_samples_of_single_steps():
+    known, _, _ = explained(
+        schedule__kind="explicit",
+        schedule__tau=(2, 3, 4, 0),
+        schedule__iteration="step",
+    )
+    # Batches of 8, 8 and 4; the fourth step begins anew.
+    assert known.work.samples == 6 * (16 + 20 + 28)
+    assert known.work.deliveries.tolist() == [6, 6, 6, 0]
+    assert known.work.degree == np.var([2, 3, 4, 0])
+
+
+def test_stacked_models_are_counted_and_the_compiler_is_asked():
+    known, prepared, mesh = explained(algorithm="median", devices=1)
+    assert known.memory["stacked models"] == 8 * known.memory["global model"]
+    told = assemble.compiled_memory(prepared, mesh)
+    assert min(told.values()) > 0
+    rows = ("training samples", "test samples", "index table", "global model")
+    assert told["arguments"] >= sum(known.memory[row] for row in rows)
+    assert told["arguments"] < 1.2 * sum(known.memory[row] for row in rows)
+    assert "compiled" in explain_text.text(known, told)
+
+
+def test_nothing_is_computed(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("compiled")
+
+    config = small(timeline__framework="sfl")
+    mesh, prepared = assemble.start_jax(config), prepare.prepare(config)
+    monkeypatch.setattr(jax, "jit", refuse)
+    explain.explain(prepared, mesh)
+
+
+@pytest.mark.parametrize("name", ["none", *ALL])
+def test_text_and_figure(name, tmp_path):
+    timed = {
+        "timeline__framework": name,
+        "timeline__jitter": 0.4,
+        "timeline__download": "uniform(0.1,0.2)",
+        "timeline__upload": "uniform(0.1,0.2)",
+        "timeline__buffer": 2,
+        "timeline__tiers": 2,
+    }
+    known, _, _ = explained(
+        **timed if name != "none" else {},
+        schedule__interval_seconds=4.0,
+        schedule__dropout=0.2,
+        num_clients=7,
+    )
+    chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
+    words = explain_text.text(known)
+    for line in (words + "\n" + chart).splitlines():
+        assert len(line) <= 100 and line == line.rstrip()
+    assert chart.count("client") == 7 and "|" in chart.splitlines()[0]
+    assert "█" in chart and "not" not in chart
+    for path in timeline.plot_timeline(
+        known.timeline, known.settings, tmp_path / "timeline"
+    ):
+        assert path.stat().st_size > 1000
+    pixels = imread(tmp_path / "timeline.png")[..., :3]
+    assert 0.05 < (pixels < 0.9).any(-1).mean() < 0.9
+
+
+def test_many_clients_are_thinned_out():
+    known, _, _ = explained(num_clients=45, schedule__data_size=20)
+    chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
+    assert chart.count("client") == 20 and "client 44" in chart
+    assert max(map(len, chart.splitlines())) <= 100
+
+
+def test_sizes_for_a_person():
+    assert explain_text.size(1023) == "1023 B"
+    assert explain_text.size(1536) == "1.5 KiB"
+    assert explain_text.size(5 * 1024**3) == "5.0 GiB"
+
+
+@pytest.mark.parametrize(
+    "framework",
+    [
+        pytest.param("none", marks=pytest.mark.slow),
+        "tsfl",
+        pytest.param("afl", marks=pytest.mark.slow),
+    ],
+)
+def test_the_command_line_trains_nothing(framework, tmp_path):
+    code, out, err = launch(
+        *SMALL,
+        "--explain",
+        f"--config.timeline.framework={framework}",
+        "--config.schedule.interval_seconds=3",
+        cwd=tmp_path,
+    )
+    assert code == 0, err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("digits_case3-dms-seed0-explain-")
+    assert {p.name for p in folder.iterdir()} == {"timeline.png", "timeline.pdf"}
+    assert "client 1 " in out and "sequential" in out and "padding" in out
+    assert "digits" in out and str(folder.relative_to(tmp_path)) in out
+    assert "interval 1" not in err and "accuracy" not in out
+
+
+def test_slips(tmp_path):
+    for flags, words in (
+        (["--explain", "--sweep=seed=0:2"], "leave out --sweep"),
+        (["--explain", "--processes=2"], "leave out --processes"),
+        (["--explain=all"], "estimate|compile"),
+        (["--explain", "--config.batch_size=9999"], "batch_size=9999"),
+    ):
+        config = "--config=" + str(ROOT / "configs/digits_case3.py")
+        code, out, err = launch(config, *flags, cwd=tmp_path)
+        assert code == 2 and words in err.splitlines()[-1] and "Traceback" not in err
+        assert out == "" and not list(tmp_path.iterdir())
+
+
+def test_the_window_shows_almost_everybodys_first_task():
+    fleet = fleet_of([1.0] * 9 + [100.0])
+    trace = run("afl", fleet, horizon=300, iterations=1)
+    tasks = tasks_of(trace, fleet, "afl")
+    found = list(segments.segments(tasks, fleet, 300.0))
+    line = timeline.Timeline(found, tasks, trace.time, {}, 1, True, {})
+    assert timeline.window(line) == pytest.approx(1.5 * (1 + 0.1 * 99))
+    assert not math.isinf(timeline.window(line))

@@ -1,0 +1,222 @@
+"""One run at a time in a workdir, and a workdir that changes under a run."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+import tsfl_jax
+from tests.experiment.test_runner import files, same, small
+from tsfl_jax.experiment import assemble, runner
+from tsfl_jax.report import files as report
+from tsfl_jax.types import UserError
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A finished run, to be copied or compared with."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    tsfl_jax.simulate(small(), workdir=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exp():
+    return assemble.build(small())
+
+
+def between(exp, workdir, action, at=1):
+    """Runs with an action after the chunk `at`, counted from 1."""
+    chunks = []
+
+    def stop():
+        chunks.append(1)
+        if len(chunks) == at:
+            action()
+        return False
+
+    return runner.run(exp, workdir, stop=stop)
+
+
+# The lock
+
+
+def test_a_second_run_in_a_workdir_is_refused_in_one_line(exp, whole, tmp_path):
+    refused = []
+
+    def second():
+        with pytest.raises(UserError, match="is in use") as error:
+            runner.run(exp, tmp_path)
+        refused.append(str(error.value))
+
+    between(exp, tmp_path, second)
+    (text,) = refused
+    assert "\n" not in text
+    for part in (str(tmp_path), f"process {os.getpid()} on ", "--workdir"):
+        assert part in text
+    same(files(tmp_path), files(whole))  # the first run did not notice
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_sweep_waits_for_nobody(exp, tmp_path):
+    with report.lock(tmp_path, pytest.fail):
+        with pytest.raises(UserError, match="is in use"):
+            tsfl_jax.sweep(small(), {"seed": [0]}, workdir=tmp_path)
+        with pytest.raises(UserError, match="is in use"):
+            runner.run(exp, tmp_path)
+
+
+HOLD = """
+import sys, time
+from tsfl_jax.report import files as report
+with report.lock(sys.argv[1], print):
+    print("held", flush=True)
+    time.sleep(100)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_the_lock_of_a_killed_process_is_free(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    root = pathlib.Path(__file__).parents[2]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True)
+    assert process.stdout.readline() == "held\n"
+    words = f"process {process.pid} on "
+    with pytest.raises(UserError, match=words), report.lock(tmp_path, pytest.fail):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert (tmp_path / ".lock").exists()
+    with report.lock(tmp_path, pytest.fail):
+        pass
+    assert not (tmp_path / ".lock").exists()
+
+
+def test_a_lock_that_was_opened_before_its_holder_left_is_not_taken(
+    tmp_path, monkeypatch
+):
+    """The second process opens the file, the first one removes it and unlocks."""
+    first = report.lock(tmp_path, pytest.fail)
+    first.__enter__()
+    real, calls = os.open, []
+
+    def opened(path, *args, **kwargs):
+        handle = real(path, *args, **kwargs)
+        calls.append(path)
+        if len(calls) == 1:
+            first.__exit__(None, None, None)
+        return handle
+
+    monkeypatch.setattr(os, "open", opened)
+    with report.lock(tmp_path, pytest.fail) as check:
+        check()
+    assert len(calls) == 2
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    def no_locks(*args):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(report.fcntl, "flock", no_locks)
+    notices = []
+    with report.lock(tmp_path, notices.append) as check:
+        check()
+    assert notices == [
+        f"{tmp_path} cannot be locked (No locks available); start no second run there"
+    ]
+
+
+# A workdir that changes under a run
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_workdir_removed_while_running_ends_the_run(exp, tmp_path, at, again):
+    folder = tmp_path / "run"
+
+    def remove():
+        shutil.rmtree(folder)
+        if again:
+            folder.mkdir()
+
+    with pytest.raises(UserError, match="was removed or replaced") as error:
+        between(exp, folder, remove, at)
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+    assert not (folder / "summary.json").exists()
+
+
+def test_a_workdir_removed_at_the_very_end_is_noticed(exp, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    real = runner.results.write
+
+    def write(*arguments):
+        real(*arguments)
+        shutil.rmtree(folder)
+
+    monkeypatch.setattr(runner.results, "write", write)
+    with pytest.raises(UserError, match="was removed or replaced"):
+        runner.run(exp, folder)
+
+
+@pytest.mark.parametrize("damage", ["remove", "cut", "append"])
+def test_rows_that_disappear_while_running_are_written_anew(
+    exp, whole, tmp_path, damage, caplog
+):
+    path = tmp_path / "metrics.jsonl"
+
+    def action():
+        if damage == "remove":
+            path.unlink()
+        elif damage == "cut":
+            path.write_bytes(path.read_bytes()[:-7])
+        else:
+            with open(path, "a") as file:
+                file.write('{"interval": 3}\n')
+
+    between(exp, tmp_path, action)
+    same(files(tmp_path), files(whole))
+    assert "was changed during the run" in caplog.text
+
+
+# Another kind of content
+
+
+def test_a_single_run_and_a_sweep_do_not_share_a_folder(exp, whole, tmp_path):
+    folder = pathlib.Path(shutil.copytree(whole, tmp_path / "run"))
+    picture = (folder / "curves.png").read_bytes()
+    with pytest.raises(UserError, match="holds a single run; choose another"):
+        tsfl_jax.sweep(small(), {"seed": [0, 1]}, workdir=folder)
+    assert (folder / "curves.png").read_bytes() == picture
+    assert not (folder / "lanes").exists()
+    sweep = tmp_path / "sweep"
+    tsfl_jax.sweep(small(num_intervals=2), {"seed": [0]}, workdir=sweep)
+    with pytest.raises(UserError, match="holds a sweep; choose another"):
+        runner.run(exp, sweep)
+
+
+# Files of a finished run
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", "7", "", '{"diverged_at": 1}'])
+def test_a_summary_is_made_of_the_checkpoint(exp, whole, tmp_path, content):
+    folder = pathlib.Path(shutil.copytree(whole, tmp_path / "run"))
+    before = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(content)
+    summary = runner.run(exp, folder).summary
+    after = json.loads((folder / "summary.json").read_text())
+    assert report.plain(summary) == after == before | {"compile_seconds": 0.0}
+
+
+def test_an_edited_accuracy_is_not_believed(exp, whole, tmp_path):
+    folder = pathlib.Path(shutil.copytree(whole, tmp_path / "run"))
+    before = json.loads((folder / "summary.json").read_text())
+    forged = before | {"best_test_accuracy": 0.99, "seed": 7, "device": "abacus"}
+    (folder / "summary.json").write_text(json.dumps(forged))
+    summary = runner.run(exp, folder).summary
+    # What it ran on is known from there only.
+    assert report.plain(summary) == before | {"device": "abacus"}

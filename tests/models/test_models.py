@@ -1,0 +1,332 @@
+"""Networks and the fast convolution against XLA's own, values and gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax import lax
+
+from tsfl_jax.models import convolution, networks, pooling, winograd
+from tsfl_jax.types import UserError
+
+IMAGES = {
+    "mlp": (8, 8, 1),
+    "mnist_cnn": (28, 28, 1),
+    "fashion_cnn": (28, 28, 1),
+    "vgg11": (32, 32, 3),
+    "resnet18": (32, 32, 3),
+}
+
+
+def close(a, b, tolerance=1e-5):
+    scale = max(np.abs(b).max(), 1e-6)
+    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+
+
+def in_double(conv, shape, kernel, filters=4):
+    """Output and both gradients in float64, where only the formula can differ."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64():
+        x = jnp.asarray(rng.normal(size=shape))
+        w = jnp.asarray(rng.normal(size=(*kernel, shape[0], filters)))
+        g = rng.normal(size=jax.eval_shape(conv, x, w).shape)
+
+        @jax.jit
+        def outcome(x, w):
+            y, back = jax.vjp(conv, x, w)
+            return y, *back(jnp.asarray(g))
+
+        return jax.device_get(outcome(x, w))
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("size", [7, 8])
+def test_slices_equal_lax_convolution(size, kernel, stride, same):
+    def outcome(conv):
+        shape = (3, size, size + 1, 2)
+        return in_double(lambda x, w: conv(x, w, stride, same), shape, (kernel, kernel))
+
+    for a, b in zip(
+        outcome(convolution.conv_slices), outcome(convolution.conv_lax), strict=True
+    ):
+        assert a.shape == b.shape
+        close(a, b, 1e-12)
+
+
+def test_minimal_filtering_by_hand():
+    # F(4, 3) has the matrices of Lavin and Gray, section 4.3, to the points' order.
+    at, g, bt = winograd.cook_toom(3)
+    assert at[1] == [0, 1, -1, 2, -2, 0] and at[3] == [0, 1, -1, 8, -8, 1]
+    np.testing.assert_allclose(g[0], [1 / 4, 0, 0])
+    np.testing.assert_allclose(g[1], [-1 / 6, -1 / 6, -1 / 6])
+    np.testing.assert_allclose(g[4], [1 / 24, -1 / 12, 1 / 6])
+    assert bt[0] == [4, 0, -5, 0, 1, 0] and bt[2] == [0, 4, -4, -1, 1, 0]
+
+
+@pytest.mark.parametrize("taps", [2, 3, 4, 5])
+def test_minimal_filtering_is_a_convolution(taps):
+    rng = np.random.default_rng(taps)
+    d, f = rng.normal(size=6), rng.normal(size=taps)
+    at, g, bt = (np.array(matrix) for matrix in winograd.cook_toom(taps))
+    want = [d[i : i + taps] @ f for i in range(7 - taps)]
+    np.testing.assert_allclose(at @ ((g @ f) * (bt @ d)), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (3, 1)])
+@pytest.mark.parametrize("size", [(5, 5), (7, 6), (8, 9), (12, 5)])
+def test_winograd_equals_lax_convolution(size, kernel, same):
+    def conv(x, w):
+        return winograd.conv_winograd(x, w, same)
+
+    def lax_conv(x, w):
+        return convolution.conv_lax(x, w, 1, same)
+
+    shape = (3, *size, 2)
+    for a, b in zip(
+        in_double(conv, shape, kernel), in_double(lax_conv, shape, kernel), strict=True
+    ):
+        assert a.shape == b.shape
+        close(a, b, 1e-12)
+
+
+def test_winograd_loses_few_digits():
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.normal(keys[0], (64, 16, 16, 8))
+    for size in (3, 5):
+        w = jax.random.normal(keys[1], (size, size, 64, 32))
+        exact = np.asarray(in_float64(convolution.conv_lax, x, w))
+        errors = [
+            np.sqrt(np.mean((np.asarray(f(x, w)) - exact) ** 2) / np.mean(exact**2))
+            for f in (jax.jit(winograd.conv_winograd), jax.jit(convolution.conv_slices))
+        ]
+        assert errors[0] < 8 * errors[1] and errors[0] < 2e-6, errors
+
+
+def in_float64(conv, x, w):
+    with jax.enable_x64():
+        x, w = (jnp.asarray(a, jnp.float64) for a in (x, w))
+        return jax.device_get(jax.jit(conv)(x, w))
+
+
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 3), (1, 1)])
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 2), (3, 2)])
+def test_taps_equal_lax_convolution(size, kernel):
+    shape = (3, *size, 2)
+    for a, b in zip(
+        in_double(convolution.conv_taps, shape, kernel),
+        in_double(convolution.conv_lax, shape, kernel),
+        strict=True,
+    ):
+        close(a, b, 1e-12)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("size", "kernel"), [((8, 6), 5), ((7, 9), 2), ((8, 8), 3)])
+def test_quarters_equal_convolution_and_pooling(size, kernel, channels):
+    def apart(x, w):
+        return pooling.max_pool(convolution.conv_slices(x, w, 1, False))
+
+    shape, kernel = (channels, *size, 2), (kernel, kernel)
+    for a, b in zip(
+        in_double(pooling.conv_pool_quarters, shape, kernel),
+        in_double(apart, shape, kernel),
+        strict=True,
+    ):
+        close(a, b, 1e-12)
+
+
+def test_quarters_share_a_tied_maximum_with_the_first():
+    x, w = jnp.ones((1, 6, 6, 1)), jnp.ones((3, 3, 1, 1))
+    y, back = jax.vjp(pooling.conv_pool_quarters, x, w)
+    g = back(jnp.ones_like(y))[0][0, :, :, 0]
+    # Every window's gradient goes to its first place: the kernel at rows 0 and 2.
+    want = np.zeros((6, 6))
+    for i in (0, 2):
+        for j in (0, 2):
+            want[i : i + 3, j : j + 3] += 1
+    np.testing.assert_array_equal(g, want)
+
+
+def test_winograd_is_chosen_only_where_it_exists():
+    x, k = jnp.zeros((32, 8, 8, 2)), jnp.zeros((3, 3, 32, 5))
+    assert winograd.applies(x, k, 1, True)
+    assert winograd.applies(x[:, :7], k, 1, True)
+    assert not winograd.applies(x, k, 2, True)
+    assert not winograd.applies(x[:, :4], k, 1, False)
+    assert not winograd.applies(x, k[:1, :1], 1, True)
+    assert not winograd.applies(x[:3], k[:, :, :3], 1, True)
+    assert not winograd.applies(x, k[:, :2], 1, True)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])  # taps, taps, minimal filtering
+def test_every_client_may_have_its_own_kernel(size):
+    rng = np.random.default_rng(size)
+    with jax.enable_x64():
+        x = jnp.asarray(rng.normal(size=(3, 8, size, size, 2)))
+        w = jnp.asarray(rng.normal(size=(3, 3, 3, 8, 4)))
+
+        def loss(conv, x, w):
+            return jnp.sum(jnp.sin(conv(x, w)))
+
+        def gradients(conv):
+            one = jax.grad(lambda x, w: loss(conv, x, w), argnums=(0, 1))
+            return jax.device_get(jax.jit(jax.vmap(one))(x, w))
+
+        ours, theirs = gradients(convolution.conv_fast), gradients(convolution.conv_lax)
+    for a, b in zip(ours, theirs, strict=True):
+        close(a, b, 1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_max_pool_equals_flax(size):
+    x = jax.random.normal(jax.random.key(0), (3, size, size, 4))
+    # Ties: the gradient must go to one of them, the first, as in XLA's own pooling.
+    x = x.at[0].set(1.0)
+
+    def flax_pool(x):
+        x = x.transpose(3, 1, 2, 0)
+        odd = x.shape[1] % 2
+        x = nn.max_pool(x, (2, 2), (2, 2), ((0, odd), (0, odd)))
+        return x.transpose(3, 1, 2, 0)
+
+    y, back = jax.vjp(pooling.max_pool, x)
+    want, want_back = jax.vjp(flax_pool, x)
+    np.testing.assert_array_equal(y, want)
+    g = jax.random.normal(jax.random.key(1), y.shape)
+    np.testing.assert_array_equal(back(g)[0], want_back(g)[0])
+
+
+def layer_by_layer(params, x):
+    """MnistCNN with Flax's and lax's own layers, NHWC, bias and ReLU before pooling."""
+    for i in range(2):
+        x = lax.conv_general_dilated(
+            x,
+            params[f"Conv_{i}"]["kernel"],
+            (1, 1),
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        x = nn.relu(x + params[f"ChannelBias_{i}"]["bias"][None, None, None])
+        x = nn.max_pool(x, (2, 2), (2, 2))
+    x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)  # features by channel first
+    for i in range(2):
+        dense = params[f"Dense_{i}"]
+        x = x @ dense["kernel"] + dense["bias"][None]
+        x = nn.relu(x) if i == 0 else x
+    return x
+
+
+def test_mnist_cnn_is_the_papers_network():
+    model = networks.from_flax(networks.MnistCNN())
+    x = jax.random.normal(jax.random.key(0), (5, 28, 28, 1))
+    variables = model.init(jax.random.key(1), x)
+    shapes = jax.tree.map(jnp.shape, variables["params"])
+    assert shapes["Conv_0"]["kernel"] == (5, 5, 1, 10)
+    assert shapes["Conv_1"]["kernel"] == (5, 5, 10, 20)
+    assert shapes["Dense_0"]["kernel"] == (320, 50)
+    assert shapes["Dense_1"]["kernel"] == (50, 10)
+    variables = jax.tree.map(lambda a: a + 0.01, variables)  # biases not 0
+    close(model.predict(variables, x), layer_by_layer(variables["params"], x))
+
+
+LARGE = ("fashion_cnn", "vgg11", "resnet18")
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        # The slower form is not the default of any network.
+        pytest.param(name, "slices", marks=[pytest.mark.slow] * (name in LARGE))
+        for name in IMAGES
+    ]
+    + [(name, "fast") for name in IMAGES if name != "mlp"],
+)
+def test_forms_agree_in_loss_gradient(name, form):
+    shape = IMAGES[name]
+    x = np.random.default_rng(0).normal(size=(2, *shape))
+    norm = "group" if name == "resnet18" else "none"
+
+    def gradient(form):
+        module = networks.make_model(name, 10, shape, norm=norm, form=form)
+        model = networks.from_flax(module)
+        variables = jax.jit(model.init)(jax.random.key(1), x)
+        variables = jax.tree.map(lambda a: a.astype(jnp.float64), variables)
+
+        def loss(v):
+            return jnp.square(
+                model.train(v, x, jnp.ones(2, bool), jax.random.key(2))[0]
+            ).mean()
+
+        return jax.device_get(jax.jit(jax.grad(loss))(variables))
+
+    with jax.enable_x64():  # in float32 a ReLU at its kink decides the comparison
+        x = jnp.asarray(x)
+        slices, lax_form = (gradient(form) for form in (form, "lax"))
+    assert max(np.abs(g).max() for g in jax.tree.leaves(slices)) > 1e-4
+    jax.tree.map(lambda a, b: close(a, b, 1e-9), slices, lax_form)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm", "count"),
+    [
+        ("mnist_cnn", "none", 21_840),
+        ("fashion_cnn", "none", 282_954),
+        ("vgg11", "none", 9_225_610),
+        ("vgg11", "batch", 9_228_362),
+        ("resnet18", "group", 11_173_962),
+        ("resnet18", "batch", 11_173_962),
+    ],
+)
+def test_parameter_counts(name, norm, count):
+    # ResNet-18 in CIFAR form has 11,173,962 weights in every published implementation.
+    module = networks.make_model(name, 10, IMAGES[name], norm=norm)
+    x = jax.ShapeDtypeStruct((1, *IMAGES[name]), jnp.float32)
+    variables = jax.eval_shape(networks.from_flax(module).init, jax.random.key(0), x)
+    assert sum(a.size for a in jax.tree.leaves(variables["params"])) == count
+    assert ("batch_stats" in variables) == (norm == "batch")
+
+
+def test_group_norm_equals_flax():
+    x = jax.random.normal(jax.random.key(0), (64, 4, 4, 3))
+    ours = networks.GroupNorm()
+    flax = nn.GroupNorm(num_groups=32, epsilon=1e-5)
+    variables = {
+        "params": {
+            "scale": jax.random.normal(jax.random.key(1), (64,)),
+            "bias": jax.random.normal(jax.random.key(2), (64,)),
+        }
+    }
+    want = flax.apply(variables, x.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0)
+    close(ours.apply(variables, x), want)
+
+
+def test_padded_rows_do_not_enter_batch_statistics():
+    module = networks.make_model("vgg11", 10, (32, 32, 3), norm="batch")
+    model = networks.from_flax(module)
+    x = jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
+    variables = model.init(jax.random.key(1), x)
+    mask = jnp.array([True, True, False, False])
+    train = jax.jit(model.train)
+    _, first = train(variables, x, mask, jax.random.key(2))
+    _, second = train(variables, x.at[2:].set(5.0), mask, jax.random.key(2))
+    jax.tree.map(
+        lambda a, b: close(a, b, 1e-5), first["batch_stats"], second["batch_stats"]
+    )
+    _, third = train(variables, x.at[:2].set(5.0), mask, jax.random.key(2))
+    stats = zip(
+        jax.tree.leaves(first["batch_stats"]),
+        jax.tree.leaves(third["batch_stats"]),
+        strict=True,
+    )
+    assert any(not np.allclose(a, b) for a, b in stats)
+
+
+def test_samples_that_a_network_cannot_take():
+    with pytest.raises(UserError, match="needs images"):
+        networks.make_model("vgg11", 10, (64,))
+    with pytest.raises(UserError, match="at least 16x16"):
+        networks.make_model("mnist_cnn", 10, (8, 8, 1))

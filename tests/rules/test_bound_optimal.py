@@ -1,0 +1,157 @@
+"""The minimizer of the bound as a rule: its inputs, and what happens without them."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import problems
+from tests.experiment.test_runner import small
+from tsfl_jax.experiment import runner, sweeps
+from tsfl_jax.experiment.prepare import prepare
+from tsfl_jax.rules.base import Situation
+from tsfl_jax.rules.bound_optimal import bound_optimal
+from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
+from tsfl_jax.theory.minimum import bound_optimal_weights
+from tsfl_jax.types import ClientGradients, Constants
+
+TAU = jnp.array([1, 2, 0, 4, 4])
+VARIANCE = jnp.array([2.0, 1.0, jnp.nan, 3.0, 1.0])
+APART = jnp.array([0.4, -0.1, jnp.nan, 0.2, 1.0])  # an estimate may be below 0
+HP = problems.hparams(lr=0.02, weight_limit=3.0)
+
+
+def situation(
+    tau=TAU, variance=VARIANCE, apart=APART, square=0.8, L=5.0, square_norm=7.0
+):
+    zeros = jnp.zeros_like(tau)
+    constants = Constants(jnp.float32(L), jnp.float32(square_norm), jnp.float32(9.0))
+    gradients = ClientGradients(variance, apart, jnp.float32(square))
+    client = jnp.arange(len(tau))
+    return Situation(
+        jax.random.key(0),
+        client,
+        tau,
+        zeros + 8,
+        tau,
+        zeros,
+        jnp.int32(0),
+        constants,
+        gradients,
+    )
+
+
+def known(theta, L=5.0, square=0.8):
+    """Γ_i = ‖∇F_i − ∇F‖²/L², the negative one 0; ‖w − w*‖² = ‖∇F‖²/L²."""
+    return BoundConstants(
+        lr=0.02,
+        smoothness=L,
+        grad_sq_norm=7.0,
+        weight_limit=theta,
+        distance=square / L**2,
+        grad_variance=np.array([2.0, 1.0, 0.0, 3.0, 1.0]),
+        dissimilarity=np.array([0.4, 0.0, 0.0, 0.2, 1.0]) / L**2,
+    )
+
+
+def test_weights_are_the_minimum_for_what_was_measured():
+    # ηL = 0.1, so θ = 1/(ηL) − 1 = 9 in the bound, and 3 for the weights.
+    rho = bound_optimal(situation(), HP).rho
+    best = bound_optimal_weights(TAU, known(9.0), limit=3.0)
+    np.testing.assert_allclose(rho, best.rho, atol=1e-6)
+    assert rho[2] == 0 and rho.dtype == jnp.float32 and rho.max() <= 0.6 * (1 + 1e-6)
+    np.testing.assert_allclose(rho.sum(), 1, rtol=1e-6)
+    # With θ = 3 in the bound, A < 0: the client furthest from the others is preferred.
+    wrong = bound_optimal_weights(TAU, known(3.0))
+    assert not wrong.limit_holds and best.limit_holds
+    assert wrong.rho[4] > 0.5 > rho[4]
+
+
+@pytest.mark.parametrize(("L", "theta"), [(5.0, 9.0), (10.5, 5.0)])
+def test_without_a_limit_theta_is_the_tightest(L, theta):
+    free = HP._replace(weight_limit=jnp.float32(jnp.inf))
+    rho = bound_optimal(situation(L=L), free).rho
+    best = bound_optimal_weights(TAU, known(theta, L))
+    assert best.valid
+    np.testing.assert_allclose(rho, best.rho, atol=1e-5)
+
+
+def test_tightest_limit_by_hand():
+    for given, expected in ((math.inf, 9), (3.0, 9), (12.0, 12)):
+        found = tightest_limit(given, 5, 0.02, 5.0)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert 0.02 * 5.0 * (1 + found) >= 1
+    assert tightest_limit(math.inf, 5, 1.0, 5.0) == 5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(L=jnp.nan),  # not finite
+        dict(L=0.0),
+        dict(square_norm=jnp.inf),
+        dict(variance=VARIANCE.at[0].set(jnp.inf)),
+        dict(L=400.0),  # W ≤ 0 whatever the weights: void
+    ],
+)
+def test_without_a_bound_the_participants_get_equal_weights(changes):
+    rho = bound_optimal(situation(**changes), HP).rho
+    np.testing.assert_allclose(rho, [0.25, 0.25, 0, 0.25, 0.25])
+
+
+def test_no_client_has_weight_in_an_interval_without_work():
+    nan = jnp.full(5, jnp.nan)
+    empty = situation(jnp.zeros(5, int), nan, nan, jnp.nan, 0.0, 0.0)
+    assert bound_optimal(empty, HP).rho.tolist() == [0] * 5
+
+
+def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
+    config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0)
+    config.dms.weight_limit = 2.0
+    found = runner.simulate(config).history
+    N, tau = config.num_clients, prepare(config).times.tau
+    for t in range(2):
+        L = found["smoothness"][t]
+        known = BoundConstants(
+            lr=config.lr,
+            smoothness=L,
+            grad_sq_norm=found["grad_sq_norm"][t],
+            weight_limit=max(2.0, 1 / (config.lr * L) - 1),
+            distance=max(found["grad_square"][t], 0) / L**2,
+            grad_variance=np.nan_to_num(found["client_variance"][t]),
+            dissimilarity=np.maximum(np.nan_to_num(found["client_dissimilarity"][t]), 0)
+            / L**2,
+        )
+        best = bound_optimal_weights(tau[t], known, limit=2.0)
+        assert best.valid
+        np.testing.assert_allclose(found["rho"][t], best.rho, atol=1e-5)
+    assert found["rho"].max() <= 2 / N * (1 + 1e-6)
+
+
+def test_a_free_rider_that_echoes_is_measured_like_the_others():
+    config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0, lr=0.003)
+    config.schedule.free_riders, config.schedule.free_riding = 1, "echo"
+    found = runner.simulate(config).history
+    assert np.isfinite(found["client_variance"]).all()
+    assert (
+        np.ptp(found["rho"], axis=1) > 1e-4
+    ).any()  # not the equal weights of a missing measurement
+
+
+def test_several_devices_give_the_result_of_one():
+    rhos = []
+    for devices in (1, 2):
+        config = small(algorithm="bound_optimal", num_intervals=2, devices=devices)
+        rhos.append(runner.simulate(config).history["rho"])
+    np.testing.assert_allclose(*rhos, rtol=1e-3, atol=1e-5)
+
+
+def test_it_shares_a_program_with_rules_that_measure_nothing():
+    swept = {"algorithm": ["bound_optimal", "dms", "fedavg"]}
+    result = sweeps.run(small(num_intervals=2), swept)
+    measured = np.isfinite(result.history["grad_square"]).all(axis=1)
+    estimated = np.isfinite(result.history["smoothness"]).all(axis=1)
+    assert measured.tolist() == [True, False, False]
+    assert estimated.tolist() == [True, True, False]

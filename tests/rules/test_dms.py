@@ -1,0 +1,681 @@
+"""DMS: hand-worked numbers, rational arithmetic, statistics, limits, gradients."""
+
+import functools
+from fractions import Fraction
+from itertools import pairwise
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import problems
+from tsfl_jax.rules import dms
+from tsfl_jax.types import UserError
+
+KEY = jax.random.key(0)
+DTYPES = (np.float32, np.float64)
+CONSTANTS = dict(lr=0.1, smoothness=2.0, grad_sq_norm=3.0, grad_variance=5.0)
+SIZES = (1, 3, 8)  # few, because every size is another compilation
+modest = settings(max_examples=150, deadline=None)
+affine_weights = jax.jit(dms.affine_weights, compiler_options=problems.AS_USERS)
+dms_weights = jax.jit(dms.dms_weights, compiler_options=problems.AS_USERS)
+project = jax.jit(dms.project, compiler_options=problems.AS_USERS)
+
+
+def precision(dtype):
+    return jax.enable_x64(dtype == np.float64)
+
+
+def exactly(values) -> list[Fraction]:
+    """Floating numbers as they are, without another rounding."""
+    return [Fraction(float(x)) for x in values]
+
+
+def exact_projection(v: list[Fraction], upper: Fraction) -> list[Fraction]:
+    """Breakpoint search for Σ clip(v − λ, 0, u) = 1 in rational arithmetic."""
+    if not v or len(v) * upper <= 1:
+        return [Fraction(1, len(v)) for _ in v]
+
+    def clipped(level):
+        return [min(max(x - level, Fraction(0)), upper) for x in v]
+
+    for low, high in pairwise(sorted({x - d for x in v for d in (upper, 0)})):
+        most, least = sum(clipped(low)), sum(clipped(high))
+        if most >= 1 >= least:
+            part = (most - 1) / (most - least) if most > least else Fraction(0)
+            return clipped(low + part * (high - low))
+    raise AssertionError("Σρ = 1 must be crossed")
+
+
+def exact_weights(tau, selected, coupling, limit) -> list[Fraction]:
+    """ρ for finite c; `limit` is θ or inf."""
+    chosen = [i for i, t in enumerate(tau) if selected[i] and t > 0]
+    part = exactly(tau[i] for i in chosen)
+    rho = [Fraction(0)] * len(tau)
+    if chosen:
+        mean, c = sum(part) / len(part), Fraction(float(coupling))
+        v = [Fraction(1, len(part)) + c * (t - mean) for t in part]
+        upper = Fraction(1)
+        if np.isfinite(limit):
+            upper = min(upper, Fraction(float(limit)) / len(tau))
+        for i, x in zip(chosen, exact_projection(v, upper), strict=True):
+            rho[i] = x
+    return rho
+
+
+@st.composite
+def situations(draw):
+    """(dtype, τ, selected, c, θ), in the dtype's own numbers."""
+    dtype = draw(st.sampled_from(DTYPES))
+    n = draw(st.sampled_from(SIZES))
+    iterations = draw(
+        st.sampled_from(
+            [
+                st.integers(0, 9),
+                st.floats(0, 50, width=32, allow_subnormal=False),
+                st.sampled_from([0.0, 0.1, 3.0, 3.0 + 2**-20]),  # ties, nearly ties
+            ]
+        )
+    )
+    tau = draw(st.lists(iterations, min_size=n, max_size=n))
+    selected = draw(st.lists(st.sampled_from([True, True, False]), min_size=n))
+    selected = (selected + [True] * n)[:n]
+    coupling = draw(
+        st.one_of(st.floats(0, 0.3), st.floats(-8, 30).map(lambda x: 10.0**x))
+    )
+    limit = draw(st.one_of(st.just(np.inf), st.floats(1, n + 0.5)))
+    return (
+        np.array(tau, dtype),
+        np.array(selected),
+        dtype(coupling),
+        dtype(limit),
+    )
+
+
+# ---- Equations (7), (8), (9) ----
+
+
+def test_threshold_and_filter_probability_of_case_1():
+    tau = jnp.array([1] * 10 + [4] * 10)
+    assert dms.threshold(tau) == 2.5
+    expected = np.array([0.375] * 10 + [0.0] * 10, np.float32)
+    np.testing.assert_array_equal(dms.filter_probability(tau), expected)
+
+
+def test_absent_clients_count_in_the_threshold():
+    assert dms.threshold([0, 0, 1, 7]) == 2.0
+    expected = np.array([2 / 7, 2 / 7, 1 / 7, 0], np.float32)
+    np.testing.assert_array_equal(dms.filter_probability([0, 0, 1, 7]), expected)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_client_exactly_at_the_threshold_is_safe(compiled):
+    """Also after rounding: N = 3, 7, 49 have no exact 1/N, 0.1 no exact mean."""
+    probability = dms.filter_probability
+    if compiled:
+        probability = jax.jit(probability)
+    for n in (3, 7, 49):
+        for middle in range(1, 9):
+            tau = np.full(n, middle)
+            tau[0], tau[-1] = middle - 1, middle + 1
+            p = np.asarray(probability(tau))
+            assert p[0] > 0 and not p[1:].any(), tau
+        assert not np.asarray(probability(np.full(n, 0.1, np.float32))).any()
+
+
+def test_filter_probability_without_work_is_zero_with_finite_gradient():
+    zeros = jnp.zeros(4)
+    np.testing.assert_array_equal(dms.filter_probability(zeros), zeros)
+    slope = jax.jacobian(dms.filter_probability)(zeros)
+    assert np.isfinite(slope).all()
+
+
+def test_selection_frequencies_are_one_minus_p():
+    """20,000 keys, five standard deviations; clients draw independently."""
+    tau = jnp.array([0, 1, 1, 3, 4, 9])  # K = 3, P = 3/9, 2/9, 2/9, 0, 0, 0
+    draws = 20_000
+    keys = jax.random.split(KEY, draws)
+    kept = np.asarray(jax.jit(jax.vmap(lambda key: dms.select(key, tau)))(keys))
+    assert not kept[:, 0].any()  # τ = 0 delivers nothing
+    assert kept[:, 3:].all()  # τ ≥ K, the one at K included
+
+    def check(events, probability):
+        deviation = np.sqrt(probability * (1 - probability) / draws)
+        assert abs(events.mean() - probability) < 5 * deviation
+
+    check(kept[:, 1], 7 / 9)
+    check(kept[:, 2], 7 / 9)
+    check(kept[:, 1] & kept[:, 2], (7 / 9) ** 2)
+
+
+def test_selection_follows_the_client_ids():
+    tau = jnp.array([1, 1, 1, 1, 2, 2, 2, 2, 12, 12])
+    client = jnp.arange(10) + 100
+    order = np.random.default_rng(0).permutation(10)
+    differs = False
+    for seed in range(20):
+        key = jax.random.key(seed)
+        kept = dms.select(key, tau, client)
+        moved = dms.select(key, tau[order], client[order])
+        np.testing.assert_array_equal(kept[order], moved)
+        np.testing.assert_array_equal(
+            dms.select(key, tau), dms.select(key, tau, jnp.arange(10))
+        )
+        differs |= bool((kept != dms.select(key, tau)).any())
+    assert differs, "ids must reach the draw"
+
+
+def test_selection_does_not_depend_on_precision():
+    tau = np.random.default_rng(0).integers(1, 9, 64)
+    select = jax.jit(dms.select)
+    with precision(np.float64):
+        double = np.asarray(select(KEY, tau.astype(np.float64)))
+    single = select(KEY, tau.astype(np.float32))
+    np.testing.assert_array_equal(single, double)
+    assert not double.all()
+
+
+# ---- Corollary 1: the coupling ----
+
+
+def test_coupling_by_hand():
+    tau = [0, 1, 2, 4]  # H = 4, N = 4
+    c = dms.coupling(tau, lr=0.25, smoothness=2.0, grad_sq_norm=3.0, grad_variance=0.75)
+    assert c == 0.25 * 2 * 3 * 3 / (2 * 4 * 0.75) == 0.75
+
+
+def test_coupling_of_tiny_gradients():
+    """In float32 the square of σ² underflows, σ² does not."""
+    tiny = dict(lr=0.5, smoothness=1.0)
+
+    def rule(variance):
+        return dms.coupling([1, 3], grad_sq_norm=1e-29, grad_variance=variance, **tiny)
+
+    c, slope = jax.value_and_grad(rule)(1e-28)
+    np.testing.assert_allclose([c, slope], [0.025, -0.025e28], rtol=1e-6)
+
+
+@pytest.mark.parametrize("tau", [[0, 0], [1, 1], [0.0, 0.5]])
+@pytest.mark.parametrize("variance", [0.0, 1.0])
+def test_coupling_is_zero_without_a_second_iteration(tau, variance):
+    assert dms.coupling(tau, **CONSTANTS | {"grad_variance": variance}) == 0
+
+
+def test_coupling_without_variance_or_gradient():
+    def both(**changes):
+        constants = CONSTANTS | changes
+        c = dms.coupling([1, 2, 5], **constants)
+        return c, dms.dms_weights(KEY, [3, 3, 5, 5], **constants)
+
+    c, rho = both(grad_variance=0.0)
+    assert c == np.finfo(np.float32).max
+    np.testing.assert_array_equal(rho, np.array([0, 0, 0.5, 0.5], np.float32))
+    c, rho = both(grad_variance=0.0, grad_sq_norm=0.0)
+    kept = np.asarray(dms.select(KEY, [3, 3, 5, 5]))
+    assert c == 0
+    np.testing.assert_array_equal(rho, (kept / kept.sum()).astype(np.float32))
+    assert both(grad_sq_norm=1e38, smoothness=1e6)[0] == np.finfo(np.float32).max
+
+
+# ---- Weights ----
+
+
+@pytest.mark.parametrize(
+    ("tau", "coupling", "limit", "expected"),
+    [
+        ([1, 1, 4, 4], 0.05, None, [0.175, 0.175, 0.325, 0.325]),
+        ([1, 1, 4, 4], 0.05, 1.2, [0.2, 0.2, 0.3, 0.3]),
+        ([1, 1, 4, 4], 0.2, None, [0, 0, 0.5, 0.5]),  # affine: −0.05, 0.55
+        ([1, 2, 3], 0.4, None, [0, 0.3, 0.7]),  # affine: −1/15, 1/3, 11/15
+        ([1, 2, 3], 0.4, 1.5, [0.05, 0.45, 0.5]),
+        ([0, 2, 4], 0.1, None, [0, 0.4, 0.6]),  # the absent one is not in |S|
+        ([1, 5, 5, 9], 1e30, 1.6, [0, 0.3, 0.3, 0.4]),  # cap, then the next two
+        ([1, 2, 3, 4], np.inf, 2.0, [0, 0, 0.5, 0.5]),
+        ([0, 0, 0, 1, 2, 3], 9.0, 2.1, [0, 0, 0, 0.3, 0.35, 0.35]),  # |S|·θ/N = 1.05
+        ([7], 3.0, None, [1]),
+        ([7], np.inf, 1.0, [1]),
+        ([1, 2, 6], 5.0, 1.0, [1 / 3, 1 / 3, 1 / 3]),  # θ = 1 leaves no freedom
+    ],
+)
+def test_affine_weights_by_hand(tau, coupling, limit, expected):
+    tau = np.array(tau)
+    rho = affine_weights(tau, tau >= 0, coupling, limit)
+    np.testing.assert_allclose(rho, expected, rtol=0, atol=3e-7)
+
+
+def test_unselected_clients_get_nothing_and_are_not_averaged():
+    selected = jnp.array([True, False, True, False])
+    rho = dms.affine_weights([1, 3, 2, 9], selected, 0.2)
+    np.testing.assert_allclose(rho, [0.4, 0, 0.6, 0], atol=1e-7)
+    np.testing.assert_array_equal(
+        dms.affine_weights([1, 3, 2, 9], ~jnp.ones(4, bool), 0.2), np.zeros(4)
+    )
+
+
+def test_too_few_selected_for_the_limit_share_equally():
+    """N = 10, θ = 2, so u = 0.2: five clients can just carry the weight, four not."""
+    tau = jnp.arange(1, 11)
+    for kept, share in ((4, 0.25), (5, 0.2)):
+        rho = np.asarray(dms.affine_weights(tau, tau > 10 - kept, 0.3, 2.0))
+        np.testing.assert_allclose(rho[-kept:], share, atol=1e-7)
+        assert not rho[:-kept].any()
+    rho = np.asarray(dms.affine_weights(tau, tau > 4, 0.3, 2.0))
+    assert rho.max() == np.float32(0.2) and rho[-1] > rho[4]
+
+
+@modest
+@given(situations())
+def test_affine_weights_are_the_exact_ones(situation):
+    tau, selected, coupling, limit = situation
+    with precision(tau.dtype.type):
+        rho = affine_weights(tau, selected, coupling, limit)
+    rho = np.asarray(rho)
+    assert rho.dtype == tau.dtype
+    eps = np.finfo(tau.dtype).eps
+    exact = exact_weights(tau, selected, coupling, limit)
+    error = [float(abs(a - b)) for a, b in zip(exactly(rho), exact, strict=True)]
+    assert max(error) <= 8 * eps * max(1, tau.max())
+
+    inside = selected & (tau > 0)
+    assert not rho[~inside].any()
+    if not inside.any():
+        return
+    n, upper = tau.size, tau.dtype.type(limit) / tau.dtype.type(tau.size)
+    assert abs(float(sum(exactly(rho))) - 1) <= 8 * eps * n * max(1, tau.max())
+    assert (rho >= 0).all()
+    if inside.sum() * upper > 1 + 8 * eps:
+        assert (rho <= upper).all()
+    by_tau = np.argsort(tau[inside])
+    assert (np.diff(rho[inside][by_tau]) >= 0).all(), "ρ must not fall with τ"
+
+
+@modest
+@given(situations(), st.randoms(use_true_random=False))
+def test_the_order_of_clients_does_not_matter(situation, random):
+    tau, selected, coupling, limit = situation
+    order = list(range(tau.size))
+    random.shuffle(order)
+    with precision(tau.dtype.type):
+        here = affine_weights(tau, selected, coupling, limit)
+        there = affine_weights(tau[order], selected[order], coupling, limit)
+    tolerance = 8 * np.finfo(tau.dtype).eps * max(1, tau.max())
+    np.testing.assert_allclose(np.asarray(here)[order], there, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("limit", [None, 20.0])
+def test_feasible_affine_weights_are_the_closed_form_to_the_bit(dtype, limit):
+    rng = np.random.default_rng(0)
+    cases = 0
+    with precision(dtype):
+        compiled = jax.jit(
+            functools.partial(dms.affine_weights, weight_limit=limit),
+            compiler_options=problems.AS_USERS,
+        )
+        for _ in range(60):
+            tau, c = rng.integers(0, 9, 20).astype(dtype), dtype(rng.uniform(0, 0.02))
+            inside = (rng.random(20) < 0.8) & (tau > 0)
+            size = dtype(inside.sum())
+            mean = tau[inside].sum(dtype=dtype) / size
+            closed = np.where(inside, dtype(1) / size + c * (tau - mean), dtype(0))
+            if (closed >= 0).all():
+                cases += 1
+                for rule in (compiled, dms.affine_weights):
+                    args = (tau, inside, c) + ((limit,) if rule != compiled else ())
+                    np.testing.assert_array_equal(rule(*args), closed)
+    assert cases > 20
+
+
+@pytest.mark.parametrize("coupling", [1e5, 1e30, np.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_huge_coupling_gives_all_to_the_largest(coupling, dtype):
+    """0.1 has no exact mean: c times its rounding must not show."""
+    for tau in ([0.1] * 7, [2, 3, 3], [1, 0.1, 1], [1e-3, 1e6, 1e6]):
+        tau = np.array(tau + [0] * (7 - len(tau)), dtype)
+        with precision(dtype), jax.debug_nans(True):
+            rho = np.asarray(dms.affine_weights(tau, tau > 0, dtype(coupling)))
+        best = tau == tau.max()
+        np.testing.assert_allclose(rho, best / best.sum(), rtol=1e-6)
+        assert not rho[~best].any()
+
+
+# ---- The projection ----
+
+
+@st.composite
+def points(draw):
+    """(v, mask, u), v in numbers that a projection in float32 can resolve."""
+    dtype = draw(st.sampled_from(DTYPES))
+    n = draw(st.sampled_from(SIZES))
+    size = draw(st.sampled_from([0.125, 1.0, 32.0]))
+    entry = st.one_of(
+        st.floats(-size, size, width=32), st.sampled_from([0.0, 0.25, size])
+    )
+    v = draw(st.lists(entry, min_size=n, max_size=n))
+    mask = draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    upper = draw(st.one_of(st.just(np.inf), st.floats(1 / n, 1.2)))
+    return np.array(v, dtype), np.array(mask), dtype(upper)
+
+
+@modest
+@given(points())
+def test_projection_is_exact_idempotent_and_the_nearest(point):
+    v, mask, upper = point
+    with precision(v.dtype.type):
+        rho = np.asarray(project(v, mask, upper))
+        again = np.asarray(project(rho, mask, upper))
+    eps = np.finfo(v.dtype).eps
+    tolerance = 16 * eps * max(1, abs(v).max())
+    upper = min(upper, v.dtype.type(1))
+    assert not rho[~mask].any()
+    if not mask.any():
+        return
+    exact = exact_projection(exactly(v[mask]), Fraction(float(upper)))
+    error = [float(abs(a - b)) for a, b in zip(exactly(rho[mask]), exact, strict=True)]
+    assert max(error) <= tolerance
+    np.testing.assert_allclose(again, rho, rtol=0, atol=16 * eps)
+    if mask.sum() * upper <= 1 + 8 * eps:
+        return
+    assert (rho >= 0).all() and (rho <= upper).all()
+    # Variational inequality: (v − ρ)·(z − ρ) ≤ 0 for every feasible z; the worst z
+    # fills the entries with the largest v − ρ up to u, one after the other.
+    gap = (v - rho)[mask].astype(np.float64)
+    room, best = 1.0, 0.0
+    for g in sorted(gap, reverse=True):
+        best += g * min(room, float(upper))
+        room -= min(room, float(upper))
+    assert best - gap @ rho[mask] <= v.size * tolerance
+
+
+def test_projection_of_many_clients_is_accurate_and_linear_in_memory():
+    n = 20_000
+    rng = np.random.default_rng(0)
+    mask = rng.random(n) < 0.9
+    for scale, upper in ((1e-4, 2e-4), (1.0, 1e-3), (1e4, 1e-3), (1e30, np.inf)):
+        v = (rng.normal(size=n) * scale).astype(np.float32)
+        upper = np.float32(upper)
+        rho = np.asarray(project(v, mask, upper), np.float64)
+        assert abs(rho.sum() - 1) < 1e-5
+        assert rho.min() == 0 and rho.max() <= upper
+    memory = project.lower(v, mask, upper).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 200 * n
+
+
+def test_projection_survives_rounding_where_the_limit_is_just_met():
+    """u next to 1/k: whether k or k + 1 entries carry all hangs on the last bit."""
+    cases, n = 5000, 64
+    rng = np.random.default_rng(1)
+    k = rng.integers(2, 40, cases)
+    upper = np.float32(1) / k.astype(np.float32)
+    for _ in range(2):
+        lower = np.nextafter(upper, np.float32(0))
+        upper = np.where(rng.random(cases) < 0.5, lower, upper)
+    entry, k = np.arange(n)[None], k[:, None]
+    almost = upper[:, None] * (1 - rng.integers(0, 8, (cases, n)) * 2.0**-24)
+    far, below = rng.choice([0.5, 1.0], (cases, 1)), rng.choice([0, -1], (cases, 1))
+    large = np.where(rng.random((cases, n)) < far, 1e3 * (1 + entry), almost)
+    small = np.where(entry == k, 0, below * rng.random((cases, n)))
+    v = np.where(entry < k, large, small).astype(np.float32)
+    many = jax.jit(jax.vmap(dms.project), compiler_options=problems.AS_USERS)
+    rho = np.asarray(many(v, np.ones_like(v, bool), upper))
+    np.testing.assert_allclose(rho.sum(axis=1, dtype=np.float64), 1, atol=1e-6)
+    assert (rho >= 0).all() and (rho <= upper[:, None]).all()
+    rho = np.asarray(many(v, entry < k, upper))
+    equal = np.where(entry < k, np.float32(1) / k.astype(np.float32), np.float32(0))
+    np.testing.assert_array_equal(rho, equal)
+
+
+# ---- Everything together ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("limit", [None, 1.5])
+def test_dms_weights_are_algorithm_1(dtype, limit):
+    """The formulas once more in rational numbers, for the clients that were drawn."""
+    tau = np.array([1, 1, 2, 0, 3, 4, 4, 5])
+    cut = 0
+    for seed in range(10):
+        key = jax.random.key(seed)
+        with precision(dtype):
+            rho = dms_weights(key, tau.astype(dtype), **CONSTANTS, weight_limit=limit)
+            kept = np.asarray(dms.select(key, tau))
+        assert rho.dtype == dtype
+        c = 0.1 * 2 * (5 - 1) * 3 / (2 * 8 * 5)
+        exact = exact_weights(tau, kept, c, limit or np.inf)
+        tolerance = 32 * np.finfo(dtype).eps
+        np.testing.assert_allclose(
+            rho, [float(x) for x in exact], rtol=0, atol=tolerance
+        )
+        cut += kept.sum() < 7
+    assert 0 < cut <= 10
+
+
+def test_vmap_over_seeds_and_jit_give_the_same_as_a_loop():
+    tau = jnp.array([1, 1, 2, 0, 3, 4, 4, 6])
+    rule = functools.partial(dms.dms_weights, **CONSTANTS, weight_limit=1.3)
+    keys = jax.random.split(KEY, 16)
+    loop = np.stack([rule(key, tau) for key in keys])
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(lambda key: rule(key, tau)))(keys), loop, rtol=0, atol=1e-7
+    )
+    compiled = jax.jit(rule)
+    np.testing.assert_allclose(
+        np.stack([compiled(key, tau) for key in keys]), loop, rtol=0, atol=1e-7
+    )
+    assert len(np.unique(loop > 0, axis=0)) > 3
+
+
+def test_scalars_can_be_swept_by_vmap():
+    tau = jnp.array([1, 2, 3, 4])
+    rates, limits = jnp.array([0.01, 0.1, 1.0]), jnp.array([1.5, jnp.inf, 1.0])
+
+    def rule(lr, limit):
+        constants = CONSTANTS | {"lr": lr}
+        return dms.dms_weights(KEY, tau, **constants, weight_limit=limit)
+
+    swept = jax.jit(jax.vmap(rule))(rates, limits)
+    rule = jax.jit(rule)
+    alone = [rule(lr, limit) for lr, limit in zip(rates, limits, strict=True)]
+    np.testing.assert_allclose(swept, np.stack(alone), rtol=0, atol=1e-7)
+    assert (np.ptp(swept, axis=1) > 0).tolist()[:2] == [True, True]
+
+
+def test_all_weights_are_zero_only_if_no_client_worked():
+    zeros = dms_weights(KEY, jnp.zeros(8, int), **CONSTANTS)
+    np.testing.assert_array_equal(zeros, np.zeros(8, np.float32))
+    rule = jax.jit(jax.vmap(lambda k, t: dms.dms_weights(k, t, **CONSTANTS)))
+    rng = np.random.default_rng(0)
+    tau = rng.integers(0, 5, (500, 6)) * (rng.random((500, 6)) < 0.3)
+    rho = np.asarray(rule(jax.random.split(KEY, 500), tau))
+    at_work = tau.any(axis=1)
+    assert 0 < at_work.sum() < 500
+    np.testing.assert_allclose(rho.sum(axis=1), at_work, atol=1e-6)
+    assert not rho[tau == 0].any()
+
+
+def test_equal_tau_is_a_plain_mean_and_one_client_gets_everything():
+    rho = dms_weights(KEY, jnp.full(8, 3), **CONSTANTS)
+    np.testing.assert_array_equal(rho, np.full(8, 0.125, np.float32))
+    for limit in (None, 1.0, 7.0):
+        rho = dms_weights(KEY, [3], **CONSTANTS, weight_limit=limit)
+        np.testing.assert_array_equal(rho, np.ones(1, np.float32))
+
+
+def test_dtypes():
+    def dtype(tau, **changes):
+        def rule(key):
+            return dms.dms_weights(key, tau, **CONSTANTS | changes, weight_limit=2)
+
+        return jax.eval_shape(rule, KEY).dtype
+
+    assert dtype(np.array([1, 2])) == np.float32
+    assert dtype(np.array([1, 2], np.float32)) == np.float32
+    assert dtype([1, 2], lr=1) == np.float32
+    with jax.enable_x64(True):
+        assert dtype(np.array([1, 2])) == np.float64
+        assert dtype(np.array([1, 2], np.float32)) == np.float32
+        assert dtype(np.array([1, 2], np.float32), lr=np.float64(0.1)) == np.float64
+
+
+def test_old_style_keys_work():
+    new = dms.select(jax.random.key(3), jnp.arange(50))
+    old = dms.select(jax.random.PRNGKey(3), jnp.arange(50))
+    np.testing.assert_array_equal(new, old)
+
+
+# ---- Gradients ----
+
+
+@functools.partial(jax.jit, static_argnums=2)
+@jax.value_and_grad
+def loss_and_slope(scalars, tau, limited):
+    rho = dms.dms_weights(
+        KEY,
+        tau,
+        lr=scalars[0],
+        smoothness=scalars[1],
+        grad_sq_norm=scalars[2],
+        grad_variance=scalars[3],
+        weight_limit=scalars[4] if limited else None,
+    )
+    return (rho * jnp.cos(jnp.arange(tau.shape[0]) * 1.7)).sum()
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("lr", [0.005, 0.02, 0.07])
+def test_gradients_equal_finite_differences(lr, limited):
+    """From all free, over some at 0 or at θ/N, to both; away from the kinks."""
+    scalars = np.array([lr, 2.0, 3.0, 0.7, 1.85])
+    tau = np.array([3, 4, 5.5, 6, 6.25, 7, 9])
+    with precision(np.float64):
+        slope = np.asarray(loss_and_slope(scalars, tau, limited)[1])
+        for i, x in enumerate(scalars):
+            step = np.zeros(5)
+            step[i] = 1e-6 * x
+            above, below = (
+                loss_and_slope(scalars + change, tau, limited)[0]
+                for change in (step, -step)
+            )
+            rise = (above - below) / (2e-6 * x)
+            np.testing.assert_allclose(slope[i], rise, rtol=1e-5, atol=1e-8)
+    assert slope[:4].all(), "the weights must react to every constant"
+    assert bool(slope[4]) == (limited and lr > 0.005)
+
+
+def test_gradients_of_the_projection_equal_finite_differences():
+    mask = np.array([True] * 6 + [False])
+    with precision(np.float64):
+        v = np.array([0.31, -0.2, 0.55, 0.12, 0.9, 0.2, 3.0])
+
+        def loss(v, upper):
+            return (dms.project(v, mask, upper) * jnp.arange(7.0) ** 2).sum()
+
+        for upper in (0.33, np.inf):
+            slope = np.asarray(jax.grad(loss)(v, upper))
+            for i, step in enumerate(np.eye(7) * 1e-6):
+                rise = (loss(v + step, upper) - loss(v - step, upper)) / 2e-6
+                np.testing.assert_allclose(slope[i], rise, rtol=1e-6, atol=1e-8)
+            assert np.count_nonzero(slope) in (2, 3)
+
+
+@pytest.mark.parametrize("tau", [[0, 0, 0], [1, 1, 1], [0, 1, 0], [2, 2, 5], [7, 7, 7]])
+@pytest.mark.parametrize("limited", [False, True])
+def test_gradients_are_finite_everywhere(tau, limited):
+    """Kinks, ties, σ² = 0, overflow: no NaN from a branch that was not taken."""
+    tau = np.array(tau, np.float32)
+    for lr in (1e-30, 0.1, 1e30):
+        for square in (0.0, 1e-20, 1.0, 1e38):
+            for variance in (0.0, 1e-38, 1e-25, 1e-12, 1.0, 1e38):
+                scalars = np.array([lr, 1.0, square, variance, 1.5], np.float32)
+                # A slope beyond the dtype's range may be inf, but nothing is NaN.
+                found = np.asarray(loss_and_slope(scalars, tau, limited)[1])
+                assert not np.isnan(found).any(), scalars
+                if variance == 0:  # c is at one of its ends
+                    assert not found[:4].any(), scalars
+
+
+# ---- At the border ----
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tau": [1, -2]}, r"tau\[1\] = -2"),
+        ({"tau": [1, np.nan]}, r"tau\[1\] = nan"),
+        ({"tau": [np.inf, 1]}, r"tau\[0\] = inf"),
+        ({"tau": [1j]}, "tau"),
+        ({"tau": []}, r"tau has shape \[0\]"),
+        ({"tau": 3}, r"tau has shape \[\]"),
+        ({"tau": [[1, 2]]}, r"tau has shape \[1, 2\]"),
+        ({"tau": "abc"}, "tau = 'abc'"),
+        ({"tau": [[1], [1, 2]]}, "tau = "),
+        ({"lr": 0.0}, "lr = 0.0"),
+        ({"lr": -1}, "lr = -1"),
+        ({"lr": np.nan}, "lr = nan"),
+        ({"lr": "fast"}, "lr = fast"),
+        ({"lr": [0.1]}, r"lr has shape \[1\]"),
+        ({"smoothness": -1.0}, "smoothness = -1.0"),
+        ({"grad_sq_norm": jnp.float32(-1)}, "grad_sq_norm = -1.0"),
+        ({"grad_variance": np.inf}, "grad_variance = inf"),
+        ({"weight_limit": 0.9}, "weight_limit = 0.9"),
+        ({"weight_limit": np.nan}, "weight_limit = nan"),
+    ],
+)
+def test_wrong_arguments_are_named_in_one_line(change, named):
+    arguments = {"tau": [1, 2], **CONSTANTS, **change}
+    with pytest.raises(UserError, match=named) as error:
+        dms.dms_weights(KEY, **arguments)
+    assert "expected" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_wrong_arguments_of_the_parts():
+    for call, named in (
+        (lambda: dms.threshold([-1]), "tau"),
+        (lambda: dms.filter_probability([]), "tau"),
+        (lambda: dms.select(KEY, [1, 2], [1]), "client"),
+        (lambda: dms.select(KEY, [1, 2], [0.5, 1.0]), "client"),
+        (lambda: dms.affine_weights([1, 2], [True], 0.1), "selected"),
+        (lambda: dms.affine_weights([1, 2], [True, True], -0.1), "coupling"),
+        (lambda: dms.affine_weights([1, 2], [True, True], np.nan), "coupling"),
+        (lambda: dms.project([0.0, np.nan], [True, True], 1.0), "v"),
+        (lambda: dms.project([0.0, 1.0], [True], 1.0), "mask"),
+        (lambda: dms.project([0.0, 1.0], [True, True], 0.0), "upper"),
+    ):
+        with pytest.raises(UserError, match=rf"^{named}\b.*expected"):
+            call()
+
+
+def test_shapes_are_checked_while_tracing_but_values_are_not():
+    rule = jax.jit(lambda tau: dms.dms_weights(KEY, tau, **CONSTANTS))
+    with pytest.raises(UserError, match="tau has shape"):
+        rule(jnp.ones((2, 2)))
+    assert rule(jnp.array([-1.0, 2.0])).shape == (2,)
+
+
+def test_no_second_trace_and_no_transfer():
+    tau = jnp.array([1, 2, 3])
+    fixed = np.array([1, 4])  # known while tracing: its values are checked there
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def rule(key, tau, scalars, limit):
+        known = dms.dms_weights(key, fixed, **scalars)
+        return dms.dms_weights(key, tau, **scalars, weight_limit=limit), known
+
+    def arguments(factor):
+        scalars = {name: jnp.float32(x * factor) for name, x in CONSTANTS.items()}
+        return jax.random.key(1), tau * 2, scalars, jnp.float32(1.5 * factor)
+
+    first, second = arguments(1.0), arguments(2.0)
+    with jax.transfer_guard("disallow"):
+        a, b = rule(*first), rule(*second)
+    assert a[0].shape == (3,) and (np.asarray(a[0]) != np.asarray(b[0])).any()
+
+
+def test_the_examples_in_the_documentation():
+    results = problems.run_examples(dms)
+    assert results.attempted >= 8 and not results.failed

@@ -1,0 +1,251 @@
+"""Rules that correct for local work end where F = Σ p_i F_i has its minimum."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tsfl_jax
+from tests.experiment.test_runner import small
+from tests.rules.test_rules import HP, TAU, close, run
+from tests.rules.test_staleness import slow_proximal
+from tsfl_jax import rules
+from tsfl_jax.config import Config
+from tsfl_jax.data.quadratic import Quadratic
+from tsfl_jax.experiment import sweeps
+from tsfl_jax.experiment.workload import draw_schedule
+from tsfl_jax.rules.base import Counts, Event, Situation
+from tsfl_jax.types import Constants, Dataset, HParams, UserError
+
+
+def dataset(optima, sizes) -> Dataset:
+    """Client i holds the number w_i* as often as it has samples: no noise at all."""
+    x = np.repeat(np.array(optima, np.float32), sizes)[:, None]
+    one, zero = np.ones((), np.float32), np.zeros((), np.float32)
+    labels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+    N = len(sizes)
+    return Dataset("numbers", x, labels, x[:1], labels[:1], N, zero, one)
+
+
+def settings(algorithm, sizes, tau=(), **changes) -> Config:
+    """τ_i steps of full batches, in intervals."""
+    config = Config(algorithm=algorithm, num_intervals=200, num_clients=len(sizes))
+    config.lr, config.momentum, config.batch_size = 0.1, 0.0, min(sizes)
+    config.checkpoint, config.report_every, config.devices = False, 200, 1
+    config.eval_every = 200
+    config.partition.kind, config.schedule.iteration = "label", "step"
+    config.schedule.size_groups = "; ".join(f"constant({n})" for n in sizes)
+    if tau:
+        config.schedule.kind, config.schedule.tau = "explicit", tau
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        setattr(getattr(config, path[0]) if path else config, last, value)
+    return config
+
+
+def simulate(config, optima, sizes, **parts):
+    data = dataset(optima, sizes)
+    return tsfl_jax.simulate(config, model=Quadratic((1.0,)), dataset=data, **parts)
+
+
+def found(result) -> float:
+    return float(result.params["params"]["w"][0])
+
+
+# ---- SCAFFOLD ----
+
+
+@pytest.mark.parametrize("tau", [(1, 1), (2, 7)])
+def test_scaffold_with_unequal_sizes_ends_at_the_minimum(tau):
+    # F = ¼·½(w + 1)² + ¾·½(w + 3)²: w* = −2.5, where the plain mean is −2.
+    optima, sizes = (-1.0, -3.0), (32, 96)
+    result = simulate(settings("scaffold", sizes, tau), optima, sizes)
+    assert found(result) == pytest.approx(-2.5, abs=1e-5)
+    if tau == (2, 7):  # the others do not end there
+        plain = simulate(settings("fedavg", sizes, tau), optima, sizes)
+        assert found(plain) < -2.6
+
+
+def test_scaffold_in_one_step_is_weighted_sgd():
+    # Σ p_i (g_i + c − c_i) = Σ p_i g_i, also when there are control variates.
+    everybody, sizes = np.ones_like(TAU), np.broadcast_to([10, 12, 7, 9, 8], TAU.shape)
+    hp = HP._replace(momentum=jnp.float32(0), lr=jnp.float32(0.3))
+    _, state, _ = run("scaffold", everybody, hp=hp, size=sizes)
+    _, plain, _ = run("fedavg", everybody, hp=hp, size=sizes)
+    start, other, _ = run("scaffold", TAU, hp=hp, size=sizes)
+    close(state.params, plain.params, rtol=1e-5, atol=1e-6)
+    moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), state.params, start.params)
+    assert max(jax.tree.leaves(moved)) > 1e-2
+    assert max(jnp.abs(a).max() for a in jax.tree.leaves(state.server.own)) > 1e-2
+
+
+def happened(client, steps=None, sent=None) -> Event:
+    client = jnp.array(client, jnp.int32)
+    steps = jnp.ones_like(client) if steps is None else jnp.array(steps)
+    same = jnp.ones_like(client)
+    situation = Situation(
+        key=jax.random.key(0),
+        client=client,
+        tau=same,
+        size=same,
+        steps=steps,
+        lag=0 * same,
+        group=jnp.int32(0),
+        constants=Constants(1.0, 1.0, 1.0),
+    )
+    return Event(situation, same / len(client), same > 0, sent)
+
+
+HPARAMS = HParams(*[1.0] * len(HParams._fields))._replace(
+    lr=0.5, momentum=0.0, mu=0.0, server_lr=1.0
+)
+
+
+def test_of_several_deliveries_in_one_buffer_the_last_decides():
+    # Two clients; client 0 delivers three times. c_0⁺ = 0 − 0 − Δ/(η s): 2, 6, 8.
+    rule = rules.AGGREGATORS["scaffold"]
+    state = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1))
+    updates = {"params": {"w": jnp.array([[-1.0], [-3.0], [-2.0], [-8.0]])}}
+    event = happened([0, 0, 1, 0], [1, 1, 1, 2])
+    delta, state = rule.combine(updates, state, event, HPARAMS)
+    assert state.own["w"].tolist() == [[8], [4]]
+    assert state.common["w"].tolist() == [6]
+    assert delta["params"]["w"].tolist() == [-3.5]
+    # One that is lost does not decide.
+    lost = event._replace(present=jnp.array([True, True, True, False]))
+    start = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1))
+    assert rule.combine(updates, start, lost, HPARAMS)[1].own["w"].tolist() == [
+        [6],
+        [4],
+    ]
+
+
+def test_repeated_deliveries_stay_bounded_by_the_gradients():
+    # Gradients w_k − w_i* along 50 buffers of clients [0, 0, 0, 1], c_i as they are.
+    rule, optima = rules.AGGREGATORS["scaffold"], np.array([1.0, -1.0])
+    state = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1))
+    client, w = np.array([0, 0, 0, 1]), 3.0
+    for _ in range(50):
+        c, own = float(state.common["w"][0]), np.asarray(state.own["w"])[:, 0]
+        update = -0.5 * (w - optima[client] + c - own[client])
+        updates = {"params": {"w": jnp.asarray(update[:, None], jnp.float32)}}
+        delta, state = rule.combine(updates, state, happened(client), HPARAMS)
+        w += float(delta["params"]["w"][0])
+        assert np.abs(state.own["w"]).max() < 10
+    assert w == pytest.approx(0, abs=1e-3)
+
+
+def test_the_control_variates_are_those_of_the_download():
+    # c has become 5 since the download, when it was 1: c_0⁺ = 2 − 1 + 4/(0.5·2) = 5.
+    rule = rules.AGGREGATORS["scaffold"]
+    own, size = {"w": jnp.array([[2.0], [8.0]])}, jnp.ones(2)
+    state = rules.ControlVariates({"w": jnp.array([5.0])}, own, size)
+    sent = {"w": jnp.array([[1.0]])}
+    assert rule.correction(state, {"w": jnp.array([1.0])}, 0)["w"].tolist() == [-1]
+    updates = {"params": {"w": jnp.array([[-4.0]])}}
+    _, state = rule.combine(updates, state, happened([0], [2], sent), HPARAMS)
+    assert state.own["w"].tolist() == [[5], [8]]
+    assert state.common["w"].tolist() == [6.5]
+
+
+@pytest.mark.parametrize("buffer", [4, 1])
+def test_scaffold_with_one_client_ten_times_faster(buffer):
+    # Client 0 delivers several times in one buffer of four.
+    sizes, optima = (8, 8, 8, 24), (4.0, 0.0, -1.0, -3.0)
+    config = settings("scaffold", sizes, num_intervals=60)
+    config.timeline.framework = "fedbuff" if buffer > 1 else "afl"
+    if buffer > 1:
+        config.timeline.buffer = buffer
+    config.timeline.speed = "constant(0.1); constant(1); constant(1); constant(1)"
+    config.timeline.local_iterations = 5
+    config.schedule.interval_seconds = 10.0
+    result = simulate(config, optima, sizes)
+    client = draw_schedule(config).delivery.client
+    assert buffer == 1 or ((client == 0).sum(axis=1) >= 3).any()
+    assert np.nanmax(result.history["train_loss"]) < 100
+    # w* = (4 + 0 − 1 − 3·3)/6.
+    assert found(result) == pytest.approx(-1, abs=0.02)
+
+
+# ---- FedNova ----
+
+
+def rho(config, **parts):
+    sizes = (8, 8, 8, 8)
+    result = simulate(config, (1.0, 2.0, 3.0, 4.0), sizes, **parts)
+    return np.asarray(result.history["rho"])[0]
+
+
+def shares(work):
+    return np.mean(work) / 4 / np.array(work) * 1.0
+
+
+STEPS = (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "momentum"),
+    [
+        (optax.sgd(0.1), 0.0),  # while config.momentum = 0.9
+        (optax.sgd(0.1, momentum=0.5), 0.5),
+        (lambda hparams: optax.sgd(hparams.lr, momentum=0.5), 0.5),
+    ],
+)
+def test_fednova_divides_by_the_work_of_an_own_optimizer(optimizer, momentum):
+    config = settings("fednova", (8,) * 4, STEPS, momentum=0.9, num_intervals=1)
+    config.eval_every = config.report_every = 1
+    got = rho(config, optimizer=optimizer)
+    expected = shares(slow_proximal(STEPS, momentum, 0.0))
+    if momentum == 0:
+        np.testing.assert_allclose(expected, [0.9375, 0.46875, 0.234375, 0.1171875])
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fednova_divides_by_the_work_of_a_proximal_client(momentum, own):
+    config = settings("fednova", (8,) * 4, STEPS, momentum=momentum, num_intervals=1)
+    config.eval_every = config.report_every = 1
+    config.proximal, config.mu = True, 3.0
+    parts = {"optimizer": optax.sgd(0.1, momentum=momentum)} if own else {}
+    got = rho(config, **parts)
+    expected = shares(slow_proximal(STEPS, momentum, 0.1 * 3.0))
+    assert np.abs(expected / shares(slow_proximal(STEPS, momentum, 0)) - 1).max() > 0.2
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (optax.adam(1e-3), "not linear in the gradients.*another rule"),
+        # A natural slip, and one that needs the names of the parameters.
+        (optax.sgd, "fednova measures on a model of one number"),
+        (
+            optax.multi_transform({"a": optax.sgd(0.1)}, {"kernel": "a"}),
+            "fednova measures on a model of one number",
+        ),
+    ],
+)
+def test_fednova_does_not_guess_the_work(optimizer, words):
+    config = settings("fednova", (8,) * 4, STEPS)
+    with pytest.raises(UserError, match=words) as error:
+        rho(config, optimizer=optimizer)
+    assert "\n" not in str(error.value)
+
+
+def test_every_lane_of_a_sweep_has_the_sizes_of_its_own_clients():
+    def given(seed):
+        found = small(algorithm="scaffold", num_intervals=3, seed=seed, lr=0.1)
+        found.schedule.size_groups = "uniform(8,64)"
+        # Half of the clients at first: the sizes of the others count all the same.
+        found.schedule.dropout = 0.5
+        return found
+
+    result = sweeps.run(given(0), {"seed": [0, 1]})
+    assert len({row["split_sha"] for row in result.rows}) == 2
+    for lane, seed in enumerate((0, 1)):
+        single = tsfl_jax.simulate(given(seed))
+        for name in ("train_loss", "test_loss"):
+            got, want = result.history[name][lane], single.history[name]
+            np.testing.assert_allclose(got, want, rtol=1e-5)

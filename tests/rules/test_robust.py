@@ -1,0 +1,432 @@
+"""Robust aggregates: hand-worked numbers, float64 loops, properties, limit cases."""
+
+import functools
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfl_jax.rules import robust
+from tsfl_jax.types import UserError
+
+N = 7  # clients in the random tests: one size, one compilation
+modest = settings(max_examples=60, deadline=None)
+median = jax.jit(robust.coordinate_median)
+trimmed = jax.jit(robust.trimmed_mean)
+weiszfeld = jax.jit(robust.geometric_median, static_argnames="iterations")
+krum = jax.jit(robust.krum)
+multi_krum = jax.jit(robust.multi_krum)
+RULES = {  # name -> (models, present) -> aggregate
+    "median": robust.coordinate_median,
+    "trimmed": lambda x, p: robust.trimmed_mean(x, p, 0.2),
+    "geometric": lambda x, p: robust.geometric_median(x, p),
+    "krum": lambda x, p: robust.krum(x, p, 0.2),
+    "multi_krum": lambda x, p: robust.multi_krum(x, p, 0.2),
+}
+COMPILED = {name: jax.jit(rule) for name, rule in RULES.items()}
+every_rule = pytest.mark.parametrize("name", RULES)
+
+
+def tree(flat):
+    """``[N, 7]`` numbers as a pytree with leaves of three ranks."""
+    flat = jnp.asarray(flat)
+    return {"b": flat[:, 0], "w": (flat[:, 1:5].reshape(-1, 2, 2), flat[:, 5:])}
+
+
+def flat(models):
+    """What `tree` makes of one model, as ``[7]`` float64 again."""
+    leaves = [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(models)]
+    return np.concatenate(leaves)
+
+
+def whole(low=-9, high=9):
+    """``[N, 7]`` small integers: float32 sums and squares of them are exact."""
+    row = st.lists(st.integers(low, high), min_size=7, max_size=7)
+    rows = st.lists(row, min_size=N, max_size=N)
+    return rows.map(lambda x: np.array(x, np.float32))
+
+
+def real():
+    """``[N, 7]`` floats without ties."""
+    seeds = st.integers(0, 10**6).map(np.random.default_rng)
+    return seeds.map(lambda rng: rng.normal(size=(N, 7)).astype(np.float32))
+
+
+someone = st.lists(st.booleans(), min_size=N, max_size=N).filter(any).map(np.array)
+trims = st.sampled_from([0.0, 0.1, 0.2, 0.25, 1 / 3, 0.4, 0.49])
+
+
+def spoiled(x, present):
+    """The rows of the absent hold NaN and infinity."""
+    x = np.array(x)
+    x[~present] = np.nan
+    if (~present).any():
+        x[np.argmin(present), ::2] = np.inf
+    return x
+
+
+# ---- Slow references in float64 ----
+
+
+def left_out(trim, n):
+    return int(Fraction(trim).limit_denominator(1000) * n)
+
+
+def slow_trimmed(x, present, trim):
+    rows = [np.asarray(r, float) for r, p in zip(x, present, strict=True) if p]
+    f = left_out(trim, len(rows))
+    result = []
+    for column in zip(*rows, strict=True):
+        kept = sorted(column)[f : len(rows) - f]
+        result.append(sum(kept) / len(kept))
+    return np.array(result)
+
+
+def slow_weiszfeld(x, present, weights, iterations, smoothing):
+    rows = [np.asarray(r, float) for r, p in zip(x, present, strict=True) if p]
+    alpha = [float(a) for a, p in zip(weights, present, strict=True) if p]
+
+    def average(beta):
+        return sum(b * r for b, r in zip(beta, rows, strict=True)) / sum(beta)
+
+    w = average(alpha)
+    for _ in range(iterations):
+        far = [max(smoothing, np.sqrt(((w - r) ** 2).sum())) for r in rows]
+        w = average([a / d for a, d in zip(alpha, far, strict=True)])
+    return w
+
+
+def slow_krum(x, present, trim):
+    """(indices from the least sum on, n − f − 2 or 1)."""
+    ids = [i for i, p in enumerate(present) if p]
+    near = max(len(ids) - left_out(trim, len(ids)) - 2, 1)
+    sums = []
+    for i in ids:
+        others = [((x[i].astype(float) - x[j]) ** 2).sum() for j in ids if j != i]
+        sums.append((sum(sorted(others)[:near]), i))
+    return [i for _, i in sorted(sums)], near
+
+
+# ---- Hand-worked numbers ----
+
+FOUR = jnp.array([[1.0, 5.0], [2.0, 3.0], [9.0, 4.0], [3.0, -7.0]])
+EVERYONE = jnp.ones(4, bool)
+
+
+def test_median_by_hand():
+    """1 2 3 9 -> 2.5, −7 3 4 5 -> 3.5; without the third: 1 2 3, −7 3 5."""
+    np.testing.assert_array_equal(median(FOUR, EVERYONE), [2.5, 3.5])
+    three = EVERYONE.at[2].set(False)
+    np.testing.assert_array_equal(median(FOUR, three), [2.0, 3.0])
+
+
+def test_trimmed_mean_by_hand():
+    """f = ⌊0.25·4⌋ = 1 leaves 2 3 and 3 4; f = ⌊0.24·4⌋ = 0 the mean 15/4, 5/4."""
+    np.testing.assert_array_equal(trimmed(FOUR, EVERYONE, 0.25), [2.5, 3.5])
+    np.testing.assert_array_equal(trimmed(FOUR, EVERYONE, 0.24), [3.75, 1.25])
+
+
+def test_one_weiszfeld_step_by_hand():
+    """A plane from the mean (0, 1), and a line where two of three agree."""
+    corners = jnp.array([[0.0, 0.0], [0.0, 6.0], [4.0, 0.0], [-4.0, 0.0]])
+    corners = corners.at[:, 1].add(-0.5)  # the mean is (0, 1)
+    far = np.array([1.5, 4.5, np.hypot(4, 1.5), np.hypot(4, 1.5)])
+    y = (np.array([-0.5, 5.5, -0.5, -0.5]) / far).sum() / (1 / far).sum()
+    w = weiszfeld(corners, EVERYONE, iterations=1)
+    np.testing.assert_allclose(w, [0, y], atol=1e-6)
+    # Mean 4; distances 4, 4, 8; w = (0 + 0 + 12/8)/(1/4 + 1/4 + 1/8) = 2.4.
+    line = jnp.array([0.0, 0.0, 12.0])
+    w = weiszfeld(line, jnp.ones(3, bool), iterations=1)
+    np.testing.assert_allclose(w, 2.4, rtol=1e-6)
+
+
+def test_weiszfeld_weights_and_smoothing_by_hand():
+    """α = 3, 1, 0, mean 0.5; β = 3/max(1, ½), 1/max(1, 1½): w = (4/3)/(11/3) = 4/11."""
+    models, weights = jnp.array([0.0, 2.0, 9.0]), jnp.array([3, 1, 0])
+    w = weiszfeld(models, jnp.ones(3, bool), weights, iterations=1, smoothing=1.0)
+    np.testing.assert_allclose(w, 4 / 11, rtol=1e-6)
+
+
+def test_krum_by_hand():
+    """0 1 3 4.5 90, f = 1, 2 nearest: 1 + 9, 1 + 4, 4 + 2.25, 2.25 + 12.25, far."""
+    models = jnp.array([90.0, 4.5, 3.0, 1.0, 0.0])
+    assert krum(models, jnp.ones(5, bool), 0.2) == 1.0
+    assert multi_krum(models, jnp.ones(5, bool), 0.2) == 2.0  # sums 5 and 6.25
+    # f = 0, three: 1 + 9 + 20.25, 1 + 4 + 12.25, 4 + 2.25 + 9, 2.25 + 12.25 + 20.25
+    assert krum(models, jnp.ones(5, bool), 0.0) == 3.0
+    best = multi_krum(models, jnp.ones(5, bool), 0.0)
+    np.testing.assert_allclose(best, 4 / 3, rtol=1e-6)
+
+
+def test_krum_of_equal_sums_is_the_first():
+    """Two nearest neighbours have one distance: n = 3 leaves one neighbour."""
+    models = jnp.array([9.0, 4.0, 5.0])
+    assert krum(models, jnp.ones(3, bool), 0.0) == 4.0
+    assert krum(models[::-1], jnp.ones(3, bool), 0.0) == 5.0
+    assert krum(models, jnp.array([True, False, True]), 0.4) == 9.0
+
+
+@pytest.mark.parametrize("n", [10, 30, 41, 49, 97])
+def test_left_out_is_exact(n):
+    """0.1·10, 0.3·10, k/49·49: an integer in spite of two roundings."""
+    for k in range((n - 1) // 2 + 1):
+        for trim in (k / n, jnp.float32(k / n)):
+            assert robust._left_out(trim, jnp.int32(n)) == k, (trim, n)
+        below = np.float32(k / n) * np.float32(1 - 1e-6)
+        assert robust._left_out(below, jnp.int32(n)) == max(k - 1, 0)
+    assert robust._left_out(0.1, jnp.int32(n)) == n // 10
+    assert robust._left_out(0.3, jnp.int32(n)) == 3 * n // 10
+    assert robust._left_out(0.4999999, jnp.int32(n)) == (n - 1) // 2
+
+
+def test_every_fraction_of_a_hundred():
+    n, k = (x.ravel() for x in np.mgrid[1:129, 0:64])
+    n, k = n[2 * k < n], k[2 * k < n]
+    found = jax.vmap(robust._left_out)((k / n).astype(np.float32), jnp.asarray(n))
+    np.testing.assert_array_equal(found, k)
+
+
+# ---- Against the references ----
+
+
+@modest
+@given(whole(), someone, trims)
+def test_order_statistics_agree_with_numpy(x, present, trim):
+    models = tree(spoiled(x, present))
+    expected = np.median(x[present].astype(float), axis=0)
+    np.testing.assert_array_equal(flat(median(models, present)), expected)
+    expected = slow_trimmed(x, present, trim)
+    found = flat(trimmed(models, present, trim))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@modest
+@given(real(), someone, st.integers(0, 10**6))
+def test_weiszfeld_agrees_with_numpy(x, present, seed):
+    weights = np.random.default_rng(seed).uniform(0.1, 2, N).astype(np.float32)
+    for iterations in (0, 1, 8):
+        expected = slow_weiszfeld(x, present, weights, iterations, 1e-3)
+        weights = np.where(present, weights, np.nan)
+        steps = dict(iterations=iterations, smoothing=1e-3)
+        found = flat(weiszfeld(tree(spoiled(x, present)), present, weights, **steps))
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@modest
+@given(whole(), someone, trims)
+def test_krum_agrees_with_numpy(x, present, trim):
+    """Integers: the sums are exact, so ties are the same ties."""
+    models = tree(spoiled(x, present))
+    order, near = slow_krum(x, present, trim)
+    np.testing.assert_array_equal(flat(krum(models, present, trim)), x[order[0]])
+    expected = x[order[:near]].astype(float).mean(axis=0)
+    found = flat(multi_krum(models, present, trim))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_weiszfeld_finds_the_minimum():
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(N, 7)).astype(np.float32)
+    w = flat(weiszfeld(tree(x), jnp.ones(N, bool), iterations=100))
+
+    def cost(at):
+        return np.sqrt(((x - at) ** 2).sum(axis=1)).sum()
+
+    for _ in range(100):
+        assert cost(w) <= cost(w + rng.normal(size=7) * 0.05) + 1e-5
+
+
+# ---- Properties ----
+
+
+@every_rule
+@modest
+@given(x=real(), order=st.permutations(range(N)), lost=st.integers(0, N))
+def test_the_order_of_clients_does_not_matter(name, x, order, lost):
+    """At most one absent: two neighbours count, so that Krum has no ties."""
+    present, order = np.arange(N) != lost, np.array(order)
+    rule = COMPILED[name]
+    moved = rule(tree(spoiled(x, present)[order]), present[order])
+    np.testing.assert_allclose(flat(rule(tree(x), present)), flat(moved), atol=2e-6)
+
+
+@every_rule
+@modest
+@given(x=whole(), present=someone, shift=st.integers(-20, 20))
+def test_translation_moves_the_result_along(name, x, present, shift):
+    there = COMPILED[name](tree(x + np.float32(shift)), present)
+    here = COMPILED[name](tree(x), present)
+    np.testing.assert_allclose(flat(there), flat(here) + shift, atol=3e-5)
+
+
+@every_rule
+@modest
+@given(x=real(), present=someone)
+def test_the_result_is_between_the_clients(name, x, present):
+    w = flat(COMPILED[name](tree(spoiled(x, present)), present))
+    slack = 0 if name == "median" else 1e-6
+    assert np.all(w >= x[present].min(axis=0) - slack)
+    assert np.all(w <= x[present].max(axis=0) + slack)
+
+
+@modest
+@given(real(), st.integers(1, 2), st.floats(1e2, 1e6), st.integers(0, 10**6))
+def test_far_outliers_are_ignored(x, bad, far, seed):
+    """f = 1 or 2 of 7; n > 2f + 2, so that Krum's guarantee holds."""
+    rng = np.random.default_rng(seed)
+    evil = rng.permutation(N)[:bad]
+    x[evil] += far * np.sign(rng.normal(size=7)).astype(np.float32)
+    good = np.delete(x, evil, axis=0)
+    present, trim = np.ones(N, bool), bad / N
+    assert any(np.array_equal(flat(krum(tree(x), present, trim)), row) for row in good)
+    for w in (
+        flat(multi_krum(tree(x), present, trim)),
+        flat(trimmed(tree(x), present, trim)),
+        flat(median(tree(x), present)),
+    ):
+        assert np.all(w >= good.min(axis=0) - 1e-6)
+        assert np.all(w <= good.max(axis=0) + 1e-6)
+    w = flat(weiszfeld(tree(x), present, iterations=60))
+    assert np.linalg.norm(w - good.mean(axis=0)) < 5
+
+
+def test_distances_of_close_models_are_exact():
+    """Apart by 2⁻¹² at 1000: in float32 a² − 2ab + b² would be 0 or noise."""
+    step = 2.0**-12
+    models = jnp.float32(1000) + step * jnp.array([[0.0], [7.0], [9.0], [10.0], [40.0]])
+    assert krum(models, jnp.ones(5, bool), 0.2) == 1000 + 9 * step
+    best = multi_krum(models, jnp.ones(5, bool), 0.2)
+    assert (
+        np.abs(best - (1000 + 9.5 * step)) <= 2.0**-13
+    )  # half a unit in the last place
+
+
+@every_rule
+def test_huge_outliers_give_no_nan(name):
+    x = np.random.default_rng(0).normal(size=(N, 7)).astype(np.float32)
+    x[0], x[3] = 1e30, -3e38
+    w = flat(COMPILED[name](tree(x), jnp.ones(N, bool)))
+    assert np.isfinite(w).all()
+    if name == "krum":  # nobody near enough for a finite sum: still somebody present
+        x = np.diag(np.linspace(1e30, 2e30, N)).astype(np.float32)
+        present = np.arange(N) > 1
+        assert flat(COMPILED[name](tree(spoiled(x, present)), present)).max() == x[2, 2]
+
+
+# ---- Limit cases ----
+
+
+@every_rule
+def test_one_client_is_returned_as_it_is(name):
+    x = np.random.default_rng(0).normal(size=(N, 7)).astype(np.float32)
+    for i in (0, 4, N - 1):
+        present = np.arange(N) == i
+        w = COMPILED[name](tree(spoiled(x, present)), present)
+        np.testing.assert_array_equal(flat(w), x[i])
+    alone = RULES[name](tree(x[:1]), jnp.ones(1, bool))  # N = 1: no pairs at all
+    np.testing.assert_array_equal(flat(alone), x[0])
+
+
+@every_rule
+def test_equal_clients_give_that_model(name):
+    x = np.tile(np.random.default_rng(0).normal(size=(1, 7)), (N, 1))
+    w = COMPILED[name](tree(x.astype(np.float32)), np.arange(N) != 2)
+    np.testing.assert_allclose(flat(w), x[0], rtol=5e-7)
+
+
+@every_rule
+def test_nobody_gives_zeros(name):
+    x = np.full((N, 7), np.nan, np.float32)
+    w = COMPILED[name](tree(x), np.zeros(N, bool))
+    np.testing.assert_array_equal(flat(w), np.zeros(7))
+
+
+def test_no_trim_and_no_iteration_are_the_mean():
+    x = np.random.default_rng(0).normal(size=(N, 7)).astype(np.float32)
+    present = np.arange(N) != 2
+    expected = x[present].mean(axis=0)
+    for w in (
+        trimmed(tree(x), present, 0.0),
+        weiszfeld(tree(x), present, iterations=0),
+        weiszfeld(tree(x), present, iterations=8, smoothing=1e6),
+    ):
+        np.testing.assert_allclose(flat(w), expected, atol=1e-6)
+
+
+def test_weights_of_zero_are_as_absence():
+    x = np.random.default_rng(0).normal(size=(N, 7)).astype(np.float32)
+    weights = jnp.arange(N) % 3
+    some = weiszfeld(tree(x), np.ones(N, bool), weights)
+    same = weiszfeld(tree(spoiled(x, weights > 0)), weights > 0, weights)
+    np.testing.assert_array_equal(flat(some), flat(same))
+    nothing = weiszfeld(tree(x), np.ones(N, bool), jnp.zeros(N))
+    np.testing.assert_array_equal(flat(nothing), np.zeros(7))
+
+
+@every_rule
+def test_jit_and_vmap_change_nothing(name):
+    rng = np.random.default_rng(0)
+    x = tree(rng.normal(size=(3 * N, 7)).astype(np.float32))
+    x = jax.tree.map(lambda leaf: leaf.reshape(3, N, *leaf.shape[1:]), x)
+    present = np.array([[True] * N, [True] * 5 + [False] * 2, [False] * N])
+    together = jax.jit(jax.vmap(RULES[name]))(x, present)
+    for i in range(3):
+        one = jax.tree.map(lambda leaf, i=i: leaf[i], x)
+        lane = flat(jax.tree.map(lambda leaf, i=i: leaf[i], together))
+        compiled = flat(COMPILED[name](one, present[i]))
+        np.testing.assert_allclose(lane, compiled, atol=1e-6)
+        plain = flat(RULES[name](one, present[i]))
+        np.testing.assert_allclose(plain, compiled, atol=1e-6)
+
+
+def test_trim_and_smoothing_may_be_swept():
+    x = tree(np.random.default_rng(0).normal(size=(N, 7)).astype(np.float32))
+    present, values = jnp.ones(N, bool), jnp.array([0.0, 0.2, 0.45])
+    for rule in (robust.trimmed_mean, robust.krum, robust.multi_krum):
+        lanes = jax.vmap(functools.partial(rule, x, present))(values)
+        for i, value in enumerate(values):
+            one = jax.tree.map(lambda leaf, i=i: leaf[i], lanes)
+            np.testing.assert_allclose(
+                flat(one), flat(rule(x, present, value)), atol=1e-6
+            )
+
+
+@every_rule
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_dtypes_are_kept(name, dtype):
+    """Also mixed ones; a bfloat16 result is the float32 one, rounded once."""
+    with jax.enable_x64(dtype == "float64"):
+        x = np.random.default_rng(0).normal(size=(N, 7))
+        models = jax.tree.map(lambda leaf: leaf.astype(dtype), tree(x))
+        models["b"] = models["b"].astype(jnp.float32)
+        w = jax.jit(RULES[name])(models, jnp.ones(N, bool))
+        assert w["b"].dtype == jnp.float32
+        assert {str(leaf.dtype) for leaf in w["w"]} == {dtype}
+        if dtype == "bfloat16":
+            wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), models)
+            wide = jax.jit(RULES[name])(wide, jnp.ones(N, bool))
+            wide = jax.tree.map(lambda a, b: a.astype(b.dtype), wide, models)
+            np.testing.assert_allclose(flat(w), flat(wide), rtol=1e-2)
+
+
+def test_float64_is_used_where_it_is_on():
+    with jax.enable_x64(True):
+        x = np.random.default_rng(1).normal(size=(N, 7))
+        everyone, weights = np.ones(N, bool), np.linspace(0.5, 1, N)
+        w = flat(robust.geometric_median(tree(x), everyone, weights, iterations=5))
+        expected = slow_weiszfeld(x, everyone, weights, 5, 1e-6)
+        np.testing.assert_allclose(w, expected, rtol=1e-12)
+
+
+@every_rule
+def test_what_does_not_fit_is_refused(name):
+    with pytest.raises(
+        UserError, match=r"\['count'\] is int32 \[3\]: expected floating"
+    ):
+        RULES[name]({"count": jnp.arange(3)}, jnp.ones(3, bool))
+    with pytest.raises(UserError, match=r"float32 \[4, 2\]: expected .* \(3,\)"):
+        RULES[name](FOUR, jnp.ones(3, bool))

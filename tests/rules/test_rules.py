@@ -1,0 +1,545 @@
+"""Every aggregation rule: numbers by hand, limit cases, and a slow reference."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests import problems, reference
+from tests.engine.test_scan import DATA, PROBLEM, TAU, as_reference, permuted
+from tests.experiment.test_runner import small
+from tests.timeline.test_replay import SIZES, spoilt
+from tsfl_jax import config
+from tsfl_jax.experiment import sweeps
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.rules.base import Counts, Event, Situation
+from tsfl_jax.types import Constants, Schedule
+
+RULES = list(AGGREGATORS)
+STACKED = [name for name in RULES if AGGREGATORS[name].combine is not None]
+SIZE = np.broadcast_to(SIZES, TAU.shape)
+# One of each kind in the fast suite; every rule has its numbers by hand there, too.
+FEW = {"fedat", "scaffold", "fedadam"}
+every_rule = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in FEW else [pytest.mark.slow]) for n in RULES],
+)
+HP = problems.hparams(momentum=0.9, lr=0.03, mu=0.1, trim=0.26)
+
+
+def dense(tau, size=SIZE):
+    """τ ``[T, N]`` of clients in step."""
+    return Schedule(np.array(tau, np.int32), np.array(size[: len(tau)], np.int32))
+
+
+def run(name, tau=TAU, prob=PROBLEM, *, hp=HP, size=SIZE, **options):
+    """(start, state, history); local iterations are steps, and compile once a rule."""
+    options = {"iteration": "step"} | options
+    return problems.replayed(name, prob, dense(tau, size), hp=hp, **options)
+
+
+@functools.cache
+def usual(name):
+    return run(name)
+
+
+def close(a, b, rtol=1e-4, atol=1e-5):
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b
+    )
+
+
+# ---- Numbers by hand: models of one or two weights ----
+
+
+def params(*values):
+    return {"params": {"w": jnp.array(values)}}
+
+
+def stacked(*rows):
+    return {"params": {"w": jnp.array(rows)}}
+
+
+def numbers(tree):
+    return np.asarray(tree["params"]["w"]).tolist()
+
+
+def event(tau, size=None, *, rho=None, lag=None, group=0, client=None, steps=None):
+    """A situation by hand and who is present; τ steps each."""
+    tau = jnp.array(tau, jnp.int32)
+    zeros = jnp.zeros_like(tau)
+    situation = Situation(
+        key=jax.random.key(0),
+        client=jnp.arange(len(tau)) if client is None else jnp.array(client),
+        tau=tau,
+        size=zeros + 1 if size is None else jnp.array(size),
+        steps=tau if steps is None else jnp.array(steps),
+        lag=zeros if lag is None else jnp.array(lag),
+        group=jnp.int32(group),
+        constants=Constants(1.0, 1.0, 1.0),
+    )
+    rho = jnp.zeros(len(tau)) if rho is None else jnp.array(rho)
+    return Event(situation, rho, tau > 0)
+
+
+def weights(name, happened, **changes):
+    hp = problems.hparams(**changes)
+    return AGGREGATORS[name].weights(happened.situation, hp).rho
+
+
+def update(name, mean, old, state=(), happened=None, **changes):
+    hp = problems.hparams(**changes)
+    happened = event([1]) if happened is None else happened
+    return AGGREGATORS[name].update(mean, old, state, happened, hp)
+
+
+def combine(name, updates, happened, state=(), **changes):
+    hp = problems.hparams(**changes)
+    return AGGREGATORS[name].combine(updates, state, happened, hp)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedat", "scaffold", "fedavgm"])
+def test_weights_by_size(name):
+    # Client 1 is absent: 10/40 and 30/40.
+    happened = event([1, 0, 5], [10, 20, 30])
+    np.testing.assert_allclose(weights(name, happened), [0.25, 0, 0.75])
+    # Polynomial staleness with a = 1: 1/(1 + 2) for client 2, so 10 : 10.
+    late = event([1, 0, 5], [10, 20, 30], lag=[0, 0, 2])
+    got = weights(name, late, staleness=1, staleness_a=1.0)
+    np.testing.assert_allclose(got, [0.5, 0, 0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fedasync", "fedbuff"])
+def test_staleness_is_lost_to_the_global_model(name):
+    # Half a vote each; one late by 1 and a = 1 halves the second.
+    happened = event([2, 0, 3], [10, 20, 30], lag=[0, 0, 1])
+    got = weights(name, happened, staleness=1, staleness_a=1.0)
+    np.testing.assert_allclose(got, [0.5, 0, 0.25], rtol=1e-6)
+
+
+def test_dms_by_hand():
+    # Equal τ: nobody is filtered, and every weight is the same.
+    np.testing.assert_allclose(weights("dms", event([2, 2, 2, 2])), 0.25)
+    # c = η L (H − 1) G²/(2 N σ²) = 0.1 · 1 · 2 · 1/(2 · 2 · 1) = 0.05; τ − mean = ±1.
+    # Client 0, with τ = 1 < K = 2, is dropped with a chance of 1/3.
+    for seed in range(20):
+        happened = event([1, 3])
+        situation = happened.situation._replace(key=jax.random.key(seed))
+        got = weights("dms", Event(situation, None, None), grad_sq_norm=1.0)
+        kept = float(got[0]) > 0
+        np.testing.assert_allclose(got, [0.45, 0.55] if kept else [0, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dms", "fedavg", "fedprox", "fednova"])
+def test_replacement(name):
+    assert numbers(update(name, params(3.0, 4.0), params(1.0, 1.0))[0]) == [3, 4]
+
+
+def test_fedasync_by_hand():
+    # γ = 0.75: 0.75 · 4 + 0.25 · 8 = 5.
+    happened = event([1], rho=[1.0])
+    assert numbers(
+        update("fedasync", params(8.0), params(4.0), (), happened, gamma=0.75)[0]
+    ) == [5]
+    # Half as fresh, Σ ρ w = 0.5 · 8: 4 + 0.25 · 0.5 · (8 − 4) = 4.5.
+    happened = event([1], rho=[0.5])
+    assert numbers(
+        update("fedasync", params(4.0), params(4.0), (), happened, gamma=0.75)[0]
+    ) == [4.5]
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "scaffold", "median", "krum"])
+def test_a_step_of_the_server_by_hand(name):
+    # `mean` is w^t + Δ: 1 + 0.5 · (3 − 1) = 2.
+    assert numbers(update(name, params(3.0), params(1.0), server_lr=0.5)[0]) == [2]
+
+
+def test_fedat_by_hand():
+    # Two tiers from w = 0. Tier 0 delivers 4, T = (1, 0): 0 · 4 + 1 · w_1 = 0.
+    rule, old = AGGREGATORS["fedat"], params(0.0)
+    state = rule.init(old, Counts(3, 2))
+    new, state = update("fedat", params(4.0), old, state, event([1], group=0))
+    assert numbers(new) == [0]
+    # Tier 1 delivers 8, T = (1, 1): (4 + 8)/2.
+    new, state = update("fedat", params(8.0), new, state, event([1], group=1))
+    assert numbers(new) == [6]
+    # Tier 0 delivers 5 and 2, T = (3, 1): 1/4 · 2 + 3/4 · 8.
+    new, state = update("fedat", params(5.0), new, state, event([1], group=0))
+    new, state = update("fedat", params(2.0), new, state, event([1], group=0))
+    assert numbers(new) == [6.5]
+    assert state[1].tolist() == [3, 1]
+
+
+def test_fednova_by_hand():
+    # p = 1/4, 3/4; 2 and 4 steps: τ_eff = 2/4 + 12/4 = 3.5; ρ = 3.5/4/2, 3.5·3/4/4.
+    happened = event([2, 4, 0], [10, 30, 50])
+    np.testing.assert_allclose(weights("fednova", happened), [0.4375, 0.65625, 0])
+    # Momentum 0.5: 1 + 1.5 = 2.5 for two steps, 1 for one; p = 1/2: τ_eff = 1.75.
+    got = weights("fednova", event([2, 1]), momentum=0.5)
+    np.testing.assert_allclose(got, [0.875 / 2.5, 0.875], rtol=1e-6)
+
+
+def test_scaffold_by_hand():
+    # η = 0.5; three clients know of each other, two take part, equal sizes.
+    old, rule = params(0.0), AGGREGATORS["scaffold"]
+    state = rule.init(old, Counts(3, 1))
+    happened = event([2, 0, 4], rho=[0.5, 0, 0.5])
+    updates = stacked([-2.0], [0.0], [-8.0])
+    delta, state = combine("scaffold", updates, happened, state, lr=0.5)
+    # Δ = −5. c_0 = 2/(0.5 · 2) = 2, c_2 = 8/(0.5 · 4) = 4; c = (2 + 4)/3 = 2.
+    assert numbers(delta) == [-5]
+    assert state.common["w"].tolist() == [2]
+    assert state.own["w"].tolist() == [[2], [0], [4]]
+    # c − c_i is added to the gradients.
+    sent = rule.sent(state)
+    corrections = [rule.correction(state, sent, jnp.int32(i))["w"] for i in range(3)]
+    assert np.array(corrections).tolist() == [[0], [2], [-2]]
+    # Client 1 alone, in another place, 1 step of −3: c_1 = 0 − 2 + 6 = 4, c += 4/3.
+    happened = event([0, 1], rho=[0, 1.0], client=[0, 1])
+    delta, state = combine("scaffold", stacked([0.0], [-3.0]), happened, state, lr=0.5)
+    np.testing.assert_allclose(state[0]["w"], [10 / 3], rtol=1e-6)
+    assert state[1]["w"].tolist() == [[2], [4], [4]]
+    assert numbers(delta) == [-3]
+
+
+def test_scaffold_shares_out_the_weight_of_the_lost():
+    state = AGGREGATORS["scaffold"].init(params(0.0), Counts(2, 1))
+    happened = event([1, 1], rho=[0.5, 0.5])._replace(present=jnp.array([True, False]))
+    delta, state = combine("scaffold", stacked([2.0], [0.0]), happened, state)
+    assert numbers(delta) == [2] and state[1]["w"][1] == 0
+
+
+def test_fedavgm_by_hand():
+    # m = 0.5, η_g = 1, Δ = 2 twice: velocity −2, then −3.
+    state = AGGREGATORS["fedavgm"].init(params(0.0), Counts(1, 1))
+    settings = {"server_momentum": 0.5, "server_lr": 1.0}
+    new, state = update("fedavgm", params(2.0), params(0.0), state, **settings)
+    assert numbers(new) == [2]
+    new, state = update("fedavgm", params(4.0), new, state, **settings)
+    assert numbers(new) == [5]
+
+
+def test_fedadam_by_hand():
+    # Δ = (2, −1): m̂ = g, v̂ = g², so a step of η_g g/(|g| + ε) = 0.1 · 2/2.5, 1/1.5.
+    state = AGGREGATORS["fedadam"].init(params(0.0, 0.0), Counts(1, 1))
+    settings = {"server_lr": 0.1, "server_floor": 0.5}
+    new, state = update(
+        "fedadam", params(2.0, -1.0), params(0.0, 0.0), state, **settings
+    )
+    np.testing.assert_allclose(numbers(new), [0.08, -0.1 / 1.5], rtol=1e-5)
+    # Then Δ = (0, −1): m̂ = 0.9 · 0.1 · 2/(1 − 0.81) = 18/19, v̂ = 0.0396/0.0199.
+    at = params(0.08, -1 - 0.1 / 1.5)
+    newer, _ = update("fedadam", at, new, state, **settings)
+    way = 0.1 * (18 / 19) / (np.sqrt(0.0396 / 0.0199) + 0.5)
+    want = [0.08 + way, -0.2 / 1.5]
+    np.testing.assert_allclose(numbers(newer), want, rtol=1e-4)
+
+
+def test_fedyogi_by_hand():
+    # Both moments begin at 10⁻⁶. g = −2: v = 10⁻⁶ + 0.5 · 4, v̂ = v/0.5 = 4 + 2·10⁻⁶;
+    # m = 0.5 · 10⁻⁶ − 1, m̂ = −2 + 10⁻⁶: a step of 2/(2 + 0.5) = 0.8.
+    state = AGGREGATORS["fedyogi"].init(params(0.0), Counts(1, 1))
+    settings = {"server_momentum": 0.5, "server_second": 0.5, "server_floor": 0.5}
+    new, state = update("fedyogi", params(2.0), params(0.0), state, **settings)
+    np.testing.assert_allclose(numbers(new), [0.8], rtol=1e-5)
+    # g = −1: v = 2 − 0.5 = 1.5, v̂ = 1.5/0.75 = 2; m = −1/2 − 1/2, m̂ = −1/0.75.
+    newer, _ = update("fedyogi", params(1.8), new, state, **settings)
+    want = 0.8 + (1 / 0.75) / (np.sqrt(2) + 0.5)
+    np.testing.assert_allclose(numbers(newer), [want], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "want"),
+    [
+        ("median", [2, 0]),  # of 1, 2, 9 and of −1, 0, 5
+        ("trimmed_mean", [2, 0]),  # ⌊0.34 · 3⌋ = 1 from each end
+        ("krum", [1, 0]),  # one neighbour: 0 and 1 are nearest, the first wins
+        ("multi_krum", [1, 0]),  # max(3 − 1 − 2, 1) = 1 of them
+    ],
+)
+def test_robust_rules_by_hand(name, want):
+    # Client 1 is absent; its row must not count.
+    updates = stacked([1.0, 0.0], [77.0, 77.0], [2.0, -1.0], [9.0, 5.0])
+    got, _ = combine(name, updates, event([1, 0, 2, 1]), trim=0.34)
+    assert numbers(got) == want
+    np.testing.assert_allclose(
+        weights(name, event([1, 0, 2, 1])), [1 / 3, 0, 1 / 3, 1 / 3], rtol=1e-6
+    )
+
+
+def test_geometric_median_by_hand():
+    # Two of three in the same place: that is where the sum of distances is least.
+    got, _ = combine("geometric_median", stacked([1.0], [1.0], [4.0]), event([1, 1, 1]))
+    # From the mean 2, weights 1, 1, 1/2: w = 8/5 at first; then nearer to 1.
+    assert 1 < numbers(got)[0] < 1.05
+
+
+def test_whole_numbers_have_no_update():
+    updates = {"count": jnp.zeros((3, 2), jnp.int32), "w": jnp.array([[1.0], [2], [4]])}
+    for name in ("median", "krum"):
+        got, _ = combine(name, updates, event([1, 1, 1]))
+        assert got["count"].tolist() == [0, 0] and got["count"].dtype == jnp.int32
+
+
+# ---- Properties of all rules ----
+
+
+@every_rule
+def test_the_order_of_clients_does_not_matter(name):
+    order = np.array([3, 0, 4, 1, 2])
+    # With one neighbour, two clients have equal Krum sums, and the first of them wins.
+    hp = HP._replace(trim=jnp.float32(0)) if "krum" in name else HP
+    _, state, history = run(name, hp=hp)
+    prob, _ = permuted(PROBLEM, problems.inputs(TAU, SIZE), order)
+    # Ids name the random streams, and SCAFFOLD's control variates.
+    _, other, measured = run(name, TAU[:, order], prob, size=SIZE[:, order], hp=hp)
+    close(state.params, other.params, atol=ROUNDING.get(name, 1e-5))
+    close(np.asarray(history.rho)[:, order], measured.rho)
+    assert not history.diverged.any()
+
+
+@every_rule
+def test_nobody_works(name):
+    start, state, history = run(name, np.zeros_like(TAU))
+    same = jax.tree.map(np.testing.assert_array_equal, start, state)
+    assert same is not None and not history.diverged.any()
+    assert history.samples.sum() == history.rho.sum() == 0
+    assert np.isfinite(history.test_loss).all()
+
+
+@every_rule
+def test_an_interval_by_nobody_changes_nothing(name):
+    # The server's state stays too, so that what follows is the same.
+    with_pause = np.array([TAU[0], np.zeros(5, int), np.zeros(5, int)])
+    _, paused, _ = run(name, with_pause)
+    _, state, history = run(name, np.array([TAU[0], TAU[0] * 0, TAU[0] * 0]))
+    jax.tree.map(np.testing.assert_array_equal, paused, state)
+    losses = np.asarray(history.test_loss)
+    assert (losses == losses[0]).all()
+
+
+# Where an update is nearly 0, g/(√v + ε) makes its rounding errors larger.
+ROUNDING = {"fedadam": 2e-4, "fedyogi": 2e-4}
+ALONE = np.array([[0, 0, 4, 0, 0], [0] * 5, [0] * 5])
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in RULES if n not in ("fedasync", "fedat", "fedadam", "fedyogi")]
+)
+def test_one_client_alone_is_followed(name):
+    # SCAFFOLD has no control variates yet; FedAvgM's first step is the update itself.
+    hp = HP._replace(mu=jnp.float32(0), gamma=jnp.float32(0))
+    _, state, history = run(name, ALONE, hp=hp)
+    _, single, _ = run("fedavg", ALONE, hp=hp)
+    close(state.params, single.params, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(history.rho[0], [0, 0, 1, 0, 0], rtol=1e-6)
+
+
+def test_one_client_alone_under_fedasync_is_mixed():
+    hp = HP._replace(gamma=jnp.float32(0.25))
+    start, state, _ = run("fedasync", ALONE, hp=hp)
+    _, single, _ = run("fedavg", ALONE, hp=hp)
+    want = jax.tree.map(lambda w, m: 0.25 * w + 0.75 * m, start.params, single.params)
+    close(state.params, want, rtol=1e-5, atol=1e-6)
+
+
+EQUAL = np.full((3, 5), 3)
+LIMITS = {  # rule: hyper-parameters with which it is FedAvg, and when
+    "fednova": ({}, EQUAL, SIZE),  # as many steps each
+    "scaffold": ({}, TAU * [[1], [0], [0]], SIZE),  # at first no control variates
+    "fedavgm": ({"server_momentum": 0.0}, TAU, SIZE),
+    "fedbuff": ({}, TAU, np.full((3, 5), 12)),  # equal sizes: the plain mean
+    "trimmed_mean": ({"trim": 0.0}, TAU, np.full((3, 5), 12)),
+    "fedasync": ({"gamma": 0.0}, TAU, np.full((3, 5), 12)),
+    "fedat": ({}, TAU, SIZE),  # one tier
+    "dms": ({}, EQUAL, np.full((3, 5), 12)),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limit_cases_are_fedavg(name):
+    changes, tau, size = LIMITS[name]
+    hp = HP._replace(**{k: jnp.float32(v) for k, v in changes.items()})
+    _, state, history = run(name, tau, hp=hp, size=size)
+    _, plain, _ = run("fedavg", tau, hp=hp, size=size)
+    close(state.params, plain.params, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(history.rho[0].sum(), 1, rtol=1e-5)
+
+
+@every_rule
+def test_equal_clients_are_one(name):
+    """Five clients with the data and the random numbers of one."""
+    prob = PROBLEM._replace(
+        rows=jnp.tile(PROBLEM.rows[:1], (5, 1)), client=jnp.zeros(5, jnp.int32)
+    )
+    first = np.array([[3] * 5, [0] * 5, [0] * 5])
+    alone = first * [1, 0, 0, 0, 0]
+    same_size = np.full((3, 5), 12)
+    _, state, _ = run(name, first, prob, size=same_size)
+    _, single, _ = run(name, alone, prob, size=same_size)
+    close(state.params, single.params, atol=ROUNDING.get(name, 1e-6))
+
+
+LOST = np.array([[2, 4, 2, 3, 1], [0] * 5, [0] * 5])
+
+
+@every_rule
+def test_a_spoilt_client_is_left_out(name):
+    clean, bad = spoilt(1)
+    start, state, history = run(name, LOST, bad)
+    assert history.num_dropped.tolist() == [1, 0, 0]
+    assert not history.diverged.any()
+    assert all(
+        np.isfinite(a).all() for a in jax.tree.leaves((state, history.test_loss))
+    )
+    # The same as if client 1 had stayed away.
+    if name not in ("dms", "fednova", "bound_optimal"):
+        _, without, _ = run(name, LOST * [1, 0, 1, 1, 1], clean)
+        close(state, without, atol=ROUNDING.get(name, 1e-5))
+        return
+    # Their weights depend on all τ, and a gradient that is not finite makes those of
+    # bound_optimal equal; those of the others grow in its place.
+    if name == "bound_optimal":
+        np.testing.assert_allclose(history.rho[0], (LOST[0] > 0) / (LOST[0] > 0).sum())
+    rho = np.asarray(history.rho[0], np.float64)
+    assert rho[1] > 0
+    kept = rho * (np.arange(5) != 1) * rho.sum() / (rho.sum() - rho[1])
+    moved = {n: 0 for n in as_reference(start.params)}
+    for i in np.flatnonzero(kept):
+        single = LOST * (np.arange(5) == i)
+        model = as_reference(run("fedavg", single, clean)[1].params)
+        for n, w in as_reference(start.params).items():
+            moved[n] = moved[n] + kept[i] * (model[n] - w)
+    for n, w in as_reference(start.params).items():
+        got = as_reference(state.params)[n]
+        np.testing.assert_allclose(got, w + moved[n], rtol=1e-5, atol=1e-6)
+
+
+@every_rule
+def test_losing_everybody_freezes_the_model(name):
+    hp = HP._replace(lr=jnp.float32(np.inf))
+    start, state, history = run(name, hp=hp)
+    assert history.diverged.all() and history.num_dropped[0] == 4
+    jax.tree.map(np.testing.assert_array_equal, start.params, state.params)
+    jax.tree.map(np.testing.assert_array_equal, start.server, state.server)
+
+
+# ---- The slow reference ----
+
+REFERENCE = {
+    "fednova": {"momentum": 0.0, "lr": 0.1},
+    "fednova, momentum": {"momentum": 0.9},
+    "scaffold": {"momentum": 0.0, "lr": 0.1},
+    "scaffold, momentum": {"momentum": 0.9, "server_lr": 0.7},
+    "fedavgm": {},
+    "fedadam": {"server_lr": 0.05, "server_floor": 0.01},
+    "fedyogi": {"server_lr": 0.05, "server_floor": 0.01},
+    "median": {},
+    "trimmed_mean": {"trim": 0.26},  # 1 of 4 from each end
+    "geometric_median": {"server_lr": 0.7},
+    "krum": {"trim": 0.26},
+    "multi_krum": {"trim": 0.0},
+    "fedbuff": {"server_lr": 0.7},
+    "fedat": {},
+}
+
+
+def in_step(tau):
+    """τ ``[T, N]`` as the reference's timeline."""
+    intervals, clients = tau.shape
+    column = np.arange(intervals)[:, None] + 0 * tau
+    return SimpleNamespace(
+        client=np.arange(clients) + 0 * tau,
+        version=column,
+        task=column,
+        iterations=tau,
+        group=np.zeros(intervals, int),
+    )
+
+
+def reference_of(start, name, hp, trace, unit="step"):
+    return reference.replay(
+        as_reference(start.params),
+        (DATA.x_train.astype(np.float64) - 0.3) / 1.7,
+        DATA.y_train,
+        np.asarray(PROBLEM.rows),
+        trace,
+        SIZES,
+        jax.random.fold_in(jax.random.key(0), 1),
+        {k: float(v) for k, v in hp._asdict().items()},
+        name,
+        4,
+        unit,
+    )
+
+
+SLOWER = {"fednova", "scaffold, momentum", "fedyogi", "multi_krum", "geometric_median"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[pytest.mark.slow] * (c in SLOWER)) for c in REFERENCE],
+)
+def test_matches_plain_reference(case):
+    name = case.split(",")[0]
+    changes = {k: jnp.float32(v) for k, v in REFERENCE[case].items()}
+    hp = HP._replace(mu=jnp.float32(0), **changes)
+    start, state, _ = run(name, hp=hp)
+    versions = reference_of(start, name, hp, in_step(TAU))
+    got = as_reference(state.params)
+    for n, value in versions[-1].items():
+        assert np.abs(value - versions[0][n]).max() > 5e-3
+        np.testing.assert_allclose(got[n], value, rtol=5e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [("scaffold", 2), ("median", 5), ("fednova", 2), ("fedadam", 5)],
+)
+def test_mappings_agree(name, chunk):
+    _, state, history = usual(name)
+    _, other, measured = run(name, mapping_name="vmap", chunk=chunk)
+    close((state, history), (other, measured), atol=ROUNDING.get(name, 1e-5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "median"])
+def test_several_devices_give_the_result_of_one(name):
+    # Five clients over two devices, one place stays empty.
+    changes = {"num_clients": 5, "algorithm": name, "momentum": 0.5}
+    one = tsfl_jax.simulate(small(**changes, devices=1))
+    two = tsfl_jax.simulate(small(**changes, devices=2))
+    assert two.summary["num_devices"] == 2
+    for key in ("test_loss", "train_loss", "rho"):
+        np.testing.assert_allclose(
+            two.history[key], one.history[key], rtol=2e-3, atol=2e-3
+        )
+    close(two.params, one.params, rtol=1e-3, atol=1e-4)
+
+
+def test_a_sweep_over_rules_that_share_no_program_tells_why():
+    told = []
+    stream = SimpleNamespace(
+        write=told.append, flush=lambda: None, isatty=lambda: False
+    )
+    settings = small(num_intervals=2, mu=0.0)
+    swept = {"algorithm": ["median", "fedavg"]}
+    result = sweeps.run(settings, swept, stream=stream)
+    assert [row["algorithm"] for row in result.rows] == swept["algorithm"]
+    assert "2 programs, because of" in "".join(told)
+
+
+def test_all_rules_can_be_chosen_by_name():
+    assert set(config.ALGORITHMS) == set(RULES)
+    assert STACKED == [
+        "scaffold",
+        "median",
+        "trimmed_mean",
+        "geometric_median",
+        "krum",
+        "multi_krum",
+    ]

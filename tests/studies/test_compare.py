@@ -1,0 +1,216 @@
+"""Frameworks on the same clients in virtual time: times, tables, small runs."""
+
+import copy
+import csv
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from tsfl_jax import data
+from tsfl_jax.experiment import grid as axes
+from tsfl_jax.experiment import prepare
+from tsfl_jax.studies import (
+    compare,
+    compare_files,
+    free_riders,
+    heterogeneity,
+    reproduce,
+)
+from tsfl_jax.types import UserError
+
+FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "frameworks"
+FILES = sorted(FOLDER.glob("*.py"))
+SMALL = {
+    "data.name": "digits",
+    "model.name": "mlp",
+    "num_clients": 4,
+    "num_intervals": 3,
+    "batch_size": 8,
+    "lr": 0.05,
+    "schedule.data_size": 32,
+    "timeline.buffer": 3,
+    "timeline.tiers": 2,
+    "report_every": 2,
+}
+
+
+def test_time_to_a_target_by_hand():
+    seconds = np.array([1.0, 2.5, 4.0])
+    accuracy = np.array([0.5, 0.9, 0.8])
+    assert compare_files.time_to(0.9, seconds, accuracy) == 2.5
+    assert compare_files.time_to(0.4, seconds, accuracy) == 1.0
+    assert compare_files.time_to(0.91, seconds, accuracy) == np.inf
+    grid = np.array([0.5, 1.0, 2.4, 2.5, 9.0])
+    at = compare_files.at_times(grid, seconds, accuracy)
+    np.testing.assert_array_equal(at, [np.nan, 0.5, 0.5, 0.9, 0.8])
+
+
+def outcome(label, times, best=0.95):
+    """A run per seed that reaches 0.9 at the given time, inf: never."""
+    curves = [
+        (np.array([1.0, min(t, 99.0)]), np.array([0.1, best if t < 99 else 0.2]))
+        for t in times
+    ]
+    return compare_files.Outcome(label, "fedavg", curves, 10, 100, 0.5, 7.0)
+
+
+def test_table_by_hand():
+    outcomes = [outcome("sfl", [8.0, 12.0]), outcome("tsfl", [4.0, 4.0])]
+    outcomes.append(outcome("afl", [4.0, np.inf]))
+    first, second, third = compare_files.rows(outcomes, 0.9)
+    # Seeds 8 and 12: mean 10, s/√2 = 2, t(0.975, 1) = 12.706.
+    assert first["s to 90 %"] == "10.00 ± 25.41"
+    assert second["s to 90 %"] == "4.00 ± 0.00" and second["speed-up"][:4] == "2.50"
+    assert third["s to 90 %"] == "never (1 of 2)" and third["speed-up"] == "–"
+    assert [r["framework"] for r in (first, second)] == ["SFL", "T-SFL, FedAvg"]
+
+
+def test_other_clients_are_refused():
+    entries = [compare.Entry(path.stem, axes.config_at(path)) for path in FILES]
+    compare.check_same_clients(entries)  # all files of the folder share theirs
+    slower = axes.changed(entries[0].config, {"timeline.speed": "constant(9)"})
+    with pytest.raises(UserError, match=r"slow and .* timeline.speed is constant\(9\)"):
+        compare.check_same_clients([*entries, compare.Entry("slow", slower)])
+    timeless = copy.deepcopy(entries[0].config)
+    timeless.timeline.framework = "none"
+    with pytest.raises(UserError, match="none has no virtual seconds"):
+        compare.check_same_clients([compare.Entry("x", timeless)])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data.name", "synthetic"),
+        ("data.normalize", "standard"),
+        ("data.train_size", 1000),
+        ("partition.kind", "iid"),
+        ("partition.alpha", 0.1),
+        ("partition.replacement", True),
+        ("num_clients", 5),
+        ("schedule.data_size", 31),
+        ("schedule.iteration", "step"),
+        ("schedule.free_riders", 1),
+    ],
+)
+def test_other_data_partition_or_clients_are_refused(tmp_path, name, value):
+    first = compare.Entry("sfl", axes.changed(axes.config_at(FOLDER / "sfl.py"), SMALL))
+    other = copy.deepcopy(first.config)  # not validated: it would want more changes
+    *path, last = name.split(".")
+    setattr(axes.setting(other, path[0]) if path else other, last, value)
+    with pytest.raises(UserError, match=f"other and sfl do not .* {name} is ") as error:
+        compare.run([first, compare.Entry("other", other)], 1, tmp_path)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []  # nothing was trained
+
+
+def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):
+    """As with TFDS: the same name, in another --config.data.dir."""
+    first = axes.changed(axes.config_at(FOLDER / "sfl.py"), SMALL)
+    other = axes.changed(first, {"data.dir": "other"})
+    real = prepare.load_dataset
+
+    def load(config):
+        found = real(config)
+        moved = axes.setting(config, "data.dir") == "other"
+        return found._replace(y_train=found.y_train[::-1]) if moved else found
+
+    monkeypatch.setattr(prepare, "load_dataset", load)
+    entries = [compare.Entry("sfl", first), compare.Entry("moved", other)]
+    with pytest.raises(UserError, match="moved and sfl .* hold other samples"):
+        compare.run(entries, 1, tmp_path)
+
+
+def test_data_that_depend_on_the_seed_are_drawn_for_each(tmp_path):
+    """A run of a comparison has the data that its config.json describes."""
+    changes = SMALL | {"data.name": "synthetic", "data.train_size": 200}
+    changes |= {"data.shape": (3, 3, 1), "data.test_size": 20}
+    config = axes.changed(axes.config_at(FOLDER / "sfl.py"), changes)
+    compare.run([compare.Entry("sfl", config)], 2, tmp_path)
+    digests = []
+    for seed in (0, 1):
+        text = (tmp_path / "runs" / f"sfl-seed{seed}" / "summary.json").read_text()
+        digests.append(json.loads(text)["fingerprints"]["data"])
+        alone = prepare.load_dataset(axes.changed(config, {"seed": seed}))
+        assert data.fingerprint(*alone[1:5]) == digests[-1]
+    assert digests[0] != digests[1]
+
+
+def test_every_framework_has_its_file():
+    assert {path.stem for path in FILES} == {
+        *("sfl", "tsfl", "tsfl_dms", "afl", "fedbuff", "fedat", "fedcs", "esync"),
+        "safa",
+    }
+
+
+def test_a_small_comparison_from_end_to_end(tmp_path, capsys):
+    changes = [f"--set={name}={value}" for name, value in SMALL.items()]
+    names = ("sfl", "afl")
+    command = [*(str(FOLDER / f"{n}.py") for n in names), *changes]
+    command += ["--seeds=2", f"--out={tmp_path}", "--target=0.3"]
+    compare.main(command)
+    printed = capsys.readouterr()
+    assert "compare.md" in printed.out and "afl, seed 1" in printed.err
+    text = (tmp_path / "compare.md").read_text()
+    with open(tmp_path / "compare.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["framework"] for r in rows] == ["SFL", "AFL, FedAsync"]
+    # AFL: an update at every arrival, each on old ground.
+    assert float(rows[1]["updates"]) > 3 * float(rows[0]["updates"])
+    assert float(rows[1]["mean staleness"]) > 1 > float(rows[0]["mean staleness"])
+    assert (tmp_path / "compare.png").stat().st_size > 0
+    compare.main(command)  # everything is there: the same table, without training
+    assert (tmp_path / "compare.md").read_text() == text
+
+
+def test_patterns_differ_in_heterogeneity_only():
+    degrees = [heterogeneity.degree(p) for p in heterogeneity.PATTERNS]
+    assert degrees == [0.25, 1.25, 2.25, 6.75]
+    assert {np.mean(p) for p in heterogeneity.PATTERNS} == {2.5}
+    assert heterogeneity.groups((1, 4)) == "constant(1); constant(4)"
+    assert heterogeneity.speeds((1, 4), 2.0) == "constant(2.0); constant(0.5)"
+
+
+@pytest.mark.slow
+def test_figure_2_small(tmp_path, monkeypatch, capsys):
+    small = """
+from tsfl_jax.config import Config
+
+def get_config():
+    config = Config(num_intervals=4, num_clients=4, batch_size=8, lr=0.05)
+    config.schedule.data_size = 32
+    return config
+"""
+    (tmp_path / "small.py").write_text(small)
+    monkeypatch.setattr(reproduce, "CONFIGS", tmp_path)
+    monkeypatch.setattr(heterogeneity, "CONFIG", "small")
+    monkeypatch.setattr(heterogeneity, "PATTERNS", ((2, 3), (1, 4)))
+    few = {name: heterogeneity.ENTRIES[name] for name in ("sfl", "tsfl")}
+    monkeypatch.setattr(heterogeneity, "ENTRIES", few)
+    out = tmp_path / "out"
+    targets = ["fig2a", "fig2b", "--accuracy=0.2", "--seeds=1", "--out", str(out)]
+    reproduce.main(targets)
+    assert "fig2a_dms.png" in capsys.readouterr().out
+    with open(out / "fig2b.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    # At δ = 0.25 the slowest does 2 iterations in Δ: SFL and T-SFL update alike. At
+    # δ = 2.25 it does 1, so that SFL takes two intervals for its 2 iterations.
+    by_name = {(r["δ"], r["framework"]): r for r in rows}
+    assert by_name["0.25", "SFL"]["s an update"] == "1.00"
+    assert by_name["2.25", "SFL"]["s an update"] == "2.00"
+    assert by_name["2.25", "T-SFL, FedAvg"]["saved a round, %"] == "50"
+    assert (out / "fig2b.pdf").stat().st_size > 0
+
+
+def test_free_riders_by_hand(tmp_path):
+    lanes = free_riders.points(riders=5, seeds=2)
+    assert len(lanes) == 6 * 4 * 2 and lanes[0]["schedule.free_riders"] == 0
+    assert lanes[2]["schedule.free_riding"] == "claim"
+    assert lanes[2]["schedule.free_riders"] == 5 and lanes[3]["seed"] == 1
+    best = np.full((6, 4, 2), 0.9)
+    best[0, 1] = [0.7, 0.8]  # DMS when clients claim more: −20, −10; t = 12.706
+    row = free_riders.rows_of(best)[0]
+    assert row["rule"] == "DMS" and row["claims more, change"] == "-15.00 ± 63.53"
+    paths = free_riders.write(best, 5, tmp_path, "digits")
+    assert all(path.stat().st_size > 0 for path in paths)

@@ -1,0 +1,179 @@
+"""The paper's tables and figures: values, formats, and a small cell from end to end."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from tsfl_jax.studies import paper_results, reproduce, reproduce_files, sensitivity
+from tsfl_jax.types import UserError
+
+SMALL = """
+from tsfl_jax.config import Config
+
+def get_config():
+    config = Config(num_intervals=3, num_clients=4, batch_size=8, lr=0.03)
+    config.schedule.data_size = 32
+    config.data.name = "digits"
+    return config
+"""
+
+
+def test_every_cell_has_its_config():
+    for name, cell in paper_results.CELLS.items():
+        config = reproduce.config_of(name)
+        assert config.data.name == cell.data
+        assert cell.accuracy[paper_results.ALGORITHMS.index("dms")] == max(
+            cell.accuracy
+        )
+    assert (
+        len(paper_results.TARGETS["table1"]) == 8
+        and len(paper_results.TARGETS["table2"]) == 6
+    )
+    with pytest.raises(UserError, match="nonsense.py: not found"):
+        reproduce.config_of("nonsense")
+
+
+def test_wanted_cells_are_run_once_and_in_order():
+    names = reproduce.wanted(["fig7", "table1", "fig3"], ("mnist",))
+    assert names == ["mnist_case1", "mnist_case2", "mnist_select2", "mnist_select4"]
+
+
+@pytest.fixture
+def measured():
+    cell = paper_results.CELLS["mnist_case1"]
+    # FedAvg 0.90, 0.92, 0.94 and DMS one point higher for every seed: no spread left.
+    best = np.array([[0.90, 0.92, 0.94], [0.8] * 3, [0.7] * 3, [0.91, 0.93, 0.95]])
+    missing = paper_results.CELLS["svhn_case1"]
+    return [
+        reproduce_files.Measured(cell, best, None, 90.0, ""),
+        reproduce_files.Measured(missing, None, None, 0.0, "not available: no data"),
+    ]
+
+
+def test_tables_by_hand(tmp_path, measured):
+    md, table, tex = reproduce_files.table(tmp_path, "table1", measured, "1 × cpu")
+    text = md.read_text()
+    # s = 2, t(0.975, 2) = 4.3027: 2 · 4.3027 / √3 = 4.97.
+    assert "| 96.41 | 92.00 ± 4.97 |" in text
+    assert "| +1.48 | +1.00 ± 0.00 | 3 | 1.5 |" in text
+    assert "not available: no data" in text and "1 × cpu" in text
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows[0]["DMS"] == "93.00 ± 4.97" and rows[1]["DMS"] == "–"
+    assert r"\textbf{93.00 $\pm$ 4.97}" in tex.read_text()
+
+
+def test_slips(capsys):
+    for arguments, message in (
+        (["tabel1"], "invalid choice: 'tabel1'"),
+        (["table1", "--seeds", "0"], "--seeds must be at least 1"),
+        (["table1", "--set", "lrr=1"], "--set=lrr=1: there is no such setting"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            reproduce.parse(arguments)
+        assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
+    (tmp_path / "small.py").write_text(SMALL)
+    monkeypatch.setattr(reproduce, "CONFIGS", tmp_path)
+    cells = {
+        "small": paper_results.Cell("small", "Case 3", "mnist", (1.0, 2.0, 3.0, 4.0)),
+        "gone": paper_results.Cell(
+            "small", "Case 1", "svhn_cropped", (1.0, 2.0, 3.0, 4.0)
+        ),
+    }
+    names = tuple(cells)
+    targets = {"table1": names, "fig5": names, "fig6": names}
+    monkeypatch.setattr(paper_results, "CELLS", cells)
+    monkeypatch.setattr(paper_results, "TARGETS", targets)
+    load = reproduce.prepare.load_dataset
+    loads = []
+
+    def load_first(config):
+        loads.append(1)
+        if len(loads) % 2 == 0:
+            raise UserError("svhn: nowhere to be found")
+        return load(config)
+
+    monkeypatch.setattr(reproduce.prepare, "load_dataset", load_first)
+    out = tmp_path / "out"
+    command = ["all", "--seeds", "2", "--out", str(out), "--intervals", "2"]
+    reproduce.main(command)
+    printed = capsys.readouterr()
+    assert "table1.md" in printed.out and "fig6_small.pdf" in printed.out
+    text = (out / "table1.md").read_text()
+    assert "num_intervals=2" in text and "not available: svhn: nowhere" in text
+    for name in ("table1.csv", "table1.tex", "fig5_small.png", "fig6_small.png"):
+        assert (out / name).stat().st_size > 0
+    reproduce.main(command)
+    assert "8 lanes were finished already" in capsys.readouterr().err
+    assert (out / "table1.md").read_text() == text
+
+
+def test_choices_by_hand():
+    several = sensitivity.choices(lr=0.003, num_clients=20)
+    names = [choice.choice for choice in several]
+    assert len(set(names)) == len(names) and several[0].changes == {}
+    # c = ηL(H−1)G²/(2Nσ²) = 0.003 · L · 3 · 1 / (40 · 1), so c = 0.01 needs L = 44.4.
+    given = sensitivity.given_coupling(0.003, 20, 0.01)
+    assert given["dms.smoothness"] == pytest.approx(400 / 9)
+    two = (several[0], several[1], several[6])
+    settings = {"momentum": 0.9} | dict.fromkeys(given, -1.0)
+    lanes = sensitivity.points(settings, two, 2)
+    assert [(p["algorithm"], p["momentum"]) for p in lanes[::2]] == [
+        ("dms", 0.9),
+        ("fedavg", 0.9),
+        ("dms", 0.0),
+        ("fedavg", 0.0),
+        ("dms", 0.9),
+    ]
+    assert lanes[-1]["seed"] == 1 and lanes[-1]["dms.grad_variance"] == 1.0
+    best = np.array([0.95, 0.96, 0.94, 0.95, 0.8, 0.9, 0.9, 0.8, 0.91, 0.90])
+    found = sensitivity.rows(sensitivity.outcomes(two, best, 2))
+    # DMS − FedAvg of the standard: +1, +1; momentum 0: −10, +10; given c: −3, −5
+    assert [row["verdict"] for row in found] == [
+        "DMS helps",
+        "no difference shown",
+        "no difference shown",  # −4 ± 12.7, t(0.975, 1) = 12.706
+    ]
+    assert found[2]["FedAvg, %"] == found[0]["FedAvg, %"]
+    assert found[2]["DMS − FedAvg, paired"] == "-4.00 ± 12.71"
+    assert sensitivity.verdict(-1.0, float("nan")) == "one seed: unknown"
+    assert sensitivity.verdict(-1.0, 0.5) == "DMS hurts"
+
+
+@pytest.mark.slow
+def test_a_small_study_of_choices(tmp_path, monkeypatch, capsys):
+    (tmp_path / "small.py").write_text(SMALL)
+    monkeypatch.setattr(reproduce, "CONFIGS", tmp_path)
+    monkeypatch.setattr(sensitivity, "CONFIG", "small")
+    every = sensitivity.choices
+
+    def few(lr, num_clients):
+        return [c for c in every(lr, num_clients) if c.open in ("–", "momentum")]
+
+    monkeypatch.setattr(sensitivity, "choices", few)
+    out = tmp_path / "out"
+    reproduce.main(["sensitivity", "--seeds", "2", "--out", str(out)])
+    assert "sensitivity.png" in capsys.readouterr().out
+    text = (out / "sensitivity.md").read_text()
+    assert "small, 3 intervals, training time" in text
+    assert text.count("\n| ") == 3 and (out / "sensitivity.pdf").stat().st_size > 0
+
+
+def test_all_devices_are_asked_for_before_jax_answers_a_question(monkeypatch, tmp_path):
+    def missing(config):
+        raise UserError("no data here")
+
+    asked = []
+    monkeypatch.setattr(reproduce.prepare, "load_dataset", missing)
+    monkeypatch.setattr(reproduce.devices, "start", lambda n: asked.append(n))
+    count = reproduce.jax.device_count
+    monkeypatch.setattr(
+        reproduce.jax, "device_count", lambda: asked.append("jax") or count()
+    )
+    with pytest.raises(UserError, match="nothing could be run"):
+        reproduce.main(["fig3", "--data", "svhn_cropped", "--out", str(tmp_path)])
+    assert asked == [0, "jax"]

@@ -1,0 +1,240 @@
+"""Theorems 2 and 3: the weights satisfy the printed equation, or are not converged."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfl_jax.rules import dms
+from tsfl_jax.theory import bounds, fixed_point
+from tsfl_jax.theory.bounds import BoundConstants
+from tsfl_jax.types import UserError
+
+DTYPES = (np.float32, np.float64)
+modest = settings(max_examples=60, deadline=None)
+solve = jax.jit(fixed_point.theorem2_weights, static_argnames="max_iterations")
+
+
+def precision(dtype):
+    return jax.enable_x64(dtype == np.float64)
+
+
+def constants(n, **changes):
+    """ηL(1+θ) = 1.05, B = −0.01; different clients."""
+    default = dict(
+        lr=0.1,
+        smoothness=1.0,
+        grad_sq_norm=2.0,
+        weight_limit=9.5,
+        distance=0.5,
+        grad_variance=np.resize([0.5, 1.0, 2.0], n),
+        dissimilarity=np.resize([0.2, 0.1], n),
+    )
+    return BoundConstants(**default | changes)
+
+
+def printed(rho, tau, known, selected):
+    """The right side of (4)–(5), or (10)–(11), in Python's numbers."""
+    eta, L, G2, theta, distance = map(float, known[:5])
+    T, N = np.shape(tau)
+    H = max(int(x) for x in np.ravel(tau))
+    A = eta * (2 * L * (eta * L * (1 + theta) - 1) + eta)
+    B = 2 * eta * L * (1 - eta * L * (1 + theta))
+    C = eta**3 * L * (H - 1) * G2
+    entries = [(t, j) for t in range(T) for j in range(N)]
+    linear = sum(float(rho[t][j]) * tau[t][j] for t, j in entries)
+    square = sum(float(rho[t][j]) ** 2 * tau[t][j] for t, j in entries)
+    twice = sum(float(rho[t][j]) * tau[t][j] ** 2 for t, j in entries)
+    W = 1 + B * linear
+    found = np.zeros((T, N))
+    for t, i in entries:
+        if selected[t][i]:
+            variance, gamma = known.grad_variance[i], known.dissimilarity[i]
+            D = distance + eta**2 * N * variance * square + A * gamma * linear
+            D += C * twice
+            above = B * D + (A * gamma + C * tau[t][i]) * W
+            found[t, i] = above / (W * 2 * eta**2 * N * variance)
+    return found
+
+
+@st.composite
+def situations(draw, equal=False):
+    """(τ, constants, selected) of T = 2, N = 3; ηL(1+θ) from 1 to 1.3, σ_i² > 0."""
+    T, N = 2, 3  # every size is another compilation
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    lr, L = 10 ** rng.uniform(-2, -0.5), 10 ** rng.uniform(-1, 0.5)
+    per_client = 1 if equal else N
+    known = BoundConstants(
+        lr=lr,
+        smoothness=L,
+        grad_sq_norm=rng.uniform(0, 4),
+        weight_limit=max(1.0, rng.uniform(1, 1.3) / (lr * L) - 1 + 1e-9),
+        distance=rng.uniform(0, 1),
+        grad_variance=np.resize(rng.uniform(0.2, 2, per_client), N),
+        dissimilarity=np.resize(rng.uniform(0, 1, per_client), N),
+    )
+    return rng.integers(1, 6, (T, N)), known, rng.random((T, N)) < 0.7
+
+
+def test_by_hand_where_b_is_zero():
+    """ηL(1+θ) = 1, η = L = 0.5, θ = 3, G² = 4, N = 2, H = 3: A = 0.25, B = 0, C = 0.5.
+
+    ρ = (AΓ_i + Cτ_i)/(2·0.25·2·σ_i²) = (0.25·1 + 0.5·1)/1, (0.25·2 + 0.5·3)/4.
+    """
+    known = BoundConstants(
+        0.5, 0.5, 4.0, 3.0, 1.0, np.array([1.0, 4.0]), np.array([1.0, 2.0])
+    )
+    found = fixed_point.theorem2_weights(np.array([1, 3]), known)
+    np.testing.assert_allclose(found.rho, [0.75, 0.5], rtol=1e-6)
+    assert bool(found.converged) and found.residual == 0
+    assert found.rho.sum() == 1.25, "the print has no multiplier for Σρ = 1"
+
+
+@modest
+@given(situations(), st.booleans())
+def test_the_weights_satisfy_the_printed_equation(situation, theorem_3):
+    tau, known, selected = situation
+    selected |= not theorem_3
+    with precision(np.float64):
+        found = jax.tree.map(np.asarray, solve(tau, known, selected))
+    assert found.converged, found
+    assert found.rho.shape == tau.shape and not found.rho[~selected].any()
+    right = printed(found.rho, tau, known, selected)
+    size = abs(found.rho).max()
+    np.testing.assert_allclose(found.rho, right, rtol=0, atol=1e-8 * size)
+
+
+def test_theorem_2_is_theorem_3_with_all_clients_selected():
+    tau, known = np.array([1, 2, 2, 3, 4, 4]), constants(6)
+    two, three = solve(tau, known), solve(tau, known, np.ones(6, bool))
+    np.testing.assert_allclose(two.rho, three.rho, rtol=1e-6)
+    assert bool(two.converged) and two.iterations > 0
+
+
+@modest
+@given(situations(equal=True))
+def test_differences_are_those_of_corollary_1(situation):
+    """Equal σ_i and Γ_i; over intervals too, which share H and the three sums."""
+    tau, known, selected = situation
+    with precision(np.float64):
+        found = jax.tree.map(np.asarray, solve(tau, known, selected))
+        slope = dms.coupling(
+            tau.ravel(),  # its N is T·N here
+            lr=known.lr,
+            smoothness=known.smoothness,
+            grad_sq_norm=known.grad_sq_norm,
+            grad_variance=known.grad_variance[0],
+        )
+        slope = len(tau) * float(slope)
+    assert found.converged, found
+    if selected.any():
+        rest = (found.rho - slope * tau)[selected]
+        size = abs(found.rho).max() + slope * tau.max()
+        np.testing.assert_allclose(rest, rest[0], rtol=0, atol=1e-9 * size)
+
+
+def test_the_bound_rises_along_the_printed_weights():
+    """A stationary point with the printed sign, but not with the right one."""
+    tau, known = np.array([1, 2, 2, 3, 4, 4]), constants(6)
+    with precision(np.float64):
+        rho = solve(tau, known).rho
+        W = bounds.theorem1_bound(rho, tau, known).W
+        minus, plus = (bounds.printed_derivative(rho, tau, known, s) for s in (-1, 1))
+        assert W > 0 and (plus > 1e-4).all()
+    # (4) has σ_i², Γ_i outside the sums of D, the derivative inside: equal for one.
+    assert abs(np.asarray(minus)).max() > 1e-8
+    one = constants(1)
+    with precision(np.float64):
+        rho = solve(np.array([3]), one).rho
+        minus = bounds.printed_derivative(rho, np.array([3]), one)
+    np.testing.assert_allclose(minus, 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_precision_and_no_second_axis(dtype):
+    tau, known = np.array([1, 2, 2, 3, 4, 4]), constants(6)
+    with precision(dtype):
+        known = BoundConstants(*(np.asarray(x, dtype) for x in known))
+        found, two = solve(tau.astype(dtype), known), solve(tau[None], known)
+    assert found.rho.dtype == found.residual.dtype == dtype
+    assert bool(found.converged) and found.rho.shape == (6,)
+    right = printed(np.asarray(found.rho)[None], tau[None], known, np.ones((1, 6)))
+    tolerance = dict(rtol=1e-3 if dtype == np.float32 else 1e-11)
+    np.testing.assert_allclose(found.rho, right[0], **tolerance)
+    np.testing.assert_allclose(two.rho[0], found.rho, **tolerance)
+
+
+def test_vmap_is_a_loop_and_gradients_are_finite_differences():
+    tau = np.array([1, 2, 2, 3, 4, 4])
+
+    def rho(lr, distance):
+        known = constants(6, lr=lr, distance=distance)
+        return fixed_point.theorem2_weights(tau, known).rho
+
+    def loss(lr, distance):
+        return (rho(lr, distance) * jnp.cos(jnp.arange(6.0))).sum()
+
+    with precision(np.float64):
+        rates, distances = np.array([0.1, 0.12, 0.2]), np.array([0.5, 0.1, 2.0])
+        many = np.asarray(jax.jit(jax.vmap(rho))(rates, distances))
+        slope = jax.jit(jax.grad(loss, argnums=(0, 1)))(rates[1], distances[1])
+        loss, rho = jax.jit(loss), jax.jit(rho)
+        for k in range(3):
+            alone = rho(rates[k], distances[k])
+            np.testing.assert_allclose(many[k], alone, rtol=1e-9)
+        for i in range(2):
+            step = 1e-6 * np.eye(2)[i]
+            rise = loss(0.12 + step[0], 0.1 + step[1])
+            rise -= loss(0.12 - step[0], 0.1 - step[1])
+            np.testing.assert_allclose(slope[i], rise / 2e-6, rtol=1e-5)
+
+
+def test_failed_searches_are_not_converged():
+    tau, known = np.array([1, 2, 2, 3, 4, 4]), constants(6)
+    with precision(np.float64):
+        found = solve(tau, known, max_iterations=0)
+        assert not bool(found.converged) and 1e-10 < found.residual < np.inf
+    without = constants(6, grad_variance=np.array([1.0, 0, 1, 1, 1, 1]))
+    found = solve(tau, without)
+    assert not bool(found.converged) and np.isinf(found.residual)
+    found = solve(tau, without, tau != 2)  # (4) is not asked of the one without
+    assert bool(found.converged) and np.isfinite(found.rho).all()
+
+
+def test_no_client_works_or_is_selected():
+    known = constants(2)
+    found = solve(np.array([1, 3]), known, np.zeros(2, bool))
+    np.testing.assert_array_equal(found.rho, np.zeros(2, np.float32))
+    assert bool(found.converged) and found.residual == 0
+    found = solve(np.zeros(2), known)  # (4) divides by τ, so it gives them weights, too
+    right = printed(
+        np.asarray(found.rho)[None], np.zeros((1, 2)), known, np.ones((1, 2))
+    )
+    np.testing.assert_allclose(found.rho, right[0], rtol=1e-4)
+    assert bool(found.converged)
+
+
+def test_wrong_arguments_are_named_in_one_line():
+    rule = functools.partial(fixed_point.theorem2_weights, [1, 3])  # not compiled
+    zero = constants(2, grad_variance=np.array([1.0, 0.0]))
+    for call, named in (
+        (lambda: rule(zero), r"constants.grad_variance\[1\] = 0: .*selected"),
+        (lambda: rule(constants(2, lr=0.0)), "constants.lr = 0.0"),
+        (lambda: rule(constants(3)), r"constants.grad_variance has shape \[3\]"),
+        (
+            lambda: rule(constants(2), [True]),
+            r"selected has shape \[1\]: expected \[2\]",
+        ),
+        (
+            lambda: fixed_point.theorem2_weights([1, -3], constants(2)),
+            r"tau\[1\] = -3",
+        ),
+    ):
+        with pytest.raises(UserError, match=named) as error:
+            call()
+        assert "expected" in str(error.value) and "\n" not in str(error.value)
+    assert bool(rule(zero, [True, False]).converged)

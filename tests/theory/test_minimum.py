@@ -1,0 +1,568 @@
+"""The minimum of Theorem 1's bound: by hand, by other solvers, limits, certificate."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize
+
+from tests.problems import run_examples
+from tsfl_jax.rules import dms
+from tsfl_jax.theory import minimum, simplex
+from tsfl_jax.theory.bounds import BoundConstants
+from tsfl_jax.theory.minimum import bound_optimal_weights, kkt_residual
+from tsfl_jax.types import UserError
+
+DTYPES = (np.float32, np.float64)
+# ηL(1+θ) ≥ 1, as Definition 1.3 demands; small enough for W > 0.
+PAPER = dict(lr=0.1, smoothness=1.5, grad_sq_norm=2.0, weight_limit=6.0, distance=1.0)
+TAU = np.array([1, 2, 2, 3, 4, 4])
+# B > 0: few iterations are no longer best for W.
+FRIENDLY = PAPER | dict(lr=0.05, smoothness=1.0, weight_limit=3.0)
+
+
+def precision(dtype):
+    return jax.enable_x64(dtype == np.float64)
+
+
+def constants(n=6, grad_variance=1.0, dissimilarity=0.1, **scalars):
+    """PAPER with changes; a number stands for all clients."""
+    variance = np.broadcast_to(np.float64(grad_variance), n)
+    gamma = np.broadcast_to(np.float64(dissimilarity), n)
+    return BoundConstants(
+        **PAPER | scalars, grad_variance=variance, dissimilarity=gamma
+    )
+
+
+def parts(rho, tau, c):
+    """(f, W) of Theorem 1, client by client, as printed."""
+    tau = np.atleast_2d(tau)
+    rho = np.asarray(rho, np.float64).reshape(tau.shape)
+    eta, L, theta = float(c.lr), float(c.smoothness), float(c.weight_limit)
+    X = Y = Z = W = 0.0
+    for t, i in np.ndindex(*tau.shape):
+        x, k = rho[t, i], float(tau[t, i])
+        gamma, variance = float(c.dissimilarity[i]), float(c.grad_variance[i])
+        X += eta**3 * L * (max(tau.max(), 1) - 1) * float(c.grad_sq_norm) * x * k**2
+        Y += eta**2 * tau.shape[1] * variance * x**2 * k
+        Z += (2 * eta * L * (eta * L * (1 + theta) - 1) + eta**2) * x * k * gamma
+        W += 2 * eta * L * (1 - eta * L * (1 + theta)) * x * k
+    return float(c.distance) + X + Y + Z, 1 + W
+
+
+def bound(rho, tau, c):
+    f, W = parts(rho, tau, c)
+    return f / W if W > 0 else np.inf
+
+
+def upper(tau, c):
+    """u, or 1/M where the limit leaves no choice, ``[T]``."""
+    tau = np.atleast_2d(tau)
+    limit = min(float(c.weight_limit) / tau.shape[1], 1.0)
+    return np.maximum(limit, 1 / np.maximum((tau > 0).sum(1), 1))
+
+
+def solve(tau, c, dtype=np.float64, present=None):
+    """As NumPy."""
+    with precision(dtype):
+        cast = BoundConstants(*(np.asarray(x, dtype) for x in c))
+        found = bound_optimal_weights(np.asarray(tau, dtype), cast, present)
+        return jax.tree.map(np.asarray, found)
+
+
+def random_feasible(rng, tau, c):
+    """Some ρ with 0 ≤ ρ ≤ u, Σρ = 1: a mixture of equal weights and a greedy one."""
+    tau = np.atleast_2d(tau)
+    rho = np.zeros(tau.shape)
+    for t, u in enumerate(upper(tau, c)):
+        left = 1.0
+        there = np.flatnonzero(tau[t] > 0)
+        for i in rng.permutation(there):
+            rho[t, i] = min(u, left)
+            left -= rho[t, i]
+        if there.size:
+            part = rng.random() ** 3
+            rho[t, there] = part * rho[t, there] + (1 - part) / there.size
+    return rho
+
+
+def check_feasible(found, tau, c):
+    tau = np.atleast_2d(tau)
+    rho = found.rho.reshape(tau.shape)
+    eps = np.finfo(rho.dtype).eps
+    there = (tau > 0).any(1)
+    np.testing.assert_allclose(rho.sum(1), there, atol=16 * eps)
+    assert (rho >= 0).all() and not rho[tau == 0].any()
+    assert (rho <= upper(tau, c)[:, None] * (1 + 4 * eps)).all()
+
+
+# ---- By hand ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_two_clients_by_hand(dtype):
+    """ηL(1+θ) = 1, so A = 1/16, B = 0, C = 1/16; a = (1, 1), b = (3/16, 3/4)."""
+    c = BoundConstants(0.25, 1.0, 4.0, 3.0, 1.0, np.array([4, 2]), np.array([2, 4]))
+    found = solve([1, 2], c, dtype)
+    assert found.rho.dtype == found.value.dtype == dtype
+    np.testing.assert_array_equal(found.rho, np.array([25, 7]) / 32)
+    assert found.value == 1 + (25**2 + 7**2) / 2048 + 75 / 512 + 21 / 128
+    assert found.kkt_residual == 0 and found.converged and found.valid
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_clients_are_the_root_of_a_quadratic(seed):
+    """With x = ρ_1, g' = 0 where f'W − fW' = 0, of second degree in x."""
+    rng = np.random.default_rng(seed)
+    variance, gamma = rng.uniform(1, 9, 2), rng.uniform(0, 0.2, 2)
+    c = constants(2, variance, gamma, weight_limit=(3.0, 6.0)[seed % 2])
+    tau = rng.integers(1, 5, 2)
+    f = np.polyfit([0, 0.5, 1], [parts([x, 1 - x], tau, c)[0] for x in (0, 0.5, 1)], 2)
+    W = np.polyfit([0, 1], [parts([x, 1 - x], tau, c)[1] for x in (0, 1)], 1)
+    top = np.polysub(np.polymul(np.polyder(f), W), np.polymul(f, np.polyder(W)))
+    roots = np.roots(top)
+    inside = roots[np.isreal(roots) & (roots.real > 0) & (roots.real < 1)].real
+    best = min([0.0, 1.0, *inside], key=lambda x: bound([x, 1 - x], tau, c))
+    np.testing.assert_allclose(solve(tau, c).rho, [best, 1 - best], atol=1e-9)
+
+
+def test_weights_that_fall_with_the_iterations_and_beat_dms():
+    """The error of Theorem 2: weights that grow with τ do not make the bound small."""
+    c = constants(grad_variance=1.0)
+    found = solve(TAU, c)
+    assert found.converged and (np.diff(found.rho) <= 1e-15).all()
+    assert found.rho[0] > found.rho[1] == found.rho[2] > found.rho[3] >= found.rho[5]
+    with precision(np.float64):
+        everyone = np.ones(6, bool)
+        rising = np.asarray(dms.affine_weights(TAU.astype(float), everyone, 0.02))
+    assert rising[0] < rising[5]
+    uniform = bound(np.full(6, 1 / 6), TAU, c)
+    assert found.value < uniform < bound(rising, TAU, c)
+    np.testing.assert_allclose(found.value, bound(found.rho, TAU, c), rtol=1e-14)
+
+
+# ---- Against other solvers ----
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_same_minimum_as_a_general_solver(seed):
+    rng = np.random.default_rng(seed)
+    n, intervals = ((3, 1), (4, 2), (6, 3))[seed % 3]
+    tau = rng.integers(0, 5, (intervals, n))
+    scalars = dict(
+        lr=rng.uniform(0.02, 0.1),
+        smoothness=rng.uniform(0.2, 1.5),
+        weight_limit=rng.uniform(1.2, n),
+        distance=rng.uniform(0.1, 3),
+    )
+    c = constants(n, rng.uniform(0, 5, n), rng.uniform(0, 0.5, n), **scalars)
+    found = solve(tau, c)
+    start = (tau > 0) / np.maximum((tau > 0).sum(1, keepdims=True), 1)
+    assert found.valid and parts(start, tau, c)[1] > 0
+    sums = np.kron(np.eye(intervals), np.ones(n))
+    limits = np.where(tau > 0, upper(tau, c)[:, None], 0).ravel()
+    by_sums = dict(
+        type="eq", fun=lambda x: sums @ x - (tau > 0).any(1), jac=lambda x: sums
+    )
+    other = optimize.minimize(
+        lambda x: bound(x, tau, c),
+        start.ravel(),
+        method="SLSQP",
+        bounds=list(zip(np.zeros_like(limits), limits, strict=True)),
+        constraints=by_sums,
+        options=dict(ftol=1e-15, maxiter=500),
+    )
+    np.testing.assert_allclose(found.value, other.fun, rtol=1e-7)
+    assert found.value <= other.fun + 1e-9 * abs(other.fun)
+    check_feasible(found, tau, c)
+
+
+@pytest.mark.parametrize("limit", [3.0, 1.5])
+@pytest.mark.parametrize("smoothness", [4.5, 1.0])  # B < 0, B > 0
+def test_no_point_of_a_grid_is_better(limit, smoothness):
+    scalars = dict(smoothness=smoothness, weight_limit=limit)
+    c = constants(3, [3.0, 1.0, 0.5], [0.1, 0.3, 0.0], **scalars)
+    tau, steps = np.array([1, 2, 4]), 40
+    found = solve(tau, c)
+    grid = [
+        (i / steps, j / steps, (steps - i - j) / steps)
+        for i in range(steps + 1)
+        for j in range(steps + 1 - i)
+    ]
+    grid = [rho for rho in grid if max(rho) <= limit / 3 + 1e-12]
+    best = min(bound(rho, tau, c) for rho in grid)
+    assert found.value <= best * (1 + 1e-14)
+    assert best <= found.value * (1 + 1e-3)
+
+
+def exact_fill(a, b, u):
+    """`water_filling.fill` in rational arithmetic."""
+    if len(a) * u <= 1:
+        return [Fraction(1, len(a))] * len(a)
+
+    def at(level, jumped):
+        rho = []
+        for x, y in zip(a, b, strict=True):
+            full = y <= level if jumped else y < level
+            rho.append(min(max((level - y) / x, 0), u) if x else u * full)
+        return rho
+
+    levels = sorted({*b, *(y + x * u for x, y in zip(a, b, strict=True))})
+    for level in levels:
+        before, after = at(level, False), at(level, True)
+        if sum(before) <= 1 <= sum(after):
+            gap = sum(after) - sum(before)
+            part = (1 - sum(before)) / gap if gap else 0
+            return [x + part * (y - x) for x, y in zip(before, after, strict=True)]
+    for low, high in pairwise(levels):
+        less, more = at(low, True), at(high, False)
+        if sum(less) < 1 < sum(more):
+            part = (1 - sum(less)) / (sum(more) - sum(less))
+            return [x + part * (y - x) for x, y in zip(less, more, strict=True)]
+    raise AssertionError("Σρ = 1 must be crossed")
+
+
+fill = jax.jit(simplex.fill)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_fill_equals_rational_arithmetic(data):
+    dtype = data.draw(st.sampled_from(DTYPES))
+    n = data.draw(st.sampled_from([1, 3, 8]))
+
+    def many(entry):
+        return np.array(data.draw(st.lists(entry, min_size=n, max_size=n)), dtype)
+
+    a = many(st.sampled_from([0.0, 2.0**-12, 0.1, 0.7, 1.0, 30.0]))
+    b = many(st.one_of(st.integers(-2, 2), st.floats(-0.5, 0.5, width=16)))
+    u = dtype(data.draw(st.floats(0.125, 1, width=32)))
+    inside = many(st.sampled_from([1, 1, 0])).astype(bool)
+    with precision(dtype):
+        rho = np.asarray(fill(a, b, inside, u))
+    assert rho.dtype == dtype and not rho[~inside].any()
+    if inside.any():
+        exact = [[Fraction(float(x)) for x in v[inside]] for v in (a, b)]
+        exact = exact_fill(*exact, Fraction(float(u)))
+        steepest = max(1, np.abs(b).max() / min(a[a > 0], default=1))
+        atol = 4 * n * np.finfo(dtype).eps * steepest
+        np.testing.assert_allclose(rho[inside], np.array(exact, float), atol=atol)
+
+
+# ---- Limits ----
+
+
+def test_without_variance_the_cheapest_clients_are_full():
+    c = constants(grad_variance=0.0, weight_limit=2.0, smoothness=3.5)  # B < 0
+    found = solve(TAU, c)
+    np.testing.assert_allclose(found.rho, [1 / 3, 1 / 3, 1 / 3, 0, 0, 0], rtol=1e-15)
+    assert found.converged
+    c = c._replace(weight_limit=3.0)  # the two with τ = 2 share what remains
+    np.testing.assert_allclose(solve(TAU, c).rho, [1 / 2, 1 / 4, 1 / 4, 0, 0, 0])
+    c = c._replace(weight_limit=6.0, smoothness=1.5)
+    np.testing.assert_array_equal(solve(TAU, c).rho, [1, 0, 0, 0, 0, 0])
+    c = c._replace(weight_limit=2.0, smoothness=1.0)  # B > 0, W outweighs f
+    rho = solve(TAU, c).rho
+    np.testing.assert_allclose(rho, [0, 0, 0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-15)
+
+
+def test_some_without_variance():
+    """Client 1 gets the rest once the others' slopes have grown to its own."""
+    c = constants(3, [8.0, 0.0, 8.0], 0.0, weight_limit=6.0)
+    tau = [1, 2, 2]
+    found = solve(tau, c)
+    assert found.converged and found.rho[2] == 0 < found.rho[0] < 1
+    line = optimize.minimize_scalar(
+        lambda x: bound([x, 1 - x, 0], tau, c), bounds=(0, 1), options=dict(xatol=1e-12)
+    )
+    np.testing.assert_allclose(found.rho[0], line.x, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cases_without_a_choice(dtype):
+    equal = np.full(6, 1 / 6, dtype)
+    gamma = np.linspace(0, 1, 6)
+    for tau, c in (
+        (TAU, constants(dissimilarity=gamma, weight_limit=1.0)),  # θ = 1
+        (np.full(6, 3), constants()),  # all alike
+    ):
+        found = solve(tau, c, dtype)
+        np.testing.assert_allclose(found.rho, equal, rtol=2 * np.finfo(dtype).eps)
+        assert found.converged
+    found = solve([3], constants(1, weight_limit=1.0), dtype)
+    np.testing.assert_array_equal(found.rho, np.ones(1, dtype))
+    assert found.converged and found.kkt_residual == 0
+
+
+def test_absent_clients_and_empty_intervals():
+    c = constants(grad_variance=np.arange(1.0, 7), weight_limit=2.0)
+    tau = np.array([[0, 3, 1, 2, 0, 1], [0] * 6, [0, 4, 0, 0, 0, 1]])
+    found = solve(tau, c)
+    check_feasible(found, tau, c)
+    assert found.converged and not found.rho[1].any()
+    np.testing.assert_array_equal(found.rho[2], [0, 0.5, 0, 0, 0, 0.5])  # 2·θ/N < 1
+    empty = solve(tau * 0, c)
+    assert not empty.rho.any() and empty.value == 1.0 and empty.converged
+
+    present = np.array([[True] * 5 + [False], [True] * 6, [True] * 6])
+    without = solve(tau, c, present=present)
+    expected = solve(np.where(present, tau, 0), c)
+    assert not without.rho[~present].any()
+    np.testing.assert_array_equal(without.rho, expected.rho)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_void_bound(dtype):
+    c = constants(lr=0.5, smoothness=2.0)
+    found = solve(np.minimum(TAU, 2), c, dtype)
+    assert not found.valid and not found.converged and found.iterations == 0
+    assert found.value == found.kkt_residual == np.inf
+    np.testing.assert_array_equal(found.rho, np.full(6, 1 / 6, dtype))
+
+
+def test_a_bound_that_is_valid_for_some_weights_only():
+    """Uniform weights make it void; the start must not be one of these."""
+    c = constants(grad_variance=5.0, lr=0.2, smoothness=1.4, dissimilarity=0.0)
+    tau = np.array([1, 5, 5, 5, 5, 5])
+    assert parts(np.full(6, 1 / 6), tau, c)[1] < 0
+    found = solve(tau, c)
+    assert found.valid and found.converged and found.rho[0] > 0.9
+    np.testing.assert_allclose(found.value, bound(found.rho, tau, c), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("smoothness", "sign"), [(1.5, -1), (1.25, 0), (0.5, 1)], ids=["B<0", "B=0", "B>0"]
+)
+def test_every_sign_of_b(smoothness, sign):
+    c = constants(
+        lr=0.125, smoothness=smoothness, weight_limit=5.4, grad_variance=np.arange(6.0)
+    )
+    tau = np.stack([TAU, TAU[::-1]])
+    W = parts(np.full((2, 6), 1 / 6), tau, c)[1]
+    assert np.sign(np.round(W - 1, 14)) == sign
+    found = solve(tau, c)
+    assert found.valid and found.converged
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        rho = random_feasible(rng, tau, c)
+        assert bound(rho, tau, c) >= found.value * (1 - 1e-14)
+
+
+@pytest.mark.parametrize("power", [-90, -40, 40, 90])
+def test_units_do_not_matter_in_float32(power):
+    """g is homogeneous in these four; a power of two leaves every bit of ρ."""
+    c = constants(grad_variance=np.arange(1.0, 7), dissimilarity=np.arange(6) / 9)
+    names = "distance", "grad_sq_norm", "grad_variance", "dissimilarity"
+    scaled = c._replace(**{k: getattr(c, k) * 2.0**power for k in names})
+    here, there = solve(TAU, c, np.float32), solve(TAU, scaled, np.float32)
+    np.testing.assert_array_equal(here.rho, there.rho)
+    assert there.value == here.value * np.float32(2) ** power
+    assert there.converged
+
+
+@pytest.mark.parametrize("lr", [1e-6, 1e-3, 1e-1])
+@pytest.mark.parametrize("variance", [1e-6, 1.0, 1e6])
+def test_float32_finds_nearly_the_same_weights(lr, variance):
+    rng = np.random.default_rng(0)
+    tau = np.stack([TAU, TAU[::-1], np.full(6, 3)])
+    c = constants(6, variance * rng.uniform(1, 2, 6), rng.uniform(0, 0.1, 6), lr=lr)
+    c = BoundConstants(*(np.asarray(x, np.float32) for x in c))
+    single, double = solve(tau, c, np.float32), solve(tau, c)
+    assert single.converged and double.converged
+    np.testing.assert_allclose(single.rho, double.rho, atol=2e-5)
+    np.testing.assert_allclose(single.value, double.value, rtol=1e-6)
+
+
+# ---- Properties ----
+
+
+@st.composite
+def problems(draw):
+    """(dtype, τ [T, N], constants); few shapes, as each is another compilation."""
+    dtype = draw(st.sampled_from(DTYPES))
+    intervals, n = draw(st.sampled_from([(1, 1), (1, 3), (3, 6)]))
+    seed = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    variance = rng.choice([0, 0.5, 1, 2, 1e-3], n) * draw(
+        st.sampled_from([0, 1e-3, 1, 1e3])
+    )
+    c = BoundConstants(
+        lr=draw(st.floats(1e-4, 0.3)),
+        smoothness=draw(st.floats(0.1, 2)),
+        grad_sq_norm=draw(st.sampled_from([0.0, 1.0, 50.0])),
+        weight_limit=draw(st.one_of(st.just(float(n)), st.floats(1, n + 1))),
+        distance=draw(st.sampled_from([1e-4, 1.0, 100.0])),
+        grad_variance=variance,
+        dissimilarity=draw(st.sampled_from([0, 0.1, 3])) * rng.uniform(0, 1, n),
+    )
+    c = BoundConstants(*(np.asarray(x, dtype) for x in c))
+    return dtype, rng.integers(0, draw(st.integers(1, 6)), (intervals, n)), c
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.integers(0, 2**32 - 1))
+def test_feasible_certified_and_not_above_others(problem, seed):
+    dtype, tau, c = problem
+    found = solve(tau, c, dtype)
+    check_feasible(found, tau, c)
+    assert (found.value < np.inf) == found.valid
+    if not found.valid:
+        return
+    assert found.converged, found
+    # In float32, W itself can lose digits where it is nearly 0.
+    f, W = parts(found.rho, tau, c)
+    loss = 100 * np.finfo(dtype).eps * (1 + 1 / W) if W > 0 else np.inf
+    if loss > 0.01:
+        return
+    size = max(abs(f), float(c.distance)) / W
+    np.testing.assert_allclose(found.value, f / W, rtol=0, atol=loss * size)
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
+        other = bound(random_feasible(rng, tau, c), tau, c)
+        assert f / W <= other + loss * size
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.randoms(use_true_random=False))
+def test_the_order_of_clients_does_not_matter(problem, random):
+    _, tau, c = problem
+    order = list(range(tau.shape[1]))
+    random.shuffle(order)
+    moved = c._replace(
+        grad_variance=c.grad_variance[order], dissimilarity=c.dissimilarity[order]
+    )
+    here, there = solve(tau, c), solve(tau[:, order], moved)
+    if here.valid and parts(here.rho, tau, c)[1] > 1e-3:
+        np.testing.assert_allclose(here.value, there.value, rtol=1e-11)
+        if (c.grad_variance > 0).all():  # else there may be several minima
+            np.testing.assert_allclose(here.rho[:, order], there.rho, atol=1e-6)
+
+
+@pytest.mark.parametrize("scalars", [PAPER | dict(smoothness=2.6), FRIENDLY])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_certificate_rejects_everything_else(scalars, dtype):
+    scalars = scalars | dict(weight_limit=3.0)
+    c = constants(**scalars, grad_variance=np.arange(1.0, 7))
+    tau = np.stack([TAU, TAU[::-1]])
+    found = solve(tau, c, dtype)
+
+    def residual(rho):
+        with precision(dtype):
+            cast = BoundConstants(*(np.asarray(x, dtype) for x in c))
+            return float(kkt_residual(rho.astype(dtype), tau.astype(dtype), cast))
+
+    small = 100 * np.finfo(dtype).eps
+    assert residual(found.rho) == found.kkt_residual <= small
+    rng = np.random.default_rng(0)
+    for part in (0.01, 0.1, 1.0):
+        for _ in range(20):
+            other = random_feasible(rng, tau, c)
+            mixed = (1 - part) * found.rho + part * other
+            if np.abs(mixed - found.rho).max() > 1e-3:
+                assert residual(mixed) > 1e-4
+                assert bound(mixed, tau, c) > found.value * (1 - small)
+    # Not feasible, though the slopes may be right.
+    assert residual(found.rho * 1.01) > 5e-3
+    moved = found.rho.copy()
+    moved[0, :2] += np.array([-0.6, 0.6])
+    assert residual(moved) > 0.05
+    assert residual(0 * found.rho) >= 0.99
+    absent = np.where(np.arange(6) == 5, 0, tau)
+    with precision(dtype):
+        cast = BoundConstants(*(np.asarray(x, dtype) for x in c))
+        uniform = np.full(tau.shape, 1 / 6, dtype)
+        assert kkt_residual(uniform, absent.astype(dtype), cast) > 0.1
+        assert kkt_residual(uniform, tau.astype(dtype), cast, absent > 0) > 0.1
+
+
+def test_the_certificate_where_the_bound_is_void():
+    assert kkt_residual(jnp.full(6, 1 / 6), TAU, constants(lr=0.9)) == np.inf
+
+
+# ---- Shapes, transformations ----
+
+
+def test_one_interval_with_and_without_its_axis():
+    c = constants(dissimilarity=np.arange(6) / 9)
+    flat, deep = bound_optimal_weights(TAU, c), bound_optimal_weights(TAU[None], c)
+    assert flat.rho.shape == (6,) and deep.rho.shape == (1, 6)
+    np.testing.assert_array_equal(flat.rho, deep.rho[0])
+    assert flat.value == deep.value
+    assert kkt_residual(flat.rho, TAU, c) == kkt_residual(deep.rho, TAU[None], c)
+
+
+def test_intervals_with_the_same_clients_get_the_same_weights():
+    rho = solve(np.stack([TAU, TAU, TAU]), constants(distance=9.0)).rho
+    np.testing.assert_array_equal(rho, np.stack([rho[0]] * 3))
+
+
+def test_compiled_and_batched_give_the_same():
+    rng = np.random.default_rng(0)
+    tau = rng.integers(0, 5, (4, 2, 6)).astype(np.float32)
+    batch = constants(6, np.arange(1.0, 7), np.arange(6) / 30)
+    batch = BoundConstants(*(jnp.stack([jnp.asarray(x)] * 4) for x in batch))
+    batch = batch._replace(lr=jnp.array([0.01, 0.05, 0.1, 0.4]))
+    whole = jax.jit(jax.vmap(bound_optimal_weights))(tau, batch)
+    for i in range(4):
+        single = bound_optimal_weights(tau[i], jax.tree.map(lambda x, i=i: x[i], batch))
+        np.testing.assert_allclose(whole.rho[i], single.rho, atol=1e-6)
+        np.testing.assert_allclose(whole.value[i], single.value, rtol=1e-6)
+        assert whole.valid[i] == single.valid
+        assert whole.converged[i] == single.converged
+    assert whole.valid[0] and not whole.valid[3]
+
+
+def test_a_gradient_is_refused_rather_than_wrong():
+    def value(lr):
+        return bound_optimal_weights(TAU, constants()._replace(lr=lr)).value
+
+    with pytest.raises(ValueError, match="[Rr]everse-mode"):
+        jax.grad(value)(0.1)
+
+
+# ---- Errors ----
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(lr=0.0), r"lr = 0.0: expected 0 < η < ∞"),
+        (dict(smoothness=-1.0), r"smoothness = -1.0: expected 0 < L < ∞"),
+        (dict(grad_sq_norm=np.nan), r"grad_sq_norm = nan: expected 0 ≤ G² < ∞"),
+        (dict(weight_limit=0.5), r"weight_limit = 0.5: expected 1 ≤ θ < ∞"),
+        (dict(weight_limit=np.inf), r"without a limit"),
+        (dict(distance="far"), r"distance = far: expected"),
+        (dict(grad_variance=np.array([1, 1, -1, 1, 1, 1])), r"grad_variance\[2\] = -1"),
+        (
+            dict(dissimilarity=np.ones(5)),
+            r"dissimilarity has shape \[5\]: expected \[6",
+        ),
+        (dict(dissimilarity=0.1), r"dissimilarity has shape \[\]: expected \[6"),
+        (dict(lr=np.ones(6)), r"lr has shape \[6\]: expected \[\]"),
+    ],
+)
+def test_wrong_constants_are_named_in_one_line(changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        bound_optimal_weights(TAU, constants()._replace(**changes))
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_shapes_are_named_in_one_line():
+    for tau in (3, np.ones((1, 1, 6)), np.ones((2, 0)), [-1] * 6, [np.nan] * 6):
+        with pytest.raises(UserError, match="tau.* expected .*local iterations"):
+            bound_optimal_weights(tau, constants())
+    with pytest.raises(UserError, match=r"present has shape \[5\]: expected \[6\]"):
+        bound_optimal_weights(TAU, constants(), np.ones(5, bool))
+    with pytest.raises(UserError, match=r"rho has shape \[5\]: expected \[6\]"):
+        kkt_residual(np.ones(5), TAU, constants())
+
+
+@pytest.mark.parametrize("module", [minimum, simplex])
+def test_examples_in_the_docstrings(module):
+    found = run_examples(module)
+    assert found.attempted and not found.failed

@@ -1,0 +1,528 @@
+"""Theorems 1 and 4: numbers by hand, loops, limits, and what is wrong in the print."""
+
+import math
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import problems
+from tsfl_jax.theory import bounds
+from tsfl_jax.theory.bounds import BoundConstants
+from tsfl_jax.types import UserError
+
+DTYPES = (np.float32, np.float64)
+modest = settings(max_examples=60, deadline=None)
+bound = jax.jit(bounds.theorem1_bound, static_argnums=3)
+derivative = jax.jit(bounds.printed_derivative, static_argnums=3)
+slope_of_bound = jax.jit(jax.grad(lambda *args: bounds.theorem1_bound(*args).total))
+
+
+def precision(dtype):
+    return jax.enable_x64(dtype == np.float64)
+
+
+def constants(n, **changes):
+    """Those of the example by hand, of which the first n clients."""
+    default = dict(
+        lr=0.1,
+        smoothness=5.0,
+        grad_sq_norm=2.0,
+        weight_limit=1.2,
+        distance=0.5,
+        grad_variance=np.resize([2.0, 3.0], n),
+        dissimilarity=np.resize([1.0, 2.0], n),
+    )
+    return BoundConstants(**default | changes)
+
+
+HAND_RHO = np.array([[0.5, 0.5], [0.4, 0.6]])
+HAND_TAU = np.array([[1, 3], [2, 1]])
+
+
+def by_loops(rho, tau, known, repaired=False):
+    """X, Y, Z, W of equation (3), a local step at a time, in Python's numbers."""
+    eta, L, G2, theta = map(float, known[:4])
+    T, N = np.shape(tau)
+    H = max(int(x) for x in np.ravel(tau))
+    X = Y = Z = S = 0.0
+    for t in range(T):
+        for i in range(N):
+            for h in range(H):
+                alpha = 1 if h < tau[t][i] else 0
+                X += eta**3 * L * (H - 1) * G2 * rho[t][i] * alpha * float(tau[t][i])
+                Y += eta**2 * N * alpha * rho[t][i] ** 2 * known.grad_variance[i]
+                Z += rho[t][i] * alpha * known.dissimilarity[i]
+                S += rho[t][i] * alpha
+    drift = 2 * eta * L * (eta * L * (1 + theta) - 1)
+    return X, Y, (drift + (1 if repaired else eta**2)) * Z, 1 - drift * S
+
+
+@st.composite
+def situations(draw, sizes=(1, 3, 6), intervals=(1, 2)):
+    """(ρ, τ, constants) with ηL(1+θ) ≥ 1 and Σρ = 1, W of either sign."""
+    T, N = draw(st.sampled_from(intervals)), draw(st.sampled_from(sizes))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    lr, L = 10 ** rng.uniform(-3, -0.5), 10 ** rng.uniform(-1, 1)
+    known = BoundConstants(
+        lr=lr,
+        smoothness=L,
+        grad_sq_norm=rng.uniform(0, 4),
+        weight_limit=max(1.0, rng.uniform(1, 1.1) / (lr * L) - 1 + 1e-9),
+        distance=rng.uniform(0, 2),
+        grad_variance=rng.uniform(0, 3, N),
+        dissimilarity=rng.uniform(0, 3, N),
+    )
+    return rng.dirichlet(np.ones(N), T), rng.integers(0, 6, (T, N)), known
+
+
+# ---- Theorem 1 ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bound_by_hand(dtype):
+    """N = 2, T = 2, η = 0.1, L = 5, G² = 2, θ = 1.2, H = 3.
+
+    ηL(1+θ) = 1.1, A = 0.1(10·0.1 + 0.1) = 0.11, B = −0.1, C = 0.001·5·2·2 = 0.02.
+    X = 0.02(0.5·1 + 0.5·9 + 0.4·4 + 0.6·1) = 0.144
+    Y = 0.01·2{2(0.25·1 + 0.16·2) + 3(0.25·3 + 0.36·1)} = 0.02(1.14 + 3.33) = 0.0894
+    Z = 0.11{1(0.5 + 0.8) + 2(1.5 + 0.6)} = 0.605
+    W = 1 − 0.1(0.5 + 1.5 + 0.8 + 0.6) = 0.66
+    """
+    with precision(dtype):
+        known = BoundConstants(*(np.asarray(x, dtype) for x in constants(2)))
+        found = bound(HAND_RHO.astype(dtype), HAND_TAU.astype(dtype), known)
+    items = np.array([0.5, 0.144, 0.0894, 0.605])
+    tolerance = dict(rtol=50 * np.finfo(dtype).eps)
+    np.testing.assert_allclose(found[:4], items / 0.66, **tolerance)
+    np.testing.assert_allclose(found.total, items.sum() / 0.66, **tolerance)
+    np.testing.assert_allclose(found.W, 0.66, **tolerance)
+    assert found.total.dtype == found.W.dtype == dtype
+    assert bool(found.limit_holds) and bool(found.valid)
+
+
+def test_coefficients_by_hand():
+    for repaired, A in ((False, 0.11), (True, 1.1)):
+        found = bounds.coefficients(constants(2), 3, repaired)
+        np.testing.assert_allclose(found, [A, -0.1, 0.02], rtol=1e-6)
+    assert bounds.coefficients(constants(2), 1).C == 0
+    assert bounds.coefficients(constants(2), 0).C == 0
+
+
+@modest
+@given(situations(), st.booleans())
+def test_bound_is_that_of_loops(situation, repaired):
+    rho, tau, known = situation
+    with precision(np.float64):
+        found = jax.tree.map(np.asarray, bound(rho, tau, known, repaired))
+    X, Y, Z, W = by_loops(rho, tau, known, repaired)
+    np.testing.assert_allclose(found.W, W, rtol=1e-10, atol=1e-12)
+    if abs(W) > 1e-6:
+        items = np.array([known.distance, X, Y, Z]) / W if W > 0 else np.full(4, np.inf)
+        np.testing.assert_allclose(found[:4], items, rtol=1e-8, atol=1e-15)
+        np.testing.assert_allclose(found.total, items.sum(), rtol=1e-8)
+        # Definition 1.3 makes B ≤ 0 ≤ A, so nothing is negative and nothing is gained.
+        assert min(found[:4]) >= 0 and found.total >= known.distance * (1 - 1e-9)
+    inside = bool((rho <= known.weight_limit / tau.shape[1] * (1 + 1e-12)).all())
+    assert bool(found.limit_holds) == inside
+    assert bool(found.valid) == (inside and W > 0)
+
+
+@modest
+@given(situations(sizes=(6,)), st.randoms(use_true_random=False))
+def test_the_order_of_clients_does_not_matter(situation, random):
+    rho, tau, known = situation
+    order = list(range(6))
+    random.shuffle(order)
+    moved = known._replace(
+        grad_variance=known.grad_variance[order],
+        dissimilarity=known.dissimilarity[order],
+    )
+    with precision(np.float64):
+        here, there = bound(rho, tau, known), bound(rho[:, order], tau[:, order], moved)
+    np.testing.assert_allclose(here.total, there.total, rtol=1e-8)
+
+
+def test_one_interval_needs_no_axis():
+    rho, tau, known = HAND_RHO[0], HAND_TAU[0], constants(2)
+    for one, two in zip(
+        bound(rho, tau, known), bound(rho[None], tau[None], known), strict=True
+    ):
+        np.testing.assert_array_equal(one, two)
+    one, two = derivative(rho, tau, known), derivative(rho[None], tau[None], known)
+    assert one.shape == (2,)
+    np.testing.assert_array_equal(one, two[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "tau", "item"),
+    [
+        ({}, np.ones((2, 2)), "gradient"),  # H = 1
+        ({"grad_sq_norm": 0.0}, HAND_TAU, "gradient"),
+        ({"grad_variance": np.zeros(2)}, HAND_TAU, "mini_batch"),
+        ({"dissimilarity": np.zeros(2)}, HAND_TAU, "data_distribution"),
+        ({"distance": 0.0}, HAND_TAU, "initial"),
+    ],
+)
+def test_items_that_vanish(change, tau, item):
+    found = bound(HAND_RHO, tau, constants(2, **change))
+    for name in ("initial", "gradient", "mini_batch", "data_distribution"):
+        assert (getattr(found, name) == 0) == (name == item), name
+
+
+def test_without_clients_at_work_the_bound_is_the_distance():
+    found = bound(HAND_RHO, np.zeros((2, 2)), constants(2))
+    np.testing.assert_array_equal(found[:6], np.float32([0.5, 0, 0, 0, 0.5, 1]))
+
+
+@pytest.mark.parametrize("theta", [2.0, 1.6])  # B = −0.5, −0.3; Σρτ = 3.4
+def test_void_where_w_is_not_positive(theta):
+    known = constants(2, weight_limit=theta)
+    found = bound(HAND_RHO, HAND_TAU, known)
+    assert found.W < 0 and np.isinf(found[:5]).all() and min(found[:5]) > 0
+    assert bool(found.limit_holds) and not bool(found.valid)
+    np.testing.assert_array_equal(slope_of_bound(HAND_RHO, HAND_TAU, known), 0)
+    slopes = jax.grad(lambda k: bounds.theorem1_bound(HAND_RHO, HAND_TAU, k).total)(
+        jax.tree.map(jnp.asarray, known)
+    )
+    assert all((np.asarray(x) == 0).all() for x in slopes)
+
+
+def test_void_where_w_is_zero():
+    """η = L = 0.5, θ = 3.5: ηL(1+θ) − 1 = 1/8, B = −1/16, Σρτ = 16, exactly."""
+    known = constants(1, lr=0.5, smoothness=0.5, weight_limit=3.5)
+    found = bound(np.ones(1), np.array([16]), known)
+    assert found.W == 0 and np.isinf(found.total) and not bool(found.valid)
+    np.testing.assert_array_equal(slope_of_bound(np.ones(1), np.array([16]), known), 0)
+
+
+def test_limit_of_definition_1_3():
+    def holds(rho, **changes):
+        found = bound(np.array(rho), np.array([1, 1]), constants(2, **changes))
+        assert bool(found.valid) == bool(found.limit_holds)
+        return bool(found.limit_holds)
+
+    assert holds([0.4, 0.6])  # θ/N = 0.6, up to rounding
+    assert not holds([0.39, 0.61])
+    # ηL(1+θ) = 0.99 and 1, of which the second is not exact.
+    assert not holds([0.5, 0.5], lr=0.09)
+    assert holds([0.5, 0.5], lr=0.1, smoothness=1.0, weight_limit=9.0)
+
+
+def test_vmap_is_a_loop():
+    rng = np.random.default_rng(0)
+    rho, known = rng.dirichlet(np.ones(2), (5, 2)), constants(2)
+    rates = np.linspace(0.09, 0.105, 5)
+
+    def rule(rho, lr):
+        known = constants(2, lr=lr)
+        made = bounds.theorem1_bound(rho, HAND_TAU, known)
+        return made, bounds.printed_derivative(rho, HAND_TAU, known)
+
+    many, slopes = jax.jit(jax.vmap(rule))(rho, rates)
+    for k in range(5):
+        known = constants(2, lr=rates[k])
+        one = bound(rho[k], HAND_TAU, known)
+        assert bool(one.W > 0.3)
+        for x, y in zip(many, one, strict=True):
+            np.testing.assert_allclose(x[k], y, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            slopes[k], derivative(rho[k], HAND_TAU, known), rtol=1e-4, atol=1e-5
+        )
+
+
+# ---- The slip in Theorem 1 ----
+
+
+def gradient_descent(rho, tau, optimum, w, lr):
+    """T-SFL on F_i = (w − w_i*)²/2 with full gradients: w^T and the largest g²."""
+    most = 0.0
+    for t in range(len(tau)):
+        local = []
+        for i in range(len(optimum)):
+            x = w
+            for _ in range(tau[t][i]):
+                g = x - optimum[i]
+                most = max(most, g * g)
+                x -= lr * g
+            local.append(x)
+        w = sum(r * x for r, x in zip(rho[t], local, strict=True))
+    return w, most
+
+
+@pytest.mark.parametrize("n", [2, 100])  # θ = 99 is above N, and below
+def test_theorem_1_as_printed_fails_for_a_convex_quadratic(n):
+    """L = 1, σ = 0, w_i* = ±1 in turn, ρ = 1/N, so w* = 0 = w⁰; τ = 8 and 1.
+
+    By hand: w¹ = {(1 − 0.99⁸) − (1 − 0.99)}/2 = 0.0336, ∇F(w¹) = w¹. η = 0.01 and θ =
+    99 meet Definition 1.3 with ηL(1+θ) = 1, so W = 1, and A = η². G² = 1, at w = 0.
+    X = 1e-6·7·(64 + 1)/2 = 2.275e-4, Z = 1e-4·(8 + 1)/2 = 4.5e-4.
+    """
+    rho, tau = np.full((1, n), 1 / n), np.resize([8, 1], (1, n))
+    optimum = np.resize([1.0, -1.0], n)
+    w, most = gradient_descent(rho, tau, optimum, 0.0, 0.01)
+    assert w**2 == pytest.approx(((1 - 0.99**8) - 0.01) ** 2 / 4)
+    assert most == 1
+    known = BoundConstants(0.01, 1.0, most, 99.0, 0.0, np.zeros(n), optimum**2)
+    with precision(np.float64):
+        printed, repaired = (bound(rho, tau, known, flag) for flag in (False, True))
+    assert bool(printed.valid) and bool(repaired.valid)
+    assert printed.total == pytest.approx(6.775e-4)
+    assert repaired.total == pytest.approx(2.275e-4 + 4.5)
+    assert 1.6 * float(printed.total) < w**2 < float(repaired.total)
+
+
+def test_the_repaired_bound_holds_for_random_convex_quadratics():
+    """‖w^T − w*‖² itself is compared, which is above the left side of (2)."""
+    rng = np.random.default_rng(0)
+    checked = broken = 0
+    for _ in range(300):
+        rho = np.repeat(rng.dirichlet(np.ones(3))[None], 2, 0)
+        tau, optimum = rng.integers(1, 9, (2, 3)), rng.normal(size=3)
+        star, lr = float(rho[0] @ optimum), 10 ** rng.uniform(-2, -0.3)
+        start = star + rng.choice([0.0, 0.1])
+        w, most = gradient_descent(rho, tau, optimum, start, lr)
+        theta = max(3 * rho.max(), 1 / lr - 1)
+        parts = [], (start - star) ** 2, (optimum - star) ** 2
+        known = BoundConstants(lr, 1.0, most, theta, parts[1], np.zeros(3), parts[2])
+        for repaired in (False, True):
+            X, Y, Z, W = by_loops(rho, tau, known, repaired)
+            if W > 0:
+                holds = (w - star) ** 2 <= (parts[1] + X + Y + Z) / W
+                assert holds or not repaired
+                checked, broken = checked + repaired, broken + (not holds)
+    assert checked > 100 and broken > 0
+
+
+def test_neither_bounds_the_distance_where_the_loss_is_not_convex():
+    """F = 1 − cos w + w²/100, L = 1.02, w* = 0: beyond a hill, w moves away from w*.
+
+    One client, one step: ρ = 1, θ = 1, η = 1/(2L), so W = 1, and X = Y = Z = 0. This
+    is step (c): the proof takes ⟨w − w*, ∇F⟩ ≥ 0 from "optimization theory".
+    """
+    w, L = 4.0, 1.02
+    g = math.sin(w) + w / 50
+    assert w * g < 0 and 1 - math.cos(w) + w**2 / 100 > 0  # F(w*) = 0 is the least
+    known = BoundConstants(0.5 / L, L, g * g, 1.0, w**2, np.zeros(1), np.zeros(1))
+    for repaired in (False, True):
+        found = bound(np.ones(1), np.array([1]), known, repaired)
+        assert bool(found.valid) and found.total == pytest.approx(16, rel=1e-6)
+    assert (w - 0.5 / L * g) ** 2 > 18
+
+
+# ---- The proof of Theorem 2: the sign ----
+
+
+def test_derivative_by_hand():
+    """Of ρ_1^0 in the example: W·2η²Nσ²ρτ = 0.66·0.04·2·0.5 = 0.0264,
+
+    [AΓτ + Cτ²]W = (0.11 + 0.02)0.66 = 0.0858, −Bτ·1.3384 = 0.13384.
+    """
+    for sign, slope in ((1, 0.24604), (-1, 0.07444)):
+        found = derivative(HAND_RHO, HAND_TAU, constants(2), sign)
+        np.testing.assert_allclose(found[0, 0], slope, rtol=1e-5)
+
+
+def compare_signs(rho, tau, known):
+    with precision(np.float64):
+        W = float(bound(rho, tau, known).W)
+        if W < 1e-3:
+            return False
+        slope = np.asarray(slope_of_bound(rho, tau, known)) * W**2
+        plus, minus = (np.asarray(derivative(rho, tau, known, s)) for s in (1, -1))
+    tolerance = dict(rtol=1e-8, atol=1e-13)
+    np.testing.assert_allclose(plus, slope, **tolerance)
+    assert (plus >= 0).all(), "each weight alone makes the bound larger"
+    A, _, C = map(float, bounds.coefficients(known, int(tau.max())))
+    bracket = A * known.dissimilarity * tau + C * tau.astype(float) ** 2
+    # Apart by twice the bracket, where it is not 0.
+    np.testing.assert_allclose(plus - minus, 2 * W * bracket, rtol=1e-4, atol=1e-12)
+    return bool((abs(minus - slope) > 1e-3 * abs(slope)).any())
+
+
+@modest
+@given(situations())
+def test_the_gradient_of_the_bound_has_a_plus(situation):
+    compare_signs(*situation)
+
+
+# Of the constants, nothing but these rounded values is known; they were fitted to them.
+EXAMPLE_TAU = np.array([1, 2, 2, 3, 4, 4])
+EXAMPLE = BoundConstants(0.03, 1.0, 0.1, 34.0, 1.0, np.full(6, 0.1), np.full(6, 0.2))
+
+
+def test_the_sign_where_it_matters():
+    """N = 6: minus is wrong, and weights that grow with τ are worse than equal ones."""
+    equal, growing = np.full(6, 1 / 6), EXAMPLE_TAU / 16
+    for rho in (equal, growing):
+        assert compare_signs(rho, EXAMPLE_TAU, EXAMPLE)
+    with precision(np.float64):
+        found = [bound(r, EXAMPLE_TAU, EXAMPLE) for r in (growing, equal, np.eye(6)[0])]
+    assert all(bool(x.valid) for x in found)
+    np.testing.assert_allclose(
+        [x.total for x in found], [1.0124, 1.0105, 1.0043], atol=5e-5
+    )
+    # The last is the least on the simplex: moving weight to another client is worse.
+    with precision(np.float64):
+        slope = slope_of_bound(np.eye(6)[0], EXAMPLE_TAU, EXAMPLE)
+    assert (slope[1:] > slope[0]).all()
+
+
+# ---- Theorem 4 ----
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_theorem_4_by_hand(dtype):
+    """2ε − ηLV² = 1 − 0.1·2·3 = 0.4: 2·0.1·6/(5·0.4) = 0.6, 2·6/(0.1·5·0.4) = 60."""
+    scalars = dict(lr=0.1, smoothness=2.0, epsilon=0.5, dissimilarity_sq=3.0)
+    with precision(dtype):
+        scalars = {name: dtype(x) for name, x in scalars.items()}
+        found = jax.jit(bounds.theorem4_bound)(5, dtype(6), **scalars)
+    assert found.printed.dtype == found.derived.dtype == dtype
+    np.testing.assert_allclose(found[:2], [0.6, 60], rtol=20 * np.finfo(dtype).eps)
+    assert bool(found.valid)
+
+
+def test_theorem_4_is_void_for_large_steps():
+    """η < 2ε/(V²L) = 1/4 fails at 1/4, where the denominator is exactly 0."""
+    scalars = dict(smoothness=2.0, epsilon=0.5, dissimilarity_sq=2.0)
+
+    def derived(lr):
+        return bounds.theorem4_bound(5, 6.0, lr=lr, **scalars).derived
+
+    found = bounds.theorem4_bound(5, 6.0, lr=0.25, **scalars)
+    assert np.isinf(found[:2]).all() and not bool(found.valid)
+    assert jax.grad(derived)(0.25) == jax.grad(derived)(0.3) == 0
+    assert np.isfinite(jax.grad(derived)(0.2)) and jax.grad(derived)(0.2) != 0
+    values = jax.vmap(derived)(jnp.array([0.1, 0.2, 0.25, 0.5]))
+    np.testing.assert_array_equal(np.isfinite(values), [True, True, False, False])
+
+
+@pytest.mark.parametrize("num_intervals", [1, 10, 100])
+def test_theorem_4_as_printed_fails_for_gradient_descent(num_intervals):
+    """F = w²/2 of one client, H = 1, L = ε = V = 1: η belongs in the denominator."""
+    lr, w, total = 0.1, 2.0, 0.0
+    gap = w**2 / 2
+    for _ in range(num_intervals):
+        total += w * w
+        w -= lr * w
+    found = bounds.theorem4_bound(
+        num_intervals, gap, lr=lr, smoothness=1.0, epsilon=1.0, dissimilarity_sq=1.0
+    )
+    assert found.printed < total / num_intervals <= found.derived * (1 + 1e-6)
+    np.testing.assert_allclose(found.printed, found.derived * lr**2, rtol=1e-6)
+
+
+# ---- Heterogeneity degree ----
+
+
+def test_heterogeneity_degree():
+    degree = bounds.heterogeneity_degree
+    assert degree(np.array([2, 4, 6])) == pytest.approx(8 / 3)
+    assert isinstance(degree([1, 1]), float) and isinstance(degree((1, 3)), float)
+    found = degree(np.array([[1, 4], [2, 2]], np.int32))
+    assert isinstance(found, np.ndarray) and found.dtype == np.float64
+    assert found.tolist() == [2.25, 0]
+    found = jax.jit(degree)(jnp.array([[1, 4], [2, 2]]))
+    np.testing.assert_array_equal(found, np.array([2.25, 0], np.float32))
+    slope = jax.grad(degree)(jnp.array([1.0, 2.0, 6.0]))  # 2(τ_i − τ̄)/N
+    np.testing.assert_allclose(slope, [-4 / 3, -2 / 3, 2], rtol=1e-6)
+
+
+def test_heterogeneity_degree_of_numpy_does_not_start_jax():
+    program = """
+from jax._src import xla_bridge
+from tsfl_jax.theory import bounds as theory
+import numpy as np
+assert theory.heterogeneity_degree(np.array([1, 4])) == 2.25
+assert not xla_bridge._backends
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+# ---- At the border ----
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"lr": 0.0}, r"constants.lr = 0.0: expected 0 < η < ∞"),
+        ({"lr": np.nan}, "constants.lr = nan"),
+        ({"lr": [0.1]}, r"constants.lr has shape \[1\]: expected \[\]"),
+        ({"lr": "fast"}, "constants.lr = fast"),
+        ({"smoothness": -1}, "constants.smoothness = -1: expected 0 < L"),
+        ({"grad_sq_norm": jnp.float32(-1)}, r"constants.grad_sq_norm = -1.0"),
+        ({"weight_limit": 0.9}, "constants.weight_limit = 0.9: expected 1 ≤ θ"),
+        ({"weight_limit": np.inf}, "constants.weight_limit = inf"),
+        ({"distance": -0.1}, "constants.distance = -0.1"),
+        ({"grad_variance": 1.0}, r"constants.grad_variance has shape \[\]: .*\[2\]"),
+        ({"grad_variance": np.array([1, -1.0])}, r"grad_variance\[1\] = -1.0"),
+        ({"dissimilarity": np.ones(3)}, r"dissimilarity has shape \[3\]: .*\[2\]"),
+        ({"dissimilarity": [[1], [1, 2]]}, "constants.dissimilarity = "),
+        ({"tau": [1, -2]}, r"tau\[1\] = -2: expected finite local iterations ≥ 0"),
+        ({"tau": [[1, 2], [np.inf, 2]]}, r"tau\[1, 0\] = inf"),
+        ({"tau": 3}, r"tau has shape \[\]"),
+        ({"tau": []}, r"tau has shape \[0\]"),
+        ({"tau": np.ones((1, 1, 2))}, r"tau has shape \[1, 1, 2\]"),
+        ({"tau": "abc"}, r"tau has shape \[\]"),
+        ({"tau": [[1], [1, 2]]}, "tau = "),
+        ({"rho": [0.5]}, r"rho has shape \[1\]: expected \[2\]"),
+        ({"rho": [0.5, np.nan]}, r"rho\[1\] = nan: expected finite"),
+    ],
+)
+def test_wrong_arguments_are_named_in_one_line(change, named):
+    known = constants(2, **{k: v for k, v in change.items() if k not in ("rho", "tau")})
+    tau = change.get("tau", [1, 3])
+    rho = change.get("rho", tau)  # any numbers of the same shape
+    for function in (bounds.theorem1_bound, bounds.printed_derivative):
+        with pytest.raises(UserError, match=named) as error:
+            function(rho, tau, known)
+        assert "expected" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_wrong_arguments_of_the_parts():
+    scalars = dict(lr=0.1, smoothness=1.0, epsilon=1.0, dissimilarity_sq=1.0)
+
+    def fourth(num_intervals=5, gap=1.0, **changes):
+        bounds.theorem4_bound(num_intervals, gap, **scalars | changes)
+
+    for call, named in (
+        (lambda: bounds.coefficients(constants(2), -1), "most = -1"),
+        (lambda: bounds.coefficients(constants(2, lr=-1), 3), "constants.lr = -1"),
+        (lambda: bounds.check_constants(constants(2), 3), "constants.grad_variance"),
+        (lambda: fourth(num_intervals=0), "num_intervals = 0"),
+        (lambda: fourth(gap=-1), "gap = -1"),
+        (lambda: fourth(lr=0), "lr = 0"),
+        (lambda: fourth(smoothness=np.inf), "smoothness = inf"),
+        (lambda: fourth(epsilon=[1.0]), r"epsilon has shape \[1\]"),
+        (lambda: fourth(dissimilarity_sq=-2), "dissimilarity_sq = -2"),
+    ):
+        with pytest.raises(UserError, match=rf"^{named}.*expected"):
+            call()
+    bounds.check_constants(constants(2), 2)
+
+
+def test_shapes_are_checked_while_tracing_but_values_are_not():
+    with pytest.raises(UserError, match="rho has shape"):
+        bound(jnp.ones(3), jnp.ones(2), constants(2))
+    assert bound(jnp.ones(2), jnp.array([-1.0, 2.0]), constants(2)).total.shape == ()
+
+
+def test_dtypes():
+    with jax.enable_x64(True):
+        known = BoundConstants(*(np.asarray(x, np.float32) for x in constants(2)))
+        rho = HAND_RHO.astype(np.float32)
+        tau = HAND_TAU.astype(np.int32)
+        assert bound(rho, tau, known).total.dtype == np.float32
+        assert derivative(rho, tau, known).dtype == np.float32
+        assert bound(HAND_RHO, tau, known).total.dtype == np.float64
+
+
+def test_the_examples_in_the_documentation():
+    results = problems.run_examples(bounds)
+    assert results.attempted >= 3 and not results.failed

@@ -1,0 +1,268 @@
+"""Fleets: what is drawn, what files say, when a client is online."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfl_jax.timeline import distributions
+from tsfl_jax.timeline.fleet import Fleet, draw_fleet, finish, online_seconds, within
+from tsfl_jax.types import UserError
+
+
+def draw(N=6, size=None, seed=0, **kwargs):
+    values = {
+        "speed": ("constant(0.5)",),
+        "jitter": 0.0,
+        "download": (),
+        "upload": (),
+        "dropout": 0.0,
+        "speeds_file": "",
+        "availability_file": "",
+        "draws": 8,
+    } | kwargs
+    size = [100] * N if size is None else size
+    return draw_fleet(N, np.array(size), rng=np.random.default_rng(seed), **values)
+
+
+def file(tmp_path, text):
+    path = tmp_path / "table.csv"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def windows(*pairs):
+    empty = np.zeros((1, 1))
+    online = (np.array(pairs, np.float64).reshape(-1, 2),)
+    return Fleet(empty + 1, empty, empty, empty > 0, online)
+
+
+def test_groups_are_contiguous_and_real():
+    fleet = draw(
+        speed=("constant(0.25)", "uniform(0.2,0.9)"),
+        download=("constant(0.1)", "constant(0.2)", "constant(0.3)"),
+    )
+    assert fleet.iteration.shape == fleet.lost.shape == (6, 8)
+    assert all(a.dtype == np.float64 for a in fleet[:3]) and fleet.lost.dtype == bool
+    # Without jitter every draw is exactly the mean.
+    assert (fleet.iteration[:3] == 0.25).all()
+    second = fleet.iteration[3:]
+    assert (second == second[:, :1]).all() and len(set(second[:, 0])) == 3
+    assert ((second >= 0.2) & (second < 0.9)).all()
+    assert fleet.download[:, 0].tolist() == [0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
+    assert (fleet.upload == 0).all() and not fleet.lost.any() and fleet.online == ()
+
+
+def test_seconds_grow_with_the_data():
+    # Mean size 200: factors 0.5, 1, 1.5.
+    fleet = draw(3, [100, 200, 300], download=("constant(2)",))
+    assert fleet.iteration[:, 0].tolist() == [0.25, 0.5, 0.75]
+    assert (fleet.download == 2).all()
+
+
+def test_jitter_has_mean_one():
+    fleet = draw(4, draws=20000, jitter=0.5, download=("constant(2)",))
+    factors = fleet.iteration / 0.5
+    # Variance exp(σ²) − 1 = 0.284; 80,000 draws: 5 standard errors are 0.0095.
+    assert abs(factors.mean() - 1) < 0.0095 and abs(factors.var() - 0.284) < 0.03
+    assert abs(np.log(factors).mean() + 0.125) < 0.01  # median exp(−σ²/2)
+    assert (fleet.download[:, 0] != fleet.download[:, 1]).all()
+
+
+def test_changing_one_kind_of_draw_leaves_the_others():
+    plain = {
+        "speed": ("lognormal(1,0.5)",),
+        "download": ("uniform(0,1)",),
+        "upload": ("uniform(0,1)",),
+        "jitter": 0.3,
+        "dropout": 0.5,
+    }
+    fleet = draw(**plain)
+    for changed, same in (
+        ({"speed": ("constant(1)", "constant(2)")}, ("download", "upload", "lost")),
+        ({"download": ()}, ("iteration", "upload", "lost")),
+        ({"upload": ("normal(5,1)",)}, ("iteration", "download", "lost")),
+        ({"dropout": 0.1}, ("iteration", "download", "upload")),
+        ({"jitter": 0.0}, ("lost",)),
+    ):
+        other = draw(**plain | changed)
+        for field in fleet._fields[:4]:
+            equal = np.array_equal(getattr(other, field), getattr(fleet, field))
+            assert equal == (field in same), (changed, field)
+    np.testing.assert_array_equal(
+        draw(**plain | {"dropout": 0.9}).lost | fleet.lost,
+        draw(**plain | {"dropout": 0.9}).lost,
+    )
+    for a, b in zip(fleet[:4], draw(**plain)[:4], strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (draw(seed=1, **plain).iteration != fleet.iteration).all()
+    longer = draw(draws=20, **plain)
+    for a, b in zip(fleet[:4], longer[:4], strict=True):
+        np.testing.assert_array_equal(a, b[:, :8])
+
+
+def test_dropout_rate():
+    lost = draw(10, dropout=0.3, draws=1000).lost
+    assert abs(lost.mean() - 0.3) < 0.023  # 5 standard errors
+    assert lost.mean(1).min() > 0.2
+
+
+def test_speeds_file_replaces_the_means(tmp_path):
+    path = file(tmp_path, "Client,seconds,upload\n1,0.25,\n\n0, 4 ,0.5\n")
+    fleet = draw(2, [100, 300], speeds_file=path, upload=("constant(7)",))
+    # Mean size 200, so factors 0.5 and 1.5; an empty cell keeps the draw.
+    assert fleet.iteration[:, 0].tolist() == [2.0, 0.375]
+    assert fleet.upload[:, 0].tolist() == [0.5, 7.0]
+    assert (fleet.download == 0).all()
+
+
+def test_availability_file(tmp_path):
+    text = "client,start,end\n2,7.5,inf\n0,3,4\n2,1,2\n2,2,3\n"
+    online = draw(3, availability_file=file(tmp_path, text)).online
+    # Sorted, and windows that touch are one; client 1 is always online.
+    assert [w.tolist() for w in online] == [[[3, 4]], [], [[1, 3], [7.5, math.inf]]]
+    assert all(w.dtype == np.float64 and w.shape[1] == 2 for w in online)
+
+
+def test_finish():
+    fleet = windows((1, 3), (5, 6), (8, math.inf))
+    for start, seconds, end in (
+        (0, 0, 1),  # comes online at 1
+        (0, 1.5, 2.5),
+        (0, 2, 3),  # exactly to the end of a window
+        (0, 2.5, 5.5),  # 2 s in the first window, 0.5 s in the second
+        (0, 4, 9),  # 2 + 1 + 1
+        (2, 0, 2),
+        (3, 0, 5),  # a window does not contain its end
+        (6.5, 0.25, 8.25),
+        (100, 7, 107),
+        (math.inf, 1, math.inf),
+    ):
+        assert finish(fleet, 0, start, seconds) == end
+    fleet = windows((1, 3))
+    assert finish(fleet, 0, 0, 2) == 3
+    assert finish(fleet, 0, 0, 2.1) == finish(fleet, 0, 3, 0) == math.inf
+    for always in (windows(), fleet._replace(online=())):
+        assert finish(always, 0, 2.5, 0) == 2.5 and finish(always, 0, 2.5, 1) == 3.5
+        assert online_seconds(always, 0, 2, 5) == 3
+
+
+def test_rounding_does_not_postpone_the_end():
+    # 0.1 + 0.1 + 0.1 is more than 0.3, in which it has to fit.
+    fleet, now = windows((0, 0.3), (100, 200)), 0.0
+    for _ in range(3):
+        now = finish(fleet, 0, now, 0.1)
+    assert now == 0.3
+    assert within(0.1 + 0.1 + 0.1, 0.3) and not within(0.3 + 1e-9, 0.3)
+    assert within(math.inf, math.inf) and not within(math.inf, 1)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=2, max_size=8).filter(
+        lambda x: not len(x) % 2
+    ),
+    st.integers(0, 40),
+    st.integers(0, 30),
+)
+def test_finish_agrees_with_online_seconds(gaps, start, seconds):
+    """In whole numbers of quarters nothing is rounded."""
+    start, seconds = start / 4, seconds / 4
+    fleet = windows(*(np.cumsum(gaps).reshape(-1, 2) / 4).tolist())
+    end = finish(fleet, 0, start, seconds)
+    if end == math.inf:
+        left = online_seconds(fleet, 0, start, 1e6)
+        assert left < seconds or (left == seconds == 0)
+    else:
+        assert end >= start and online_seconds(fleet, 0, start, end) == seconds
+
+
+def test_real_draws():
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(3), 20000)
+    drawn = distributions.draw_real(
+        ("uniform(-0.5,0.5)", "normal(0.3,0.1)", "lognormal(0.2,1)"),
+        group,
+        rng,
+        flag="--f",
+    )
+    uniform, normal, lognormal = drawn.reshape(3, -1)
+    assert uniform.min() < -0.49 and 0.49 < uniform.max() < 0.5
+    assert abs(normal.mean() - 0.3) < 0.004 and abs(normal.std() - 0.1) < 0.003
+    assert abs(lognormal.mean() - 0.2) < 0.01
+    with pytest.raises(UserError, match="--f: 'unifrm.*did you mean 'uniform"):
+        distributions.draw_real(("unifrm(0,1)",), group, rng, flag="--f")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"N": 0}, "num_clients=0: must be >= 1"),
+        ({"draws": 0}, "^draws=0: must be >= 1"),
+        ({"size": [1, 2]}, r"\[1, 2\]: expected 6 numbers"),
+        ({"size": [1, 2, 3, 4, 5, 0]}, "expected 6 numbers >= 1"),
+        ({"jitter": -0.1}, r"timeline.jitter=-0.1: must be in \[0, 10\]"),
+        ({"jitter": math.nan}, "timeline.jitter=nan"),
+        ({"dropout": 1.0}, r"schedule.dropout=1.0: must be in \[0, 1\)"),
+        ({"speed": ()}, "timeline.speed has 0 entries"),
+        ({"upload": ("constant(1)",) * 7}, "timeline.upload has 7 entries"),
+        ({"speed": ("constant(0)",)}, r"speed=constant\(0\): client 0 gets 0 s, .*> 0"),
+        ({"speed": ("constant(1)", "constant(-2)")}, "client 3 gets -2 s"),
+        ({"download": ("constant(-1)",)}, "timeline.download.*-1 s, .*>= 0"),
+        ({"speed": ("lognormal(1e6,1000)",)}, "timeline.speed.*expected a finite"),
+        ({"speed": ("norml(1,1)",)}, "timeline.speed: .*did you mean 'normal"),
+    ],
+)
+def test_wrong_settings(kwargs, message):
+    with pytest.raises(UserError, match=message) as error:
+        draw(**kwargs)
+    assert "\n" not in str(error.value)
+
+
+SPEEDS, ONLINE = "client,seconds\n", "client,start,end\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("speeds", "", r"empty; expected the header client,seconds\[,download\]"),
+        ("speeds", SPEEDS, "no rows below the header"),
+        ("speeds", "client,second\n", "line 1: unknown column 'second'; did you mean"),
+        ("speeds", "client\n", "line 1: no column seconds"),
+        ("speeds", "client,client,seconds\n", "line 1: column 'client' twice"),
+        ("speeds", SPEEDS + "0,1\n", "no row for client 1; .*from 0 to 1 once"),
+        ("speeds", SPEEDS + "0,1\n0,2\n", "line 3: client 0 is given twice, .*line 2"),
+        ("speeds", SPEEDS + "2,1\n", "line 2: client is '2'; .*from 0 to 1"),
+        ("speeds", SPEEDS + "0,0\n", "line 2: seconds is '0'; expected seconds > 0"),
+        ("speeds", SPEEDS + "0,-1\n", "line 2: seconds is '-1'"),
+        ("speeds", SPEEDS + "0,inf\n", "line 2: seconds is 'inf'"),
+        ("speeds", SPEEDS + "0,nan\n", "line 2: seconds is 'nan'"),
+        ("speeds", SPEEDS + "0,fast\n", "line 2: seconds is 'fast'"),
+        ("speeds", SPEEDS + "0\n", "line 2: 1 cells; expected 2"),
+        ("speeds", "client,seconds,upload\n0,1,-1\n", "upload is '-1'; .*>= 0"),
+        ("online", "client,begin,end\n", "unknown column 'begin'; expected the header"),
+        ("online", ONLINE + "0,-1,2\n", "line 2: start is '-1'"),
+        ("online", ONLINE + "0,2,2\n", "line 2: end is 2; expected > start = 2"),
+        ("online", ONLINE + "0,2,x\n", "line 2: end is 'x'; .*>= 0 or inf"),
+        ("online", ONLINE + "0,inf,inf\n", "line 2: start is 'inf'"),
+        ("online", ONLINE + "0,4,9\n1,0,9\n0,1,5\n", r"line 2: client 0's .*\[4, 9\)"),
+        ("online", ONLINE + "0,1,inf\n0,3,4\n", r"line 3: .*\[3, 4\) overlaps"),
+    ],
+)
+def test_malformed_files(tmp_path, kind, text, message):
+    path = file(tmp_path, text)
+    flag = {"speeds": "speeds_file", "online": "availability_file"}[kind]
+    with pytest.raises(UserError, match=message) as error:
+        draw(2, **{flag: path})
+    assert path in str(error.value) and "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    for flag in ("speeds", "availability"):
+        with pytest.raises(UserError, match=f"timeline.{flag}=.*No such file"):
+            draw(**{f"{flag}_file": str(tmp_path / "none.csv")})
+    (tmp_path / "binary.csv").write_bytes(b"client,seconds\n\xff\xfe,1\n")
+    with pytest.raises(UserError, match="not a CSV file of UTF-8"):
+        draw(speeds_file=str(tmp_path / "binary.csv"))

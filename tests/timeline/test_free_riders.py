@@ -1,0 +1,229 @@
+"""Free riders: what they do and report, and what rules make of it."""
+
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests import problems
+from tests.engine.test_scan import PROBLEM, as_reference
+from tests.experiment.test_runner import small
+from tests.rules.test_rules import HP, TAU, in_step, reference_of
+from tests.timeline.test_replay import SIZES, timed
+from tsfl_jax.experiment import workload
+from tsfl_jax.experiment.prepare import prepare
+from tsfl_jax.timeline import free_riders
+from tsfl_jax.types import Schedule, UserError
+
+HONEST = np.array([[1, 4, 2], [0, 2, 3], [5, 1, 0]])
+
+
+class Order:
+    """A generator that makes clients ride in this order."""
+
+    def __init__(self, *order):
+        self.order = np.array(order)
+
+    def permutation(self, count):
+        assert count == len(self.order)
+        return self.order
+
+
+def test_claim_by_hand():
+    done, reported, rides = free_riders.ride(HONEST, "claim", 2, Order(0, 2, 1))
+    assert rides.tolist() == [True, False, True]
+    # One iteration where there would be some; the most of anybody is 4, 3, 5.
+    assert done.tolist() == [[1, 4, 1], [0, 2, 1], [1, 1, 0]]
+    assert reported.tolist() == [[4, 4, 4], [0, 2, 3], [5, 1, 0]]
+    assert done.dtype == reported.dtype == np.int32
+
+
+def test_echo_by_hand():
+    done, reported, rides = free_riders.ride(HONEST, "echo", 1, Order(1, 0, 2))
+    assert rides.tolist() == [False, True, False]
+    assert done.tolist() == [[1, 0, 2], [0, 0, 3], [5, 0, 0]]
+    assert reported.tolist() == [[1, 4, 2], [0, 3, 3], [5, 5, 0]]
+
+
+def test_visit_by_hand():
+    # Blocks of two: there in 0 and 1, away in 2 and 3, there in 4.
+    tau = np.full((5, 2), 3)
+    done, reported, rides = free_riders.ride(tau, "visit", 1, Order(1, 0), period=2)
+    assert rides.tolist() == [False, True]
+    assert done[:, 1].tolist() == [3, 3, 0, 0, 3] and (done[:, 0] == 3).all()
+    np.testing.assert_array_equal(done, reported)
+
+
+def test_places_of_deliveries_by_hand():
+    # Client 2 of 4 rides, wherever it stands; an empty place names client 0.
+    tau = np.array([[2, 3, 0], [4, 2, 1]])
+    client = np.array([[2, 1, 0], [3, 2, 2]])
+    who = {"client": client, "num_clients": 4}
+    done, reported, rides = free_riders.ride(tau, "claim", 1, Order(2, 0, 1, 3), **who)
+    assert rides.tolist() == [False, False, True, False]
+    assert done.tolist() == [[1, 3, 0], [4, 1, 1]]
+    assert reported.tolist() == [[3, 3, 0], [4, 4, 4]]
+    done, _, _ = free_riders.ride(tau, "visit", 1, Order(2, 0, 1, 3), 1, **who)
+    assert done.tolist() == [[2, 3, 0], [4, 0, 0]]
+    with pytest.raises(UserError, match="from 0 to --config.num_clients=4"):
+        free_riders.ride(tau, "echo", 5, Order(0, 1, 2, 3), **who)
+
+
+@pytest.mark.parametrize("kind", free_riders.KINDS)
+def test_nobody_and_everybody_rides(kind):
+    rng = np.random.default_rng(0)
+    done, reported, rides = free_riders.ride(HONEST, kind, 0, rng)
+    assert not rides.any()
+    np.testing.assert_array_equal(done, HONEST)
+    np.testing.assert_array_equal(reported, HONEST)
+    done, reported, rides = free_riders.ride(HONEST, kind, 3, rng)
+    assert rides.all()
+    assert ((done > 0) <= (HONEST > 0)).all()
+    np.testing.assert_array_equal(reported > 0, HONEST > 0)
+
+
+def test_wrong_settings_are_answered_in_one_line():
+    rng = np.random.default_rng(0)
+    for kind, number, words in (
+        ("ecco", 1, "did you mean 'echo'"),
+        ("echo", 4, "free_riders=4: must be from 0 to --config.num_clients=3"),
+        ("echo", -1, "free_riders=-1"),
+    ):
+        with pytest.raises(UserError, match=words) as caught:
+            free_riders.ride(HONEST, kind, number, rng)
+        assert "\n" not in str(caught.value)
+    settings = small()
+    for name, value in (("free_riders", 5), ("free_riders", -1), ("free_riding", "x")):
+        settings = small()
+        settings.schedule.free_riders = 1
+        setattr(settings.schedule, name, value)
+        with pytest.raises(UserError, match=name):
+            tsfl_jax.simulate(settings)
+
+
+def riding(kind, algorithm, settings=None, number=1):
+    settings = settings or small(algorithm=algorithm, num_intervals=4)
+    settings.schedule.free_riders = number
+    settings.schedule.free_riding = kind
+    return settings
+
+
+def equal_work(kind, algorithm="dms"):
+    """Everybody would do three local iterations on as many samples."""
+    settings = riding(kind, algorithm)
+    settings.schedule.kind, settings.schedule.tau = "explicit", (3, 3, 3, 5)
+    settings.schedule.data_size = 32
+    settings.dms = tsfl_jax.config.DMSConfig(40.0, 2.0, 1.0)
+    return settings
+
+
+def who_rides(settings):
+    times = prepare(settings).times
+    (rider,) = np.flatnonzero((times.reported != times.tau).any(axis=0))
+    return rider
+
+
+@pytest.mark.parametrize("kind", ["claim", "echo"])
+def test_dms_believes_those_who_report_much(kind):
+    settings = equal_work(kind)
+    # c = η L (H − 1) G²/(2 N σ²) = 0.02 · 40 · 4 · 2/8 = 0.8: ρ grows in τ.
+    seed = next(s for s in range(20) if who_rides_of(settings, s) != 3)
+    settings.seed = seed
+    rider = who_rides(settings)
+    result = tsfl_jax.simulate(settings)
+    times, rho = prepare(settings).times, result.history["rho"]
+    assert (times.reported[:, rider] == 5).all()
+    assert (times.tau[:, rider] == (1 if kind == "claim" else 0)).all()
+    honest = [i for i in range(3) if i != rider]
+    # It weighs as much as client 3, who does five iterations, and honest ones less.
+    np.testing.assert_allclose(rho[:, rider], rho[:, 3], rtol=1e-5)
+    assert (rho[:, rider] > rho[:, honest].max(axis=1) + 0.1).all()
+    work = times.tau.sum(axis=1) * 32
+    np.testing.assert_array_equal(result.history["samples"], work)
+    assert result.summary["num_dropped"] == 0 and result.summary["diverged_at"] is None
+
+
+def who_rides_of(settings, seed):
+    settings.seed = seed
+    return who_rides(settings)
+
+
+def test_an_echo_is_the_global_model_itself():
+    """FedAvg, all but client 2 honest, against the slow reference."""
+    done, reported, _ = free_riders.ride(TAU, "echo", 1, Order(2, 0, 1, 3, 4))
+    size = np.broadcast_to(SIZES, TAU.shape).astype(np.int32)
+    schedule = Schedule(done, size, reported=reported)
+    hp = HP._replace(mu=HP.mu * 0)
+    start, state, history = problems.replayed(
+        "fedavg", PROBLEM, schedule, hp=hp, iteration="step"
+    )
+    trace = in_step(TAU)
+    trace.iterations, trace.reported = done, reported
+    versions = reference_of(start, "fedavg", hp, trace)
+    for n, value in versions[-1].items():
+        assert np.abs(value - versions[0][n]).max() > 1e-2
+        got = as_reference(state.params)[n]
+        np.testing.assert_allclose(got, value, rtol=2e-4, atol=2e-5)
+    # Its weight is what its samples are worth: 7 of 10 + 12 + 7 + 9.
+    np.testing.assert_allclose(history.rho[0, 2], 7 / 38, rtol=1e-6)
+    assert history.num_dropped.sum() == 0
+    # An interval by echoes alone leaves the model as it is, but for rounding.
+    alone = np.array([[0, 0, 4, 0, 0]] * 3, np.int32)
+    echoes = Schedule(alone * 0, size, reported=alone)
+    start, state, history = problems.replayed(
+        "fedavg", PROBLEM, echoes, hp=HP, iteration="step"
+    )
+    for n, value in as_reference(start.params).items():
+        np.testing.assert_allclose(as_reference(state.params)[n], value, rtol=1e-6)
+    assert not history.diverged.any() and history.samples.sum() == 0
+
+
+def test_visitors_stay_away_in_every_other_block(tmp_path):
+    settings = riding("visit", "fedavg", small(algorithm="fedavg", num_intervals=12))
+    settings.schedule.dropout = 0.0
+    times = workload.draw_schedule(settings)
+    np.testing.assert_array_equal(times.tau, times.reported)
+    gone = (times.tau == 0).all(axis=0, where=np.arange(12)[:, None] // 5 == 1)
+    assert gone.sum() == 1
+    honest = small(algorithm="fedavg", num_intervals=12)
+    before = workload.draw_schedule(honest).tau
+    other_blocks = np.arange(12) // 5 != 1
+    np.testing.assert_array_equal(times.tau[other_blocks], before[other_blocks])
+    result = tsfl_jax.simulate(settings, workdir=tmp_path)
+    (visitor,) = np.flatnonzero(gone)
+    assert (result.history["rho"][5:10, visitor] == 0).all()
+    assert not result.history["selected"][5:10, visitor].any()
+
+
+def test_riders_of_a_timeline_are_clients():
+    for framework in ("fedbuff", "sfl"):
+        times = workload.draw_schedule(riding("echo", "", timed(framework)))
+        said = times.reported > 0
+        client = np.arange(4)[None].repeat(len(said), 0)
+        if times.delivery is not None:
+            client = times.delivery.client
+        lazy = set(client[said & (times.tau == 0)].tolist())
+        assert len(lazy) == 1
+        assert (times.tau[np.isin(client, list(lazy))] == 0).all()
+        assert (times.tau[said & ~np.isin(client, list(lazy))] > 0).all()
+
+
+def test_an_echo_in_a_timeline_runs():
+    settings = riding("echo", "", timed("afl"))
+    result = tsfl_jax.simulate(settings)
+    lazy = result.history["samples"] == 0
+    assert lazy.any() and not lazy.all()
+    assert result.summary["diverged_at"] is None
+    accuracy = result.history["test_accuracy"]
+    assert np.isfinite(accuracy[-1])
+
+
+def test_a_sweep_over_the_number_of_riders():
+    settings = small(algorithm="fedavg", num_intervals=2)
+    swept = tsfl_jax.sweep(settings, {"schedule.free_riders": [0, 1]})
+    trained = [row["samples_trained"] for row in swept.rows]
+    done = []
+    for number in (0, 1):
+        settings.schedule.free_riders = number
+        times = workload.draw_schedule(settings)
+        done.append((times.tau * times.size).sum())
+    assert trained == done and trained[0] > trained[1]

@@ -1,0 +1,577 @@
+"""Timelines as arrays, and the program that replays them against a slow reference."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tsfl_jax
+from tests import problems, reference
+from tests.engine.test_scan import DATA, MAPPINGS, PROBLEM, SIZE, TAU, as_reference
+from tests.experiment.test_runner import files, same
+from tests.timeline.test_timeline import fleet_of
+from tsfl_jax import config
+from tsfl_jax.experiment import assemble, prepare, runner
+from tsfl_jax.report import files as report
+from tsfl_jax.timeline import FRAMEWORKS, replay
+from tsfl_jax.timeline.trace import Trace
+from tsfl_jax.types import Delivery, Schedule
+
+SIZES = np.array([10, 12, 7, 9, 8])
+
+
+def trace_of(client, version, iterations=None, task=None, time=None, group=None):
+    """A trace by hand; 1 iteration where not said otherwise."""
+    client, version = np.array(client, np.int32), np.array(version, np.int32)
+    updates = len(client)
+    zeros = np.zeros(client.shape, np.int32)
+    iterations = (client >= 0).astype(int) if iterations is None else iterations
+    seconds = np.arange(1.0, updates + 1) if time is None else time
+    nothing = np.full(client.shape, np.nan)
+    return Trace(
+        time=np.array(seconds, np.float64),
+        client=client,
+        version=version,
+        iterations=np.array(iterations, np.int32),
+        task=zeros if task is None else np.array(task, np.int32),
+        start=nothing,
+        arrival=nothing,
+        group=np.array([0] * updates if group is None else group, np.int32),
+    )
+
+
+# ---- Arrays by hand ----
+
+
+def test_all_from_the_newest_model_is_dense():
+    trace = trace_of([[0, 2], [1, -1]], [[0, 0], [1, 0]], [[3, 4], [2, 0]])
+    schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
+    assert schedule.delivery is None and schedule.places == 0
+    assert schedule.tau.tolist() == [[3, 0, 4], [0, 2, 0]]
+    assert schedule.size.tolist() == [[5, 6, 7], [5, 6, 7]]
+    assert schedule.seconds.tolist() == [1, 2]
+    assert schedule.tau.dtype == schedule.size.dtype == np.int32
+
+
+def test_lost_deliveries_do_not_matter():
+    # Client 1 delivers nothing in update 1, whatever version it had begun from.
+    trace = trace_of([[0, 2], [1, 0]], [[0, 0], [0, 1]], [[3, 4], [0, 2]])
+    schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
+    assert schedule.delivery is None
+    assert schedule.tau.tolist() == [[3, 0, 4], [2, 0, 0]]
+
+
+def test_afl_of_three_clients():
+    # Version 0 is used until update 4, 1 until update 1, 2 from update 1 to 3; nobody
+    # delivers from 3, 4 and 5. Update 1 reads 1 before it puts 2 in the same place.
+    trace = trace_of(
+        client=[[0], [0], [1], [0], [2]],
+        version=[[0], [1], [0], [2], [0]],
+        iterations=[[4], [4], [4], [4], [4]],
+        task=[[0], [1], [0], [2], [0]],
+    )
+    schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
+    assert schedule.places == 2
+    d = schedule.delivery
+    assert d.client.tolist() == [[0], [0], [1], [0], [2]]
+    assert d.task.tolist() == [[0], [1], [0], [2], [0]]
+    assert d.base.tolist() == [[0], [1], [0], [1], [0]]
+    assert d.lag.tolist() == [[0], [0], [2], [1], [4]]
+    assert d.keep.tolist() == [1, 1, 2, 2, 2]  # 2 = P: nowhere
+    assert d.group.tolist() == [0] * 5
+    assert schedule.tau.tolist() == [[4]] * 5
+    assert schedule.size.tolist() == [[5], [5], [6], [5], [7]]
+
+
+def test_place_of_the_first_model_is_used_again():
+    # 0 is used until update 1, so version 2 takes its place; 1 until update 2.
+    trace = trace_of([[0], [1], [0], [1]], [[0], [0], [1], [2]])
+    schedule = replay.schedule_of(trace, np.array([5, 5]))
+    assert schedule.places == 2
+    assert schedule.delivery.base.tolist() == [[0], [0], [1], [0]]
+    assert schedule.delivery.keep.tolist() == [1, 0, 2, 2]
+
+
+def test_the_same_client_twice_and_padding():
+    # Everybody from the newest model in update 0, but client 0 twice.
+    trace = trace_of(
+        client=[[0, 0, -1], [1, 0, 2]],
+        version=[[0, 0, 0], [0, 1, 1]],
+        iterations=[[2, 3, 0], [4, 5, 0]],
+        task=[[0, 1, 0], [7, 2, 9]],
+    )
+    for rows in (1, 2):
+        part = trace._replace(
+            **{n: getattr(trace, n)[:rows] for n in Trace._fields if n != "time"},
+            time=trace.time[:rows],
+        )
+        schedule = replay.schedule_of(part, np.array([5, 6, 7]))
+        assert schedule.delivery is not None
+    d = schedule.delivery
+    assert d.client.tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert d.task.tolist() == [[0, 1, 0], [7, 2, 0]]
+    assert d.base.tolist() == [[0, 0, 0], [0, 1, 0]]
+    assert d.lag.tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert d.keep.tolist() == [1, 2]
+    assert schedule.tau.tolist() == [[2, 3, 0], [4, 5, 0]]
+    assert schedule.size.tolist() == [[5, 5, 1], [6, 5, 1]]
+
+
+def test_tiers_are_kept_where_all_start_from_the_newest_model():
+    # Of two tiers the first is offline all the time.
+    trace = trace_of([[1], [1]], [[0], [1]], group=[1, 1])
+    schedule = replay.schedule_of(trace, np.array([5, 5]))
+    assert schedule.delivery.group.tolist() == [1, 1]
+
+
+def test_evaluated_by_hand():
+    seconds = np.array([0.5, 1.0, 1.2, 1.9, 2.0, 2.0, 3.5])
+    # 1.0 ends the first second, the second 2.0 the second one, 3.5 is the last.
+    assert np.flatnonzero(replay.evaluated(seconds, 1.0)).tolist() == [1, 5, 6]
+    assert np.flatnonzero(replay.evaluated(seconds, 2.0)).tolist() == [5, 6]
+    assert np.flatnonzero(replay.evaluated(seconds, 9.0)).tolist() == [6]
+
+
+def test_evaluated_where_a_multiple_is_a_rounding_error_late():
+    seconds = np.array([0.1, 0.2, 0.1 + 0.1 + 0.1, 0.35])
+    assert seconds[2] > 0.3
+    assert replay.evaluated(seconds, 0.1).all()
+
+
+def test_dense_by_hand():
+    trace = trace_of([[0, 0, 1], [2, 1, -1]], [[0, 0, 0], [0, 1, 0]])
+    schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
+    rho = np.array([[0.5, 0.25, 0.25], [0.75, 0.25, 9.0]])
+    assert replay.dense(rho, schedule, 3).tolist() == [[0.75, 0.25, 0], [0, 0.25, 0.75]]
+    assert replay.dense(rho[:1], schedule, 3).tolist() == [[0.75, 0.25, 0]]
+    chosen = np.array([[True, False, False], [True, False, True]])
+    assert replay.dense(chosen, schedule, 3).tolist() == [
+        [True, False, False],
+        [False, False, True],
+    ]
+    whole = np.ones((2, 3))
+    assert replay.dense(whole, Schedule(whole, whole), 3) is whole
+
+
+@st.composite
+def traces(draw):
+    """Up to 12 updates of up to 4 deliveries from any earlier version."""
+    updates, width = draw(st.integers(1, 12)), draw(st.integers(1, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    recent = draw(st.integers(0, 12))
+    shape = updates, width
+    low = np.maximum(np.arange(updates) - recent, 0)[:, None]
+    version = rng.integers(low, np.arange(updates)[:, None] + 1, shape)
+    client = rng.integers(-1, 5, shape)
+    iterations = rng.integers(0, 4, shape)
+    task = rng.integers(0, 99, shape)
+    return trace_of(client, version, iterations, task)
+
+
+@settings(deadline=None, max_examples=200)
+@given(traces())
+def test_every_delivery_reads_its_version_from_the_smallest_pool(trace):
+    schedule = replay.schedule_of(trace, SIZES)
+    real = (trace.client >= 0) & (trace.iterations > 0)
+    work = np.zeros((len(real), 5), int)
+    for r, k in zip(*np.nonzero(real), strict=True):
+        work[r, trace.client[r, k]] += trace.iterations[r, k]
+    np.testing.assert_array_equal(replay.dense(schedule.tau, schedule, 5), work)
+    if schedule.delivery is None:
+        assert (trace.version == np.arange(len(real))[:, None])[real].all()
+        return
+    d, pool, needed = schedule.delivery, [0] * schedule.places, []
+    for r in range(len(real)):
+        for k in np.flatnonzero(real[r]):
+            assert pool[d.base[r, k]] == trace.version[r, k]
+            assert d.lag[r, k] == r - trace.version[r, k]
+            assert d.client[r, k] == trace.client[r, k]
+            assert d.task[r, k] == trace.task[r, k]
+        assert (schedule.tau[r][~real[r]] == 0).all()
+        if d.keep[r] < schedule.places:
+            pool[d.keep[r]] = r + 1
+        # Versions there are when update r reads, and that it or a later one reads.
+        later = set(trace.version[r:][real[r:]].tolist())
+        needed.append(len([v for v in later if v <= r]))
+    assert schedule.places == max(needed)
+
+
+# ---- The engine ----
+
+
+def in_form_of_deliveries(schedule):
+    """The same schedule as if everybody's base model had to be kept."""
+    updates, clients = schedule.tau.shape
+    zeros = np.zeros((updates, clients), np.int32)
+    interval = np.arange(updates, dtype=np.int32)[:, None]
+    delivery = Delivery(
+        client=zeros + np.arange(clients, dtype=np.int32),
+        task=zeros + interval,
+        base=zeros,
+        lag=zeros,
+        keep=np.zeros(updates, np.int32),
+        group=np.zeros(updates, np.int32),
+    )
+    return schedule._replace(delivery=delivery, places=1)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "mapping_name", "chunk"),
+    [
+        ("dms", "sequential", 1),  # L, G², σ² estimated too
+        ("fedavg", "vmap", 5),
+        pytest.param("fedprox", "sequential", 1, marks=pytest.mark.slow),
+        ("fedasync", "sequential", 1),
+    ],
+)
+def test_intervals_as_deliveries_have_the_same_bits(algorithm, mapping_name, chunk):
+    measured = {"smoothness": np.nan, "grad_sq_norm": np.nan}
+    hp = problems.hparams(momentum=0.9, mu=0.1, lr=0.03, **measured)
+    dense = Schedule(TAU.astype(np.int32), SIZE.astype(np.int32))
+    options = {"hp": hp, "mapping_name": mapping_name, "chunk": chunk}
+    options["estimates"] = algorithm == "dms"
+    _, plain, history = problems.replayed(algorithm, PROBLEM, dense, **options)
+    _, pooled, other = problems.replayed(
+        algorithm, PROBLEM, in_form_of_deliveries(dense), **options
+    )
+    jax.tree.map(np.testing.assert_array_equal, history, other)
+    jax.tree.map(np.testing.assert_array_equal, plain.params, pooled.params)
+    first = jax.tree.map(lambda a: a[0], pooled.pool)
+    jax.tree.map(np.testing.assert_array_equal, first, pooled.params)
+
+
+SPEEDS = fleet_of([0.3, 1.0, 1.3, 2.0, 3.1], [0.1, 0.2, 0.1, 0.3, 0.2])
+CASES = {  # name: framework and its settings, rule, tiers, hyper-parameters
+    "afl": (
+        ("afl", {"horizon": 8.0, "iterations": 2}),
+        "fedasync",
+        1,
+        {"staleness": 1, "staleness_a": 0.5, "gamma": 0.5},
+    ),
+    "fedbuff": (
+        ("fedbuff", {"horizon": 6.0, "iterations": 2, "buffer": 3}),
+        "fedbuff",
+        1,
+        {"server_lr": 0.7, "momentum": 0.9},
+    ),
+    "fedbuff, hinge": (
+        ("fedbuff", {"horizon": 6.0, "iterations": 2, "buffer": 2}),
+        "fedbuff",
+        1,
+        {"staleness": 2, "staleness_a": 2.0, "staleness_b": 1.0},
+    ),
+    # Client 0 is in a buffer three times.
+    "fedbuff, scaffold": (
+        ("fedbuff", {"horizon": 9.0, "iterations": 2, "buffer": 4}),
+        "scaffold",
+        1,
+        {"momentum": 0.5, "mu": 0.2},
+    ),
+    "afl, scaffold": (
+        ("afl", {"horizon": 7.0, "iterations": 2}),
+        "scaffold",
+        1,
+        {"server_lr": 0.8},
+    ),
+    "fedat": (
+        ("fedat", {"horizon": 12.0, "iterations": 2, "tiers": 3}),
+        "fedat",
+        3,
+        {},
+    ),
+    "safa": (
+        ("safa", {"horizon": 9.0, "iterations": 2, "fraction": 0.5, "lag": 3}),
+        "fedavg",
+        1,
+        {"staleness": 3},
+    ),
+}
+
+
+@functools.cache
+def case(name):
+    """A case's trace, schedule and reference."""
+    (framework, own), algorithm, groups, changes = CASES[name]
+    trace = FRAMEWORKS[framework](SPEEDS, **own)
+    hp = problems.hparams(**changes)
+    schedule = replay.schedule_of(trace, SIZES)
+    start, state, history = problems.replayed(
+        algorithm, PROBLEM, schedule, hp=hp, groups=groups, sizes=SIZES.tolist()
+    )
+    return trace, schedule, hp, start, state, history
+
+
+def test_the_cases_are_what_they_are_for():
+    trace = case("fedbuff")[0]
+    rows = [row.tolist() for row in trace.client]
+    assert any(a == b == 0 for row in rows for a, b in zip(row, row[1:], strict=False))
+    for name in CASES:
+        schedule = case(name)[1]
+        assert schedule.delivery.lag.max() >= 2 and schedule.places >= 2, name
+    assert set(case("fedat")[0].group) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_replay_matches_plain_reference(name):
+    trace, schedule, hp, start, state, history = case(name)
+    _, algorithm, groups, _ = CASES[name]
+    versions = reference.replay(
+        as_reference(start.params),
+        (DATA.x_train.astype(np.float64) - 0.3) / 1.7,
+        DATA.y_train,
+        np.asarray(PROBLEM.rows),
+        trace,
+        SIZES,
+        jax.random.fold_in(jax.random.key(0), 1),
+        {k: float(v) for k, v in hp._asdict().items()},
+        algorithm,
+        4,
+        "pass",
+        groups,
+    )
+    for n, value in versions[-1].items():
+        assert np.abs(value - versions[0][n]).max() > 1e-2
+        got = as_reference(state.params)[n]
+        np.testing.assert_allclose(got, value, rtol=2e-4, atol=2e-5)
+    # What is still in the pool is the last version that was put there.
+    held = np.zeros(schedule.places, int)
+    for r, place in enumerate(schedule.delivery.keep):
+        held[place : place + 1] = r + 1  # an empty slice for P
+    for place, version in enumerate(held):
+        kept = as_reference(jax.tree.map(lambda a, p=place: a[p], state.pool))
+        for n, value in versions[version].items():
+            np.testing.assert_allclose(kept[n], value, rtol=2e-4, atol=2e-5)
+    there = schedule.tau > 0
+    np.testing.assert_array_equal(history.selected, there)
+    assert not np.asarray(history.rho)[~there].any()
+    counted = np.where(there, schedule.tau * schedule.size, 0).sum(axis=1)
+    np.testing.assert_array_equal(history.samples.sum(1), counted)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedbuff", pytest.param("fedat", marks=pytest.mark.slow)]
+)
+def test_mappings_agree(name):
+    _, schedule, hp, _, state, history = case(name)
+    _, algorithm, groups, _ = CASES[name]
+    for mapping_name, chunk in MAPPINGS[1:]:
+        _, other, measured = problems.replayed(
+            algorithm,
+            PROBLEM,
+            schedule,
+            hp=hp,
+            groups=groups,
+            mapping_name=mapping_name,
+            chunk=min(chunk, schedule.tau.shape[1]),
+        )
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+            (other.params, other.pool, measured),
+            (state.params, state.pool, history),
+        )
+
+
+def spoilt(client):
+    """The problem with NaN in the samples of one client, which nobody else has."""
+    own = np.asarray(PROBLEM.rows[client])
+    rows = np.asarray(PROBLEM.rows).copy()
+    for i in range(len(rows)):
+        if i != client:
+            rows[i] = np.resize(rows[i][~np.isin(rows[i], own)], rows.shape[1])
+    clean = PROBLEM._replace(rows=jnp.asarray(rows))
+    x = PROBLEM.samples.x.at[own].set(np.nan)
+    return clean, clean._replace(samples=PROBLEM.samples._replace(x=x))
+
+
+def test_a_spoilt_delivery_is_left_out_and_the_pool_unharmed():
+    _, schedule, hp, *_ = case("fedbuff")
+    clean, bad = spoilt(1)
+    _, state, history = problems.replayed("fedbuff", bad, schedule, hp=hp)
+    theirs = (schedule.delivery.client == 1) & (schedule.tau > 0)
+    assert theirs.any() and not (theirs | (schedule.tau == 0)).all(axis=1).any()
+    np.testing.assert_array_equal(history.num_dropped, theirs.sum(axis=1))
+    assert not history.diverged.any()
+    # The same as if it had delivered nothing.
+    away = schedule._replace(tau=np.where(theirs, 0, schedule.tau).astype(np.int32))
+    _, without, _ = problems.replayed("fedbuff", clean, away, hp=hp)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        (state.params, state.pool),
+        (without.params, without.pool),
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["fedasync", "fedbuff"])
+def test_nobody_delivers(algorithm):
+    # Update 1 is by nobody, but client 1 starts from its model all the same.
+    trace = trace_of([[0], [-1], [1], [1]], [[0], [0], [0], [2]], [[1], [0], [0], [0]])
+    schedule = replay.schedule_of(trace, SIZES)
+    assert schedule.delivery is None
+    delivery = Delivery(
+        client=np.array([[0], [0], [1], [1]]),
+        task=np.array([[0], [0], [0], [1]]),
+        base=np.array([[0], [0], [0], [1]]),
+        lag=np.array([[0], [0], [2], [1]]),
+        keep=np.array([2, 1, 2, 2]),
+        group=np.zeros(4, int),
+    )
+    delivery = jax.tree.map(lambda a: a.astype(np.int32), delivery)
+    tau = np.array([[1], [0], [0], [0]], np.int32)
+    size = np.full((4, 1), 10, np.int32)
+    schedule = Schedule(tau, size, None, delivery, 2)
+    start, state, history = problems.replayed(algorithm, PROBLEM, schedule)
+    losses = np.asarray(history.test_loss)
+    assert (losses == losses[0]).all()
+    assert history.samples.sum(1).tolist() == [10, 0, 0, 0]
+    assert not history.diverged.any()
+    moved = jax.tree.map(lambda a, b: (a != b).any(), start.params, state.params)
+    assert any(jax.tree.leaves(moved))
+    first, second = (jax.tree.map(lambda a, p=p: a[p], state.pool) for p in (0, 1))
+    jax.tree.map(np.testing.assert_array_equal, first, start.params)
+    jax.tree.map(np.testing.assert_array_equal, second, state.params)
+
+
+# ---- From a config ----
+
+OWN = {  # framework: its settings and a rule for it
+    "tsfl": ({"carry": True}, "dms"),
+    "sfl": ({}, "fedavg"),
+    "afl": ({}, "fedasync"),
+    "fedbuff": ({"buffer": 2}, "fedbuff"),
+    "fedat": ({"tiers": 2}, "fedat"),
+    "fedcs": ({"deadline": 3.0}, "fednova"),
+    "esync": ({}, "scaffold"),
+    "safa": ({"lag": 2}, "fedavg"),
+}
+
+
+def timed(framework, **changes) -> config.Config:
+    """Four clients on digits for 3 · 2 virtual seconds."""
+    own, algorithm = OWN[framework]
+    values = {"algorithm": algorithm} | changes
+    settings = config.Config(
+        num_intervals=3, num_clients=4, lr=0.02, batch_size=8, report_every=2, devices=1
+    )
+    settings.schedule.data_size = 32
+    settings.schedule.interval_seconds = 2.0
+    settings.model.hidden = 8
+    settings.timeline.framework = framework
+    settings.timeline.local_iterations = 2
+    settings.timeline.jitter = 0.2
+    if framework in ("afl", "fedbuff", "safa"):
+        settings.server.staleness = "polynomial"
+    settings.dms = config.DMSConfig(1.0, 2.0, 1.0)
+    for name, value in own.items():
+        setattr(settings.timeline, name, value)
+    for name, value in values.items():
+        setattr(settings, name, value)
+    return settings
+
+
+@pytest.mark.parametrize("framework", OWN)
+def test_every_framework_runs(framework, tmp_path):
+    result = tsfl_jax.simulate(timed(framework), workdir=tmp_path)
+    rows = report.read_metrics(tmp_path / "metrics.jsonl")
+    seconds = np.array([row["virtual_time"] for row in rows])
+    updates = len(rows)
+    assert (np.diff(seconds) > 0).all() and seconds[-1] <= 6 * (1 + 1e-12)
+    assert [row["interval"] for row in rows] == list(range(1, updates + 1))
+    accuracy = result.history["test_accuracy"]
+    # Once in each 2 s in which something happens, by the last update in them.
+    periods = np.ceil(seconds / 2)
+    assert np.isfinite(accuracy).sum() == len(np.unique(periods))
+    assert np.isfinite(accuracy[-1])
+    with np.load(tmp_path / "clients.npz") as clients:
+        for name in ("tau", "size", "rho", "selected"):
+            assert clients[name].shape == (updates, 4), name
+        assert (clients["tau"].sum(axis=1) > 0).sum() >= 1
+        assert not clients["rho"][clients["tau"] == 0].any()
+        worked = clients["tau"].sum(axis=1) * 32
+    np.testing.assert_array_equal(result.history["samples"], worked)
+    assert result.summary["num_dropped"] == 0
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
+    exp = assemble.build(timed("afl"))
+    updates = len(exp.times.tau)
+    assert updates % exp.chunk and updates > exp.chunk
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(exp, tmp_path / "killed", stop=lambda: True)
+    rows = report.read_metrics(tmp_path / "killed" / "metrics.jsonl")
+    assert len(rows) == exp.chunk
+    resumed = runner.run(exp, tmp_path / "killed")
+    whole = runner.run(exp, tmp_path / "whole")
+    same(files(tmp_path / "killed"), files(tmp_path / "whole"))
+    assert len(whole.history["rho"]) == updates
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+
+
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "fedbuff",
+        pytest.param("fedat", marks=pytest.mark.slow),
+        pytest.param("safa", marks=pytest.mark.slow),
+    ],
+)
+def test_several_devices_give_the_result_of_one(framework):
+    # Two places over 2 devices, and over 3, one of which has nothing to do.
+    one, *others = (
+        tsfl_jax.simulate(timed(framework, devices=count)) for count in (1, 2, 3)
+    )
+    for count, many in zip((2, 3), others, strict=True):
+        assert many.summary["num_devices"] == count
+        for name in ("test_loss", "train_loss", "rho", "selected", "samples"):
+            np.testing.assert_allclose(
+                many.history[name], one.history[name], rtol=2e-3, atol=2e-3
+            )
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4),
+            many.params,
+            one.params,
+        )
+
+
+@pytest.mark.parametrize(
+    "framework", [pytest.param("tsfl", marks=pytest.mark.slow), "afl"]
+)
+def test_a_sweep_over_seeds_equals_single_runs(framework, tmp_path):
+    settings = timed(framework)
+    settings.timeline.jitter = 0.0
+    # Speeds from a file are those of every seed, so that all are lanes of a program.
+    speeds = "client,seconds\n0,0.3\n1,0.45\n2,0.7\n3,0.95\n"
+    (tmp_path / "speeds.csv").write_text(speeds)
+    settings.timeline.speeds = str(tmp_path / "speeds.csv")
+    swept = tsfl_jax.sweep(settings, {"seed": [0, 3]})
+    for place, seed in enumerate((0, 3)):
+        settings.seed = seed
+        single = tsfl_jax.simulate(settings)
+        for name in ("test_loss", "train_loss", "rho"):
+            np.testing.assert_allclose(
+                swept.history[name][place],
+                single.history[name],
+                rtol=1e-5,
+                atol=1e-5,
+                err_msg=name,
+            )
+        times = prepare.prepare(settings).times
+        np.testing.assert_array_equal(swept.history["tau"][place], times.tau)
+        assert swept.rows[place]["final_test_loss"] == pytest.approx(
+            single.summary["final_test_loss"], rel=1e-5
+        )
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_timelines_differ_equals_single_runs():
+    # Other speeds, so another number of updates: programs of their own.
+    swept = tsfl_jax.sweep(timed("afl"), {"seed": [0, 1]})
+    for row, seed in zip(swept.rows, (0, 1), strict=True):
+        single = tsfl_jax.simulate(timed("afl", seed=seed))
+        assert row["final_test_loss"] == pytest.approx(
+            single.summary["final_test_loss"], rel=1e-5
+        )
+        assert row["samples_trained"] == single.summary["samples_trained"]

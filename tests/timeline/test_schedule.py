@@ -1,0 +1,375 @@
+"""Schedules: the paper's cases, distributions, traces, and every mistake."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tsfl_jax
+from tsfl_jax.config import Config
+from tsfl_jax.experiment import assemble, prepare, results, runner
+from tsfl_jax.theory import bounds
+from tsfl_jax.timeline import distributions, schedule
+from tsfl_jax.types import UserError
+
+
+def make(kind, T=3, N=20, size=1024, seed=0, **kwargs):
+    return schedule.make_schedule(
+        kind,
+        num_intervals=T,
+        num_clients=N,
+        data_size=size,
+        rng=np.random.default_rng(seed),
+        **kwargs,
+    )
+
+
+def test_case1_and_case2():
+    for kind, tau, degree in (
+        ("case1", [1] * 10 + [4] * 10, 2.25),
+        ("case2", [1] * 5 + [2] * 5 + [3] * 5 + [4] * 5, 1.25),
+    ):
+        made = make(kind)
+        assert made.tau.dtype == made.size.dtype == np.int32
+        assert made.tau.tolist() == [tau] * 3
+        assert (made.size == 1024).all() and made.size.shape == (3, 20)
+        assert bounds.heterogeneity_degree(made.tau[0]) == degree
+        assert bounds.heterogeneity_degree(made.tau).tolist() == [degree] * 3
+
+
+def test_case3_has_the_moments_of_the_paper():
+    T = 4000
+    made = make("case3", T=T)
+    # Quarters of contiguous clients. 20,000 draws: 5 standard errors of frequencies.
+    tau = made.tau.reshape(T, 4, 5).transpose(1, 0, 2).reshape(4, -1)
+    for drawn, mean, std in zip(tau, (2, 3, 4, 5), (0.4, 0.6, 0.8, 1.0), strict=True):
+        below = [math.erf((k - mean) / std / 2**0.5) / 2 for k in range(12)]
+        found = np.bincount(drawn, minlength=11)[:11] / drawn.size
+        np.testing.assert_allclose(found, np.diff(below), atol=0.018)
+    # Fifths of interleaved clients.
+    size = made.size.reshape(T, 4, 5).transpose(2, 0, 1).reshape(5, -1)
+    mean, std = np.array([512, 768, 1024, 1280, 1536]), np.arange(100, 301, 50)
+    np.testing.assert_allclose(size.mean(1), mean - 0.5, atol=5 * 300 / 126)
+    np.testing.assert_allclose(size.std(1), std, rtol=0.04)
+    assert (made.tau[0] != made.tau[1]).any() and (made.size[0] != made.size[1]).any()
+    # Nearly independent of each other: every quarter has the same mix of sizes.
+    assert np.ptp(made.size.reshape(T, 4, 5).mean((0, 2))) < 15
+
+
+def test_case3_sizes_scale_and_stay_positive():
+    large, small = make("case3", T=50), make("case3", T=50, size=256)
+    np.testing.assert_allclose(small.size, large.size / 4, atol=1)
+    np.testing.assert_array_equal(small.tau, large.tau)
+    tiny = make("case3", T=50, size=1)
+    assert tiny.size.min() == 1 and tiny.size.max() <= 4
+
+
+@pytest.mark.parametrize(("N", "parts"), [(10, [3, 2, 3, 2]), (2, [1, 0, 1, 0])])
+def test_groups_are_as_equal_as_possible(N, parts):
+    tau = make("case2", N=N).tau[0]
+    assert np.bincount(tau, minlength=5)[1:].tolist() == parts
+    assert (np.diff(tau) >= 0).all()
+
+
+def test_explicit():
+    assert make("explicit", N=4, tau=(3, 0, 2, 5)).tau[1].tolist() == [3, 0, 2, 5]
+    assert make("explicit", N=5, tau=(7, 1)).tau[0].tolist() == [7, 7, 7, 1, 1]
+
+
+def test_distributions():
+    made = make(
+        "distribution",
+        T=5000,
+        N=5,
+        tau_groups=(
+            "normal(10,2)",
+            " Uniform( 2, 4 )",
+            "lognormal(20,0.5)",
+            "constant(6.9)",
+            "normal(0.2,5)",
+        ),
+        size_groups=("uniform(-3,2)", "constant(9)"),
+    )
+    normal, uniform, lognormal, constant, clipped = made.tau.T
+    assert abs(normal.mean() - 9.5) < 0.15 and abs(normal.std() - 2.02) < 0.1
+    shares = np.bincount(uniform, minlength=6) / 5000
+    np.testing.assert_allclose(shares[2:5], 1 / 3, atol=0.035)
+    assert shares[2:5].sum() == 1
+    # The mean is the distribution's own: 20, less half a step for the floor.
+    assert abs(lognormal.mean() - 19.5) < 0.8
+    assert abs(np.median(lognormal) - 20 * np.exp(-0.125)) < 1
+    assert (constant == 6).all()
+    assert clipped.min() == 0 and 0.4 < (clipped == 0).mean() < 0.7
+    assert set(made.size[:, 0::2].ravel()) == {1, 2}  # interleaved, at least 1
+    assert (made.size[:, 1::2] == 9).all()
+
+
+def test_size_groups_replace_the_sizes_of_a_case():
+    made = make("case3", size_groups=("constant(5)", "constant(6)"))
+    assert made.size.tolist() == [[5, 6] * 10] * 3
+    np.testing.assert_array_equal(made.tau, make("case3").tau)
+
+
+MIXED = ("uniform(1,6)", "lognormal(3,1)", "normal(4,2)")
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 9))
+def test_a_longer_run_extends_a_shorter_one(T, more, seed):
+    for kind, kwargs in (
+        ("case3", {}),
+        ("distribution", {"tau_groups": MIXED, "size_groups": MIXED}),
+    ):
+        short, long = (
+            make(kind, T=t, N=7, seed=seed, dropout=0.3, **kwargs)
+            for t in (T, T + more)
+        )
+        np.testing.assert_array_equal(long.tau[:T], short.tau)
+        np.testing.assert_array_equal(long.size[:T], short.size)
+
+
+def test_the_generator_decides():
+    same = [make("case3", seed=1), make("case3", seed=1), make("case3", seed=2)]
+    np.testing.assert_array_equal(same[0].tau, same[1].tau)
+    np.testing.assert_array_equal(same[0].size, same[1].size)
+    assert (same[0].tau != same[2].tau).any() and (same[0].size != same[2].size).any()
+
+
+def test_upload_above():
+    for above, tau in ((2, [0] * 10 + [3] * 5 + [4] * 5), (3, [0] * 15 + [4] * 5)):
+        assert make("case2", upload_above=above).tau[0].tolist() == tau
+    with pytest.raises(UserError, match="no client ever does more than 4"):
+        make("case2", upload_above=4)
+
+
+def test_dropout_only_takes_away():
+    whole, thin = make("case3", T=500), make("case3", T=500, dropout=0.3)
+    np.testing.assert_array_equal(thin.size, whole.size)
+    stays = thin.tau != 0
+    np.testing.assert_array_equal(thin.tau[stays], whole.tau[stays])
+    # 10,000 independent draws: 5 standard errors. Anybody, at any time.
+    away = (thin.tau == 0) & (whole.tau > 0)
+    rate = away.sum() / (whole.tau > 0).sum()
+    assert abs(rate - 0.3) < 0.025
+    assert away.mean(0).min() > 0.15 and away.mean(1).max() < 0.9
+
+
+def trace(tmp_path, text, encoding="utf-8"):
+    path = tmp_path / "trace.csv"
+    path.write_bytes(text.encode(encoding))
+    return str(path)
+
+
+def test_trace(tmp_path):
+    text = "interval,client,tau,size\r\n0,0,4,100\r\n\r\n 2 , 0 ,0, 300\r\n0,2,5,\r\n"
+    for encoding in ("utf-8", "utf-8-sig"):
+        made = make("trace", N=4, size=64, trace=trace(tmp_path, text, encoding))
+        assert made.tau.tolist() == [[4, 0, 5, 0], [0] * 4, [0] * 4]
+        # Away: the client's largest size, data_size where the file has none.
+        assert made.size.tolist() == [
+            [100, 64, 64, 64],
+            [300, 64, 64, 64],
+            [300, 64, 64, 64],
+        ]
+        assert made.tau.dtype == made.size.dtype == np.int32
+    path = trace(tmp_path, "tau,Client,interval\n3,1,1")  # any order, no sizes
+    made = make("trace", N=2, size=7, trace=path, upload_above=2)
+    assert made.tau.tolist() == [[0, 0], [0, 3], [0, 0]] and (made.size == 7).all()
+    away = make("trace", T=300, N=2, trace=trace(tmp_path, text[:37]), dropout=0.5)
+    assert set(away.tau[:, 0]) <= {0, 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty; expected the header"),
+        ("\n \n", "empty; expected the header"),
+        ("interval,client,tau\n", "no rows below the header"),
+        ("0,0,4\n", "line 1: unknown column '0'"),
+        (
+            "interval,clinet,tau\n",
+            "line 1: unknown column 'clinet'; did you mean 'client",
+        ),
+        ("\ninterval,client\n", "line 2: no column tau"),
+        ("interval,client,tau,tau\n", "line 1: column 'tau' twice"),
+        ("interval;client;tau\n", "line 1: unknown column"),
+        ("interval,client,tau\n0,0\n", "line 2: 2 cells; expected 3"),
+        ("interval,client,tau\n0,0,1\n0,1,x\n", "line 3: tau is 'x'"),
+        ("interval,client,tau\n0,0,1.5\n", "line 2: tau is '1.5'"),
+        ("interval,client,tau\n0,0,\n", "line 2: tau is ''"),
+        ("interval,client,tau\n0,0,-1\n", "line 2: tau is '-1'; .* from 0"),
+        ("interval,client,tau\n0,0,99999999999\n", "line 2: tau is '99999999999'"),
+        ("interval,client,tau,size\n0,0,1,0\n", "line 2: size is '0'; .* from 1"),
+        ("interval,client,tau\n3,0,1\n", "line 2: interval is '3'; .* from 0 to 2"),
+        ("interval,client,tau\n0,20,1\n", "line 2: client is '20'; .* from 0 to 19"),
+        ("interval,client,tau\n\n1,2,1\n1,2,1\n", "line 4: .*twice, first in line 3"),
+        ("interval,client,tau\n0,0,\x00\n", "trace.csv"),
+    ],
+)
+def test_malformed_trace(tmp_path, text, message):
+    path = trace(tmp_path, text)
+    with pytest.raises(UserError, match=message) as error:
+        make("trace", trace=path)
+    assert path in str(error.value) and "\n" not in str(error.value)
+
+
+def test_trace_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="No such file") as error:
+        make("trace", trace=str(tmp_path / "none.csv"))
+    assert "--config.schedule.trace" in str(error.value)
+    (tmp_path / "binary.csv").write_bytes(b"interval,client,tau\n\xff\xfe,1,2\n")
+    with pytest.raises(UserError, match="not a CSV file of UTF-8"):
+        make("trace", trace=str(tmp_path / "binary.csv"))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"kind": "cas1"}, "kind=cas1: .*did you mean 'case1"),
+        ({"kind": "case1", "T": 0}, "num_intervals=0: must be >= 1"),
+        ({"kind": "case1", "N": 0}, "num_clients=0: must be >= 1"),
+        ({"kind": "case1", "size": 0}, "data_size=0: must be >= 1"),
+        ({"kind": "case1", "upload_above": -1}, "upload_above=-1: must be >= 0"),
+        ({"kind": "case1", "dropout": 1.0}, r"dropout=1.0: must be in \[0, 1\)"),
+        ({"kind": "case1", "dropout": float("nan")}, "dropout=nan"),
+        ({"kind": "explicit"}, "needs --config.schedule.tau"),
+        ({"kind": "explicit", "tau": (1,) * 21}, "21 entries for .*num_clients=20"),
+        ({"kind": "explicit", "tau": (1, -2)}, "-2 is not a whole number >= 0"),
+        ({"kind": "explicit", "tau": (1.5,)}, "1.5 is not a whole number"),
+        ({"kind": "distribution"}, "needs --config.schedule.tau_groups"),
+        ({"kind": "trace"}, "needs --config.schedule.trace"),
+        ({"kind": "trace", "size_groups": ("constant(1)",)}, "size_groups cannot go"),
+        ({"kind": "case1", "size_groups": ("constant(1)",) * 21}, "size_groups has 21"),
+    ],
+)
+def test_wrong_settings(kwargs, message):
+    with pytest.raises(UserError, match=message) as error:
+        make(**kwargs)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("norml(2,1)", "unknown distribution 'norml'; did you mean 'normal"),
+        ("normal", r"expected NAME\(NUMBER,…\); did you mean 'normal"),
+        ("(2,1)", "unknown distribution ''"),
+        ("normal(2)", "normal takes 2 numbers, got 1"),
+        ("constant(1,2)", "constant takes 1 numbers, got 2"),
+        ("normal(2,x)", "not a number"),
+        ("normal(2,-1)", "std must be >= 0"),
+        ("lognormal(0,1)", "the mean must be > 0"),
+        ("lognormal(1,-1)", "sigma must be >= 0"),
+        ("uniform(3,1)", "low must not exceed high"),
+        ("uniform(1,2.5)", "whole numbers"),
+        ("normal(nan,1)", "finite"),
+        ("constant(inf)", "finite"),
+        ("normal(1,1);normal(2,1)", "expected NAME"),
+    ],
+)
+def test_malformed_distribution(text, message):
+    for flag, kind in (("tau_groups", "distribution"), ("size_groups", "case1")):
+        with pytest.raises(UserError, match=message) as error:
+            make(kind, **{flag: (text,)})
+        said = str(error.value)
+        assert f"--config.schedule.{flag}" in said and repr(text) in said
+        assert "uniform(low,high)" in said and "\n" not in said
+
+
+def small(**changes):
+    config = Config(num_intervals=3, num_clients=2, batch_size=8)
+    config.schedule.data_size, config.model.hidden = 44, 4
+    for name, value in changes.items():
+        where = config if hasattr(config, name) else config.schedule
+        setattr(where, name, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "explicit", "tau": (0, 0)}, r"schedule.tau=\(0, 0\): no client does"),
+        ({"kind": "distribution", "tau_groups": "constant(-3)"}, "tau_groups=constant"),
+        (
+            {"kind": "case1", "dropout": 0.999999},
+            "schedule.dropout=0.999999: no client",
+        ),
+        (
+            {"kind": "case1", "free_riders": 2, "free_riding": "echo"},
+            "free_riders=2: no",
+        ),
+    ],
+)
+def test_a_run_in_which_no_client_trains_is_refused(changes, message):
+    with pytest.raises(UserError, match=message) as error:
+        prepare.prepare(small(**changes))
+    assert "\n" not in str(error.value)
+
+
+def test_intervals_and_clients_without_work_are_noted(tmp_path):
+    config = small(kind="explicit", tau=(0, 1))
+    notes = tsfl_jax.simulate(config).summary["notes"]
+    assert notes == ["1 of 2 clients never train (0)"]
+    path = tmp_path / "trace.csv"
+    path.write_text("interval,client,tau\n0,0,1\n3,1,2\n")
+    config = small(kind="trace", trace=str(path), num_intervals=5, num_clients=3)
+    trace, idle, *_ = prepare.prepare(config).notes
+    assert "13 of 15 pairs of interval and client have no row" in trace
+    assert idle == (
+        "no client trains in 3 of 5 intervals; 1 of 3 clients never train (2)"
+    )
+    path.write_text("interval,client,tau\n0,0,0\n")
+    with pytest.raises(UserError, match="schedule.trace=.*no client does a local"):
+        prepare.prepare(config)
+    assert prepare.prepare(small(kind="case1")).notes == ()
+
+
+def test_drawn_sizes_are_bounded_however_long_a_run_is():
+    """Case 3 on digits, the default experiment, in 20,000 intervals."""
+    config = small(kind="case3", num_intervals=20_000, num_clients=20)
+    prepared = prepare.prepare(config)
+    # 1,384 of the 1,438 samples: 880 and three times 168.
+    assert prepared.dealt.capacity.sum() <= 1438
+    cut = int(prepared.notes[0].split()[0])
+    assert "cut off at three standard deviations" in prepared.notes[0]
+    # Φ(−3) of 400,000, and a little more as sizes are floored.
+    assert 400 < cut < 700
+    fifth = prepared.times.size[:, 0]
+    assert fifth.max() == int(22 + 3 * 100 / 1024 * 44)
+    # A longer run still extends a shorter one.
+    short = prepare.prepare(small(kind="case3", num_intervals=50, num_clients=20))
+    np.testing.assert_array_equal(prepared.times.size[:50], short.times.size)
+
+
+def test_bounds_of_the_distributions():
+    texts = ["normal(10,2)", "uniform(1,9)", "constant(4)", "lognormal(2,0.5)"]
+    got = distributions.most(texts, flag="sizes")
+    np.testing.assert_allclose(got, [16, np.inf, np.inf, 2 * np.exp(1.5 - 0.125)])
+
+
+def test_more_samples_than_a_client_can_count_are_refused():
+    for tau in (2**31 - 1, 2**31 // 44 + 1):
+        with pytest.raises(UserError, match=f"client 0 does τ = {tau} local"):
+            prepare.prepare(small(kind="explicit", tau=(tau, 1)))
+    config = small(kind="explicit", tau=(2**31 - 1, 1), iteration="step")
+    with pytest.raises(UserError, match="of 8 samples"):
+        prepare.prepare(config)
+    steps = prepare.prepare(small(kind="explicit", tau=(2**31 // 44, 1))).steps
+    assert steps.dtype == np.int64 and (steps[:, 0] == 2**31 // 44 * 6).all()
+
+
+def test_samples_are_counted_in_64_bits():
+    config = small(kind="explicit", tau=(2, 1))
+    result = tsfl_jax.simulate(config)
+    assert result.history["samples"].dtype == np.int64
+    assert result.history["samples"].tolist() == [132] * 3
+    # As many as clients may train on, each of them: more than 32 bits hold.
+    exp = assemble.build(config)
+    _, history = jax.eval_shape(exp.run, *runner.arguments(exp, exp.start, 0))
+    assert history.samples.shape == (3, 2)
+    filled = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), history)
+    filled = filled._replace(samples=np.full((3, 2), 2**31 - 1, np.int32))
+    assert results.summary(exp, filled, 1.0, 1.0)["samples_trained"] == 6 * (2**31 - 1)

@@ -1,0 +1,871 @@
+"""Timelines of all frameworks: schedules worked by hand, SimPy, properties, errors."""
+
+import contextlib
+import math
+import re
+from time import perf_counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsfl_jax import timeline
+from tsfl_jax.config import Config
+from tsfl_jax.experiment import workload
+from tsfl_jax.timeline import FRAMEWORKS, trace
+from tsfl_jax.timeline.fleet import Fleet, draw_fleet
+from tsfl_jax.timeline.trace import Trace, summary
+from tsfl_jax.types import UserError
+
+
+def fleet_of(iteration, download=0, upload=0, lost=False, online=()):
+    """Times of each client, [N] or [N, J]; windows as lists of pairs."""
+    N = len(iteration)
+    arrays = [np.asarray(a) for a in (iteration, download, upload, lost)]
+    J = max([a.shape[1] for a in arrays if a.ndim == 2], default=1)
+
+    def full(a, dtype):
+        a = a[:, None] if a.ndim == 1 else a
+        return np.broadcast_to(a, (N, J)).astype(dtype)
+
+    return Fleet(
+        *(full(a, np.float64) for a in arrays[:3]),
+        full(arrays[3], bool),
+        tuple(np.array(w, np.float64).reshape(-1, 2) for w in online),
+    )
+
+
+def run(name, fleet, **kwargs):
+    if name != "tsfl":
+        kwargs = {"iterations": 1} | kwargs
+    return FRAMEWORKS[name](fleet, **kwargs)
+
+
+def rows(trace, *fields):
+    """Per update: its time and a tuple of the fields of each delivery."""
+    out = []
+    for r, time in enumerate(trace.time):
+        there = np.flatnonzero(trace.client[r] >= 0)
+        cells = [tuple(getattr(trace, f)[r, k].item() for f in fields) for k in there]
+        out.append((time.item(), cells))
+    return out
+
+
+# Client 0 takes 0.5 + 2·1 + 0.5 = 3 s for two iterations, client 1 0.25 + 6 + 0.75 = 7.
+TWO = fleet_of([1.0, 3.0], [0.5, 0.25], [0.5, 0.75])
+
+
+def test_sfl():
+    trace = run("sfl", TWO, horizon=20, iterations=2)
+    # Rounds end at 7 and 14; 21 is after the horizon.
+    assert rows(trace, "client", "version", "iterations", "task", "start") == [
+        (7, [(0, 0, 2, 0, 0), (1, 0, 2, 0, 0)]),
+        (14, [(0, 1, 2, 1, 7), (1, 1, 2, 1, 7)]),
+    ]
+    assert trace.arrival.tolist() == [[3, 7], [10, 14]]
+    assert trace.group.tolist() == [0, 0]
+    assert [a.dtype for a in trace] == [
+        np.dtype(t) for t in ("f8", "i4", "i4", "i4", "i4", "f8", "f8", "i4")
+    ]
+    # The horizon belongs to the timeline.
+    assert len(run("sfl", TWO, horizon=21, iterations=2).time) == 3
+    assert len(run("sfl", TWO, horizon=20.999, iterations=2).time) == 2
+
+
+def test_draws_count_on_and_wrap():
+    # Iterations 1, 2, 4 and again; two a round: 1 + 2, 4 + 1, 2 + 4, 1 + 2.
+    fleet = fleet_of([[1, 2, 4]], [[0.5, 0.25, 0]])
+    trace = run("sfl", fleet, horizon=18.25, iterations=2)
+    # With downloads: 3.5, then + 5.25, + 6, + 3.5.
+    assert trace.time.tolist() == [3.5, 8.75, 14.75, 18.25]
+
+
+def test_lost_deliveries_are_waited_for():
+    # Client 1's first is lost; so are both second ones: no update, but time passes.
+    fleet = fleet_of([1, 2], lost=[[False, True, False], [True, True, False]])
+    trace = run("sfl", fleet, horizon=6)
+    assert rows(trace, "client", "version", "task") == [
+        (2, [(0, 0, 0)]),
+        (6, [(0, 1, 2), (1, 1, 2)]),
+    ]
+    # Padding at the end of the row.
+    assert trace.client[0].tolist() == [0, -1] and trace.task[0, 1] == 0
+    assert math.isnan(trace.start[0, 1]) and math.isnan(trace.arrival[0, 1])
+    # afl: 0 arrives at 1, is lost at 2, at 3; 1 is lost at 2 and 4, arrives at 6.
+    assert rows(run("afl", fleet, horizon=6), "client", "version", "task") == [
+        (1, [(0, 0, 0)]),
+        (3, [(0, 1, 2)]),
+        (4, [(0, 2, 3)]),
+        (6, [(0, 3, 5)]),
+        (6, [(1, 3, 2)]),
+    ]
+
+
+def test_offline_clients():
+    # 0 is online in [1, 2) and from 3 on: 0.25 s download, then 1 s, pausing at 2.
+    fleet = fleet_of([1, 0.5], [0.25, 0.25], online=[[(1, 2), (3, math.inf)], []])
+    trace = run("sfl", fleet, horizon=5)
+    # Round 0: client 0 from 1 to 2, then 0.25 s from 3. Round 1: 3.25 + 1.25.
+    assert trace.time.tolist() == [3.25, 4.5]
+    assert trace.start.tolist() == [[1, 0], [3.25, 3.25]]
+    assert trace.arrival.tolist() == [[3.25, 0.75], [4.5, 4.0]]
+    # Nobody waits for who is gone for good.
+    gone = fleet_of([1, 0.5], online=[[(0, 1.5)], []])
+    assert rows(run("sfl", gone, horizon=2), "client") == [
+        (1, [(0,), (1,)]),
+        (1.5, [(1,)]),
+        (2, [(1,)]),
+    ]
+    # afl: the version is that of the moment when the download begins.
+    trace = run("afl", fleet, horizon=3.25)
+    # 1 arrives at .75, 1.5, 2.25, 3; 0 began at 1, after one update.
+    assert rows(trace, "client", "version", "start")[-1] == (3.25, [(0, 1, 1)])
+
+
+def test_afl():
+    trace = run("afl", TWO, horizon=10, iterations=2)
+    # Client 0 arrives at 3, 6, 9, client 1 at 7.
+    assert rows(trace, "client", "version", "iterations", "task", "start") == [
+        (3, [(0, 0, 2, 0, 0)]),
+        (6, [(0, 1, 2, 1, 3)]),
+        (7, [(1, 0, 2, 0, 0)]),
+        (9, [(0, 2, 2, 2, 6)]),
+    ]
+    assert (trace.arrival[:, 0] == trace.time).all()
+    # Staleness r − version: 0, 0, 2, 1.
+    assert summary(trace, 2) == {
+        "updates": 4,
+        "deliveries": [3, 1],
+        "mean_staleness": 0.75,
+        "max_staleness": 2,
+        "iterations": 8,
+        "seconds_per_update": 2.25,
+    }
+
+
+def test_ties_go_to_the_smaller_id():
+    trace = run("afl", fleet_of([1, 1, 1]), horizon=2)
+    assert trace.client[:, 0].tolist() == [0, 1, 2] * 2
+    # Whoever delivers goes on at once, before the others of the same moment.
+    assert trace.version[:, 0].tolist() == [0, 0, 0, 1, 2, 3]
+
+
+def test_fedbuff():
+    trace = run("fedbuff", TWO, horizon=14, iterations=2, buffer=2)
+    # Arrivals: 0 at 3, 6 | 1 at 7, 0 at 9 | 0 at 12, 1 at 14.
+    assert rows(trace, "client", "version", "task", "start", "arrival") == [
+        (6, [(0, 0, 0, 0, 3), (0, 0, 1, 3, 6)]),
+        (9, [(1, 0, 0, 0, 7), (0, 1, 2, 6, 9)]),
+        (14, [(0, 2, 3, 9, 12), (1, 1, 1, 7, 14)]),
+    ]
+
+
+def test_fedat():
+    # Tier 0: clients 0 and 3, rounds of 3 s; tier 1: 1 and 2, rounds of 5 s.
+    fleet = fleet_of([2, 4, 5, 3])
+    trace = run("fedat", fleet, horizon=10, tiers=2)
+    assert rows(trace, "client", "version", "task") == [
+        (3, [(0, 0, 0), (3, 0, 0)]),
+        (5, [(1, 0, 0), (2, 0, 0)]),
+        (6, [(0, 1, 1), (3, 1, 1)]),
+        (9, [(0, 3, 2), (3, 3, 2)]),
+        (10, [(1, 2, 1), (2, 2, 1)]),
+    ]
+    assert trace.group.tolist() == [0, 1, 0, 0, 1]
+    # At 15 both end: the faster tier first.
+    assert run("fedat", fleet, horizon=15, tiers=2).group.tolist()[-2:] == [0, 1]
+    # Five clients in two tiers: three and two.
+    assert run("fedat", fleet_of([1] * 5), horizon=1, tiers=2).client.tolist() == [
+        [0, 1, 2],
+        [3, 4, -1],
+    ]
+
+
+def test_esync():
+    # Client 1 takes 7 s; in that time client 0 does (7 − 1)/1 = 6 iterations.
+    trace = run("esync", TWO, horizon=14, iterations=2)
+    assert trace.time.tolist() == [7, 14]
+    assert trace.iterations.tolist() == [[6, 2]] * 2
+    assert trace.arrival.tolist() == [[7, 7], [14, 14]]
+    # 0.1 s ten times is 1 s in spite of rounding.
+    trace = run("esync", fleet_of([0.1, 1.0]), horizon=1)
+    assert trace.iterations.tolist() == [[10, 1]]
+    # Means decide, draws happen: client 0, mean 2 s, plans 2 in 4 s; does 3 + 3.
+    trace = run("esync", fleet_of([[3, 3, 1, 1], [4, 4, 4, 4]]), horizon=6)
+    assert trace.time.tolist() == [6] and trace.iterations.tolist() == [[2, 1]]
+
+
+def test_fedcs():
+    # Ready at 1, 2, 4; uploads 2, 1, 3. Greedy: client 0 would end at 3, 1 at 3
+    # (tie: 0); then 1 at 4; then 2 at 7.
+    fleet = fleet_of([1, 2, 4], upload=[2, 1, 3])
+    trace = run("fedcs", fleet, horizon=8, deadline=5)
+    assert rows(trace, "client", "version", "task", "arrival") == [
+        (4, [(0, 0, 0, 3), (1, 0, 0, 4)]),
+        (8, [(0, 1, 1, 7), (1, 1, 1, 8)]),
+    ]
+    trace = run("fedcs", fleet, horizon=7, deadline=7)
+    assert trace.time.tolist() == [7] and trace.arrival.tolist() == [[3, 4, 7]]
+
+
+def test_fedcs_deadline():
+    # Client 1's uploads take 0.5 and 1.5, expected 1: round 0 is 1–3, 3–3.5. Round 1
+    # from 3.5: 4.5–6.5, then 6.5–8 would be after 7.5 and is dropped.
+    fleet = fleet_of([1, 1], upload=[[2, 2], [0.5, 1.5]])
+    trace = run("fedcs", fleet, horizon=7.5, deadline=4)
+    assert rows(trace, "client", "task") == [
+        (3.5, [(0, 0), (1, 0)]),
+        (7.5, [(0, 1)]),
+    ]
+    # Picked 0 then 1, but 1 is ready first in round 0: uploads 1–3, then 3–4.
+    fleet = fleet_of([[2, 1], [1, 5]], upload=[1, 2])
+    trace = run("fedcs", fleet, horizon=4, deadline=5)
+    assert trace.client.tolist() == [[0, 1]] and trace.arrival.tolist() == [[4, 3]]
+    # Lost: the channel is used, nothing arrives.
+    fleet = fleet_of([1, 1], upload=1, lost=[True, False])
+    trace = run("fedcs", fleet, horizon=3, deadline=4)
+    assert rows(trace, "client", "arrival") == [(3, [(1, 3)])]
+    # Offline clients are not picked; a round waits until somebody is there.
+    fleet = fleet_of([1, 1], upload=1, online=[[(2, 99)], [(5, 99)]])
+    trace = run("fedcs", fleet, horizon=9, deadline=4)
+    # 2–4 and 4–6 with client 0; 6–9 with both, one upload after the other.
+    assert rows(trace, "client") == [(4, [(0,)]), (6, [(0,)]), (9, [(0,), (1,)])]
+    # Ready as it goes offline, and nothing to upload: in time, as in sfl.
+    fleet = fleet_of([1], online=[[(0, 1), (5, 99)]])
+    trace = run("fedcs", fleet, horizon=9, deadline=3)
+    assert trace.time.tolist() == [1, 6, 7, 8, 9]
+    # Three times 0.1 is more than 0.3 in float64: no round ends before its arrivals.
+    fleet = fleet_of([0.1, 0.1], online=[[], [(0, 0.15), (5, 99)]])
+    trace = run("fedcs", fleet, iterations=3, horizon=0.5, deadline=0.3)
+    assert trace.client.tolist() == [[0]] and trace.arrival[0, 0] == trace.time[0]
+
+
+def test_safa():
+    fleet = fleet_of([1, 2, 5])
+    # Quota ⌈0.6·3⌉ = 2. Round 0 ends at 2 with 0 and 1, round 1 at 4. Client 2, from
+    # version 0, is 2 behind in round 2: it begins anew at 4, and again at 8.
+    trace = run("safa", fleet, horizon=8, fraction=0.6, lag=1)
+    assert rows(trace, "client", "version", "task") == [
+        (2 * r + 2, [(0, r, r), (1, r, r)]) for r in range(4)
+    ]
+    # With lag 2 it goes on: round 2 ends at 5 with 0 and 2; 1, under way since 4,
+    # arrives at 6 in round 3.
+    trace = run("safa", fleet, horizon=6, fraction=0.6, lag=2)
+    assert rows(trace, "client", "version", "task", "start") == [
+        (2, [(0, 0, 0, 0), (1, 0, 0, 0)]),
+        (4, [(0, 1, 1, 2), (1, 1, 1, 2)]),
+        (5, [(0, 2, 2, 4), (2, 0, 0, 0)]),
+        (6, [(0, 3, 3, 5), (1, 2, 2, 4)]),
+    ]
+    # 0.1 · 30 is more than 3 in float64, but three deliveries are enough.
+    assert (
+        run("safa", fleet_of([1] * 30), horizon=1, fraction=0.1, lag=0).client.shape[1]
+        == 3
+    )
+
+
+def test_safa_abandoned_and_lost():
+    # As with lag 1 above, but client 2's second task, begun at 4, takes 1 s:
+    # it and client 0 arrive at 5.
+    fleet = fleet_of([[1, 1], [2, 2], [5, 1]])
+    trace = run("safa", fleet, horizon=5, fraction=0.6, lag=1)
+    assert rows(trace, "client", "version", "task")[-1] == (5, [(0, 2, 2), (2, 2, 1)])
+    # All in flight have arrived, though one is lost: the round ends at 2 with one.
+    trace = run("safa", fleet_of([1, 2], lost=[[0], [1]]), horizon=2, fraction=1, lag=0)
+    assert rows(trace, "client") == [(2, [(0,)])]
+
+
+def test_safa_keeps_what_arrives_as_a_round_ends():
+    # All arrive at 1, a round ends with the first of them: the others, though behind by
+    # more than the lag, have arrived and end the next two rounds at the same moment.
+    trace = run("safa", fleet_of([1] * 3), horizon=2, fraction=0.3, lag=0)
+    assert rows(trace, "client", "version", "task") == [
+        (1, [(0, 0, 0)]),
+        (1, [(1, 0, 0)]),
+        (1, [(2, 0, 0)]),
+        # Under way, not arrived: given up twice and begun anew.
+        (2, [(0, 3, 3)]),
+        (2, [(1, 3, 2)]),
+        (2, [(2, 3, 1)]),
+    ]
+    # A tie that is lost is known to be lost: its client begins anew at once.
+    fleet = fleet_of([1] * 3, lost=[[0] * 3, [1, 0, 0], [0] * 3])
+    trace = run("safa", fleet, horizon=2, fraction=0.3, lag=0)
+    assert rows(trace, "client", "version", "task")[:4] == [
+        (1, [(0, 0, 0)]),
+        (1, [(2, 0, 0)]),
+        (2, [(0, 2, 2)]),
+        (2, [(1, 2, 2)]),
+    ]
+
+
+def test_tsfl():
+    # Δ = 3. Client 0: (3 − 0.5)/0.5 = 5; client 1: (3 − 1)/2 = 1; client 2: 4 s.
+    fleet = fleet_of([0.5, 2, 4], [0.25, 0.5, 0], [0.25, 0.5, 0])
+    trace = run("tsfl", fleet, num_intervals=5, interval=3.0, carry=False)
+    assert trace.time.tolist() == [3, 6, 9, 12, 15]
+    assert trace.iterations.tolist() == [[5, 1, 0]] * 5
+    assert trace.client.tolist() == [[0, 1, 2]] * 5
+    for field in (trace.task, trace.version):
+        assert field.tolist() == [[t] * 3 for t in range(5)]
+    assert trace.start[1].tolist() == [3, 3, 3]
+    assert (
+        trace.arrival[1, :2].tolist() == [6, 6] and np.isnan(trace.arrival[:, 2]).all()
+    )
+    # With carry client 2 has 3, 6 → 1 done and 2 left, 5 → 1, 4 → 0, 3 seconds.
+    trace = run("tsfl", fleet, num_intervals=5, interval=3.0, carry=True)
+    assert trace.iterations.T.tolist() == [[5] * 5, [1] * 5, [0, 1, 1, 1, 0]]
+    # Counts and places with nothing delivered.
+    assert summary(trace, 3)["deliveries"] == [5, 5, 3]
+    assert summary(trace, 3)["max_staleness"] == 0
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_tsfl_exact_multiples_fit(carry):
+    fleet = fleet_of([0.1, 0.05, 0.3])
+    trace = run("tsfl", fleet, num_intervals=2000, interval=1.0, carry=carry)
+    assert (trace.iterations[:, :2] == [10, 20]).all()
+    # 1/0.3: 3, and with carry 10 in three intervals.
+    third = trace.iterations[:, 2]
+    assert set(third) == ({3, 4} if carry else {3})
+    assert third.cumsum()[2::3].tolist() == [
+        10 * n if carry else 9 * n for n in range(1, 667)
+    ]
+
+
+def test_tsfl_offline_and_lost():
+    # Online in [1, 2.5) and from 4: 1.5 − 0.5 = 1 s is 2 iterations; 2 − 0.5 is 3.
+    fleet = fleet_of([0.5], 0.25, 0.25, online=[[(1, 2.5), (4, 7.75)]])
+    trace = run("tsfl", fleet, num_intervals=4, interval=3.0, carry=False)
+    # [6, 9): online until 7.75, 1.75 − 0.5 = 1.25 s is 2; then never again.
+    assert trace.iterations[:, 0].tolist() == [2, 3, 2, 0]
+    np.testing.assert_array_equal(trace.start[:, 0], [1, 4, 6, np.nan])
+    np.testing.assert_array_equal(trace.arrival[:, 0], [2.5, 6, 7.75, np.nan])
+    # Carry passes an interval too short to communicate: draws of 1.2 s; [0, 3) leaves
+    # 1 s, [3, 6) none (0.35 s online), [6, 9) 2.5 s: 3.5 is 2 iterations.
+    fleet = fleet_of([1.2], 0.25, 0.25, online=[[(1.5, 3.25), (5.9, 9)]])
+    trace = run("tsfl", fleet, num_intervals=3, interval=3.0, carry=True)
+    assert trace.iterations[:, 0].tolist() == [0, 0, 2]
+    # A lost delivery has used its draws: 1 + 2 | 3 (lost) | 1 + 2.
+    fleet = fleet_of([[1, 2, 3]], lost=[[False, True, False]])
+    trace = run("tsfl", fleet, num_intervals=3, interval=3.0, carry=False)
+    assert trace.iterations[:, 0].tolist() == [2, 0, 2]
+    assert np.isnan(trace.arrival[1, 0])
+
+
+ALL = {  # on fleets of five
+    "sfl": {"horizon": 60.0, "iterations": 3},
+    "tsfl": {"num_intervals": 12, "interval": 5.0, "carry": True},
+    "afl": {"horizon": 60.0, "iterations": 3},
+    "fedbuff": {"horizon": 60.0, "iterations": 3, "buffer": 3},
+    "fedat": {"horizon": 60.0, "iterations": 3, "tiers": 2},
+    "fedcs": {"horizon": 60.0, "iterations": 3, "deadline": 9.0},
+    "esync": {"horizon": 300.0, "iterations": 3},
+    "safa": {"horizon": 60.0, "iterations": 3, "fraction": 0.5, "lag": 1},
+}
+
+
+def random_fleet(seed, dropout=0.2, offline=True, N=5):
+    """J = 7, so that draws wrap; some clients come and go, all are there at the end."""
+    rng = np.random.default_rng(seed)
+    fleet = draw_fleet(
+        N,
+        rng.integers(50, 150, N),
+        speed=("lognormal(1,0.8)",),
+        jitter=0.4,
+        download=("uniform(0.1,0.6)",),
+        upload=("uniform(0.1,0.9)",),
+        dropout=dropout,
+        speeds_file="",
+        availability_file="",
+        draws=7,
+        rng=rng,
+    )
+    if not offline:
+        return fleet
+    online = []
+    for i in range(N):
+        windows = np.cumsum(rng.uniform(0.5, 9, 8)).reshape(4, 2)
+        windows[-1, 1] = math.inf
+        online.append(windows if i % 3 else np.empty((0, 2)))
+    return fleet._replace(online=tuple(online))
+
+
+def equal(a: Trace, b: Trace):
+    for field, x, y in zip(Trace._fields, a, b, strict=True):
+        np.testing.assert_array_equal(x, y, err_msg=field)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_properties(name):
+    for seed in range(6):
+        fleet = random_fleet(seed)
+        trace = FRAMEWORKS[name](fleet, **ALL[name])
+        equal(trace, FRAMEWORKS[name](fleet, **ALL[name]))
+        R = len(trace.time)
+        assert all(len(a) == R for a in trace) and (np.diff(trace.time) >= 0).all()
+        there = trace.client >= 0
+        r = np.broadcast_to(np.arange(R)[:, None], there.shape)
+        assert ((trace.version >= 0) & (trace.version <= r)).all()
+        assert (there[:, :-1] >= there[:, 1:]).all()  # empty places at the end
+        for field in (trace.version, trace.iterations, trace.task):
+            assert (field[~there] == 0).all()
+        assert np.isnan(trace.start[~there]).all()
+        came = there & (trace.iterations > 0)
+        assert (np.isnan(trace.arrival) == ~came).all()
+        time = np.broadcast_to(trace.time[:, None], there.shape)
+        assert (trace.arrival[came] <= time[came]).all()
+        assert (trace.start[came] < trace.arrival[came]).all()
+        # The base model was there when its download began.
+        known = (trace.version > 0) & came
+        assert (trace.time[trace.version[known] - 1] <= trace.start[known]).all()
+        for i in range(5):
+            mine = came & (trace.client == i)
+            assert (np.diff(trace.task[mine]) > 0).all()
+            assert (trace.start[mine][1:] >= trace.arrival[mine][:-1]).all()
+            assert not fleet.lost[i, trace.task[mine] % 7].any()
+        told = summary(trace, 5)
+        assert sum(told["deliveries"]) == came.sum() and told["updates"] == R
+        assert told["iterations"] == trace.iterations.sum()
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.booleans())
+def test_limit_cases(seed, H, offline):
+    fleet = random_fleet(seed, offline=offline)
+    options = {"horizon": 400.0, "iterations": H}
+    sfl = FRAMEWORKS["sfl"](fleet, **options)
+    equal(FRAMEWORKS["fedat"](fleet, tiers=1, **options), sfl)
+    equal(FRAMEWORKS["safa"](fleet, fraction=1.0, lag=10**6, **options), sfl)
+    afl = FRAMEWORKS["afl"](fleet, **options)
+    equal(FRAMEWORKS["fedbuff"](fleet, buffer=1, **options), afl)
+    # One client alone: every framework with tasks of H iterations is the same.
+    one = random_fleet(seed, dropout=0.0, offline=offline, N=1)
+    sfl = FRAMEWORKS["sfl"](one, **options)
+    for name, more in (
+        ("afl", {}),
+        ("fedbuff", {"buffer": 1}),
+        ("fedat", {"tiers": 1}),
+        ("esync", {}),
+        ("safa", {"fraction": 0.5, "lag": 0}),
+        ("fedcs", {"deadline": 1e9}),
+    ):
+        other = FRAMEWORKS[name](one, **options, **more)
+        assert len(other.time) == len(sfl.time)
+        for a, b in zip(other, sfl, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_equal_clients_are_synchronous_everywhere():
+    # Equal work, no communication: τ = Δ/step, and esync cannot add anything.
+    fleet = fleet_of([0.5] * 4)
+    tsfl = run("tsfl", fleet, num_intervals=3, interval=50.0, carry=False)
+    assert (tsfl.iterations == 100).all()
+    sfl = run("sfl", fleet, horizon=150.0, iterations=100)
+    for name in ("esync", "safa"):
+        more = {"fraction": 1.0, "lag": 0} if name == "safa" else {}
+        equal(run(name, fleet, horizon=150.0, iterations=100, **more), sfl)
+    equal(tsfl, sfl)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        *[
+            (name, wrong, message)
+            for name in ALL
+            if name != "tsfl"
+            for wrong, message in (
+                ({"horizon": 0.0}, "interval_seconds is 0.0 s: must be finite and > 0"),
+                ({"horizon": math.inf}, "interval_seconds is inf s"),
+                ({"horizon": math.nan}, "interval_seconds is nan s"),
+                ({"iterations": 0}, "local_iterations=0: must be a whole number >="),
+                ({"iterations": 1.5}, "timeline.local_iterations=1.5"),
+                ({"iterations": math.inf}, "timeline.local_iterations=inf"),
+                ({"horizon": 1e-3}, "is 0.001 s: no global update .* choose more or l"),
+            )
+        ],
+        ("tsfl", {"num_intervals": 0}, "num_intervals=0: must be a whole number >= 1"),
+        ("tsfl", {"interval": 0.0}, "schedule.interval_seconds=0.0: must be finite"),
+        ("fedbuff", {"buffer": 0}, "timeline.buffer=0: .* >= 1 and <= 5"),
+        ("fedbuff", {"buffer": 6}, "timeline.buffer=6: .*<= 5 = --config.num_clients"),
+        ("fedat", {"tiers": 0}, "timeline.tiers=0: .*>= 1 and <= 5"),
+        ("fedat", {"tiers": 6}, "timeline.tiers=6: .*<= 5 = --config.num_clients"),
+        ("fedcs", {"deadline": 0.0}, "timeline.deadline=0.0: must be finite"),
+        ("fedcs", {"deadline": -1.0}, "timeline.deadline=-1.0"),
+        ("safa", {"fraction": 0.0}, r"timeline.fraction=0.0: must be in \(0, 1\]"),
+        ("safa", {"fraction": 1.1}, "timeline.fraction=1.1"),
+        ("safa", {"fraction": math.nan}, "timeline.fraction=nan"),
+        ("safa", {"lag": -1}, "timeline.lag=-1: must be a whole number >= 0"),
+    ],
+)
+def test_wrong_settings(name, kwargs, message):
+    with pytest.raises(UserError, match=message) as error:
+        FRAMEWORKS[name](random_fleet(0), **ALL[name] | kwargs)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_delivered():
+    # The fastest client takes 0.25 + 2 + 0.25 s.
+    fleet = fleet_of([2, 3], 0.25, 0.25)
+    for carry in (False, True):
+        # A carried iteration helps only who can communicate within an interval.
+        with pytest.raises(UserError, match="interval_seconds=0.5: .*takes 2.5 s"):
+            run("tsfl", fleet, num_intervals=9, interval=0.5, carry=carry)
+    with pytest.raises(UserError, match="interval_seconds=2.4"):
+        run("tsfl", fleet, num_intervals=9, interval=2.4, carry=False)
+    assert run("tsfl", fleet, num_intervals=9, interval=2.5, carry=False).iterations[
+        0
+    ].tolist() == [1, 0]
+    with pytest.raises(UserError, match="deadline=2.4: .*the fastest takes 2.5 s"):
+        run("fedcs", fleet, horizon=99, deadline=2.4)
+    with pytest.raises(
+        UserError, match="is 2.4 s: .*first tasks end from 2.5 s to 3.5 s"
+    ):
+        run("afl", fleet, horizon=2.4)
+    # Everything is lost, nobody is ever there: they end, and say so.
+    for bad in (
+        fleet._replace(lost=~fleet.lost),
+        fleet._replace(online=(np.array([[0, 1.0]]),) * 2),
+    ):
+        for name, options in ALL.items():
+            more = {"buffer": 2} if name == "fedbuff" else {}
+            with pytest.raises(UserError, match="no global update|no client delivers"):
+                FRAMEWORKS[name](bad, **options | more)
+
+
+# An independent simulation: processes of clients and servers in SimPy. Nothing of
+# `tsfl_jax` is used but the fleet's arrays.
+
+
+class Sim:
+    """Clients that work while online; `updates` is (time, [row], group), growing."""
+
+    def __init__(self, simpy, fleet):
+        self.simpy, self.env, self.fleet = simpy, simpy.Environment(), fleet
+        self.updates = []
+
+    def windows(self, i):
+        mine = self.fleet.online[i] if self.fleet.online else []
+        return list(mine) if len(mine) else [(0.0, math.inf)]
+
+    def come_online(self, i):
+        for start, end in self.windows(i):
+            if self.env.now < end - 1e-9:
+                yield self.env.timeout(max(0.0, start - self.env.now))
+                return
+
+    def work(self, i, seconds, spent=None):
+        """Works while online; `spent` collects the seconds, also if interrupted."""
+        while seconds > 1e-9:  # less is a rounding error
+            yield from self.come_online(i)
+            now = self.env.now
+            end = next(e for s, e in self.windows(i) if now < e - 1e-9)
+            piece = min(seconds, end - now)
+            try:
+                yield self.env.timeout(piece)
+            finally:
+                if spent is not None:
+                    spent.append(self.env.now - now)
+            seconds -= piece
+
+    def task(self, i, k, H, version, channel=None):
+        """Everybody uploads at the same time, or waits for the channel."""
+        J = self.fleet.iteration.shape[1]
+        yield from self.come_online(i)
+        start = self.env.now
+        if version is None:  # the newest when the download begins
+            version = len(self.updates)
+        yield from self.work(i, self.fleet.download[i, k % J])
+        for j in range(k * H, (k + 1) * H):
+            yield from self.work(i, self.fleet.iteration[i, j % J])
+        with channel.request() if channel else contextlib.nullcontext() as turn:
+            if turn:
+                yield turn
+            yield from self.work(i, self.fleet.upload[i, k % J])
+        row = (i, version, H, k, start, self.env.now)
+        return None if self.fleet.lost[i, k % J] else row
+
+    def tier(self, members, counts, group):
+        k = 0
+        while True:
+            version = len(self.updates)
+            done = yield self.env.all_of(
+                [self.env.process(self.task(i, k, counts[i], version)) for i in members]
+            )
+            arrived = [row for row in done.values() if row]
+            if arrived:
+                self.updates.append((self.env.now, arrived, group))
+            k += 1
+
+    def sfl(self, iterations):
+        N = len(self.fleet.iteration)
+        self.env.process(self.tier(range(N), [iterations] * N, 0))
+
+    def esync(self, iterations):
+        step, *rest = (np.mean(a, axis=1) for a in self.fleet[:3])
+        slowest = max(sum(rest) + iterations * step)
+        counts = [
+            max(h for h in range(iterations, 10**4) if h * s + r <= slowest + 1e-9)
+            for s, r in zip(step, sum(rest), strict=True)
+        ]
+        self.env.process(self.tier(range(len(counts)), counts, 0))
+
+    def fedat(self, iterations, tiers):
+        step, *rest = (np.mean(a, axis=1) for a in self.fleet[:3])
+        total = sum(rest) + iterations * step
+        N = len(total)
+        order = sorted(range(N), key=lambda i: total[i])
+        for m in range(tiers):
+            members = [i for p, i in enumerate(order) if p * tiers // N == m]
+            self.env.process(self.tier(sorted(members), [iterations] * N, m))
+
+    def afl(self, iterations):
+        self.fedbuff(iterations, 1)
+
+    def fedbuff(self, iterations, buffer):
+        held = []
+
+        def client(i):
+            k = 0
+            while True:
+                row = yield self.env.process(self.task(i, k, iterations, None))
+                k += 1
+                if row:
+                    held.append(row)
+                if len(held) == buffer:
+                    self.updates.append((self.env.now, held.copy(), 0))
+                    held.clear()
+
+        for i in range(len(self.fleet.iteration)):
+            self.env.process(client(i))
+
+    def fedcs(self, iterations, deadline):
+        step, download, upload = (np.mean(a, axis=1) for a in self.fleet[:3])
+        ready = download + iterations * step
+        able = [i for i, t in enumerate(ready + upload) if t <= deadline]
+
+        def there(i):
+            now = self.env.now
+            return any(s - 1e-9 <= now < e - 1e-9 for s, e in self.windows(i))
+
+        def select(left):
+            picked, total = [], 0.0
+            while left:
+                more, i = min((max(0.0, ready[i] - total) + upload[i], i) for i in left)
+                total += more
+                if total > deadline:
+                    break
+                picked.append(i)
+                left = left - {i}
+            return sorted(picked)
+
+        def server():
+            tasks = [0] * len(ready)
+            while True:
+                yield self.env.any_of(
+                    [self.env.process(self.come_online(i)) for i in able]
+                )
+                # Of each round its own: what is dropped goes on, and harms nobody.
+                channel = self.simpy.Resource(self.env, capacity=1)
+                version, works = len(self.updates), []
+                for i in select({i for i in able if there(i)}):
+                    work = self.task(i, tasks[i], iterations, version, channel)
+                    works.append(self.env.process(work))
+                    tasks[i] += 1
+                done = yield self.env.all_of(works) | self.env.timeout(deadline)
+                arrived = [done[w] for w in works if w in done and done[w]]
+                if arrived:
+                    self.updates.append((self.env.now, arrived, 0))
+
+        self.env.process(server())
+
+    def safa(self, iterations, fraction, lag):
+        N = len(self.fleet.iteration)
+        mailbox = self.simpy.Store(self.env)
+
+        def client(i, k, version):
+            try:
+                row = yield from self.task(i, k, iterations, version)
+            except self.simpy.Interrupt:
+                return
+            yield mailbox.put((i, row))
+
+        def server():
+            tasks, base, running = [0] * N, [0] * N, {}
+            while True:
+                version = len(self.updates)
+                for i in range(N):
+                    if i in running and version - base[i] > lag:
+                        running.pop(i).interrupt()
+                    if i not in running:
+                        running[i] = self.env.process(client(i, tasks[i], version))
+                        tasks[i], base[i] = tasks[i] + 1, version
+                arrived = []
+                while running and len(arrived) < fraction * N:
+                    i, row = yield mailbox.get()
+                    del running[i]
+                    if row:
+                        arrived.append(row)
+                if arrived:
+                    self.updates.append((self.env.now, arrived, 0))
+
+        self.env.process(server())
+
+    def tsfl(self, num_intervals, interval, carry):
+        N, J = self.fleet.iteration.shape
+        table = [[None] * N for _ in range(num_intervals)]
+
+        def latest(i, end, seconds):
+            """The last moment to begin so many online seconds."""
+            for start, stop in reversed(self.windows(i)):
+                stop = min(stop, end)
+                if start < stop:
+                    if seconds <= stop - start:
+                        return stop - seconds
+                    seconds -= stop - start
+            return -1.0
+
+        def body(i, t, state, begun):
+            yield from self.come_online(i)
+            begun.append(self.env.now)
+            yield from self.work(i, self.fleet.download[i, t % J])
+            while True:
+                spent = []
+                try:
+                    left = self.fleet.iteration[i, state["j"] % J] - state["spent"]
+                    yield from self.work(i, left, spent)
+                except self.simpy.Interrupt:
+                    state["spent"] += sum(spent) if carry else 0.0
+                    raise
+                state["j"], state["spent"] = state["j"] + 1, 0.0
+
+        def guarded(*args):
+            try:
+                yield from body(*args)
+            except self.simpy.Interrupt:
+                return
+
+        def client(i):
+            state = {"j": 0, "spent": 0.0}
+            for t in range(num_intervals):
+                start, end = t * interval, (t + 1) * interval
+                upload = self.fleet.upload[i, t % J]
+                before, begun = state["j"], []
+                stop = latest(i, end, upload)
+                if stop > start:
+                    worker = self.env.process(guarded(i, t, state, begun))
+                    yield self.env.timeout(stop - self.env.now)
+                    worker.interrupt()
+                    yield worker
+                count = state["j"] - before
+                if count:
+                    yield from self.work(i, upload)
+                if count and not self.fleet.lost[i, t % J]:
+                    table[t][i] = (i, t, count, t, begun[0], self.env.now)
+                else:
+                    table[t][i] = (i, t, 0, t, None, math.nan)
+                yield self.env.timeout(max(0.0, end - self.env.now))
+
+        def server():
+            # A little after the clients, who end their intervals at the same moment.
+            yield self.env.timeout(1e-6)
+            for t in range(num_intervals):
+                yield self.env.timeout(interval)
+                self.updates.append(((t + 1) * interval, table[t], 0))
+
+        for i in range(N):
+            self.env.process(client(i))
+        self.env.process(server())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_agrees_with_simpy(name):
+    simpy = pytest.importorskip("simpy")
+    for seed in range(12):
+        for options in ({}, {"dropout": 0.0}, {"offline": False}):
+            fleet = random_fleet(seed, **options)
+            kwargs = dict(ALL[name])
+            if name == "tsfl":
+                kwargs["carry"] = seed % 2 == 0
+            if name == "fedcs":  # the channel is busy, not all that are able fit
+                fleet = fleet._replace(upload=4 * fleet.upload)
+                kwargs["deadline"] = (9.0, 8.0, 7.0)[seed % 3]
+            trace = FRAMEWORKS[name](fleet, **kwargs)
+            sim = Sim(simpy, fleet)
+            horizon = kwargs.pop("horizon", 61.0)
+            getattr(sim, name)(**kwargs)
+            sim.env.run(until=horizon)
+            assert len(sim.updates) == len(trace.time)
+            if name == "fedcs":
+                most = max(len(deliveries) for _, deliveries, _ in sim.updates)
+                assert trace.client.shape[1] == most
+            for r, (time, deliveries, group) in enumerate(sim.updates):
+                assert trace.time[r] == pytest.approx(time) and trace.group[r] == group
+                there = np.flatnonzero(trace.client[r] >= 0)
+                if name != "fedbuff":  # which keeps the order of arrival
+                    deliveries = sorted(deliveries)
+                assert len(deliveries) == len(there)
+                for k, (i, version, count, task, start, arrival) in zip(
+                    there, deliveries, strict=True
+                ):
+                    assert (i, version, count, task) == (
+                        trace.client[r, k],
+                        trace.version[r, k],
+                        trace.iterations[r, k],
+                        trace.task[r, k],
+                    )
+                    if start is not None:
+                        assert trace.start[r, k] == pytest.approx(start)
+                    assert trace.arrival[r, k] == pytest.approx(arrival, nan_ok=True)
+
+
+def timed(name, **changes):
+    config = Config(num_intervals=50, num_clients=6)
+    config.timeline.framework = name
+    config.timeline.buffer = 3
+    for key, value in changes.items():
+        setattr(config.timeline, key, value)
+    return config
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_more_events_than_can_be_simulated_are_refused_at_once(name):
+    for speed in ("constant(0.000001)", "constant(1e-9)"):
+        begun = perf_counter()
+        with pytest.raises(UserError, match=rf"speed={re.escape(speed)}: .*at most 2e"):
+            workload.draw_schedule(timed(name, speed=speed))
+        assert perf_counter() - begun < 5
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_the_number_of_events_is_known_beforehand(name):
+    config = timed(name, download="uniform(0.01,0.3)")
+    config.num_intervals = 200
+    fleet = workload.fleet_of(config, workload.sizes_of(config))
+    trace = workload.trace_of(config, fleet)
+    work = trace.iterations[trace.client >= 0]
+    # T-SFL counts iterations of the whole interval, others the tasks that were begun.
+    known = work.sum() + work.size if name == "tsfl" else (work > 0).sum()
+    options = {"num_intervals": 200, "interval": 1.0} if name == "tsfl" else {
+        "horizon": 200.0, "iterations": 4, "tiers": 3, "fraction": 0.5
+    }  # fmt: skip
+    expected = timeline.expected_events(name, fleet, **options)
+    assert 0.9 * known <= expected <= 6 * known
+
+
+def test_a_long_simulation_is_announced(monkeypatch, capsys):
+    monkeypatch.setattr(workload, "_MANY_EVENTS", 100)
+    workload.draw_schedule(timed("afl"))
+    assert "simulating about" in capsys.readouterr().err
+
+
+def test_very_many_iterations_of_a_task():
+    fleet = fleet_of([[1.0, 3.0]])._replace(upload=np.zeros((1, 2)))
+    many = 2**21 + 1
+    task = trace.begin(fleet, 0, 0, version=0, now=0.0, iterations=many)
+    assert task.arrival == 2.0 * 2**21 + 1.0
+    fleet = fleet_of([1.0, 1e-10])
+    with pytest.raises(UserError, match="client 1 does 4e.10 iterations"):
+        run("esync", fleet, horizon=9, iterations=4)

@@ -1,0 +1,267 @@
+"""Which training samples each client holds: IID, Dirichlet over labels, shards, labels.
+
+First a table ``counts[N, C]`` is made, how many samples of each of the C classes a
+client gets, then the samples are assigned. There is no rejection sampling: the number
+of steps is bounded. Not here: sizes that vary in time; a client uses the first |D_i|
+entries of its row.
+
+Dirichlet split: Hsu et al., "Measuring the Effects of Non-Identical Data Distribution
+for Federated Visual Classification" (2019); shards: McMahan et al.,
+"Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017).
+"""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped
+
+from tsfl_jax import host_memory
+from tsfl_jax.data import class_counts
+from tsfl_jax.types import Partition, UserError, nearest
+
+_KINDS = ("iid", "dirichlet", "shards", "label")
+
+
+def make_partition(
+    labels: Shaped[np.ndarray, "M"],
+    capacity: Int[np.ndarray, "N"],
+    *,
+    kind: str,
+    alpha: float = 0.5,
+    classes_per_client: int = 2,
+    replacement: bool = False,
+    rng: np.random.Generator,
+) -> Partition:
+    """Divide training samples among clients, capacity[i] to client i.
+
+    - iid: samples are chosen at random.
+    - dirichlet: client i's shares of the classes are q_i ~ Dir(α), rounded to whole
+      samples.
+    - shards: equal shares of k classes; each class goes to about N k n_c / M clients.
+    - label: client i gets samples of the i-th class only; needs as many clients as
+      classes.
+
+    No client holds a sample twice, and no two clients hold the same sample unless
+    Σ capacity > M and `replacement` allows it. Where a class has too few samples, the
+    shortage is spread over all clients that request it. Each of them takes other
+    classes that it requested, then any; ``notes`` reports how many samples. Before
+    that, `shards` shifts the shares among a client's own k classes.
+
+    Args:
+      labels: classes of the training samples.
+      capacity: most samples a client ever needs, ≥ 1.
+      kind: iid, dirichlet, shards or label.
+      alpha: α > 0, dirichlet only; small = skewed, large = all classes alike.
+      classes_per_client: k ≥ 1, shards only.
+      replacement: let clients share samples if there are too few.
+      rng: random number generator.
+
+    Returns:
+      A `Partition`. Rows are in random order, so that the beginning of a row is an
+      unbiased sample of the client's data; beyond capacity[i] a row repeats.
+
+    Raises:
+      UserError: a value out of range, or more samples requested than there are.
+    """
+    capacity = capacity.astype(np.int64)
+    _check(labels, capacity, kind, alpha, replacement)
+    _check_memory(capacity, len(np.unique(labels)), kind)
+    sharing = int(capacity.sum()) > len(labels)
+    if kind == "iid":
+        pools, counts, notes = [rng.permutation(len(labels))], capacity[:, None], ()
+    else:
+        pools, counts, notes = _by_class(
+            labels, capacity, kind, alpha, classes_per_client, sharing, rng
+        )
+    if sharing:
+        notes += (
+            f"The clients request {capacity.sum()} samples of {len(labels)}: they "
+            "share samples (--config.partition.replacement=True).",
+        )
+    return _partition(counts, pools, notes, rng)
+
+
+def _by_class(
+    labels: Shaped[np.ndarray, "M"],
+    capacity: Int[np.ndarray, "N"],
+    kind: str,
+    alpha: float,
+    classes_per_client: int,
+    sharing: bool,
+    rng: np.random.Generator,
+) -> tuple[list[Int[np.ndarray, "_"]], Int[np.ndarray, "N C"], tuple[str, ...]]:
+    """The samples of each class in random order, the counts, and notes."""
+    classes, inverse = np.unique(labels, return_inverse=True)
+    members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
+    pools = [rng.permutation(samples) for samples in members]
+    stock = np.array([len(pool) for pool in pools])
+    if kind == "label":
+        _check_label(capacity, stock, classes)
+        return pools, np.diag(capacity), ()
+    if kind == "dirichlet":
+        shares = _dirichlet(alpha, len(capacity), len(stock), rng)
+    else:
+        shares = _shards(classes_per_client, capacity, stock, rng)
+    real = shares * capacity[:, None]
+    wanted = fitted = class_counts.round_rows(real, capacity)
+    if kind == "shards" and not sharing:
+        fitted = class_counts.round_rows(class_counts.fit(real, stock), capacity)
+    counts = class_counts.settle(fitted, shares, stock, sharing, rng)
+    chosen = shares > 0 if kind == "shards" else np.ones(shares.shape, bool)
+    return pools, counts, _notes(wanted, counts, classes, chosen, classes_per_client)
+
+
+def _check(
+    labels: Shaped[np.ndarray, "M"],
+    capacity: Int[np.ndarray, "N"],
+    kind: str,
+    alpha: float,
+    replacement: bool,
+) -> None:
+    """Raise `UserError` for values that no partition can have."""
+    if kind not in _KINDS:
+        raise UserError(
+            f"--config.partition.kind={kind}: unknown kind{nearest(kind, _KINDS)} "
+            f"(one of: {', '.join(_KINDS)})"
+        )
+    if not 0 < alpha < np.inf:
+        raise UserError(f"--config.partition.alpha={alpha}: must be finite and > 0")
+    if capacity.size == 0 or capacity.min() < 1:
+        raise UserError(
+            "--config.num_clients and --config.schedule.data_size: every client needs "
+            "at least one sample"
+        )
+    samples, total = len(labels), int(capacity.sum())
+    if capacity.max() > samples:
+        raise UserError(
+            f"client {capacity.argmax()} needs {capacity.max()} training samples, but "
+            f"there are only {samples}; use a smaller --config.schedule.data_size"
+        )
+    if total > samples and not replacement:
+        raise UserError(
+            f"the clients need {total} training samples in all, but there are only "
+            f"{samples}; use a smaller --config.schedule.data_size, fewer "
+            "--config.num_clients, or --config.partition.replacement=True"
+        )
+
+
+def _check_memory(capacity: Int[np.ndarray, "N"], num_classes: int, kind: str) -> None:
+    """Raise `UserError` if the partition does not fit into memory."""
+    clients, total = len(capacity), int(capacity.sum())
+    shares = 0 if kind in ("iid", "label") else 24 * clients * num_classes
+    host_memory.require(
+        f"--config.num_clients={clients}",
+        # Owner, sample and a random number of each entry, their order, the table.
+        36 * total + 4 * clients * int(capacity.max()) + shares,
+        f"the split of {total:,} samples",
+    )
+
+
+def _check_label(
+    capacity: Int[np.ndarray, "N"],
+    stock: Int[np.ndarray, "C"],
+    classes: Shaped[np.ndarray, "C"],
+) -> None:
+    """Raise `UserError` unless client i can get its samples from the i-th class."""
+    if len(capacity) != len(stock):
+        raise UserError(
+            "--config.partition.kind=label: needs as many classes as clients, but "
+            f"there are {len(stock)} classes and --config.num_clients={len(capacity)}"
+        )
+    short = np.flatnonzero(capacity > stock)
+    if len(short):
+        i = short[0]
+        raise UserError(
+            f"--config.partition.kind=label: client {i} needs {capacity[i]} samples of "
+            f"class {classes[i]}, but there are only {stock[i]}; use a smaller "
+            "--config.schedule.data_size"
+        )
+
+
+def _dirichlet(
+    alpha: float, num_clients: int, num_classes: int, rng: np.random.Generator
+) -> Float[np.ndarray, "N C"]:
+    """Shares of the classes, rows sum to 1."""
+    shares = rng.dirichlet(np.full(num_classes, alpha), num_clients)
+    # If all gamma variables underflow or overflow, the shares are 0/0: use the limit.
+    lost = ~np.isfinite(shares).all(axis=1) | (shares.sum(axis=1) < 0.5)
+    if alpha < 1:
+        limit = np.eye(num_classes)[rng.integers(num_classes, size=num_clients)]
+    else:
+        limit = np.full((num_clients, num_classes), 1 / num_classes)
+    return np.where(lost[:, None], limit, shares)
+
+
+def _shards(
+    k: int,
+    capacity: Int[np.ndarray, "N"],
+    stock: Int[np.ndarray, "C"],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "N C"]:
+    """Shares of the classes: 1/k for each of a client's k classes."""
+    if not 1 <= k <= len(stock):
+        raise UserError(
+            f"--config.partition.classes_per_client={k}: the training data have "
+            f"{len(stock)} classes; expected 1..{len(stock)}"
+        )
+    # Samples that each class gives if all classes are used in proportion to their size;
+    # a client takes the classes with the most samples left. The dither decides only
+    # between classes that differ by less than one shard, and makes the pairs random.
+    left = stock * (capacity.sum() / stock.sum())
+    dither = capacity.mean() / k
+    shares = np.zeros((len(capacity), len(stock)))
+    for i in rng.permutation(len(capacity)):
+        order = np.argsort(-(left + dither * rng.random(len(stock))))
+        chosen = order[:k]
+        left[chosen] -= capacity[i] / k
+        shares[i, chosen] = 1 / k
+    return shares
+
+
+def _notes(
+    wanted: Int[np.ndarray, "N C"],
+    counts: Int[np.ndarray, "N C"],
+    classes: Shaped[np.ndarray, "C"],
+    chosen: Bool[np.ndarray, "N C"],
+    k: int,
+) -> tuple[str, ...]:
+    """Report where the request could not be met exactly."""
+    notes, moved = (), np.maximum(wanted - counts, 0)
+    if moved.any():
+        short = ", ".join(str(c) for c in classes[moved.any(axis=0)])
+        notes += (
+            f"Not enough samples of class {short}: {moved.sum()} of {counts.sum()} "
+            f"samples, at {moved.any(axis=1).sum()} of {len(counts)} clients, are of "
+            "other classes than requested.",
+        )
+    # A client with few samples may have one of another class and still at most k.
+    many = (counts > 0).sum(axis=1, keepdims=True) > k
+    extra = np.where(chosen | ~many, 0, counts)
+    if extra.any():
+        notes += (
+            f"{extra.any(axis=1).sum()} of {len(counts)} clients hold more than {k} "
+            f"classes, for {extra.sum()} samples.",
+        )
+    return notes
+
+
+def _partition(
+    counts: Int[np.ndarray, "N C"],
+    pools: list[Int[np.ndarray, "_"]],
+    notes: tuple[str, ...],
+    rng: np.random.Generator,
+) -> Partition:
+    """Assign samples: client i gets counts[i, c] of pools[c]."""
+    N = len(counts)
+    owner, sample = [], []
+    for c, pool in enumerate(pools):
+        # The clients in random order take the next samples of the class, starting again
+        # at its end: no client gets one twice, and all are used equally often.
+        order = rng.permutation(N)
+        owner.append(np.repeat(order, counts[order, c]))
+        sample.append(np.resize(pool, len(owner[-1])))
+    owner, sample = np.concatenate(owner), np.concatenate(sample)
+    mixed = np.lexsort((rng.random(len(owner)), owner))  # by owner, then at random
+    capacity = counts.sum(axis=1)
+    start = np.cumsum(capacity) - capacity
+    column = np.arange(capacity.max()) % capacity[:, None]
+    indices = sample[mixed][start[:, None] + column].astype(np.int32)
+    return Partition(indices, capacity.astype(np.int32), notes)

@@ -1,0 +1,1 @@
+"""The compiled program: one interval of all clients, and the scan over intervals."""

@@ -1,0 +1,221 @@
+"""Several processes that run one experiment: how they meet, and how they end.
+
+Every process keeps a TCP connection to process 0 for the whole run. The operating
+system closes it when a process ends, however it ends, so the others know at once; TCP
+keepalive does the same for a machine that is gone. JAX alone notices this after minutes
+or aborts with a stack trace, and can tell neither which process ended nor why.
+
+The coordination service of JAX runs in a process of its own, which process 0 starts.
+Inside process 0 it would end with it, and the JAX client of every other process aborts
+at that moment, before any Python code of that process can run.
+
+What is NOT done: a run does not go on without a process that has ended.
+"""
+
+import contextlib
+import dataclasses
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from tsfl_jax.engine import rendezvous
+from tsfl_jax.types import UserError
+
+_GRACE = 3.0  # seconds in which a process may give its own reason for the same stop
+_DAY = 24 * 3600  # seconds
+
+# Ends when its input does: at once after a word, else some time after process 0 died,
+# when all others have ended as well.
+_SERVICE = """
+import sys, time
+from jaxlib import _jax
+address, count, day = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+service = _jax.get_distributed_runtime_service(
+    address, count, heartbeat_timeout=day, shutdown_timeout=60)
+print("ready", flush=True)
+if not sys.stdin.read():
+    time.sleep(20)
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The processes of a run, as one of them sees them."""
+
+    index: int  # of this process, from 0
+    count: int
+    links: dict[int, socket.socket]  # to all others in process 0, else to process 0
+    end: Callable[[str, int], None]  # (line, exit code): ends this process, now
+    resume: list[str]  # what to do after a loss, the newest last
+    left: set[int]  # the processes that have finished
+    over: threading.Event  # all processes have finished
+    lock: threading.Lock  # held while sending
+    service: subprocess.Popen | None  # of JAX, started by process 0
+
+
+def join(
+    coordinator: str,
+    count: int,
+    index: int,
+    *,
+    settings: dict,
+    patience: float,
+    tell: Callable[[str], None],
+    end: Callable[[str, int], None],
+) -> Group:
+    """Makes this process one of several that run the same program on one mesh.
+
+    Args:
+      coordinator: ``host:port`` on which process 0 listens.
+      count: processes, at least 2.
+      index: of this one, 0 ≤ index < count.
+      settings: JSON values that have to be the same in all processes.
+      patience: seconds to wait until all processes are there.
+      tell: shows a line while this process waits.
+      end: shows a line and ends this process with an exit code, from any thread.
+
+    Raises:
+      UserError: an index out of range, an address that cannot be used, processes with
+        other settings, or one that did not come in time.
+    """
+    if not 0 <= index < count:
+        raise UserError(
+            f"--process={index}: expected 0 to {count - 1} with --processes={count}"
+        )
+    host, port = rendezvous.address(coordinator)
+    if index == 0:
+        links = rendezvous.gather(port, count, settings, patience, tell)
+        service, service_port = _start_service(count)
+        for link in links.values():
+            rendezvous.send(link, {"service": service_port})
+        # The service that JAX starts in process 0 stays without clients.
+        host, unused = "localhost", {"coordinator_bind_address": "localhost:0"}
+    else:
+        link, service_port = rendezvous.find(
+            host, port, count, index, settings, patience, tell
+        )
+        links, unused, service = {0: link}, {}, None
+    group = Group(
+        index=index,
+        count=count,
+        links=links,
+        end=end,
+        resume=["start all processes again with the same commands"],
+        left=set(),
+        over=threading.Event(),
+        lock=threading.Lock(),
+        service=service,
+    )
+    for other in links:
+        thread = threading.Thread(target=_listen, args=(group, other), daemon=True)
+        thread.start()
+    host = f"[{host}]" if ":" in host else host
+    try:
+        jax.distributed.initialize(
+            f"{host}:{service_port}",
+            count,
+            index,
+            initialization_timeout=60,
+            # Connections tell who has ended; a process that is only slow is waited for.
+            heartbeat_timeout_seconds=_DAY,
+            **unused,
+        )
+    except (RuntimeError, ValueError) as error:
+        why = f"JAX cannot connect to its service at {host}:{service_port}: "
+        why += str(error).strip().splitlines()[0]
+        stopped(group, why, 2)
+        end(why, 2)
+    return group
+
+
+def will_resume(group: Group, how: str) -> None:
+    """Process 0: what a person should do when a process is lost from now on."""
+    group.resume.append(how)
+    _send_all(group, {"resume": how})
+
+
+def stopped(group: Group, why: str, code: int) -> None:
+    """Tells the others that this process stops, why, and with which exit code."""
+    if not group.over.is_set():
+        _send_all(group, {"stopped": group.index, "why": why, "code": code})
+
+
+def leave(group: Group) -> None:
+    """Waits until all processes have finished; after that they may end."""
+    _send_all(group, {"left": group.index})
+    while group.index == 0 and len(group.left) < len(group.links):
+        time.sleep(0.02)
+    if group.index == 0:
+        group.over.set()
+        _send_all(group, {"over": True})
+    group.over.wait()
+    jax.distributed.shutdown()
+    if group.service is not None:
+        group.service.communicate(b"done")
+
+
+def _send_all(group: Group, message: dict[str, Any]) -> None:
+    with group.lock:
+        for link in group.links.values():
+            rendezvous.send(link, message)
+
+
+def _start_service(count: int) -> tuple[subprocess.Popen, int]:
+    """JAX's coordination service in a process of its own, and its port."""
+    with socket.create_server(("", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", _SERVICE, f"[::]:{port}", str(count), str(_DAY)]
+    service = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the run; the service ends after it
+    )
+    if service.stdout.readline().strip() != b"ready":
+        raise UserError(f"JAX's coordination service cannot listen on port {port}")
+    return service, port
+
+
+def _listen(group: Group, other: int) -> None:
+    """Follows what one connection says until it ends."""
+    ends = contextlib.suppress(OSError, ValueError)
+    with ends, group.links[other].makefile("rb") as lines:
+        for line in lines:
+            _hear(group, other, json.loads(line))
+    if group.over.is_set() or (group.index == 0 and other in group.left):
+        return
+    _send_all(group, {"lost": other})
+    _lost(group, other)
+
+
+def _hear(group: Group, other: int, news: dict[str, Any]) -> None:
+    if "resume" in news:
+        group.resume.append(news["resume"])
+    elif "left" in news:
+        group.left.add(other)
+    elif "over" in news:
+        group.over.set()
+    elif "lost" in news:
+        _lost(group, news["lost"])
+    elif "stopped" in news:
+        if group.index == 0:
+            _send_all(group, news)
+        time.sleep(_GRACE)
+        who, why = news["stopped"], news["why"]
+        group.end(f"process {who} of {group.count} has stopped: {why}", news["code"])
+
+
+def _lost(group: Group, other: int) -> None:
+    group.end(
+        f"process {other} of {group.count} has ended without a word (it was killed, it "
+        f"crashed or its machine is gone); {group.resume[-1]}",
+        1,
+    )

@@ -1,0 +1,1 @@
+"""From settings to results: prepare, compile, run, sweep, explain."""

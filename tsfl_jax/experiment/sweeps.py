@@ -1,0 +1,337 @@
+"""Carries out a sweep: groups of lanes, calls of lanes, files lane by lane.
+
+Each finished lane is one file named by a digest of its settings, so that a killed sweep
+goes on where it stopped, and a larger one reuses what a smaller one has run.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import pathlib
+import sys
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from typing import IO, Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tsfl_jax import host_memory
+from tsfl_jax.config import Config
+from tsfl_jax.engine import optimizers, scan
+from tsfl_jax.experiment import assemble, grid, lanes, memory, results
+from tsfl_jax.experiment.identity import identity_of, settings_of
+from tsfl_jax.experiment.prepare import Prepared, drawn_bytes, prepare_all
+from tsfl_jax.report import files, progress, sweeps
+from tsfl_jax.rules.base import Aggregator
+from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.validate import validate
+
+ONE_CALL = 4  # lanes, where they run one after another: more cost more when killed
+
+
+class SweepResult(NamedTuple):
+    """What a sweep leaves behind, lanes in order of the product of its axes."""
+
+    rows: list[dict]  # per lane: swept values, results, fingerprints, all settings
+    # [L, T] or [L, T, N], NaN after a divergence. What differs in shape between the
+    # lanes (T, N were swept) is left out: it is in the lanes' files.
+    history: dict[str, np.ndarray]
+
+
+def _digest(prepared: Prepared) -> str:
+    identity = files.plain(identity_of(prepared))
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+_OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
+_NAME = "lane"  # the digest again: a file's name is not proof of its content
+
+
+def _finished(
+    folder: pathlib.Path, names: list[str], notice: Callable[[str], None]
+) -> dict[str, dict]:
+    """Lanes that are whole on the disk, as {digest: arrays}; others are left out."""
+    wanted = {*scan.History._fields, *_OF_LANE}
+    found = {}
+    for name in names:
+        with (
+            contextlib.suppress(
+                OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error
+            ),
+            open(folder / f"{name}.npz", "rb") as file,
+            np.load(file) as arrays,
+        ):
+            lane = {key: arrays[key] for key in arrays.files}
+            if str(lane.pop(_NAME)) == name and set(lane) == wanted:
+                found[name] = lane
+        if name not in found and (folder / f"{name}.npz").exists():
+            notice(
+                f"{folder / name}.npz is damaged or of an earlier version; that lane "
+                "runs again"
+            )
+    return found
+
+
+def lanes_of_call(program: lanes.Program, several: list[Prepared]) -> int:
+    """How many lanes one compiled call should hold.
+
+    One after another: a few. Side by side: what fits into 80 % of the device's memory,
+    by what the compiler says one lane takes.
+    """
+    if several[0].mapping == "sequential":
+        return min(ONE_CALL, len(several))
+    stats = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" not in stats:
+        return min(ONE_CALL, len(several))
+    one = lanes.make_lanes(program, several[:1], 1)
+    placed = lanes.arguments(program, one, one.state, 0)
+    memory = jax.jit(program.run).lower(*placed).compile().memory_analysis()
+    free = 0.8 * stats["bytes_limit"] - memory.argument_size_in_bytes
+    fits = int(free // max(memory.temp_size_in_bytes, 1))
+    return max(1, min(fits, len(several)))
+
+
+def _row(prepared: Prepared, values: dict, history: dict, num_devices: int) -> dict:
+    """One line of results.csv."""
+    accuracy, lost = history["test_accuracy"], np.flatnonzero(history["diverged"])
+    measured = accuracy[~np.isnan(accuracy)]
+    settings = settings_of(prepared)
+    fingerprints = {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
+    return (
+        values
+        | {
+            "best_test_accuracy": float(measured.max()) if len(measured) else np.nan,
+            "final_test_accuracy": results.last(accuracy),
+            "final_test_loss": results.last(history["test_loss"]),
+            "diverged_at": int(lost[0]) + 1 if len(lost) else None,
+            "seconds": float(history["seconds"]),
+            "notes": "; ".join(prepared.notes),
+            "data": prepared.dataset.name,
+            "num_devices": num_devices,
+            "samples_trained": int(history["samples"].astype(np.int64).sum()),
+        }
+        | fingerprints
+        | {k: v for k, v in settings.items() if k not in values}
+    )
+
+
+def _cut(history: dict) -> dict:
+    """A lane that lost every model ended there: NaN and 0 afterwards."""
+    lost = np.flatnonzero(history["diverged"])
+    if not len(lost):
+        return history
+    after = np.arange(len(history["diverged"])) > lost[0]
+    return {
+        name: np.where(
+            after.reshape(after.shape + (1,) * (a.ndim - 1)),
+            np.nan if np.issubdtype(a.dtype, np.floating) else 0,
+            a,
+        ).astype(a.dtype)
+        if a.ndim and name not in ("tau", "virtual_time", "diverged")
+        else a
+        for name, a in history.items()
+    }
+
+
+def _call(
+    program: lanes.Program,
+    compiled: list,
+    several: list[Prepared],
+    count: int,
+    tell: Callable[[int], None],
+    stop: Callable[[], bool],
+) -> tuple[dict, float]:
+    """Runs up to `count` lanes to the end: history ``[count, T, …]`` and seconds."""
+    these = lanes.make_lanes(program, several, count)
+    state, parts, seconds = these.state, [], 0.0
+    for first in range(0, program.intervals, program.chunk):
+        placed = lanes.arguments(program, these, state, first)
+        if not compiled:
+            compiled.append(jax.jit(program.run).lower(*placed).compile())
+        begun = time.perf_counter()
+        state, history = jax.block_until_ready(compiled[0](*placed))
+        seconds += time.perf_counter() - begun
+        parts.append(jax.device_get(history)._asdict())
+        ended = min(first + program.chunk, program.intervals)
+        tell(ended)
+        if ended < program.intervals and stop():
+            raise KeyboardInterrupt
+    end = program.intervals  # what fills up the last chunk is not reported
+    whole = {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]}
+    return {k: a[:, :end] for k, a in whole.items()}, seconds
+
+
+def run(
+    config: Config,
+    swept: Mapping[str, Sequence] | Sequence[Mapping],
+    *,
+    workdir: str | pathlib.Path | None = None,
+    lanes_per_call: int = 0,
+    stream: IO[str] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    model: Any = None,
+    dataset: Dataset | None = None,
+    optimizer: optimizers.Optimizer | None = None,
+    aggregator: Aggregator | None = None,
+) -> SweepResult:
+    """Runs or resumes a sweep.
+
+    Args:
+      config: everything that is not swept.
+      swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``,
+        for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``.
+      workdir: folder for files; None keeps everything in memory.
+      lanes_per_call: lanes of one compiled call; 0 chooses, see `lanes_of_call`.
+      stream: where progress is told, None for silence.
+      stop: asked after every compiled call; True ends the sweep with
+        KeyboardInterrupt, finished lanes kept.
+      model, dataset, optimizer, aggregator: as in `runner.simulate`.
+
+    Returns:
+      `SweepResult`.
+
+    Raises:
+      UserError: a setting or value that cannot work, in one line.
+    """
+    validate(config)
+    values = grid.points(swept)
+    if workdir is not None:
+        files.folder_of(workdir)  # before the work
+    mesh = assemble.start_jax(config)  # before anything asks JAX a question
+    whole = isinstance(lanes_per_call, Integral)
+    if not whole or lanes_per_call < 0:
+        raise UserError(
+            f"lanes_per_call={lanes_per_call!r}: expected a whole number >= 0 "
+            "(0 chooses)"
+        )
+    if jax.process_count() > 1:
+        raise UserError("a sweep runs in one process; give every process its own part")
+    configs = [grid.changed(config, v) for v in values]
+    host_memory.require(
+        f"sweep {', '.join(values[0])}",
+        sum(map(drawn_bytes, configs)),
+        f"schedules and splits of {len(configs):,} lanes",
+    )
+    parts = {"model": model, "optimizer": optimizer, "aggregator": aggregator}
+    with contextlib.ExitStack() as stack:
+        folder = None if workdir is None else _opened(workdir, stream, stack)
+        several = prepare_all(configs, dataset, **parts)
+        done = _train(several, mesh, folder, lanes_per_call, stream, stop)
+        return _result(config, values, several, done, mesh.size, folder)
+
+
+def _opened(
+    workdir: str | pathlib.Path, stream: IO[str] | None, stack: contextlib.ExitStack
+) -> pathlib.Path:
+    """The locked folder; its folder lanes/ exists.
+
+    Raises:
+      UserError: it cannot be written, is in use, or holds a single run.
+    """
+    folder = files.prepare_workdir(workdir)
+    stack.enter_context(files.lock(folder, progress.notice(stream)))
+    if any((folder / n).exists() for n in ("config.json", "metrics.jsonl")):
+        raise UserError(f"{folder} holds a single run; choose another --workdir")
+    files.prepare_workdir(folder / "lanes")
+    return folder
+
+
+def _train(
+    several: list[Prepared],
+    mesh: Mesh,
+    folder: pathlib.Path | None,
+    lanes_per_call: int,
+    stream: IO[str] | None,
+    stop: Callable[[], bool],
+) -> list[dict]:
+    """Histories of all lanes, from the folder or trained and kept there."""
+    store = None if folder is None else folder / "lanes"
+    for note in dict.fromkeys(n for p in several for n in p.notes):
+        progress.tell(stream, f"note: {note}")
+    names = [_digest(p) for p in several]
+    done = {} if store is None else _finished(store, names, progress.notice(stream))
+    todo = [i for i, name in enumerate(names) if name not in done]
+    if done:
+        progress.tell(stream, f"{len(several) - len(todo)} lanes were finished already")
+    groups = [
+        [todo[i] for i in group] for group in lanes.group([several[i] for i in todo])
+    ]
+    for cause in lanes.differences(several, groups) if len(groups) > 1 else ():
+        progress.tell(stream, f"{len(groups)} programs, because of {cause}")
+
+    begun = time.perf_counter()
+    for group in groups:
+        members = [several[i] for i in group]
+        memory.check(members[0], mesh.size)
+        program, compiled = lanes.make_program(members, mesh), []
+        count = lanes_per_call or lanes_of_call(program, members)
+        count = min(count, len(group))
+        for first in range(0, len(group), count):
+            indices = group[first : first + count]
+            numbers = f"lanes {indices[0] + 1}–{indices[-1] + 1} of {len(several)}"
+
+            def tell(interval, numbers=numbers, total=program.intervals):
+                passed = time.perf_counter() - begun
+                text = f"{numbers}, interval {interval}/{total}, {passed:.0f} s"
+                progress.show(text, stream, last=interval == total)
+
+            members = [several[i] for i in indices]
+            history, seconds = _call(program, compiled, members, count, tell, stop)
+            for place, index in enumerate(indices):
+                own = {name: a[place] for name, a in history.items()}
+                times = several[index].times
+                own["tau"], own["virtual_time"] = times.tau, times.seconds
+                own["seconds"] = np.float64(seconds / len(indices))
+                done[names[index]] = own
+                if store is not None:
+                    kept = own | {_NAME: np.array(names[index])}
+                    files.write_arrays(store / f"{names[index]}.npz", kept)
+            if not all(name in done for name in names) and stop():
+                raise KeyboardInterrupt
+
+    return [_cut(done[name]) for name in names]
+
+
+def _result(
+    config: Config,
+    values: list[dict],
+    several: list[Prepared],
+    histories: list[dict],
+    num_devices: int,
+    folder: pathlib.Path | None,
+) -> SweepResult:
+    """Rows and histories of all lanes; written to the folder."""
+    rows = [
+        _row(p, v, h, num_devices)
+        for p, v, h in zip(several, values, histories, strict=True)
+    ]
+    fields = [name for name in histories[0] if name != "seconds"]
+    same = {f: len({h[f].shape for h in histories}) == 1 for f in fields}
+    whole = {f: np.stack([h[f] for h in histories]) for f in fields if same[f]}
+    result = SweepResult(rows, whole)
+    if folder is not None:
+        settings = {"config": dataclasses.asdict(config), "lanes": values}
+        files.write_json(folder / "sweep.json", settings)
+        about = ", ".join(
+            dict.fromkeys(f"{p.dataset.name}, {p.model_name}" for p in several)
+        )
+        sweeps.write(folder, list(values[0]), rows, whole, about)
+    return result
+
+
+def sweep(
+    config: Config,
+    swept: Mapping[str, Sequence] | Sequence[Mapping],
+    *,
+    verbose: bool = False,
+    **options: Any,
+) -> SweepResult:
+    """`run` with progress on stderr if `verbose`."""
+    return run(config, swept, stream=sys.stderr if verbose else None, **options)

@@ -1,0 +1,132 @@
+"""2x2 maximum pooling in layout ``[C, H, W, B]``, alone and after a convolution.
+
+An elementwise maximum of four quarters of the image, with the gradient by hand: the
+derivative of nested maxima passes over the data three times, and lax.reduce_window's
+is a scatter.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from tsfl_jax.models import convolution
+from tsfl_jax.types import Array
+
+
+def _quarters(x: Array) -> list[Array]:
+    """The four entries of every 2x2 window of ``[C, 2h, 2w, B]``."""
+    c, h, w, b = x.shape
+    x = x.reshape(c, h // 2, 2, w // 2, 2, b)
+    return [x[:, :, i, :, j] for i in (0, 1) for j in (0, 1)]
+
+
+def _largest(parts: list[Array]) -> Array:
+    first, second, third, fourth = parts
+    return jnp.maximum(jnp.maximum(first, second), jnp.maximum(third, fourth))
+
+
+def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
+    """The gradient, to the first of four that equals the largest, as in PyTorch."""
+    a, b, c, _ = (part == largest for part in parts)
+    winners = (a, ~a & b, ~(a | b) & c, ~(a | b | c))
+    return [jnp.where(wins, grad, 0) for wins in winners]
+
+
+@jax.custom_vjp
+def _max_pool_even(x: Array) -> Array:
+    return _largest(_quarters(x))
+
+
+def _max_pool_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+    out = _max_pool_even(x)
+    return out, (x, out)
+
+
+def _max_pool_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array]:
+    # By hand because the derivative of three nested maxima passes over the data three
+    # times. Four simple loops over quarters, then two copies: one loop over the whole
+    # with a select by place is not vectorised and took six times as long.
+    x, out = saved
+    parts = _to_first(_quarters(x), out, grad)
+    rows = [jnp.stack(parts[i : i + 2], axis=3) for i in (0, 2)]
+    return (jnp.stack(rows, axis=2).reshape(x.shape),)
+
+
+_max_pool_even.defvjp(_max_pool_forward, _max_pool_backward)
+
+
+def max_pool(x: Array) -> Array:
+    """2x2 maximum with stride 2 and ceiling division, ``[C, H, W, B]``.
+
+    A last odd row or column forms a window of its own, so 7 becomes 4 and 1 stays 1.
+    """
+    odd = (x.shape[1] % 2, x.shape[2] % 2)
+    if any(odd):
+        # Edge values instead of -inf: the copy ties with the original, which comes
+        # first and takes the gradient.
+        x = jnp.pad(x, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)), mode="edge")
+    return _max_pool_even(x)
+
+
+@jax.custom_vjp
+def _max_of_four(x: Array) -> Array:
+    return _largest([x[:, i] for i in range(4)])
+
+
+def _max_of_four_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+    out = _max_of_four(x)
+    return out, (x, out)
+
+
+def _max_of_four_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array]:
+    x, out = saved
+    return (jnp.stack(_to_first([x[:, i] for i in range(4)], out, grad), axis=1),)
+
+
+_max_of_four.defvjp(_max_of_four_forward, _max_of_four_backward)
+
+
+def conv_pool_quarters(x: Array, kernel: Array) -> Array:
+    """Convolution and 2x2 pooling whose windows come from the product side by side.
+
+    The four outputs of a window see (h+1)x(w+1) inputs; with the kernel written four
+    times into a frame of that size, one product makes all four, from patches two apart:
+    (h+1)(w+1) / 4hw of the patches of `conv_slices` for (h+1)(w+1) / hw of its
+    products. Pays where patches cost most: one input channel, a large kernel.
+
+    Args:
+      x: ``[C, H, W, B]`` float, padded already.
+      kernel: ``[h, w, C, K]`` float; H − h + 1 and W − w + 1 even.
+
+    Returns:
+      ``[K, (H−h+1)/2, (W−w+1)/2, B]``, what `max_pool` makes of `conv_slices`.
+    """
+    kh, kw, channels, filters = kernel.shape
+    height, width = (x.shape[1] - kh + 1) // 2, (x.shape[2] - kw + 1) // 2
+    # In two stages: concatenations of a few slices are compiled into one loop.
+    patches = [x[:, :, j : j + 2 * width - 1 : 2] for j in range(kw + 1)]
+    patches = jnp.stack(patches)
+    patches = [patches[:, :, i : i + 2 * height - 1 : 2] for i in range(kh + 1)]
+    patches = jnp.stack(patches).reshape((kh + 1) * (kw + 1) * channels, -1)
+    frames = [
+        jnp.pad(kernel, ((i, 1 - i), (j, 1 - j), (0, 0), (0, 0)))
+        for i in (0, 1)
+        for j in (0, 1)
+    ]
+    frames = jnp.stack(frames, axis=-1).reshape(-1, 4 * filters)
+    out = _max_of_four((frames.T @ patches).reshape(filters, 4, -1))
+    return out.reshape(filters, height, width, x.shape[-1])
+
+
+def conv_pool(x: Array, kernel: Array, same: bool, form: str) -> Array:
+    """`max_pool` of a convolution with stride 1.
+
+    Args:
+      x: ``[C, H, W, B]`` float.
+      kernel: ``[h, w, C, K]`` float.
+      same: zero padding that keeps H and W (else none).
+      form: a key of `convolution.CONVOLUTIONS`.
+    """
+    even = (x.shape[1] - kernel.shape[0]) % 2 and (x.shape[2] - kernel.shape[1]) % 2
+    if form == "fast" and not same and even and x.shape[0] == 1:
+        return conv_pool_quarters(x, kernel)
+    return max_pool(convolution.CONVOLUTIONS[form](x, kernel, 1, same))

@@ -1,0 +1,1 @@
+"""Files and figures, made from files only."""

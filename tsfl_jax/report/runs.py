@@ -1,0 +1,240 @@
+"""Figures of finished runs, made from the files of their workdirs only.
+
+How they look is in `plot_style`.
+"""
+
+import functools
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tsfl_jax.report import files
+from tsfl_jax.report import style as plot_style
+from tsfl_jax.types import UserError
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.collections
+
+_FEW_CLIENTS = 60  # as many bars as a reader can distinguish
+
+_PathLike = str | pathlib.Path
+
+
+@plot_style.styled
+def plot_curves(workdir: _PathLike) -> pathlib.Path:
+    """Plot accuracy and losses against the interval; returns curves.png.
+
+    Only the losses, where a test loss was measured and no accuracy.
+
+    Args:
+      workdir: folder with metrics.jsonl, and summary.json or config.json.
+
+    Raises:
+      UserError: metrics.jsonl is missing or unreadable.
+    """
+    folder = pathlib.Path(workdir)
+    metrics = _metrics(folder)
+    about = _about(folder)
+    style = plot_style.style_of(about["algorithm"], 0)
+
+    both = np.isfinite(metrics["test_accuracy"]).any()
+    both |= not np.isfinite(metrics["test_loss"]).any()
+    figure, panels = plot_style.figure_of(2.7, ncols=2 if both else 1)
+    panels = np.ravel(panels)
+    if both:
+        _plot_accuracy(panels[0], metrics, style)
+    _plot_losses(panels[-1], metrics, style)
+    for axes in panels:
+        plot_style.interval_axis(axes, metrics["interval"])
+    figure.suptitle(_title(about))
+    return plot_style.save(figure, folder / "curves.png")
+
+
+def _plot_accuracy(
+    axes: "matplotlib.axes.Axes",
+    metrics: dict[str, np.ndarray],
+    style: plot_style.Style,
+) -> None:
+    accuracy = 100 * metrics["test_accuracy"]
+    plot_style.plot_line(axes, metrics["interval"], accuracy, style)
+    axes.set_ylabel("test accuracy in %")
+    if not axes.lines:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "not evaluated", ha="center", transform=axes.transAxes)
+
+
+def _plot_losses(
+    axes: "matplotlib.axes.Axes",
+    metrics: dict[str, np.ndarray],
+    style: plot_style.Style,
+) -> None:
+    train = plot_style.line_style("#555555", "--", "s")
+    test = style | {"linestyle": "-", "marker": "o"}
+    for name, look in (("train", train), ("test", test)):
+        label = "training" if name == "train" else name
+        loss = metrics[f"{name}_loss"]
+        plot_style.plot_line(axes, metrics["interval"], loss, look, label=label)
+    axes.set_ylabel("loss")
+    seen = np.concatenate([metrics["train_loss"], metrics["test_loss"]])
+    seen = seen[np.isfinite(seen)]
+    if seen.size and seen.min() > 0 and seen.max() > 100 * seen.min():
+        axes.set_yscale("log")
+    if axes.lines:
+        axes.legend(handlelength=3)
+
+
+@plot_style.styled
+def plot_participation(workdir: _PathLike) -> pathlib.Path:
+    """Plot how often and how much each client counted; returns participation.png.
+
+    Args:
+      workdir: folder with clients.npz, and summary.json or config.json.
+
+    Raises:
+      UserError: clients.npz is missing or unreadable.
+    """
+    folder = pathlib.Path(workdir)
+    tau, rho = _clients(folder / "clients.npz")
+    intervals, clients = tau.shape
+    share = 100 * (rho > 0).sum(0) / max(intervals, 1)
+    weight = 100 * rho.sum(0) / max(intervals, 1)
+    tau = tau.sum(0) / max(intervals, 1)
+    few = clients <= _FEW_CLIENTS
+    if not few:
+        order = np.argsort(tau, kind="stable")
+        share, weight, tau = share[order], weight[order], tau[order]
+
+    figure, (top, bottom) = plot_style.figure_of(4.0, nrows=2, sharex=True)
+    bars = _bars(top, share, tau, width=0.8 if few else 1.0, edges=few)
+    top.set_ylabel("selected in\n% of intervals")
+    top.set_ylim(0, 105)
+    colors = figure.colorbar(bars, ax=(top, bottom), pad=0.02, aspect=30)
+    colors.set_label("mean local iterations τ")
+    dots = plot_style.line_style("#000000", "none", "o")
+    bottom.plot(np.arange(clients), weight, **dots, markersize=4 if few else 1.2)
+    equal = {"color": "#777777", "linestyle": "--", "linewidth": 1}
+    bottom.axhline(100 / clients, **equal, label="equal weights, 1/N")
+    bottom.legend(handlelength=2)
+    bottom.set_ylabel("mean weight ρ\nin %")
+    bottom.set_ylim(0, 1.1 * max(weight.max(), 100 / clients))
+    bottom.set_xlim(-0.7, clients - 0.3)
+    bottom.set_xlabel("client" if few else "client, in order of mean τ")
+    bottom.xaxis.set_major_locator(plot_style.whole_numbers())
+    figure.suptitle(_title(_about(folder)))
+    return plot_style.save(figure, folder / "participation.png")
+
+
+@plot_style.styled
+def plot_comparison(
+    runs: Mapping[str, Sequence[_PathLike]], path: _PathLike, title: str = ""
+) -> pathlib.Path:
+    """Plot the test accuracy of several algorithms, each over its seeds.
+
+    Args:
+      runs: for each label (a name of an algorithm has its own style), workdirs or
+        metrics.jsonl files, one or more, one per seed. The line is their mean where
+        all were evaluated, the band runs from the lowest to the highest.
+      path: the PNG file to write.
+      title: above the figure.
+
+    Raises:
+      UserError: a metrics.jsonl is missing or unreadable.
+    """
+    figure, axes = plot_style.figure_of(3.2)
+    intervals, most = np.zeros(0), 0
+    for index, (label, seeds) in enumerate(runs.items()):
+        interval, accuracy = _align([_metrics(pathlib.Path(run)) for run in seeds])
+        style = plot_style.style_of(label, index)
+        if len(seeds) > 1 and len(interval):
+            low, high = accuracy.min(0), accuracy.max(0)
+            plot_style.plot_band(axes, interval, low, high, style)
+        name = plot_style.name_of(label)
+        plot_style.plot_line(axes, interval, accuracy.mean(0), style, label=name)
+        intervals = np.union1d(intervals, interval)
+        most = max(most, len(seeds))
+    plot_style.interval_axis(axes, intervals)
+    axes.set_ylabel("test accuracy in %")
+    if axes.lines:
+        axes.legend(title=f"mean and range of {most} seeds" if most > 1 else None)
+    axes.set_title(plot_style.escape(title))
+    return plot_style.save(figure, pathlib.Path(path))
+
+
+def _bars(
+    axes: "matplotlib.axes.Axes",
+    height: np.ndarray,
+    color: np.ndarray,
+    width: float,
+    edges: bool,
+) -> "matplotlib.collections.PolyCollection":
+    """Plot bars as one collection, which is fast for thousands of them."""
+    from matplotlib import colormaps
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import ListedColormap
+
+    left = np.arange(len(height)) - width / 2
+    right = left + width
+    zero = np.zeros_like(height)
+    corners = [(left, zero), (left, height), (right, height), (right, zero)]
+    shades = colormaps["YlGnBu"](np.linspace(0.2, 1, 256))  # darker in grey print, too
+    bars = PolyCollection(
+        # The stub lacks arrays, of which a collection is made fastest.
+        np.stack([np.stack(xy, -1) for xy in corners], 1),  # pyright: ignore[reportArgumentType]
+        array=color,
+        cmap=ListedColormap(shades),
+        edgecolors="#333333" if edges else "none",
+        linewidths=0.6 if edges else 0,
+        antialiaseds=edges,  # else there are pale seams between thin bars
+    )
+    if color.min() == color.max():
+        bars.set_clim(color[0] - 0.5, color[0] + 0.5)
+    axes.add_collection(bars)
+    return bars
+
+
+def _align(found: list[dict[str, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Intervals [E] where every run was evaluated, and accuracies in %, [S, E]."""
+    known = [m["interval"][np.isfinite(m["test_accuracy"])] for m in found]
+    common = functools.reduce(np.intersect1d, known)
+    rows = [m["test_accuracy"][np.isin(m["interval"], common)] for m in found]
+    return common, 100 * np.stack(rows)
+
+
+def _metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Columns of metrics.jsonl as float64 [T]; NaN where a value is missing."""
+    rows = files.read_metrics(path / "metrics.jsonl" if path.is_dir() else path)
+    return {
+        name: np.array([row.get(name) for row in rows], float)  # None becomes NaN
+        for name in ("interval", "test_accuracy", "test_loss", "train_loss")
+    }
+
+
+def _clients(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
+    """τ and ρ of clients.npz, float64 [T, N]."""
+    arrays = files.read_arrays(path)
+    tau, rho = (arrays.get(name, np.zeros(0)) for name in ("tau", "rho"))
+    if tau.ndim != 2 or rho.shape != tau.shape:
+        raise UserError(f"cannot read {path}: expected tau and rho of one shape [T, N]")
+    return tau.astype(float), np.nan_to_num(rho)
+
+
+def _about(folder: pathlib.Path) -> dict[str, str]:
+    """Data, algorithm and seed; summary.json goes before config.json."""
+    about = {"data": "", "algorithm": "", "seed": ""}
+    for name in ("config.json", "summary.json"):
+        known = files.read_json(folder / name) or {}
+        if isinstance(known.get("data"), dict):
+            known["data"] = known["data"].get("name", "")
+        about |= {key: str(known[key]) for key in about if key in known}
+    return about
+
+
+def _title(about: dict[str, str]) -> str:
+    algorithm = plot_style.NAMES.get(about["algorithm"], about["algorithm"])
+    seed = about["seed"] and f"seed {about['seed']}"
+    return plot_style.escape(
+        ", ".join(part for part in (about["data"], algorithm, seed) if part)
+    )

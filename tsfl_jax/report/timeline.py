@@ -1,0 +1,321 @@
+"""The timeline of an experiment: who does what when, as text and as a figure."""
+
+import math
+import pathlib
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from tsfl_jax.report import style
+from tsfl_jax.timeline import segments
+from tsfl_jax.timeline.tasks import GIVEN_UP, LOST, Task
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+
+_COLUMNS = 99  # of the text, with the clients' names
+_ROWS = 20  # clients of the text
+_BARS = 40  # as many bars as a reader can distinguish on a page
+_LINES = 12  # updates that may be drawn across the bars
+_INK = {
+    segments.DOWNLOAD: "<",
+    segments.ITERATION: "█▓",  # alternating, so that each can be seen
+    segments.UNFINISHED: "░",
+    segments.UPLOAD: ">",
+    segments.WAITING: "·",
+    segments.OFFLINE: " ",
+}
+# The colors of Okabe and Ito; in grey, hatches and lightness distinguish them.
+_LOOK = {
+    segments.DOWNLOAD: {"facecolor": "#56B4E9", "hatch": "////"},
+    segments.ITERATION: {"facecolor": "#0072B2", "hatch": ""},
+    segments.UNFINISHED: {"facecolor": "#FFFFFF", "hatch": "xxxx"},
+    segments.UPLOAD: {"facecolor": "#E69F00", "hatch": ""},
+    segments.WAITING: {"facecolor": "#E6E6E6", "hatch": ""},
+    segments.OFFLINE: {"facecolor": "#FFFFFF", "hatch": "...."},
+}
+_NAMES = {
+    segments.ITERATION: "local iteration, one box each",
+    segments.UNFINISHED: "unfinished iteration",
+}
+_FRAMEWORKS = {"tsfl": "T-SFL", "fedbuff": "FedBuff", "fedat": "FedAT"}
+_FRAMEWORKS |= {"fedcs": "FedCS", "esync": "ESync"}
+_THIN = (segments.WAITING, segments.OFFLINE)
+
+
+class Timeline(NamedTuple):
+    """Who does what when; in seconds, or in intervals where there are no seconds."""
+
+    found: list[segments.Segment]
+    tasks: list[Task]
+    updates: np.ndarray  # [R], when the global updates are
+    tier: dict[int, int]  # of each client that delivers, with tiers only
+    most: int  # H, most iterations of a delivery
+    seconds: bool  # else the unit is an interval
+    shares: dict[str, float]  # of the clients' time until the last update
+
+
+def updates_until(timeline: Timeline, end: float) -> np.ndarray:
+    """Times of the global updates until `end`."""
+    return timeline.updates[timeline.updates <= end * (1 + 1e-9)]
+
+
+def window(timeline: Timeline) -> float:
+    """The end of the time that a chart shows: the first few updates.
+
+    At least four updates, and one and a half times the first task of 90 % of the
+    clients.
+    """
+    last = float(timeline.updates[-1])
+    end = float(timeline.updates[: 4 if timeline.seconds else 8][-1])
+    first: dict[int, float] = {}
+    for task in timeline.tasks:
+        if task.client not in first and task.end < math.inf:
+            first[task.client] = task.end
+    if first:
+        # The slowest clients would leave too little width for the others.
+        end = max(end, 1.5 * float(np.quantile(list(first.values()), 0.9)))
+    return min(end, last)
+
+
+def chosen(timeline: Timeline, most: int) -> list[int]:
+    """Clients of a chart, by tier: all, or `most` of them at even distances."""
+    clients = sorted({s.client for s in timeline.found})
+    if len(clients) > most:
+        index = np.linspace(0, len(clients) - 1, most).round().astype(int)
+        clients = [clients[i] for i in index]
+    last = max(timeline.tier.values(), default=0) + 1
+    return sorted(clients, key=lambda i: (timeline.tier.get(i, last), i))
+
+
+def losses(timeline: Timeline, end: float) -> list[tuple[int, float]]:
+    """(client, seconds) of tasks that were lost or given up until `end`."""
+    return [
+        (task.client, task.stop)
+        for task in timeline.tasks
+        if task.fate in (LOST, GIVEN_UP) and task.stop <= end
+    ]
+
+
+def _characters(
+    timeline: Timeline, end: float, clients: list[int], columns: int
+) -> list[list[str]]:
+    """The activity that takes most of each character's time, a row per client."""
+    row_of = {client: row for row, client in enumerate(clients)}
+    share: list[list[dict[str, float]]] = [
+        [{} for _ in range(columns)] for _ in clients
+    ]
+    count = dict.fromkeys(clients, 0)
+    for segment in timeline.found:
+        if segment.client not in row_of or segment.start >= end:
+            continue
+        ink = _INK[segment.kind]
+        if segment.kind == segments.ITERATION:
+            ink = ink[count[segment.client] % 2]
+            count[segment.client] += 1
+        first = segment.start / end * columns
+        last = min(segment.end, end) / end * columns
+        for column in range(int(first), min(math.ceil(last), columns)):
+            part = min(last, column + 1) - max(first, column)
+            cell = share[row_of[segment.client]][column]
+            cell[ink] = cell.get(ink, 0.0) + part
+    rows = [
+        [max(cell, key=cell.__getitem__, default=" ") for cell in row] for row in share
+    ]
+    for client, seconds in losses(timeline, end):
+        if client in row_of:
+            column = math.ceil(seconds / end * columns) - 1
+            rows[row_of[client]][min(max(column, 0), columns - 1)] = "x"
+    return rows
+
+
+def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
+    """The timeline from 0 to `end` as text, one line per client.
+
+    Args:
+      timeline: of an experiment.
+      end: seconds, or intervals where there are no seconds, > 0.
+      width: most characters of a line, ≥ 60.
+
+    Returns:
+      Lines with the global updates, at most 20 clients, the time, a legend.
+    """
+    clients = chosen(timeline, _ROWS)
+    names = [f"client {i}" for i in clients]
+    if timeline.tier:
+        names = [f"client {i} tier {timeline.tier.get(i, '?')}" for i in clients]
+    margin = max(map(len, [*names, "updates"])) + 1
+    columns = width - margin
+    rows = _characters(timeline, end, clients, columns)
+    marks = [" "] * columns
+    for update in updates_until(timeline, end):
+        column = math.ceil(update / end * columns) - 1
+        marks[min(max(column, 0), columns - 1)] = "|"
+    right = f"{end:.4g} {'s' if timeline.seconds else 'intervals'}"
+    lines = [f"{'updates':<{margin}}{''.join(marks)}"]
+    lines += [f"{n:<{margin}}{''.join(r)}" for n, r in zip(names, rows, strict=True)]
+    lines.append(f"{'':<{margin}}0{right:>{columns - 1}}")
+    lines.append(textwrap.fill(_legend(timeline, end, clients), width))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _legend(timeline: Timeline, end: float, clients: list[int]) -> str:
+    """The characters that the text uses, explained."""
+    used = {s.kind for s in timeline.found if s.start < end and s.client in clients}
+    words = [
+        (segments.DOWNLOAD, "< download"),
+        (segments.ITERATION, "█▓ iterations, alternating"),
+        (segments.UNFINISHED, "░ unfinished iteration"),
+        (segments.UPLOAD, "> upload"),
+        (segments.WAITING, "· waiting" if timeline.seconds else "· rest of H"),
+        (segments.OFFLINE, "blank: offline"),
+    ]
+    present = [word for kind, word in words if kind in used]
+    if losses(timeline, end):
+        present.append("x lost or given up")
+    return ", ".join([*present, "| global update"])
+
+
+@style.styled
+def plot_timeline(
+    line: Timeline, settings: Mapping[str, Any], path: str | pathlib.Path
+) -> list[pathlib.Path]:
+    """Plot the first few updates; writes a PNG and a PDF.
+
+    Args:
+      line: the timeline of an experiment.
+      settings: of the experiment, by name, {"timeline.framework": "afl"}.
+      path: of the figure, without a suffix.
+
+    Returns:
+      The two paths.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    end, clients = window(line), chosen(line, _BARS)
+    figure, axes = style.figure_of(1.35 + 0.17 * max(len(clients), 4))
+    axes.grid(visible=False)
+    found = _plot_bars(axes, line, clients, end)
+    _plot_updates(axes, updates_until(line, end), len(clients))
+    handles: list[Patch | Line2D] = [
+        Patch(**_style(kind), label=_label(kind, line))
+        for kind in segments.KINDS
+        if kind in found
+    ]
+    handles.append(
+        Line2D([], [], color="#000000", linewidth=1.0, label="global update")
+    )
+    lost = [(i, at) for i, at in losses(line, end) if i in clients]
+    if lost:
+        rows = [clients.index(i) for i, _ in lost]
+        cross = {"marker": "X", "markersize": 7, "color": "#D55E00"}
+        cross |= {"markeredgecolor": "#FFFFFF", "linestyle": "none"}
+        axes.plot([at for _, at in lost], rows, **cross, zorder=4)
+        handles.append(Line2D([], [], **cross, label="delivery lost or given up"))
+    _axes(axes, line, clients, end)
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=min(len(handles), 4),
+        handlelength=2,
+        fontsize="small",
+    )
+    figure.suptitle(_title(line, settings))
+    return style.save_both(figure, pathlib.Path(path))
+
+
+def _style(kind: str) -> style.Style:
+    """Face, hatch and edge of a bar."""
+    edge = "#999999" if kind in _THIN else "#222222"
+    width = 0.4
+    if kind == segments.ITERATION:  # seen between dark boxes
+        edge, width = "#FFFFFF", 0.6
+    return _LOOK[kind] | {"edgecolor": edge, "linewidth": width}
+
+
+def _label(kind: str, line: Timeline) -> str:
+    if not line.seconds and kind == segments.WAITING:
+        return f"rest of H = {line.most}"
+    return _NAMES.get(kind, kind)
+
+
+def _plot_bars(
+    axes: "matplotlib.axes.Axes", line: Timeline, clients: list[int], end: float
+) -> set[str]:
+    """Plot the segments; returns the kinds that occur."""
+    from matplotlib.collections import PolyCollection
+
+    row_of = {client: row for row, client in enumerate(clients)}
+    kinds: dict[str, list[list[tuple[float, float]]]] = {}
+    for client, kind, first, last in line.found:
+        if client in row_of and first < end:
+            half = 0.14 if kind in _THIN else 0.38
+            y, last = row_of[client], min(last, end)
+            low, high = y - half, y + half
+            corners = [(first, low), (first, high), (last, high), (last, low)]
+            kinds.setdefault(kind, []).append(corners)
+    for kind, corners in kinds.items():
+        # One collection each, which is fast for thousands of iterations.
+        axes.add_collection(PolyCollection(corners, **_style(kind), zorder=2))
+    return set(kinds)
+
+
+def _plot_updates(axes: "matplotlib.axes.Axes", at: np.ndarray, rows: int) -> None:
+    """Plot the global updates as vertical lines."""
+    if len(at) > _LINES:  # in front they would hide the bars
+        looks = [{"color": "#000000", "linewidth": 0.5, "zorder": 1}]
+    else:  # a white border, so that the line is visible on dark bars
+        looks = [
+            {"color": "#FFFFFF", "linewidth": 1.8, "zorder": 3},
+            {"color": "#000000", "linewidth": 0.9, "zorder": 3},
+        ]
+    for look in looks:
+        axes.vlines(at, -0.7, rows - 0.4, **look)
+
+
+def _axes(
+    axes: "matplotlib.axes.Axes", line: Timeline, clients: list[int], end: float
+) -> None:
+    """Set up the axes of time and clients, and name the tiers."""
+    axes.set_xlim(0, end * 1.005)
+    axes.set_ylim(len(clients) - 0.4, -0.7)
+    axes.set_xlabel("virtual time in seconds" if line.seconds else "interval")
+    if not line.seconds:
+        number = np.arange(1, round(end) + 1)
+        axes.set_xticks(number - 0.5, number)
+        axes.tick_params(axis="x", length=0)
+    axes.set_yticks(range(len(clients)), map(str, clients), fontsize="small")
+    axes.set_ylabel("client")
+    tiers = [line.tier.get(i) for i in clients]
+    for row, tier in enumerate(tiers):
+        if line.tier and (row == 0 or tiers[row - 1] != tier):
+            rows = [r for r, other in enumerate(tiers) if other == tier]
+            name = "none" if tier is None else f"tier {tier}"
+            axes.text(
+                1.01,
+                float(np.mean(rows)),
+                name,
+                transform=axes.get_yaxis_transform(),
+                rotation=90,
+                va="center",
+                fontsize="small",
+            )
+            if row:
+                axes.axhline(row - 0.5, color="#000000", linewidth=0.5, linestyle=":")
+
+
+def _title(line: Timeline, settings: Mapping[str, Any]) -> str:
+    """Framework or schedule, and how much of the experiment the figure shows."""
+    name = settings["timeline.framework"]
+    name = _FRAMEWORKS.get(name, name.upper())
+    if not line.seconds:
+        name = f"schedule {settings['schedule.kind']}"
+    clients, few = f"{settings['num_clients']} clients", chosen(line, _BARS)
+    if len(few) < settings["num_clients"]:
+        clients = f"{len(few)} of {clients}"
+    words = f"{name}, {clients}, first {len(updates_until(line, window(line)))} of "
+    words += f"{len(line.updates)} {'updates' if line.seconds else 'intervals'}"
+    return style.escape(words)

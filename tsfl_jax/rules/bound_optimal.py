@@ -1,0 +1,38 @@
+"""The minimizer of Theorem 1's bound as an aggregation rule, to compare with DMS."""
+
+import jax.numpy as jnp
+
+from tsfl_jax.rules.base import Situation, Weights, weights_of
+from tsfl_jax.theory.bounds import BoundConstants, estimated
+from tsfl_jax.theory.minimum import bound_optimal_weights
+from tsfl_jax.types import HParams
+
+
+def bound_optimal(situation: Situation, hparams: HParams) -> Weights:
+    """The weights that minimize Theorem 1's bound of this interval: T = 1, from w^t.
+
+    The constants are estimated from gradients at w^t, see `theory.estimated`. τ_i are
+    local iterations, as for DMS, whatever their number of steps and the momentum. Where
+    the bound is void, or a gradient was not finite, the clients that took part get
+    equal weights. See `bound_minimum`.
+    """
+    tau, constants = jnp.asarray(situation.tau), situation.constants
+    measured = situation.gradients
+    assert measured is not None, "the table of rules declares that this rule uses them"
+    present = tau > 0
+    known = estimated(
+        hparams.lr,
+        hparams.weight_limit,
+        constants.smoothness,
+        constants.grad_sq_norm,
+        measured,
+        present,
+    )
+    finite = jnp.stack([jnp.isfinite(jnp.asarray(a)).all() for a in known]).all()
+    finite &= constants.smoothness > 0
+    known = BoundConstants(*(jnp.where(finite, jnp.asarray(a), 1.0) for a in known))
+    limit = jnp.minimum(hparams.weight_limit, tau.shape[0])  # finite; N limits nothing
+    found = bound_optimal_weights(tau, known, limit=limit)
+    equal = present / jnp.maximum(present.sum(), 1)
+    rho = jnp.where(finite & found.valid, found.rho, equal)
+    return weights_of(rho, tau)

@@ -1,0 +1,1 @@
+"""The paper's tables and figures, and studies of the simulator's own."""

@@ -1,0 +1,267 @@
+"""``python -m tsfl_jax.bound_study``: do the published bounds hold where all is known?
+
+Runs T-SFL on quadratic clients with one curvature L, so that the test loss F(w) − F(w*)
+tells ‖w − w*‖² = 2(F(w) − F(w*))/L and ‖∇F(w)‖² = 2L(F(w) − F(w*)) exactly, and sets
+both beside Theorems 1 and 4 with their exact constants. θ is the smallest that
+Definition 1.3 allows for the weights in use.
+"""
+
+import argparse
+import pathlib
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tsfl_jax import command
+from tsfl_jax.config import Config
+from tsfl_jax.data.quadratic import Exact
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import grid, sweeps
+from tsfl_jax.experiment.assemble import exact_of
+from tsfl_jax.experiment.prepare import load_dataset, prepare
+from tsfl_jax.report import files
+from tsfl_jax.report import style as plot_style
+from tsfl_jax.theory import bounds
+from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
+from tsfl_jax.types import UserError
+
+CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "quadratic.py"
+
+_WHOLE = {"batch_size": 64, "quadratic.grad_variance": "constant(0)"}
+_NEAR = {"quadratic.distance": 1e-6}
+_ONE = {"schedule.kind": "explicit", "schedule.tau": (1,)}
+_UNEQUAL = {"schedule.kind": "explicit", "schedule.tau": (8, 1)}
+# Groups of clients that do not coincide with those of τ.
+_MIXED = {
+    "quadratic.dissimilarity": "; ".join(["constant(0.2)", "constant(1.8)"] * 5),
+    "quadratic.grad_variance": "; ".join(["constant(0.1)", "constant(0.9)"] * 5),
+}
+_FEDAVG = {"algorithm": "fedavg", "quadratic.convexity": 1.0}
+# What is asked → settings that differ from configs/quadratic.py.
+SETTINGS: dict[str, dict] = {
+    "as in the config, FedAvg": _FEDAVG,
+    "as in the config, DMS": _FEDAVG | {"algorithm": "dms"},
+    "as in the config, minimiser": _FEDAVG | {"algorithm": "bound_optimal"},
+    "unequal Γ_i and σ_i², FedAvg": _FEDAVG | _MIXED,
+    "unequal Γ_i and σ_i², DMS": _FEDAVG | _MIXED | {"algorithm": "dms"},
+    "no dissimilarity": _FEDAVG | {"quadratic.dissimilarity": "constant(0)"},
+    "η = 0.5": _FEDAVG | {"lr": 0.5},
+    "from the optimum, τ = 8 or 1": _FEDAVG | _NEAR | _UNEQUAL,
+    "the same, whole batches, η = 0.01": _FEDAVG
+    | _NEAR
+    | _UNEQUAL
+    | _WHOLE
+    | {"lr": 0.01},
+    "gradient descent: τ = 1, whole batches": _FEDAVG
+    | _ONE
+    | _WHOLE
+    | {"quadratic.dissimilarity": "constant(0)"},
+    "the same, unlike clients": _FEDAVG | _ONE | _WHOLE,
+}
+
+
+class Outcome(NamedTuple):
+    """One setting; bounds and measurements after 1 … T intervals, mean over seeds."""
+
+    label: str
+    distance: np.ndarray  # [T] mean of ‖w^t − w*‖²
+    error: np.ndarray  # [T] its standard error over the seeds
+    printed: np.ndarray  # [T] Theorem 1; inf where void
+    repaired: np.ndarray  # [T] with 1 for η² in Z
+    valid: bool  # W > 0 and Definition 1.3 for all t
+    gradient: float  # (1/T) Σ_t ‖∇F(w^t)‖², t = 0 … T−1
+    # None where it does not apply: H > 1, mini-batches, or weights that F has not.
+    theorem4: bounds.GradientBound | None
+
+
+@jax.jit
+def _bounds(rho, tau, constants):
+    """Theorem 1's totals and flags after 1 … T intervals, as printed and repaired."""
+
+    def both(rho, tau):
+        printed = bounds.theorem1_bound(rho, tau, constants)
+        repaired = bounds.theorem1_bound(rho, tau, constants, repaired=True)
+        return printed.total, repaired.total, printed.valid
+
+    return bounds.so_far(both, rho, tau)
+
+
+def bounds_of(
+    known: Exact, lr: float, rho: np.ndarray, tau: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Theorem 1 after 1 … T intervals, ``[T]``: as printed, with 1 for η², if valid.
+
+    Args:
+      known: the constants.
+      lr: η.
+      rho, tau: ``[T, N]``.
+    """
+    num_clients, L = tau.shape[1], known.smoothness
+    used = max(1.0, num_clients * float(rho.max()))
+    constants = BoundConstants(
+        lr,
+        L,
+        known.grad_sq_norm,
+        tightest_limit(used, num_clients, lr, L),
+        known.distance,
+        known.grad_variance,
+        known.dissimilarity,
+    )
+    constants = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), constants)
+    return tuple(map(np.asarray, _bounds(rho, tau, constants)))
+
+
+def theorem4_of(
+    known: Exact, lr: float, excess: np.ndarray
+) -> tuple[float, bounds.GradientBound]:
+    """(1/T) Σ ‖∇F(w^t)‖² and its bounds, with the smallest V² that fits these models.
+
+    Weights are the shares in F, so ε = 1.
+
+    Args:
+      known: the constants; one curvature L.
+      lr: η.
+      excess: F(w^t) − F(w*) ``[T]``, t = 0 … T−1.
+    """
+    L = known.smoothness
+    square = 2 * L * excess
+    own = square + L**2 * (known.shares @ known.dissimilarity)  # E_i‖∇F_i(w^t)‖²
+    own, some = own[square > 0], square[square > 0]  # at w* nothing is left to bound
+    gap = 0.5 * L * known.distance
+    bound = bounds.theorem4_bound(
+        len(excess),
+        gap,
+        lr=lr,
+        smoothness=L,
+        epsilon=1.0,
+        dissimilarity_sq=float((own / some).max(initial=1.0)),
+    )
+    return float(square.mean()), bound
+
+
+def run(label: str, config: Config, seeds: int) -> Outcome:
+    """One setting; seeds differ in mini-batches and selection, not in the clients."""
+    dataset = load_dataset(config)
+    prepared = prepare(config, dataset=dataset)
+    known, lr = exact_of(prepared), grid.setting(config, "lr")
+    if known.curvature.min() < known.smoothness:
+        raise UserError("the study needs one curvature: quadratic.convexity = L")
+    swept = {"seed": range(seeds)}
+    history = sweeps.run(config, swept, dataset=dataset).history
+    after = np.asarray(history["test_loss"], np.float64)  # [S, T]
+    away = 2 * after / known.smoothness
+    tau = prepared.times.tau
+    several = [bounds_of(known, lr, np.asarray(rho), tau) for rho in history["rho"]]
+    printed, repaired, valid = (np.stack(part) for part in zip(*several, strict=True))
+    start = np.full((seeds, 1), 0.5 * known.smoothness * known.distance)
+    excess = np.concatenate([start, after[:, :-1]], axis=1).mean(0)
+    gradient, theorem4 = theorem4_of(known, lr, excess)
+    strict = grid.setting(config, "algorithm") == "fedavg" and (tau == 1).all()
+    if not strict or known.grad_variance.any():
+        theorem4 = None
+    return Outcome(
+        label,
+        away.mean(0),
+        away.std(0, ddof=1) / np.sqrt(seeds) if seeds > 1 else 0 * away[0],
+        printed.mean(0),
+        repaired.mean(0),
+        bool(valid.all()),
+        gradient,
+        theorem4,
+    )
+
+
+def ratio(outcome: Outcome, bound: np.ndarray) -> tuple[float, float]:
+    """The largest of measured over bound in any interval, and its standard error."""
+    worst = int((outcome.distance / bound).argmax())
+    here = (outcome.distance[worst], outcome.error[worst])
+    return tuple(float(x / bound[worst]) for x in here)
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.2g} ± {error:.1g}"
+
+
+def row_of(outcome: Outcome) -> dict[str, str]:
+    """A row of the table."""
+    four, shown = outcome.theorem4, ("–", "–")
+    if four is not None and not four.valid:
+        shown = ("no bound", "no bound")
+    elif four is not None:
+        both = (four.printed, four.derived)
+        shown = tuple(f"{float(outcome.gradient / x):.3g}" for x in both)
+    return {
+        "setting": outcome.label,
+        "conditions hold": "yes" if outcome.valid else "no",
+        "Theorem 1": _with_error(*ratio(outcome, outcome.printed)),
+        "with 1 for η²": _with_error(*ratio(outcome, outcome.repaired)),
+        "at the end": f"{outcome.distance[-1] / outcome.printed[-1]:.2g}",
+        "Theorem 4": shown[0],
+        "with η below": shown[1],
+    }
+
+
+@plot_style.styled
+def plot_outcomes(
+    outcomes: list[Outcome], path: pathlib.Path, title: str
+) -> list[pathlib.Path]:
+    """Measured distance and bound against the interval, a panel for each setting."""
+    columns = 3
+    rows = -(-len(outcomes) // columns)
+    figure, panels = plot_style.figure_of(
+        1.9 * rows, nrows=rows, ncols=columns, squeeze=False
+    )
+    for panel, one in zip(panels.flat, outcomes, strict=False):
+        interval = np.arange(1, len(one.distance) + 1)
+        for label, values, look in (
+            ("measured", one.distance, ("#0072B2", "-", "o")),
+            ("Theorem 1", one.printed, ("#D55E00", "--", "s")),
+        ):
+            style = plot_style.line_style(*look)
+            plot_style.plot_line(panel, interval, values, style, label=label)
+        panel.set_yscale("log")
+        panel.set_title(one.label, fontsize="x-small")
+        plot_style.interval_axis(panel, interval)
+    for panel in panels[:, 0]:
+        panel.set_ylabel("‖w − w*‖²")
+    panels[0, 0].legend(fontsize="x-small", handlelength=2)
+    for panel in panels.flat[len(outcomes) :]:
+        panel.set_visible(False)
+    figure.suptitle(plot_style.title(title))
+    return plot_style.save_both(figure, path)
+
+
+def main(arguments: list[str]) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tsfl_jax.bound_study", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--seeds", type=int, default=32)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/bounds"))
+    given = parser.parse_args(arguments)
+    if given.seeds < 1:
+        parser.error("--seeds must be at least 1")
+    out = files.prepare_workdir(given.out)
+    devices.start(1)
+    base = grid.config_at(CONFIG)
+    outcomes = []
+    for label, changes in SETTINGS.items():
+        print(label, file=sys.stderr)
+        outcomes.append(run(label, grid.changed(base, changes), given.seeds))
+    about = f"quadratic clients, {given.seeds} seeds"
+    text = f"{about}. Largest of measured over bound in any interval, ± its standard"
+    text += " error; above 1 the bound is violated. Theorem 1 as printed, with 1 for"
+    text += " η² in Z, and as printed in the last interval; Theorem 4 as printed and as"
+    text += " its proof has it, where it applies."
+    rows = [row_of(outcome) for outcome in outcomes]
+    for path in files.write_table(out, "bounds", rows, text):
+        print(path)
+    for path in plot_outcomes(outcomes, out / "bounds", about):
+        print(path)
+
+
+if __name__ == "__main__":
+    command.run("bound_study", main)

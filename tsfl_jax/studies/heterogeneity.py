@@ -1,0 +1,180 @@
+"""Fig. 2 of the paper: what unequal computing power costs, in accuracy and in time.
+
+Clients are in equal groups that manage τ_g local iterations in an interval Δ; all
+patterns have the same mean of 2.5, so only the heterogeneity degree δ differs. For
+Fig. 2b the same speeds run on the virtual clock: T-SFL aggregates every Δ, conventional
+SFL waits for H iterations of the slowest, AFL takes every arrival.
+"""
+
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from tsfl_jax.config import Config
+from tsfl_jax.experiment import grid, sweeps
+from tsfl_jax.report import files, style
+from tsfl_jax.report import sweeps as sweep_report
+from tsfl_jax.report.statistics import confidence_interval, spread
+from tsfl_jax.studies import compare, compare_files
+from tsfl_jax.theory.bounds import heterogeneity_degree
+
+CONFIG = "mnist_case1"  # what is not said here
+PATTERNS = ((2, 3), (1, 2, 3, 4), (1, 4), (1, 1, 1, 7))  # τ of equal groups, mean 2.5
+# Iterations of a task of SFL and AFL: those of the slowest client's two intervals.
+LOCAL_ITERATIONS = 2
+ENTRIES = {  # label → settings, see `compare`
+    "sfl": {"timeline.framework": "sfl", "algorithm": "fedavg"},
+    "afl": {
+        "timeline.framework": "afl",
+        "algorithm": "fedasync",
+        "server.staleness": "polynomial",
+    },
+    "tsfl": {"timeline.framework": "tsfl", "algorithm": "fedavg"},
+    "tsfl_dms": {"timeline.framework": "tsfl", "algorithm": "dms"},
+}
+
+
+def degree(pattern: tuple[int, ...]) -> float:
+    """δ = (1/N) Σ_i (τ_i − τ̄)² of equal groups."""
+    return heterogeneity_degree(np.array(pattern))
+
+
+def groups(pattern: tuple[int, ...]) -> str:
+    """ "constant(1); constant(4)", the pattern as ``schedule.tau_groups``."""
+    return "; ".join(f"constant({tau})" for tau in pattern)
+
+
+def speeds(pattern: tuple[int, ...], interval: float) -> str:
+    """Seconds an iteration, as ``timeline.speed``, so that τ_g fit into an interval."""
+    return "; ".join(f"constant({interval / tau!r})" for tau in pattern)
+
+
+def accuracy(
+    config: Config, seeds: int, workdir: pathlib.Path, stream
+) -> dict[tuple[int, ...], dict[str, np.ndarray]]:
+    """Fig. 2a: test accuracy ``[S, T]`` of T-SFL, by pattern and algorithm."""
+    lanes = [
+        {
+            "schedule.kind": "distribution",
+            "schedule.tau_groups": groups(pattern),
+            "algorithm": algorithm,
+            "seed": seed,
+        }
+        for pattern in PATTERNS
+        for algorithm in ("fedavg", "dms")
+        for seed in range(seeds)
+    ]
+    result = sweeps.run(config, lanes, workdir=workdir, stream=stream)
+    found = result.history["test_accuracy"]
+    found = found.reshape(len(PATTERNS), 2, seeds, -1)
+    return {
+        pattern: {"fedavg": one[0], "dms": one[1]}
+        for pattern, one in zip(PATTERNS, found, strict=True)
+    }
+
+
+def plot_accuracy(found: dict, folder: pathlib.Path, about: str) -> list[pathlib.Path]:
+    """Fig. 2a, one figure for each algorithm."""
+    paths = []
+    for algorithm in ("fedavg", "dms"):
+        curves = {
+            f"δ = {degree(pattern):g}, τ in {pattern}": one[algorithm]
+            for pattern, one in found.items()
+        }
+        title = f"T-SFL with {style.NAMES[algorithm]}, {about}"
+        paths += sweep_report.plot_bands(curves, folder / f"fig2a_{algorithm}", title)
+    return paths
+
+
+class Time(NamedTuple):
+    """One framework at one δ."""
+
+    pattern: tuple[int, ...]
+    outcome: compare_files.Outcome
+    round_seconds: float  # between two updates of the global model
+
+
+def times(config: Config, seeds: int, out: pathlib.Path, stream) -> list[Time]:
+    """Fig. 2b: every framework at every δ, on the virtual clock."""
+    interval = grid.setting(config, "schedule.interval_seconds")
+    end = grid.setting(config, "num_intervals") * interval
+    found = []
+    for pattern in PATTERNS:
+        clients = {
+            "timeline.speed": speeds(pattern, interval),
+            "timeline.local_iterations": LOCAL_ITERATIONS,
+            "schedule.kind": "case3",  # no matter: τ comes from the clock
+        }
+        entries = [
+            compare.Entry(label, grid.changed(config, clients | own))
+            for label, own in ENTRIES.items()
+        ]
+        folder = out / "-".join(map(str, pattern))
+        for outcome in compare.run(entries, seeds, folder, stream):
+            found.append(Time(pattern, outcome, end / outcome.updates))
+    return found
+
+
+def rows(found: list[Time], target: float) -> list[dict[str, str]]:
+    """The table of Fig. 2b; savings against SFL at the same δ, paired by seed."""
+    table = []
+    first: np.ndarray = np.zeros(0)
+    for pattern, outcome, seconds in found:
+        reached = compare_files.times_of(outcome, target)
+        if outcome.label == "sfl":
+            first, first_round = reached, seconds
+        whole = np.isfinite(reached).all() and np.isfinite(first).all()
+        saved = spread(100 * (1 - reached / first)) if whole else "–"
+        table.append(
+            {
+                "δ": f"{degree(pattern):g}",
+                "τ of the groups": str(pattern),
+                "framework": style.NAMES[outcome.label],
+                "s an update": f"{seconds:.2f}",
+                "saved a round, %": f"{100 * (1 - seconds / first_round):.0f}",
+                f"s to {100 * target:g} %": compare_files.spread_of_times(reached),
+                "saved, %": saved,
+                "best accuracy, %": spread(
+                    np.array([100 * a.max() for _, a in outcome.curves])
+                ),
+            }
+        )
+    return table
+
+
+@style.styled
+def plot_times(
+    found: list[Time], target: float, path: pathlib.Path, about: str
+) -> list[pathlib.Path]:
+    """Fig. 2b: virtual seconds to the target accuracy against δ."""
+    figure, plot = style.figure_of(3.2)
+    for index, label in enumerate(ENTRIES):
+        ours = [t for t in found if t.outcome.label == label]
+        x = np.array([degree(t.pattern) for t in ours])
+        reached = [compare_files.times_of(t.outcome, target) for t in ours]
+        seen = np.array([np.isfinite(times).all() for times in reached])
+        if not seen.any():
+            continue
+        times = np.array(reached)[seen]
+        mean, half = confidence_interval(times.T)
+        look = style.style_of(label, index) | {"markersize": 4}
+        error = None if np.isnan(half).all() else half  # else the legend shows bars
+        plot.errorbar(x[seen], mean, yerr=error, label=style.NAMES[label], **look)
+    plot.set_xlabel("heterogeneity degree δ")
+    plot.set_ylabel(f"virtual intervals to {100 * target:g} %")
+    plot.set_ylim(bottom=0)
+    plot.legend(fontsize="small")
+    plot.set_title(style.title(about))
+    return style.save_both(figure, path)
+
+
+def write_times(
+    found: list[Time], target: float, folder: pathlib.Path, about: str
+) -> list[pathlib.Path]:
+    """Writes fig2b.md, .csv, .png and .pdf."""
+    table = rows(found, target)
+    text = f"{about}. Mean ± half of the 95 % confidence interval over the seeds; "
+    text += "savings against SFL at the same δ, paired by seed."
+    paths = files.write_table(folder, "fig2b", table, text)
+    return paths + plot_times(found, target, folder / "fig2b", about)

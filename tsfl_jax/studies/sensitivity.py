@@ -1,0 +1,154 @@
+"""What the paper leaves open: under which choices DMS helps, by how much.
+
+One case is run again with one choice changed at a time. DMS and FedAvg see the same
+clients, data and work in every run, so their difference is paired by seed.
+"""
+
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tsfl_jax.report import style
+from tsfl_jax.report.statistics import confidence_interval, spread
+
+CONFIG = "mnist_case1"  # the case that is varied
+
+
+class Choice(NamedTuple):
+    """One way to fill a gap in the paper."""
+
+    open: str  # what the paper leaves open
+    choice: str  # what is done here
+    changes: dict  # the settings that do it
+    only_dms: bool = False  # FedAvg does not see it: the standard run's is used
+
+
+def given_coupling(
+    lr: float, num_clients: int, coupling: float, longest: int = 4
+) -> dict:
+    """Settings under which Corollary 1's c = ηL(H−1)G²/(2Nσ²) is this number.
+
+    Args:
+      lr: η.
+      num_clients: N.
+      coupling: c > 0.
+      longest: H, which is 4 in every interval of Case 1.
+    """
+    smoothness = 2 * num_clients * coupling / (lr * (longest - 1))
+    return {
+        "dms.smoothness": smoothness,
+        "dms.grad_sq_norm": 1.0,
+        "dms.grad_variance": 1.0,
+    }
+
+
+def choices(lr: float, num_clients: int) -> list[Choice]:
+    """All that is tried, for this η and N; the first one is the standard."""
+    split, kind = "non-IID split", "partition.kind"
+    found = [
+        Choice("–", "standard: momentum 0.9, Dirichlet(0.5), c estimated", {}),
+        Choice("momentum", "0", {"momentum": 0.0}),
+        Choice(split, "Dirichlet(0.1)", {"partition.alpha": 0.1}),
+        Choice(split, "Dirichlet(1)", {"partition.alpha": 1.0}),
+        Choice(split, "IID", {kind: "iid"}),
+        Choice(split, "shards, 2 classes a client", {kind: "shards"}),
+    ]
+    found += [
+        Choice("L, G², σ²", f"c = {c:g}", given_coupling(lr, num_clients, c), True)
+        for c in (0.001, 0.003, 0.01, 0.03, 0.1)
+    ]
+    return [
+        *found,
+        Choice("weight limit", "θ = 2", {"dms.weight_limit": 2.0}, True),
+        Choice("iteration", "one mini-batch", {"schedule.iteration": "step"}),
+    ]
+
+
+def points(settings: dict, several: Sequence[Choice], seeds: int) -> list[dict]:
+    """Lanes of one sweep: DMS of every choice, and FedAvg where it sees a difference.
+
+    Args:
+      settings: of the standard, by name; every lane names all that some choice changes.
+      several: the choices.
+      seeds: lanes of one algorithm.
+    """
+    standard = {name: settings[name] for c in several for name in c.changes}
+    return [
+        standard | choice.changes | {"algorithm": algorithm, "seed": seed}
+        for choice in several
+        for algorithm in (("dms",) if choice.only_dms else ("dms", "fedavg"))
+        for seed in range(seeds)
+    ]
+
+
+class Outcome(NamedTuple):
+    """What came of one choice: best test accuracies in [0, 1], by seed."""
+
+    choice: Choice
+    fedavg: np.ndarray  # [S]
+    dms: np.ndarray  # [S]
+
+
+def outcomes(several: Sequence[Choice], best: np.ndarray, seeds: int) -> list[Outcome]:
+    """Sorts the lanes' results, in the order of `points`, by choice."""
+    parts = iter(np.reshape(best, (-1, seeds)))
+    found: list[Outcome] = []
+    for choice in several:
+        dms = next(parts)
+        fedavg = found[0].fedavg if choice.only_dms else next(parts)
+        found.append(Outcome(choice, fedavg, dms))
+    return found
+
+
+def verdict(gain: float, half: float) -> str:
+    """Whether DMS helps, where its 95 % confidence interval leaves 0 out."""
+    if np.isnan(half):
+        return "one seed: unknown"
+    if abs(gain) <= half:
+        return "no difference shown"
+    return "DMS helps" if gain > 0 else "DMS hurts"
+
+
+def rows(several: Sequence[Outcome]) -> list[dict[str, str]]:
+    """The table as text, one row per choice."""
+    found = []
+    for choice, fedavg, dms in several:
+        gain = 100 * (dms - fedavg)
+        found.append(
+            {
+                "open in the paper": choice.open,
+                "choice": choice.choice,
+                "FedAvg, %": spread(100 * fedavg),
+                "DMS, %": spread(100 * dms),
+                "DMS − FedAvg, paired": spread(gain, "+.2f"),
+                "verdict": verdict(*map(float, confidence_interval(gain))),
+                "seeds": str(len(gain)),
+            }
+        )
+    return found
+
+
+@style.styled
+def plot_outcomes(
+    several: Sequence[Outcome], path: pathlib.Path, title: str
+) -> list[pathlib.Path]:
+    """Differences with their confidence intervals, one line per choice."""
+    figure, axes = style.figure_of(0.8 + 0.25 * len(several))
+    for place, (_, fedavg, dms) in enumerate(several):
+        gain, half = confidence_interval(100 * (dms - fedavg))
+        look = {"fmt": "o", "color": "#0072B2", "markersize": 4}
+        axes.errorbar(gain, place, xerr=half, **look)
+    axes.axvline(0, color="#333333", linewidth=1)
+    axes.set_xscale("symlog", linthresh=1, linscale=2)  # tenths of a point and tens
+    axes.xaxis.set_major_formatter("{x:g}")
+    names = [
+        f"{choice.open}: {choice.choice}" if choice.changes else "standard"
+        for choice, _, _ in several
+    ]
+    axes.set_yticks(range(len(names)), [style.escape(name) for name in names])
+    axes.invert_yaxis()
+    axes.set_xlabel("DMS − FedAvg in points of best accuracy, 95 % confidence")
+    figure.suptitle(style.title(title))
+    return style.save_both(figure, path)

@@ -1,0 +1,240 @@
+"""How fast the clients are and when they are online, in exact virtual seconds.
+
+All drawn from a seed before anything runs. NOT done here: who starts what when; see
+`frameworks`.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from tsfl_jax.timeline import csv_rows, distributions
+from tsfl_jax.types import UserError
+
+
+class Fleet(NamedTuple):
+    """Seconds of everything N clients do; draw j of a client wraps after J."""
+
+    iteration: np.ndarray  # [N, J] float64 > 0, of its j-th iteration in the whole run
+    download: np.ndarray  # [N, J] float64 ≥ 0, of task k = 0, 1, …
+    upload: np.ndarray  # [N, J] float64 ≥ 0, of task k
+    lost: np.ndarray  # [N, J] bool, the delivery of task k never arrives
+    # Per client [W, 2] float64, disjoint sorted windows [start, end), end may be inf.
+    # A client with W = 0 is always online, and so are all clients of ().
+    online: tuple
+
+
+def draw_fleet(
+    num_clients: int,
+    size: np.ndarray,
+    *,
+    speed: tuple[str, ...],
+    jitter: float,
+    download: tuple[str, ...],
+    upload: tuple[str, ...],
+    dropout: float,
+    speeds_file: str,
+    availability_file: str,
+    draws: int = 1024,
+    rng: np.random.Generator,
+) -> Fleet:
+    """Draws each client's mean times, then every single time around its mean.
+
+    Groups are contiguous and as equal as possible: client i is in group ⌊iG/N⌋. A
+    client's mean seconds per iteration are those of `speed` · size_i / mean(size).
+    Every kind of draw has its own stream of `rng`: changing one leaves the others as
+    they were, and more `draws` extend fewer.
+
+    Args:
+      num_clients: N ≥ 1.
+      size: [N] int ≥ 1, samples a client holds.
+      speed: 1 ≤ G ≤ N distributions, see `distribution`, of a client's mean seconds
+        per iteration at the mean data size, > 0. Real: uniform(0.2,1) is allowed.
+      jitter: σ in [0, 10] of a lognormal factor of mean 1, drawn for every iteration
+        and every transfer.
+      download: likewise mean seconds of a download ≥ 0; () is 0.
+      upload: likewise of an upload.
+      dropout: in [0, 1), chance that a delivery is lost.
+      speeds_file: "" or a CSV file client,seconds[,download,upload] with every client
+        once, in place of the draws of means; an empty cell keeps the draw.
+      availability_file: "" or a CSV file client,start,end of online windows
+        [start, end) in seconds; clients without a row are always online.
+      draws: J ≥ 1.
+      rng: decides every draw.
+
+    Returns:
+      A `Fleet`.
+
+    Raises:
+      UserError: a value out of range, times not > 0, malformed distributions or files.
+
+    Source: our own model; no paper fixes one.
+    """
+    N = num_clients
+    size = np.asarray(size)
+    _check(N, size, jitter, dropout, draws)
+    # Always all of them, so that what one draws does not shift the others.
+    means_rng, jitter_rng, lost_rng = rng.spawn(3)
+    means = []
+    for name, groups, stream in zip(
+        ("speed", "download", "upload"),
+        (speed, download, upload),
+        means_rng.spawn(3),
+        strict=True,
+    ):
+        if len(groups) > N or (name == "speed" and not groups):
+            raise UserError(
+                f"--config.timeline.{name} has {len(groups)} entries for "
+                f"--config.num_clients={N}; expected at most one a client, and at "
+                "least one speed"
+            )
+        groups = groups or ("constant(0)",)
+        group = np.arange(N) * len(groups) // N
+        flag = f"--config.timeline.{name}"
+        means.append(distributions.draw_real(groups, group, stream, flag=flag))
+    if speeds_file:
+        _override(means, speeds_file)
+    for name, groups, mean in zip(
+        ("speed", "download", "upload"), (speed, download, upload), means, strict=True
+    ):
+        _check_means(name, groups, mean)
+    means[0] = means[0] * (size / size.mean())
+    times = [
+        mean[:, None] * _factors(jitter, N, draws, stream)
+        for mean, stream in zip(means, jitter_rng.spawn(3), strict=True)
+    ]
+    chance = lost_rng.random((draws, N)).T
+    lost = np.ascontiguousarray(chance < dropout)
+    online = _windows(availability_file, N) if availability_file else ()
+    return Fleet(*times, lost, online)
+
+
+def within(time: float, limit: float) -> bool:
+    """Whether a time in seconds is at most the limit.
+
+    A relative 1e-12 later still is: times are sums of float64, so that an exact
+    multiple such as 3 · 0.1 ends a rounding error after 0.3.
+    """
+    return time <= limit * (1 + 1e-12)
+
+
+def finish(fleet: Fleet, client: int, start: float, seconds: float) -> float:
+    """When `seconds` of a client's online time have passed since `start`.
+
+    Args:
+      fleet: its windows.
+      client: in [0, N).
+      start: seconds ≥ 0 since the beginning; inf is answered with inf.
+      seconds: ≥ 0 of work, which pauses offline.
+
+    Returns:
+      Virtual seconds; for 0 seconds the first online moment ≥ start, inf if it never
+      happens.
+    """
+    windows = fleet.online[client] if fleet.online else ()
+    if len(windows) == 0:
+        return float(start + seconds)
+    for begin, end in windows[np.searchsorted(windows[:, 1], start, "right") :]:
+        begin = max(begin, start)
+        # Else a rounding error would postpone the last 1e-16 s to the next window.
+        if within(begin + seconds, end):
+            return float(min(begin + seconds, end))
+        seconds -= end - begin
+    return math.inf
+
+
+def online_seconds(fleet: Fleet, client: int, start: float, end: float) -> float:
+    """How many seconds of [start, end) a client is online."""
+    windows = fleet.online[client] if fleet.online else ()
+    if len(windows) == 0:
+        return end - start
+    overlap = np.minimum(windows[:, 1], end) - np.maximum(windows[:, 0], start)
+    return float(np.maximum(overlap, 0).sum())
+
+
+def _check(N, size, jitter, dropout, draws):
+    for name, value in (("--config.num_clients", N), ("draws", draws)):
+        if value < 1:
+            raise UserError(f"{name}={value}: must be >= 1")
+    if size.shape != (N,) or not (size >= 1).all():
+        raise UserError(
+            f"data sizes {size.tolist()}: expected {N} numbers >= 1, one a client"
+        )
+    # More would leave the range of float64 and of anybody's computer.
+    if not 0 <= jitter <= 10:
+        raise UserError(f"--config.timeline.jitter={jitter}: must be in [0, 10]")
+    if not 0 <= dropout < 1:
+        raise UserError(f"--config.schedule.dropout={dropout}: must be in [0, 1)")
+
+
+def _check_means(name, groups, mean):
+    fine = np.isfinite(mean) & (mean > 0 if name == "speed" else mean >= 0)
+    if not fine.all():
+        i = int(np.argmin(fine))
+        least = "> 0" if name == "speed" else ">= 0"
+        raise UserError(
+            f"--config.timeline.{name}={','.join(groups)}: client {i} gets "
+            f"{mean[i]:g} s, expected a finite number {least}; choose "
+            "uniform(low,high) or lognormal(mean,sigma)"
+        )
+
+
+def _factors(jitter, N, draws, rng) -> np.ndarray:
+    """[N, J] lognormal of mean 1, exactly 1 without jitter."""
+    # Draw after draw, so that more draws extend fewer.
+    normal = rng.standard_normal((draws, N)).T
+    return np.exp(jitter * normal - jitter**2 / 2)
+
+
+def _override(means: list[np.ndarray], path: str):
+    """Puts the file's means in place of the drawn ones."""
+    N = len(means[0])
+    flag = "--config.timeline.speeds"
+    given = [""] * N  # where
+    for row in csv_rows.read_rows(
+        path, ("client", "seconds"), ("download", "upload"), flag=flag
+    ):
+        where, cells = row
+        i = csv_rows.whole_number(row, "client", 0, N - 1)
+        if given[i]:
+            raise UserError(f"{where}: client {i} is given twice, first in {given[i]}")
+        given[i] = where
+        means[0][i] = csv_rows.seconds(row, "seconds", positive=True)
+        for mean, column in zip(means[1:], ("download", "upload"), strict=True):
+            if cells.get(column):
+                mean[i] = csv_rows.seconds(row, column)
+    missing = [i for i in range(N) if not given[i]]
+    if missing:
+        raise UserError(
+            f"{flag}={path}: no row for client {missing[0]}; expected every client "
+            f"from 0 to {N - 1} once"
+        )
+
+
+def _windows(path: str, N: int) -> tuple[np.ndarray, ...]:
+    found = [[] for _ in range(N)]  # (start, end, where)
+    flag = "--config.timeline.availability"
+    for row in csv_rows.read_rows(path, ("client", "start", "end"), flag=flag):
+        i = csv_rows.whole_number(row, "client", 0, N - 1)
+        start = csv_rows.seconds(row, "start")
+        end = csv_rows.seconds(row, "end", endless=True)
+        if end <= start:
+            raise UserError(f"{row[0]}: end is {end:g}; expected > start = {start:g}")
+        found[i].append((start, end, row[0]))
+    online = []
+    for i, windows in enumerate(found):
+        merged = []
+        for start, end, where in sorted(windows):
+            if merged and start < merged[-1][1]:
+                raise UserError(
+                    f"{where}: client {i}'s window [{start:g}, {end:g}) overlaps "
+                    f"another of its windows, which lasts until {merged[-1][1]:g}"
+                )
+            # Windows that touch are one, so that nothing is rounded where they meet.
+            if merged and start == merged[-1][1]:
+                merged[-1][1] = end
+            else:
+                merged.append([start, end])
+        online.append(np.array(merged, np.float64).reshape(-1, 2))
+    return tuple(online)

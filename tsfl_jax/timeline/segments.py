@@ -1,0 +1,125 @@
+"""What every client does at every moment: the bars of a Gantt chart.
+
+Which tasks there are is found in `tasks`.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tsfl_jax.timeline.fleet import Fleet, finish
+from tsfl_jax.timeline.tasks import Task, latest
+
+DOWNLOAD, ITERATION, UPLOAD = "download", "iteration", "upload"
+UNFINISHED, WAITING, OFFLINE = "unfinished", "waiting", "offline"
+KINDS = (DOWNLOAD, ITERATION, UNFINISHED, UPLOAD, WAITING, OFFLINE)
+
+
+class Segment(NamedTuple):
+    """A client does one thing for a while."""
+
+    client: int
+    kind: str  # one of KINDS
+    start: float  # seconds
+    end: float  # seconds, > start
+
+
+def _online(fleet: Fleet, client: int, start: float, end: float):
+    windows = fleet.online[client] if fleet.online else ()
+    if len(windows) == 0:
+        windows = ((0.0, math.inf),)
+    for first, last in windows:
+        if max(first, start) < min(last, end):
+            yield float(max(first, start)), float(min(last, end))
+
+
+def _parts(fleet: Fleet, task: Task) -> Iterator[tuple[str, float, float]]:
+    """(kind, start, end), also across time that is spent offline."""
+    parts = [(DOWNLOAD, task.download)] + [(ITERATION, s) for s in task.iterations]
+    now = task.start
+    for kind, seconds in parts:
+        end = finish(fleet, task.client, now, seconds)
+        yield kind, now, end
+        now = end
+    if task.end == math.inf:
+        return
+    # By turns exact and a rounding error early or late.
+    upload = max(latest(fleet, task.client, task.end, task.upload), now)
+    if task.fills:
+        yield UNFINISHED, now, upload
+    yield UPLOAD, upload, task.end
+
+
+def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segment]:
+    """What every client does from 0 to `end`, without a gap.
+
+    Args:
+      tasks: from `tasks_of`.
+      fleet: N clients.
+      end: seconds > 0.
+
+    Yields:
+      `Segment`s by client, in time. An iteration that is interrupted by being offline
+      has one for each part.
+    """
+    shortest = 1e-9 * end  # rounding errors are no segments
+    mine: dict[int, list[Task]] = {}
+    for task in tasks:
+        if task.start < end:
+            mine.setdefault(task.client, []).append(task)
+    for i in range(len(fleet.iteration)):
+        busy = [
+            (a, b, kind)
+            for task in mine.get(i, ())
+            for kind, start, last in _parts(fleet, task)
+            for a, b in _online(fleet, i, start, min(last, task.stop, end))
+            if b - a > shortest
+        ]
+        busy.append((end, end, ""))
+        now = 0.0
+        for a, b, kind in busy:
+            # Between two things it does: online it waits.
+            for first, last in _online(fleet, i, now, a):
+                if first - now > shortest:
+                    yield Segment(i, OFFLINE, now, first)
+                if last - first > shortest:
+                    yield Segment(i, WAITING, max(now, first), last)
+                now = max(now, last)
+            if a - now > shortest:
+                yield Segment(i, OFFLINE, now, a)
+            if kind:
+                yield Segment(i, kind, a, b)
+            now = max(now, b)
+
+
+def of_schedule(tau: np.ndarray) -> list[Segment]:
+    """τ of H as bars, where seconds are unknown: H iterations fill an interval.
+
+    Args:
+      tau: ``[T, N]`` local iterations.
+
+    Returns:
+      `Segment`s by client, in intervals instead of seconds; the rest is WAITING.
+    """
+    intervals, clients = tau.shape
+    H, found = max(int(tau.max(initial=1)), 1), []
+    for i in range(clients):
+        for t in range(intervals):
+            work = int(tau[t, i])
+            edges = [t + h / H for h in range(work + 1)]
+            pairs = zip(edges[:-1], edges[1:], strict=True)
+            found += [Segment(i, ITERATION, a, b) for a, b in pairs]
+            if work < H:
+                found.append(Segment(i, WAITING, edges[-1], float(t + 1)))
+    return found
+
+
+def shares(found: Iterable[Segment]) -> dict[str, float]:
+    """Share in [0, 1] of all clients' time that goes to each of KINDS."""
+    seconds = dict.fromkeys(KINDS, 0.0)
+    for segment in found:
+        seconds[segment.kind] += segment.end - segment.start
+    total = sum(seconds.values())
+    return {kind: value / total for kind, value in seconds.items()}

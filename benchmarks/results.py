@@ -54,10 +54,12 @@ def cases() -> dict[str, tsfl_jax.Config]:
     found["mapping vmap"] = small(mapping="vmap", client_chunk=3)
     for framework in FRAMEWORKS:
         config = small(algorithm="fedavg", timeline__framework=framework)
+        config.num_intervals = 8
         config.timeline.buffer, config.timeline.tiers = 3, 2
         config.timeline.jitter = 0.1
         found[f"timeline {framework}"] = config
     config = small(algorithm="scaffold", timeline__framework="fedbuff")
+    config.num_intervals = 8
     config.timeline.buffer = 3
     found["scaffold under fedbuff"] = config
     found["free riders"] = small(schedule__free_riders=2)

@@ -2,6 +2,7 @@
 
 ``python -m benchmarks.results --save FILE`` before a change, ``--check FILE`` after it,
 on the same machine and versions: all rules, two networks, a sweep and all timelines.
+``--only NAME …`` restricts it to the cases whose name contains one of the words.
 """
 
 import argparse
@@ -67,14 +68,23 @@ def cases() -> dict[str, tsfl_jax.Config]:
     return found
 
 
-def measure() -> dict[str, str]:
+def wanted(name: str, only: list[str]) -> bool:
+    """Whether a case was asked for: its name contains one of the words, if any."""
+    return not only or any(word in name for word in only)
+
+
+def measure(only: list[str]) -> dict[str, str]:
     """Digest of the final model and the history of every case, and of one sweep."""
     found = {}
     for name, config in cases().items():
+        if not wanted(name, only):
+            continue
         result = tsfl_jax.simulate(config)
         history = {k: result.history[k] for k in sorted(result.history)}
         found[name] = digest(result.params, history)
         print(f"{name}: {found[name]}", file=sys.stderr)
+    if not wanted("sweep", only):
+        return found
     swept = {"algorithm": ["dms", "fedavg"], "seed": range(2), "lr": [0.01, 0.03]}
     history = tsfl_jax.sweep(small(), swept).history
     found["sweep"] = digest({k: history[k] for k in sorted(history)})
@@ -82,16 +92,20 @@ def measure() -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> None:
-    """Saves the digests, or says which have changed and exits with 1."""
+    """Saves the digests, or reports which have changed and exits with 1."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--save", type=pathlib.Path)
     parser.add_argument("--check", type=pathlib.Path)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
     given = parser.parse_args(arguments)
-    found = measure()
+    found = measure(given.only)
+    if not found:
+        sys.exit(f"--only {' '.join(given.only)}: no case has such a name")
     if given.save:
         given.save.write_text(json.dumps(found, indent=1) + "\n")
     if given.check:
         old = json.loads(given.check.read_text())
+        old = {name: bits for name, bits in old.items() if wanted(name, given.only)}
         changed = [name for name in found | old if found.get(name) != old.get(name)]
         print(f"{len(found) - len(changed)} of {len(found)} equal to the bit")
         if changed:

@@ -197,7 +197,7 @@ def _joined(config: Config) -> processes.Group | None:
         _PROCESS.value,
         settings=effective(flat(report.plain(dataclasses.asdict(config)))),
         patience=_JOIN_TIMEOUT.value,
-        tell=lambda line: progress.tell(sys.stderr, line),
+        tell=lambda line: progress.log(sys.stderr, line),
         end=_end,
     )
 
@@ -247,14 +247,14 @@ def _interrupts() -> Callable[[], bool]:
 def _explain(config: Config) -> None:
     """Says and draws what a run would do, and does not run it."""
     mesh = assemble.start_jax(config)
-    progress.tell(sys.stderr, "preparing data and model …")
+    progress.log(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare(config)
     for note in prepared.notes:
-        progress.tell(sys.stderr, f"note: {note}")
+        progress.log(sys.stderr, f"note: {note}")
     known = explain.explain(prepared, mesh)
     compiled = None
     if _EXPLAIN.value == "compile":
-        progress.tell(sys.stderr, "compiling …")
+        progress.log(sys.stderr, "compiling …")
         compiled = assemble.compiled_memory(prepared, mesh)
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
     folder = report.prepare_workdir(workdir)
@@ -262,7 +262,7 @@ def _explain(config: Config) -> None:
     chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
     words = explain_text.text(known, compiled)
     files = f"{'files':<15}{', '.join(map(str, paths))}"
-    progress.tell(sys.stdout, f"{words}\n{files}\n\n{chart}")
+    progress.log(sys.stdout, f"{words}\n{files}\n\n{chart}")
 
 
 def _sweep(config: Config, swept: grid.Axes, workdir: str) -> None:
@@ -283,15 +283,15 @@ def _sweep(config: Config, swept: grid.Axes, workdir: str) -> None:
 def _train(config: Config, group: processes.Group | None) -> None:
     """One experiment; of several processes the first one speaks and writes files."""
     stream = sys.stderr if devices.first() else None
-    progress.tell(stream, "preparing data and model …")
+    progress.log(stream, "preparing data and model …")
     exp = assemble.build(config)
     for note in exp.notes:
-        progress.tell(stream, f"note: {note}")
+        progress.log(stream, f"note: {note}")
     workdir = _WORKDIR.value or "runs"
     if not _WORKDIR.value and devices.first():
         workdir = report.new_workdir("runs", _label(config))
-    progress.tell(stream, _headline(exp))
-    progress.tell(stream, f"results in {workdir}")
+    progress.log(stream, _headline(exp))
+    progress.log(stream, f"results in {workdir}")
     if group is not None and devices.first():
         processes.will_resume(
             group,

@@ -1,8 +1,7 @@
 """``python -m tsfl_jax.theory_report``: see `tsfl_jax.report.theory`."""
 
-import sys
-
+from tsfl_jax import command
 from tsfl_jax.report.theory import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command.run("theory_report", main)

@@ -297,11 +297,11 @@ def test_progress_at_the_edges(done, elapsed, expected):
 
 def test_a_terminal_shows_one_row_and_no_leftovers():
     stream = _Terminal()
-    progress.show("a long line that will be replaced", stream)
-    progress.show("short", stream)
+    progress.update_line("a long line that will be replaced", stream)
+    progress.update_line("short", stream)
     assert "\n" not in stream.getvalue()
     assert _screen(stream.getvalue()) == "short"
-    progress.show("end", stream, last=True)
+    progress.update_line("end", stream, last=True)
     assert stream.getvalue().count("\n") == 1
     assert _screen(stream.getvalue()) == "end"
 
@@ -311,33 +311,33 @@ def test_a_narrow_terminal_spares_the_bar(monkeypatch):
     stream = _Terminal()
     line = progress.progress_line(150, 500, 0.934, 0.312, 60.0)
     assert len(line) > 79
-    progress.show(line, stream)
+    progress.update_line(line, stream)
     assert _screen(stream.getvalue()) == line.split(" [")[0]
     monkeypatch.setenv("COLUMNS", "30")
     stream = _Terminal()
-    progress.show(line, stream)
+    progress.update_line(line, stream)
     assert stream.getvalue() == f"\r{line[:29]}"
 
 
 def test_elsewhere_every_report_is_a_line():
     stream = io.StringIO()
-    progress.show("one", stream)
-    progress.show("two", stream, last=True)
-    progress.tell(stream, "three")
-    progress.notice(stream)("four")
+    progress.update_line("one", stream)
+    progress.update_line("two", stream, last=True)
+    progress.log(stream, "three")
+    progress.warn_to(stream)("four")
     assert stream.getvalue() == "one\ntwo\nthree\nfour\n"
 
 
 def test_a_stream_that_knows_only_ascii_is_no_trouble():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    progress.show("accuracy –", stream)
+    progress.update_line("accuracy –", stream)
     assert stream.buffer.getvalue() == b"accuracy ?\n"
 
 
 def test_without_a_stream_only_notices_are_passed_on(caplog, capsys):
-    progress.show("line", None)
-    progress.tell(None, "text")
+    progress.update_line("line", None)
+    progress.log(None, "text")
     with caplog.at_level(logging.WARNING, logger="tsfl_jax"):
-        progress.notice(None)("100 % damaged")
+        progress.warn_to(None)("100 % damaged")
     assert [record.getMessage() for record in caplog.records] == ["100 % damaged"]
     assert capsys.readouterr().out == ""

@@ -75,7 +75,7 @@ def _opened(
 ) -> tuple[_Files, int, _Progress]:
     """The locked folder, and where a run in it stands."""
     folder, finished, total = report.prepare_workdir(workdir), 0, len(exp.times.tau)
-    notice = progress.notice(stream)
+    notice = progress.warn_to(stream)
     files = _Files(folder, stack.enter_context(report.lock(folder, notice)))
     if (folder / "lanes").is_dir():
         raise UserError(f"{folder} holds a sweep; choose another --workdir")
@@ -95,7 +95,7 @@ def _opened(
                 f"{folder / 'config.json'} is missing or changed; it is written anew"
             )
         finished, done = found
-        progress.tell(stream, f"resuming after interval {finished} of {total}")
+        progress.log(stream, f"resuming after interval {finished} of {total}")
     return files, finished, done
 
 
@@ -237,7 +237,7 @@ def _train(
     stop: Callable[[], bool],
 ) -> tuple[int, _Progress, float]:
     """Runs the remaining chunks; finished intervals, progress, seconds of compiling."""
-    total, notice = len(exp.times.tau), progress.notice(stream)
+    total, notice = len(exp.times.tau), progress.warn_to(stream)
     size = None if files is None else report.size_of(files.folder / "metrics.jsonl")
     compiled, compile_seconds = None, 0.0
     started, begun = finished, None
@@ -249,7 +249,7 @@ def _train(
             begun = time.perf_counter()
             compiled = jax.jit(exp.run).lower(*current).compile()
             compile_seconds = time.perf_counter() - begun
-            progress.tell(stream, f"compiled in {compile_seconds:.1f} s")
+            progress.log(stream, f"compiled in {compile_seconds:.1f} s")
             devices.meet()  # one process may have compiled what another had kept
             begun = time.perf_counter()
         tick = time.perf_counter()
@@ -276,7 +276,7 @@ def _train(
             time.perf_counter() - begun,
             started_at=started,
         )
-        progress.show(line, stream, last=finished == total or lost or stopping)
+        progress.update_line(line, stream, last=finished == total or lost or stopping)
         if stopping:
             raise KeyboardInterrupt
     return finished, done, compile_seconds

@@ -236,7 +236,7 @@ def _opened(
       UserError: it cannot be written, is in use, or holds a single run.
     """
     folder = files.prepare_workdir(workdir)
-    stack.enter_context(files.lock(folder, progress.notice(stream)))
+    stack.enter_context(files.lock(folder, progress.warn_to(stream)))
     if any((folder / n).exists() for n in ("config.json", "metrics.jsonl")):
         raise UserError(f"{folder} holds a single run; choose another --workdir")
     files.prepare_workdir(folder / "lanes")
@@ -254,17 +254,17 @@ def _train(
     """Histories of all lanes, from the folder or trained and kept there."""
     store = None if folder is None else folder / "lanes"
     for note in dict.fromkeys(n for p in several for n in p.notes):
-        progress.tell(stream, f"note: {note}")
+        progress.log(stream, f"note: {note}")
     names = [_digest(p) for p in several]
-    done = {} if store is None else _finished(store, names, progress.notice(stream))
+    done = {} if store is None else _finished(store, names, progress.warn_to(stream))
     todo = [i for i, name in enumerate(names) if name not in done]
     if done:
-        progress.tell(stream, f"{len(several) - len(todo)} lanes were finished already")
+        progress.log(stream, f"{len(several) - len(todo)} lanes were finished already")
     groups = [
         [todo[i] for i in group] for group in lanes.group([several[i] for i in todo])
     ]
     for cause in lanes.differences(several, groups) if len(groups) > 1 else ():
-        progress.tell(stream, f"{len(groups)} programs, because of {cause}")
+        progress.log(stream, f"{len(groups)} programs, because of {cause}")
 
     begun = time.perf_counter()
     for group in groups:
@@ -280,7 +280,7 @@ def _train(
             def tell(interval, numbers=numbers, total=program.intervals):
                 passed = time.perf_counter() - begun
                 text = f"{numbers}, interval {interval}/{total}, {passed:.0f} s"
-                progress.show(text, stream, last=interval == total)
+                progress.update_line(text, stream, last=interval == total)
 
             members = [several[i] for i in indices]
             history, seconds = _call(program, compiled, members, count, tell, stop)

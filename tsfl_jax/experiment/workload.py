@@ -173,7 +173,7 @@ def _check_events(config: Config, events: float) -> None:
             "clients, or fewer or shorter intervals"
         )
     if events > _MANY_EVENTS:
-        progress.tell(
+        progress.log(
             sys.stderr,
             f"simulating about {events:.2g} tasks and iterations of the timeline, "
             f"roughly {events * _EVENT_SECONDS:.0f} s …",

@@ -99,7 +99,7 @@ def prepare_workdir(path: str | pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def lock(
-    folder: str | pathlib.Path, notice: Callable[[str], None]
+    folder: str | pathlib.Path, warn: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
     """Holds a workdir for this process; the file .lock is there meanwhile.
 
@@ -108,7 +108,7 @@ def lock(
 
     Args:
       folder: an existing folder.
-      notice: gets one line where the file system has no locks.
+      warn: gets one line where the file system has no locks.
 
     Yields:
       A function that raises UserError once the folder was removed or replaced.
@@ -118,7 +118,7 @@ def lock(
     """
     path = pathlib.Path(folder) / _LOCK
     with _user_errors(path):
-        handle = _lock_file(path, notice)
+        handle = _lock_file(path, warn)
     try:
         yield functools.partial(_check_held, path, handle)
     finally:
@@ -129,7 +129,7 @@ def lock(
         os.close(handle)
 
 
-def _lock_file(path: pathlib.Path, notice: Callable[[str], None]) -> int:
+def _lock_file(path: pathlib.Path, warn: Callable[[str], None]) -> int:
     """The handle of the locked file."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -145,7 +145,7 @@ def _lock_file(path: pathlib.Path, notice: Callable[[str], None]) -> int:
                 "end, or choose another --workdir"
             ) from error
         except OSError as error:
-            notice(
+            warn(
                 f"{path.parent} cannot be locked ({error.strerror or error}); start no "
                 "second run there"
             )
@@ -340,7 +340,7 @@ def versions() -> dict[str, str | None]:
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    return found | {"git_commit": _commit(pathlib.Path(__file__).parents[1])}
+    return found | {"git_commit": _commit(pathlib.Path(__file__).parents[2])}
 
 
 @contextlib.contextmanager

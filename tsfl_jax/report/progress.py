@@ -1,4 +1,4 @@
-"""Progress and results as text for the terminal; one line per chunk in a log file."""
+"""Progress and results as text for a terminal or a log file."""
 
 import logging
 import math
@@ -83,13 +83,13 @@ def progress_line(
     return f"{line}, {left} left [{'#' * full}{'-' * (_BAR - full)}]"
 
 
-def show(line: str, stream: IO[str] | None, last: bool = False) -> None:
-    """Show a line: on a terminal in place of the one before, elsewhere below it.
+def update_line(line: str, stream: IO[str] | None, last: bool = False) -> None:
+    """Write a line: on a terminal in place of the previous one, elsewhere below it.
 
     Args:
-      line: as from ``progress_line``.
+      line: as from `progress_line`.
       stream: of the output; None: no output.
-      last: the last one, which ends with a newline on a terminal, too.
+      last: the line stays; later ones are written below it.
     """
     if stream is None:
         return
@@ -105,16 +105,16 @@ def show(line: str, stream: IO[str] | None, last: bool = False) -> None:
     stream.flush()
 
 
-def tell(stream: IO[str] | None, text: str) -> None:
-    """Show a line that later ones do not replace."""
-    show(text, stream, last=True)
+def log(stream: IO[str] | None, text: str) -> None:
+    """Write a line that later ones do not replace."""
+    update_line(text, stream, last=True)
 
 
-def notice(stream: IO[str] | None) -> Callable[[str], None]:
-    """A function for messages that must be seen: without a stream they are logged."""
+def warn_to(stream: IO[str] | None) -> Callable[[str], None]:
+    """A function that writes warnings; without a stream it passes them to `logging`."""
     if stream is None:
         return logging.getLogger("tsfl_jax").warning
-    return lambda text: tell(stream, text)
+    return lambda text: log(stream, text)
 
 
 def _percent(share: float | None) -> str:

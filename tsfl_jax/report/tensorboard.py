@@ -9,7 +9,6 @@ import pathlib
 import shutil
 import sys
 
-from tsfl_jax import command
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
@@ -57,7 +56,3 @@ def main(workdirs: list[str]) -> None:
         raise UserError("no run among the folders; expected one with metrics.jsonl")
     for workdir in runs:
         print(write(workdir))
-
-
-if __name__ == "__main__":
-    command.run("tensorboard", main)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import command, rng
+from tsfl_jax import rng
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.theory_run import Run, constants_of, read
@@ -326,7 +326,3 @@ def main(arguments: list[str]) -> None:
     for path in write(given.workdir, out, given.weight_limit):
         print(path)
     print((out / "theory.md").read_text())
-
-
-if __name__ == "__main__":
-    command.run("theory_report", main)

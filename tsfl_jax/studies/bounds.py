@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import command
 from tsfl_jax.config import Config
 from tsfl_jax.data.quadratic import Exact
 from tsfl_jax.engine import devices
@@ -28,7 +27,7 @@ from tsfl_jax.theory import bounds
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.types import UserError
 
-CONFIG = pathlib.Path(__file__).parents[1] / "configs" / "quadratic.py"
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "quadratic.py"
 
 _WHOLE = {"batch_size": 64, "quadratic.grad_variance": "constant(0)"}
 _NEAR = {"quadratic.distance": 1e-6}
@@ -261,7 +260,3 @@ def main(arguments: list[str]) -> None:
         print(path)
     for path in plot_outcomes(outcomes, out / "bounds", about):
         print(path)
-
-
-if __name__ == "__main__":
-    command.run("bound_study", main)

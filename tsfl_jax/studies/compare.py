@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from tsfl_jax import command, data
+from tsfl_jax import data
 from tsfl_jax.config import Config, flat
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble, grid, prepare, runner, workload
@@ -194,7 +194,3 @@ def main(arguments: list[str]) -> None:
     about = f"{outcomes[0].data}, {given.seeds} seed(s), {device}"
     for path in compare_files.write(out, outcomes, given.target, about):
         print(path)
-
-
-if __name__ == "__main__":
-    command.run("compare", main)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from tsfl_jax import command
 from tsfl_jax.config import Config, flat
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, prepare, sweeps
@@ -32,7 +31,7 @@ from tsfl_jax.types import UserError
 # Targets that are not made of cells: Fig. 2, what the paper leaves open, free riders.
 SENSITIVITY, RIDERS = "sensitivity", "riders"
 _OTHERS = ("fig2a", "fig2b", SENSITIVITY, RIDERS)
-CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
 
 class Options(NamedTuple):
@@ -228,7 +227,3 @@ def main(arguments: list[str]) -> None:
             f"{' '.join(targets)}: nothing could be run; give prepared data with "
             "--data_dir, and with --data only data sets that these targets use"
         )
-
-
-if __name__ == "__main__":
-    command.run("reproduce", main)

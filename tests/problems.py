@@ -111,8 +111,8 @@ def run(
     *,
     batch_size=4,
     iteration="pass",
-    mapping_name="sequential",
-    chunk=1,
+    mapping="sequential",
+    block=1,
     hp=None,
     estimates=False,
     model=None,
@@ -130,13 +130,15 @@ def run(
         model,
         rule,
         optimizer,
-        batch_size=batch_size,
-        iteration=iteration,
-        passes=passes,
-        mapping_name=mapping_name,
-        chunk=chunk,
-        most_steps=int(steps.max()),
-        estimates=estimates,
+        scan.Recipe(
+            batch_size=batch_size,
+            iteration=iteration,
+            passes=passes,
+            mapping=mapping,
+            block=block,
+            longest=int(steps.max()),
+            probes=_probes(rule, estimates),
+        ),
     )
     key = jax.random.key(seed)
     x = client.scaled(prob.samples, prob.samples.x[:1])
@@ -147,9 +149,15 @@ def run(
 
 
 @functools.cache
-def _compiled(model, rule, optimizer, **how):
+def _compiled(model, rule, optimizer, recipe):
     """One for all tests that run the same program: traced and compiled once a shape."""
-    return jax.jit(scan.make_run(model, rule, optimizer, **how))
+    return jax.jit(scan.make_run(model, (rule,), optimizer, recipe))
+
+
+def _probes(rule, estimates: bool) -> scan.Probes:
+    """Those of a program of one rule, with constants to be estimated or not."""
+    constants = estimates and rule.uses_constants
+    return scan.Probes((constants,), (rule.uses_gradients,))
 
 
 @functools.cache
@@ -176,8 +184,8 @@ def replayed(
     groups=1,
     iteration="pass",
     batch_size=4,
-    mapping_name="sequential",
-    chunk=1,
+    mapping="sequential",
+    block=1,
     passes=5,
     estimates=False,
     sizes=None,
@@ -191,12 +199,14 @@ def replayed(
         mlp(),
         rule,
         optimizers.sgd,
-        batch_size=batch_size,
-        iteration=iteration,
-        passes=passes,
-        mapping_name=mapping_name,
-        chunk=chunk,
-        estimates=estimates,
+        scan.Recipe(
+            batch_size=batch_size,
+            iteration=iteration,
+            passes=passes,
+            mapping=mapping,
+            block=block,
+            probes=_probes(rule, estimates),
+        ),
     )
     counts = base.Counts(prob.rows.shape[0], groups)
     if sizes is None and schedule.delivery is None:

@@ -98,7 +98,6 @@ TALL = {
     ("timeline/fleet.py", "draw_fleet"),
     ("engine/client.py", "make_local_training"),
     ("timeline/synchronous.py", "fedcs"),
-    ("engine/scan.py", "make_run"),
     ("data/__init__.py", "load"),
     ("engine/processes.py", "join"),
     ("data/quadratic_samples.py", "make"),

@@ -64,9 +64,9 @@ def test_matches_plain_reference(algorithm, settings):
     changes = SETTINGS[settings]
     mu = 0.3 if algorithm == "fedprox" else 0.0
     hp = problems.hparams(mu=mu, **changes)
-    mapping_name, chunk = MAPPINGS[(len(settings) + len(algorithm)) % 3]
+    mapping, block = MAPPINGS[(len(settings) + len(algorithm)) % 3]
     start, state, history = problems.run(
-        algorithm, DATA, PROBLEM, INPUTS, hp=hp, mapping_name=mapping_name, chunk=chunk
+        algorithm, DATA, PROBLEM, INPUTS, hp=hp, mapping=mapping, block=block
     )
     want, trace = reference_run(start, algorithm, hp)
     got = as_reference(state.params)
@@ -80,8 +80,8 @@ def test_matches_plain_reference(algorithm, settings):
         np.testing.assert_allclose(history.train_loss[t], loss, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("mapping_name", "chunk"), MAPPINGS)
-def test_step_iterations_match_reference(mapping_name, chunk):
+@pytest.mark.parametrize(("mapping", "block"), MAPPINGS)
+def test_step_iterations_match_reference(mapping, block):
     hp = problems.hparams(momentum=0.9)
     start, state, _ = problems.run(
         "fedavg",
@@ -90,8 +90,8 @@ def test_step_iterations_match_reference(mapping_name, chunk):
         INPUTS,
         iteration="step",
         hp=hp,
-        mapping_name=mapping_name,
-        chunk=chunk,
+        mapping=mapping,
+        block=block,
     )
     want, _ = reference_run(start, "fedavg", hp, iteration="step")
     for name, value in want.items():
@@ -104,9 +104,9 @@ def test_mappings_agree(algorithm):
     hp = problems.hparams(momentum=0.9, mu=0.1)
     results = [
         problems.run(
-            algorithm, DATA, PROBLEM, INPUTS, hp=hp, mapping_name=name, chunk=chunk
+            algorithm, DATA, PROBLEM, INPUTS, hp=hp, mapping=name, block=block
         )[1:]
-        for name, chunk in MAPPINGS
+        for name, block in MAPPINGS
     ]
     for state, history in results[1:]:
         jax.tree.map(
@@ -213,16 +213,12 @@ def test_same_seed_same_bits_other_seed_other_result():
 def test_lock_step_has_a_static_structure():
     """Under vmap in one chunk every loop's length is known before the program runs."""
 
-    def loops(mapping_name):
+    def loops(mapping):
         run = scan.make_run(
             problems.mlp(classes=DATA.num_classes),
-            AGGREGATORS["dms"],
+            (AGGREGATORS["dms"],),
             optimizers.sgd,
-            batch_size=4,
-            passes=5,
-            mapping_name=mapping_name,
-            chunk=5,
-            most_steps=15,
+            scan.Recipe(batch_size=4, passes=5, mapping=mapping, block=5, longest=15),
         )
         start = problems.run("dms", DATA, PROBLEM, INPUTS)[0]
         arguments = (start, jax.random.key(0), problems.hparams(), PROBLEM, INPUTS)
@@ -239,10 +235,9 @@ def test_intervals_in_pieces_equal_one_scan():
     run = jax.jit(
         scan.make_run(
             problems.mlp(),
-            AGGREGATORS["dms"],
+            (AGGREGATORS["dms"],),
             optimizers.sgd,
-            batch_size=4,
-            passes=5,
+            scan.Recipe(batch_size=4, passes=5),
         )
     )
     state, key = whole[0], jax.random.fold_in(jax.random.key(0), 1)
@@ -252,8 +247,8 @@ def test_intervals_in_pieces_equal_one_scan():
     jax.tree.map(np.testing.assert_array_equal, state.params, whole[1].params)
 
 
-@pytest.mark.parametrize(("mapping_name", "chunk"), MAPPINGS)
-def test_non_finite_client_is_dropped_and_the_others_go_on(mapping_name, chunk):
+@pytest.mark.parametrize(("mapping", "block"), MAPPINGS)
+def test_non_finite_client_is_dropped_and_the_others_go_on(mapping, block):
     spoilt = PROBLEM.samples.x.at[PROBLEM.rows[1]].set(np.nan)
     only_first = ~np.isin(np.asarray(PROBLEM.rows), np.asarray(PROBLEM.rows[1]))
     rows = np.asarray(PROBLEM.rows).copy()
@@ -264,7 +259,7 @@ def test_non_finite_client_is_dropped_and_the_others_go_on(mapping_name, chunk):
     )
     clean = prob._replace(samples=PROBLEM.samples)
     one = problems.inputs(TAU[:1], SIZE[:1])
-    options = {"mapping_name": mapping_name, "chunk": chunk}
+    options = {"mapping": mapping, "block": block}
     _, state, history = problems.run("fedavg", DATA, prob, one, **options)
     assert history.num_dropped.tolist() == [1]
     assert not history.diverged.any()
@@ -278,11 +273,11 @@ def test_non_finite_client_is_dropped_and_the_others_go_on(mapping_name, chunk):
     )
 
 
-@pytest.mark.parametrize(("mapping_name", "chunk"), MAPPINGS)
-def test_total_loss_freezes_the_last_good_model(mapping_name, chunk):
+@pytest.mark.parametrize(("mapping", "block"), MAPPINGS)
+def test_total_loss_freezes_the_last_good_model(mapping, block):
     hp = problems.hparams(lr=np.inf)
     start, state, history = problems.run(
-        "fedavg", DATA, PROBLEM, INPUTS, hp=hp, mapping_name=mapping_name, chunk=chunk
+        "fedavg", DATA, PROBLEM, INPUTS, hp=hp, mapping=mapping, block=block
     )
     assert history.diverged.tolist() == [True, True, True]
     assert history.num_dropped[0] == 4

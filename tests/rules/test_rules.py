@@ -497,12 +497,12 @@ def test_matches_plain_reference(case):
 
 
 @pytest.mark.parametrize(
-    ("name", "chunk"),
+    ("name", "block"),
     [("scaffold", 2), ("median", 5), ("fednova", 2), ("fedadam", 5)],
 )
-def test_mappings_agree(name, chunk):
+def test_mappings_agree(name, block):
     _, state, history = usual(name)
-    _, other, measured = run(name, mapping_name="vmap", chunk=chunk)
+    _, other, measured = run(name, mapping="vmap", block=block)
     close((state, history), (other, measured), atol=ROUNDING.get(name, 1e-5))
 
 

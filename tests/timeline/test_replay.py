@@ -220,7 +220,7 @@ def in_form_of_deliveries(schedule):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "mapping_name", "chunk"),
+    ("algorithm", "mapping", "block"),
     [
         ("dms", "sequential", 1),  # L, G², σ² estimated too
         ("fedavg", "vmap", 5),
@@ -228,11 +228,11 @@ def in_form_of_deliveries(schedule):
         ("fedasync", "sequential", 1),
     ],
 )
-def test_intervals_as_deliveries_have_the_same_bits(algorithm, mapping_name, chunk):
+def test_intervals_as_deliveries_have_the_same_bits(algorithm, mapping, block):
     measured = {"smoothness": np.nan, "grad_sq_norm": np.nan}
     hp = problems.hparams(momentum=0.9, mu=0.1, lr=0.03, **measured)
     dense = Schedule(TAU.astype(np.int32), SIZE.astype(np.int32))
-    options = {"hp": hp, "mapping_name": mapping_name, "chunk": chunk}
+    options = {"hp": hp, "mapping": mapping, "block": block}
     options["estimates"] = algorithm == "dms"
     _, plain, history = problems.replayed(algorithm, PROBLEM, dense, **options)
     _, pooled, other = problems.replayed(
@@ -358,15 +358,15 @@ def test_replay_matches_plain_reference(name):
 def test_mappings_agree(name):
     _, schedule, hp, _, state, history = case(name)
     _, algorithm, groups, _ = CASES[name]
-    for mapping_name, chunk in MAPPINGS[1:]:
+    for mapping, block in MAPPINGS[1:]:
         _, other, measured = problems.replayed(
             algorithm,
             PROBLEM,
             schedule,
             hp=hp,
             groups=groups,
-            mapping_name=mapping_name,
-            chunk=min(chunk, schedule.tau.shape[1]),
+            mapping=mapping,
+            block=min(block, schedule.tau.shape[1]),
         )
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),

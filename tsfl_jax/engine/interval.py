@@ -22,6 +22,7 @@ from tsfl_jax import rng
 from tsfl_jax.engine import base_models, evaluation, exact_sums, mapping
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine.probes import make_probe
+from tsfl_jax.engine.recipe import Recipe
 from tsfl_jax.models.losses import weight_entropy
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator, Event, Situation
@@ -62,7 +63,7 @@ class Inputs(NamedTuple):
     tau: Array  # [N] int32
     size: Array  # [N] int32
     evaluate: Array  # bool
-    slot: Array  # [K] int32, whom this device trains; N where nobody, see `devices`
+    assigned: Array  # [K] int32, whom this device trains; N where nobody, see `devices`
     # [N] int32, local iterations that clients report; None: those they did, τ.
     reported: Array | None = None
     # None: all clients, from w^t. Else N above is the number of places of a delivery.
@@ -136,35 +137,24 @@ def make_interval(
     model: Model,
     aggregator: Aggregator,
     optimizer: Callable[[HParams], optax.GradientTransformation],
-    *,
-    batch_size: int,
-    iteration: str,
-    passes: int,
-    mapping_name: str,
-    chunk: int,
-    most_steps: int | None,
-    estimates: bool,
-    measures: bool,
-    axis: str | None,
+    recipe: Recipe,
 ) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
     """Builds one interval of all clients; see `make_run` for the arguments."""
+
+    batch_size, iteration, axis = recipe.batch_size, recipe.iteration, recipe.axis
 
     def total(tree):
         return tree if axis is None else lax.psum(tree, axis)
 
     train = local.make_local_training(
-        model, optimizer, batch_size=batch_size, iteration=iteration, passes=passes
+        model,
+        optimizer,
+        batch_size=batch_size,
+        iteration=iteration,
+        passes=recipe.passes,
     )
 
-    probe = make_probe(
-        model,
-        aggregator,
-        batch_size=batch_size,
-        estimates=estimates,
-        measures=measures,
-        abreast=chunk if mapping_name == "vmap" else 1,
-        axis=axis,
-    )
+    probe = make_probe(model, recipe)
 
     def interval(state, key, hparams, problem, inputs):
         purposes = rng.keys(key, "training", "estimates", "rule")
@@ -208,14 +198,18 @@ def make_interval(
             return state.params
 
         # This device's share of the clients; an empty place is a client without work.
-        somebody = inputs.slot < inputs.tau.shape[0]
-        here = jnp.where(somebody, inputs.slot, 0)
+        somebody = inputs.assigned < inputs.tau.shape[0]
+        here = jnp.where(somebody, inputs.assigned, 0)
         mine = jax.tree.map(lambda a: a[here], clients)
         mine = mine._replace(tau=jnp.where(somebody, mine.tau, 0))
         work = mine.tau * local.steps_per_iteration(mine.size, batch_size, iteration)
         # Every device gets what each has, its own in its places and 0 elsewhere.
-        place = jnp.where(somebody, inputs.slot, inputs.tau.shape[0])
-        how = {"mapping": mapping_name, "chunk": chunk, "most": most_steps}
+        place = jnp.where(somebody, inputs.assigned, inputs.tau.shape[0])
+        how = {
+            "mapping": recipe.mapping,
+            "chunk": recipe.block,
+            "most": recipe.longest,
+        }
         if aggregator.combine is None:
             rho = jnp.where(somebody, weights.rho[here], 0.0)
             weighted, results = mapping.weighted_models(

@@ -13,8 +13,8 @@ from jax import lax
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine.client_gradients import client_gradients
 from tsfl_jax.engine.constants import estimate_constants
+from tsfl_jax.engine.recipe import Recipe
 from tsfl_jax.models.networks import Model
-from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import (
     Array,
     ClientGradients,
@@ -25,34 +25,27 @@ from tsfl_jax.types import (
 )
 
 
-def _where_used(uses, find: Callable, otherwise, hparams: HParams):
-    """`find()` if a rule uses it, which only the hyper-parameters may tell."""
-    if callable(uses):
-        return lax.cond(uses(hparams), find, lambda: otherwise)
-    return find() if uses else otherwise
+def _where_used(used: tuple[bool, ...], find: Callable, otherwise, hparams: HParams):
+    """`find()` if the rule uses it; which rule it is the hyper-parameters tell."""
+    if len(set(used)) > 1:
+        return lax.cond(jnp.asarray(used)[hparams.rule], find, lambda: otherwise)
+    return find() if used[0] else otherwise
 
 
 def make_probe(
-    model: Model,
-    aggregator: Aggregator,
-    *,
-    batch_size: int,
-    estimates: bool,
-    measures: bool,
-    abreast: int,
-    axis: str | None,
+    model: Model, recipe: Recipe
 ) -> Callable[..., tuple[Constants, ClientGradients]]:
     """Builds the estimates of one interval.
 
     Args:
-      model, aggregator, batch_size, estimates, measures: as in `engine.make_run`.
-      abreast: clients measured side by side; 1: one after another.
-      axis: name of the mesh axis of devices that share the work; None: one device.
+      model: the network.
+      recipe: which estimates, mini-batches, clients side by side, the mesh axis.
 
     Returns:
       ``probe(params, key, clients[N], reported[N], samples, hparams)``: L, G², σ² as
       given or else estimated, and what gradients say about every client or else NaN.
     """
+    batch_size, axis, probes = recipe.batch_size, recipe.axis, recipe.probes
 
     def probe(
         params: Params,
@@ -78,15 +71,12 @@ def make_probe(
             # Whoever claims to take part is asked, also one that does nothing.
             asked = clients._replace(tau=reported)
             return client_gradients(
-                model, params, key, asked, samples, batch_size, abreast, axis
+                model, params, key, asked, samples, batch_size, recipe.width, axis
             )
 
         missing = jnp.full(clients.tau.shape, jnp.nan, jnp.float32)
         nothing = ClientGradients(missing, missing, jnp.float32(jnp.nan))
-        if estimates:
-            uses = measures or aggregator.uses_constants
-            constants = _where_used(uses, completed, constants, hparams)
-        uses = measures or aggregator.uses_gradients
-        return constants, _where_used(uses, measured, nothing, hparams)
+        constants = _where_used(probes.constants, completed, constants, hparams)
+        return constants, _where_used(probes.gradients, measured, nothing, hparams)
 
     return probe

@@ -4,6 +4,7 @@
 many that differ in arrays only.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -14,30 +15,55 @@ from jax.sharding import Mesh, PartitionSpec
 
 from tsfl_jax.engine import devices
 from tsfl_jax.engine.interval import History, Inputs, Problem, State, make_interval
+from tsfl_jax.engine.recipe import Probes, Recipe
 from tsfl_jax.models.networks import Model
-from tsfl_jax.rules.base import Aggregator, Counts
+from tsfl_jax.rules.base import Aggregator, Counts, one_of
 from tsfl_jax.types import Array, HParams, PRNGKey
 
-__all__ = ["History", "Inputs", "Problem", "State", "init_state", "make_run"]
+__all__ = [
+    "History",
+    "Inputs",
+    "Probes",
+    "Problem",
+    "Recipe",
+    "State",
+    "init_state",
+    "make_run",
+]
 
-# What every device has in whole, and what the devices share.
+# What every device has a copy of, and what the devices share.
 WHOLE, _SHARED = PartitionSpec(), PartitionSpec(devices.AXIS)
 PROBLEM_SPEC = Problem(samples=WHOLE, test=_SHARED, rows=WHOLE, client=WHOLE)
 INPUTS_SPEC = Inputs(
-    *[WHOLE] * 4, slot=PartitionSpec(None, devices.AXIS), reported=WHOLE, delivery=WHOLE
+    interval=WHOLE,
+    tau=WHOLE,
+    size=WHOLE,
+    evaluate=WHOLE,
+    assigned=PartitionSpec(None, devices.AXIS),
+    reported=WHOLE,
+    delivery=WHOLE,
 )
-LANES_INPUTS_SPEC = INPUTS_SPEC._replace(slot=PartitionSpec(None, None, devices.AXIS))
+LANES_INPUTS_SPEC = INPUTS_SPEC._replace(
+    assigned=PartitionSpec(None, None, devices.AXIS)
+)
+# What differs between the lanes of a sweep: axis 0; None: shared by all lanes.
+_LANES_PROBLEM = Problem(samples=None, test=None, rows=0, client=None)
+_LANES_INPUTS = Inputs(
+    interval=None, tau=0, size=0, evaluate=None, assigned=0, reported=0, delivery=0
+)
+
+Run = Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]
 
 
-def _in_lanes(run: Callable, lanes: str) -> Callable:
+def _over_lanes(run: Run, lanes: str) -> Run:
     """`run` for many experiments that share samples, test set and evaluations."""
-    in_problem = Problem(samples=None, test=None, rows=0, client=None)
-    in_inputs = Inputs(None, 0, 0, None, 0, 0, 0)
     if lanes == "vmap":
-        return jax.vmap(run, in_axes=(0, 0, 0, in_problem, in_inputs))
+        return jax.vmap(run, in_axes=(0, 0, 0, _LANES_PROBLEM, _LANES_INPUTS))
 
-    def all_lanes(state, key, hparams, problem, inputs):
-        def one(lane):
+    def all_lanes(
+        state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
+    ) -> tuple[State, History]:
+        def one(lane: tuple) -> tuple[State, History]:
             state, key, hparams, rows, own = lane
             mine = own._replace(interval=inputs.interval, evaluate=inputs.evaluate)
             return run(state, key, hparams, problem._replace(rows=rows), mine)
@@ -76,58 +102,26 @@ def init_state(
 
 def make_run(
     model: Model,
-    aggregator: Aggregator,
+    rules: tuple[Aggregator, ...],
     optimizer: Callable[[HParams], optax.GradientTransformation],
-    *,
-    batch_size: int,
-    iteration: str = "pass",
-    passes: int,
-    mapping_name: str = "sequential",
-    chunk: int = 1,
-    most_steps: int | None = None,
-    estimates: bool = False,
-    measures: bool = False,
+    recipe: Recipe,
     mesh: Mesh | None = None,
-    lanes: str = "",
-) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
+) -> Run:
     """Builds the scan over a chunk of intervals.
 
     Args:
       model: the network.
-      aggregator: the rule.
+      rules: aggregation rules that the program can run; ``hparams.rule`` picks one.
       optimizer: hyper-parameters → optax transformation of the clients.
-      batch_size: B.
-      iteration: what a local iteration is, "pass" or "step".
-      passes: most passes of a client over its data, `client.most_passes`.
-      mapping_name: "sequential" or "vmap", see `mapping`.
-      chunk: clients side by side under "vmap".
-      most_steps: mini-batch steps of the longest client in any interval, so that the
-        program's loops have known lengths under "vmap"; None: found out as it runs.
-      estimates: estimate those of L, G², σ² that are NaN in the hyper-parameters.
-      measures: under every rule, measure what one that ``uses_gradients`` needs.
+      recipe: all else that shapes the program.
       mesh: devices that share the clients, with the axis `devices.AXIS`; None: one.
-      lanes: "" one experiment. Else many, with a leading axis on the state, the key,
-        the hyper-parameters, ``problem.rows`` and all inputs but interval and
-        evaluate: one after another ("sequential") or side by side ("vmap").
 
     Returns:
       ``run(state, key, hparams, problem, inputs[R]) -> (state, history[R])``, pure and
       to be jitted by the caller.
     """
-    interval = make_interval(
-        model,
-        aggregator,
-        optimizer,
-        batch_size=batch_size,
-        iteration=iteration,
-        passes=passes,
-        mapping_name=mapping_name,
-        chunk=chunk,
-        most_steps=most_steps,
-        estimates=estimates,
-        measures=measures,
-        axis=None if mesh is None else devices.AXIS,
-    )
+    recipe = dataclasses.replace(recipe, axis=None if mesh is None else devices.AXIS)
+    interval = make_interval(model, one_of(rules), optimizer, recipe)
 
     def run(state, key, hparams, problem, inputs):
         def body(state, one):
@@ -135,20 +129,15 @@ def make_run(
 
         return lax.scan(body, state, inputs)
 
-    if lanes:
-        run = _in_lanes(run, lanes)
+    if recipe.lanes:
+        run = _over_lanes(run, recipe.lanes)
     if mesh is None:
         return run
+    inputs = LANES_INPUTS_SPEC if recipe.lanes else INPUTS_SPEC
     return jax.shard_map(
         run,
         mesh=mesh,
-        in_specs=(
-            WHOLE,
-            WHOLE,
-            WHOLE,
-            PROBLEM_SPEC,
-            LANES_INPUTS_SPEC if lanes else INPUTS_SPEC,
-        ),
+        in_specs=(WHOLE, WHOLE, WHOLE, PROBLEM_SPEC, inputs),
         out_specs=WHOLE,
         # Every device computes the same state from the same sums; the checker cannot
         # see that through loops whose length differs from client to client.

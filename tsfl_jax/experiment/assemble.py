@@ -16,6 +16,7 @@ from tsfl_jax.config import Config
 from tsfl_jax.data import quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
+from tsfl_jax.engine.recipe import Probes, Recipe
 from tsfl_jax.experiment import compile_cache, memory
 from tsfl_jax.experiment.identity import identity_of, labels_of
 from tsfl_jax.experiment.prepare import (
@@ -98,7 +99,7 @@ def make_inputs(prepared: Prepared, num_devices: int) -> scan.Inputs:
         tau=times.tau,
         size=times.size,
         evaluate=evaluated(prepared),
-        slot=devices.deal(prepared.steps, num_devices),
+        assigned=devices.deal(prepared.steps, num_devices),
         reported=times.reported,
         delivery=times.delivery,
     )
@@ -118,37 +119,43 @@ def make_inputs(prepared: Prepared, num_devices: int) -> scan.Inputs:
     return filled
 
 
+def recipe_of(
+    several: list[Prepared], rules: tuple[Aggregator, ...], lanes: str = ""
+) -> Recipe:
+    """What shapes the program of experiments that differ in arrays only."""
+    first, config = several[0], several[0].config
+    size, iteration = config.batch_size, config.schedule.iteration
+    return Recipe(
+        batch_size=size,
+        iteration=iteration,
+        passes=max(
+            local.most_passes(p.times.tau, p.times.size, size, iteration)
+            for p in several
+        ),
+        mapping=first.mapping,
+        block=min(config.client_chunk or config.num_clients, config.num_clients),
+        longest=max(int(p.steps.max()) for p in several),
+        probes=Probes(
+            tuple(any(p.estimates for p in several if p.rule == r) for r in rules),
+            tuple(r.uses_gradients or config.measure_clients for r in rules),
+        ),
+        lanes=lanes,
+    )
+
+
 def make_run(
-    several: list[Prepared], rule: Aggregator, mesh: Mesh, lanes: str = ""
+    several: list[Prepared], rules: tuple[Aggregator, ...], mesh: Mesh, lanes: str = ""
 ) -> Callable:
     """The function to compile; of experiments that differ in arrays only.
 
     Args:
       several: the experiments that it has to be able to run; most often one.
-      rule: theirs, or `aggregate.one_of` theirs.
+      rules: theirs.
       mesh: the devices.
-      lanes: see `engine.make_run`.
+      lanes: see `Recipe`.
     """
-    first, config = several[0], several[0].config
-    iteration = config.schedule.iteration
-    return scan.make_run(
-        first.model,
-        rule,
-        first.optimizer,
-        batch_size=config.batch_size,
-        iteration=iteration,
-        passes=max(
-            local.most_passes(p.times.tau, p.times.size, config.batch_size, iteration)
-            for p in several
-        ),
-        mapping_name=first.mapping,
-        chunk=min(config.client_chunk or config.num_clients, config.num_clients),
-        most_steps=max(int(p.steps.max()) for p in several),
-        estimates=any(p.estimates for p in several),
-        measures=config.measure_clients,
-        mesh=mesh,
-        lanes=lanes,
-    )
+    recipe = recipe_of(several, rules, lanes)
+    return scan.make_run(several[0].model, rules, several[0].optimizer, recipe, mesh)
 
 
 def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
@@ -213,7 +220,7 @@ def compiled_memory(prepared: Prepared, mesh: Mesh) -> dict[str, int]:
     inputs = make_inputs(prepared, mesh.size)
     inputs = jax.tree.map(lambda a: a[: chunk_of(prepared)], inputs)
     whole = (start, keys_of(prepared)[1], prepared.hparams)
-    run = make_run([prepared], prepared.rule, mesh)
+    run = make_run([prepared], (prepared.rule,), mesh)
     found = (
         jax.jit(run)
         .lower(
@@ -260,7 +267,7 @@ def build(
     check_output(prepared.model, start.params, problem, num_classes)
     sizes = [a.size for a in jax.tree.leaves(start.params["params"])]
     return Experiment(
-        run=make_run([prepared], prepared.rule, mesh),
+        run=make_run([prepared], (prepared.rule,), mesh),
         start=start,
         key=keys_of(prepared)[1],
         hparams=prepared.hparams,

@@ -19,7 +19,7 @@ from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import assemble
 from tsfl_jax.experiment.identity import signature
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of
-from tsfl_jax.rules.base import Aggregator, one_of
+from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import HParams
 
 
@@ -59,7 +59,7 @@ def make_program(several: list[Prepared], mesh: Mesh) -> Program:
     rules = tuple(dict.fromkeys(p.rule for p in several))
     how = "sequential" if several[0].mapping == "sequential" else "vmap"
     return Program(
-        run=assemble.make_run(several, one_of(rules), mesh, how),
+        run=assemble.make_run(several, rules, mesh, how),
         rules=rules,
         mesh=mesh,
         problem=assemble.make_problem(several[0], mesh),

@@ -1,0 +1,55 @@
+"""What shapes the compiled program: one frozen value, made once and handed down whole.
+
+Everything else that a program depends on is an array: hyper-parameters, schedules and
+data may change without another compilation.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Probes:
+    """Which estimates at w^t a program must be able to make, per rule of the program.
+
+    Attributes:
+      constants: for each rule whether L, G², σ² are used and some are to be estimated.
+      gradients: for each rule whether σ_i² and dissimilarities are used or reported.
+    """
+
+    constants: tuple[bool, ...] = (False,)
+    gradients: tuple[bool, ...] = (False,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """All that shapes a compiled program besides the shapes of its arrays.
+
+    Attributes:
+      batch_size: B ≥ 1, samples of a mini-batch.
+      iteration: what a local iteration is: a "pass" over the data or a "step".
+      passes: most passes of any client over its data, see `client.most_passes`.
+      mapping: clients one after another ("sequential") or side by side ("vmap").
+      block: clients side by side under "vmap".
+      longest: mini-batch steps of the longest client in any interval, so that loops
+        have known lengths under "vmap"; None: determined as the program runs.
+      probes: which estimates the program can make.
+      lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
+        lane axis on the state, the key, the hyper-parameters, ``problem.rows`` and
+        all inputs but interval and evaluate: "sequential" or "vmap".
+      axis: mesh axis of devices that share the clients; set by `scan.make_run`.
+    """
+
+    batch_size: int
+    passes: int
+    iteration: str = "pass"
+    mapping: str = "sequential"
+    block: int = 1
+    longest: int | None = None
+    probes: Probes = Probes()
+    lanes: str = ""
+    axis: str | None = None
+
+    @property
+    def width(self) -> int:
+        """Clients trained side by side."""
+        return self.block if self.mapping == "vmap" else 1

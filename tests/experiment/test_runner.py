@@ -113,8 +113,11 @@ def test_files_of_a_run(finished):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_it_learns(finished):
-    _, result = finished
+def test_it_learns():
+    # Few skewed clients learn or not by luck of the split: equal ones must learn.
+    settings = small()
+    settings.partition.kind = "iid"
+    result = tsfl_jax.simulate(settings)
     loss = result.history["test_loss"]
     assert loss[-1] < 0.8 * loss[0]
     assert result.history["test_accuracy"][-1] > 0.3  # chance is 0.1

@@ -1,0 +1,55 @@
+"""Arithmetic on trees of arrays that optax.tree does not have.
+
+Models hold integer leaves as well (counters, for instance). They have no mean.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tsfl_jax.types import Array, Params
+
+
+def inexact(leaf: Array) -> bool:
+    """Whether a leaf holds floating-point or complex numbers."""
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def map_inexact(function: Callable[..., Array], tree: Params, *rest: Params) -> Params:
+    """`jax.tree.map`, but integer leaves of the first tree are left unchanged."""
+
+    def leaf(first: Array, *others: Array) -> Array:
+        return function(first, *others) if inexact(first) else first
+
+    return jax.tree.map(leaf, tree, *rest)
+
+
+def take(tree: Any, index: Any) -> Any:
+    """``leaf[index]`` of every leaf: one entry of a leading axis, or several."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def put(tree: Any, index: Any, entries: Any) -> Any:
+    """The tree with `entries` at `index` of the leading axis; beyond its end: dropped.
+
+    Args:
+      tree: leaves ``[n, ...]``.
+      index: int32, a scalar or ``[k]``.
+      entries: leaves ``[...]`` or ``[k, ...]``.
+    """
+    return jax.tree.map(
+        lambda leaf, entry: leaf.at[index].set(entry, mode="drop"), tree, entries
+    )
+
+
+def scattered(entries: Any, index: Any, count: int) -> Any:
+    """Leaves ``[count, ...]`` with `entries` ``[k, ...]`` at `index`, 0 elsewhere."""
+    zeros = jax.tree.map(lambda e: jnp.zeros((count, *e.shape[1:]), e.dtype), entries)
+    return put(zeros, index, entries)
+
+
+def repeated(tree: Any, count: int) -> Any:
+    """Leaves ``[count, ...]``, every entry a copy of the tree."""
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], count, 0), tree)

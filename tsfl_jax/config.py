@@ -1,196 +1,268 @@
-"""Every setting of an experiment: a tree of dataclasses with one comment each.
+"""Every setting of an experiment, declared once: default, help, names, range.
 
-Only `prepare` and `experiment` read it (and `validate` checks it); all other modules
-take plain arguments.
+A setting is a field of a dataclass. `setting` keeps what is known about it as metadata
+of the field; `validate` reads it there, and modules that are also called without a
+`Config` check a value by its setting's name with `validate.check`. Settings are read in
+`experiment` only; all other modules take plain arguments.
 """
 
+import copy
 import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
 
 ALGORITHMS = (
-    "dms",
-    "bound_optimal",
-    "fedavg",
-    "fedprox",
-    "fedasync",
-    "fedbuff",
-    "fedat",
-    "fednova",
-    "scaffold",
-    "fedavgm",
-    "fedadam",
-    "fedyogi",
-    "median",
-    "trimmed_mean",
-    "geometric_median",
-    "krum",
-    "multi_krum",
+    *("dms", "bound_optimal", "fedavg", "fedprox", "fedasync", "fedbuff", "fedat"),
+    *("fednova", "scaffold", "fedavgm", "fedadam", "fedyogi", "median"),
+    *("trimmed_mean", "geometric_median", "krum", "multi_krum"),
 )
 FRAMEWORKS = (
-    "none",
-    "tsfl",
-    "sfl",
-    "afl",
-    "fedbuff",
-    "fedat",
-    "fedcs",
-    "esync",
-    "safa",
+    *("none", "tsfl", "sfl", "afl", "fedbuff", "fedat", "fedcs", "esync", "safa"),
 )
 STALENESS = ("constant", "polynomial", "hinge", "exponential")
 FREE_RIDING = ("claim", "echo", "visit")
-DATA_NAMES = (
-    "digits",
-    "mnist",
-    "fashion_mnist",
-    "cifar10",
-    "svhn_cropped",
-    "npz",
-    "synthetic",
-    "quadratic",
-)
+TFDS = ("mnist", "fashion_mnist", "cifar10", "svhn_cropped")
+DATA_NAMES = ("digits", *TFDS, "npz", "synthetic", "quadratic")
 PARTITIONS = ("iid", "dirichlet", "shards", "label")
 SCHEDULES = ("case1", "case2", "case3", "explicit", "distribution", "trace")
 MODELS = ("mlp", "mnist_cnn", "fashion_cnn", "vgg11", "resnet18", "quadratic")
 NORMS = ("none", "group", "batch")
-ITERATIONS = ("pass", "step")
-NORMALIZATIONS = ("unit", "standard")
 MAPPINGS = ("auto", "sequential", "vmap")
 CONVOLUTIONS = ("auto", "fast", "slices", "lax")
+
+
+class Setting(NamedTuple):
+    """What is known about a setting besides its type, which is that of its default."""
+
+    help: str  # one line
+    choices: tuple[str, ...] = ()  # names; empty: any value
+    low: float = -math.inf  # least value
+    high: float = math.inf  # largest value
+    open_low: bool = False  # whether `low` itself is excluded
+    open_high: bool = False  # whether `high` itself is excluded
+
+
+def setting(
+    default: Any,
+    help: str,
+    choices: tuple[str, ...] = (),
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declares a setting.
+
+    Args:
+      default: its value where none is given; its type is the setting's.
+      help: what it is, in one line, with symbol and unit.
+      choices: the names it may have; empty: any value.
+      low: least value.
+      high: largest value.
+      above: instead of `low`, a bound that is excluded.
+      below: instead of `high`, a bound that is excluded.
+
+    Returns:
+      The field of a dataclass.
+    """
+    known = Setting(
+        help,
+        choices,
+        low if above is None else above,
+        high if below is None else below,
+        above is not None,
+        below is not None,
+    )
+    return dataclasses.field(default=default, metadata={"setting": known})
 
 
 @dataclasses.dataclass
 class DataConfig:
     """Where the samples come from."""
 
-    name: str = "digits"  # one of DATA_NAMES
-    dir: str = ""  # TFDS data; "" = $TFDS_DATA_DIR or ~/tensorflow_datasets
-    file: str = ""  # name="npz": file with x_train, y_train, x_test, y_test
-    download: bool = True  # fetch and prepare a missing TFDS data set
-    normalize: str = "unit"  # unit: to [0, 1]; standard: zero mean, unit variance
-    # name="synthetic": shape of one sample; "quadratic": (d,)
-    shape: tuple[int, ...] = (28, 28, 1)
-    num_classes: int = 10  # name="synthetic"
-    train_size: int = 0  # use that many training samples; 0 = all (synthetic: 4096)
-    test_size: int = 0  # use that many test samples; 0 = all (synthetic: 1024)
+    name: str = setting(
+        "digits", "data set; svhn is svhn_cropped", (*DATA_NAMES, "svhn")
+    )
+    dir: str = setting("", 'TFDS data; "": $TFDS_DATA_DIR or ~/tensorflow_datasets')
+    file: str = setting("", "npz: file with x_train, y_train, x_test, y_test")
+    download: bool = setting(True, "fetch and prepare a missing TFDS data set")
+    normalize: str = setting(
+        "unit", "unit: to [0, 1]; standard: mean 0, variance 1", ("unit", "standard")
+    )
+    shape: tuple[int, ...] = setting(
+        (28, 28, 1), "synthetic: shape of one sample; quadratic: (d,)"
+    )
+    num_classes: int = setting(10, "synthetic: number of classes", low=2)
+    train_size: int = setting(0, "training samples; 0: all, synthetic 4096", low=0)
+    test_size: int = setting(0, "test samples; 0: all, synthetic 1024", low=0)
 
 
 @dataclasses.dataclass
 class QuadraticConfig:
-    """data.name="quadratic": every client its own quadratic, all constants known."""
+    """data.name=quadratic: one quadratic per client, all constants known."""
 
-    smoothness: float = 1.0  # L, the largest eigenvalue
-    convexity: float = 1.0  # the smallest eigenvalue, <= L
-    grad_variance: str = "constant(1)"  # groups; σ_i² of a mini-batch gradient
-    dissimilarity: str = "constant(1)"  # groups; Γ_i = ‖w* − w_i*‖²
-    distance: float = 1.0  # ‖w⁰ − w*‖²
+    smoothness: float = setting(1.0, "L, the largest eigenvalue", above=0)
+    convexity: float = setting(1.0, "the smallest eigenvalue, at most L", above=0)
+    grad_variance: str = setting("constant(1)", "groups; σ_i² of a mini-batch gradient")
+    dissimilarity: str = setting("constant(1)", "groups; Γ_i = ‖w* − w_i*‖²")
+    distance: float = setting(1.0, "‖w⁰ − w*‖²", low=0)
 
 
 @dataclasses.dataclass
 class PartitionConfig:
-    """How the training samples are dealt to the clients."""
+    """Which training samples each client gets."""
 
-    kind: str = "dirichlet"  # one of PARTITIONS
-    alpha: float = 0.5  # kind="dirichlet": concentration; small = more skewed
-    classes_per_client: int = 2  # kind="shards"
-    replacement: bool = False  # let clients share samples when there are too few
+    kind: str = setting("dirichlet", "the split", PARTITIONS)
+    alpha: float = setting(
+        0.5, "dirichlet: concentration; small values skew the labels more", above=0
+    )
+    classes_per_client: int = setting(2, "shards: classes of a client", low=1)
+    replacement: bool = setting(False, "let clients share samples if there are too few")
 
 
 @dataclasses.dataclass
 class ScheduleConfig:
     """How many local iterations on how many samples, per client and interval."""
 
-    kind: str = "case3"  # one of SCHEDULES
-    data_size: int = 1024  # samples a client (the mean, where sizes are drawn)
-    tau: tuple[int, ...] = ()  # kind="explicit": per client, or per equal group
-    tau_groups: str = ""  # kind="distribution": "normal(2,0.4); uniform(1,5)"
-    size_groups: str = ""  # likewise for sizes; "" = the kind's own sizes
-    trace: str = ""  # kind="trace": CSV, interval,client,tau[,size], from 0
-    iteration: str = "pass"  # one local iteration: "pass" over the data, or one "step"
-    upload_above: int = 0  # client-selection system: upload only if τ > this
-    dropout: float = 0.0  # chance that a client is away for an interval
-    interval_seconds: float = 1.0  # Δ, virtual seconds
-    free_riders: int = 0  # clients that do not keep to the rules
-    free_riding: str = "claim"  # one of FREE_RIDING, see tsfl_jax/riders.py
+    kind: str = setting("case3", "where τ comes from", SCHEDULES)
+    data_size: int = setting(
+        1024, "samples per client, the mean if sizes are drawn", low=1, high=10**9
+    )
+    tau: tuple[int, ...] = setting((), "explicit: τ per client or per equal group")
+    tau_groups: str = setting("", 'distribution: "normal(2,0.4); uniform(1,5)"')
+    size_groups: str = setting("", 'distributions of sizes; "": those of the kind')
+    trace: str = setting("", "trace: CSV file, interval,client,tau[,size], from 0")
+    iteration: str = setting(
+        "pass", "one local iteration: a pass over the data or a step", ("pass", "step")
+    )
+    upload_above: int = setting(0, "client selection: upload only if τ > this", low=0)
+    dropout: float = setting(
+        0.0, "chance that a client is away for an interval", low=0, below=1
+    )
+    interval_seconds: float = setting(1.0, "Δ, virtual seconds", above=0)
+    free_riders: int = setting(0, "clients that report work they did not do", low=0)
+    free_riding: str = setting(
+        "claim", "what free riders do, see timeline/free_riders.py", FREE_RIDING
+    )
 
 
 @dataclasses.dataclass
 class TimelineConfig:
-    """Virtual time: who delivers when, from speeds and delays in seconds."""
+    """Virtual time: which clients deliver when, from speeds and delays in seconds."""
 
-    framework: str = "none"  # one of FRAMEWORKS; none: τ comes from `schedule`
-    speed: str = "uniform(0.25,1)"  # groups; seconds an iteration at the mean size
-    jitter: float = 0.0  # sigma of a lognormal factor on each iteration and transfer
-    download: str = "constant(0)"  # groups; seconds
-    upload: str = "constant(0)"  # groups; seconds
-    speeds: str = ""  # CSV, client,seconds[,download,upload], instead of the draws
-    availability: str = ""  # CSV, client,start,end in seconds; others always online
-    local_iterations: int = 4  # H of a task; tsfl: as many as fit into Δ
-    carry: bool = False  # tsfl: an unfinished iteration goes on in the next interval
-    buffer: int = 10  # fedbuff: deliveries of one update
-    tiers: int = 3  # fedat
-    deadline: float = 4.0  # fedcs: seconds of a round
-    fraction: float = 0.5  # safa: share of the clients that ends a round
-    lag: int = 5  # safa: most versions a client may be behind
+    framework: str = setting("none", "none: τ comes from schedule", FRAMEWORKS)
+    speed: str = setting(
+        "uniform(0.25,1)", "groups; seconds per iteration at the mean size"
+    )
+    jitter: float = setting(
+        0.0, "σ of a lognormal factor on each iteration and transfer", low=0, high=10
+    )
+    download: str = setting("constant(0)", "groups; seconds")
+    upload: str = setting("constant(0)", "groups; seconds")
+    speeds: str = setting("", "CSV file, client,seconds[,download,upload], not drawn")
+    availability: str = setting(
+        "", "CSV file, client,start,end in seconds; others are always online"
+    )
+    local_iterations: int = setting(
+        4, "H of a task; tsfl: as many as fit into Δ", low=1, high=2**31 - 1
+    )
+    carry: bool = setting(
+        False, "tsfl: an unfinished iteration continues in the next interval"
+    )
+    buffer: int = setting(10, "fedbuff: deliveries per update", low=1)
+    tiers: int = setting(3, "fedat: tiers of clients", low=1)
+    deadline: float = setting(4.0, "fedcs: seconds per round", above=0)
+    fraction: float = setting(
+        0.5, "safa: share of the clients that ends a round", above=0, high=1
+    )
+    lag: int = setting(5, "safa: most versions a client may be behind", low=0)
 
 
 @dataclasses.dataclass
 class ServerConfig:
     """What the server does with updates; rules beside the paper's."""
 
-    # η_g; 0: the rule's own: 1, fedadam and fedyogi 0.01, fedavgm min(1, 2(1 − β₁))
-    lr: float = 0.0
-    momentum: float = 0.9  # β₁: fedavgm, fedadam, fedyogi
-    second: float = 0.99  # β₂: fedadam, fedyogi
-    floor: float = 1e-3  # added to √v: fedadam, fedyogi
-    trim: float = 0.1  # share of clients that may be wrong: trimmed_mean, krum
-    staleness: str = "constant"  # one of STALENESS: what a late update still counts
-    staleness_a: float = 0.5  # a of polynomial and hinge
-    staleness_b: float = 4.0  # b of hinge, in updates
+    lr: float = setting(
+        0.0,
+        "η_g; 0: the rule's own, 1; fedadam, fedyogi 0.01; fedavgm min(1, 2(1 − β₁))",
+        low=0,
+    )
+    momentum: float = setting(0.9, "β₁: fedavgm, fedadam, fedyogi", low=0, below=1)
+    second: float = setting(0.99, "β₂: fedadam, fedyogi", low=0, below=1)
+    floor: float = setting(1e-3, "added to √v: fedadam, fedyogi", above=0)
+    trim: float = setting(
+        0.1, "share of clients that may be wrong: trimmed_mean, krum", low=0, below=0.5
+    )
+    staleness: str = setting("constant", "what a stale update still counts", STALENESS)
+    staleness_a: float = setting(0.5, "a of polynomial and hinge", low=0)
+    staleness_b: float = setting(4.0, "b of hinge, in updates", low=0)
 
 
 @dataclasses.dataclass
 class ModelConfig:
     """The network."""
 
-    name: str = "mlp"  # one of MODELS
-    norm: str = "none"  # vgg11, resnet18: one of NORMS
-    hidden: int = 50  # width of the hidden layer of mlp and mnist_cnn; 0 = none
+    name: str = setting("mlp", "network", MODELS)
+    norm: str = setting("none", "vgg11, resnet18: normalization layers", NORMS)
+    hidden: int = setting(
+        50, "width of the hidden layer, mlp, mnist_cnn; 0: none", low=0
+    )
 
 
 @dataclasses.dataclass
 class DMSConfig:
-    """Constants of Corollary 1; a negative one is estimated in every interval."""
+    """Constants of Corollary 1."""
 
-    smoothness: float = -1.0  # L
-    grad_sq_norm: float = -1.0  # G²
-    grad_variance: float = -1.0  # σ²
-    weight_limit: float = 0.0  # θ ≥ 1: ρ_i ≤ θ/N; 0 = no limit
+    smoothness: float = setting(-1.0, "L; negative: estimated in every interval")
+    grad_sq_norm: float = setting(-1.0, "G²; negative: estimated in every interval")
+    grad_variance: float = setting(-1.0, "σ²; negative: estimated in every interval")
+    weight_limit: float = setting(0.0, "θ ≥ 1 in ρ_i ≤ θ/N; 0: no limit")
 
 
 @dataclasses.dataclass
 class Config:
     """One experiment."""
 
-    algorithm: str = "dms"  # one of ALGORITHMS
-    seed: int = 0  # ≥ 0; decides every random draw
-    num_intervals: int = 50  # T
-    num_clients: int = 20  # N
-    lr: float = 0.003  # η
-    momentum: float = 0.9  # reset at the start of every interval
-    batch_size: int = 32  # B
-    mu: float = 0.01  # FedProx's proximal coefficient μ
-    gamma: float = 0.5  # FedAsync's share γ of the old global model
-    proximal: bool = False  # add μ/2‖w − w^t‖² under every algorithm, not only fedprox
-    measure_clients: bool = False  # σ_i², ‖∇F_i − ∇F‖² at every w^t: theory_report
-    clip_norm: float = 0.0  # clip gradients to this global norm; 0 = off
-    eval_every: int = 1  # intervals between two evaluations on the test set
-    report_every: int = 5  # intervals of one compiled call, between progress lines
-    checkpoint: bool = True  # save after every report, resume from the same workdir
-    devices: int = 0  # devices that share the clients; 0: all (CPU: one a core)
-    mapping: str = "auto"  # clients: one after another, or vmap in chunks
-    client_chunk: int = 0  # clients trained side by side under vmap; 0 = all
-    convolution: str = "auto"  # one of CONVOLUTIONS
-    compile_cache: str = "auto"  # folder of compiled programs; auto: ~/.cache; or off
+    algorithm: str = setting("dms", "aggregation rule", ALGORITHMS)
+    seed: int = setting(0, "decides every random draw", low=0, high=2**32 - 1)
+    num_intervals: int = setting(50, "T", low=1, high=10**6)
+    num_clients: int = setting(20, "N", low=1, high=10**7)
+    lr: float = setting(0.003, "η", above=0)
+    momentum: float = setting(
+        0.9, "reset at the start of every interval", low=0, below=1
+    )
+    batch_size: int = setting(32, "B", low=1)
+    mu: float = setting(0.01, "μ, the proximal coefficient of fedprox", low=0)
+    gamma: float = setting(
+        0.5, "γ, fedasync's share of the old global model", low=0, below=1
+    )
+    proximal: bool = setting(
+        False, "add μ/2‖w − w^t‖² under every algorithm, not only fedprox"
+    )
+    measure_clients: bool = setting(
+        False, "measure σ_i², ‖∇F_i − ∇F‖² at every w^t, for theory_report"
+    )
+    clip_norm: float = setting(0.0, "clip gradients to this global norm; 0: off", low=0)
+    eval_every: int = setting(1, "intervals between two evaluations", low=1)
+    report_every: int = setting(
+        5, "intervals per compiled call, between two progress lines", low=1
+    )
+    checkpoint: bool = setting(True, "save after every report, resume from the workdir")
+    devices: int = setting(
+        0, "devices that share the clients; 0: all (CPU: one per core)", low=0
+    )
+    mapping: str = setting(
+        "auto", "clients one after another or side by side", MAPPINGS
+    )
+    client_chunk: int = setting(
+        0, "clients trained side by side under vmap; 0: all", low=0
+    )
+    convolution: str = setting("auto", "how convolutions are computed", CONVOLUTIONS)
+    compile_cache: str = setting(
+        "auto", "folder of compiled programs; auto: below ~/.cache; or off"
+    )
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     quadratic: QuadraticConfig = dataclasses.field(default_factory=QuadraticConfig)
     partition: PartitionConfig = dataclasses.field(default_factory=PartitionConfig)
@@ -199,6 +271,35 @@ class Config:
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     dms: DMSConfig = dataclasses.field(default_factory=DMSConfig)
+
+
+def _declared(kind: type, prefix: str = "") -> dict[str, tuple[type, Setting]]:
+    found = {}
+    for field in dataclasses.fields(kind):
+        if "setting" in field.metadata:
+            name = prefix + field.name
+            found[name] = (type(field.default), field.metadata["setting"])
+        else:
+            found |= _declared(field.default_factory, f"{prefix}{field.name}.")
+    return found
+
+
+# Every setting by its flat name, such as "data.name": its type and what is known of it.
+SETTINGS: dict[str, tuple[type, Setting]] = _declared(Config)
+
+
+def get(config: Config, name: str) -> Any:
+    """The value of a setting by its flat name."""
+    return functools.reduce(getattr, name.split("."), config)
+
+
+def replace(config: Config, values: dict[str, Any]) -> Config:
+    """A copy of a config with settings changed by their flat names."""
+    config = copy.deepcopy(config)
+    for name, value in values.items():
+        section, _, last = name.rpartition(".")
+        setattr(get(config, section) if section else config, last, value)
+    return config
 
 
 # Settings that cannot change a result: a checkpoint may be resumed with others.
@@ -213,10 +314,10 @@ WITHOUT_EFFECT = {
 
 
 def effective(settings: dict) -> dict:
-    """Of flat settings those that can change a result of this experiment.
+    """The flat settings that can change a result of this experiment.
 
-    Settings that do not apply are left out, so that runs of before they existed are
-    still the same experiments.
+    Settings that do not apply are left out, so that runs from before those settings
+    existed are still the same experiments.
     """
     kept = {n: v for n, v in settings.items() if n not in WITHOUT_EFFECT}
     if settings.get("data.name") != "quadratic":

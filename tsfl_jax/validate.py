@@ -1,21 +1,60 @@
-"""Checks of a `Config` before anything slow starts; every error is one line."""
+"""Checks of a `Config` before anything slow starts; every error is one line.
+
+What one setting may be is declared in `config` and checked by `check`; here are also
+the rules between settings. Values that depend on the data are checked where it is read.
+"""
 
 import dataclasses
 import math
 import numbers
+from typing import Any
 
 from tsfl_jax import config as c
 from tsfl_jax import host_memory
 from tsfl_jax.types import UserError, nearest
 
 
-def choice(flag: str, value: str, known: tuple[str, ...]) -> None:
-    """Raises UserError unless `value` is one of the known names."""
-    if value not in known:
+def check(name: str, value: Any) -> None:
+    """Check a value of the right type against a setting's names and range.
+
+    Args:
+      name: flat name of the setting, such as "schedule.dropout".
+      value: what it is to be; of a tuple nothing is checked here.
+
+    Raises:
+      UserError: an unknown name, or a number outside the range.
+    """
+    kind, known = c.SETTINGS[name]
+    if known.choices and value not in known.choices:
         raise UserError(
-            f"--config.{flag}={value}: unknown name{nearest(value, known)} "
-            f"(one of: {', '.join(known)})"
+            f"--config.{name}={value}: unknown name{nearest(value, known.choices)} "
+            f"(one of: {', '.join(known.choices)})"
         )
+    if kind in (int, float) and not _fits(value, kind, known):
+        raise UserError(
+            f"--config.{name}={value}: must be {_range(kind, known)} ({known.help})"
+        )
+
+
+def _fits(value: float, kind: type, known: c.Setting) -> bool:
+    fits = value > known.low if known.open_low else value >= known.low
+    fits &= value < known.high if known.open_high else value <= known.high
+    if not fits or isinstance(value, numbers.Integral):
+        return bool(fits)
+    return math.isfinite(value) and (kind is float or value == int(value))
+
+
+def _range(kind: type, known: c.Setting) -> str:
+    """The numbers that a setting may be, in words."""
+    if kind is float and known.high < math.inf:
+        left, right = "[("[known.open_low], "])"[known.open_high]
+        return f"in {left}{known.low}, {known.high}{right}"
+    words = ["finite" if kind is float else "a whole number"]
+    if known.low > -math.inf:
+        words.append(f"{'>' if known.open_low else '>='} {known.low}")
+    if known.high < math.inf:
+        words.append(f"<= {known.high}")
+    return " and ".join(words).replace("number and", "number")
 
 
 _LARGEST = 2**31 - 1  # of int32
@@ -32,7 +71,7 @@ _TYPE_NAMES = {
 _ACCEPTED = {int: numbers.Integral, float: numbers.Real, tuple: (tuple, list)}
 
 
-def _check_types(config: object, prefix: str = "") -> None:
+def _check_types(config: Any, prefix: str = "") -> None:
     """A field has the type of its default; an int will do for a float."""
     fields = [field.name for field in dataclasses.fields(config)]
     for name in vars(config):
@@ -86,92 +125,63 @@ def _check_extremes(flag: str, value: object) -> None:
         )
 
 
-def _in_range(config: c.Config) -> None:
-    # (flag, value, smallest, largest, smallest itself excluded)
-    inf = math.inf
-    ranges = [
-        ("seed", config.seed, 0, 2**32 - 1, False),
-        ("num_intervals", config.num_intervals, 1, 10**6, False),
-        ("num_clients", config.num_clients, 1, 10**7, False),
-        ("lr", config.lr, 0, inf, True),
-        ("batch_size", config.batch_size, 1, inf, False),
-        ("mu", config.mu, 0, inf, False),
-        ("clip_norm", config.clip_norm, 0, inf, False),
-        ("eval_every", config.eval_every, 1, inf, False),
-        ("report_every", config.report_every, 1, inf, False),
-        ("devices", config.devices, 0, inf, False),
-        ("client_chunk", config.client_chunk, 0, inf, False),
-        ("data.train_size", config.data.train_size, 0, inf, False),
-        ("data.test_size", config.data.test_size, 0, inf, False),
-        ("data.num_classes", config.data.num_classes, 2, inf, False),
-        ("partition.alpha", config.partition.alpha, 0, inf, True),
-        (
-            "partition.classes_per_client",
-            config.partition.classes_per_client,
-            1,
-            inf,
-            False,
-        ),
-        ("schedule.data_size", config.schedule.data_size, 1, 10**9, False),
-        ("schedule.upload_above", config.schedule.upload_above, 0, inf, False),
-        ("schedule.interval_seconds", config.schedule.interval_seconds, 0, inf, True),
-        ("schedule.free_riders", config.schedule.free_riders, 0, inf, False),
-        ("model.hidden", config.model.hidden, 0, inf, False),
-        ("quadratic.smoothness", config.quadratic.smoothness, 0, inf, True),
-        (
-            "quadratic.convexity",
-            config.quadratic.convexity,
-            0,
-            config.quadratic.smoothness,
-            True,
-        ),
-        ("quadratic.distance", config.quadratic.distance, 0, inf, False),
-        ("timeline.jitter", config.timeline.jitter, 0, inf, False),
-        ("timeline.local_iterations", config.timeline.local_iterations, 1, inf, False),
-        ("timeline.buffer", config.timeline.buffer, 1, inf, False),
-        ("timeline.tiers", config.timeline.tiers, 1, inf, False),
-        ("timeline.deadline", config.timeline.deadline, 0, inf, True),
-        ("timeline.fraction", config.timeline.fraction, 0, 1, True),
-        ("timeline.lag", config.timeline.lag, 0, inf, False),
-        ("server.lr", config.server.lr, 0, inf, False),
-        ("server.floor", config.server.floor, 0, inf, True),
-        ("server.staleness_a", config.server.staleness_a, 0, inf, False),
-        ("server.staleness_b", config.server.staleness_b, 0, inf, False),
-    ]
-    for flag, value, low, high, excluded in ranges:
-        good = low < value <= high if excluded else low <= value <= high
-        if not good or (isinstance(value, float) and not math.isfinite(value)):
-            bound = f"{'>' if excluded else '>='} {low}"
-            bound += "" if high == inf else f" and <= {high}"
-            raise UserError(f"--config.{flag}={value}: must be finite and {bound}")
-    shares = [
-        ("momentum", config.momentum),
-        ("gamma", config.gamma),
-        ("schedule.dropout", config.schedule.dropout),
-        ("server.momentum", config.server.momentum),
-        ("server.second", config.server.second),
-    ]
-    for flag, value in shares:
-        if not 0 <= value < 1:
-            raise UserError(f"--config.{flag}={value}: must be in [0, 1)")
-    if not 0 <= config.server.trim < 0.5:
-        raise UserError(
-            f"--config.server.trim={config.server.trim}: must be in [0, 0.5)"
-        )
+def _differs(value: object, default: object) -> bool:
+    return (tuple(value) if isinstance(value, list) else value) != default
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+_DEFAULT = c.Config()
+# Settings that say how much clients work, which speeds do where there is a framework.
+_DECIDE_TAU = tuple(
+    f"schedule.{name}" for name in ("tau", "tau_groups", "trace", "upload_above")
+)
+# Settings that other values of a second setting would ignore: that setting, and the
+# values that use the first one.
+_USED_BY = {
+    "schedule.tau": ("schedule.kind", ("explicit",)),
+    "schedule.tau_groups": ("schedule.kind", ("distribution",)),
+    "schedule.size_groups": (
+        "schedule.kind",
+        tuple(kind for kind in c.SCHEDULES if kind != "trace"),
+    ),
+    "schedule.trace": ("schedule.kind", ("trace",)),
+    "data.file": ("data.name", ("npz",)),
+    "model.norm": ("model.name", ("vgg11", "resnet18")),
+} | {
+    name: ("data.name", ("quadratic",))
+    for name in c.SETTINGS
+    if name.startswith("quadratic.")
+}
+
+
+def _check_used(config: c.Config, used_by: dict[str, tuple[str, tuple]]) -> None:
+    """A setting that another one makes useless is a mistake."""
+    for name, (other, values) in used_by.items():
+        value, default = c.get(config, name), c.get(_DEFAULT, name)
+        chosen = c.get(config, other)
+        if _differs(value, default) and chosen not in values:
+            raise UserError(
+                f"--config.{name}={value}: would be ignored with "
+                f"--config.{other}={chosen}; it belongs to {_listed(values)}"
+            )
+
+
+def _check_constants(config: c.Config) -> None:
+    """Ranges with an exception."""
     limit = config.dms.weight_limit
-    if not (limit == 0 or 1 <= limit < inf):
+    if limit != 0 and limit < 1:
         raise UserError(
             f"--config.dms.weight_limit={limit}: θ in ρ ≤ θ/N must be at least 1 "
             "(or 0 for no limit), else the weights cannot sum to 1"
         )
-    for name in ("smoothness", "grad_sq_norm", "grad_variance"):
-        value = getattr(config.dms, name)
-        if not math.isfinite(value) or (name == "grad_variance" and value == 0):
-            raise UserError(
-                f"--config.dms.{name}={value}: must be finite"
-                f"{' and not 0' if name == 'grad_variance' else ''}; a negative "
-                "value has it estimated in every interval"
-            )
+    if config.dms.grad_variance == 0:
+        raise UserError(
+            "--config.dms.grad_variance=0.0: must be finite and not 0; a negative "
+            "value has it estimated in every interval"
+        )
     if config.data.name == "synthetic" and (
         not config.data.shape or min(config.data.shape) < 1
     ):
@@ -180,7 +190,7 @@ def _in_range(config: c.Config) -> None:
         )
 
 
-def _quadratic(config: c.Config) -> None:
+def _check_quadratic(config: c.Config) -> None:
     """Quadratic data have a section, a model and a shape of their own."""
     if (config.data.name == "quadratic") != (config.model.name == "quadratic"):
         raise UserError(
@@ -189,14 +199,12 @@ def _quadratic(config: c.Config) -> None:
             "model go together"
         )
     if config.data.name != "quadratic":
-        for field in dataclasses.fields(config.quadratic):
-            value = getattr(config.quadratic, field.name)
-            if value != field.default:
-                raise UserError(
-                    f"--config.quadratic.{field.name}={value}: would be ignored with "
-                    f"--config.data.name={config.data.name}; it belongs to quadratic"
-                )
         return
+    if config.quadratic.convexity > config.quadratic.smoothness:
+        raise UserError(
+            f"--config.quadratic.convexity={config.quadratic.convexity}: must be "
+            f"finite and > 0 and <= {config.quadratic.smoothness}, the smoothness"
+        )
     if len(config.data.shape) != 1 or config.data.shape[0] < 1:
         raise UserError(
             f"--config.data.shape={tuple(config.data.shape)}: quadratic data need the "
@@ -218,56 +226,27 @@ def _quadratic(config: c.Config) -> None:
             )
 
 
-def _belongs_together(config: c.Config) -> None:
-    """A setting that the chosen kind would ignore is a slip, not a wish."""
-    schedule, default = config.schedule, c.ScheduleConfig()
-    for name, kinds in (
-        ("tau", ("explicit",)),
-        ("tau_groups", ("distribution",)),
-        ("trace", ("trace",)),
-        ("size_groups", tuple(k for k in c.SCHEDULES if k != "trace")),
-    ):
-        value = getattr(schedule, name)
-        if value and value != getattr(default, name) and schedule.kind not in kinds:
-            raise UserError(
-                f"--config.schedule.{name}={value}: would be ignored with "
-                f"--config.schedule.kind={schedule.kind}; it belongs to "
-                f"{' or '.join(kinds)}"
-            )
-    if config.measure_clients and config.timeline.framework not in ("none", "tsfl"):
+def _check_timeline(config: c.Config) -> None:
+    """With a framework, speeds decide τ; without one, its settings do nothing."""
+    framework = config.timeline.framework
+    if config.measure_clients and framework not in ("none", "tsfl"):
         raise UserError(
             "--config.measure_clients=true: the theory is about clients in step; "
-            f"--config.timeline.framework={config.timeline.framework} is not, use none "
-            "or tsfl"
+            f"--config.timeline.framework={framework} is not, use none or tsfl"
         )
-    if config.timeline.framework == "none":
-        for field in dataclasses.fields(config.timeline):
-            value = getattr(config.timeline, field.name)
-            if value != field.default:
-                raise UserError(
-                    f"--config.timeline.{field.name}={value}: would be ignored with "
-                    "--config.timeline.framework=none; choose a framework"
+    timeline = [name for name in c.SETTINGS if name.startswith("timeline.")]
+    for name in timeline if framework == "none" else _DECIDE_TAU:
+        value = c.get(config, name)
+        if _differs(value, c.get(_DEFAULT, name)):
+            raise UserError(
+                f"--config.{name}={value}: would be ignored with "
+                f"--config.timeline.framework={framework}"
+                + (
+                    "; choose a framework"
+                    if framework == "none"
+                    else ", whose speeds decide τ; leave it out"
                 )
-    else:
-        for name in ("tau", "tau_groups", "trace", "upload_above"):
-            value = getattr(schedule, name)
-            if value:
-                raise UserError(
-                    f"--config.schedule.{name}={value}: would be ignored with "
-                    f"--config.timeline.framework={config.timeline.framework}, whose "
-                    "speeds decide τ; leave it out"
-                )
-    if config.data.file and config.data.name != "npz":
-        raise UserError(
-            f"--config.data.file={config.data.file}: would be ignored with "
-            f"--config.data.name={config.data.name}; it belongs to npz"
-        )
-    _quadratic(config)
-    if config.model.norm != "none" and config.model.name not in ("vgg11", "resnet18"):
-        raise UserError(
-            f"--config.model.norm={config.model.norm}: would be ignored with "
-            f"--config.model.name={config.model.name}; it belongs to vgg11 or resnet18"
-        )
+            )
 
 
 def _check_memory(config: c.Config) -> None:
@@ -296,16 +275,21 @@ def _check_memory(config: c.Config) -> None:
 
 _ADAPTIVE = ("fedadam", "fedyogi")
 _KRUM = ("krum", "multi_krum")
-# Settings of the server, and the rules that read them.
-_READ_BY = {
-    "lr": (
-        *("fedbuff", "scaffold", "fedavgm", *_ADAPTIVE),
-        *("median", "trimmed_mean", "geometric_median", *_KRUM),
+# Settings of the server as in `_USED_BY`; a user's own rule may use any of them.
+_USED_BY_RULES = {
+    "server.lr": (
+        "algorithm",
+        (
+            *("fedbuff", "scaffold", "fedavgm", *_ADAPTIVE),
+            *("median", "trimmed_mean", "geometric_median", *_KRUM),
+        ),
     ),
-    "momentum": ("fedavgm", *_ADAPTIVE),
-    "second": _ADAPTIVE,
-    "floor": _ADAPTIVE,
-    "trim": ("trimmed_mean", *_KRUM),
+    "server.momentum": ("algorithm", ("fedavgm", *_ADAPTIVE)),
+    "server.second": ("algorithm", _ADAPTIVE),
+    "server.floor": ("algorithm", _ADAPTIVE),
+    "server.trim": ("algorithm", ("trimmed_mean", *_KRUM)),
+    "server.staleness_a": ("server.staleness", ("polynomial", "hinge")),
+    "server.staleness_b": ("server.staleness", ("hinge",)),
 }
 # What s(lag) does: it takes weight from one client for the global model, or for the
 # other clients of the same update, which then have to differ in their lag.
@@ -313,21 +297,9 @@ _STALE_ALONE = ("fedasync", "fedbuff")
 _STALE_BESIDE = ("fedavg", "fedprox", "fedat", "scaffold", "fedavgm", *_ADAPTIVE)
 
 
-def _listed(names: tuple[str, ...]) -> str:
-    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def _staleness(config: c.Config) -> None:
+def _check_staleness(config: c.Config) -> None:
     server, timeline, rule = config.server, config.timeline, config.algorithm
     kind, framework = server.staleness, timeline.framework
-    for name, kinds in (("a", ("polynomial", "hinge")), ("b", ("hinge",))):
-        value = getattr(server, f"staleness_{name}")
-        default = getattr(c.ServerConfig(), f"staleness_{name}")
-        if value != default and kind not in kinds:
-            raise UserError(
-                f"--config.server.staleness_{name}={value}: would be ignored with "
-                f"--config.server.staleness={kind}; it belongs to {_listed(kinds)}"
-            )
     if kind == "constant":
         return
     ignored = f"--config.server.staleness={kind}: would be ignored with "
@@ -357,20 +329,16 @@ def _staleness(config: c.Config) -> None:
 
 
 def rule_settings(config: c.Config) -> None:
-    """Raises UserError for settings of the server that a rule of ours would ignore.
+    """Check that the chosen rule uses the settings of the server that were changed.
 
-    A rule of the user's own may read any of them.
+    Not for a user's own rule, which may read any of them.
+
+    Raises:
+      UserError: a setting that the rule would ignore.
     """
-    default, rule = c.ServerConfig(), config.algorithm
-    for name, rules in _READ_BY.items():
-        value = getattr(config.server, name)
-        if value != getattr(default, name) and rule not in rules:
-            raise UserError(
-                f"--config.server.{name}={value}: would be ignored with "
-                f"--config.algorithm={rule}; it belongs to {_listed(rules)}"
-            )
-    _staleness(config)
-    if rule == "fednova" and config.proximal and config.clip_norm > 0:
+    _check_used(config, _USED_BY_RULES)
+    _check_staleness(config)
+    if config.algorithm == "fednova" and config.proximal and config.clip_norm > 0:
         raise UserError(
             f"--config.clip_norm={config.clip_norm}: with --config.proximal=True it "
             "clips the proximal term too, so that fednova cannot know by what work to "
@@ -379,23 +347,18 @@ def rule_settings(config: c.Config) -> None:
 
 
 def validate(config: c.Config) -> None:
-    """Raises UserError, one line, at the first setting that cannot work."""
+    """Check all settings that can be checked without data.
+
+    Raises:
+      UserError: one line about the first setting that cannot work.
+    """
     if not isinstance(config, c.Config):
         raise UserError(f"expected a tsfl_jax.Config, got {type(config).__name__}")
     _check_types(config)
-    choice("algorithm", config.algorithm, c.ALGORITHMS)
-    choice("data.name", config.data.name, (*c.DATA_NAMES, "svhn"))
-    choice("data.normalize", config.data.normalize, c.NORMALIZATIONS)
-    choice("partition.kind", config.partition.kind, c.PARTITIONS)
-    choice("schedule.kind", config.schedule.kind, c.SCHEDULES)
-    choice("schedule.iteration", config.schedule.iteration, c.ITERATIONS)
-    choice("schedule.free_riding", config.schedule.free_riding, c.FREE_RIDING)
-    choice("timeline.framework", config.timeline.framework, c.FRAMEWORKS)
-    choice("server.staleness", config.server.staleness, c.STALENESS)
-    choice("model.name", config.model.name, c.MODELS)
-    choice("model.norm", config.model.norm, c.NORMS)
-    choice("mapping", config.mapping, c.MAPPINGS)
-    choice("convolution", config.convolution, c.CONVOLUTIONS)
-    _in_range(config)
-    _belongs_together(config)
+    for name in c.SETTINGS:
+        check(name, c.get(config, name))
+    _check_constants(config)
+    _check_used(config, _USED_BY)
+    _check_timeline(config)
+    _check_quadratic(config)
     _check_memory(config)

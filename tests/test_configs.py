@@ -1,6 +1,8 @@
 """Every file in configs/ builds and runs two intervals, offline."""
 
+import dataclasses
 import importlib.util
+import math
 import pathlib
 import re
 
@@ -8,9 +10,9 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from tsfl_jax import config, timeline
-from tsfl_jax.rules import staleness
-from tsfl_jax.timeline import free_riders
+from tsfl_jax import config, timeline, validate
+from tsfl_jax.models import convolution, networks
+from tsfl_jax.types import UserError
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 FILES = sorted(
@@ -101,9 +103,54 @@ def test_paper_settings():
         assert c.schedule.kind == name[-5:]
 
 
-def test_names_in_settings_are_those_of_the_modules():
-    # A config knows no other module; the order of STALENESS is that of the branches.
-    assert config.STALENESS == staleness.STALENESS
-    assert config.FREE_RIDING == free_riders.KINDS
-    assert set(config.FRAMEWORKS) == {"none", *timeline.FRAMEWORKS}
+def test_tables_have_exactly_the_declared_names():
+    """A setting's names are declared in `config`, which knows no other module."""
     assert set(config.ALGORITHMS) == set(tsfl_jax.AGGREGATORS)
+    assert set(config.FRAMEWORKS) == {"none", *timeline.FRAMEWORKS}
+    assert set(config.MODELS) == {*networks.MODELS, "quadratic"}  # as its data
+    assert set(config.CONVOLUTIONS) == {"auto", *convolution.CONVOLUTIONS}
+
+
+def test_every_setting_is_declared_with_its_help_and_a_fitting_default():
+    """Metadata of the field, which `validate.check` reads by the setting's name."""
+    assert set(config.SETTINGS) == set(config.flat(dataclasses.asdict(config.Config())))
+    for name, (kind, known) in config.SETTINGS.items():
+        assert 0 < len(known.help) < 80 and "\n" not in known.help, name
+        assert isinstance(config.get(config.Config(), name), kind)
+        validate.check(name, config.get(config.Config(), name))
+        numeric = kind in (int, float)
+        assert numeric or (known.low, known.high) == (-math.inf, math.inf), name
+        assert kind is str or not known.choices, name
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad", "words"),
+    [
+        ("algorithm", ["krum"], ["krun"], "did you mean 'krum'"),
+        ("lr", [1e-9, 5], [0, -1.0, math.inf, math.nan], "finite and > 0"),
+        ("gamma", [0, 0.99], [1, -0.1, math.nan], r"in \[0, 1\)"),
+        ("timeline.fraction", [1, 0.1], [0, 1.1, math.nan], r"in \(0, 1\]"),
+        ("timeline.lag", [0, 7.0], [-1, 1.5, math.inf], "a whole number >= 0"),
+        ("seed", [0, 2**32 - 1], [2**32, 10**400], ">= 0 and <= 4294967295"),
+        ("dms.smoothness", [-1, 0, 3.0], [math.inf], r"finite \(L; negative: est"),
+    ],
+)
+def test_a_value_is_checked_by_the_name_of_its_setting(name, good, bad, words):
+    for value in good:
+        validate.check(name, value)
+    for value in bad:
+        with pytest.raises(UserError, match=f"^--config.{name}=.*: .*{words}"):
+            validate.check(name, value)
+
+
+def test_a_largest_value_may_depend_on_another_setting():
+    validate.check("timeline.buffer", 5, 5, "num_clients")
+    with pytest.raises(UserError, match="<= 5 = --config.num_clients"):
+        validate.check("timeline.buffer", 6, 5, "num_clients")
+
+
+def test_settings_by_flat_name():
+    plain = config.Config()
+    changed = config.replace(plain, {"lr": 0.5, "data.name": "mnist"})
+    assert config.get(changed, "data.name") == "mnist" and changed.lr == 0.5
+    assert plain == config.Config(), "the given one stays"

@@ -22,7 +22,7 @@ from absl import flags
 
 import tsfl_jax
 from tsfl_jax import config, host_memory
-from tsfl_jax.experiment import prepare
+from tsfl_jax.experiment import assemble, prepare
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
@@ -129,7 +129,7 @@ SETTINGS = [
     ("data.test_size", 2000, "has only 359", {}),
     ("quadratic.smoothness", 2.0, "would be ignored", {}),
     ("quadratic.smoothness", 0.0, "> 0", QUADRATIC),
-    ("quadratic.convexity", 2.0, "<= 1", QUADRATIC),
+    ("quadratic.convexity", 2.0, "in (0, 1] = --config", QUADRATIC),
     ("quadratic.distance", -1.0, ">= 0", QUADRATIC),
     ("quadratic.grad_variance", "gauss(1)", "unknown distribution", QUADRATIC),
     ("quadratic.dissimilarity", "constant(-1)", "expected >= 0", QUADRATIC),
@@ -175,7 +175,7 @@ SETTINGS = [
     ("schedule.upload_above", 10**9, "upload", {}),
     ("schedule.dropout", 1.0, "[0, 1)", {}),
     ("schedule.interval_seconds", 0.0, "> 0", TIMED),
-    ("schedule.free_riders", 3, "num_clients=2", {}),
+    ("schedule.free_riders", 3, "<= 2 = --config.num_clients", {}),
     ("schedule.free_riding", "steal", "claim", {}),
     ("timeline.framework", "fedavg", "one of", {}),
     ("timeline.buffer", 3, "choose a framework", {}),
@@ -579,7 +579,7 @@ def test_what_was_not_foreseen_to_be_too_much(
     def full(*arguments, **more):
         raise error
 
-    monkeypatch.setattr(launcher.experiment, "build", full)
+    monkeypatch.setattr(assemble, "build", full)
     monkeypatch.setattr(files, "prepare_workdir", full)
     arguments = SMALL if command == "launch" else ["a"]
     monkeypatch.setattr(sys, "argv", [command, *arguments])

@@ -14,12 +14,14 @@ from tsfl_jax import host_memory
 from tsfl_jax.types import UserError, nearest
 
 
-def check(name: str, value: Any) -> None:
+def check(name: str, value: Any, high: float = math.inf, high_is: str = "") -> None:
     """Check a value of the right type against a setting's names and range.
 
     Args:
       name: flat name of the setting, such as "schedule.dropout".
       value: what it is to be; of a tuple nothing is checked here.
+      high: largest value, where it depends on another setting.
+      high_is: flat name of that setting.
 
     Raises:
       UserError: an unknown name, or a number outside the range.
@@ -30,9 +32,13 @@ def check(name: str, value: Any) -> None:
             f"--config.{name}={value}: unknown name{nearest(value, known.choices)} "
             f"(one of: {', '.join(known.choices)})"
         )
+    if high < known.high:
+        known = known._replace(high=high, open_high=False)
     if kind in (int, float) and not _fits(value, kind, known):
+        source = f" = --config.{high_is}" if high_is else ""
         raise UserError(
-            f"--config.{name}={value}: must be {_range(kind, known)} ({known.help})"
+            f"--config.{name}={value}: must be {_range(kind, known)}{source} "
+            f"({known.help})"
         )
 
 
@@ -46,15 +52,13 @@ def _fits(value: float, kind: type, known: c.Setting) -> bool:
 
 def _range(kind: type, known: c.Setting) -> str:
     """The numbers that a setting may be, in words."""
-    if kind is float and known.high < math.inf:
-        left, right = "[("[known.open_low], "])"[known.open_high]
-        return f"in {left}{known.low}, {known.high}{right}"
-    words = ["finite" if kind is float else "a whole number"]
-    if known.low > -math.inf:
-        words.append(f"{'>' if known.open_low else '>='} {known.low}")
-    if known.high < math.inf:
-        words.append(f"<= {known.high}")
-    return " and ".join(words).replace("number and", "number")
+    low, high = known.low, known.high
+    if kind is float and high < math.inf:
+        return f"in {'[('[known.open_low]}{low:g}, {high:g}{'])'[known.open_high]}"
+    words = "finite and " if kind is float else "a whole number "
+    words += f"{'>' if known.open_low else '>='} {low}" if low > -math.inf else ""
+    words += f" and <= {high}" if high < math.inf else ""
+    return words.removesuffix(" and ")
 
 
 _LARGEST = 2**31 - 1  # of int32
@@ -200,11 +204,9 @@ def _check_quadratic(config: c.Config) -> None:
         )
     if config.data.name != "quadratic":
         return
-    if config.quadratic.convexity > config.quadratic.smoothness:
-        raise UserError(
-            f"--config.quadratic.convexity={config.quadratic.convexity}: must be "
-            f"finite and > 0 and <= {config.quadratic.smoothness}, the smoothness"
-        )
+    largest = config.quadratic.smoothness
+    name = "quadratic.convexity"
+    check(name, config.quadratic.convexity, largest, "quadratic.smoothness")
     if len(config.data.shape) != 1 or config.data.shape[0] < 1:
         raise UserError(
             f"--config.data.shape={tuple(config.data.shape)}: quadratic data need the "

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import problems
+from tsfl_jax.config import STALENESS
 from tsfl_jax.engine import optimizers
 from tsfl_jax.rules import staleness
-from tsfl_jax.rules.staleness import STALENESS
 
 modest = settings(max_examples=60, deadline=None)
 accumulation = jax.jit(staleness.accumulation)

@@ -199,7 +199,7 @@ def test_real_draws():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"N": 0}, "num_clients=0: must be >= 1"),
+        ({"N": 0}, "num_clients=0: must be a whole number >= 1"),
         ({"draws": 0}, "^draws=0: must be >= 1"),
         ({"size": [1, 2]}, r"\[1, 2\]: expected 6 numbers"),
         ({"size": [1, 2, 3, 4, 5, 0]}, "expected 6 numbers >= 1"),

@@ -9,10 +9,11 @@ import hashlib
 import numpy as np
 
 from tsfl_jax import rng
+from tsfl_jax.config import TFDS
 from tsfl_jax.data import builtin, npz, tfds
-from tsfl_jax.types import Dataset, UserError, nearest
+from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.validate import check
 
-_NAMES = ("digits", *tfds.NAMES, "npz", "synthetic")
 _ALIASES = {"svhn": "svhn_cropped"}
 
 
@@ -57,14 +58,11 @@ def load(
       UserError: unknown name, data missing or malformed, more asked for than there
         is; one line with the ways out.
     """
+    check("data.name", name)
+    check("data.train_size", train_size)
+    check("data.test_size", test_size)
+    check("data.normalize", normalize)
     name = _ALIASES.get(name, name)
-    for flag, size in (("train_size", train_size), ("test_size", test_size)):
-        if size < 0:
-            raise UserError(f"--config.data.{flag}={size}: must be >= 0 (0 = all)")
-    if normalize not in ("unit", "standard"):
-        raise UserError(
-            f"--config.data.normalize={normalize}: expected unit or standard"
-        )
     if name == "synthetic":
         dataset = builtin.synthetic(
             shape, num_classes, train_size or 4096, test_size or 1024, seed
@@ -73,14 +71,10 @@ def load(
         dataset = builtin.digits()
     elif name == "npz":
         dataset = npz.read(file)
-    elif name in tfds.NAMES:
+    elif name in TFDS:
         dataset = tfds.read(name, dir, download)
     else:
-        hint = nearest(name, (*_NAMES, *_ALIASES))
-        raise UserError(
-            f"--config.data.name={name}: unknown data set{hint} "
-            f"(one of: {', '.join(_NAMES)})"
-        )
+        raise UserError(f"--config.data.name={name}: needs its model; call `simulate`")
     x_train, y_train = _subset(dataset, "train", train_size)
     x_test, y_test = _subset(dataset, "test", test_size)
     dataset = dataset._replace(

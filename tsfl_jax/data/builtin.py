@@ -6,6 +6,7 @@ import numpy as np
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.validate import check
 
 _BLOCK = 1024  # synthetic samples made at a time
 
@@ -67,8 +68,7 @@ def synthetic(
         raise UserError(
             f"--config.data.shape={shape}: needs positive sizes, as (28,28,1)"
         )
-    if num_classes < 2:
-        raise UserError(f"--config.data.num_classes={num_classes}: must be >= 2")
+    check("data.num_classes", num_classes)
     _check_memory(shape, num_classes, train, test)
     name = f"synthetic({'x'.join(map(str, shape))}, {num_classes} classes)"
     streams = [

@@ -15,9 +15,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax import host_memory
 from tsfl_jax.data import class_counts
-from tsfl_jax.types import Partition, UserError, nearest
-
-_KINDS = ("iid", "dirichlet", "shards", "label")
+from tsfl_jax.types import Partition, UserError
+from tsfl_jax.validate import check
 
 
 def make_partition(
@@ -117,13 +116,8 @@ def _check(
     replacement: bool,
 ) -> None:
     """Raise `UserError` for values that no partition can have."""
-    if kind not in _KINDS:
-        raise UserError(
-            f"--config.partition.kind={kind}: unknown kind{nearest(kind, _KINDS)} "
-            f"(one of: {', '.join(_KINDS)})"
-        )
-    if not 0 < alpha < np.inf:
-        raise UserError(f"--config.partition.alpha={alpha}: must be finite and > 0")
+    check("partition.kind", kind)
+    check("partition.alpha", alpha)
     if capacity.size == 0 or capacity.min() < 1:
         raise UserError(
             "--config.num_clients and --config.schedule.data_size: every client needs "

@@ -23,7 +23,6 @@ import numpy as np
 from tsfl_jax.data import builtin, tfds_prepare
 from tsfl_jax.types import Dataset, UserError
 
-NAMES = ("mnist", "fashion_mnist", "cifar10", "svhn_cropped")
 _CLASSES = 10  # of each data set
 _BLOCK = 4096  # records decoded at a time
 
@@ -32,7 +31,7 @@ def read(name: str, dir: str, download: bool) -> Dataset:
     """A prepared TFDS data set; prepares it first where it may.
 
     Args:
-      name: one of `NAMES`.
+      name: one of `config.TFDS`.
       dir: data folder; "" is $TFDS_DATA_DIR or ~/tensorflow_datasets.
       download: fetch and prepare it where it is missing.
 

@@ -14,9 +14,6 @@ from jax import lax
 from tsfl_jax import rng
 from tsfl_jax.types import Array, HParams
 
-# Names of the `kind` in `staleness_factor`, in its order.
-STALENESS = ("constant", "polynomial", "hinge", "exponential")
-
 
 def accumulation(steps: Array, momentum, proximal=0.0) -> jax.Array:
     """Σ_k a_k of s steps v ← m v + g + μ(w − w^t), w ← w − η v; ‖a‖₁ where all a_k ≥ 0.
@@ -157,7 +154,7 @@ def staleness_factor(lag: Array, kind, a, b) -> jax.Array:
 
     Args:
       lag: l ``[N]`` ≥ 0, integer: global updates since the client's base model.
-      kind: ``[]`` integer, index into `STALENESS`.
+      kind: ``[]`` integer, index into `config.STALENESS`.
       a: ``[]`` ≥ 0 of "polynomial" and "hinge"; not read, so it may be NaN, by others.
       b: ``[]`` ≥ 0, updates, of "hinge"; likewise.
 

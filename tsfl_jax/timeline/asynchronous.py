@@ -13,12 +13,11 @@ from tsfl_jax.timeline.trace import (
     Trace,
     Update,
     begin,
-    check_seconds,
     check_task,
-    check_whole,
     make_trace,
 )
 from tsfl_jax.types import UserError
+from tsfl_jax.validate import check
 
 
 def afl(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
@@ -62,7 +61,7 @@ def fedbuff(fleet: Fleet, *, horizon: float, iterations: int, buffer: int) -> Tr
     """
     check_task(fleet, horizon, iterations)
     N = len(fleet.iteration)
-    check_whole("timeline.buffer", buffer, 1, N, " = --config.num_clients")
+    check("timeline.buffer", buffer, N, "num_clients")
     updates: list[Update] = []
     arrived: list[Delivery] = []
     tasks = [0] * N
@@ -120,9 +119,9 @@ def tsfl(fleet: Fleet, *, num_intervals: int, interval: float, carry: bool) -> T
     Learning: Analysis and Optimizations"; the carry-over is ours.
     """
     N, J = fleet.iteration.shape
-    check_whole("num_clients", N, 1)
-    check_whole("num_intervals", num_intervals, 1)
-    check_seconds("schedule.interval_seconds", interval)
+    check("num_clients", N)
+    check("num_intervals", num_intervals)
+    check("schedule.interval_seconds", interval)
     done = [0] * N  # iterations finished so far
     spent = [0.0] * N  # seconds spent on the next one
     updates = []

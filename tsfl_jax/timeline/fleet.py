@@ -11,6 +11,7 @@ import numpy as np
 
 from tsfl_jax.timeline import csv_rows, distributions
 from tsfl_jax.types import UserError
+from tsfl_jax.validate import check
 
 
 class Fleet(NamedTuple):
@@ -154,18 +155,15 @@ def online_seconds(fleet: Fleet, client: int, start: float, end: float) -> float
 
 
 def _check(N, size, jitter, dropout, draws):
-    for name, value in (("--config.num_clients", N), ("draws", draws)):
-        if value < 1:
-            raise UserError(f"{name}={value}: must be >= 1")
+    check("num_clients", N)
+    if draws < 1:
+        raise UserError(f"draws={draws}: must be >= 1")
     if size.shape != (N,) or not (size >= 1).all():
         raise UserError(
             f"data sizes {size.tolist()}: expected {N} numbers >= 1, one a client"
         )
-    # More would leave the range of float64 and of anybody's computer.
-    if not 0 <= jitter <= 10:
-        raise UserError(f"--config.timeline.jitter={jitter}: must be in [0, 10]")
-    if not 0 <= dropout < 1:
-        raise UserError(f"--config.schedule.dropout={dropout}: must be in [0, 1)")
+    check("timeline.jitter", jitter)
+    check("schedule.dropout", dropout)
 
 
 def _check_means(name, groups, mean):

@@ -5,9 +5,7 @@ What a client did and what it reports are two arrays, so any rule can be shown b
 
 import numpy as np
 
-from tsfl_jax.types import UserError, nearest
-
-KINDS = ("claim", "echo", "visit")
+from tsfl_jax.validate import check
 
 
 def ride(
@@ -40,16 +38,8 @@ def ride(
     """
     intervals = len(tau)
     clients = tau.shape[1] if client is None else num_clients
-    if kind not in KINDS:
-        raise UserError(
-            f"--config.schedule.free_riding={kind}: unknown{nearest(kind, KINDS)} "
-            f"(one of: {', '.join(KINDS)})"
-        )
-    if not 0 <= number <= clients:
-        raise UserError(
-            f"--config.schedule.free_riders={number}: must be from 0 to "
-            f"--config.num_clients={clients}"
-        )
+    check("schedule.free_riding", kind)
+    check("schedule.free_riders", number, clients, "num_clients")
     rides = np.zeros(clients, bool)
     rides[rng.permutation(clients)[:number]] = True
     here = rides if client is None else rides[client]

@@ -9,7 +9,8 @@ import numpy as np
 
 from tsfl_jax.timeline import distributions
 from tsfl_jax.timeline.schedule_csv import read_trace
-from tsfl_jax.types import Schedule, UserError, nearest
+from tsfl_jax.types import Schedule, UserError
+from tsfl_jax.validate import check
 
 _CASES = {  # τ of the clients, in equal groups; case 3 draws anew in each interval
     "case1": ("constant(1)", "constant(4)"),
@@ -24,7 +25,6 @@ _CASE3_SIZES = (
     (1280 / 1024, 250 / 1024),
     (1536 / 1024, 300 / 1024),
 )
-_KINDS = (*_CASES, "explicit", "distribution", "trace")
 
 
 def make_schedule(
@@ -147,21 +147,12 @@ def _absent(trace: str, tau: np.ndarray) -> tuple[str, ...]:
 
 
 def _check(kind, num_intervals, num_clients, data_size, upload_above, dropout):
-    if kind not in _KINDS:
-        raise UserError(
-            f"--config.schedule.kind={kind}: unknown kind"
-            f"{nearest(kind, _KINDS)} (one of: {', '.join(_KINDS)})"
-        )
-    for flag, value, least in (
-        ("num_intervals", num_intervals, 1),
-        ("num_clients", num_clients, 1),
-        ("schedule.data_size", data_size, 1),
-        ("schedule.upload_above", upload_above, 0),
-    ):
-        if value < least:
-            raise UserError(f"--config.{flag}={value}: must be >= {least}")
-    if not 0 <= dropout < 1:
-        raise UserError(f"--config.schedule.dropout={dropout}: must be in [0, 1)")
+    check("schedule.kind", kind)
+    check("num_intervals", num_intervals)
+    check("num_clients", num_clients)
+    check("schedule.data_size", data_size)
+    check("schedule.upload_above", upload_above)
+    check("schedule.dropout", dropout)
 
 
 def _explicit(tau: tuple[int, ...], T: int, N: int) -> np.ndarray:

@@ -18,13 +18,12 @@ from tsfl_jax.timeline.trace import (
     Trace,
     Update,
     begin,
-    check_seconds,
     check_task,
-    check_whole,
     expected_seconds,
     make_trace,
 )
 from tsfl_jax.types import UserError
+from tsfl_jax.validate import check
 
 
 def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
@@ -100,7 +99,7 @@ def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Trace
     """
     check_task(fleet, horizon, iterations)
     N = len(fleet.iteration)
-    check_whole("timeline.tiers", tiers, 1, N, " = --config.num_clients")
+    check("timeline.tiers", tiers, N, "num_clients")
     download, step, upload = expected_seconds(fleet)
     order = np.argsort(download + iterations * step + upload, kind="stable")
     tier = np.arange(N) * tiers // N
@@ -170,7 +169,7 @@ def fedcs(fleet: Fleet, *, horizon: float, iterations: int, deadline: float) -> 
     time of each client's own instead of a multicast to all.
     """
     check_task(fleet, horizon, iterations)
-    check_seconds("timeline.deadline", deadline)
+    check("timeline.deadline", deadline)
     download, step, upload = expected_seconds(fleet)
     ready = download + iterations * step
     fitting = [i for i, t in enumerate(ready + upload) if within(t, deadline)]
@@ -265,9 +264,8 @@ def safa(
     Learning with Low Overhead", IEEE TC 2021; its lag tolerance, without its caches.
     """
     check_task(fleet, horizon, iterations)
-    if not 0 < fraction <= 1:
-        raise UserError(f"--config.timeline.fraction={fraction}: must be in (0, 1]")
-    check_whole("timeline.lag", lag, 0)
+    check("timeline.fraction", fraction)
+    check("timeline.lag", lag)
     N = len(fleet.iteration)
     quota = math.ceil(fraction * N * (1 - 1e-12))  # 0.1 · 30 is a little more than 3
     updates: list[Update] = []

@@ -11,6 +11,7 @@ import numpy as np
 
 from tsfl_jax.timeline.fleet import Fleet, finish
 from tsfl_jax.types import UserError
+from tsfl_jax.validate import check
 
 MOST_ITERATIONS = 2**31 - 1  # of a task: what int32 holds
 _LONG = 2**20  # iterations of a task that are added up one by one
@@ -168,29 +169,12 @@ def summary(trace: Trace, num_clients: int) -> dict:
     }
 
 
-def check_whole(flag: str, value: int, low: int, high: float = math.inf, why: str = ""):
-    """Raises `UserError` unless the setting is a whole number in [low, high]."""
-    # Comparisons first: they answer NaN and inf, which are not integers.
-    if not low <= value <= high or value == math.inf or int(value) != value:
-        most = "" if high == math.inf else f" and <= {high}{why}"
-        raise UserError(
-            f"--config.{flag}={value}: must be a whole number >= {low}{most}"
-        )
-
-
-def check_seconds(flag: str, value: float):
-    """Raises `UserError` unless the setting is finite and > 0."""
-    if not 0 < value < math.inf:
-        raise UserError(f"--config.{flag}={value}: must be finite seconds > 0")
-
-
 def check_task(fleet: Fleet, horizon: float, iterations: int):
     """Raises `UserError` for what all frameworks with tasks of H iterations refuse."""
-    if len(fleet.iteration) < 1:
-        raise UserError("--config.num_clients=0: must be >= 1")
+    check("num_clients", len(fleet.iteration))
     if not 0 < horizon < math.inf:
         raise UserError(
             "--config.num_intervals times --config.schedule.interval_seconds is "
             f"{horizon} s: must be finite and > 0"
         )
-    check_whole("timeline.local_iterations", iterations, 1, MOST_ITERATIONS)
+    check("timeline.local_iterations", iterations)

@@ -29,7 +29,7 @@ KNOWN = Exact(
 def outcome(label, seeds=4, intervals=12):
     base = grid.config_at(bound_study.CONFIG)
     changes = bound_study.SETTINGS[label] | {"num_intervals": intervals}
-    return bound_study.run(label, grid.changed(base, changes), seeds)
+    return bound_study.run_setting(label, grid.changed(base, changes), seeds)
 
 
 def test_bounds_are_those_of_the_intervals_so_far():
@@ -83,7 +83,7 @@ def test_theorem_4_as_printed_fails_and_as_derived_holds_for_gradient_descent():
 
 def test_theorem_4_is_for_gradient_descent():
     found = outcome("unequal Γ_i and σ_i², DMS")
-    assert found.theorem4 is None and bound_study.row_of(found)["Theorem 4"] == "–"
+    assert found.theorem4 is None and bound_study.setting_row(found)["Theorem 4"] == "–"
 
 
 def test_theorem_4_at_the_optimum_bounds_nothing():
@@ -95,7 +95,7 @@ def test_theorem_4_at_the_optimum_bounds_nothing():
 def test_only_one_curvature():
     base = grid.config_at(bound_study.CONFIG)
     with pytest.raises(UserError, match="one curvature"):
-        bound_study.run("", grid.changed(base, {"num_intervals": 2}), 1)
+        bound_study.run_setting("", grid.changed(base, {"num_intervals": 2}), 1)
 
 
 def test_files(tmp_path, monkeypatch, capsys):
@@ -104,7 +104,7 @@ def test_files(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bound_study, "SETTINGS", small)
     monkeypatch.setattr(bound_study.devices, "start", lambda number: None)
     bound_study.main(["--seeds", "1", "--out", str(tmp_path)])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name in ("bounds.md", "bounds.csv", "bounds.png", "bounds.pdf"):
-        assert (tmp_path / name).stat().st_size and name in told
+        assert (tmp_path / name).stat().st_size and name in printed
     assert label in (tmp_path / "bounds.md").read_text()

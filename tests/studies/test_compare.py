@@ -13,7 +13,6 @@ from tsfl_jax.experiment import grid as axes
 from tsfl_jax.experiment import prepare
 from tsfl_jax.studies import (
     compare,
-    compare_files,
     free_riders,
     heterogeneity,
     reproduce,
@@ -39,11 +38,11 @@ SMALL = {
 def test_time_to_a_target_by_hand():
     seconds = np.array([1.0, 2.5, 4.0])
     accuracy = np.array([0.5, 0.9, 0.8])
-    assert compare_files.time_to(0.9, seconds, accuracy) == 2.5
-    assert compare_files.time_to(0.4, seconds, accuracy) == 1.0
-    assert compare_files.time_to(0.91, seconds, accuracy) == np.inf
+    assert compare.time_to(0.9, seconds, accuracy) == 2.5
+    assert compare.time_to(0.4, seconds, accuracy) == 1.0
+    assert compare.time_to(0.91, seconds, accuracy) == np.inf
     grid = np.array([0.5, 1.0, 2.4, 2.5, 9.0])
-    at = compare_files.at_times(grid, seconds, accuracy)
+    at = compare.at_times(grid, seconds, accuracy)
     np.testing.assert_array_equal(at, [np.nan, 0.5, 0.5, 0.9, 0.8])
 
 
@@ -53,13 +52,13 @@ def outcome(label, times, best=0.95):
         (np.array([1.0, min(t, 99.0)]), np.array([0.1, best if t < 99 else 0.2]))
         for t in times
     ]
-    return compare_files.Outcome(label, "fedavg", curves, 10, 100, 0.5, 7.0)
+    return compare.FrameworkResult(label, "fedavg", curves, 10, 100, 0.5, 7.0)
 
 
 def test_table_by_hand():
     outcomes = [outcome("sfl", [8.0, 12.0]), outcome("tsfl", [4.0, 4.0])]
     outcomes.append(outcome("afl", [4.0, np.inf]))
-    first, second, third = compare_files.rows(outcomes, 0.9)
+    first, second, third = compare.comparison_rows(outcomes, 0.9)
     # Seeds 8 and 12: mean 10, s/√2 = 2, t(0.975, 1) = 12.706.
     assert first["s to 90 %"] == "10.00 ± 25.41"
     assert second["s to 90 %"] == "4.00 ± 0.00" and second["speed-up"][:4] == "2.50"
@@ -100,7 +99,7 @@ def test_other_data_partition_or_clients_are_refused(tmp_path, name, value):
     *path, last = name.split(".")
     setattr(axes.setting(other, path[0]) if path else other, last, value)
     with pytest.raises(UserError, match=f"other and sfl do not .* {name} is ") as error:
-        compare.run([first, compare.Entry("other", other)], 1, tmp_path)
+        compare.run_frameworks([first, compare.Entry("other", other)], 1, tmp_path)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == []  # nothing was trained
 
@@ -119,7 +118,7 @@ def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "load_dataset", load)
     entries = [compare.Entry("sfl", first), compare.Entry("moved", other)]
     with pytest.raises(UserError, match="moved and sfl .* hold other samples"):
-        compare.run(entries, 1, tmp_path)
+        compare.run_frameworks(entries, 1, tmp_path)
 
 
 def test_data_that_depend_on_the_seed_are_drawn_for_each(tmp_path):
@@ -127,7 +126,7 @@ def test_data_that_depend_on_the_seed_are_drawn_for_each(tmp_path):
     changes = SMALL | {"data.name": "synthetic", "data.train_size": 200}
     changes |= {"data.shape": (3, 3, 1), "data.test_size": 20}
     config = axes.changed(axes.config_at(FOLDER / "sfl.py"), changes)
-    compare.run([compare.Entry("sfl", config)], 2, tmp_path)
+    compare.run_frameworks([compare.Entry("sfl", config)], 2, tmp_path)
     digests = []
     for seed in (0, 1):
         text = (tmp_path / "runs" / f"sfl-seed{seed}" / "summary.json").read_text()
@@ -184,7 +183,7 @@ def get_config():
 """
     (tmp_path / "small.py").write_text(small)
     monkeypatch.setattr(reproduce, "CONFIGS", tmp_path)
-    monkeypatch.setattr(heterogeneity, "CONFIG", "small")
+    monkeypatch.setattr(reproduce, "STUDY_CONFIG", "small")
     monkeypatch.setattr(heterogeneity, "PATTERNS", ((2, 3), (1, 4)))
     few = {name: heterogeneity.ENTRIES[name] for name in ("sfl", "tsfl")}
     monkeypatch.setattr(heterogeneity, "ENTRIES", few)
@@ -204,13 +203,13 @@ def get_config():
 
 
 def test_free_riders_by_hand(tmp_path):
-    lanes = free_riders.points(riders=5, seeds=2)
+    lanes = free_riders.points(free_riders=5, seeds=2)
     assert len(lanes) == 6 * 4 * 2 and lanes[0]["schedule.free_riders"] == 0
     assert lanes[2]["schedule.free_riding"] == "claim"
     assert lanes[2]["schedule.free_riders"] == 5 and lanes[3]["seed"] == 1
     best = np.full((6, 4, 2), 0.9)
     best[0, 1] = [0.7, 0.8]  # DMS when clients claim more: −20, −10; t = 12.706
-    row = free_riders.rows_of(best)[0]
+    row = free_riders.free_rider_rows(best)[0]
     assert row["rule"] == "DMS" and row["claims more, change"] == "-15.00 ± 63.53"
-    paths = free_riders.write(best, 5, tmp_path, "digits")
+    paths = free_riders.write_free_riders(best, 5, tmp_path, "digits")
     assert all(path.stat().st_size > 0 for path in paths)

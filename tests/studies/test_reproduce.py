@@ -1,11 +1,14 @@
 """The paper's tables and figures: values, formats, and a small cell from end to end."""
 
 import csv
+import io
 
+import jax
 import numpy as np
 import pytest
 
-from tsfl_jax.studies import paper_results, reproduce, reproduce_files, sensitivity
+from tsfl_jax.experiment import prepare
+from tsfl_jax.studies import paper_results, reproduce, sensitivity
 from tsfl_jax.types import UserError
 
 SMALL = """
@@ -46,13 +49,13 @@ def measured():
     best = np.array([[0.90, 0.92, 0.94], [0.8] * 3, [0.7] * 3, [0.91, 0.93, 0.95]])
     missing = paper_results.CELLS["svhn_case1"]
     return [
-        reproduce_files.Measured(cell, best, None, 90.0, ""),
-        reproduce_files.Measured(missing, None, None, 0.0, "not available: no data"),
+        reproduce.CellResult(cell, best, None, 90.0, ""),
+        reproduce.CellResult(missing, None, None, 0.0, "not available: no data"),
     ]
 
 
 def test_tables_by_hand(tmp_path, measured):
-    md, table, tex = reproduce_files.table(tmp_path, "table1", measured, "1 × cpu")
+    md, table, tex = reproduce.write_target(tmp_path, "table1", measured, "1 × cpu")
     text = md.read_text()
     # s = 2, t(0.975, 2) = 4.3027: 2 · 4.3027 / √3 = 4.97.
     assert "| 96.41 | 92.00 ± 4.97 |" in text
@@ -88,7 +91,8 @@ def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
     targets = {"table1": names, "fig5": names, "fig6": names}
     monkeypatch.setattr(paper_results, "CELLS", cells)
     monkeypatch.setattr(paper_results, "TARGETS", targets)
-    load = reproduce.prepare.load_dataset
+    monkeypatch.setattr(reproduce, "STUDIES", ())
+    load = prepare.load_dataset
     loads = []
 
     def load_first(config):
@@ -97,7 +101,7 @@ def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
             raise UserError("svhn: nowhere to be found")
         return load(config)
 
-    monkeypatch.setattr(reproduce.prepare, "load_dataset", load_first)
+    monkeypatch.setattr(prepare, "load_dataset", load_first)
     out = tmp_path / "out"
     command = ["all", "--seeds", "2", "--out", str(out), "--intervals", "2"]
     reproduce.main(command)
@@ -110,6 +114,24 @@ def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
     reproduce.main(command)
     assert "8 lanes were finished already" in capsys.readouterr().err
     assert (out / "table1.md").read_text() == text
+
+
+def test_synthetic_cells_have_the_data_of_each_seed(tmp_path, monkeypatch):
+    """A lane of a cell has the data that its settings describe."""
+    (tmp_path / "small.py").write_text(SMALL)
+    monkeypatch.setattr(reproduce, "CONFIGS", tmp_path)
+    monkeypatch.setattr(reproduce, "ALGORITHMS", ("fedavg",))
+    changes = ("data.name=synthetic", "data.train_size=200", "data.test_size=20")
+    given = reproduce.parse(
+        ["table1", "--seeds=2", "--intervals=1", f"--out={tmp_path / 'out'}"]
+        + [f"--set={change}" for change in changes]
+    )
+    cell = paper_results.Cell("small", "Case 3", "mnist", (1.0, 2.0, 3.0, 4.0))
+    reproduce.run_cell(cell, given, io.StringIO())
+    with open(tmp_path / "out/cells/small/results.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    seeds = {(row["seed"], row["data_sha"]) for row in rows}
+    assert len(seeds) == 2 and len({digest for _, digest in seeds}) == 2
 
 
 def test_choices_by_hand():
@@ -131,7 +153,7 @@ def test_choices_by_hand():
     ]
     assert lanes[-1]["seed"] == 1 and lanes[-1]["dms.grad_variance"] == 1.0
     best = np.array([0.95, 0.96, 0.94, 0.95, 0.8, 0.9, 0.9, 0.8, 0.91, 0.90])
-    found = sensitivity.rows(sensitivity.outcomes(two, best, 2))
+    found = sensitivity.choice_rows(sensitivity.by_choice(two, best, 2))
     # DMS − FedAvg of the standard: +1, +1; momentum 0: −10, +10; given c: −3, −5
     assert [row["verdict"] for row in found] == [
         "DMS helps",
@@ -148,7 +170,7 @@ def test_choices_by_hand():
 def test_a_small_study_of_choices(tmp_path, monkeypatch, capsys):
     (tmp_path / "small.py").write_text(SMALL)
     monkeypatch.setattr(reproduce, "CONFIGS", tmp_path)
-    monkeypatch.setattr(sensitivity, "CONFIG", "small")
+    monkeypatch.setattr(reproduce, "STUDY_CONFIG", "small")
     every = sensitivity.choices
 
     def few(lr, num_clients):
@@ -168,12 +190,10 @@ def test_all_devices_are_asked_for_before_jax_answers_a_question(monkeypatch, tm
         raise UserError("no data here")
 
     asked = []
-    monkeypatch.setattr(reproduce.prepare, "load_dataset", missing)
+    monkeypatch.setattr(prepare, "load_dataset", missing)
     monkeypatch.setattr(reproduce.devices, "start", lambda n: asked.append(n))
-    count = reproduce.jax.device_count
-    monkeypatch.setattr(
-        reproduce.jax, "device_count", lambda: asked.append("jax") or count()
-    )
+    count = jax.device_count
+    monkeypatch.setattr(jax, "device_count", lambda: asked.append("jax") or count())
     with pytest.raises(UserError, match="nothing could be run"):
         reproduce.main(["fig3", "--data", "svhn_cropped", "--out", str(tmp_path)])
-    assert asked == [0, "jax"]
+    assert asked[0] == 0 and "jax" in asked

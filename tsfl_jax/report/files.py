@@ -310,13 +310,14 @@ def write_clients(
     """Writes clients.npz: local iterations, samples, weights and selection, [T, N]."""
     arrays = {"tau": tau, "size": size, "rho": rho, "selected": selected} | more
     with replacing(path) as file:
-        np.savez_compressed(file, **arrays)
+        # The stub takes arrays for the option `allow_pickle`.
+        np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
 
 
 def write_arrays(path: str | pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     """Writes named arrays as an .npz, not compressed: weights hardly shrink."""
     with replacing(path) as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
 
 
 def read_arrays(path: str | pathlib.Path) -> dict[str, np.ndarray]:

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+# Said above every table whose cells are made by `spread`.
+OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over the seeds"
+
 
 def confidence_interval(
     values: np.ndarray | Sequence[float], level: float = 0.95, *, omit: bool = False

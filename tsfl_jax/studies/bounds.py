@@ -1,12 +1,11 @@
-"""``python -m tsfl_jax.bound_study``: do the published bounds hold where all is known?
+"""``python -m tsfl_jax.bound_study``: do the bounds hold with exact constants?
 
 Runs T-SFL on quadratic clients with one curvature L, so that the test loss F(w) − F(w*)
-tells ‖w − w*‖² = 2(F(w) − F(w*))/L and ‖∇F(w)‖² = 2L(F(w) − F(w*)) exactly, and sets
-both beside Theorems 1 and 4 with their exact constants. θ is the smallest that
+gives ‖w − w*‖² = 2(F(w) − F(w*))/L and ‖∇F(w)‖² = 2L(F(w) − F(w*)) exactly, and
+compares both with Theorems 1 and 4 under their exact constants. θ is the smallest that
 Definition 1.3 allows for the weights in use.
 """
 
-import argparse
 import pathlib
 import sys
 from typing import NamedTuple
@@ -23,11 +22,12 @@ from tsfl_jax.experiment.assemble import exact_of
 from tsfl_jax.experiment.prepare import load_dataset, prepare
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
+from tsfl_jax.studies import arguments
 from tsfl_jax.theory import bounds
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.types import UserError
 
-CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "quadratic.py"
+CONFIG = arguments.CONFIGS / "quadratic.py"
 
 _WHOLE = {"batch_size": 64, "quadratic.grad_variance": "constant(0)"}
 _NEAR = {"quadratic.distance": 1e-6}
@@ -39,7 +39,7 @@ _MIXED = {
     "quadratic.grad_variance": "; ".join(["constant(0.1)", "constant(0.9)"] * 5),
 }
 _FEDAVG = {"algorithm": "fedavg", "quadratic.convexity": 1.0}
-# What is asked → settings that differ from configs/quadratic.py.
+# Label → settings that differ from configs/quadratic.py.
 SETTINGS: dict[str, dict] = {
     "as in the config, FedAvg": _FEDAVG,
     "as in the config, DMS": _FEDAVG | {"algorithm": "dms"},
@@ -62,7 +62,7 @@ SETTINGS: dict[str, dict] = {
 }
 
 
-class Outcome(NamedTuple):
+class SettingResult(NamedTuple):
     """One setting; bounds and measurements after 1 … T intervals, mean over seeds."""
 
     label: str
@@ -72,15 +72,17 @@ class Outcome(NamedTuple):
     repaired: np.ndarray  # [T] with 1 for η² in Z
     valid: bool  # W > 0 and Definition 1.3 for all t
     gradient: float  # (1/T) Σ_t ‖∇F(w^t)‖², t = 0 … T−1
-    # None where it does not apply: H > 1, mini-batches, or weights that F has not.
+    # None where it does not apply: H > 1, mini-batches, or weights other than F's.
     theorem4: bounds.GradientBound | None
 
 
 @jax.jit
-def _bounds(rho, tau, constants):
+def _bounds(
+    rho: jax.Array, tau: jax.Array, constants: BoundConstants
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Theorem 1's totals and flags after 1 … T intervals, as printed and repaired."""
 
-    def both(rho, tau):
+    def both(rho: jax.Array, tau: jax.Array) -> tuple[jax.Array, ...]:
         printed = bounds.theorem1_bound(rho, tau, constants)
         repaired = bounds.theorem1_bound(rho, tau, constants, repaired=True)
         return printed.total, repaired.total, printed.valid
@@ -110,7 +112,7 @@ def bounds_of(
         known.dissimilarity,
     )
     constants = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), constants)
-    return tuple(map(np.asarray, _bounds(rho, tau, constants)))
+    return jax.device_get(_bounds(jnp.asarray(rho), jnp.asarray(tau), constants))
 
 
 def theorem4_of(
@@ -128,7 +130,7 @@ def theorem4_of(
     L = known.smoothness
     square = 2 * L * excess
     own = square + L**2 * (known.shares @ known.dissimilarity)  # E_i‖∇F_i(w^t)‖²
-    own, some = own[square > 0], square[square > 0]  # at w* nothing is left to bound
+    own, some = own[square > 0], square[square > 0]  # at w* there is nothing to bound
     gap = 0.5 * L * known.distance
     bound = bounds.theorem4_bound(
         len(excess),
@@ -141,8 +143,8 @@ def theorem4_of(
     return float(square.mean()), bound
 
 
-def run(label: str, config: Config, seeds: int) -> Outcome:
-    """One setting; seeds differ in mini-batches and selection, not in the clients."""
+def run_setting(label: str, config: Config, seeds: int) -> SettingResult:
+    """Run one setting; seeds differ in mini-batches and selection, not in clients."""
     dataset = load_dataset(config)
     prepared = prepare(config, dataset=dataset)
     known, lr = exact_of(prepared), grid.setting(config, "lr")
@@ -161,7 +163,7 @@ def run(label: str, config: Config, seeds: int) -> Outcome:
     strict = grid.setting(config, "algorithm") == "fedavg" and (tau == 1).all()
     if not strict or known.grad_variance.any():
         theorem4 = None
-    return Outcome(
+    return SettingResult(
         label,
         away.mean(0),
         away.std(0, ddof=1) / np.sqrt(seeds) if seeds > 1 else 0 * away[0],
@@ -173,47 +175,47 @@ def run(label: str, config: Config, seeds: int) -> Outcome:
     )
 
 
-def ratio(outcome: Outcome, bound: np.ndarray) -> tuple[float, float]:
+def ratio(result: SettingResult, bound: np.ndarray) -> tuple[float, float]:
     """The largest of measured over bound in any interval, and its standard error."""
-    worst = int((outcome.distance / bound).argmax())
-    here = (outcome.distance[worst], outcome.error[worst])
-    return tuple(float(x / bound[worst]) for x in here)
+    worst = int((result.distance / bound).argmax())
+    distance, error = result.distance[worst], result.error[worst]
+    return float(distance / bound[worst]), float(error / bound[worst])
 
 
 def _with_error(value: float, error: float) -> str:
     return f"{value:.2g} ± {error:.1g}"
 
 
-def row_of(outcome: Outcome) -> dict[str, str]:
+def setting_row(result: SettingResult) -> dict[str, str]:
     """A row of the table."""
-    four, shown = outcome.theorem4, ("–", "–")
+    four, shown = result.theorem4, ("–", "–")
     if four is not None and not four.valid:
         shown = ("no bound", "no bound")
     elif four is not None:
         both = (four.printed, four.derived)
-        shown = tuple(f"{float(outcome.gradient / x):.3g}" for x in both)
+        shown = tuple(f"{float(result.gradient / x):.3g}" for x in both)
     return {
-        "setting": outcome.label,
-        "conditions hold": "yes" if outcome.valid else "no",
-        "Theorem 1": _with_error(*ratio(outcome, outcome.printed)),
-        "with 1 for η²": _with_error(*ratio(outcome, outcome.repaired)),
-        "at the end": f"{outcome.distance[-1] / outcome.printed[-1]:.2g}",
+        "setting": result.label,
+        "conditions hold": "yes" if result.valid else "no",
+        "Theorem 1": _with_error(*ratio(result, result.printed)),
+        "with 1 for η²": _with_error(*ratio(result, result.repaired)),
+        "at the end": f"{result.distance[-1] / result.printed[-1]:.2g}",
         "Theorem 4": shown[0],
         "with η below": shown[1],
     }
 
 
 @plot_style.styled
-def plot_outcomes(
-    outcomes: list[Outcome], path: pathlib.Path, title: str
+def plot_bounds(
+    results: list[SettingResult], path: pathlib.Path, title: str
 ) -> list[pathlib.Path]:
-    """Measured distance and bound against the interval, a panel for each setting."""
+    """Plot distance and bound against the interval, a panel per setting."""
     columns = 3
-    rows = -(-len(outcomes) // columns)
+    rows = -(-len(results) // columns)
     figure, panels = plot_style.figure_of(
         1.9 * rows, nrows=rows, ncols=columns, squeeze=False
     )
-    for panel, one in zip(panels.flat, outcomes, strict=False):
+    for panel, one in zip(panels.flat, results, strict=False):
         interval = np.arange(1, len(one.distance) + 1)
         for label, values, look in (
             ("measured", one.distance, ("#0072B2", "-", "o")),
@@ -227,36 +229,30 @@ def plot_outcomes(
     for panel in panels[:, 0]:
         panel.set_ylabel("‖w − w*‖²")
     panels[0, 0].legend(fontsize="x-small", handlelength=2)
-    for panel in panels.flat[len(outcomes) :]:
+    for panel in panels.flat[len(results) :]:
         panel.set_visible(False)
     figure.suptitle(plot_style.title(title))
     return plot_style.save_both(figure, path)
 
 
-def main(arguments: list[str]) -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tsfl_jax.bound_study", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--seeds", type=int, default=32)
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/bounds"))
-    given = parser.parse_args(arguments)
-    if given.seeds < 1:
-        parser.error("--seeds must be at least 1")
+def main(texts: list[str]) -> None:
+    """Run all settings, write table and figure."""
+    parser = arguments.make_parser("bound_study", __doc__, 32, "runs/bounds")
+    given = arguments.parse(parser, texts)
     out = files.prepare_workdir(given.out)
     devices.start(1)
     base = grid.config_at(CONFIG)
-    outcomes = []
+    results = []
     for label, changes in SETTINGS.items():
         print(label, file=sys.stderr)
-        outcomes.append(run(label, grid.changed(base, changes), given.seeds))
+        results.append(run_setting(label, grid.changed(base, changes), given.seeds))
     about = f"quadratic clients, {given.seeds} seeds"
     text = f"{about}. Largest of measured over bound in any interval, ± its standard"
     text += " error; above 1 the bound is violated. Theorem 1 as printed, with 1 for"
     text += " η² in Z, and as printed in the last interval; Theorem 4 as printed and as"
     text += " its proof has it, where it applies."
-    rows = [row_of(outcome) for outcome in outcomes]
+    rows = [setting_row(result) for result in results]
     for path in files.write_table(out, "bounds", rows, text):
         print(path)
-    for path in plot_outcomes(outcomes, out / "bounds", about):
+    for path in plot_bounds(results, out / "bounds", about):
         print(path)

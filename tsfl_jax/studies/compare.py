@@ -1,19 +1,17 @@
 """``python -m tsfl_jax.compare configs/frameworks/*.py``: accuracy in virtual time.
 
-Each config file is one way to organise the same clients. All are run with the same
-seeds, so they see the same data, speeds and delays: a paired comparison. Configs with
-other data, another partition or other clients are refused. A run that is there is used
-again, a killed one goes on.
+Each config file is one way to organize the same clients. All run with the same seeds,
+so that they have the same data, speeds and delays: a paired comparison. Configs with
+other data, another partition or other clients are refused. A finished run is reused, an
+interrupted one resumes.
 """
 
-import argparse
 import dataclasses
 import pathlib
 import sys
 import time
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-import jax
 import numpy as np
 
 from tsfl_jax import data
@@ -21,44 +19,51 @@ from tsfl_jax.config import Config, flat
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble, grid, prepare, runner, workload
 from tsfl_jax.report import files
-from tsfl_jax.studies import compare_files
-from tsfl_jax.studies.compare_files import Outcome
+from tsfl_jax.report import style as plot_style
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.studies import arguments
 from tsfl_jax.timeline import trace
 from tsfl_jax.types import Dataset, UserError
 
-# Settings of the data and the clients.
+# Settings of the data and the clients, which all configs must share.
 _PARTS = ("data.", "partition.", "quadratic.")
-_SCHEDULE = [
-    "data_size",
-    "size_groups",
-    "iteration",
-    "dropout",
-    "free_riders",
-    "free_riding",
-]
-_TIMELINE = ["speed", "jitter", "download", "upload", "speeds", "availability"]
-_SHARED = {
-    "num_clients",
-    *(f"schedule.{name}" for name in _SCHEDULE),
-    *(f"timeline.{name}" for name in _TIMELINE),
-}
-# The same data may lie in several places; the samples themselves are compared.
-_PLACES = {"data.dir", "data.download", "data.file"}
+_SCHEDULE = "data_size size_groups iteration dropout free_riders free_riding"
+_TIMELINE = "speed jitter download upload speeds availability"
+_SHARED = {"num_clients"}
+_SHARED |= {f"schedule.{name}" for name in _SCHEDULE.split()}
+_SHARED |= {f"timeline.{name}" for name in _TIMELINE.split()}
+# The same data may be in several folders; the samples themselves are compared.
+_FOLDERS = {"data.dir", "data.download", "data.file"}
+_TIMES = 200  # at which curves of several seeds are averaged
 
 
 class Entry(NamedTuple):
-    """One way to organise the clients."""
+    """One way to organize the clients."""
 
     label: str
     config: Config
 
 
+class FrameworkResult(NamedTuple):
+    """Results of one entry, over its seeds."""
+
+    label: str
+    algorithm: str
+    # (virtual seconds [E], test accuracy in [0, 1] [E]), one pair per seed
+    curves: list[tuple[np.ndarray, np.ndarray]]
+    updates: float  # of the global model, mean over the seeds
+    iterations: float  # delivered local iterations, mean over the seeds
+    staleness: float  # mean over deliveries and seeds, in updates
+    seconds: float  # wall time of training and testing, all seeds
+    data: str = ""  # name of the data set
+
+
 def _is_shared(name: str) -> bool:
-    return (name in _SHARED or name.startswith(_PARTS)) and name not in _PLACES
+    return (name in _SHARED or name.startswith(_PARTS)) and name not in _FOLDERS
 
 
 def check_same_clients(entries: list[Entry]) -> None:
-    """Raises UserError unless all have the same data, clients and virtual seconds."""
+    """Raise UserError unless all have the same data, clients and virtual seconds."""
     first = entries[0]
     there = flat(dataclasses.asdict(first.config))
     for entry in entries:
@@ -77,13 +82,15 @@ def check_same_clients(entries: list[Entry]) -> None:
             )
 
 
-class _Loaded(NamedTuple):
-    dataset: Dataset
-    fingerprint: str
+def _load_same(
+    entries: list[Entry], seed: int, loaded: dict[str, tuple[Dataset, str]]
+) -> Dataset:
+    """The data set of all entries under a seed.
 
-
-def _load_same(entries: list[Entry], seed: int, loaded: dict[str, _Loaded]) -> Dataset:
-    """The data set of all entries under a seed; `loaded` keeps what was read.
+    Args:
+      entries: of the comparison.
+      seed: of the runs, on which synthetic data depend.
+      loaded: what was read before and its fingerprint; extended here.
 
     Raises:
       UserError: an entry's folder or file holds other data.
@@ -94,56 +101,56 @@ def _load_same(entries: list[Entry], seed: int, loaded: dict[str, _Loaded]) -> D
         key = prepare.data_key(config)
         if key not in loaded:
             dataset = prepare.load_dataset(config)
-            loaded[key] = _Loaded(dataset, data.fingerprint(*dataset[1:]))
+            loaded[key] = dataset, data.fingerprint(*map(np.asarray, dataset[1:]))
         found.append(loaded[key])
-        if found[-1].fingerprint != found[0].fingerprint:
+        if found[-1][1] != found[0][1]:
             raise UserError(
                 f"{entry.label} and {entries[0].label} do not have the same data: "
                 "their --config.data.dir or --config.data.file hold other samples"
             )
-    return found[0].dataset
+    return found[0][0]
 
 
-def run_one(
-    config: Config, dataset: Dataset, workdir: pathlib.Path, stream
+def _run_one(
+    config: Config, dataset: Dataset, workdir: pathlib.Path
 ) -> tuple[runner.Result, dict]:
-    """One run, new, resumed or used again; and what its timeline is like."""
+    """One run, new, resumed or reused; and a summary of its timeline."""
     clients = workload.fleet_of(config, workload.sizes_of(config))
     facts = trace.summary(
         workload.trace_of(config, clients), grid.setting(config, "num_clients")
     )
     exp = assemble.build(config, dataset=dataset)
-    return runner.run(exp, workdir, stream), facts
+    return runner.run(exp, workdir, None), facts
 
 
-def run(
-    entries: list[Entry], seeds: int, out: pathlib.Path, stream=None
-) -> list[Outcome]:
-    """Runs or reuses everything; one `Outcome` per entry.
+def run_frameworks(
+    entries: list[Entry], seeds: int, out: pathlib.Path, stream: IO[str] | None = None
+) -> list[FrameworkResult]:
+    """Run or reuse everything; one result per entry.
 
     Raises:
       UserError: the entries differ in data or clients, or data cannot be read.
     """
     check_same_clients(entries)
-    loaded: dict[str, _Loaded] = {}
+    loaded: dict[str, tuple[Dataset, str]] = {}
     datasets = [_load_same(entries, seed, loaded) for seed in range(seeds)]
-    outcomes = []
+    found = []
     for label, config in entries:
         results = []
         for seed, dataset in enumerate(datasets):
             begun = time.perf_counter()
             changed = grid.changed(config, {"seed": seed})
             folder = out / "runs" / f"{label}-seed{seed}"
-            results.append(run_one(changed, dataset, folder, None))
-            print(
-                f"{label}, seed {seed}: {time.perf_counter() - begun:.0f} s",
-                file=stream or sys.stderr,
-            )
-        outcomes.append(_outcome(label, results))
-    return outcomes
+            results.append(_run_one(changed, dataset, folder))
+            passed = f"{time.perf_counter() - begun:.0f} s"
+            print(f"{label}, seed {seed}: {passed}", file=stream or sys.stderr)
+        found.append(_over_seeds(label, results))
+    return found
 
 
-def _outcome(label: str, results: list[tuple[runner.Result, dict]]) -> Outcome:
+def _over_seeds(
+    label: str, results: list[tuple[runner.Result, dict]]
+) -> FrameworkResult:
     """Accuracy in virtual time, and means over the seeds."""
     curves = []
     for result, _ in results:
@@ -155,42 +162,141 @@ def _outcome(label: str, results: list[tuple[runner.Result, dict]]) -> Outcome:
             )
         seconds = result.history["virtual_time"]
         curves.append((seconds[measured], accuracy[measured]))
-    facts = [facts for _, facts in results]
-    return Outcome(
+
+    def mean(name: str) -> float:
+        return float(np.mean([facts[name] for _, facts in results]))
+
+    return FrameworkResult(
         label=label,
         algorithm=results[0][0].summary["algorithm"],
         curves=curves,
-        updates=float(np.mean([f["updates"] for f in facts])),
-        iterations=float(np.mean([f["iterations"] for f in facts])),
-        staleness=float(np.mean([f["mean_staleness"] for f in facts])),
+        updates=mean("updates"),
+        iterations=mean("iterations"),
+        staleness=mean("mean_staleness"),
         seconds=sum(result.summary["train_seconds"] for result, _ in results),
         data=results[0][0].summary["data"],
     )
 
 
-def main(arguments: list[str]) -> None:
-    """Runs all, writes table and figure."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tsfl_jax.compare", description=__doc__.splitlines()[0]
+def time_to(target: float, seconds: np.ndarray, accuracy: np.ndarray) -> float:
+    """Virtual seconds until the accuracy was first reached; inf: never."""
+    reached = np.flatnonzero(accuracy >= target)
+    return float(seconds[reached[0]]) if len(reached) else np.inf
+
+
+def at_times(
+    times: np.ndarray, seconds: np.ndarray, accuracy: np.ndarray
+) -> np.ndarray:
+    """Accuracy of the newest tested model at each time; NaN before the first one."""
+    index = np.searchsorted(seconds, times, "right") - 1
+    return np.where(index >= 0, accuracy[np.maximum(index, 0)], np.nan)
+
+
+def times_of(result: FrameworkResult, target: float) -> np.ndarray:
+    """Virtual seconds to the target accuracy ``[S]``, inf: never."""
+    return np.array([time_to(target, *curve) for curve in result.curves])
+
+
+def best_accuracy(result: FrameworkResult) -> str:
+    """The highest test accuracy in %, mean over the seeds."""
+    return spread([100 * accuracy.max() for _, accuracy in result.curves])
+
+
+def spread_of_times(times: np.ndarray) -> str:
+    """Mean ± half its confidence interval, or how many seeds never reached it."""
+    never = int(np.isinf(times).sum())
+    return f"never ({never} of {len(times)})" if never else spread(times)
+
+
+def comparison_rows(
+    results: list[FrameworkResult], target: float
+) -> list[dict[str, str]]:
+    """The table as text; speed-up against the first result, paired by seed."""
+    first = times_of(results[0], target)
+    found = []
+    for result in results:
+        times = times_of(result, target)
+        both = np.isfinite(times) & np.isfinite(first)
+        found.append(
+            {
+                "framework": plot_style.NAMES.get(result.label, result.label),
+                "rule": plot_style.NAMES.get(result.algorithm, result.algorithm),
+                "updates": f"{result.updates:.0f}",
+                "local iterations": f"{result.iterations:.0f}",
+                "mean staleness": f"{result.staleness:.1f}",
+                "best accuracy, %": best_accuracy(result),
+                f"s to {100 * target:g} %": spread_of_times(times),
+                "speed-up": spread(first / times) if both.all() else "–",
+                "wall time, s": f"{result.seconds:.0f}",
+            }
+        )
+    return found
+
+
+@plot_style.styled
+def plot_frameworks(
+    results: list[FrameworkResult], target: float, path: pathlib.Path, title: str
+) -> list[pathlib.Path]:
+    """Plot accuracy against virtual time, and the time to the target accuracy."""
+    figure, (left, right) = plot_style.figure_of(
+        3.4, ncols=2, gridspec_kw={"width_ratios": [1.7, 1]}
     )
+    curves = [curve for result in results for curve in result.curves]
+    x = np.linspace(0, max(seconds[-1] for seconds, _ in curves), _TIMES)
+    names = [plot_style.name_of(result.label) for result in results]
+    for index, result in enumerate(results):
+        style = plot_style.style_of(result.label, index)
+        values = np.array([at_times(x, *curve) for curve in result.curves])
+        plot_style.plot_mean(left, x, 100 * values, style, names[index], alpha=0.15)
+        times = times_of(result, target)
+        if np.isfinite(times).all():
+            mean, half = confidence_interval(times)
+            look = {"color": style["color"], "edgecolor": "#333333", "linewidth": 0.6}
+            right.barh(index, mean, xerr=half, **look)
+        else:
+            note = {"va": "center", "fontsize": "small"}
+            right.text(0, index, " not reached by every seed", **note)
+    tested = np.concatenate([accuracy for _, accuracy in curves])
+    # The bands of few seeds would determine the scale.
+    left.set_ylim(100 * tested.min() - 3, 100 * tested.max() + 3)
+    left.axhline(100 * target, color="#777777", linewidth=0.8)
+    left.set_xlabel("virtual time in seconds")
+    left.set_ylabel("test accuracy in %")
+    left.legend(fontsize="small")
+    right.set_yticks(range(len(results)), names)
+    right.invert_yaxis()
+    right.set_xlim(left=0)
+    right.set_xlabel(f"virtual seconds to {100 * target:g} %")
+    figure.suptitle(plot_style.title(title))
+    return plot_style.save_both(figure, path)
+
+
+def write_comparison(
+    folder: pathlib.Path, results: list[FrameworkResult], target: float, about: str
+) -> list[pathlib.Path]:
+    """Write compare.md, .csv, .png and .pdf; returns their paths."""
+    text = f"{about}; {OVER_SEEDS}; speed-up is the time to the target "
+    text += "against the first line, paired by seed."
+    rows = comparison_rows(results, target)
+    paths = files.write_table(folder, "compare", rows, text)
+    return paths + plot_frameworks(results, target, folder / "compare", about)
+
+
+def main(texts: list[str]) -> None:
+    """Run all, write table and figure."""
+    parser = arguments.make_parser("compare", __doc__, 3, "runs/compare")
+    arguments.add_settings(parser)
     parser.add_argument("configs", nargs="+", type=pathlib.Path)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=pathlib.Path, default="runs/compare")
-    parser.add_argument("--data_dir", default="", help="prepared TFDS data")
     parser.add_argument("--target", type=float, default=0.9, help="test accuracy")
-    parser.add_argument("--set", action="append", default=[], help="setting=value")
-    given = parser.parse_args(arguments)
-    if given.seeds < 1 or not 0 < given.target < 1:
-        parser.error("--seeds must be at least 1 and --target within (0, 1)")
-    changes = grid.parse_settings(given.set) | grid.data_settings(given.data_dir)
+    given = arguments.parse(parser, texts, "target")
+    changes = given.set | given.data_dir
     entries = [
         Entry(path.stem, grid.changed(grid.config_at(path), changes))
         for path in given.configs
     ]
     out = files.prepare_workdir(given.out)
     devices.start(0)
-    outcomes = run(entries, given.seeds, out)
-    device = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
-    about = f"{outcomes[0].data}, {given.seeds} seed(s), {device}"
-    for path in compare_files.write(out, outcomes, given.target, about):
+    results = run_frameworks(entries, given.seeds, out)
+    about = f"{results[0].data}, {given.seeds} seed(s), {arguments.device_text()}"
+    for path in write_comparison(out, results, given.target, about):
         print(path)

@@ -1,31 +1,32 @@
-"""How rules bear free riders: accuracy without and with each kind of them."""
+"""Accuracy of aggregation rules without free riders, and with each kind of them."""
 
 import pathlib
+from typing import IO
 
 import numpy as np
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import confidence_interval, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 
 ALGORITHMS = ("dms", "fedavg", "fednova", "median", "trimmed_mean", "krum")
-KINDS = {  # label → schedule.free_riding; none: everybody is honest
+KINDS = {  # label → schedule.free_riding; None: all clients are honest
     "honest": None,
     "claims more": "claim",
     "echoes the model": "echo",
     "comes and goes": "visit",
 }
 _HATCHES = ("", "//", "..", "xx")
-_COLOURS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73")
+_COLORS = ("#0072B2", "#E69F00", "#CC79A7", "#009E73")
 
 
-def points(riders: int, seeds: int) -> list[dict]:
+def points(free_riders: int, seeds: int) -> list[dict]:
     """Lanes: rule by rule, kind by kind, seed by seed."""
     return [
         {
             "algorithm": algorithm,
-            "schedule.free_riders": 0 if kind is None else riders,
+            "schedule.free_riders": 0 if kind is None else free_riders,
             "schedule.free_riding": kind or "claim",
             "seed": seed,
         }
@@ -35,20 +36,22 @@ def points(riders: int, seeds: int) -> list[dict]:
     ]
 
 
-def run(config: Config, seeds: int, workdir: pathlib.Path, stream) -> tuple:
-    """Best test accuracy ``[A, K, S]`` in [0, 1], and the number of riders.
+def run_free_riders(
+    config: Config, seeds: int, workdir: pathlib.Path, stream: IO[str]
+) -> tuple[np.ndarray, int]:
+    """Best test accuracy ``[A, K, S]`` in [0, 1], and the number of free riders.
 
-    A quarter of the clients ride.
+    A quarter of the clients are free riders.
     """
-    riders = max(grid.setting(config, "num_clients") // 4, 1)
-    lanes = points(riders, seeds)
+    count = max(grid.setting(config, "num_clients") // 4, 1)
+    lanes = points(count, seeds)
     rows = sweeps.run(config, lanes, workdir=workdir, stream=stream).rows
     best = np.array([row["best_test_accuracy"] for row in rows])
-    return best.reshape(len(ALGORITHMS), len(KINDS), seeds), riders
+    return best.reshape(len(ALGORITHMS), len(KINDS), seeds), count
 
 
-def rows_of(best: np.ndarray) -> list[dict[str, str]]:
-    """The table in %, what riders cost being paired by seed."""
+def free_rider_rows(best: np.ndarray) -> list[dict[str, str]]:
+    """The table in %; changes against honest clients are paired by seed."""
     table = []
     for algorithm, one in zip(ALGORITHMS, 100 * best, strict=True):
         row = {"rule": style.NAMES[algorithm]}
@@ -61,16 +64,18 @@ def rows_of(best: np.ndarray) -> list[dict[str, str]]:
 
 
 @style.styled
-def plot_riders(best: np.ndarray, path: pathlib.Path, title: str) -> list[pathlib.Path]:
-    """Grouped bars: a group for each rule, a bar for each kind of rider."""
+def plot_free_riders(
+    best: np.ndarray, path: pathlib.Path, title: str
+) -> list[pathlib.Path]:
+    """Plot grouped bars: a group per rule, a bar per kind of free rider."""
     figure, plot = style.figure_of(3.2)
     width = 0.8 / len(KINDS)
     for index, label in enumerate(KINDS):
         mean, half = confidence_interval(100 * best[:, index].T)
-        place = np.arange(len(ALGORITHMS)) + (index - (len(KINDS) - 1) / 2) * width
-        look = {"color": _COLOURS[index], "hatch": _HATCHES[index], "linewidth": 0.6}
+        x = np.arange(len(ALGORITHMS)) + (index - (len(KINDS) - 1) / 2) * width
+        look = {"color": _COLORS[index], "hatch": _HATCHES[index], "linewidth": 0.6}
         look |= {"edgecolor": "#333333", "capsize": 2}
-        plot.bar(place, mean, width, yerr=half, label=label, **look)
+        plot.bar(x, mean, width, yerr=half, label=label, **look)
     plot.set_xticks(range(len(ALGORITHMS)), [style.NAMES[name] for name in ALGORITHMS])
     plot.set_ylabel("best test accuracy in %")
     plot.set_ylim(0, 112)
@@ -80,13 +85,13 @@ def plot_riders(best: np.ndarray, path: pathlib.Path, title: str) -> list[pathli
     return style.save_both(figure, path)
 
 
-def write(
-    best: np.ndarray, riders: int, folder: pathlib.Path, about: str
+def write_free_riders(
+    best: np.ndarray, count: int, folder: pathlib.Path, about: str
 ) -> list[pathlib.Path]:
-    """Writes riders.md, .csv, .png and .pdf."""
-    table = rows_of(best)
-    about = f"{about}, {riders} free riders"
-    text = f"{about}. Highest test accuracy in %: mean ± half of the 95 % confidence "
-    text += "interval over the seeds; changes are paired by seed."
+    """Write riders.md, .csv, .png and .pdf."""
+    table = free_rider_rows(best)
+    about = f"{about}, {count} free riders"
+    text = f"{about}. Highest test accuracy in %: {OVER_SEEDS}; changes are paired by "
+    text += "seed."
     paths = files.write_table(folder, "riders", table, text)
-    return paths + plot_riders(best, folder / "riders", about)
+    return paths + plot_free_riders(best, folder / "riders", about)

@@ -1,13 +1,13 @@
-"""Fig. 2 of the paper: what unequal computing power costs, in accuracy and in time.
+"""Fig. 2 of the paper: the cost of unequal computing power, in accuracy and in time.
 
-Clients are in equal groups that manage τ_g local iterations in an interval Δ; all
-patterns have the same mean of 2.5, so only the heterogeneity degree δ differs. For
-Fig. 2b the same speeds run on the virtual clock: T-SFL aggregates every Δ, conventional
-SFL waits for H iterations of the slowest, AFL takes every arrival.
+Clients are in equal groups that finish τ_g local iterations in an interval Δ; all
+patterns have the same mean of 2.5, so that only the heterogeneity degree δ differs. For
+Fig. 2b the same speeds are used on the virtual clock: T-SFL aggregates every Δ,
+conventional SFL waits for H iterations of the slowest, AFL takes every arrival.
 """
 
 import pathlib
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -15,11 +15,10 @@ from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
 from tsfl_jax.report import sweeps as sweep_report
-from tsfl_jax.report.statistics import confidence_interval, spread
-from tsfl_jax.studies import compare, compare_files
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.studies import compare
 from tsfl_jax.theory.bounds import heterogeneity_degree
 
-CONFIG = "mnist_case1"  # what is not said here
 PATTERNS = ((2, 3), (1, 2, 3, 4), (1, 4), (1, 1, 1, 7))  # τ of equal groups, mean 2.5
 # Iterations of a task of SFL and AFL: those of the slowest client's two intervals.
 LOCAL_ITERATIONS = 2
@@ -37,7 +36,7 @@ ENTRIES = {  # label → settings, see `compare`
 
 def degree(pattern: tuple[int, ...]) -> float:
     """δ = (1/N) Σ_i (τ_i − τ̄)² of equal groups."""
-    return heterogeneity_degree(np.array(pattern))
+    return float(heterogeneity_degree(np.array(pattern)))
 
 
 def groups(pattern: tuple[int, ...]) -> str:
@@ -46,14 +45,14 @@ def groups(pattern: tuple[int, ...]) -> str:
 
 
 def speeds(pattern: tuple[int, ...], interval: float) -> str:
-    """Seconds an iteration, as ``timeline.speed``, so that τ_g fit into an interval."""
+    """Seconds per iteration, as ``timeline.speed``: τ_g iterations per interval."""
     return "; ".join(f"constant({interval / tau!r})" for tau in pattern)
 
 
 def accuracy(
-    config: Config, seeds: int, workdir: pathlib.Path, stream
+    config: Config, seeds: int, workdir: pathlib.Path, stream: IO[str]
 ) -> dict[tuple[int, ...], dict[str, np.ndarray]]:
-    """Fig. 2a: test accuracy ``[S, T]`` of T-SFL, by pattern and algorithm."""
+    """Run Fig. 2a: test accuracy ``[S, T]`` of T-SFL, by pattern and algorithm."""
     lanes = [
         {
             "schedule.kind": "distribution",
@@ -75,7 +74,7 @@ def accuracy(
 
 
 def plot_accuracy(found: dict, folder: pathlib.Path, about: str) -> list[pathlib.Path]:
-    """Fig. 2a, one figure for each algorithm."""
+    """Plot Fig. 2a, one figure per algorithm."""
     paths = []
     for algorithm in ("fedavg", "dms"):
         curves = {
@@ -91,12 +90,14 @@ class Time(NamedTuple):
     """One framework at one δ."""
 
     pattern: tuple[int, ...]
-    outcome: compare_files.Outcome
+    result: compare.FrameworkResult
     round_seconds: float  # between two updates of the global model
 
 
-def times(config: Config, seeds: int, out: pathlib.Path, stream) -> list[Time]:
-    """Fig. 2b: every framework at every δ, on the virtual clock."""
+def times(
+    config: Config, seeds: int, workdir: pathlib.Path, stream: IO[str]
+) -> list[Time]:
+    """Run Fig. 2b: every framework at every δ, on the virtual clock."""
     interval = grid.setting(config, "schedule.interval_seconds")
     end = grid.setting(config, "num_intervals") * interval
     found = []
@@ -104,25 +105,25 @@ def times(config: Config, seeds: int, out: pathlib.Path, stream) -> list[Time]:
         clients = {
             "timeline.speed": speeds(pattern, interval),
             "timeline.local_iterations": LOCAL_ITERATIONS,
-            "schedule.kind": "case3",  # no matter: τ comes from the clock
+            "schedule.kind": "case3",  # without effect: τ comes from the clock
         }
         entries = [
             compare.Entry(label, grid.changed(config, clients | own))
             for label, own in ENTRIES.items()
         ]
-        folder = out / "-".join(map(str, pattern))
-        for outcome in compare.run(entries, seeds, folder, stream):
-            found.append(Time(pattern, outcome, end / outcome.updates))
+        folder = workdir / "-".join(map(str, pattern))
+        for result in compare.run_frameworks(entries, seeds, folder, stream):
+            found.append(Time(pattern, result, end / result.updates))
     return found
 
 
-def rows(found: list[Time], target: float) -> list[dict[str, str]]:
+def time_rows(found: list[Time], target: float) -> list[dict[str, str]]:
     """The table of Fig. 2b; savings against SFL at the same δ, paired by seed."""
     table = []
     first: np.ndarray = np.zeros(0)
-    for pattern, outcome, seconds in found:
-        reached = compare_files.times_of(outcome, target)
-        if outcome.label == "sfl":
+    for pattern, result, seconds in found:
+        reached = compare.times_of(result, target)
+        if result.label == "sfl":
             first, first_round = reached, seconds
         whole = np.isfinite(reached).all() and np.isfinite(first).all()
         saved = spread(100 * (1 - reached / first)) if whole else "–"
@@ -130,14 +131,12 @@ def rows(found: list[Time], target: float) -> list[dict[str, str]]:
             {
                 "δ": f"{degree(pattern):g}",
                 "τ of the groups": str(pattern),
-                "framework": style.NAMES[outcome.label],
+                "framework": style.NAMES[result.label],
                 "s an update": f"{seconds:.2f}",
                 "saved a round, %": f"{100 * (1 - seconds / first_round):.0f}",
-                f"s to {100 * target:g} %": compare_files.spread_of_times(reached),
+                f"s to {100 * target:g} %": compare.spread_of_times(reached),
                 "saved, %": saved,
-                "best accuracy, %": spread(
-                    np.array([100 * a.max() for _, a in outcome.curves])
-                ),
+                "best accuracy, %": compare.best_accuracy(result),
             }
         )
     return table
@@ -147,12 +146,12 @@ def rows(found: list[Time], target: float) -> list[dict[str, str]]:
 def plot_times(
     found: list[Time], target: float, path: pathlib.Path, about: str
 ) -> list[pathlib.Path]:
-    """Fig. 2b: virtual seconds to the target accuracy against δ."""
+    """Plot Fig. 2b: virtual seconds to the target accuracy against δ."""
     figure, plot = style.figure_of(3.2)
     for index, label in enumerate(ENTRIES):
-        ours = [t for t in found if t.outcome.label == label]
+        ours = [t for t in found if t.result.label == label]
         x = np.array([degree(t.pattern) for t in ours])
-        reached = [compare_files.times_of(t.outcome, target) for t in ours]
+        reached = [compare.times_of(t.result, target) for t in ours]
         seen = np.array([np.isfinite(times).all() for times in reached])
         if not seen.any():
             continue
@@ -172,9 +171,9 @@ def plot_times(
 def write_times(
     found: list[Time], target: float, folder: pathlib.Path, about: str
 ) -> list[pathlib.Path]:
-    """Writes fig2b.md, .csv, .png and .pdf."""
-    table = rows(found, target)
-    text = f"{about}. Mean ± half of the 95 % confidence interval over the seeds; "
-    text += "savings against SFL at the same δ, paired by seed."
+    """Write fig2b.md, .csv, .png and .pdf."""
+    table = time_rows(found, target)
+    text = f"{about}; {OVER_SEEDS}; savings against SFL at the same δ, "
+    text += "paired by seed."
     paths = files.write_table(folder, "fig2b", table, text)
     return paths + plot_times(found, target, folder / "fig2b", about)

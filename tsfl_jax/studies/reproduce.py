@@ -1,49 +1,56 @@
 """``python -m tsfl_jax.reproduce table1``: the paper's tables and figures, run here.
 
 Every cell of a table is one sweep (four algorithms, several seeds) of a config in
-``configs/``, kept under ``--out``; a cell that is there is used again, a killed one
-goes on. Data sets that are not at hand are listed as such.
+``configs/``, kept under ``--out``; a finished sweep is reused, an interrupted one
+resumes. Cells whose data set is not available are listed as such.
 """
 
 import argparse
-import dataclasses
 import pathlib
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import IO, NamedTuple
 
-import jax
 import numpy as np
 
-from tsfl_jax.config import Config, flat
+from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import grid, prepare, sweeps
-from tsfl_jax.report import files
+from tsfl_jax.experiment import grid, sweeps
+from tsfl_jax.report import files, style
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.report.sweeps import plot_bands
 from tsfl_jax.studies import (
+    arguments,
     free_riders,
     heterogeneity,
     paper_results,
-    reproduce_files,
     sensitivity,
 )
+from tsfl_jax.studies.paper_results import ALGORITHMS
 from tsfl_jax.types import UserError
 
+CONFIGS = arguments.CONFIGS
+STUDY_CONFIG = "mnist_case1"  # what the studies vary
 # Targets that are not made of cells: Fig. 2, what the paper leaves open, free riders.
-SENSITIVITY, RIDERS = "sensitivity", "riders"
-_OTHERS = ("fig2a", "fig2b", SENSITIVITY, RIDERS)
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+STUDIES = ("fig2a", "fig2b", "sensitivity", "riders")
+_DATA = {
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "fashion_mnist": "F-MNIST",
+    "svhn_cropped": "SVHN",
+}
+_DMS, _FEDAVG = ALGORITHMS.index("dms"), ALGORITHMS.index("fedavg")
 
 
-class Options(NamedTuple):
-    """What the command line decides."""
+class CellResult(NamedTuple):
+    """Results of one cell of a table."""
 
-    seeds: int
-    out: pathlib.Path
-    data_dir: str
-    data: tuple[str, ...]  # only these data sets; () all
-    intervals: int  # fewer intervals, labelled so; 0 the paper's
-    changes: dict  # settings changed in every cell, labelled so
-    target: float  # accuracy in [0, 1] that Fig. 2b waits for
+    cell: paper_results.Cell
+    best: np.ndarray | None  # [A, S] best test accuracy in [0, 1]; None: not available
+    history: dict[str, np.ndarray] | None  # [A, S, T, …]
+    seconds: float  # of training and evaluation, all lanes
+    note: str  # what differs from the paper's setting, or why there is nothing
 
 
 def config_of(name: str) -> Config:
@@ -58,94 +65,187 @@ def config_of(name: str) -> Config:
     return grid.config_at(path)
 
 
-def changed_config(name: str, options: Options) -> tuple[Config, str]:
-    """A config with the options in it, and what differs from the paper's in words."""
-    labels = options.changes | (
-        {"num_intervals": options.intervals} if options.intervals else {}
-    )
-    changes = {"data.download": False} | grid.data_settings(options.data_dir) | labels
-    note = ", ".join(f"{name}={value}" for name, value in labels.items())
-    return grid.changed(config_of(name), changes), note
+def changed_config(name: str, given: argparse.Namespace) -> tuple[Config, str]:
+    """A config with the given settings, and how it differs from the paper's in words.
+
+    Args:
+      name: of a file in ``configs/``.
+      given: the arguments of the command line, as in all functions here.
+    """
+    labels = dict(given.set)
+    if given.intervals:
+        labels["num_intervals"] = given.intervals
+    config = config_of(name)
+    config = grid.changed(config, {"data.download": False} | given.data_dir | labels)
+    return config, arguments.joined(*(f"{k}={v}" for k, v in labels.items()))
 
 
 def run_cell(
-    cell: paper_results.Cell, options: Options, stream
-) -> reproduce_files.Measured:
-    """Runs or reuses one cell; its lanes are in order of algorithm, then seed."""
-    config, note = changed_config(cell.config, options)
-    swept = {
-        "algorithm": list(paper_results.ALGORITHMS),
-        "seed": list(range(options.seeds)),
-    }
+    cell: paper_results.Cell, given: argparse.Namespace, stream: IO[str]
+) -> CellResult:
+    """Run or reuse one cell; its lanes are in order of algorithm, then seed."""
+    config, note = changed_config(cell.config, given)
+    swept = {"algorithm": ALGORITHMS, "seed": range(given.seeds)}
     try:
-        dataset = prepare.load_dataset(config)
+        # The sweep reads the data, as synthetic ones depend on the seed.
+        workdir = given.out / "cells" / cell.config
+        result = sweeps.run(config, swept, workdir=workdir, stream=stream)
     except UserError as error:
         reason = f"not available: {error}"
         print(f"{cell.config}: {reason}", file=sys.stderr)
-        return reproduce_files.Measured(cell, None, None, 0.0, reason)
-    workdir = options.out / "cells" / cell.config
-    result = sweeps.run(config, swept, workdir=workdir, stream=stream, dataset=dataset)
-    shape = (len(paper_results.ALGORITHMS), options.seeds)
+        return CellResult(cell, None, None, 0.0, reason)
+    shape = (len(ALGORITHMS), given.seeds)
     best = [row["best_test_accuracy"] for row in result.rows]
     history = {
         name: result.history[name].reshape(shape + result.history[name].shape[1:])
         for name in ("test_accuracy", "rho", "tau")
     }
     lost = sum(row["diverged_at"] is not None for row in result.rows)
-    note = ", ".join(filter(None, [note, f"{lost} lanes diverged" if lost else ""]))
-    seconds = float(np.sum([row["seconds"] for row in result.rows]))
-    return reproduce_files.Measured(
-        cell, np.reshape(best, shape), history, seconds, note
-    )
+    note = arguments.joined(note, f"{lost} lanes diverged" if lost else "")
+    seconds = sum(row["seconds"] for row in result.rows)
+    return CellResult(cell, np.reshape(best, shape), history, seconds, note)
 
 
-def run_choices(options: Options, stream) -> tuple[list[sensitivity.Outcome], str]:
-    """Runs or reuses the study of what the paper leaves open; outcomes and a note."""
-    config, note = changed_config(sensitivity.CONFIG, options)
-    settings = flat(dataclasses.asdict(config))
-    several = sensitivity.choices(settings["lr"], settings["num_clients"])
-    lanes = sensitivity.points(settings, several, options.seeds)
-    workdir = options.out / "cells" / "sensitivity"
-    result = sweeps.run(config, lanes, workdir=workdir, stream=stream)
-    best = np.array([row["best_test_accuracy"] for row in result.rows])
-    minutes = sum(row["seconds"] for row in result.rows) / 60
-    about = f"{sensitivity.CONFIG}, {settings['num_intervals']} intervals"
-    about += f" ({note})" * bool(note) + f", training time {minutes:.1f} min"
-    return sensitivity.outcomes(several, best, options.seeds), about
+def cell_row(result: CellResult) -> dict[str, str]:
+    """One row of a table as text, by column."""
+    cell, best = result.cell, result.best
+    row = {"case": cell.case, "data": _DATA[cell.data]}
+    for index, algorithm in enumerate(ALGORITHMS):
+        name = style.NAMES[algorithm]
+        row[f"{name}, paper"] = f"{cell.accuracy[index]:.2f}"
+        row[name] = "–" if best is None else spread(100 * best[index])
+    gain = cell.accuracy[_DMS] - cell.accuracy[_FEDAVG]
+    row |= {"DMS − FedAvg, paper": f"{gain:+.2f}", "DMS − FedAvg, paired": "–"}
+    row |= {"seeds": "–", "training time, min": "–", "note": result.note}
+    if best is not None:
+        row["DMS − FedAvg, paired"] = spread(100 * (best[_DMS] - best[_FEDAVG]), "+.2f")
+        row["seeds"] = str(best.shape[1])
+        row["training time, min"] = f"{result.seconds / 60:.1f}"
+    return row
 
 
-def run_other(target: str, options: Options, device: str) -> list[pathlib.Path]:
-    """Runs or reuses a study that is not made of cells; returns its files."""
-    out = options.out
-    name = sensitivity.CONFIG if target == SENSITIVITY else heterogeneity.CONFIG
-    if (CONFIGS / f"{name}.py").is_file():
-        changed_config(name, options)  # a wrong --set is an error, not a lack of data
+def _in_latex(text: str) -> str:
+    for old, new in (("±", r"$\pm$"), ("−", "$-$"), ("–", "--"), ("%", r"\%")):
+        text = text.replace(old, new)
+    return text
+
+
+def latex(rows: list[dict[str, str]]) -> str:
+    """A tabular for a paper; the highest measured mean of a row is bold."""
+    names = [n for n in rows[0] if n not in ("note", "training time, min", "seeds")]
+    lines = [rf"\begin{{tabular}}{{ll{'r' * (len(names) - 2)}}}", r"\hline"]
+    lines.append(" & ".join(map(_in_latex, names)) + r" \\ \hline")
+    for row in rows:
+        measured = {n: row.get(n, "–") for n in style.NAMES.values()}
+        means = {n: float(t.split()[0]) for n, t in measured.items() if t != "–"}
+        cells = {name: _in_latex(row[name]) for name in names}
+        if means:
+            best = max(means, key=means.__getitem__)
+            cells[best] = rf"\textbf{{{cells[best]}}}"
+        lines.append(" & ".join(cells.values()) + r" \\")
+    return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
+
+
+def write_tables(
+    folder: pathlib.Path, name: str, rows: list[dict[str, str]], about: str
+) -> list[pathlib.Path]:
+    """Write name.md, .csv and .tex; returns their paths."""
+    head = f"Highest test accuracy in %: {OVER_SEEDS}; DMS − FedAvg is paired by seed. "
+    tex = folder / f"{name}.tex"
+    files.write_text(tex, latex(rows))
+    return [*files.write_table(folder, name, rows, f"{head}{about}."), tex]
+
+
+def plot_cell_curves(
+    folder: pathlib.Path, name: str, result: CellResult, history: dict[str, np.ndarray]
+) -> list[pathlib.Path]:
+    """Plot accuracy against the interval, a line per algorithm."""
+    cell = result.cell
+    lines = dict(zip(ALGORITHMS, history["test_accuracy"], strict=True))
+    title = arguments.joined(_DATA[cell.data], cell.case, result.note)
+    return plot_bands(lines, folder / f"{name}_{cell.config}", title)
+
+
+@style.styled
+def plot_cell_participation(
+    folder: pathlib.Path, name: str, result: CellResult, history: dict[str, np.ndarray]
+) -> list[pathlib.Path]:
+    """Plot how often each client has weight under DMS, with the seeds' spread."""
+    cell, rho, tau = result.cell, history["rho"][_DMS], history["tau"][_DMS]
+    mean, half = confidence_interval(100 * (rho > 0).mean(axis=1))  # [N]
+    figure, axes = style.figure_of(2.9)
+    clients = np.arange(len(mean))
+    look = {"color": "#56B4E9", "edgecolor": "#333333", "linewidth": 0.6}
+    axes.bar(clients, mean, yerr=half, capsize=2, **look)
+    axes.set_xlabel("client")
+    axes.set_ylabel("intervals with weight, %")
+    axes.set_ylim(0, 105)
+    axes.xaxis.set_major_locator(style.whole_numbers())
+    other = axes.twinx()
+    other.grid(visible=False)  # it has other ticks than the bars
+    other.spines["right"].set_visible(True)
+    other.plot(clients, tau.mean(axis=(0, 1)), "ko", markersize=3)
+    other.set_ylabel("mean local iterations τ (dots)")
+    other.set_ylim(bottom=0)
+    axes.set_title(f"DMS, {_DATA[cell.data]}, {cell.case}")
+    return style.save_both(figure, folder / f"{name}_{cell.config}")
+
+
+def write_target(
+    folder: pathlib.Path, target: str, results: Sequence[CellResult], device: str
+) -> list[pathlib.Path]:
+    """Write one table or figure of the paper; returns the paths of its files."""
+    if not results:
+        return []
+    if target.startswith("table"):
+        rows = [cell_row(result) for result in results]
+        return write_tables(folder, target, rows, f"Device: {device}")
+    plot = plot_cell_participation if target == "fig6" else plot_cell_curves
+    paths = []
+    for result in results:
+        if result.history is not None:
+            paths += plot(folder, target, result, result.history)
+    return paths
+
+
+def run_study(
+    target: str, given: argparse.Namespace, device: str
+) -> list[pathlib.Path]:
+    """Run or reuse a study that is not made of cells; returns its files."""
+    config, note = changed_config(STUDY_CONFIG, given)
+    out, workdir = given.out, given.out / "cells" / target
+    data = grid.setting(config, "data.name")
+    about = arguments.joined(data, note, f"{given.seeds} seeds")
+    options = (config, given.seeds, workdir, sys.stderr)
     try:
-        if target == SENSITIVITY:
-            found, about = run_choices(options, sys.stderr)
-            return reproduce_files.choices(out, found, f"{about}. Device: {device}")
-        config, note = changed_config(heterogeneity.CONFIG, options)
-        name = grid.setting(config, "data.name")
-        about = name + f", {note}" * bool(note) + f", {options.seeds} seeds"
-        workdir = out / "cells" / target
-        if target == RIDERS:
-            best, riders = free_riders.run(config, options.seeds, workdir, sys.stderr)
-            return free_riders.write(best, riders, out, about)
+        if target == "sensitivity":
+            found, minutes = sensitivity.run_choices(*options)
+            about = f"{STUDY_CONFIG}, {grid.setting(config, 'num_intervals')} intervals"
+            about += f" ({note})" * bool(note) + f", training time {minutes:.1f} min"
+            rows, about = sensitivity.choice_rows(found), f"{about}. Device: {device}"
+            paths = write_tables(out, target, rows, about)
+            return paths + sensitivity.plot_choices(found, out / target)
+        if target == "riders":
+            best, count = free_riders.run_free_riders(*options)
+            return free_riders.write_free_riders(best, count, out, about)
         if target == "fig2a":
-            curves = heterogeneity.accuracy(config, options.seeds, workdir, sys.stderr)
+            curves = heterogeneity.accuracy(*options)
             return heterogeneity.plot_accuracy(curves, out, about)
-        found = heterogeneity.times(config, options.seeds, workdir, sys.stderr)
-        return heterogeneity.write_times(found, options.target, out, about)
+        found = heterogeneity.times(*options)
+        return heterogeneity.write_times(found, given.accuracy, out, about)
     except UserError as error:
         print(f"{target}: not available: {error}", file=sys.stderr)
         return []
 
 
-def wanted(targets: list[str], data: tuple[str, ...]) -> list[str]:
-    """Cells of these tables and figures, each once, in the tables' order."""
-    names = {
-        name for target in targets for name in paper_results.TARGETS.get(target, ())
-    }
+def wanted(targets: Sequence[str], data: Sequence[str]) -> list[str]:
+    """Cells of these tables and figures, each once, in the tables' order.
+
+    Args:
+      targets: names of tables and figures.
+      data: only cells of these data sets; empty: of all.
+    """
+    names = {n for target in targets for n in paper_results.TARGETS.get(target, ())}
     return [
         name
         for name, cell in paper_results.CELLS.items()
@@ -153,76 +253,51 @@ def wanted(targets: list[str], data: tuple[str, ...]) -> list[str]:
     ]
 
 
-def parse(arguments: list[str]) -> tuple[list[str], Options]:
-    """The command line: targets and options."""
+def parse(texts: list[str]) -> argparse.Namespace:
+    """The command line."""
     known = sorted({cell.data for cell in paper_results.CELLS.values()})
-    parser = argparse.ArgumentParser(
-        prog="python -m tsfl_jax.reproduce", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument(
-        "target", nargs="+", choices=[*paper_results.TARGETS, *_OTHERS, "all"]
-    )
-    parser.add_argument("--seeds", type=int, default=5, help="runs of each algorithm")
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path("runs/reproduce")
-    )
-    parser.add_argument("--data_dir", default="", help="prepared TFDS data")
+    targets = [*paper_results.TARGETS, *STUDIES]
+    parser = arguments.make_parser("reproduce", __doc__, 5, "runs/reproduce")
+    arguments.add_settings(parser)
+    parser.add_argument("target", nargs="+", choices=[*targets, "all"])
     parser.add_argument("--data", nargs="+", default=[], choices=known)
     parser.add_argument("--intervals", type=int, default=0, help="fewer than the paper")
     parser.add_argument(
         "--accuracy", type=float, default=0.9, help="fig2b: time until this is reached"
     )
-    parser.add_argument(
-        "--set", action="append", default=[], help="setting=value, in every cell"
-    )
-    given = parser.parse_args(arguments)
-    if given.seeds < 1 or given.intervals < 0:
-        parser.error("--seeds must be at least 1 and --intervals at least 0")
-    if not 0 < given.accuracy < 1:
-        parser.error(f"--accuracy={given.accuracy}: must be in (0, 1), as 0.9")
-    try:
-        changes = grid.parse_settings(given.set)
-    except UserError as error:
-        parser.error(str(error))
+    given = arguments.parse(parser, texts, "accuracy")
+    if given.intervals < 0:
+        parser.error("--intervals must be at least 0")
+    if "all" in given.target:
+        given.target = targets
+    return given
+
+
+def main(texts: list[str]) -> None:
+    """Run the cells, then write each table and figure."""
+    given = parse(texts)
     targets = given.target
-    if "all" in targets:
-        targets = [*paper_results.TARGETS, *_OTHERS]
-    return targets, Options(
-        given.seeds,
-        given.out.expanduser(),
-        given.data_dir,
-        tuple(given.data),
-        given.intervals,
-        changes,
-        given.accuracy,
-    )
-
-
-def main(arguments: list[str]) -> None:
-    """Runs the cells, then writes each table and figure."""
-    targets, options = parse(arguments)
-    devices.start(0)  # whatever asks JAX a question first starts it with one device
-    files.prepare_workdir(options.out)
-    measured = {}
-    for name in wanted(targets, options.data):
-        print(f"{name}: {options.seeds} seeds", file=sys.stderr)
+    devices.start(0)  # all devices; the first question to JAX would start it with one
+    given.out = files.prepare_workdir(given.out)
+    results = {}
+    for name in wanted(targets, given.data):
+        print(f"{name}: {given.seeds} seeds", file=sys.stderr)
         begun = time.perf_counter()
-        measured[name] = run_cell(paper_results.CELLS[name], options, sys.stderr)
+        results[name] = run_cell(paper_results.CELLS[name], given, sys.stderr)
         print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
-    device = f"{jax.device_count()} × {jax.devices()[0].device_kind}"
-    found = any(cell.best is not None for cell in measured.values())
+    device = arguments.device_text()
+    available = any(result.best is not None for result in results.values())
     for target in targets:
-        if target in _OTHERS:
-            paths = run_other(target, options, device)
-            found = found or bool(paths)
+        if target in STUDIES:
+            paths = run_study(target, given, device)
+            available = available or bool(paths)
         else:
-            cells = [
-                measured[n] for n in paper_results.TARGETS[target] if n in measured
-            ]
-            paths = reproduce_files.write(options.out, target, cells, device)
+            cells = paper_results.TARGETS[target]
+            cells = [results[name] for name in cells if name in results]
+            paths = write_target(given.out, target, cells, device)
         for path in paths:
             print(path)
-    if not found:
+    if not available:
         raise UserError(
             f"{' '.join(targets)}: nothing could be run; give prepared data with "
             "--data_dir, and with --data only data sets that these targets use"

@@ -1,19 +1,20 @@
-"""What the paper leaves open: under which choices DMS helps, by how much.
+"""What the paper leaves open: under which choices DMS helps, and by how much.
 
-One case is run again with one choice changed at a time. DMS and FedAvg see the same
-clients, data and work in every run, so their difference is paired by seed.
+One case is run with one choice changed at a time. DMS and FedAvg have the same clients,
+data and schedule in every run, so their difference is paired by seed.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
+from tsfl_jax.config import Config, flat
+from tsfl_jax.experiment import sweeps
 from tsfl_jax.report import style
 from tsfl_jax.report.statistics import confidence_interval, spread
-
-CONFIG = "mnist_case1"  # the case that is varied
 
 
 class Choice(NamedTuple):
@@ -22,7 +23,7 @@ class Choice(NamedTuple):
     open: str  # what the paper leaves open
     choice: str  # what is done here
     changes: dict  # the settings that do it
-    only_dms: bool = False  # FedAvg does not see it: the standard run's is used
+    only_dms: bool = False  # no effect on FedAvg: its standard run is used
 
 
 def given_coupling(
@@ -45,7 +46,7 @@ def given_coupling(
 
 
 def choices(lr: float, num_clients: int) -> list[Choice]:
-    """All that is tried, for this η and N; the first one is the standard."""
+    """All choices, for this η and N; the first one is the standard."""
     split, kind = "non-IID split", "partition.kind"
     found = [
         Choice("–", "standard: momentum 0.9, Dirichlet(0.5), c estimated", {}),
@@ -67,10 +68,10 @@ def choices(lr: float, num_clients: int) -> list[Choice]:
 
 
 def points(settings: dict, several: Sequence[Choice], seeds: int) -> list[dict]:
-    """Lanes of one sweep: DMS of every choice, and FedAvg where it sees a difference.
+    """Lanes of one sweep: DMS with every choice, FedAvg where it makes a difference.
 
     Args:
-      settings: of the standard, by name; every lane names all that some choice changes.
+      settings: of the standard, by name; each lane sets all that any choice changes.
       several: the choices.
       seeds: lanes of one algorithm.
     """
@@ -83,27 +84,42 @@ def points(settings: dict, several: Sequence[Choice], seeds: int) -> list[dict]:
     ]
 
 
-class Outcome(NamedTuple):
-    """What came of one choice: best test accuracies in [0, 1], by seed."""
+class ChoiceResult(NamedTuple):
+    """Best test accuracies in [0, 1] under one choice, by seed."""
 
     choice: Choice
     fedavg: np.ndarray  # [S]
     dms: np.ndarray  # [S]
 
 
-def outcomes(several: Sequence[Choice], best: np.ndarray, seeds: int) -> list[Outcome]:
-    """Sorts the lanes' results, in the order of `points`, by choice."""
+def by_choice(
+    several: Sequence[Choice], best: np.ndarray, seeds: int
+) -> list[ChoiceResult]:
+    """The lanes' results, in the order of `points`, by choice."""
     parts = iter(np.reshape(best, (-1, seeds)))
-    found: list[Outcome] = []
+    found: list[ChoiceResult] = []
     for choice in several:
         dms = next(parts)
         fedavg = found[0].fedavg if choice.only_dms else next(parts)
-        found.append(Outcome(choice, fedavg, dms))
+        found.append(ChoiceResult(choice, fedavg, dms))
     return found
 
 
+def run_choices(
+    config: Config, seeds: int, workdir: pathlib.Path, stream: IO[str]
+) -> tuple[list[ChoiceResult], float]:
+    """Run or reuse the study: the results, and minutes of training."""
+    settings = flat(dataclasses.asdict(config))
+    several = choices(settings["lr"], settings["num_clients"])
+    lanes = points(settings, several, seeds)
+    rows = sweeps.run(config, lanes, workdir=workdir, stream=stream).rows
+    best = np.array([row["best_test_accuracy"] for row in rows])
+    minutes = sum(row["seconds"] for row in rows) / 60
+    return by_choice(several, best, seeds), minutes
+
+
 def verdict(gain: float, half: float) -> str:
-    """Whether DMS helps, where its 95 % confidence interval leaves 0 out."""
+    """Whether DMS helps: whether the 95 % confidence interval excludes 0."""
     if np.isnan(half):
         return "one seed: unknown"
     if abs(gain) <= half:
@@ -111,7 +127,7 @@ def verdict(gain: float, half: float) -> str:
     return "DMS helps" if gain > 0 else "DMS hurts"
 
 
-def rows(several: Sequence[Outcome]) -> list[dict[str, str]]:
+def choice_rows(several: Sequence[ChoiceResult]) -> list[dict[str, str]]:
     """The table as text, one row per choice."""
     found = []
     for choice, fedavg, dms in several:
@@ -131,15 +147,15 @@ def rows(several: Sequence[Outcome]) -> list[dict[str, str]]:
 
 
 @style.styled
-def plot_outcomes(
-    several: Sequence[Outcome], path: pathlib.Path, title: str
+def plot_choices(
+    several: Sequence[ChoiceResult], path: pathlib.Path
 ) -> list[pathlib.Path]:
-    """Differences with their confidence intervals, one line per choice."""
+    """Plot differences with their confidence intervals, one line per choice."""
     figure, axes = style.figure_of(0.8 + 0.25 * len(several))
-    for place, (_, fedavg, dms) in enumerate(several):
+    for row, (_, fedavg, dms) in enumerate(several):
         gain, half = confidence_interval(100 * (dms - fedavg))
         look = {"fmt": "o", "color": "#0072B2", "markersize": 4}
-        axes.errorbar(gain, place, xerr=half, **look)
+        axes.errorbar(gain, row, xerr=half, **look)
     axes.axvline(0, color="#333333", linewidth=1)
     axes.set_xscale("symlog", linthresh=1, linscale=2)  # tenths of a point and tens
     axes.xaxis.set_major_formatter("{x:g}")
@@ -150,5 +166,5 @@ def plot_outcomes(
     axes.set_yticks(range(len(names)), [style.escape(name) for name in names])
     axes.invert_yaxis()
     axes.set_xlabel("DMS − FedAvg in points of best accuracy, 95 % confidence")
-    figure.suptitle(style.title(title))
+    figure.suptitle("What the paper leaves open: one choice changed at a time")
     return style.save_both(figure, path)

@@ -1,0 +1,76 @@
+"""Arguments that the commands of several studies share, and their ranges."""
+
+import argparse
+import pathlib
+from typing import Any
+
+import jax
+
+from tsfl_jax.experiment import grid
+from tsfl_jax.types import UserError
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+
+
+def make_parser(
+    name: str, about: str | None, seeds: int, out: str
+) -> argparse.ArgumentParser:
+    """A parser with ``--seeds`` and ``--out``.
+
+    Args:
+      name: of the command.
+      about: the command's module docstring, whose first line is shown.
+      seeds, out: the defaults, a number of runs and a folder.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m tsfl_jax.{name}", description=str(about).splitlines()[0]
+    )
+    parser.add_argument("--seeds", type=int, default=seeds, help="runs of each setting")
+    parser.add_argument("--out", type=pathlib.Path, default=out, help="folder of files")
+    return parser
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add ``--data_dir`` and ``--set``, for studies of any config."""
+    parser.add_argument("--data_dir", default="", help="prepared TFDS data")
+    parser.add_argument(
+        "--set", action="append", default=[], help="setting=value, in every run"
+    )
+
+
+def parse(
+    parser: argparse.ArgumentParser, texts: list[str], share: str = ""
+) -> argparse.Namespace:
+    """The parsed arguments; wrong ones end the process with exit code 2.
+
+    Args:
+      parser: from `make_parser`.
+      texts: the command line.
+      share: an argument that must be in (0, 1), such as a target accuracy.
+
+    Returns:
+      The arguments by name; ``set`` and ``data_dir`` as dicts of settings.
+    """
+    given = parser.parse_args(texts)
+    if given.seeds < 1:
+        parser.error("--seeds must be at least 1")
+    if share and not 0 < getattr(given, share) < 1:
+        value = getattr(given, share)
+        parser.error(f"--{share}={value}: must be in (0, 1), as 0.9")
+    try:
+        if "set" in given:
+            given.set = grid.parse_settings(given.set)
+            given.data_dir = grid.data_settings(given.data_dir)
+    except UserError as error:
+        parser.error(str(error))
+    return given
+
+
+def device_text() -> str:
+    """Number and kind of the devices, "1 × cpu"; starts JAX."""
+    return f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+
+
+def joined(*parts: Any) -> str:
+    """The parts that are not empty, separated by commas."""
+    return ", ".join(str(part) for part in parts if part)

@@ -90,6 +90,7 @@ def _check_flags(argv: list[str]) -> None:
         flag, equals, value = argument.lstrip("-").partition("=")
         if flag == "config":
             path = value if equals else (argv[position + 1 : position + 2] or [""])[0]
+            path = path.rpartition(".py:")[0] + ".py" if ".py:" in path else path
             if not pathlib.Path(path).is_file():
                 folders = {pathlib.Path(path).parent, HERE / "configs"}
                 known = [str(p) for folder in folders for p in folder.glob("*.py")]
@@ -203,7 +204,8 @@ def _joined(config: Config) -> processes.Group | None:
 
 
 def _label(config: Config) -> str:
-    path = pathlib.Path(flags.FLAGS["config"].config_filename)
+    path = flags.FLAGS["config"].config_filename
+    path = pathlib.Path(path.rpartition(".py:")[2])  # configs/papers.py:mnist_case1
     if _SWEEP.value:
         return f"{path.stem}-sweep"
     return f"{path.stem}-{config.algorithm}-seed{config.seed}"

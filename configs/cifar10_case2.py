@@ -6,17 +6,8 @@ Time: about 3 hours on 2 cores (estimated from 276 samples/s); GPU not measured.
 Run: python launch.py --config=configs/cifar10_case2.py --config.algorithm=dms
 """
 
-from tsfl_jax.config import Config
+from tsfl_jax.studies import settings
 
 
-def get_config() -> Config:
-    config = Config()
-    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
-    config.num_intervals = 50
-    config.lr = 0.005
-    config.data.name = "cifar10"
-    config.data.normalize = "standard"
-    config.schedule.kind = "case2"
-    config.report_every = 1
-    config.model.name = "vgg11"
-    return config
+def get_config() -> settings.Config:
+    return settings.paper("cifar10_case2")

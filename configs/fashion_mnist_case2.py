@@ -6,17 +6,8 @@ Time: about 10 minutes on 2 cores (estimated from 9,670 samples/s); GPU not meas
 Run: python launch.py --config=configs/fashion_mnist_case2.py --config.algorithm=dms
 """
 
-from tsfl_jax.config import Config
+from tsfl_jax.studies import settings
 
 
-def get_config() -> Config:
-    config = Config()
-    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
-    config.num_intervals = 100
-    config.lr = 0.003
-    config.data.name = "fashion_mnist"
-    config.data.normalize = "unit"
-    config.schedule.kind = "case2"
-    config.report_every = 1
-    config.model.name = "fashion_cnn"
-    return config
+def get_config() -> settings.Config:
+    return settings.paper("fashion_mnist_case2")

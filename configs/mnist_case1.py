@@ -6,16 +6,8 @@ Time: about 1 minute on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/mnist_case1.py --config.algorithm=dms
 """
 
-from tsfl_jax.config import Config
+from tsfl_jax.studies import settings
 
 
-def get_config() -> Config:
-    config = Config()
-    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
-    config.num_intervals = 50
-    config.lr = 0.003
-    config.data.name = "mnist"
-    config.data.normalize = "unit"
-    config.schedule.kind = "case1"
-    config.model.name = "mnist_cnn"
-    return config
+def get_config() -> settings.Config:
+    return settings.paper("mnist_case1")

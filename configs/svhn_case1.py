@@ -6,18 +6,8 @@ Time: about 20 hours on 2 cores (estimated from 70 samples/s); GPU not measured.
 Run: python launch.py --config=configs/svhn_case1.py --config.algorithm=dms
 """
 
-from tsfl_jax.config import Config
+from tsfl_jax.studies import settings
 
 
-def get_config() -> Config:
-    config = Config()
-    config.algorithm = "dms"  # dms, fedavg, fedprox or fedasync
-    config.num_intervals = 100
-    config.lr = 0.005
-    config.data.name = "svhn_cropped"
-    config.data.normalize = "standard"
-    config.schedule.kind = "case1"
-    config.report_every = 1
-    config.model.name = "resnet18"
-    config.model.norm = "group"
-    return config
+def get_config() -> settings.Config:
+    return settings.paper("svhn_case1")

@@ -12,6 +12,7 @@ import pytest
 import tsfl_jax
 from tsfl_jax import config, timeline, validate
 from tsfl_jax.models import convolution, networks
+from tsfl_jax.studies import settings
 from tsfl_jax.types import UserError
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
@@ -28,11 +29,11 @@ SHAPES = {
 }
 
 
-def load(name) -> config.Config:
+def load(name, *arguments) -> tuple[config.Config, str]:
     spec = importlib.util.spec_from_file_location("config", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.get_config(), module.__doc__
+    return module.get_config(*arguments), module.__doc__
 
 
 def test_the_promised_files_are_there():
@@ -55,11 +56,20 @@ def test_header_says_what_how_long_and_the_command(name):
     assert f"--config=configs/{name}.py" in doc or (default and "launch.py" in doc)
 
 
+def test_experiments_of_the_paper_by_name():
+    for name in settings.PAPER:
+        assert load(name)[0] == load("papers", name)[0] == settings.paper(name)
+    for name in settings.FRAMEWORKS:
+        assert load(f"frameworks/{name}")[0] == settings.framework(name)
+    with pytest.raises(UserError, match="did you mean 'mnist_case"):
+        load("papers", "mnist_case4")
+
+
 HEAVY = {f"{d}_case{c}" for d in ("cifar10", "svhn", "fashion_mnist") for c in (1, 3)}
 HEAVY |= {"svhn_case2", "cifar10_case2", "fashion_mnist_case2"}
 # The fast suite has every network in test_models, every framework in test_replay.
 HEAVY |= {n for n in FILES if n.startswith("frameworks/")}
-HEAVY |= {"mnist_case1", "mnist_select2"}
+HEAVY |= {"mnist_case1", "mnist_select2", "papers"}
 
 
 @pytest.mark.parametrize(
@@ -67,24 +77,24 @@ HEAVY |= {"mnist_case1", "mnist_select2"}
     [pytest.param(n, marks=[pytest.mark.slow] if n in HEAVY else []) for n in FILES],
 )
 def test_runs_two_intervals_on_synthetic_data_of_its_shape(name, tmp_path):
-    settings, _ = load(name)
-    whole = (settings.num_intervals, settings.num_clients, settings.batch_size)
+    chosen, _ = load(name)
+    whole = (chosen.num_intervals, chosen.num_clients, chosen.batch_size)
     assert min(whole) >= 4
     # Shapes and networks are the real ones; fewer and smaller clients save time.
-    settings.num_intervals, settings.num_clients, settings.batch_size = 2, 4, 4
-    if settings.data.name != "quadratic":  # is synthetic itself
-        settings.data.shape = SHAPES[settings.data.name]
-        settings.data.name = "synthetic"
-        settings.data.train_size, settings.data.test_size = 64, 16
-    settings.schedule.data_size = 8
-    settings.report_every, settings.devices = 2, 2
-    if settings.timeline.framework != "none":
-        settings.timeline.local_iterations, settings.timeline.buffer = 1, 2
-    result = tsfl_jax.simulate(settings)
+    chosen.num_intervals, chosen.num_clients, chosen.batch_size = 2, 4, 4
+    if chosen.data.name != "quadratic":  # is synthetic itself
+        chosen.data.shape = SHAPES[chosen.data.name]
+        chosen.data.name = "synthetic"
+        chosen.data.train_size, chosen.data.test_size = 64, 16
+    chosen.schedule.data_size = 8
+    chosen.report_every, chosen.devices = 2, 2
+    if chosen.timeline.framework != "none":
+        chosen.timeline.local_iterations, chosen.timeline.buffer = 1, 2
+    result = tsfl_jax.simulate(chosen)
     assert "synthetic" in result.summary["data"]
     loss = result.history["test_loss"]
     # On a timeline the model is tested by the clock, not at every update.
-    tested = loss if settings.timeline.framework == "none" else loss[-1:]
+    tested = loss if chosen.timeline.framework == "none" else loss[-1:]
     assert np.isfinite(tested).all()
     assert result.summary["num_dropped"] == 0
     assert result.summary["samples_trained"] > 0

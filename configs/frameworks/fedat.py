@@ -9,23 +9,8 @@ Run: python launch.py --config=configs/frameworks/fedat.py
 All: python -m tsfl_jax.compare configs/frameworks/*.py
 """
 
-from tsfl_jax.config import Config
+from tsfl_jax.studies import settings
 
 
-def get_config() -> Config:
-    config = Config()
-    config.algorithm = "fedat"
-    config.num_intervals = 40
-    config.lr = 0.003
-    config.data.name = "mnist"
-    config.model.name = "mnist_cnn"
-    config.schedule.data_size = 512
-    config.schedule.interval_seconds = 2.0
-    config.timeline.framework = "fedat"
-    config.timeline.speed = "uniform(0.25,1)"
-    config.timeline.jitter = 0.2
-    config.timeline.download = "constant(0.1)"
-    config.timeline.upload = "constant(0.1)"
-    config.timeline.local_iterations = 3
-    config.timeline.tiers = 3
-    return config
+def get_config() -> settings.Config:
+    return settings.framework("fedat")

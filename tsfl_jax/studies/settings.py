@@ -1,0 +1,96 @@
+"""Settings of whole studies: the paper's experiments, and frameworks on equal clients.
+
+The files in ``configs/`` are doors to these functions, and say what to expect. What the
+paper leaves open has the choices of docs/architecture.md.
+"""
+
+from tsfl_jax import config as settings
+from tsfl_jax.config import Config
+from tsfl_jax.types import UserError, nearest
+
+# Data set of the paper → what is changed from the defaults of `Config` for it.
+_DATA = {
+    "mnist": {"data.name": "mnist", "model.name": "mnist_cnn"},
+    "fashion_mnist": {
+        "num_intervals": 100,
+        "report_every": 1,
+        "data.name": "fashion_mnist",
+        "model.name": "fashion_cnn",
+    },
+    "cifar10": {
+        "lr": 0.005,
+        "report_every": 1,
+        "data.name": "cifar10",
+        "data.normalize": "standard",
+        "model.name": "vgg11",
+    },
+    "svhn": {
+        "lr": 0.005,
+        "num_intervals": 100,
+        "report_every": 1,
+        "data.name": "svhn_cropped",
+        "data.normalize": "standard",
+        "model.name": "resnet18",
+        "model.norm": "group",
+    },
+}
+# Experiment of the paper by name, such as "svhn_case3" or "mnist_select2".
+PAPER = {
+    f"{data}_case{case}": changes | {"schedule.kind": f"case{case}"}
+    for data, changes in _DATA.items()
+    for case in (1, 2, 3)
+} | {
+    f"mnist_select{least}": _DATA["mnist"] | {"schedule.upload_above": least}
+    for least in (2, 4)
+}
+# Clients that all frameworks are compared on: 80 virtual seconds, 0.25 to 1 s per
+# iteration, 0.1 s per transfer.
+_CLIENTS = {
+    "num_intervals": 40,
+    "data.name": "mnist",
+    "model.name": "mnist_cnn",
+    "schedule.data_size": 512,
+    "schedule.interval_seconds": 2.0,
+    "timeline.jitter": 0.2,
+    "timeline.download": "constant(0.1)",
+    "timeline.upload": "constant(0.1)",
+    "timeline.local_iterations": 3,
+}
+FRAMEWORKS = {
+    "afl": {"algorithm": "fedasync", "server.staleness": "polynomial"},
+    "esync": {},
+    "fedat": {"algorithm": "fedat"},
+    "fedbuff": {"algorithm": "fedbuff", "server.staleness": "polynomial"},
+    "fedcs": {"timeline.deadline": 3.0},
+    "safa": {},
+    "sfl": {},
+    "tsfl": {},
+    "tsfl_dms": {"algorithm": "dms", "timeline.framework": "tsfl"},
+}
+
+
+def paper(name: str) -> Config:
+    """The settings of one of the paper's experiments, with DMS.
+
+    Args:
+      name: a key of `PAPER`.
+
+    Raises:
+      UserError: there is no such experiment.
+    """
+    if name not in PAPER:
+        raise UserError(
+            f"{name}: the paper has no such experiment{nearest(name, PAPER)} "
+            f"(one of: {', '.join(PAPER)})"
+        )
+    return settings.replace(Config(), PAPER[name])
+
+
+def framework(name: str) -> Config:
+    """The settings of a framework on the clients that all frameworks share.
+
+    Args:
+      name: a key of `FRAMEWORKS`.
+    """
+    chosen = {"algorithm": "fedavg", "timeline.framework": name} | FRAMEWORKS[name]
+    return settings.replace(Config(), _CLIENTS | chosen)

@@ -97,15 +97,12 @@ TALL = {
     ("validate.py", "_in_range"),
     ("timeline/fleet.py", "draw_fleet"),
     ("engine/client.py", "make_local_training"),
-    ("timeline/synchronous.py", "fedcs"),
     ("data/__init__.py", "load"),
     ("engine/processes.py", "join"),
     ("data/quadratic_samples.py", "make"),
-    ("timeline/synchronous.py", "safa"),
     ("engine/client_gradients.py", "client_gradients"),
     ("data/tfds_prepare.py", "prepare"),
     ("engine/mapping.py", "weighted_models"),
-    ("timeline/asynchronous.py", "tsfl"),
     ("data/in_memory.py", "make_dataset"),
 }
 

@@ -10,24 +10,19 @@ import pytest
 from matplotlib.image import imread
 
 from tests.test_launch import ROOT, SMALL, launch
-from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, run
+from tests.timeline.test_timeline import ALL, fleet_of, random_fleet
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble, explain, explain_text, prepare
 from tsfl_jax.report import timeline
 from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous
 from tsfl_jax.timeline.fleet import online_seconds
-from tsfl_jax.timeline.tasks import COUNTED, GIVEN_UP, LOST, OPEN, tasks_of
+from tsfl_jax.timeline.trace import COUNTED, GIVEN_UP, LOST, OPEN
 
 
-def bars(name, fleet, end=None, carry=False, lag=0, **kwargs):
+def bars(name, fleet, end=None, **kwargs):
     """{client: [(kind, start, end), …]}, the kinds by their first letters."""
-    if name == "tsfl":
-        kwargs["carry"] = carry
-    if name == "safa":
-        kwargs["lag"] = lag
-    trace = run(name, fleet, **kwargs)
-    tasks = tasks_of(trace, fleet, name, carry=carry, lag=lag)
+    trace, tasks = FRAMEWORKS[name](fleet, **kwargs)
     told = {}
     for s in segments.segments(tasks, fleet, end or trace.time[-1]):
         cell = (s.kind[:2], round(float(s.start), 9), round(float(s.end), 9))
@@ -57,10 +52,9 @@ def test_an_asynchronous_client_that_goes_offline_and_one_whose_delivery_is_lost
     fleet = fleet_of(
         [1.0, 2.0], lost=[[False], [True]], online=[[(0, 1.5), (2, 9)], []]
     )
-    trace = run("afl", fleet, horizon=7, iterations=2)
+    trace, tasks = FRAMEWORKS["afl"](fleet, horizon=7, iterations=2)
     assert trace.time.tolist() == [2.5, 4.5, 6.5]
-    tasks = tasks_of(trace, fleet, "afl")
-    assert [(t.client, t.start, t.end, t.fate) for t in tasks] == [
+    assert [(t.client, t.start, t.arrival, t.fate) for t in tasks] == [
         (0, 0, 2.5, COUNTED),
         (0, 2.5, 4.5, COUNTED),
         (0, 4.5, 6.5, COUNTED),
@@ -80,7 +74,7 @@ def test_an_interval_ends_with_what_was_not_finished():
     fleet = fleet_of([1.25], 0.5, 0.5)
     first = [("do", 0, 0.5), ("it", 0.5, 1.75), ("it", 1.75, 3), ("un", 3, 3.5)]
     first += [("up", 3.5, 4), ("do", 4, 4.5)]
-    told = bars("tsfl", fleet, num_intervals=2, interval=4.0)
+    told = bars("tsfl", fleet, num_intervals=2, interval=4.0, carry=False)
     assert told[0] == [
         *first,
         *[("it", 4.5, 5.75), ("it", 5.75, 7), ("un", 7, 7.5), ("up", 7.5, 8)],
@@ -93,7 +87,7 @@ def test_an_interval_ends_with_what_was_not_finished():
     ]
     # Nothing fits: no upload; and the second interval is spent offline.
     fleet = fleet_of([1.0, 9.0], 0.5, 0.5, online=[[], [(0, 4), (8, 99)]])
-    told = bars("tsfl", fleet, num_intervals=2, interval=4.0)
+    told = bars("tsfl", fleet, num_intervals=2, interval=4.0, carry=False)
     assert told[1] == [("do", 0, 0.5), ("un", 0.5, 3.5), ("wa", 3.5, 4), ("of", 4, 8)]
 
 
@@ -101,8 +95,8 @@ def test_a_stale_client_gives_up():
     # Rounds end when client 0 delivers, each second; client 1 takes 5 s and may be one
     # version behind: at 2 s it is started anew, and again.
     fleet = fleet_of([1.0, 5.0])
-    trace = run("safa", fleet, horizon=6, iterations=1, fraction=0.5, lag=1)
-    tasks = tasks_of(trace, fleet, "safa", lag=1)
+    options = {"horizon": 6, "iterations": 1, "fraction": 0.5, "lag": 1}
+    tasks = FRAMEWORKS["safa"](fleet, **options).tasks
     assert [(t.start, t.stop, t.fate) for t in tasks if t.client == 1] == [
         (0, 2, GIVEN_UP),
         (2, 4, GIVEN_UP),
@@ -126,9 +120,8 @@ def test_uploads_one_after_another_wait_for_the_channel():
 def test_bars_fill_the_time_of_every_client(name):
     for seed in range(4):
         fleet, options = random_fleet(seed), ALL[name]
-        trace = FRAMEWORKS[name](fleet, **options)
+        trace, tasks = FRAMEWORKS[name](fleet, **options)
         end = float(trace.time[-1])
-        tasks = tasks_of(trace, fleet, name, carry=True, lag=options.get("lag", 0))
         counted = [t for t in tasks if t.fate == COUNTED]
         there = trace.iterations > 0
         assert len(counted) == there.sum()
@@ -150,13 +143,13 @@ def test_bars_fill_the_time_of_every_client(name):
 
 
 def begun_by(name, fleet, monkeypatch):
-    """The trace, and (moment, delivery) of every task that the framework began."""
+    """The simulation, and every task as the framework began it."""
     begun = []
 
     def record(begin):
-        def recorded(*args, now, **kwargs):
-            begun.append((now, begin(*args, now=now, **kwargs)))
-            return begun[-1][1]
+        def recorded(*args, **kwargs):
+            begun.append(begin(*args, **kwargs))
+            return begun[-1]
 
         return recorded
 
@@ -166,25 +159,54 @@ def begun_by(name, fleet, monkeypatch):
         return FRAMEWORKS[name](fleet, **ALL[name]), begun
 
 
-@pytest.mark.parametrize("name", ["sfl", "esync", "fedat", "afl", "fedbuff", "safa"])
+@pytest.mark.parametrize("name", [name for name in ALL if name != "tsfl"])
 def test_tasks_are_those_that_the_framework_began(name, monkeypatch):
-    compared = 0
     for seed in range(12):
         fleet = random_fleet(seed)
-        trace, begun = begun_by(name, fleet, monkeypatch)
+        (trace, told), begun = begun_by(name, fleet, monkeypatch)
         last = trace.time[-1]
-        moments = [now for now, _ in begun if now < last]
-        if name == "safa" and not np.isin(moments, [0, *trace.time]).all():
-            continue  # a round in which nothing arrived is in no trace
-        compared += 1
-        expected = sorted((d.client, d.start) for _, d in begun if d.start < last)
-        told = tasks_of(trace, fleet, name, lag=ALL[name].get("lag", 0))
-        assert [(t.client, t.start) for t in told] == expected
-        lost = {(d.client, d.start) for _, d in begun if d.lost and d.arrival <= last}
-        found = {(t.client, t.start) for t in told if t.fate == LOST}
-        # safa may give up a task before anybody sees that it is lost.
-        assert found <= lost if name == "safa" else found == lost
-    assert compared >= 4
+        expected = sorted((d.client, d.number) for d in begun if d.start < last)
+        assert [(t.client, t.number) for t in told] == expected
+        lost = {(t.client, t.number) for t in told if t.lost and t.arrival <= last}
+        found = {(t.client, t.number) for t in told if t.fate == LOST}
+        # safa gives up tasks before it knows that they are lost, fedcs late ones.
+        stopped = {(t.client, t.number) for t in told if t.fate == GIVEN_UP}
+        assert found == lost - stopped
+        assert not stopped or name in ("safa", "fedcs")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_trace_has_the_tasks_that_count(name):
+    for seed in range(4):
+        trace, tasks = FRAMEWORKS[name](random_fleet(seed), **ALL[name])
+        row, column = np.nonzero((trace.client >= 0) & (trace.iterations > 0))
+        fields = ("client", "task", "version", "iterations", "start", "arrival")
+        there = zip(*(getattr(trace, f)[row, column] for f in fields), strict=True)
+        counted = [t for t in tasks if t.fate == COUNTED]
+        assert sorted(there) == sorted(
+            (t.client, t.number, t.version, t.iterations, t.start, t.arrival)
+            for t in counted
+        )
+
+
+def test_tasks_without_a_delivery_are_told():
+    # Client 1 never delivers; the round waits for it all the same.
+    trace, tasks = FRAMEWORKS["sfl"](
+        fleet_of([1.0, 2.0], lost=[False, True]), horizon=4, iterations=1
+    )
+    assert trace.client[:, 0].tolist() == [0, 0] and trace.time.tolist() == [2, 4]
+    assert [(t.client, t.start, t.stop, t.fate) for t in tasks[2:]] == [
+        (1, 0, 2, LOST),
+        (1, 2, 4, LOST),
+    ]
+    # Expected to be ready after 3 s on average; the first time client 1 needs 5 s and
+    # is dropped at the deadline of 4 s.
+    fleet = fleet_of([[1.0, 1.0], [5.0, 1.0]], upload=[0.5, 0.5])
+    _, tasks = FRAMEWORKS["fedcs"](fleet, horizon=8, iterations=1, deadline=4.0)
+    assert [(t.client, t.start, t.arrival, t.stop, t.fate) for t in tasks[-2:]] == [
+        (1, 0, 5.5, 4, GIVEN_UP),
+        (1, 4, 6, 6, COUNTED),
+    ]
 
 
 def test_a_schedule_has_bars_of_tau():
@@ -372,8 +394,7 @@ def test_slips(tmp_path):
 
 def test_the_window_shows_almost_everybodys_first_task():
     fleet = fleet_of([1.0] * 9 + [100.0])
-    trace = run("afl", fleet, horizon=300, iterations=1)
-    tasks = tasks_of(trace, fleet, "afl")
+    trace, tasks = FRAMEWORKS["afl"](fleet, horizon=300, iterations=1)
     found = list(segments.segments(tasks, fleet, 300.0))
     line = timeline.Timeline(found, tasks, trace.time, {}, 1, True, {})
     assert timeline.window(line) == pytest.approx(1.5 * (1 + 0.1 * 99))

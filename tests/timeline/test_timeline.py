@@ -39,7 +39,7 @@ def fleet_of(iteration, download=0, upload=0, lost=False, online=()):
 def run(name, fleet, **kwargs):
     if name != "tsfl":
         kwargs = {"iterations": 1} | kwargs
-    return FRAMEWORKS[name](fleet, **kwargs)
+    return FRAMEWORKS[name](fleet, **kwargs).trace
 
 
 def rows(trace, *fields):
@@ -401,8 +401,8 @@ def equal(a: Trace, b: Trace):
 def test_properties(name):
     for seed in range(6):
         fleet = random_fleet(seed)
-        trace = FRAMEWORKS[name](fleet, **ALL[name])
-        equal(trace, FRAMEWORKS[name](fleet, **ALL[name]))
+        trace = FRAMEWORKS[name](fleet, **ALL[name]).trace
+        equal(trace, FRAMEWORKS[name](fleet, **ALL[name]).trace)
         R = len(trace.time)
         assert all(len(a) == R for a in trace) and (np.diff(trace.time) >= 0).all()
         there = trace.client >= 0
@@ -435,14 +435,14 @@ def test_properties(name):
 def test_limit_cases(seed, H, offline):
     fleet = random_fleet(seed, offline=offline)
     options = {"horizon": 400.0, "iterations": H}
-    sfl = FRAMEWORKS["sfl"](fleet, **options)
-    equal(FRAMEWORKS["fedat"](fleet, tiers=1, **options), sfl)
-    equal(FRAMEWORKS["safa"](fleet, fraction=1.0, lag=10**6, **options), sfl)
-    afl = FRAMEWORKS["afl"](fleet, **options)
-    equal(FRAMEWORKS["fedbuff"](fleet, buffer=1, **options), afl)
+    sfl = FRAMEWORKS["sfl"](fleet, **options).trace
+    equal(FRAMEWORKS["fedat"](fleet, tiers=1, **options).trace, sfl)
+    equal(FRAMEWORKS["safa"](fleet, fraction=1.0, lag=10**6, **options).trace, sfl)
+    afl = FRAMEWORKS["afl"](fleet, **options).trace
+    equal(FRAMEWORKS["fedbuff"](fleet, buffer=1, **options).trace, afl)
     # One client alone: every framework with tasks of H iterations is the same.
     one = random_fleet(seed, dropout=0.0, offline=offline, N=1)
-    sfl = FRAMEWORKS["sfl"](one, **options)
+    sfl = FRAMEWORKS["sfl"](one, **options).trace
     for name, more in (
         ("afl", {}),
         ("fedbuff", {"buffer": 1}),
@@ -451,7 +451,7 @@ def test_limit_cases(seed, H, offline):
         ("safa", {"fraction": 0.5, "lag": 0}),
         ("fedcs", {"deadline": 1e9}),
     ):
-        other = FRAMEWORKS[name](one, **options, **more)
+        other = FRAMEWORKS[name](one, **options, **more).trace
         assert len(other.time) == len(sfl.time)
         for a, b in zip(other, sfl, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-12)
@@ -792,7 +792,7 @@ def test_agrees_with_simpy(name):
             if name == "fedcs":  # the channel is busy, not all that are able fit
                 fleet = fleet._replace(upload=4 * fleet.upload)
                 kwargs["deadline"] = (9.0, 8.0, 7.0)[seed % 3]
-            trace = FRAMEWORKS[name](fleet, **kwargs)
+            trace = FRAMEWORKS[name](fleet, **kwargs).trace
             sim = Sim(simpy, fleet)
             horizon = kwargs.pop("horizon", 61.0)
             getattr(sim, name)(**kwargs)
@@ -844,7 +844,7 @@ def test_the_number_of_events_is_known_beforehand(name):
     config = timed(name, download="uniform(0.01,0.3)")
     config.num_intervals = 200
     fleet = workload.fleet_of(config, workload.sizes_of(config))
-    trace = workload.trace_of(config, fleet)
+    trace = workload.simulate_timeline(config, fleet).trace
     work = trace.iterations[trace.client >= 0]
     # T-SFL counts iterations of the whole interval, others the tasks that were begun.
     known = work.sum() + work.size if name == "tsfl" else (work > 0).sum()

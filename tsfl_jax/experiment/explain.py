@@ -16,7 +16,6 @@ from tsfl_jax.experiment.prepare import Prepared, chunk_of
 from tsfl_jax.report.timeline import Timeline
 from tsfl_jax.theory import bounds
 from tsfl_jax.timeline import replay, segments
-from tsfl_jax.timeline.tasks import tasks_of
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Schedule
 
@@ -131,14 +130,7 @@ def _timeline(prepared: Prepared, settings: dict[str, Any]) -> Timeline:
         ends = np.arange(1.0, len(times.tau) + 1)
         return Timeline(found, [], ends, {}, most, False, segments.shares(found))
     fleet = workload.fleet_of(prepared.config, workload.sizes_of(prepared.config))
-    trace = workload.trace_of(prepared.config, fleet)
-    tasks = tasks_of(
-        trace,
-        fleet,
-        framework,
-        carry=settings["timeline.carry"],
-        lag=settings["timeline.lag"],
-    )
+    trace, tasks = workload.simulate_timeline(prepared.config, fleet)
     found = list(segments.segments(tasks, fleet, float(trace.time[-1])))
     shares = segments.shares(found)
     return Timeline(found, tasks, trace.time, _tiers(trace), most, True, shares)

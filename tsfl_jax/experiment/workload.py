@@ -7,7 +7,8 @@ import numpy as np
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config
 from tsfl_jax.report import progress
-from tsfl_jax.timeline import fleet, free_riders, replay, schedule, trace
+from tsfl_jax.timeline import fleet, free_riders, replay, schedule
+from tsfl_jax.timeline.trace import Simulation
 from tsfl_jax.types import Schedule, UserError
 
 # Of a timeline's simulation in Python: refused, announced, and how long one takes.
@@ -142,8 +143,8 @@ def fleet_of(config: Config, size: np.ndarray) -> fleet.Fleet:
     )
 
 
-def trace_of(config: Config, clients: fleet.Fleet) -> trace.Trace:
-    """Everything that is delivered in T·Δ virtual seconds, under the framework."""
+def simulate_timeline(config: Config, clients: fleet.Fleet) -> Simulation:
+    """All tasks and updates of T·Δ virtual seconds, under the framework."""
     t, interval = config.timeline, config.schedule.interval_seconds
     intervals = config.num_intervals
     own = {
@@ -182,5 +183,5 @@ def _check_events(config: Config, events: float) -> None:
 
 def _timed(config: Config) -> Schedule:
     size, notes = _sizes(config)
-    found = trace_of(config, fleet_of(config, size))
-    return replay.schedule_of(found, size)._replace(notes=notes)
+    trace = simulate_timeline(config, fleet_of(config, size)).trace
+    return replay.schedule_of(trace, size)._replace(notes=notes)

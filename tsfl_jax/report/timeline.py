@@ -10,7 +10,7 @@ import numpy as np
 
 from tsfl_jax.report import style
 from tsfl_jax.timeline import segments
-from tsfl_jax.timeline.tasks import GIVEN_UP, LOST, Task
+from tsfl_jax.timeline.trace import GIVEN_UP, LOST, Task
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -72,8 +72,8 @@ def window(timeline: Timeline) -> float:
     end = float(timeline.updates[: 4 if timeline.seconds else 8][-1])
     first: dict[int, float] = {}
     for task in timeline.tasks:
-        if task.client not in first and task.end < math.inf:
-            first[task.client] = task.end
+        if task.client not in first and task.arrival < math.inf:
+            first[task.client] = task.arrival
     if first:
         # The slowest clients would leave too little width for the others.
         end = max(end, 1.5 * float(np.quantile(list(first.values()), 0.9)))

@@ -117,7 +117,8 @@ def _run_one(
     """One run, new, resumed or reused; and a summary of its timeline."""
     clients = workload.fleet_of(config, workload.sizes_of(config))
     facts = trace.summary(
-        workload.trace_of(config, clients), grid.setting(config, "num_clients")
+        workload.simulate_timeline(config, clients).trace,
+        grid.setting(config, "num_clients"),
     )
     exp = assemble.build(config, dataset=dataset)
     return runner.run(exp, workdir, None), facts

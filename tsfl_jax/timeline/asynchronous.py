@@ -4,23 +4,34 @@ the clock (tsfl).
 
 import heapq
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from tsfl_jax.timeline.fleet import Fleet, finish, online_seconds, within
+from tsfl_jax.timeline.fleet import (
+    Fleet,
+    finish,
+    latest_start,
+    online_seconds,
+    within,
+)
 from tsfl_jax.timeline.trace import (
-    Delivery,
+    COUNTED,
+    LOST,
+    OPEN,
+    Simulation,
+    Task,
     Trace,
     Update,
     begin,
     check_task,
-    make_trace,
+    make_simulation,
 )
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import check
 
 
-def afl(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
+def afl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
     """Asynchronous: every arrival is an update; the client goes on with the newest.
 
     Args:
@@ -29,7 +40,7 @@ def afl(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
       iterations: H ≥ 1.
 
     Returns:
-      A `Trace` with K = 1.
+      A `Simulation` with K = 1.
 
     Raises:
       UserError: a value out of range, no update within the horizon.
@@ -39,7 +50,9 @@ def afl(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
     return fedbuff(fleet, horizon=horizon, iterations=iterations, buffer=1)
 
 
-def fedbuff(fleet: Fleet, *, horizon: float, iterations: int, buffer: int) -> Trace:
+def fedbuff(
+    fleet: Fleet, *, horizon: float, iterations: int, buffer: int
+) -> Simulation:
     """Asynchronous with a buffer: every K-th arrival is an update.
 
     Who delivers downloads at once what is then newest; who fills the buffer, the new
@@ -50,8 +63,8 @@ def fedbuff(fleet: Fleet, *, horizon: float, iterations: int, buffer: int) -> Tr
       buffer: 1 ≤ K ≤ N.
 
     Returns:
-      A `Trace` with that K. Arrivals in a buffer that is not full at the end are not
-      in it.
+      A `Simulation` with that K. Arrivals in a buffer that is not full at the end do
+      not count.
 
     Raises:
       UserError: a value out of range, no update within the horizon.
@@ -63,11 +76,12 @@ def fedbuff(fleet: Fleet, *, horizon: float, iterations: int, buffer: int) -> Tr
     N = len(fleet.iteration)
     check("timeline.buffer", buffer, N, "num_clients")
     updates: list[Update] = []
-    arrived: list[Delivery] = []
-    tasks = [0] * N
+    arrived: list[Task] = []
+    lost: list[Task] = []
+    begun = [0] * N  # tasks of each client
     # A client is in here once: with the task it will deliver, or with None where it
     # will download. Ties go to the smaller id.
-    events: list[tuple[float, int, Delivery | None]] = [
+    events: list[tuple[float, int, Task | None]] = [
         (finish(fleet, i, 0.0, 0.0), i, None) for i in range(N)
     ]
     heapq.heapify(events)
@@ -77,24 +91,26 @@ def fedbuff(fleet: Fleet, *, horizon: float, iterations: int, buffer: int) -> Tr
             done = begin(
                 fleet,
                 i,
-                tasks[i],
+                begun[i],
                 version=len(updates),
                 now=now,
                 iterations=iterations,
             )
-            tasks[i] += 1
+            begun[i] += 1
             heapq.heappush(events, (done.arrival, i, done))
             continue
-        if not done.lost:
-            arrived.append(done)
-            if len(arrived) == buffer:
-                updates.append(Update(now, arrived))
-                arrived = []
+        (lost if done.lost else arrived).append(done)
+        if len(arrived) == buffer:
+            updates.append(Update(now, arrived))
+            arrived = []
         heapq.heappush(events, (finish(fleet, i, now, 0.0), i, None))
-    return make_trace(updates, buffer, fleet, horizon, iterations)
+    others = lost + arrived + [task for _, _, task in events if task]
+    return make_simulation(updates, others, buffer, fleet, horizon, iterations)
 
 
-def tsfl(fleet: Fleet, *, num_intervals: int, interval: float, carry: bool) -> Trace:
+def tsfl(
+    fleet: Fleet, *, num_intervals: int, interval: float, carry: bool
+) -> Simulation:
     """Time-driven synchronous: in interval t, of Δ seconds, τ_i iterations fit.
 
     At tΔ everyone downloads. Its upload begins as late as it can to end by (t+1)Δ;
@@ -108,9 +124,10 @@ def tsfl(fleet: Fleet, *, num_intervals: int, interval: float, carry: bool) -> T
         the next interval, else it is lost and the same iteration begins anew.
 
     Returns:
-      A `Trace` with R = T, K = N, clients 0..N−1 in every row, `task` = `version` = t.
-      Where a client delivers nothing, or its delivery is lost, `iterations` is 0 and
-      `arrival` NaN; `start` is NaN if it was offline all the interval.
+      A `Simulation` with R = T, K = N, clients 0..N−1 in every row of the trace,
+      `task` = `version` = t. Where a client delivers nothing, or its delivery is
+      lost, `iterations` is 0 and `arrival` NaN; `start` is NaN if it was offline all
+      the interval.
 
     Raises:
       UserError: a value out of range, nothing delivered in all intervals.
@@ -118,43 +135,66 @@ def tsfl(fleet: Fleet, *, num_intervals: int, interval: float, carry: bool) -> T
     Source: Y. Shao et al., "Robust Model Aggregation for Heterogeneous Federated
     Learning: Analysis and Optimizations"; the carry-over is ours.
     """
-    N, J = fleet.iteration.shape
+    N, T = len(fleet.iteration), num_intervals
     check("num_clients", N)
-    check("num_intervals", num_intervals)
+    check("num_intervals", T)
     check("schedule.interval_seconds", interval)
-    done = [0] * N  # iterations finished so far
-    spent = [0.0] * N  # seconds spent on the next one
-    updates = []
-    for t in range(num_intervals):
-        start, end, k = t * interval, (t + 1) * interval, t % J
-        row = []
-        for i in range(N):
-            available = online_seconds(fleet, i, start, end)
-            count = 0
-            budget = available - fleet.download[i, k] - fleet.upload[i, k]
-            if budget > 0:
-                budget += spent[i]
-                count, left = fitting(fleet.iteration[i], done[i], budget, end)
-                done[i] += count
-                spent[i] = left if carry else 0.0
-            first = finish(fleet, i, start, 0.0)
-            arrives = count > 0 and not fleet.lost[i, k]
-            last = min(finish(fleet, i, start, available), end)
-            row.append(
-                Delivery(
-                    last if arrives else math.nan,
-                    i,
-                    t,
-                    t,
-                    count if arrives else 0,
-                    first if first < end else math.nan,
-                    False,
-                )
+    time = np.arange(1, T + 1) * interval
+    tasks = [task for i in range(N) for task in _intervals(fleet, i, time, carry)]
+    counted = [task for task in tasks if task.fate == COUNTED]
+    if not counted:
+        raise _nothing(fleet, T, interval)
+    number, client = np.indices((T, N), np.int32)
+    iterations, arrival = np.zeros((T, N), np.int32), np.full((T, N), math.nan)
+    there = [t.number for t in counted], [t.client for t in counted]
+    iterations[there] = [t.iterations for t in counted]
+    arrival[there] = [t.arrival for t in counted]
+    start = [[finish(fleet, i, t * interval, 0.0) for i in range(N)] for t in range(T)]
+    trace = Trace(
+        time=time,
+        client=client,
+        version=number,
+        iterations=iterations,
+        task=number.copy(),
+        start=np.where(np.array(start) < time[:, None], start, math.nan),
+        arrival=arrival,
+        group=np.zeros(T, np.int32),
+    )
+    return Simulation(trace, tasks)
+
+
+def _intervals(
+    fleet: Fleet, client: int, ends: np.ndarray, carry: bool
+) -> Iterator[Task]:
+    """T-SFL's tasks of a client: one for each interval with time to train."""
+    J = fleet.iteration.shape[1]
+    done, spent, start = 0, 0.0, 0.0
+    for t, end in enumerate(ends.tolist()):
+        available = online_seconds(fleet, client, start, end)
+        upload = float(fleet.upload[client, t % J])
+        budget = available - float(fleet.download[client, t % J]) - upload
+        if budget > 0:
+            count, left = fitting(fleet.iteration[client], done, budget + spent, end)
+            ready = min(finish(fleet, client, start, available), end)
+            if not count:  # there is nothing to upload
+                ready = latest_start(fleet, client, ready, upload)
+            lost = bool(fleet.lost[client, t % J])
+            yield Task(
+                arrival=ready,
+                client=client,
+                number=t,
+                version=t,
+                iterations=count,
+                start=finish(fleet, client, start, 0.0),
+                lost=lost,
+                stop=ready,
+                first=done,
+                spent=spent,
+                fills=True,
+                fate=(LOST if lost else COUNTED) if count else OPEN,
             )
-        updates.append(Update(end, row))
-    if not any(d.iterations for update in updates for d in update.deliveries):
-        raise _nothing(fleet, num_intervals, interval)
-    return make_trace(updates, N, fleet, num_intervals * interval, 1)
+            done, spent = done + count, left if carry else 0.0
+        start = end
 
 
 def fitting(

@@ -145,6 +145,20 @@ def finish(fleet: Fleet, client: int, start: float, seconds: float) -> float:
     return math.inf
 
 
+def latest_start(fleet: Fleet, client: int, end: float, seconds: float) -> float:
+    """The latest moment from which on `seconds` of online time end by `end`."""
+    windows = fleet.online[client] if fleet.online else ()
+    if len(windows) == 0:
+        return end - seconds
+    for first, last in windows[::-1]:
+        last = min(last, end)
+        if first < last:
+            if seconds <= last - first:
+                return float(last - seconds)
+            seconds -= last - first
+    return 0.0
+
+
 def online_seconds(fleet: Fleet, client: int, start: float, end: float) -> float:
     """How many seconds of [start, end) a client is online."""
     windows = fleet.online[client] if fleet.online else ()

@@ -1,6 +1,6 @@
 """What every client does at every moment: the bars of a Gantt chart.
 
-Which tasks there are is found in `tasks`.
+The frameworks' simulators tell which tasks there are.
 """
 
 import math
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tsfl_jax.timeline.fleet import Fleet, finish
-from tsfl_jax.timeline.tasks import Task, latest
+from tsfl_jax.timeline.fleet import Fleet, finish, latest_start
+from tsfl_jax.timeline.trace import Task
 
 DOWNLOAD, ITERATION, UPLOAD = "download", "iteration", "upload"
 UNFINISHED, WAITING, OFFLINE = "unfinished", "waiting", "offline"
@@ -37,26 +37,33 @@ def _online(fleet: Fleet, client: int, start: float, end: float):
 
 def _parts(fleet: Fleet, task: Task) -> Iterator[tuple[str, float, float]]:
     """(kind, start, end), also across time that is spent offline."""
-    parts = [(DOWNLOAD, task.download)] + [(ITERATION, s) for s in task.iterations]
-    now = task.start
-    for kind, seconds in parts:
-        end = finish(fleet, task.client, now, seconds)
-        yield kind, now, end
+    i, J = task.client, fleet.iteration.shape[1]
+    draws = (task.first + np.arange(task.iterations)) % J
+    seconds = fleet.iteration[i, draws].tolist()
+    if seconds:
+        seconds[0] -= task.spent
+    now = finish(fleet, i, task.start, float(fleet.download[i, task.number % J]))
+    yield DOWNLOAD, task.start, now
+    for iteration in seconds:
+        end = finish(fleet, i, now, iteration)
+        yield ITERATION, now, end
         now = end
-    if task.end == math.inf:
+    if task.arrival == math.inf:
         return
-    # By turns exact and a rounding error early or late.
-    upload = max(latest(fleet, task.client, task.end, task.upload), now)
+    # Without an iteration there is nothing to upload. The start of the upload is by
+    # turns exact and a rounding error early or late.
+    upload = float(fleet.upload[i, task.number % J]) if seconds else 0.0
+    uploads = max(latest_start(fleet, i, task.arrival, upload), now)
     if task.fills:
-        yield UNFINISHED, now, upload
-    yield UPLOAD, upload, task.end
+        yield UNFINISHED, now, uploads
+    yield UPLOAD, uploads, task.arrival
 
 
 def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segment]:
     """What every client does from 0 to `end`, without a gap.
 
     Args:
-      tasks: from `tasks_of`.
+      tasks: of a `Simulation`, by client, in time.
       fleet: N clients.
       end: seconds > 0.
 

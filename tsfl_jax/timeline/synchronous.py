@@ -6,6 +6,7 @@ have arrived; a round in which nothing arrives is no update.
 """
 
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -14,19 +15,19 @@ import numpy as np
 from tsfl_jax.timeline.fleet import Fleet, finish, within
 from tsfl_jax.timeline.trace import (
     MOST_ITERATIONS,
-    Delivery,
-    Trace,
+    Simulation,
+    Task,
     Update,
     begin,
     check_task,
     expected_seconds,
-    make_trace,
+    make_simulation,
 )
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import check
 
 
-def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
+def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
     """Conventional synchronous rounds: everybody does H iterations, the slowest ends.
 
     Args:
@@ -35,7 +36,7 @@ def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
       iterations: H ≥ 1.
 
     Returns:
-      A `Trace` with K = N.
+      A `Simulation` with K = N.
 
     Raises:
       UserError: a value out of range, no update within the horizon.
@@ -48,7 +49,7 @@ def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
     return _tier_rounds(fleet, horizon, [range(N)], [iterations] * N, iterations)
 
 
-def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
+def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
     """Synchronous rounds in which faster clients do more iterations.
 
     Everyone does as many iterations, at least H, as end by the moment at which the
@@ -76,7 +77,7 @@ def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Trace:
     return _tier_rounds(fleet, horizon, [range(len(counts))], counts, iterations)
 
 
-def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Trace:
+def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Simulation:
     """Tiers of similar speed; each runs its own synchronous rounds.
 
     Clients are sorted by their expected seconds of a task; the p-th of N is in tier
@@ -89,7 +90,7 @@ def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Trace
       tiers: 1 ≤ M ≤ N.
 
     Returns:
-      A `Trace` with `group` = tier and K = ⌈N/M⌉.
+      A `Simulation` with `group` = tier and K = ⌈N/M⌉.
 
     Raises:
       UserError: a value out of range, no update within the horizon.
@@ -113,56 +114,57 @@ def _tier_rounds(
     tiers: Sequence[Sequence[int]],
     counts: Sequence[int],
     iterations: int,
-) -> Trace:
+) -> Simulation:
     """Synchronous rounds of every tier by itself; counts: iterations of each client."""
     updates: list[Update] = []
-    ends: list[tuple[float, int, int, list[Delivery]]] = []  # a heap
+    others: list[Task] = []
+    ends: list[tuple[float, int, int, list[Task]]] = []  # a heap
 
-    def start(tier: int, task: int, now: float):
+    def start(tier: int, number: int, now: float) -> None:
         version = len(updates)
         begun = [
-            begin(fleet, i, task, version=version, now=now, iterations=counts[i])
+            begin(fleet, i, number, version=version, now=now, iterations=counts[i])
             for i in tiers[tier]
         ]
-        begun = [d for d in begun if d.arrival < math.inf]
+        others.extend(task for task in begun if task.arrival == math.inf)
+        begun = [task for task in begun if task.arrival < math.inf]
         if begun:
-            heapq.heappush(ends, (max(d.arrival for d in begun), tier, task, begun))
+            heapq.heappush(ends, (max(t.arrival for t in begun), tier, number, begun))
 
     for tier in range(len(tiers)):
         start(tier, 0, 0.0)
     while ends and within(ends[0][0], horizon):
-        now, tier, task, begun = heapq.heappop(ends)
-        arrived = [d for d in begun if not d.lost]
+        now, tier, number, begun = heapq.heappop(ends)
+        others += [task for task in begun if task.lost]
+        arrived = [task for task in begun if not task.lost]
         if arrived:
             updates.append(Update(now, arrived, tier))
-        start(tier, task + 1, now)
+        start(tier, number + 1, now)
+    others += [task for *_, begun in ends for task in begun]
     width = max(len(members) for members in tiers)
-    return make_trace(updates, width, fleet, horizon, iterations)
+    return make_simulation(updates, others, width, fleet, horizon, iterations)
 
 
-def fedcs(fleet: Fleet, *, horizon: float, iterations: int, deadline: float) -> Trace:
-    """Rounds with a deadline; the server picks clients that should meet it.
+def fedcs(
+    fleet: Fleet, *, horizon: float, iterations: int, deadline: float
+) -> Simulation:
+    """Rounds with a deadline; the server selects clients that should meet it.
 
-    Uploads are one after another. From the expected times, the server adds the client
-    that makes the round longest by least (ties: smaller id), while the round is
-    expected to end by the deadline. Who is offline when a round begins does not answer
-    and is not picked; a round begins when somebody online could meet the deadline.
-    In the round itself downloads and iterations are parallel, and uploads go in the
-    order in which clients are ready (ties: smaller id), also if the next one is
-    offline. An upload that would end after the deadline is dropped, but keeps the
-    channel until then. The round ends with the last upload, or at the deadline if
-    somebody was dropped.
+    A round begins when a client that could meet the deadline is online. The server
+    selects among the clients that are online then, see `_greedy`. Downloads and
+    iterations are parallel, uploads are not, see `_upload_in_turn`. The round ends
+    with the last upload, or at the deadline if an upload was dropped.
 
     Args:
       fleet, horizon, iterations: as in `sfl`.
       deadline: seconds > 0 a round may last.
 
     Returns:
-      A `Trace`; K is the most clients that delivered in a round.
+      A `Simulation`; K is the most clients that delivered in a round.
 
     Raises:
-      UserError: a value out of range, a deadline that nobody is expected to meet, no
-        update within the horizon.
+      UserError: a value out of range, a deadline that no client is expected to
+        meet, no update within the horizon.
 
     Source: T. Nishio and R. Yonetani, "Client Selection for Federated Learning with
     Heterogeneous Resources in Mobile Edge", ICC 2019, Algorithm 3, with a download
@@ -172,59 +174,68 @@ def fedcs(fleet: Fleet, *, horizon: float, iterations: int, deadline: float) -> 
     check("timeline.deadline", deadline)
     download, step, upload = expected_seconds(fleet)
     ready = download + iterations * step
-    fitting = [i for i, t in enumerate(ready + upload) if within(t, deadline)]
-    if not fitting:
+    able = [i for i, t in enumerate(ready + upload) if within(t, deadline)]
+    if not able:
         raise UserError(
             f"--config.timeline.deadline={deadline:g}: no client is expected to meet "
             f"it; the fastest takes {(ready + upload).min():g} s; choose a longer one"
         )
+    # As if uploads took no time: they wait for the channel.
+    silent = fleet._replace(upload=np.zeros_like(fleet.upload))
     updates: list[Update] = []
-    tasks = [0] * len(ready)
+    others: list[Task] = []
+    number = [itertools.count() for _ in ready]  # of a client's next task
     now = 0.0
     while True:
-        now = min(finish(fleet, i, now, 0.0) for i in fitting)
+        now = min(finish(fleet, i, now, 0.0) for i in able)
         if not within(now, horizon):
             break
-        online = [i for i in fitting if finish(fleet, i, now, 0.0) == now]
+        online = [i for i in able if finish(fleet, i, now, 0.0) == now]
         picked = _greedy(online, ready, upload, deadline)
-        begun = []  # as if uploads took no time: sorts by who is ready first
-        free = fleet._replace(upload=np.zeros_like(fleet.upload))
-        for i in picked:
-            begun.append(
-                begin(
-                    free,
-                    i,
-                    tasks[i],
-                    version=len(updates),
-                    now=now,
-                    iterations=iterations,
-                )
-            )
-            tasks[i] += 1
-        channel, limit, kept, end = now, now + deadline, [], now
-        for d in sorted(begun):
-            seconds = fleet.upload[d.client, d.task % fleet.upload.shape[1]]
-            # Ready at the end of a window, with nothing to upload, is delivered.
-            if seconds > 0 or channel > d.arrival:
-                channel = finish(fleet, d.client, max(channel, d.arrival), seconds)
-            else:
-                channel = d.arrival
-            if within(channel, limit):
-                kept.append(d._replace(arrival=channel))
-                end = channel
-        # An upload that is kept may end a rounding error after the deadline.
-        now = max(limit, end) if len(kept) < len(picked) else end
+        new = {"version": len(updates), "now": now, "iterations": iterations}
+        tasks = [begin(silent, i, next(number[i]), **new) for i in picked]
+        tasks, now = _upload_in_turn(fleet, tasks, now, now + deadline)
         if not within(now, horizon):
             break
-        arrived = sorted((d for d in kept if not d.lost), key=lambda d: d.client)
+        arrived = [t for t in tasks if t.arrival == t.stop and not t.lost]
+        others += [t for t in tasks if t.arrival > t.stop or t.lost]
         if arrived:
-            updates.append(Update(now, arrived))
-    width = max((len(u.deliveries) for u in updates), default=1)
-    return make_trace(updates, width, fleet, horizon, iterations)
+            updates.append(Update(now, sorted(arrived, key=lambda t: t.client)))
+    width = max((len(u.tasks) for u in updates), default=1)
+    return make_simulation(updates, others, width, fleet, horizon, iterations)
+
+
+def _upload_in_turn(
+    fleet: Fleet, tasks: Sequence[Task], now: float, limit: float
+) -> tuple[list[Task], float]:
+    """The tasks of a round as their uploads end, and when the round ends.
+
+    Uploads go in the order in which clients are ready (ties: smaller id), also if the
+    next one is offline. An upload that would end after the limit is dropped, but keeps
+    the channel until then.
+    """
+    channel = end = now
+    turns: list[Task] = []
+    for task in sorted(tasks):
+        seconds = fleet.upload[task.client, task.number % fleet.upload.shape[1]]
+        # Ready at the end of a window, with nothing to upload, is delivered.
+        if seconds > 0 or channel > task.arrival:
+            channel = finish(fleet, task.client, max(channel, task.arrival), seconds)
+        else:
+            channel = task.arrival
+        # An upload that is kept may end a rounding error after the deadline.
+        kept = within(channel, limit)
+        end = channel if kept else max(limit, end)
+        turns.append(task._replace(arrival=channel, stop=channel if kept else limit))
+    return turns, end
 
 
 def _greedy(clients, ready, upload, deadline) -> list[int]:
-    """Clients in the order of selection; `ready` and `upload` are expected seconds."""
+    """Clients in the order of selection; `ready` and `upload` are expected seconds.
+
+    Adds the client that makes the round longest by least (ties: smaller id), while the
+    round is expected to end by the deadline.
+    """
     left, picked, now = list(clients), [], 0.0
     while left:
         ends = [max(now, ready[i]) + upload[i] for i in left]
@@ -238,7 +249,7 @@ def _greedy(clients, ready, upload, deadline) -> list[int]:
 
 def safa(
     fleet: Fleet, *, horizon: float, iterations: int, fraction: float, lag: int
-) -> Trace:
+) -> Simulation:
     """Rounds that end when enough clients have delivered; stragglers may lag.
 
     At the start of round r every idle client, and every client whose base model is
@@ -255,7 +266,7 @@ def safa(
       lag: versions ≥ 0.
 
     Returns:
-      A `Trace` with K = ⌈C·N⌉.
+      A `Simulation` with K = ⌈C·N⌉.
 
     Raises:
       UserError: a value out of range, no update within the horizon.
@@ -269,35 +280,47 @@ def safa(
     N = len(fleet.iteration)
     quota = math.ceil(fraction * N * (1 - 1e-12))  # 0.1 · 30 is a little more than 3
     updates: list[Update] = []
-    tasks = [0] * N
-    flying: dict[int, Delivery] = {}  # by client
+    others: list[Task] = []
+    number = [itertools.count() for _ in range(N)]  # of a client's next task
+    flying: dict[int, Task] = {}  # by client
     now = 0.0
     while True:
-        version = len(updates)
+        new = {"version": len(updates), "now": now, "iterations": iterations}
         for i in range(N):
-            idle = i not in flying
-            # What arrived at the very end of the last round waits at the server.
-            under_way = not idle and flying[i].arrival > now
-            if idle or (under_way and version - flying[i].version > lag):
-                flying[i] = begin(
-                    fleet, i, tasks[i], version=version, now=now, iterations=iterations
-                )
-                tasks[i] += 1
-        arrived, progress = [], False
-        for d in sorted(flying.values()):
-            full = len(arrived) == quota
-            if d.arrival == math.inf or (full and d.arrival > now):
-                break
-            # A tie with the last one: known to be lost now, else for the next round.
-            if full and not d.lost:
-                continue
-            del flying[d.client]
-            now, progress = d.arrival, True
-            if not d.lost:
-                arrived.append(d)
-        if not progress or not within(now, horizon):
+            task = flying.get(i)
+            if task is not None:
+                # What arrived at the very end of the last round waits at the server.
+                if task.arrival <= now or len(updates) - task.version <= lag:
+                    continue
+                others.append(task._replace(stop=now))
+            flying[i] = begin(fleet, i, next(number[i]), **new)
+        ended, now = _next_round(flying, quota, now)
+        if not ended or not within(now, horizon):
             break
+        for task in ended:
+            del flying[task.client]
+        others += [task for task in ended if task.lost]
+        arrived = [task for task in ended if not task.lost]
         if arrived:
-            arrived.sort(key=lambda d: d.client)
-            updates.append(Update(now, arrived))
-    return make_trace(updates, quota, fleet, horizon, iterations)
+            updates.append(Update(now, sorted(arrived, key=lambda t: t.client)))
+    others += flying.values()
+    return make_simulation(updates, others, quota, fleet, horizon, iterations)
+
+
+def _next_round(
+    flying: dict[int, Task], quota: int, now: float
+) -> tuple[list[Task], float]:
+    """SAFA's tasks that arrive or are seen to be lost in a round, and its end."""
+    ended: list[Task] = []
+    arrived = 0
+    for task in sorted(flying.values()):
+        full = arrived == quota
+        if task.arrival == math.inf or (full and task.arrival > now):
+            break
+        # A tie with the last one: known to be lost now, else for the next round.
+        if full and not task.lost:
+            continue
+        ended.append(task)
+        arrived += not task.lost
+        now = task.arrival
+    return ended, now

@@ -33,60 +33,81 @@ class Trace(NamedTuple):
     group: np.ndarray  # [R] int32, FedAT's tier of the update, else 0
 
 
-class Delivery(NamedTuple):
-    """A task that was begun. Sorts by arrival, ties by client id."""
+COUNTED, LOST, GIVEN_UP, OPEN = "counted", "lost", "given up", "open"
 
-    arrival: float  # seconds; inf: never
+
+class Task(NamedTuple):
+    """Download, local training and upload of a client. Sorts by arrival, then client.
+
+    Its times and its draws of the fleet; iteration h takes draw ``first + h``.
+    """
+
+    arrival: float  # seconds, when the model reaches the server; inf: never
     client: int
-    task: int
-    version: int
+    number: int  # k, counts the client's downloads
+    version: int  # global updates that the downloaded model has
     iterations: int
-    start: float
+    start: float  # seconds, when the download begins
     lost: bool  # at `arrival` the server learns that nothing comes
+    stop: float  # seconds ≤ arrival: the client does nothing for it afterwards
+    first: int  # draw of its first iteration, before wrapping
+    spent: float = 0.0  # seconds of that iteration done in an earlier interval (T-SFL)
+    fills: bool = False  # an unfinished iteration fills the time to the upload (T-SFL)
+    fate: str = OPEN  # COUNTED in an update, LOST, GIVEN_UP; OPEN: none by the end
 
 
 class Update(NamedTuple):
     """One row of a trace before it is padded."""
 
     time: float
-    deliveries: Sequence[Delivery]
+    tasks: Sequence[Task]
     group: int = 0
 
 
+class Simulation(NamedTuple):
+    """What a framework did up to its last global update."""
+
+    trace: Trace  # of the tasks that count
+    tasks: list[Task]  # all that began before the last update, by client, in time
+
+
 def begin(
-    fleet: Fleet, client: int, task: int, *, version: int, now: float, iterations: int
-) -> Delivery:
+    fleet: Fleet, client: int, number: int, *, version: int, now: float, iterations: int
+) -> Task:
     """A client's task: it downloads, works and uploads, all only while online.
 
     Args:
       fleet: its times.
       client: in [0, N).
-      task: k ≥ 0; it takes the client's iterations [k·H, (k+1)·H).
+      number: k ≥ 0; it takes the client's iterations [k·H, (k+1)·H).
       version: updates the downloaded model has.
       now: seconds; the download begins at the client's first online moment from then.
       iterations: H ≥ 1, the same in all tasks of this client.
 
     Returns:
-      The `Delivery`.
+      The `Task`.
     """
     J = fleet.iteration.shape[1]
     # Very many take whole turns through the draws: memory does not grow with H.
     turns = iterations // J if iterations > _LONG else 0
-    places = (task * iterations + np.arange(iterations - turns * J)) % J
+    places = (number * iterations + np.arange(iterations - turns * J)) % J
     compute = float(fleet.iteration[client, places].sum())
     if turns:
         compute += turns * float(fleet.iteration[client].sum())
-    k = task % J
+    k = number % J
     start = finish(fleet, client, now, 0.0)
     seconds = fleet.download[client, k] + compute + fleet.upload[client, k]
-    return Delivery(
-        finish(fleet, client, start, seconds),
+    arrival = finish(fleet, client, start, seconds)
+    return Task(
+        arrival,
         client,
-        task,
+        number,
         version,
         iterations,
         start,
-        bool(fleet.lost[client, k]),
+        lost=bool(fleet.lost[client, k]),
+        stop=arrival,
+        first=number * iterations,
     )
 
 
@@ -95,20 +116,26 @@ def expected_seconds(fleet: Fleet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return fleet.download.mean(1), fleet.iteration.mean(1), fleet.upload.mean(1)
 
 
-def make_trace(
-    updates: Sequence[Update], width: int, fleet: Fleet, horizon: float, iterations: int
-) -> Trace:
-    """Pads the rows to one width.
+def make_simulation(
+    updates: Sequence[Update],
+    others: Sequence[Task],
+    width: int,
+    fleet: Fleet,
+    horizon: float,
+    iterations: int,
+) -> Simulation:
+    """The trace of the updates, and the fate of every task.
 
     Args:
-      updates: R of them, in time.
+      updates: R of them, in time, with the tasks that count.
+      others: the tasks that began and count in none of them, in any order.
       width: K, the most deliveries of an update.
-      fleet: to say, if R = 0, how long first deliveries take.
+      fleet: to say, if R = 0, how long first tasks take.
       horizon: seconds; likewise.
       iterations: H of a task; likewise.
 
     Returns:
-      A `Trace`.
+      A `Simulation`.
 
     Raises:
       UserError: no updates.
@@ -124,22 +151,37 @@ def make_trace(
             f"tasks end from {min(ends):g} s to {max(ends):g} s; choose more or longer "
             "intervals, and less --config.schedule.dropout if deliveries are lost"
         )
-    R = len(updates)
-    whole = {
-        name: np.zeros((R, width), np.int32)
-        for name in ("client", "version", "iterations", "task")
-    }
-    whole["client"][:] = -1
-    real = {name: np.full((R, width), np.nan) for name in ("start", "arrival")}
-    columns = whole | real
-    for r, update in enumerate(updates):
-        for name, column in columns.items():
-            values = [getattr(d, name) for d in update.deliveries]
-            column[r, : len(values)] = values
+    last = updates[-1].time
+    tasks = [t._replace(fate=COUNTED) for u in updates for t in u.tasks]
+    for task in others:
+        if task.stop < task.arrival:
+            task = task._replace(fate=GIVEN_UP)
+        elif task.lost and task.arrival <= last:
+            task = task._replace(fate=LOST)
+        tasks.append(task)
+    tasks = [task for task in tasks if task.start < last]
+    tasks.sort(key=lambda task: (task.client, task.number))
+    return Simulation(_trace(updates, width), tasks)
+
+
+def _trace(updates: Sequence[Update], width: int) -> Trace:
+    """The updates' tasks as rows of one width."""
+
+    def column(name: str, empty: float, dtype: type) -> np.ndarray:
+        out = np.full((len(updates), width), empty, dtype)
+        for r, update in enumerate(updates):
+            out[r, : len(update.tasks)] = [getattr(t, name) for t in update.tasks]
+        return out
+
     return Trace(
         time=np.array([u.time for u in updates], np.float64),
+        client=column("client", -1, np.int32),
+        version=column("version", 0, np.int32),
+        iterations=column("iterations", 0, np.int32),
+        task=column("number", 0, np.int32),
+        start=column("start", math.nan, np.float64),
+        arrival=column("arrival", math.nan, np.float64),
         group=np.array([u.group for u in updates], np.int32),
-        **columns,
     )
 
 

@@ -19,7 +19,7 @@ CHECKED = [
     "tsfl_jax.data.quadratic",
     "tsfl_jax.data.quadratic_samples",
     "tsfl_jax.theory.bounds",
-    "tsfl_jax.report.theory_run",
+    "tsfl_jax.report.theory",
     "tsfl_jax.theory.simplex",
 ]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")

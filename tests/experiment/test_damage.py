@@ -11,7 +11,7 @@ import pytest
 from tests.experiment.test_runner import files, same, small
 from tsfl_jax.experiment import assemble, runner, sweeps
 from tsfl_jax.report import files as report
-from tsfl_jax.report import runs, tensorboard, theory_run
+from tsfl_jax.report import runs, tensorboard, theory
 from tsfl_jax.types import UserError
 
 
@@ -304,8 +304,12 @@ def figures():
 
 # Programs that read the files of a finished run
 
-CURVES, PARTS, EVENTS = runs.plot_curves, runs.plot_participation, tensorboard.write
-THEORY, METRICS = theory_run.read, "metrics.jsonl"
+CURVES, PARTS, EVENTS = (
+    runs.plot_curves,
+    runs.plot_participation,
+    tensorboard.write_events,
+)
+THEORY, METRICS = theory.read, "metrics.jsonl"
 NO_ROW = "line 1: expected an object with an interval and numbers"
 T, N = 6, 4
 # (program, what is damaged, how, words of the refusal; "" the program can do without)

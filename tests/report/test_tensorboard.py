@@ -37,7 +37,7 @@ def test_scalars_of_a_run(tmp_path):
         ("threshold", 2): 2.5,
     }
     for _ in range(2):  # the second time in place of the first
-        assert scalars(tensorboard.write(tmp_path)) == want
+        assert scalars(tensorboard.write_events(tmp_path)) == want
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "metrics.jsonl",
         "tensorboard",

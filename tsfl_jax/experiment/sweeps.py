@@ -322,7 +322,7 @@ def _result(
         about = ", ".join(
             dict.fromkeys(f"{p.dataset.name}, {p.model_name}" for p in several)
         )
-        sweeps.write(folder, list(values[0]), rows, whole, about)
+        sweeps.write_sweep(folder, list(values[0]), rows, whole, about)
     return result
 
 

@@ -1,8 +1,8 @@
 """Files of a workdir.
 
-Every file is written beside its place and then renamed, so that nothing is ever
+Every file is written under another name and then renamed, so that no file is ever
 half-written; only metrics.jsonl also grows, by whole lines. One process at a time
-writes to a workdir: it holds a lock of the operating system. Knows nothing of training.
+writes to a workdir: it holds a lock of the operating system. Nothing here trains.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "tsfl_jax")
 
 
 def new_workdir(root: str | pathlib.Path, label: str) -> pathlib.Path:
-    """Makes a new folder ``root/label-20261121-0642``, local time.
+    """Make a new folder ``root/label-20261121-0642``, local time.
 
     Args:
       root: where runs are kept, made if missing.
@@ -52,16 +52,16 @@ def new_workdir(root: str | pathlib.Path, label: str) -> pathlib.Path:
     for number in itertools.count(1):
         path = root / (name if number == 1 else f"{name}-{number}")
         with contextlib.suppress(FileExistsError):
-            path.mkdir()  # fails if another run was quicker, so each has its own
+            path.mkdir()  # fails if another run made it first
             break
     return path
 
 
 def folder_of(path: str | pathlib.Path) -> pathlib.Path:
-    """The folder as a path, with ~ replaced; nothing is made.
+    """The folder as a path, with ~ expanded; it is not made.
 
     Raises:
-      UserError: not a path, or none that the system can look up.
+      UserError: not a path, or one that the system cannot look up.
     """
     if not isinstance(path, str | os.PathLike) or not str(path):
         raise UserError(f"workdir={path!r}: expected the path of a folder")
@@ -79,7 +79,7 @@ def folder_of(path: str | pathlib.Path) -> pathlib.Path:
 
 
 def prepare_workdir(path: str | pathlib.Path) -> pathlib.Path:
-    """Makes the folder if needed and checks that files can be written there.
+    """Make the folder if needed and checks that files can be written there.
 
     Raises:
       UserError: not a path, a file, or it cannot be made or written.
@@ -101,14 +101,14 @@ def prepare_workdir(path: str | pathlib.Path) -> pathlib.Path:
 def lock(
     folder: str | pathlib.Path, warn: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
-    """Holds a workdir for this process; the file .lock is there meanwhile.
+    """Lock a workdir for this process; it contains the file .lock meanwhile.
 
-    The operating system keeps the lock, so that it ends with the process, also when
-    that is killed.
+    The operating system holds the lock, so that it ends with the process, even if that
+    is killed.
 
     Args:
       folder: an existing folder.
-      warn: gets one line where the file system has no locks.
+      warn: called with one line where the file system has no locks.
 
     Yields:
       A function that raises UserError once the folder was removed or replaced.
@@ -122,7 +122,7 @@ def lock(
     try:
         yield functools.partial(_check_held, path, handle)
     finally:
-        # Removed before it is unlocked; `_lock_file` handles those who opened it.
+        # Removed before it is unlocked: `_lock_file` detects that in other processes.
         with contextlib.suppress(OSError):
             if _is_open_file(path, handle):
                 path.unlink()
@@ -149,7 +149,7 @@ def _lock_file(path: pathlib.Path, warn: Callable[[str], None]) -> int:
                 f"{path.parent} cannot be locked ({error.strerror or error}); start no "
                 "second run there"
             )
-        if _is_open_file(path, handle):  # else its holder has just removed it
+        if _is_open_file(path, handle):  # else another process has just removed it
             break
         os.close(handle)
     os.truncate(handle, 0)
@@ -176,7 +176,7 @@ def _check_held(path: pathlib.Path, handle: int) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | pathlib.Path) -> Iterator[IO[bytes]]:
-    """A binary file that takes its place only when all of it is on the disk.
+    """Open a binary file that replaces `path` once all of it is on the disk.
 
     Raises:
       UserError: it cannot be written, or the disk is full.
@@ -195,13 +195,13 @@ def replacing(path: str | pathlib.Path) -> Iterator[IO[bytes]]:
 
 
 def write_json(path: str | pathlib.Path, obj: Any) -> None:
-    """Writes strict JSON: arrays as lists, NaN and ±inf as null; key order is kept."""
+    """Write strict JSON: arrays as lists, NaN and ±inf as null; key order is kept."""
     text = json.dumps(plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_text(path, text)
 
 
 def write_text(path: str | pathlib.Path, text: str) -> None:
-    """Writes a text file in UTF-8."""
+    """Write a text file in UTF-8."""
     with replacing(path) as file:
         file.write(text.encode())
 
@@ -252,13 +252,13 @@ def size_of(path: str | pathlib.Path) -> int | None:
 
 
 def write_metrics(path: str | pathlib.Path, rows: Iterable[dict]) -> None:
-    """Writes the whole of metrics.jsonl, one object per interval."""
+    """Write the whole of metrics.jsonl, one object per interval."""
     with replacing(path) as file:
         file.write(_lines(rows))
 
 
 def append_metrics(path: str | pathlib.Path, rows: Iterable[dict]) -> None:
-    """Adds rows to metrics.jsonl; they are on the disk when this returns."""
+    """Add rows to metrics.jsonl; they are on the disk when this returns."""
     with _user_errors(path), open(path, "ab") as file:
         file.write(_lines(rows))
         file.flush()
@@ -266,7 +266,7 @@ def append_metrics(path: str | pathlib.Path, rows: Iterable[dict]) -> None:
 
 
 def read_metrics(path: str | pathlib.Path) -> list[dict]:
-    """Returns the rows of metrics.jsonl, without a last line that was cut off.
+    """The rows of metrics.jsonl, without an incomplete last line.
 
     Raises:
       UserError: another line is not JSON or not a row of numbers, or there is no such
@@ -279,7 +279,7 @@ def read_metrics(path: str | pathlib.Path) -> list[dict]:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
-            if line.endswith(b"\n"):  # else it was cut off
+            if line.endswith(b"\n"):  # else it is incomplete
                 raise UserError(f"{path}, line {number}: not JSON") from error
             continue
         if not _is_row(row):
@@ -307,7 +307,7 @@ def write_clients(
     selected: np.ndarray,
     **more: np.ndarray,
 ) -> None:
-    """Writes clients.npz: local iterations, samples, weights and selection, [T, N]."""
+    """Write clients.npz: local iterations, samples, weights and selection, [T, N]."""
     arrays = {"tau": tau, "size": size, "rho": rho, "selected": selected} | more
     with replacing(path) as file:
         # The stub takes arrays for the option `allow_pickle`.
@@ -315,7 +315,7 @@ def write_clients(
 
 
 def write_arrays(path: str | pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """Writes named arrays as an .npz, not compressed: weights hardly shrink."""
+    """Write named arrays as an .npz, uncompressed as weights hardly shrink."""
     with replacing(path) as file:
         np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
 
@@ -353,7 +353,7 @@ def _user_errors(path: str | pathlib.Path) -> Iterator[None]:
 
 
 def plain(obj: Any) -> Any:
-    """The same as it comes back from JSON: lists, and null for NaN and ±inf."""
+    """The object as JSON returns it: lists, and None for NaN and ±inf."""
     if isinstance(obj, dict):
         return {str(key): plain(value) for key, value in obj.items()}
     if isinstance(obj, list | tuple):

@@ -1,6 +1,6 @@
 """Figures of finished runs, made from the files of their workdirs only.
 
-How they look is in `plot_style`.
+How they look is in `report.style`.
 """
 
 import functools
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.collections
 
-_FEW_CLIENTS = 60  # as many bars as a reader can distinguish
+_FEW_CLIENTS = 60  # bars that a reader can distinguish
 
 _PathLike = str | pathlib.Path
 
@@ -222,7 +222,7 @@ def _clients(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _about(folder: pathlib.Path) -> dict[str, str]:
-    """Data, algorithm and seed; summary.json goes before config.json."""
+    """Data, algorithm and seed; summary.json takes precedence over config.json."""
     about = {"data": "", "algorithm": "", "seed": ""}
     for name in ("config.json", "summary.json"):
         known = files.read_json(folder / name) or {}

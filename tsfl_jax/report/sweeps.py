@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]  # one lane: swept settings and results by name
 
-_MOST = 12  # as many curves as a reader can distinguish
+_MOST = 12  # curves that a reader can distinguish
 
 
 def grouped(swept: Sequence[str], rows: list[Row]) -> dict[tuple, list[int]]:
@@ -40,19 +40,19 @@ def label(swept: Sequence[str], values: tuple) -> str:
 
 
 def _accuracies(good: list[Row]) -> tuple[list[str], float]:
-    """(cells, mean of best) of lanes."""
+    """Table cells of lanes, and their mean of the best accuracies."""
     best = 100 * np.array([lane["best_test_accuracy"] for lane in good])
     final = 100 * np.array([lane["final_test_accuracy"] for lane in good])
     return [spread(best), spread(final), f"{best.max():.2f}"], float(best.mean())
 
 
 def _losses(good: list[Row]) -> tuple[list[str], float]:
-    """(cells, mean of final) of lanes."""
+    """Table cells of lanes, and their mean of the final losses."""
     final = np.array([lane["final_test_loss"] for lane in good], float)
     return [spread(final, ".4g"), f"{final.min():.4g}"], float(final.mean())
 
 
-def summary(swept: Sequence[str], rows: list[Row]) -> str:
+def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
     """The Markdown table of summary.md; of losses where no lane has an accuracy."""
     names = [name for name in swept if name != "seed"]
     losses = np.isnan([row["best_test_accuracy"] for row in rows]).all()
@@ -83,7 +83,7 @@ def summary(swept: Sequence[str], rows: list[Row]) -> str:
     return text
 
 
-def write(
+def write_sweep(
     folder: pathlib.Path,
     swept: Sequence[str],
     rows: list[Row],
@@ -102,7 +102,7 @@ def write(
     plain: list[Row] = [files.plain(row) for row in rows]
     files.write_metrics(folder / "results.jsonl", plain)
     files.write_csv(folder / "results.csv", plain)
-    files.write_text(folder / "summary.md", f"# {about}\n\n{summary(swept, rows)}")
+    files.write_text(folder / "summary.md", f"# {about}\n\n{sweep_table(swept, rows)}")
     if "test_accuracy" in history:
         losses = bool(np.isnan(history["test_accuracy"]).all())
         measured = history["test_loss" if losses else "test_accuracy"]

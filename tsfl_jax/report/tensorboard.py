@@ -13,7 +13,7 @@ from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
 
-def write(workdir: str | pathlib.Path) -> pathlib.Path:
+def write_events(workdir: str | pathlib.Path) -> pathlib.Path:
     """Write the scalars of a run; returns the folder of its event files.
 
     Args:
@@ -55,4 +55,4 @@ def main(workdirs: list[str]) -> None:
     if not runs:
         raise UserError("no run among the folders; expected one with metrics.jsonl")
     for workdir in runs:
-        print(write(workdir))
+        print(write_events(workdir))

@@ -2,9 +2,9 @@
 
 From the files of a run that measured its clients (``--config.measure_clients=true``):
 the four items of Theorem 1's bound after every interval, and the weights that the run
-used beside those of Corollary 1, of Theorem 2 as printed and of the true minimiser.
+used beside those of Corollary 1, of Theorem 2 as printed and of the bound's minimiser.
 
-Γ_i and ‖w⁰ − w*‖² are estimated from gradients, see `client_gradients`.
+Γ_i and ‖w⁰ − w*‖² are estimated from gradients, see `engine.client_gradients`.
 """
 
 import argparse
@@ -14,20 +14,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from tsfl_jax import rng
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
-from tsfl_jax.report.theory_run import Run, constants_of, read
 from tsfl_jax.rules import dms
 from tsfl_jax.theory import bounds as theory
-from tsfl_jax.theory.bounds import BoundConstants, estimated
+from tsfl_jax.theory.bounds import BoundConstants, estimated, tightest_limit
 from tsfl_jax.theory.fixed_point import theorem2_weights
 from tsfl_jax.theory.minimum import bound_optimal_weights
-from tsfl_jax.types import Array, ClientGradients, PRNGKey, UserError
+from tsfl_jax.types import ClientGradients, PRNGKey, UserError
 
 if TYPE_CHECKING:
     import matplotlib.axes
+
+MEASURES = "bound_optimal"  # a rule that always measures its clients
+WEIGHTED_MEANS = ("dms", MEASURES, "fedavg", "fedprox")
 
 # Weights that are compared: label in tables and figures.
 NAMES = RUN, DMS, COROLLARY, PRINTED, MINIMUM, EQUAL = (
@@ -55,18 +58,153 @@ _WEIGHTS = {  # all but the equal weights
 }
 
 
+class Run(NamedTuple):
+    """The T intervals of a finished run with active clients and finite gradients."""
+
+    about: str
+    notes: tuple[str, ...]  # where the run differs from the theory's assumptions
+    interval: Int[np.ndarray, "T"]  # from 1
+    lr: float
+    weight_limit: float  # θ, inf where the run had none
+    tau: Int[np.ndarray, "T N"]
+    rho: Float[np.ndarray, "T N"]
+    smoothness: Float[np.ndarray, "T"]  # L
+    grad_sq_norm: Float[np.ndarray, "T"]  # G²
+    grad_square: Float[np.ndarray, "T"]  # ‖∇F(w^t)‖²
+    variance: Float[np.ndarray, "T N"]  # σ_i², NaN for absent clients
+    dissimilarity: Float[np.ndarray, "T N"]  # ‖∇F_i − ∇F‖², likewise
+
+
+def read(workdir: pathlib.Path) -> Run:
+    """Read the run of a folder.
+
+    Raises:
+      UserError: no finished run there, or it has not measured its clients.
+    """
+    try:
+        return _read(workdir)
+    except UserError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{workdir}: its files are damaged ({type(error).__name__}: {error}); "
+            "repeat the run"
+        ) from error
+
+
+def _read(workdir: pathlib.Path) -> Run:
+    settings = files.read_json(workdir / "config.json")
+    summary = files.read_json(workdir / "summary.json")
+    if settings is None or summary is None:
+        raise UserError(f"{workdir}: no finished run there; give the --workdir of one")
+    if not settings.get("measure_clients") and settings.get("algorithm") != MEASURES:
+        raise UserError(
+            f"{workdir}: this run has not measured its clients; repeat it with "
+            "--config.measure_clients=true and another --workdir"
+        )
+    framework = settings["timeline"]["framework"]
+    if framework not in ("none", "tsfl"):
+        raise UserError(
+            f"{workdir}: the theorems are about T-SFL, whose clients are in step; "
+            f"{framework} is not in step"
+        )
+    clients = files.read_arrays(workdir / "clients.npz")
+    rows = files.read_metrics(workdir / "metrics.jsonl")
+    if "variance" not in clients or len(rows) != len(clients["tau"]):
+        raise UserError(f"{workdir}: its files do not belong together; repeat the run")
+    measured = {
+        name: np.array(
+            [np.nan if row[name] is None else row[name] for row in rows], float
+        )
+        for name in ("grad_square", "grad_sq_norm", "smoothness")
+    }
+    used = _usable(clients, measured)
+    if not used.any():
+        raise UserError(
+            f"{workdir}: no interval with active clients and finite gradients, L > 0"
+        )
+    names = "tau", "rho", "variance", "dissimilarity"
+    return Run(
+        about=f"{summary['data']}, {summary['algorithm']}, seed {summary['seed']}",
+        notes=_notes(settings),
+        interval=np.flatnonzero(used) + 1,
+        lr=settings["lr"],
+        weight_limit=settings["dms"]["weight_limit"] or np.inf,
+        **{name: values[used] for name, values in measured.items()},
+        **{name: clients[name][used] for name in names},
+    )
+
+
+def _usable(
+    clients: dict[str, np.ndarray], measured: dict[str, np.ndarray]
+) -> Bool[np.ndarray, "T"]:
+    """Which intervals had active clients, finite measurements and L > 0."""
+    present = clients["tau"] > 0
+    used = np.all([np.isfinite(values) for values in measured.values()], axis=0)
+    used &= (measured["smoothness"] > 0) & present.any(axis=1)
+    for name in ("variance", "dissimilarity"):
+        used &= (np.isfinite(clients[name]) | ~present).all(axis=1)
+    return used
+
+
+def _notes(settings: dict) -> tuple[str, ...]:
+    """List the settings that the theorems do not cover."""
+    found = []
+    if settings["momentum"]:
+        found.append(f"momentum {settings['momentum']}; the theorems are for plain SGD")
+    if settings["schedule"]["iteration"] == "pass":
+        found.append(
+            "a local iteration is a pass over the data; in the theorems it is a step"
+        )
+    if settings["algorithm"] not in WEIGHTED_MEANS:
+        found.append(f"{settings['algorithm']} does more than w⁺ = Σ ρ_i w_i")
+    if settings["algorithm"] == "fedprox" or settings["proximal"]:
+        found.append(f"a proximal term, μ = {settings['mu']}")
+    if settings["clip_norm"]:
+        found.append(f"gradients clipped to {settings['clip_norm']}")
+    if settings["schedule"]["free_riders"]:
+        found.append(f"{settings['schedule']['free_riders']} free riders")
+    return tuple(found)
+
+
+def constants_of(run: Run) -> BoundConstants:
+    """The constants of Theorem 1 for the whole run, from w⁰.
+
+    Bounds must hold in all intervals, so L, G² and σ_i² are the largest of any
+    interval; ‖w⁰ − w*‖² is of the first, and θ the tightest for the weights that were
+    used.
+    """
+    L, num_clients = run.smoothness.max(), run.tau.shape[1]
+    used = min(run.weight_limit, max(1.0, num_clients * run.rho.max()))
+    apart = jnp.nanmean(_zero_if_absent(run.dissimilarity), axis=0)
+    return BoundConstants(
+        lr=jnp.float32(run.lr),
+        smoothness=jnp.float32(L),
+        grad_sq_norm=jnp.float32(run.grad_sq_norm.max()),
+        weight_limit=tightest_limit(used, num_clients, run.lr, L),
+        distance=jnp.float32(max(run.grad_square[0], 0) / run.smoothness[0] ** 2),
+        grad_variance=jnp.nanmax(_zero_if_absent(run.variance), axis=0),
+        dissimilarity=jnp.maximum(apart, 0) / L**2,
+    )
+
+
+def _zero_if_absent(values: Float[np.ndarray, "T N"]) -> Float[np.ndarray, "T N"]:
+    """Replace the values of clients that never participate, and so have no weight."""
+    return np.where(np.isnan(values).all(axis=0), 0.0, values)
+
+
 class Items(NamedTuple):
-    """After 1, 2, …, T' intervals of the run, each field of both ``[T']``."""
+    """After 1, 2, …, T intervals of the run, each field of both ``[T]``."""
 
     terms: theory.Terms
     bound: theory.Bound
 
 
 def items(run: Run) -> Items:
-    """Theorem 1 after 1, 2, …, T' intervals, from w⁰."""
+    """Theorem 1 after 1, 2, …, T intervals, from w⁰."""
     known = constants_of(run)
 
-    def found(rho: jax.Array, tau: jax.Array) -> Items:
+    def found(rho: Array, tau: Array) -> Items:
         terms = theory.theorem1_terms(rho, tau, known)
         return Items(terms, theory.theorem1_bound(rho, tau, known))
 
@@ -75,28 +213,28 @@ def items(run: Run) -> Items:
 
 
 class Weights(NamedTuple):
-    """Weights of every interval by name ``[T', N]``, and how their solvers ended."""
+    """Weights of every interval by name, and how their solvers ended."""
 
-    rho: dict[str, np.ndarray]  # NaN where there are none
-    bound: dict[str, np.ndarray]  # [T'] the interval's own bound
-    converged: np.ndarray  # [T'] bool, Theorem 2's fixed point was found
-    valid: np.ndarray  # [T'] bool, the bound of the interval is not void
-    residual: np.ndarray  # [T'] KKT residual of the minimiser, inf where void
+    rho: dict[str, Float[np.ndarray, "T N"]]  # NaN where there are none
+    bound: dict[str, Float[np.ndarray, "T"]]  # of each interval alone
+    converged: Bool[np.ndarray, "T"]  # Theorem 2's fixed point was found
+    valid: Bool[np.ndarray, "T"]  # the bound of the interval is not void
+    residual: Float[np.ndarray, "T"]  # KKT residual of the minimiser, inf where void
 
 
 class _Interval(NamedTuple):
-    """What one interval measured; of all intervals: a leading axis ``[T']``."""
+    """What one interval measured; of all intervals: a leading axis T."""
 
-    tau: Array  # [N]
-    rho: Array  # [N] of the run
-    smoothness: Array  # L
-    grad_sq_norm: Array  # G²
+    tau: Int[Array, "N"]
+    rho: Float[Array, "N"]  # of the run
+    smoothness: Float[Array, ""]  # L
+    grad_sq_norm: Float[Array, ""]  # G²
     gradients: ClientGradients
 
 
 def _affine_weights(
     one: _Interval, known: BoundConstants, lr: float, limit: float, keys: PRNGKey
-) -> dict[str, Array]:
+) -> dict[str, Float[Array, "N"]]:
     """Weights of Corollary 1, and of DMS as the mean over its random selections."""
     present = one.tau > 0
     slope = dms.coupling(
@@ -104,10 +242,12 @@ def _affine_weights(
         lr=lr,
         smoothness=one.smoothness,
         grad_sq_norm=one.grad_sq_norm,
-        grad_variance=jnp.sum(present / present.sum() * known.grad_variance),
+        grad_variance=jnp.sum(
+            present / present.sum() * jnp.asarray(known.grad_variance)
+        ),
     )
 
-    def selected(key: PRNGKey) -> Array:
+    def selected(key: PRNGKey) -> Float[Array, "N"]:
         kept = dms.select(key, one.tau)
         return dms.affine_weights(one.tau, kept, slope, limit)
 
@@ -117,7 +257,9 @@ def _affine_weights(
     }
 
 
-def _bounds_of(rhos: Array, tau: Array, known: BoundConstants, limit: float) -> Array:
+def _bounds_of(
+    rhos: Float[Array, "W N"], tau: Int[Array, "N"], known: BoundConstants, limit: float
+) -> Float[Array, "W"]:
     """Bound of each row of `rhos`, NaN where the minimiser may not choose it."""
     slack = 1e-5
     allowed = (rhos > -slack) & (rhos < limit / tau.shape[0] + slack)
@@ -129,7 +271,7 @@ def _bounds_of(rhos: Array, tau: Array, known: BoundConstants, limit: float) -> 
 
 def weights(run: Run) -> Weights:
     """All weights for the bound of each interval alone: T = 1, from w^t."""
-    limit = min(run.weight_limit, run.tau.shape[1])
+    limit = float(min(run.weight_limit, run.tau.shape[1]))
     keys = jax.random.split(rng.fold(rng.key(0), "theory report"), _DRAWS)
 
     def weights_of(one: _Interval) -> tuple[Array, ...]:
@@ -159,8 +301,8 @@ def weights(run: Run) -> Weights:
         return rhos, bounds, fixed.converged, found.valid, found.kkt_residual
 
     gradients = ClientGradients(run.variance, run.dissimilarity, run.grad_square)
-    measured = _Interval(run.tau, run.rho, run.smoothness, run.grad_sq_norm, gradients)
-    measured = jax.tree.map(jnp.asarray, measured)
+    arrays = (run.tau, run.rho, run.smoothness, run.grad_sq_norm, gradients)
+    measured = _Interval(*jax.tree.map(jnp.asarray, arrays))
     rhos, bounds, *rest = jax.device_get(jax.jit(jax.vmap(weights_of))(measured))
     return Weights(
         {name: rhos[:, i] for i, name in enumerate(NAMES)},
@@ -203,10 +345,10 @@ def _text(run: Run, found: Weights, bound: theory.Bound) -> str:
         "G²": known.grad_sq_norm,
         "θ": known.weight_limit,
         "‖w⁰ − w*‖²": known.distance,
-        "mean σ_i²": known.grad_variance.mean(),
-        "mean Γ_i": known.dissimilarity.mean(),
+        "mean σ_i²": known.grad_variance,
+        "mean Γ_i": known.dissimilarity,
     }
-    values = ", ".join(f"{n} = {float(value):.3g}" for n, value in scalars.items())
+    values = ", ".join(f"{n} = {np.mean(value):.3g}" for n, value in scalars.items())
     total = len(run.interval)
     lines = [f"{run.about}. {values}."]
     lines += [f"Outside the theory: {'; '.join(run.notes)}."] if run.notes else []
@@ -241,7 +383,7 @@ def plot_theory(
     """Plot the terms of Theorem 1, and weights against τ, as PNG and PDF.
 
     Args:
-      run: from `theory_run.read`.
+      run: from `read`.
       after: from `items`.
       found: from `weights`; shown is the mean over all clients with the same τ.
       path: without a suffix.
@@ -266,7 +408,7 @@ def plot_theory(
 def _plot_terms(axes: "matplotlib.axes.Axes", run: Run, after: Items) -> None:
     """Plot X, Y, Z, the distance and their bound, where it is not void."""
     void = ~(np.asarray(after.terms.W) > 0)
-    distance = np.full(len(run.interval), float(constants_of(run).distance))
+    distance = np.full(len(run.interval), constants_of(run).distance, float)
     blue = plot_style.line_style("#0072B2", "-", "o")
     curves = {"‖w⁰ − w*‖²": (distance, blue)}
     for name, (label, style) in _TERMS.items():
@@ -282,13 +424,13 @@ def _plot_terms(axes: "matplotlib.axes.Axes", run: Run, after: Items) -> None:
     if void.any():
         first = run.interval[void][0]
         axes.axvspan(first - 0.5, run.interval[-1] + 0.5, color="#EEEEEE", zorder=0)
-        place = axes.get_xaxis_transform()
-        axes.text(first, 0.02, "W ≤ 0: no bound", fontsize="small", transform=place)
+        where = axes.get_xaxis_transform()
+        axes.text(first, 0.02, "W ≤ 0: no bound", fontsize="small", transform=where)
     axes.set_ylabel("terms of Theorem 1")
     plot_style.interval_axis(axes, run.interval)
 
 
-def write(
+def write_theory(
     workdir: pathlib.Path, out: pathlib.Path, weight_limit: float | None = None
 ) -> list[pathlib.Path]:
     """Write theory.md and .csv, theory_items.csv, theory.png and .pdf.
@@ -313,16 +455,16 @@ def write(
 
 
 def main(arguments: list[str]) -> None:
-    """The command line."""
+    """Write the files and print the table."""
     parser = argparse.ArgumentParser(
         prog="python -m tsfl_jax.theory_report",
         description=str(__doc__).splitlines()[0],
     )
     parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished run")
     parser.add_argument("--weight_limit", type=float, help="θ instead of the run's own")
-    parser.add_argument("--out", type=pathlib.Path, help="where to write; the workdir")
+    parser.add_argument("--out", type=pathlib.Path, help="instead of the workdir")
     given = parser.parse_args(arguments)
     out = given.out or given.workdir
-    for path in write(given.workdir, out, given.weight_limit):
+    for path in write_theory(given.workdir, out, given.weight_limit):
         print(path)
     print((out / "theory.md").read_text())

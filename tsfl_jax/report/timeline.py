@@ -1,4 +1,4 @@
-"""The timeline of an experiment: who does what when, as text and as a figure."""
+"""The timeline of an experiment as text and as a figure."""
 
 import math
 import pathlib
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = 99  # of the text, with the clients' names
 _ROWS = 20  # clients of the text
-_BARS = 40  # as many bars as a reader can distinguish on a page
-_LINES = 12  # updates that may be drawn across the bars
+_BARS = 40  # bars that a reader can distinguish on a page
+_LINES = 12  # updates that may be plotted across the bars
 _INK = {
     segments.DOWNLOAD: "<",
     segments.ITERATION: "█▓",  # alternating, so that each can be seen
@@ -46,7 +46,7 @@ _THIN = (segments.WAITING, segments.OFFLINE)
 
 
 class Timeline(NamedTuple):
-    """Who does what when; in seconds, or in intervals where there are no seconds."""
+    """Activities and updates; in seconds, or in intervals without a virtual clock."""
 
     found: list[segments.Segment]
     tasks: list[Task]

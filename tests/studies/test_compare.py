@@ -16,6 +16,7 @@ from tsfl_jax.studies import (
     free_riders,
     heterogeneity,
     reproduce,
+    settings,
 )
 from tsfl_jax.types import UserError
 
@@ -173,16 +174,9 @@ def test_patterns_differ_in_heterogeneity_only():
 
 @pytest.mark.slow
 def test_figure_2_small(tmp_path, monkeypatch, capsys):
-    small = """
-from tsfl_jax.config import Config
-
-def get_config():
-    config = Config(num_intervals=4, num_clients=4, batch_size=8, lr=0.05)
-    config.schedule.data_size = 32
-    return config
-"""
-    (tmp_path / "small.py").write_text(small)
-    monkeypatch.setattr(reproduce, "CONFIGS", tmp_path)
+    small = {"num_intervals": 4, "num_clients": 4, "batch_size": 8, "lr": 0.05}
+    small["schedule.data_size"] = 32
+    monkeypatch.setitem(settings.PAPER, "small", small)
     monkeypatch.setattr(reproduce, "STUDY_CONFIG", "small")
     monkeypatch.setattr(heterogeneity, "PATTERNS", ((2, 3), (1, 4)))
     few = {name: heterogeneity.ENTRIES[name] for name in ("sfl", "tsfl")}

@@ -10,7 +10,7 @@ import pytest
 import tsfl_jax
 from tsfl_jax.experiment import grid, prepare
 from tsfl_jax.report import style
-from tsfl_jax.studies import paper_results, reproduce
+from tsfl_jax.studies import paper_results
 from tsfl_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
@@ -20,7 +20,7 @@ EXPECTED = json.loads((RESULTS / "expected.json").read_text(encoding="utf-8"))
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", EXPECTED["small"], ids=lambda c: c["config"])
 def test_a_small_cell_gives_what_was_measured(cell):
-    config = reproduce.config_of(cell["config"])
+    config = grid.config_at(RESULTS.parents[1] / "configs" / f"{cell['config']}.py")
     changes = {"num_intervals": cell["intervals"], "data.download": False}
     config = grid.changed(config, changes)
     try:

@@ -8,23 +8,16 @@ import numpy as np
 import pytest
 
 from tsfl_jax.experiment import prepare
-from tsfl_jax.studies import paper_results, reproduce, sensitivity
+from tsfl_jax.studies import paper_results, reproduce, sensitivity, settings
 from tsfl_jax.types import UserError
 
-SMALL = """
-from tsfl_jax.config import Config
-
-def get_config():
-    config = Config(num_intervals=3, num_clients=4, batch_size=8, lr=0.03)
-    config.schedule.data_size = 32
-    config.data.name = "digits"
-    return config
-"""
+SMALL = {"num_intervals": 3, "num_clients": 4, "batch_size": 8, "lr": 0.03}
+SMALL |= {"schedule.data_size": 32, "data.name": "digits"}
 
 
 def test_every_cell_has_its_config():
     for name, cell in paper_results.CELLS.items():
-        config = reproduce.config_of(name)
+        config = settings.paper(name)
         assert config.data.name == cell.data
         assert cell.accuracy[paper_results.ALGORITHMS.index("dms")] == max(
             cell.accuracy
@@ -33,8 +26,8 @@ def test_every_cell_has_its_config():
         len(paper_results.TARGETS["table1"]) == 8
         and len(paper_results.TARGETS["table2"]) == 6
     )
-    with pytest.raises(UserError, match="nonsense.py: not found"):
-        reproduce.config_of("nonsense")
+    with pytest.raises(UserError, match="nonsense: the paper has no such experiment"):
+        settings.paper("nonsense")
 
 
 def test_wanted_cells_are_run_once_and_in_order():
@@ -79,8 +72,7 @@ def test_slips(capsys):
 
 
 def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
-    (tmp_path / "small.py").write_text(SMALL)
-    monkeypatch.setattr(reproduce, "CONFIGS", tmp_path)
+    monkeypatch.setitem(settings.PAPER, "small", SMALL)
     cells = {
         "small": paper_results.Cell("small", "Case 3", "mnist", (1.0, 2.0, 3.0, 4.0)),
         "gone": paper_results.Cell(
@@ -118,8 +110,7 @@ def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
 
 def test_synthetic_cells_have_the_data_of_each_seed(tmp_path, monkeypatch):
     """A lane of a cell has the data that its settings describe."""
-    (tmp_path / "small.py").write_text(SMALL)
-    monkeypatch.setattr(reproduce, "CONFIGS", tmp_path)
+    monkeypatch.setitem(settings.PAPER, "small", SMALL)
     monkeypatch.setattr(reproduce, "ALGORITHMS", ("fedavg",))
     changes = ("data.name=synthetic", "data.train_size=200", "data.test_size=20")
     given = reproduce.parse(
@@ -142,8 +133,8 @@ def test_choices_by_hand():
     given = sensitivity.given_coupling(0.003, 20, 0.01)
     assert given["dms.smoothness"] == pytest.approx(400 / 9)
     two = (several[0], several[1], several[6])
-    settings = {"momentum": 0.9} | dict.fromkeys(given, -1.0)
-    lanes = sensitivity.points(settings, two, 2)
+    standard = {"momentum": 0.9} | dict.fromkeys(given, -1.0)
+    lanes = sensitivity.points(standard, two, 2)
     assert [(p["algorithm"], p["momentum"]) for p in lanes[::2]] == [
         ("dms", 0.9),
         ("fedavg", 0.9),
@@ -168,8 +159,7 @@ def test_choices_by_hand():
 
 @pytest.mark.slow
 def test_a_small_study_of_choices(tmp_path, monkeypatch, capsys):
-    (tmp_path / "small.py").write_text(SMALL)
-    monkeypatch.setattr(reproduce, "CONFIGS", tmp_path)
+    monkeypatch.setitem(settings.PAPER, "small", SMALL)
     monkeypatch.setattr(reproduce, "STUDY_CONFIG", "small")
     every = sensitivity.choices
 

@@ -9,8 +9,6 @@ import jax
 from tsfl_jax.experiment import grid
 from tsfl_jax.types import UserError
 
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-
 
 def make_parser(
     name: str, about: str | None, seeds: int, out: str

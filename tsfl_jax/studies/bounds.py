@@ -27,7 +27,7 @@ from tsfl_jax.theory import bounds
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.types import UserError
 
-CONFIG = arguments.CONFIGS / "quadratic.py"
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "quadratic.py"
 
 _WHOLE = {"batch_size": 64, "quadratic.grad_variance": "constant(0)"}
 _NEAR = {"quadratic.distance": 1e-6}

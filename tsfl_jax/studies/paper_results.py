@@ -1,7 +1,7 @@
 """What the paper reports, for comparison with the results of this simulator.
 
 Shao et al., Tables 1 (static cases) and 2 (dynamic cases): highest test accuracy in %,
-mean of 10 runs. Each cell names the config in ``configs/`` with its setting.
+mean of 10 runs. Each cell names its experiment in `settings`.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ ALGORITHMS: tuple[str, ...] = ("fedavg", "fedprox", "fedasync", "dms")
 class Cell(NamedTuple):
     """One row of a table: a case on a data set."""
 
-    config: str  # name of a file in configs/
+    config: str  # the experiment in `studies.settings`
     case: str
     data: str  # as in ``config.data.name``
     accuracy: tuple[float, float, float, float]  # in %, in order of ALGORITHMS

@@ -1,7 +1,7 @@
 """``python -m tsfl_jax.reproduce table1``: the paper's tables and figures, run here.
 
-Every cell of a table is one sweep (four algorithms, several seeds) of a config in
-``configs/``, kept under ``--out``; a finished sweep is reused, an interrupted one
+Every cell of a table is one sweep (four algorithms, several seeds) of an experiment in
+`studies.settings`, kept under ``--out``; a finished sweep is reused, an interrupted one
 resumes. Cells whose data set is not available are listed as such.
 """
 
@@ -26,12 +26,12 @@ from tsfl_jax.studies import (
     heterogeneity,
     paper_results,
     sensitivity,
+    settings,
 )
 from tsfl_jax.studies.paper_results import ALGORITHMS
 from tsfl_jax.types import UserError
 
-CONFIGS = arguments.CONFIGS
-STUDY_CONFIG = "mnist_case1"  # what the studies vary
+STUDY_CONFIG = "mnist_case1"  # the experiment that the studies vary
 # Targets that are not made of cells: Fig. 2, what the paper leaves open, free riders.
 STUDIES = ("fig2a", "fig2b", "sensitivity", "riders")
 _DATA = {
@@ -53,30 +53,18 @@ class CellResult(NamedTuple):
     note: str  # what differs from the paper's setting, or why there is nothing
 
 
-def config_of(name: str) -> Config:
-    """What ``configs/name.py`` returns.
-
-    Raises:
-      UserError: there is no such file, as in a package without its checkout.
-    """
-    path = CONFIGS / f"{name}.py"
-    if not path.is_file():
-        raise UserError(f"{path}: not found; run from a checkout of the repository")
-    return grid.config_at(path)
-
-
 def changed_config(name: str, given: argparse.Namespace) -> tuple[Config, str]:
-    """A config with the given settings, and how it differs from the paper's in words.
+    """An experiment with the given settings, and how it differs from the paper's.
 
     Args:
-      name: of a file in ``configs/``.
+      name: of the experiment, such as "mnist_case1".
       given: the arguments of the command line, as in all functions here.
     """
     labels = dict(given.set)
     if given.intervals:
         labels["num_intervals"] = given.intervals
-    config = config_of(name)
-    config = grid.changed(config, {"data.download": False} | given.data_dir | labels)
+    changes = {"data.download": False} | given.data_dir | labels
+    config = grid.changed(settings.paper(name), changes)
     return config, arguments.joined(*(f"{k}={v}" for k, v in labels.items()))
 
 

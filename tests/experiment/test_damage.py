@@ -309,7 +309,7 @@ CURVES, PARTS, EVENTS = (
     runs.plot_participation,
     tensorboard.write_events,
 )
-THEORY, METRICS = theory.read, "metrics.jsonl"
+THEORY, METRICS = theory.read_run, "metrics.jsonl"
 NO_ROW = "line 1: expected an object with an interval and numbers"
 T, N = 6, 4
 # (program, what is damaged, how, words of the refusal; "" the program can do without)

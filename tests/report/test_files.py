@@ -40,7 +40,7 @@ def _screen(text):
 # Folders
 
 
-def test_new_workdirs_of_one_minute_are_told_apart(tmp_path, monkeypatch):
+def test_new_workdirs_of_one_minute_have_different_names(tmp_path, monkeypatch):
     monkeypatch.setattr(files.time, "strftime", lambda form: "20261121-0642")
     made = [files.new_workdir(tmp_path / "runs", "digits dms/0") for _ in range(3)]
     stem = "digits_dms_0-20261121-0642"
@@ -72,7 +72,7 @@ def test_a_file_cannot_be_a_workdir(tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_read_only_disk_is_told(tmp_path, monkeypatch):
+def test_a_read_only_disk_is_reported(tmp_path, monkeypatch):
     def refuse(self, data):
         raise OSError(30, "Read-only file system")
 
@@ -134,7 +134,7 @@ class _Unsavable:
         raise ValueError("half")
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_in_one_line(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
@@ -173,7 +173,7 @@ def test_metrics_write_nan_as_null(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [1, 8, 20])
-def test_a_cut_last_line_is_left_out(tmp_path, cut):
+def test_an_incomplete_last_line_is_left_out(tmp_path, cut):
     path = tmp_path / "metrics.jsonl"
     files.write_metrics(path, [{"interval": n, "loss": 0.25} for n in (1, 2)])
     text = path.read_bytes()
@@ -181,7 +181,7 @@ def test_a_cut_last_line_is_left_out(tmp_path, cut):
     assert files.read_metrics(path) == [{"interval": 1, "loss": 0.25}]
 
 
-def test_a_broken_line_in_the_middle_is_told(tmp_path):
+def test_a_broken_line_in_the_middle_is_reported(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"interval": 1}\n{"inter\n{"interval": 3}\n')
     with pytest.raises(UserError, match="line 2"):
@@ -252,7 +252,7 @@ def test_summary_text_is_aligned_and_complete():
     ]
 
 
-def test_summary_text_tells_of_trouble_and_lacks_nothing_it_needs():
+def test_summary_text_reports_trouble_and_needs_no_key():
     trouble = {"num_dropped": 4, "diverged_at": 12, "best_test_accuracy": np.nan}
     text = progress.summary_text(trouble)
     assert "4 client models" in text
@@ -306,7 +306,7 @@ def test_a_terminal_shows_one_row_and_no_leftovers():
     assert _screen(stream.getvalue()) == "end"
 
 
-def test_a_narrow_terminal_spares_the_bar(monkeypatch):
+def test_a_narrow_terminal_omits_the_bar(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     stream = _Terminal()
     line = progress.progress_line(150, 500, 0.934, 0.312, 60.0)
@@ -319,7 +319,7 @@ def test_a_narrow_terminal_spares_the_bar(monkeypatch):
     assert stream.getvalue() == f"\r{line[:29]}"
 
 
-def test_elsewhere_every_report_is_a_line():
+def test_elsewhere_every_update_is_a_line():
     stream = io.StringIO()
     progress.update_line("one", stream)
     progress.update_line("two", stream, last=True)
@@ -328,13 +328,13 @@ def test_elsewhere_every_report_is_a_line():
     assert stream.getvalue() == "one\ntwo\nthree\nfour\n"
 
 
-def test_a_stream_that_knows_only_ascii_is_no_trouble():
+def test_an_ascii_stream_gets_question_marks():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     progress.update_line("accuracy –", stream)
     assert stream.buffer.getvalue() == b"accuracy ?\n"
 
 
-def test_without_a_stream_only_notices_are_passed_on(caplog, capsys):
+def test_without_a_stream_only_warnings_are_passed_on(caplog, capsys):
     progress.update_line("line", None)
     progress.log(None, "text")
     with caplog.at_level(logging.WARNING, logger="tsfl_jax"):

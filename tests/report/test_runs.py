@@ -88,7 +88,9 @@ def test_curves_show_the_numbers_of_the_file(tmp_path, monkeypatch):
     assert left.get_ylabel() == "test accuracy in %"
 
 
-def test_curves_bridge_missing_values_and_a_cut_last_line(tmp_path, monkeypatch):
+def test_curves_bridge_missing_values_and_an_incomplete_last_line(
+    tmp_path, monkeypatch
+):
     figures = _captured(monkeypatch)
     lines = [
         '{"interval": 1, "test_accuracy": null, "train_loss": 3.0}\n',
@@ -155,13 +157,13 @@ def test_many_clients_are_in_order_of_tau(tmp_path, monkeypatch):
     figures = _captured(monkeypatch)
     plots.plot_participation(_workdir(tmp_path, clients=2000))
     top, bottom = figures[0].axes[:2]
-    colours = top.collections[0].get_array()
-    assert len(colours) == 2000
-    assert (np.diff(colours) >= 0).all()
+    colors = top.collections[0].get_array()
+    assert len(colors) == 2000
+    assert (np.diff(colors) >= 0).all()
     assert "τ" in bottom.get_xlabel()
 
 
-def test_compare_draws_mean_and_range_over_seeds(tmp_path, monkeypatch):
+def test_comparison_plots_mean_and_range_over_seeds(tmp_path, monkeypatch):
     figures = _captured(monkeypatch)
     runs = {
         "dms": [
@@ -181,7 +183,7 @@ def test_compare_draws_mean_and_range_over_seeds(tmp_path, monkeypatch):
     assert "2 seeds" in axes.get_legend().get_title().get_text()
 
 
-def test_compare_averages_only_where_all_runs_were_evaluated(tmp_path, monkeypatch):
+def test_comparison_averages_only_where_all_runs_were_evaluated(tmp_path, monkeypatch):
     figures = _captured(monkeypatch)
     for name, values in {"a": "0.1 0.2 0.3", "b": "0.3 null 0.5"}.items():
         rows = [
@@ -196,7 +198,7 @@ def test_compare_averages_only_where_all_runs_were_evaluated(tmp_path, monkeypat
     np.testing.assert_allclose(line.get_ydata(), [20, 40])
 
 
-def test_compare_writes_a_png(tmp_path):
+def test_comparison_writes_a_png(tmp_path):
     runs = {name: [_workdir(tmp_path / name, seed=3)] for name in ALGORITHMS}
     path = plots.plot_comparison(runs, tmp_path / "out.png")
     assert imread(path).shape[1] > 1000
@@ -231,7 +233,7 @@ def test_a_failed_save_keeps_the_old_figure(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [None, b"not a zip", b"PK\x03\x04cut"])
-def test_broken_files_are_told_in_one_line(tmp_path, content):
+def test_broken_files_are_reported_in_one_line(tmp_path, content):
     if content is not None:
         for name in ("metrics.jsonl", "clients.npz"):
             (tmp_path / name).write_bytes(content + b"\n")

@@ -36,7 +36,7 @@ def test_scalars_of_a_run(tmp_path):
         ("test_accuracy", 2): 0.75,
         ("threshold", 2): 2.5,
     }
-    for _ in range(2):  # the second time in place of the first
+    for _ in range(2):  # the second call replaces the files
         assert scalars(tensorboard.write_events(tmp_path)) == want
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "metrics.jsonl",
@@ -44,7 +44,7 @@ def test_scalars_of_a_run(tmp_path):
     ]
 
 
-def test_slips(tmp_path):
+def test_wrong_input(tmp_path):
     with pytest.raises(UserError, match="usage"):
         tensorboard.main([])
     with pytest.raises(UserError, match="no run among"):

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 def test_what_is_read_is_what_was_measured(folder):
-    run = theory.read(folder)
+    run = theory.read_run(folder)
     rows = files.read_metrics(folder / "metrics.jsonl")
     assert run.smoothness.tolist() == [row["smoothness"] for row in rows]
     assert run.interval.tolist() == [1, 2, 3]
@@ -44,7 +44,7 @@ def test_what_is_read_is_what_was_measured(folder):
 
 
 def test_items_after_each_interval_are_those_of_the_intervals_so_far(folder):
-    run = theory.read(folder)
+    run = theory.read_run(folder)
     found = theory.items(run)
     for t in range(3):
         tau, rho = (jnp.asarray(a[: t + 1]) for a in (run.tau, run.rho))
@@ -57,7 +57,7 @@ def test_items_after_each_interval_are_those_of_the_intervals_so_far(folder):
 
 
 def test_weights_side_by_side(folder):
-    run = theory.read(folder)
+    run = theory.read_run(folder)
     found = theory.weights(run)
     here = run.tau > 0
     np.testing.assert_array_equal(found.rho[theory.RUN], run.rho)
@@ -103,7 +103,7 @@ def test_files(folder, tmp_path, capsys):
 def test_another_weight_limit_can_be_asked_for(folder, tmp_path):
     theory.main([str(folder), "--out", str(tmp_path), "--weight_limit", "2"])
     first, second = (
-        theory.weights(theory.read(folder)._replace(weight_limit=limit))
+        theory.weights(theory.read_run(folder)._replace(weight_limit=limit))
         for limit in (np.inf, 2.0)
     )
     most = 2 / first.rho[theory.EQUAL].shape[1]
@@ -117,24 +117,24 @@ def test_another_weight_limit_can_be_asked_for(folder, tmp_path):
 
 def test_unusable_folders_are_refused(folder, tmp_path):
     with pytest.raises(UserError, match="no finished run there"):
-        theory.read(tmp_path)
+        theory.read_run(tmp_path)
     for name in ("config.json", "summary.json", "metrics.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     with np.load(folder / "clients.npz") as clients:
         kept = {name: clients[name] for name in ("tau", "size", "rho", "selected")}
     with pytest.raises(UserError, match="cannot read .*clients.npz"):
-        theory.read(tmp_path)
+        theory.read_run(tmp_path)
     files.write_clients(tmp_path / "clients.npz", **kept)
     with pytest.raises(UserError, match="do not belong together"):
-        theory.read(tmp_path)
+        theory.read_run(tmp_path)
     settings = files.read_json(folder / "config.json")
     files.write_json(tmp_path / "config.json", settings | {"measure_clients": False})
     with pytest.raises(UserError, match="--config.measure_clients=true"):
-        theory.read(tmp_path)
+        theory.read_run(tmp_path)
     settings["timeline"]["framework"] = "afl"
     files.write_json(tmp_path / "config.json", settings)
     with pytest.raises(UserError, match="afl is not in step"):
-        theory.read(tmp_path)
+        theory.read_run(tmp_path)
 
 
 def test_a_mistyped_folder_is_not_made(tmp_path):
@@ -155,7 +155,7 @@ def test_intervals_without_numbers_are_left_out(folder, tmp_path):
     kept["variance"][1:, 2] = np.nan  # one absent
     kept["tau"][2, 2] = 0
     files.write_clients(tmp_path / "clients.npz", **kept)
-    run = theory.read(tmp_path)
+    run = theory.read_run(tmp_path)
     assert run.interval.tolist() == [3]
     paths = theory.write_theory(tmp_path, tmp_path)
     assert all(path.stat().st_size for path in paths)

@@ -26,7 +26,7 @@ KNOWN = Exact(
 
 
 @functools.cache
-def outcome(label, seeds=4, intervals=12):
+def result(label, seeds=4, intervals=12):
     base = grid.config_at(bound_study.CONFIG)
     changes = bound_study.SETTINGS[label] | {"num_intervals": intervals}
     return bound_study.run_setting(label, grid.changed(base, changes), seeds)
@@ -58,7 +58,7 @@ def test_theorem_4_by_hand():
     ["as in the config, FedAvg", "unequal Γ_i and σ_i², DMS", "no dissimilarity"],
 )
 def test_theorem_1_holds_from_afar(label):
-    found = outcome(label)
+    found = result(label)
     assert found.valid
     assert (found.distance + 4 * found.error <= found.printed).all()
     # Not because nothing happens: the models do come near.
@@ -66,14 +66,14 @@ def test_theorem_1_holds_from_afar(label):
 
 
 def test_theorem_1_as_printed_fails_near_the_optimum():
-    found = outcome("the same, whole batches, η = 0.01", seeds=1)
+    found = result("the same, whole batches, η = 0.01", seeds=1)
     assert found.valid
     assert bound_study.ratio(found, found.printed)[0] > 1.5
     assert bound_study.ratio(found, found.repaired)[0] < 1
 
 
 def test_theorem_4_as_printed_fails_and_as_derived_holds_for_gradient_descent():
-    found = outcome("gradient descent: τ = 1, whole batches", seeds=1, intervals=40)
+    found = result("gradient descent: τ = 1, whole batches", seeds=1, intervals=40)
     four = found.theorem4
     assert four.valid
     assert four.printed < 0.05 * found.gradient
@@ -82,7 +82,7 @@ def test_theorem_4_as_printed_fails_and_as_derived_holds_for_gradient_descent():
 
 
 def test_theorem_4_is_for_gradient_descent():
-    found = outcome("unequal Γ_i and σ_i², DMS")
+    found = result("unequal Γ_i and σ_i², DMS")
     assert found.theorem4 is None and bound_study.setting_row(found)["Theorem 4"] == "–"
 
 

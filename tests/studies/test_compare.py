@@ -47,7 +47,7 @@ def test_time_to_a_target_by_hand():
     np.testing.assert_array_equal(at, [np.nan, 0.5, 0.5, 0.9, 0.8])
 
 
-def outcome(label, times, best=0.95):
+def result(label, times, best=0.95):
     """A run per seed that reaches 0.9 at the given time, inf: never."""
     curves = [
         (np.array([1.0, min(t, 99.0)]), np.array([0.1, best if t < 99 else 0.2]))
@@ -57,9 +57,9 @@ def outcome(label, times, best=0.95):
 
 
 def test_table_by_hand():
-    outcomes = [outcome("sfl", [8.0, 12.0]), outcome("tsfl", [4.0, 4.0])]
-    outcomes.append(outcome("afl", [4.0, np.inf]))
-    first, second, third = compare.comparison_rows(outcomes, 0.9)
+    results = [result("sfl", [8.0, 12.0]), result("tsfl", [4.0, 4.0])]
+    results.append(result("afl", [4.0, np.inf]))
+    first, second, third = compare.comparison_rows(results, 0.9)
     # Seeds 8 and 12: mean 10, s/√2 = 2, t(0.975, 1) = 12.706.
     assert first["s to 90 %"] == "10.00 ± 25.41"
     assert second["s to 90 %"] == "4.00 ± 0.00" and second["speed-up"][:4] == "2.50"
@@ -156,7 +156,7 @@ def test_a_small_comparison_from_end_to_end(tmp_path, capsys):
     with open(tmp_path / "compare.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [r["framework"] for r in rows] == ["SFL", "AFL, FedAsync"]
-    # AFL: an update at every arrival, each on old ground.
+    # AFL: an update at every arrival, each from an old model.
     assert float(rows[1]["updates"]) > 3 * float(rows[0]["updates"])
     assert float(rows[1]["mean staleness"]) > 1 > float(rows[0]["mean staleness"])
     assert (tmp_path / "compare.png").stat().st_size > 0
@@ -190,9 +190,9 @@ def test_figure_2_small(tmp_path, monkeypatch, capsys):
     # At δ = 0.25 the slowest does 2 iterations in Δ: SFL and T-SFL update alike. At
     # δ = 2.25 it does 1, so that SFL takes two intervals for its 2 iterations.
     by_name = {(r["δ"], r["framework"]): r for r in rows}
-    assert by_name["0.25", "SFL"]["s an update"] == "1.00"
-    assert by_name["2.25", "SFL"]["s an update"] == "2.00"
-    assert by_name["2.25", "T-SFL, FedAvg"]["saved a round, %"] == "50"
+    assert by_name["0.25", "SFL"]["s per update"] == "1.00"
+    assert by_name["2.25", "SFL"]["s per update"] == "2.00"
+    assert by_name["2.25", "T-SFL, FedAvg"]["saved per round, %"] == "50"
     assert (out / "fig2b.pdf").stat().st_size > 0
 
 

@@ -60,7 +60,7 @@ def test_tables_by_hand(tmp_path, measured):
     assert r"\textbf{93.00 $\pm$ 4.97}" in tex.read_text()
 
 
-def test_slips(capsys):
+def test_wrong_input(capsys):
     for arguments, message in (
         (["tabel1"], "invalid choice: 'tabel1'"),
         (["table1", "--seeds", "0"], "--seeds must be at least 1"),
@@ -175,7 +175,7 @@ def test_a_small_study_of_choices(tmp_path, monkeypatch, capsys):
     assert text.count("\n| ") == 3 and (out / "sensitivity.pdf").stat().st_size > 0
 
 
-def test_all_devices_are_asked_for_before_jax_answers_a_question(monkeypatch, tmp_path):
+def test_all_devices_are_requested_before_jax_starts(monkeypatch, tmp_path):
     def missing(config):
         raise UserError("no data here")
 

@@ -75,14 +75,14 @@ class Run(NamedTuple):
     dissimilarity: Float[np.ndarray, "T N"]  # ‖∇F_i − ∇F‖², likewise
 
 
-def read(workdir: pathlib.Path) -> Run:
+def read_run(workdir: pathlib.Path) -> Run:
     """Read the run of a folder.
 
     Raises:
       UserError: no finished run there, or it has not measured its clients.
     """
     try:
-        return _read(workdir)
+        return _read_run(workdir)
     except UserError:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -92,7 +92,7 @@ def read(workdir: pathlib.Path) -> Run:
         ) from error
 
 
-def _read(workdir: pathlib.Path) -> Run:
+def _read_run(workdir: pathlib.Path) -> Run:
     settings = files.read_json(workdir / "config.json")
     summary = files.read_json(workdir / "summary.json")
     if settings is None or summary is None:
@@ -383,7 +383,7 @@ def plot_theory(
     """Plot the terms of Theorem 1, and weights against τ, as PNG and PDF.
 
     Args:
-      run: from `read`.
+      run: from `read_run`.
       after: from `items`.
       found: from `weights`; shown is the mean over all clients with the same τ.
       path: without a suffix.
@@ -440,7 +440,7 @@ def write_theory(
       out: folder of the files.
       weight_limit: θ ≥ 1 of the comparison; None: the run's own, if it had one.
     """
-    run = read(workdir)
+    run = read_run(workdir)
     if weight_limit is not None:
         if not 1 <= weight_limit < np.inf:
             raise UserError(f"--weight_limit={weight_limit}: expected 1 ≤ θ < ∞")

@@ -14,8 +14,8 @@ import numpy as np
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
-from tsfl_jax.report import sweeps as sweep_report
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.report.sweeps import plot_bands
 from tsfl_jax.studies import compare
 from tsfl_jax.theory.bounds import heterogeneity_degree
 
@@ -49,7 +49,7 @@ def speeds(pattern: tuple[int, ...], interval: float) -> str:
     return "; ".join(f"constant({interval / tau!r})" for tau in pattern)
 
 
-def accuracy(
+def run_patterns(
     config: Config, seeds: int, workdir: pathlib.Path, stream: IO[str]
 ) -> dict[tuple[int, ...], dict[str, np.ndarray]]:
     """Run Fig. 2a: test accuracy ``[S, T]`` of T-SFL, by pattern and algorithm."""
@@ -82,7 +82,7 @@ def plot_accuracy(found: dict, folder: pathlib.Path, about: str) -> list[pathlib
             for pattern, one in found.items()
         }
         title = f"T-SFL with {style.NAMES[algorithm]}, {about}"
-        paths += sweep_report.plot_bands(curves, folder / f"fig2a_{algorithm}", title)
+        paths += plot_bands(curves, folder / f"fig2a_{algorithm}", title)
     return paths
 
 
@@ -94,7 +94,7 @@ class Time(NamedTuple):
     round_seconds: float  # between two updates of the global model
 
 
-def times(
+def run_frameworks(
     config: Config, seeds: int, workdir: pathlib.Path, stream: IO[str]
 ) -> list[Time]:
     """Run Fig. 2b: every framework at every δ, on the virtual clock."""
@@ -132,8 +132,8 @@ def time_rows(found: list[Time], target: float) -> list[dict[str, str]]:
                 "δ": f"{degree(pattern):g}",
                 "τ of the groups": str(pattern),
                 "framework": style.NAMES[result.label],
-                "s an update": f"{seconds:.2f}",
-                "saved a round, %": f"{100 * (1 - seconds / first_round):.0f}",
+                "s per update": f"{seconds:.2f}",
+                "saved per round, %": f"{100 * (1 - seconds / first_round):.0f}",
                 f"s to {100 * target:g} %": compare.spread_of_times(reached),
                 "saved, %": saved,
                 "best accuracy, %": compare.best_accuracy(result),

@@ -217,9 +217,9 @@ def run_study(
             best, count = free_riders.run_free_riders(*options)
             return free_riders.write_free_riders(best, count, out, about)
         if target == "fig2a":
-            curves = heterogeneity.accuracy(*options)
+            curves = heterogeneity.run_patterns(*options)
             return heterogeneity.plot_accuracy(curves, out, about)
-        found = heterogeneity.times(*options)
+        found = heterogeneity.run_frameworks(*options)
         return heterogeneity.write_times(found, given.accuracy, out, about)
     except UserError as error:
         print(f"{target}: not available: {error}", file=sys.stderr)

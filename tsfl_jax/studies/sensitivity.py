@@ -54,7 +54,7 @@ def choices(lr: float, num_clients: int) -> list[Choice]:
         Choice(split, "Dirichlet(0.1)", {"partition.alpha": 0.1}),
         Choice(split, "Dirichlet(1)", {"partition.alpha": 1.0}),
         Choice(split, "IID", {kind: "iid"}),
-        Choice(split, "shards, 2 classes a client", {kind: "shards"}),
+        Choice(split, "shards, 2 classes per client", {kind: "shards"}),
     ]
     found += [
         Choice("L, G², σ²", f"c = {c:g}", given_coupling(lr, num_clients, c), True)

@@ -434,11 +434,7 @@ FRAMES = str(ROOT / "configs" / "frameworks")
 COMMANDS = [
     ("launch", "--config=configs/smok.py", "no such file"),
     ("launch", "--config=configs/papers.py:mnist_case4", "no such file"),
-    (
-        "launch",
-        f"--config={ROOT}/configs/papers.py:mnist_case4",
-        "you mean 'mnist_case",
-    ),
+    ("launch", f"--config={ROOT}/configs/papers.py:mnist_case4", "you mean 'mnist_case"),
     ("launch", f"--config={LONG}", "too long"),
     ("launch", "--config=broken.py", "SyntaxError"),
     ("launch", "--config=raises.py", "ZeroDivisionError"),

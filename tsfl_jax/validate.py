@@ -7,6 +7,7 @@ the rules between settings. Values that depend on the data are checked where it 
 import dataclasses
 import math
 import numbers
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsfl_jax import config as c
@@ -72,7 +73,7 @@ _TYPE_NAMES = {
     tuple: "whole numbers like (1,4)",
 }
 # NumPy's numbers will do, and an int for a float; a tuple holds whole numbers.
-_ACCEPTED = {int: numbers.Integral, float: numbers.Real}
+_ACCEPTED = {int: numbers.Integral, float: numbers.Real, tuple: (tuple, list)}
 
 
 def _check_types(config: Any, prefix: str = "") -> None:
@@ -85,8 +86,7 @@ def _check_types(config: Any, prefix: str = "") -> None:
                 f"{nearest(prefix + name, [prefix + f for f in fields])}"
             )
     for field in dataclasses.fields(config):
-        value: Any = getattr(config, field.name)
-        name = prefix + field.name
+        value, name = getattr(config, field.name), prefix + field.name
         if dataclasses.is_dataclass(field.default_factory):
             if not isinstance(value, field.default_factory):
                 raise UserError(
@@ -96,23 +96,24 @@ def _check_types(config: Any, prefix: str = "") -> None:
             _check_types(value, name + ".")
             continue
         expected = type(field.default)
-        if not _has_type(value, expected):
+        fits = isinstance(value, _ACCEPTED.get(expected, expected))
+        if expected is not bool and isinstance(value, bool):
+            fits = False
+        if expected is tuple and fits:
+            fits = all(
+                isinstance(v, numbers.Integral) and not isinstance(v, bool)
+                for v in value
+            )
+        if fits:
+            _check_extremes(f"--config.{name}", value)
+        else:
             raise UserError(
                 f"--config.{name}={value!r}: expected {_TYPE_NAMES[expected]}, "
                 f"got {type(value).__name__}"
             )
-        _check_extremes(f"--config.{name}", value)
 
 
-def _has_type(value: Any, expected: type) -> bool:
-    if isinstance(value, bool) or expected is bool:
-        return isinstance(value, bool) and expected is bool
-    if expected is tuple and isinstance(value, tuple | list):
-        return all(_has_type(number, int) for number in value)
-    return isinstance(value, _ACCEPTED.get(expected, expected))
-
-
-def _check_extremes(flag: str, value: Any) -> None:
+def _check_extremes(flag: str, value: object) -> None:
     """Refuses what 32 bits or a file name cannot hold; seeds have their own range."""
     if isinstance(value, str):
         if "\0" in value:
@@ -133,7 +134,8 @@ def _differs(value: object, default: object) -> bool:
     return (tuple(value) if isinstance(value, list) else value) != default
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Join names, "a, b or c"."""
     return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
@@ -161,15 +163,25 @@ _USED_BY = {
 }
 
 
-def _check_used(config: c.Config, used_by: dict[str, tuple[str, tuple]]) -> None:
-    """A setting that another one makes useless is a mistake."""
+def check_used(
+    config: c.Config, used_by: Mapping[str, tuple[str, Sequence[str]]]
+) -> None:
+    """Refuse settings that another one makes useless.
+
+    Args:
+      config: the settings.
+      used_by: setting → another one, and the values of that one that use the first.
+
+    Raises:
+      UserError: a setting that is not at its default and would be ignored.
+    """
     for name, (other, values) in used_by.items():
         value, default = c.get(config, name), c.get(_DEFAULT, name)
         chosen = c.get(config, other)
         if _differs(value, default) and chosen not in values:
             raise UserError(
                 f"--config.{name}={value}: would be ignored with "
-                f"--config.{other}={chosen}; it belongs to {_listed(values)}"
+                f"--config.{other}={chosen}; it belongs to {listed(values)}"
             )
 
 
@@ -275,79 +287,6 @@ def _check_memory(config: c.Config) -> None:
     )
 
 
-_ADAPTIVE = ("fedadam", "fedyogi")
-_KRUM = ("krum", "multi_krum")
-# Settings of the server as in `_USED_BY`; a user's own rule may use any of them.
-_USED_BY_RULES = {
-    "server.lr": (
-        "algorithm",
-        (
-            *("fedbuff", "scaffold", "fedavgm", *_ADAPTIVE),
-            *("median", "trimmed_mean", "geometric_median", *_KRUM),
-        ),
-    ),
-    "server.momentum": ("algorithm", ("fedavgm", *_ADAPTIVE)),
-    "server.second": ("algorithm", _ADAPTIVE),
-    "server.floor": ("algorithm", _ADAPTIVE),
-    "server.trim": ("algorithm", ("trimmed_mean", *_KRUM)),
-    "server.staleness_a": ("server.staleness", ("polynomial", "hinge")),
-    "server.staleness_b": ("server.staleness", ("hinge",)),
-}
-# What s(lag) does: it takes weight from one client for the global model, or for the
-# other clients of the same update, which then have to differ in their lag.
-_STALE_ALONE = ("fedasync", "fedbuff")
-_STALE_BESIDE = ("fedavg", "fedprox", "fedat", "scaffold", "fedavgm", *_ADAPTIVE)
-
-
-def _check_staleness(config: c.Config) -> None:
-    server, timeline, rule = config.server, config.timeline, config.algorithm
-    kind, framework = server.staleness, timeline.framework
-    if kind == "constant":
-        return
-    ignored = f"--config.server.staleness={kind}: would be ignored with "
-    if rule not in _STALE_ALONE + _STALE_BESIDE:
-        raise UserError(
-            f"{ignored}--config.algorithm={rule}, whose weights do not depend on it; "
-            f"it belongs to {_listed(_STALE_ALONE + _STALE_BESIDE)}"
-        )
-    lags = framework in ("afl", "fedbuff", "fedat")
-    if not lags and not (framework == "safa" and timeline.lag > 0):
-        raise UserError(
-            f"{ignored}--config.timeline.framework={framework}"
-            f"{' and lag=0' * (framework == 'safa')}, under which no model is stale; "
-            "it belongs to afl, fedbuff, fedat or safa"
-        )
-    alike = (
-        framework in ("afl", "fedat")
-        or (framework == "fedbuff" and timeline.buffer == 1)
-        or (framework == "safa" and timeline.fraction * config.num_clients <= 1)
-    )
-    if alike and rule in _STALE_BESIDE:
-        raise UserError(
-            f"{ignored}--config.algorithm={rule} under "
-            f"--config.timeline.framework={framework}: its weights sum to 1, and all "
-            "models of one update are as stale; use fedasync or fedbuff"
-        )
-
-
-def rule_settings(config: c.Config) -> None:
-    """Check that the chosen rule uses the settings of the server that were changed.
-
-    Not for a user's own rule, which may read any of them.
-
-    Raises:
-      UserError: a setting that the rule would ignore.
-    """
-    _check_used(config, _USED_BY_RULES)
-    _check_staleness(config)
-    if config.algorithm == "fednova" and config.proximal and config.clip_norm > 0:
-        raise UserError(
-            f"--config.clip_norm={config.clip_norm}: with --config.proximal=True it "
-            "clips the proximal term too, so that fednova cannot know by what work to "
-            "divide; leave out one of them"
-        )
-
-
 def validate(config: c.Config) -> None:
     """Check all settings that can be checked without data.
 
@@ -360,7 +299,7 @@ def validate(config: c.Config) -> None:
     for name in c.SETTINGS:
         check(name, c.get(config, name))
     _check_constants(config)
-    _check_used(config, _USED_BY)
+    check_used(config, _USED_BY)
     _check_timeline(config)
     _check_quadratic(config)
     _check_memory(config)

@@ -12,7 +12,7 @@ from tests.experiment.test_runner import small
 from tsfl_jax.experiment import runner, sweeps
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.rules.base import Situation
-from tsfl_jax.rules.bound_optimal import bound_optimal
+from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.theory.minimum import bound_optimal_weights
 from tsfl_jax.types import ClientGradients, Constants
@@ -58,7 +58,7 @@ def known(theta, L=5.0, square=0.8):
 
 def test_weights_are_the_minimum_for_what_was_measured():
     # ηL = 0.1, so θ = 1/(ηL) − 1 = 9 in the bound, and 3 for the weights.
-    rho = bound_optimal(situation(), HP).rho
+    rho = BOUND_OPTIMAL.weights(situation(), HP).rho
     best = bound_optimal_weights(TAU, known(9.0), limit=3.0)
     np.testing.assert_allclose(rho, best.rho, atol=1e-6)
     assert rho[2] == 0 and rho.dtype == jnp.float32 and rho.max() <= 0.6 * (1 + 1e-6)
@@ -72,7 +72,7 @@ def test_weights_are_the_minimum_for_what_was_measured():
 @pytest.mark.parametrize(("L", "theta"), [(5.0, 9.0), (10.5, 5.0)])
 def test_without_a_limit_theta_is_the_tightest(L, theta):
     free = HP._replace(weight_limit=jnp.float32(jnp.inf))
-    rho = bound_optimal(situation(L=L), free).rho
+    rho = BOUND_OPTIMAL.weights(situation(L=L), free).rho
     best = bound_optimal_weights(TAU, known(theta, L))
     assert best.valid
     np.testing.assert_allclose(rho, best.rho, atol=1e-5)
@@ -97,14 +97,14 @@ def test_tightest_limit_by_hand():
     ],
 )
 def test_without_a_bound_the_participants_get_equal_weights(changes):
-    rho = bound_optimal(situation(**changes), HP).rho
+    rho = BOUND_OPTIMAL.weights(situation(**changes), HP).rho
     np.testing.assert_allclose(rho, [0.25, 0.25, 0, 0.25, 0.25])
 
 
 def test_no_client_has_weight_in_an_interval_without_work():
     nan = jnp.full(5, jnp.nan)
     empty = situation(jnp.zeros(5, int), nan, nan, jnp.nan, 0.0, 0.0)
-    assert bound_optimal(empty, HP).rho.tolist() == [0] * 5
+    assert BOUND_OPTIMAL.weights(empty, HP).rho.tolist() == [0] * 5
 
 
 def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():

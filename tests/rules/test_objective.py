@@ -8,14 +8,15 @@ import pytest
 
 import tsfl_jax
 from tests.experiment.test_runner import small
+from tests.rules.test_local_work import slow_proximal
 from tests.rules.test_rules import HP, TAU, close, run
-from tests.rules.test_staleness import slow_proximal
 from tsfl_jax import rules
 from tsfl_jax.config import Config
 from tsfl_jax.data.quadratic import Quadratic
 from tsfl_jax.experiment import sweeps
 from tsfl_jax.experiment.workload import draw_schedule
 from tsfl_jax.rules.base import Counts, Event, Situation
+from tsfl_jax.rules.scaffold import ControlVariates
 from tsfl_jax.types import Constants, Dataset, HParams, UserError
 
 
@@ -140,7 +141,7 @@ def test_the_control_variates_are_those_of_the_download():
     # c has become 5 since the download, when it was 1: c_0⁺ = 2 − 1 + 4/(0.5·2) = 5.
     rule = rules.AGGREGATORS["scaffold"]
     own, size = {"w": jnp.array([[2.0], [8.0]])}, jnp.ones(2)
-    state = rules.ControlVariates({"w": jnp.array([5.0])}, own, size)
+    state = ControlVariates({"w": jnp.array([5.0])}, own, size)
     sent = {"w": jnp.array([[1.0]])}
     assert rule.correction(state, {"w": jnp.array([1.0])}, 0)["w"].tolist() == [-1]
     updates = {"params": {"w": jnp.array([[-4.0]])}}

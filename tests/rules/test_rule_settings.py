@@ -8,11 +8,10 @@ import pytest
 import tsfl_jax
 from tests.experiment.test_runner import small
 from tsfl_jax import config
-from tsfl_jax.experiment import prepare
+from tsfl_jax.experiment import prepare, rule_settings
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import rule_settings
 
 # Written down once more: what the functions in `rules` read of the server's settings.
 READ = {
@@ -42,10 +41,10 @@ def test_server_settings_that_a_rule_does_not_read_are_refused(name):
     for setting, value in OTHER.items():
         given = with_server(name, **{setting: value})
         if setting in READ.get(name, ()):
-            rule_settings(given)
+            rule_settings.check(given)
             continue
         with pytest.raises(UserError) as error:
-            rule_settings(given)
+            rule_settings.check(given)
         message = str(error.value)
         assert f"--config.server.{setting}={value}: would be ignored" in message
         assert f"--config.algorithm={name}; it belongs to" in message
@@ -65,10 +64,10 @@ def test_staleness_is_refused_where_it_does_nothing(name):
         # In AFL and in a tier of FedAT all models of an update are as stale.
         works |= name in RELATIVE and framework in ("fedbuff", "safa")
         if works:
-            rule_settings(given)
+            rule_settings.check(given)
             continue
         with pytest.raises(UserError, match="server.staleness=polynomial: would be ig"):
-            rule_settings(given)
+            rule_settings.check(given)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_staleness_is_refused_where_settings_leave_it_nothing_to_do(timeline, na
     given = with_server(name, staleness="hinge")
     given.timeline = config.TimelineConfig(**timeline)
     with pytest.raises(UserError, match="would be ignored"):
-        rule_settings(given)
+        rule_settings.check(given)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_parameters_of_another_staleness_are_refused(kind, letter):
     changes = {f"staleness_{letter}": 2.0}
     given = with_server("fedasync", "afl", staleness=kind, **changes)
     with pytest.raises(UserError, match=f"staleness_{letter}=2.0: would be ignored"):
-        rule_settings(given)
+        rule_settings.check(given)
 
 
 def buffered(**server) -> config.Config:

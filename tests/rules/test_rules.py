@@ -14,7 +14,7 @@ from tests.engine.test_scan import DATA, PROBLEM, TAU, as_reference, permuted
 from tests.experiment.test_runner import small
 from tests.timeline.test_replay import SIZES, spoilt
 from tsfl_jax import config
-from tsfl_jax.experiment import sweeps
+from tsfl_jax.experiment import lanes, prepare, sweeps
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Counts, Event, Situation
 from tsfl_jax.types import Constants, Schedule
@@ -531,6 +531,13 @@ def test_a_sweep_over_rules_that_share_no_program_tells_why():
     result = sweeps.run(settings, swept, stream=stream)
     assert [row["algorithm"] for row in result.rows] == swept["algorithm"]
     assert "2 programs, because of" in "".join(told)
+
+
+def test_only_rules_with_the_same_first_state_share_a_program():
+    # Yogi's moments begin at 10⁻⁶, Adam's at 0; the state of the others is empty.
+    names = ["dms", "fedadam", "fedyogi", "fedavg", "fedasync"]
+    several = prepare.prepare_all([small(algorithm=name, mu=0.0) for name in names])
+    assert lanes.group(several) == [[0, 3, 4], [1], [2]]
 
 
 def test_all_rules_can_be_chosen_by_name():

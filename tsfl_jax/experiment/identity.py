@@ -2,10 +2,9 @@
 
 import dataclasses
 
-import jax
-
 from tsfl_jax import data
 from tsfl_jax.config import WITHOUT_EFFECT, effective, flat
+from tsfl_jax.experiment.describe import describe
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 
 # Settings that reach a compiled program as arrays or arguments, so that they may differ
@@ -55,10 +54,9 @@ def signature(prepared: Prepared) -> dict[str, str]:
     fixed |= {
         "data": f"{dataset.name} {prepared.fingerprints['data']}",
         "scale": prepared.fingerprints["scale"],
-        # Rules whose states are built alike can take turns in one program. A rule of
-        # the user's own is the same in every lane.
-        "server state": prepared.own[2]
-        or str(jax.tree.structure(rule.init({}, counts_of(prepared)))),
+        # Rules with the same first state can take turns in one program. A rule of the
+        # user's own is the same in every lane.
+        "server state": prepared.own[2] or describe(rule.init),
         "updates of": "all" if not rule.deltas else "each",
         "algorithm": "weighted mean",
         "timeline": "none",

@@ -4,7 +4,6 @@ Data → partition → schedule as plain arrays; network, rule and optimizer as 
 With `experiment` the only reader of `Config`.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -18,15 +17,15 @@ from tsfl_jax.data.quadratic import Quadratic, curvature
 from tsfl_jax.data.quadratic_samples import make as make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
-from tsfl_jax.experiment import backend
+from tsfl_jax.experiment import backend, rule_settings
 from tsfl_jax.experiment.describe import describe
 from tsfl_jax.experiment.workload import draw_schedule, groups
 from tsfl_jax.models import networks
-from tsfl_jax.rules import AGGREGATORS, normalized_by_work, staleness
+from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import replay
 from tsfl_jax.types import Dataset, HParams, Partition, Schedule, UserError
-from tsfl_jax.validate import rule_settings, validate
+from tsfl_jax.validate import validate
 
 _MOST_SAMPLES = 2**31 - 1  # of a client in an interval: what the device counts to
 
@@ -62,10 +61,7 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
         return value if value >= 0 else np.nan
 
     server = config.server
-    # With momentum an update counts 1/(1 − β) times in all, but late: η_g = 1 is far
-    # too long a step for β = 0.9, and 1 − β a slow start.
-    gentle = min(1.0, 2 * (1 - server.momentum))
-    own = {"fedadam": 0.01, "fedyogi": 0.01, "fedavgm": gentle}
+    default_lr = AGGREGATORS[config.algorithm].settings.default_lr
     values = HParams(
         lr=config.lr,
         momentum=config.momentum,
@@ -76,7 +72,7 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
         grad_sq_norm=given(config.dms.grad_sq_norm),
         grad_variance=given(config.dms.grad_variance),
         weight_limit=config.dms.weight_limit or np.inf,
-        server_lr=server.lr or own.get(config.algorithm, 1.0),
+        server_lr=server.lr or default_lr(server.momentum),
         server_momentum=server.momentum,
         server_second=server.second,
         server_floor=server.floor,
@@ -165,91 +161,6 @@ def _check_batch(batch_size: int, capacity: np.ndarray) -> None:
         )
 
 
-@functools.lru_cache(maxsize=8)
-def _fednova(optimizer: optimizers.Optimizer, most: int) -> Aggregator:
-    """The same function for the same optimizer, so that lanes share a program."""
-    optimizer = optimizers.as_factory(optimizer)
-    return normalized_by_work(staleness.measured_accumulation(optimizer, most))
-
-
-def _rule_with_optimizer(
-    config: Config,
-    rule: Aggregator,
-    optimizer: optimizers.Optimizer,
-    hparams: HParams,
-    times: Schedule,
-) -> Aggregator:
-    """A rule of ours for clients with an optimizer of the user's own."""
-    if rule.correction is not None:
-        raise UserError(
-            f"--config.algorithm={config.algorithm}: its control variates are made for "
-            "SGD; leave out optimizer="
-        )
-    if config.algorithm != "fednova":
-        return rule
-    factory = optimizers.as_factory(optimizer)
-    try:
-        number = {"w": jax.ShapeDtypeStruct((), np.float32)}
-        optimizers.check(factory, hparams, number)
-    except UserError as error:
-        raise UserError(
-            "--config.algorithm=fednova measures on a model of one number by what "
-            f"work to divide: {error}"
-        ) from error
-    if not staleness.is_linear(factory(hparams)):
-        raise UserError(
-            "--config.algorithm=fednova: optimizer= is not linear in the gradients "
-            "(Adam, clipping and weight decay are not), so that it is not known by "
-            "what work to divide; use SGD with any momentum, or another rule"
-        )
-    reported = times.tau if times.reported is None else times.reported
-    steps = reported * local.steps_per_iteration(
-        times.size, config.batch_size, config.schedule.iteration
-    )
-    # A power of two, so that different schedules share a program.
-    return _fednova(optimizer, 1 << int(steps.max()).bit_length())
-
-
-def _rule_notes(config: Config, hparams: HParams, times: Schedule) -> tuple[str, ...]:
-    """What a rule does with this schedule that its settings do not say.
-
-    Raises:
-      UserError: Krum with too few clients at once.
-    """
-    there, server = times.tau > 0, config.server
-    if config.algorithm in ("krum", "multi_krum"):
-        n = np.unique(there.sum(axis=1))
-        f = np.floor(server.trim * n * (1 + 1e-6)).astype(int)
-        few = 2 * f + 2 >= n
-        if few[-1]:
-            raise UserError(
-                f"--config.server.trim={server.trim}: {config.algorithm} needs "
-                f"2f + 2 < n, but of n = {n[-1]} clients in one update f = {f[-1]} may "
-                "be wrong; lower it, or have more clients deliver at once"
-            )
-        if few[n > 0].any():
-            return (
-                f"{config.algorithm}: some updates are of {n[few & (n > 0)].max()} "
-                "clients or fewer, for which 2f + 2 < n does not hold",
-            )
-    if server.staleness != "constant":
-        late = staleness.staleness_factor(
-            times.delivery.lag if times.delivery is not None else 0 * times.tau,
-            hparams.staleness,
-            hparams.staleness_a,
-            hparams.staleness_b,
-        )
-        least = np.where(there, late, np.inf).min(axis=1)
-        alone = config.algorithm in ("fedasync", "fedbuff")
-        most = 1 if alone else np.where(there, late, -np.inf).max(axis=1)
-        if not (least < most).any():
-            return (
-                f"server.staleness={server.staleness} changes no weight in this run: "
-                "no delivery is late enough",
-            )
-    return ()
-
-
 def _steps(config: Config, times: Schedule) -> np.ndarray:
     """``[T, N]`` int64 mini-batch steps, all of which the device can count.
 
@@ -296,7 +207,7 @@ def prepare(
     if aggregator is not None and not isinstance(aggregator, Aggregator):
         raise UserError(f"aggregator={aggregator!r}: expected a tsfl_jax.Aggregator")
     if aggregator is None:
-        rule_settings(config)
+        rule_settings.check(config)
     rule = aggregator or AGGREGATORS[config.algorithm]
     times = draw_schedule(config)
     if dataset is None:
@@ -308,8 +219,8 @@ def prepare(
     hparams = hparams_of(config, rule)
     if aggregator is None:
         if optimizer is not None:
-            rule = _rule_with_optimizer(config, rule, optimizer, hparams, times)
-        rule_notes = _rule_notes(config, hparams, times)
+            rule = rule_settings.with_optimizer(config, rule, optimizer, hparams, times)
+        rule_notes = rule_settings.notes(config, hparams, times)
     else:
         rule_notes = ()
     dealt = partition.make_partition(

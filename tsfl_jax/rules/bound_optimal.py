@@ -2,19 +2,19 @@
 
 import jax.numpy as jnp
 
-from tsfl_jax.rules.base import Situation, Weights, weights_of
+from tsfl_jax.rules.base import Aggregator, Situation, Weights, weights_of
 from tsfl_jax.theory.bounds import BoundConstants, estimated
 from tsfl_jax.theory.minimum import bound_optimal_weights
 from tsfl_jax.types import HParams
 
 
-def bound_optimal(situation: Situation, hparams: HParams) -> Weights:
+def _weights(situation: Situation, hparams: HParams) -> Weights:
     """The weights that minimize Theorem 1's bound of this interval: T = 1, from w^t.
 
-    The constants are estimated from gradients at w^t, see `theory.estimated`. τ_i are
+    The constants are estimated from gradients at w^t, see `bounds.estimated`. τ_i are
     local iterations, as for DMS, whatever their number of steps and the momentum. Where
-    the bound is void, or a gradient was not finite, the clients that took part get
-    equal weights. See `bound_minimum`.
+    the bound is void, or a gradient was not finite, the clients that take part get
+    equal weights. See `theory.minimum`.
     """
     tau, constants = jnp.asarray(situation.tau), situation.constants
     measured = situation.gradients
@@ -36,3 +36,6 @@ def bound_optimal(situation: Situation, hparams: HParams) -> Weights:
     equal = present / jnp.maximum(present.sum(), 1)
     rho = jnp.where(finite & found.valid, found.rho, equal)
     return weights_of(rho, tau)
+
+
+BOUND_OPTIMAL = Aggregator(_weights, uses_constants=True, uses_gradients=True)

@@ -1,23 +1,42 @@
-"""Robust aggregates: one model out of stacked client models, some of them bad.
+"""Robust rules: one model out of stacked client models, some of which may be wrong.
 
-Unlike the rules of `aggregate`, these look at the models, so all N are there at once:
-`models` is a pytree with leaves ``[N, ...]``, and `present` says whose rows count, n of
-them; the others may hold anything, NaN included. Leaves are floating: integer ones, as
-counters, are left to the caller. Sums are made in float32 or better. What is returned
-has leaves ``[...]`` of the same dtypes, zeros with nobody present. All functions are
-pure and work under jit and vmap; shapes are checked, values are not.
+These rules look at the models, so all N are stacked: `models` is a pytree with floating
+leaves ``[N, ...]``, finite where present. n of the N rows are `present`; the others may
+hold anything, including NaN. Sums are made in float32 or better. Each function returns
+leaves ``[...]`` of the same dtypes, zeros if n = 0; `trim` is ``[]`` in [0, 0.5), the
+share of clients that may be wrong, f = ⌊trim·n⌋. All functions are pure and work under
+jit and vmap; they raise `UserError` for wrong shapes and dtypes, and do not check
+values.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
 
-from tsfl_jax.types import Array, Params, UserError
+from tsfl_jax.rules.averages import server_step
+from tsfl_jax.rules.base import (
+    Aggregator,
+    Event,
+    Settings,
+    Situation,
+    Weights,
+    normalized,
+    weights_of,
+)
+from tsfl_jax.trees import inexact
+from tsfl_jax.types import HParams, Params, UserError
 
 
-def _checked(models: Params, present: Array) -> tuple[Params, jax.Array, jax.Array]:
-    """(JAX arrays, bool ``[N]``, n); raises `UserError` for what does not fit."""
+def _checked(
+    models: Params, present: Bool[ArrayLike, "N"]
+) -> tuple[Params, Bool[Array, "N"], Int[Array, ""]]:
+    """Check and convert to JAX arrays: the models, who is present, n."""
     models, mask = jax.tree.map(jnp.asarray, models), jnp.asarray(present, bool)
     for path, x in jax.tree_util.tree_leaves_with_path(models):
         stacked = mask.ndim == 1 and x.shape[:1] == mask.shape
@@ -27,30 +46,37 @@ def _checked(models: Params, present: Array) -> tuple[Params, jax.Array, jax.Arr
     return models, mask, mask.sum()
 
 
-def _wide(x: Array) -> jax.Array:
-    """In the dtype that sums are made in."""
+def _wide(x: Array) -> Array:
+    """Convert to the dtype that sums are made in."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _left_out(trim, n: Array) -> jax.Array:
-    """f = ⌊trim·n⌋, at most (n − 1)/2: one is left between f below and f above."""
+def _left_out(trim: ArrayLike, n: Int[Array, ""]) -> Int[Array, ""]:
+    """f = ⌊trim·n⌋, at most (n − 1)/2: one is left between f below and f above.
+
+    A product trim·n that is an integer up to float32 rounding counts as that integer.
+    """
     # k/n in float32 can be just below the fraction, and so can its product with n:
     # roundings of eps/2 each, which 4·eps make good.
     share = jnp.asarray(trim, jnp.float32) * n * (1 + 4 * jnp.finfo(jnp.float32).eps)
     return jnp.clip(jnp.floor(share).astype(n.dtype), 0, jnp.maximum(n - 1, 0) // 2)
 
 
-def _average(models: Params, weight: Array, origin: Params = None) -> Params:
+def _average(
+    models: Params, weight: Float[Array, "N"] | Bool[Array, "N"], origin: Params = None
+) -> Params:
     """w + Σ v_i (w_i − w) / Σ v_i in float32 or better, w (None: 0) if all v = 0."""
     # A client at a time: XLA's reduction over them copies the whole stack on CPUs.
     share = weight / jnp.where(weight.sum() > 0, weight.sum(), 1)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], _wide(x).dtype), models)
     origin = zeros if origin is None else origin
 
-    def add(total, row):
+    def add(total: Params, row: tuple[Params, Array]) -> tuple[Params, None]:
         x, part = row
 
-        def term(t, x, w):  # subtracted before it is summed; absent ones may be NaN
+        def term(
+            t: Array, x: Array, w: Array
+        ) -> Array:  # subtracted before it is summed; absent ones may be NaN
             return t + jnp.where(part > 0, part.astype(t.dtype) * (_wide(x) - w), 0)
 
         return jax.tree.map(term, total, x, origin), None
@@ -59,12 +85,12 @@ def _average(models: Params, weight: Array, origin: Params = None) -> Params:
     return jax.tree.map(jnp.add, origin, total)
 
 
-def _middle(models: Params, mask: Array, left_out: Array) -> Params:
+def _middle(models: Params, mask: Bool[Array, "N"], left_out: Int[Array, ""]) -> Params:
     """Mean at each coordinate without the `left_out` smallest and as many largest."""
     rank = jnp.arange(mask.size)
     middle = (rank >= left_out) & (rank < mask.sum() - left_out)
 
-    def mean(x):
+    def mean(x: Array) -> Array:
         here = mask.reshape(mask.shape + (1,) * (x.ndim - 1))
         rising = jnp.sort(jnp.where(here, x, jnp.inf), axis=0)
         return _average(rising, middle).astype(x.dtype)
@@ -72,69 +98,65 @@ def _middle(models: Params, mask: Array, left_out: Array) -> Params:
     return jax.tree.map(mean, models)
 
 
-def coordinate_median(models: Params, present: Array) -> Params:
-    """w = med{w_i : i present}, coordinate by coordinate.
+def coordinate_median(models: Params, present: Bool[ArrayLike, "N"]) -> Params:
+    """The median of each coordinate; for an even n the mean of the middle two.
 
-    Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards
-    Optimal Statistical Rates", ICML 2018, Algorithm 1, Option I.
-
-    Args:
-      models, present: ``[N, ...]`` floating, finite where present; ``[N]`` bool.
-
-    Returns:
-      w, leaves ``[...]``; for an even n the mean of the middle two.
+    w = med{w_i : i present}. Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust
+    Distributed Learning: Towards Optimal Statistical Rates", ICML 2018, Algorithm 1,
+    Option I.
     """
     models, mask, n = _checked(models, present)
     return _middle(models, mask, jnp.maximum(n - 1, 0) // 2)
 
 
-def trimmed_mean(models: Params, present: Array, trim) -> Params:
-    """w = 1/(n − 2f) Σ of the n − 2f middle values at each coordinate, f = ⌊trim·n⌋.
+def trimmed_mean(
+    models: Params, present: Bool[ArrayLike, "N"], trim: ArrayLike
+) -> Params:
+    """The mean of the n − 2f middle values of each coordinate.
 
-    Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning: Towards
-    Optimal Statistical Rates", ICML 2018, Algorithm 1, Option II.
-
-    Args:
-      models, present: ``[N, ...]`` floating, finite where present; ``[N]`` bool.
-      trim: ``[]`` in [0, 0.5), the paper's β; 0 is the plain mean. A product trim·n
-        that is an integer up to float32 rounding counts as that integer.
-
-    Returns:
-      w, leaves ``[...]``.
+    `trim` is the paper's β; 0 is the plain mean. Yin, Chen, Ramchandran, Bartlett,
+    "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
+    2018, Algorithm 1, Option II.
     """
     models, mask, n = _checked(models, present)
     return _middle(models, mask, _left_out(trim, n))
 
 
-def _square(apart: Params) -> jax.Array:
-    """‖·‖² of a difference of models, the whole tree."""
-    return sum(jnp.square(x).sum() for x in jax.tree.leaves(apart))
+def _square(apart: Params) -> Float[Array, ""]:
+    """‖·‖² of a whole tree, the difference of two models."""
+    return jnp.asarray(sum(jnp.square(x).sum() for x in jax.tree.leaves(apart)))
 
 
 def geometric_median(
-    models: Params, present: Array, weights=None, *, iterations=8, smoothing=1e-6
+    models: Params,
+    present: Bool[ArrayLike, "N"],
+    weights: Float[ArrayLike, "N"] | None = None,
+    *,
+    iterations: ArrayLike = 8,
+    smoothing: ArrayLike = 1e-6,
 ) -> Params:
-    """argmin_w Σ α_i‖w − w_i‖ by w ← Σ β_i w_i / Σ β_i, β_i = α_i/max(ν, ‖w − w_i‖).
+    """The model with the smallest weighted sum of distances to the clients' models.
 
+    argmin_w Σ α_i‖w − w_i‖ by w ← Σ β_i w_i / Σ β_i, β_i = α_i/max(ν, ‖w − w_i‖).
     Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning", IEEE
     Transactions on Signal Processing, 2022, Algorithm 2, from the mean. The pull of
     outliers at any distance with a share q of Σα shrinks by about q/(1 − q) per
     iteration; farther than 1e19, where float32's squares end, β = 0.
 
     Args:
-      models, present: ``[N, ...]`` floating, finite where present; ``[N]`` bool.
-      weights: α ``[N]`` ≥ 0 of any sum, not read where absent; None for equal ones.
+      models, present: as in `robust`.
+      weights: α ≥ 0 of any sum, not read where absent; None: equal ones.
       iterations: ``[]`` ≥ 0, integer.
       smoothing: ν ``[]`` > 0, in the unit of ‖w‖.
 
     Returns:
-      w, leaves ``[...]``; zeros also if all weights are 0.
+      w; zeros also if all weights are 0.
     """
     models, mask, _ = _checked(models, present)
     alpha = jnp.where(mask, 1.0 if weights is None else weights, 0.0)
 
-    def iterate(_, w):
-        def square(row):
+    def iterate(_: Array, w: Params) -> Params:
+        def square(row: Params) -> Float[Array, ""]:
             return _square(jax.tree.map(lambda x, w: _wide(x) - w, row, w))
 
         far = jnp.where(mask, jnp.sqrt(lax.map(square, models)), jnp.inf)
@@ -144,13 +166,21 @@ def geometric_median(
     return jax.tree.map(lambda w, x: w.astype(x.dtype), w, models)
 
 
-def _krum_order(models: Params, present: Array, trim):
-    """(models, clients by their Krum sums, how many Multi-Krum takes: 0 if n = 0)."""
+def _krum_order(
+    models: Params, present: Bool[ArrayLike, "N"], trim: ArrayLike
+) -> tuple[Params, Int[Array, "N"], Int[Array, ""]]:
+    """The models, clients by their Krum sums, how many Multi-Krum takes (0 if n = 0).
+
+    The sum of client i is Σ ‖w_i − w_j‖² over the n − f − 2 nearest others j; one
+    other counts even if n − f − 2 < 1.
+    """
     models, mask, n = _checked(models, present)
     near = jnp.maximum(n - _left_out(trim, n) - 2, 1)
     pairs = np.triu_indices(mask.size, 1)
 
-    def square(pair):  # a pair at a time; a² − 2ab + b² would cancel
+    def square(
+        pair: tuple[Array, Array],
+    ) -> Float[Array, ""]:  # a pair at a time; a² − 2ab + b² would cancel
         i, j = pair
         return _square(jax.tree.map(lambda x: _wide(x[i]) - _wide(x[j]), models))
 
@@ -163,38 +193,93 @@ def _krum_order(models: Params, present: Array, trim):
     return models, jnp.lexsort((score, ~mask)), jnp.minimum(near, n)
 
 
-def krum(models: Params, present: Array, trim) -> Params:
-    """w = w_k, k = argmin_i Σ ‖w_i − w_j‖² over the n − f − 2 nearest others j of i.
+def krum(models: Params, present: Bool[ArrayLike, "N"], trim: ArrayLike) -> Params:
+    """The one client's model that is nearest to the n − f − 2 nearest others.
 
-    Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries:
-    Byzantine Tolerant Gradient Descent", NIPS 2017, section 4; it asks for 2f + 2 < n.
-
-    Args:
-      models, present: ``[N, ...]`` floating, finite where present; ``[N]`` bool.
-      trim: ``[]`` in [0, 0.5), f = ⌊trim·n⌋. One other counts even if n − f − 2 < 1;
-        as two nearest neighbours are equally far apart, the first of them then wins.
-
-    Returns:
-      w, leaves ``[...]``: one client's model as it is. Of equal sums, the first.
+    w = w_k, k = argmin_i Σ ‖w_i − w_j‖², of equal sums the first. If n − f − 2 < 2, two
+    nearest neighbors have equal sums, so the first of them wins. Blanchard, El Mhamdi,
+    Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
+    Descent", NIPS 2017, section 4; it requires 2f + 2 < n.
     """
     models, order, count = _krum_order(models, present, trim)
     return jax.tree.map(lambda x: jnp.where(count > 0, x[order[0]], 0), models)
 
 
-def multi_krum(models: Params, present: Array, trim) -> Params:
-    """w = 1/m Σ w_i over the m = max(n − f − 2, 1) clients with the least Krum sums.
+def multi_krum(
+    models: Params, present: Bool[ArrayLike, "N"], trim: ArrayLike
+) -> Params:
+    """The mean of the m = max(n − f − 2, 1) clients with the smallest Krum sums.
 
-    Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries:
-    Byzantine Tolerant Gradient Descent", NIPS 2017, Multi-Krum.
-
-    Args:
-      models, present: ``[N, ...]`` floating, finite where present; ``[N]`` bool.
-      trim: ``[]`` in [0, 0.5), f = ⌊trim·n⌋, as in `krum`.
-
-    Returns:
-      w, leaves ``[...]``. Of equal sums, the first clients.
+    w = 1/m Σ w_i; of equal sums, the first clients. Source as in `krum`, Multi-Krum.
     """
     models, order, count = _krum_order(models, present, trim)
     best = jnp.zeros(order.shape, bool).at[order].set(jnp.arange(order.size) < count)
     w = _average(models, best)
     return jax.tree.map(lambda w, x: w.astype(x.dtype), w, models)
+
+
+def _present_weights(situation: Situation, hparams: HParams) -> Weights:
+    """1/N over the clients that take part; the rule itself is no weighted mean."""
+    del hparams
+    rho = normalized(jnp.ones_like(situation.size), situation.tau)
+    return weights_of(rho, situation.tau)
+
+
+def robust_mean(
+    mean: Callable[..., Params], trims: bool = False, **settings: Any
+) -> Aggregator:
+    """A rule w^{t+1} = w^t + η_g·mean of the updates.
+
+    Args:
+      mean: (updates ``[N, ...]``, present ``[N]``) → update, with `trims` also of the
+        share of clients that may be wrong.
+      trims: whether `mean` takes that share.
+      settings: fields of `Settings`.
+    """
+
+    def combine(
+        updates: Params, state: tuple, event: Event, hparams: HParams
+    ) -> tuple[Params, tuple]:
+        leaves, tree = jax.tree.flatten(updates)
+        # Integer leaves, such as counters, have no mean; their update is 0.
+        trim = (hparams.trim,) if trims else ()
+        found = iter(mean([u for u in leaves if inexact(u)], event.present, *trim))
+        leaves = [next(found) if inexact(u) else u[0] for u in leaves]
+        return jax.tree.unflatten(tree, leaves), state
+
+    reads = ("lr", "trim") if trims else ("lr",)
+    return Aggregator(
+        _present_weights,
+        update=server_step,
+        combine=combine,
+        settings=Settings(reads, **settings),
+    )
+
+
+def _krum_notes(
+    name: str, trim: float, clients: Int[np.ndarray, "T"]
+) -> tuple[str, ...]:
+    """Notes on updates with 2f + 2 ≥ n; raises `UserError` if they all are."""
+    n = np.unique(clients)
+    f = np.floor(trim * n * (1 + 1e-6)).astype(int)
+    few = 2 * f + 2 >= n
+    if few[-1]:
+        raise UserError(
+            f"--config.server.trim={trim}: {name} needs 2f + 2 < n, but of n = {n[-1]} "
+            f"clients in one update f = {f[-1]} may be wrong; lower it, or have more "
+            "clients deliver at once"
+        )
+    few &= n > 0
+    if not few.any():
+        return ()
+    return (
+        f"{name}: some updates are of {n[few].max()} clients or fewer, for which "
+        "2f + 2 < n does not hold",
+    )
+
+
+MEDIAN = robust_mean(coordinate_median)
+TRIMMED_MEAN = robust_mean(trimmed_mean, trims=True)
+GEOMETRIC_MEDIAN = robust_mean(geometric_median)
+KRUM = robust_mean(krum, trims=True, notes=_krum_notes)
+MULTI_KRUM = robust_mean(multi_krum, trims=True, notes=_krum_notes)

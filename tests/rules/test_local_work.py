@@ -1,0 +1,235 @@
+"""Local work: hand-worked numbers, loops, optax, limits, gradients."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import problems
+from tsfl_jax.engine import optimizers
+from tsfl_jax.rules import local_work
+
+modest = settings(max_examples=60, deadline=None)
+accumulation = jax.jit(local_work.accumulation)
+
+
+@jax.jit
+def nova_weights(share, steps, momentum):
+    return local_work.nova_weights(share, accumulation(steps, momentum))
+
+
+N = 5  # clients in the random tests: one size, one compilation
+counts = st.lists(st.integers(0, 300), min_size=N, max_size=N).map(np.array)
+momenta = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 0.999])
+
+
+def slow_accumulation(steps, momentum):
+    """Unit gradients, counted as the velocity lets them into the model."""
+    result = []
+    for s in steps:
+        v = w = 0.0
+        for _ in range(int(s)):
+            v = momentum * v + 1
+            w += v
+        result.append(w)
+    return np.array(result)
+
+
+def slow_nova(share, steps, momentum):
+    work = slow_accumulation(steps, momentum)
+    effective = sum(float(p) * a for p, a in zip(share, work, strict=True))
+    return np.array(
+        [effective * float(p) / a if a else 0 for p, a in zip(share, work, strict=True)]
+    )
+
+
+def test_accumulation_by_hand():
+    """m = ½: 1, 1 + 1.5, + 1.75, + 1.875; m = 0: s; m = 1: s(s + 1)/2."""
+    steps = jnp.arange(5)
+    found = accumulation(steps, 0.5)
+    np.testing.assert_array_equal(found, [0, 1, 2.5, 4.25, 6.125])
+    np.testing.assert_array_equal(accumulation(steps, 0.0), [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(accumulation(steps, 1.0), [0, 1, 3, 6, 10])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99, 0.9999])
+def test_accumulation_is_fine_in_float32(momentum):
+    """Against the closed form in rational arithmetic, at the float32 momentum."""
+    steps = [0, 1, 2, 3, 10, 99, 1000, 10_000]
+    found = accumulation(jnp.array(steps), momentum)
+    assert found.dtype == jnp.float32
+    for s, a in zip(steps, found, strict=True):
+        m = Fraction(float(np.float32(momentum)))
+        exact = (s - m * (1 - m**s) / (1 - m)) / (1 - m)
+        np.testing.assert_allclose(float(a), float(exact), rtol=1e-6)
+
+
+@modest
+@given(counts, momenta)
+def test_accumulation_agrees_with_the_loop(steps, momentum):
+    expected = slow_accumulation(steps, float(np.float32(momentum)))
+    np.testing.assert_allclose(accumulation(steps, momentum), expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+def test_accumulation_is_what_optax_does(momentum):
+    optimizer = optax.sgd(1.0, momentum=momentum)
+
+    def step(carry, _):
+        w, state = carry
+        update, state = optimizer.update(jnp.ones(()), state, w)
+        w = optax.apply_updates(w, update)
+        return (w, state), w
+
+    start = jnp.zeros(())
+    _, path = jax.lax.scan(step, (start, optimizer.init(start)), length=200)
+    found = accumulation(jnp.arange(1, 201), momentum)
+    np.testing.assert_allclose(found, -path, rtol=2e-5)  # optax adds up 200 roundings
+
+
+def test_accumulation_has_a_slope_in_the_momentum():
+    """a_3 = 3 + 2m + m²: slope 2 + 2m, 2 at m = 0; nothing for 0 and 1 steps."""
+    slope = jax.jacobian(local_work.accumulation, argnums=1)
+    np.testing.assert_array_equal(slope(jnp.array([0, 1, 3]), 0.5), [0, 0, 3])
+    np.testing.assert_array_equal(slope(jnp.array([0, 1, 3]), 0.0), [0, 0, 2])
+    assert np.isfinite(slope(jnp.array([10_000]), 0.99)).all()
+
+
+def slow_proximal(steps, momentum, alpha):
+    """Unit gradients and the pull back to the start, counted one by one."""
+    found, v, u = [0.0], 0.0, 0.0
+    for _ in range(int(max(steps))):
+        v = momentum * v + 1 - alpha * u
+        u += v
+        found.append(u)
+    return np.array(found)[list(steps)]
+
+
+def test_accumulation_with_a_proximal_term_by_hand():
+    # α = ½, m = 0: 1, 1 + ½, + ¼: [1 − (1 − α)^s]/α. m = ½: v = 1, then ½ + 1 − ½.
+    steps = jnp.arange(4)
+    np.testing.assert_array_equal(accumulation(steps, 0.0, 0.5), [0, 1, 1.5, 1.75])
+    # u = 1, v = 1, u = 2, v = ½ + 1 − 1 = ½.
+    np.testing.assert_array_equal(accumulation(steps, 0.5, 0.5), [0, 1, 2, 2.5])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("alpha", [1e-6, 3e-4, 0.003, 0.1, 0.9])
+def test_accumulation_with_a_proximal_term_agrees_with_the_loop(momentum, alpha):
+    steps = [0, 1, 2, 3, 7, 50, 333, 4000]
+    m, a = float(np.float32(momentum)), float(np.float32(alpha))
+    expected = slow_proximal(steps, m, a)
+    assert expected[-1] < 0.999 * slow_proximal(steps, m, 0.0)[-1]
+    found = accumulation(jnp.array(steps), momentum, alpha)
+    np.testing.assert_allclose(found, expected, rtol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes"),
+    [
+        (optax.sgd(0.1), {}),
+        (optax.sgd(0.1, momentum=0.9), {"momentum": 0.9}),
+        (optax.sgd(0.1, momentum=0.9), {"momentum": 0.9, "mu": 0.3}),
+        (lambda h: optax.sgd(h.lr, momentum=h.momentum), {"momentum": 0.5, "mu": 1.0}),
+    ],
+)
+def test_measured_accumulation_is_that_of_sgd(optimizer, changes):
+    hp = problems.hparams(lr=0.1, **changes)
+    steps = jnp.array([0, 1, 7, 40])
+    measure = local_work.measured_accumulation(optimizers.as_factory(optimizer), 64)
+    expected = accumulation(steps, hp.momentum, hp.lr * hp.mu)
+    np.testing.assert_allclose(measure(steps, hp), 0.1 * expected, rtol=1e-5)
+
+
+def test_measured_accumulation_follows_a_schedule():
+    # η = 1, ½, ½, ¼ …: after 1, 3 and 4 steps 1, 2, 2.25.
+    schedule = optax.piecewise_constant_schedule(1.0, {1: 0.5, 3: 0.5})
+    measure = local_work.measured_accumulation(lambda h: optax.sgd(schedule), 4)
+    found = measure(jnp.array([1, 3, 4]), problems.hparams())
+    np.testing.assert_allclose(found, [1, 2, 2.25], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "linear"),
+    [
+        (optax.sgd(1e-5), True),
+        (optax.sgd(0.1, momentum=0.9, nesterov=True), True),
+        (optax.sgd(optax.cosine_decay_schedule(0.1, 20)), True),
+        (optax.adam(1e-3), False),
+        (optax.sign_sgd(0.1), False),
+        (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), False),
+        (optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(1e-3)), False),
+    ],
+)
+def test_which_optimizers_are_linear(optimizer, linear):
+    assert local_work.is_linear(optimizer) == linear
+
+
+def test_nova_weights_by_hand():
+    """τ_eff = ½·1 + ½·4 = 2.5; ρ = 2.5·½/1, 2.5·½/4. m = ½: a = 1, 2.5, 1.75."""
+    share, steps = jnp.array([0.5, 0.5]), jnp.array([1, 4])
+    np.testing.assert_array_equal(nova_weights(share, steps, 0.0), [1.25, 0.3125])
+    share, steps = jnp.array([0.5, 0.5, 0.0]), jnp.array([1, 2, 0])
+    expected = np.float32([0.875, 0.35, 0])
+    np.testing.assert_allclose(nova_weights(share, steps, 0.5), expected, rtol=1e-6)
+
+
+@modest
+@given(counts, momenta, st.integers(0, 10**6))
+def test_nova_weights_agree_with_the_loop(steps, momentum, seed):
+    share = np.random.default_rng(seed).dirichlet(np.ones(N)).astype(np.float32)
+    expected = slow_nova(share, steps, float(np.float32(momentum)))
+    found = nova_weights(share, steps, momentum)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert not np.asarray(found)[steps == 0].any()
+
+
+@modest
+@given(st.integers(1, 10_000), momenta, st.integers(0, 10**6))
+def test_equal_steps_keep_the_shares(steps, momentum, seed):
+    share = np.random.default_rng(seed).dirichlet(np.ones(N)).astype(np.float32)
+    found = nova_weights(share, np.full(N, steps), momentum)
+    np.testing.assert_allclose(found, share, rtol=1e-6)
+
+
+def test_nova_weights_remove_the_objective_inconsistency():
+    """Every step of every client has the weight τ_eff·p_i: ρ_i‖a_i‖₁ ∝ p_i."""
+    share, steps = jnp.array([0.1, 0.3, 0.6]), jnp.array([50, 2, 7])
+    moved = nova_weights(share, steps, 0.9) * accumulation(steps, 0.9)
+    np.testing.assert_allclose(moved / moved.sum(), share, rtol=1e-6)
+
+
+def test_nobody_worked():
+    def total(share, momentum):
+        return nova_weights(share, jnp.zeros(3, int), momentum).sum()
+
+    value, slopes = jax.value_and_grad(total, (0, 1))(jnp.zeros(3), 0.9)
+    assert value == 0
+    assert all(np.isfinite(x).all() for x in slopes)
+
+
+def test_examples_in_the_documentation():
+    results = problems.run_examples(local_work)
+    assert results.attempted == 2 and results.failed == 0
+
+
+def test_jit_and_vmap_change_nothing():
+    steps = jnp.array([[0, 1, 7], [5, 5, 5], [100, 20, 3]])
+    share = jnp.array([[0.0, 0.5, 0.5], [0.2, 0.3, 0.5], [0.6, 0.2, 0.2]])
+    momentum = jnp.array([0.0, 0.5, 0.9])
+    problems.same_in_lanes(local_work.accumulation, steps, momentum)
+    problems.same_in_lanes(local_work.nova_weights, share, 1.0 * steps)
+
+
+def test_float64_is_used_where_it_is_on():
+    with jax.enable_x64(True):
+        steps = jnp.array([1, 10, 10_000])
+        found = local_work.accumulation(steps, 0.99)
+        assert found.dtype == jnp.float64
+        expected = slow_accumulation(steps, 0.99)
+        np.testing.assert_allclose(found, expected, rtol=1e-13)

@@ -1,0 +1,152 @@
+"""Whether a rule fits its settings, schedule and optimizer, before a run.
+
+What a rule reads is declared beside it, see `rules.base.Settings`.
+"""
+
+import functools
+
+import jax
+import numpy as np
+
+from tsfl_jax.config import Config
+from tsfl_jax.engine import client as local
+from tsfl_jax.engine import optimizers
+from tsfl_jax.rules import AGGREGATORS, local_work
+from tsfl_jax.rules.averages import normalized_by_work
+from tsfl_jax.rules.base import Aggregator
+from tsfl_jax.rules.staleness import staleness_factor
+from tsfl_jax.types import HParams, Schedule, UserError
+from tsfl_jax.validate import check_used, listed
+
+_STALENESS_PARAMETERS = {
+    "server.staleness_a": ("server.staleness", ("polynomial", "hinge")),
+    "server.staleness_b": ("server.staleness", ("hinge",)),
+}
+
+
+def _check_staleness(config: Config) -> None:
+    server, timeline, rule = config.server, config.timeline, config.algorithm
+    kind, framework = server.staleness, timeline.framework
+    if kind == "constant":
+        return
+    ignored = f"--config.server.staleness={kind}: would be ignored with "
+    effect = AGGREGATORS[rule].settings.staleness
+    if not effect:
+        known = [n for n, each in AGGREGATORS.items() if each.settings.staleness]
+        raise UserError(
+            f"{ignored}--config.algorithm={rule}, whose weights do not depend on it; "
+            f"it belongs to {listed(known)}"
+        )
+    lags = framework in ("afl", "fedbuff", "fedat")
+    if not lags and not (framework == "safa" and timeline.lag > 0):
+        raise UserError(
+            f"{ignored}--config.timeline.framework={framework}"
+            f"{' and lag=0' * (framework == 'safa')}, under which no model is stale; "
+            "it belongs to afl, fedbuff, fedat or safa"
+        )
+    alike = (
+        framework in ("afl", "fedat")
+        or (framework == "fedbuff" and timeline.buffer == 1)
+        or (framework == "safa" and timeline.fraction * config.num_clients <= 1)
+    )
+    if alike and effect == "others":
+        raise UserError(
+            f"{ignored}--config.algorithm={rule} under "
+            f"--config.timeline.framework={framework}: its weights sum to 1, and all "
+            "models of one update are as stale; use fedasync or fedbuff"
+        )
+
+
+def check(config: Config) -> None:
+    """Check that the chosen rule uses the settings of the server that were changed.
+
+    Not for a user's own rule, which may read any of them.
+
+    Raises:
+      UserError: a setting that the rule would ignore.
+    """
+    rule, readers = config.algorithm, dict[str, list[str]]()
+    for name, each in AGGREGATORS.items():
+        for setting in each.settings.reads:
+            readers.setdefault(f"server.{setting}", []).append(name)
+    check_used(config, {name: ("algorithm", by) for name, by in readers.items()})
+    check_used(config, _STALENESS_PARAMETERS)
+    _check_staleness(config)
+    if rule == "fednova" and config.proximal and config.clip_norm > 0:
+        raise UserError(
+            f"--config.clip_norm={config.clip_norm}: with --config.proximal=True it "
+            "clips the proximal term too, so that fednova cannot know by what work to "
+            "divide; leave out one of them"
+        )
+
+
+def notes(config: Config, hparams: HParams, times: Schedule) -> tuple[str, ...]:
+    """What a rule does with this schedule that its settings do not say.
+
+    Raises:
+      UserError: a rule that cannot work with so few clients per update.
+    """
+    there, server = times.tau > 0, config.server
+    settings = AGGREGATORS[config.algorithm].settings
+    found = settings.notes(config.algorithm, server.trim, there.sum(axis=1))
+    if found or server.staleness == "constant":
+        return found
+    late = staleness_factor(
+        times.delivery.lag if times.delivery is not None else 0 * times.tau,
+        hparams.staleness,
+        hparams.staleness_a,
+        hparams.staleness_b,
+    )
+    least = np.where(there, late, np.inf).min(axis=1)
+    most = np.where(there, late, -np.inf).max(axis=1)
+    if (least < (1 if settings.staleness == "global" else most)).any():
+        return ()
+    return (
+        f"server.staleness={server.staleness} changes no weight in this run: no "
+        "delivery is late enough",
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _fednova(optimizer: optimizers.Optimizer, most: int) -> Aggregator:
+    """The same function for the same optimizer, so that lanes share a program."""
+    optimizer = optimizers.as_factory(optimizer)
+    return normalized_by_work(local_work.measured_accumulation(optimizer, most))
+
+
+def with_optimizer(
+    config: Config,
+    rule: Aggregator,
+    optimizer: optimizers.Optimizer,
+    hparams: HParams,
+    times: Schedule,
+) -> Aggregator:
+    """A rule of ours for clients with an optimizer of the user's own."""
+    if rule.correction is not None:
+        raise UserError(
+            f"--config.algorithm={config.algorithm}: its control variates are made for "
+            "SGD; leave out optimizer="
+        )
+    if config.algorithm != "fednova":
+        return rule
+    factory = optimizers.as_factory(optimizer)
+    try:
+        number = {"w": jax.ShapeDtypeStruct((), np.float32)}
+        optimizers.check(factory, hparams, number)
+    except UserError as error:
+        raise UserError(
+            "--config.algorithm=fednova measures on a model of one number by what "
+            f"work to divide: {error}"
+        ) from error
+    if not local_work.is_linear(factory(hparams)):
+        raise UserError(
+            "--config.algorithm=fednova: optimizer= is not linear in the gradients "
+            "(Adam, clipping and weight decay are not), so that it is not known by "
+            "what work to divide; use SGD with any momentum, or another rule"
+        )
+    reported = times.tau if times.reported is None else times.reported
+    steps = reported * local.steps_per_iteration(
+        times.size, config.batch_size, config.schedule.iteration
+    )
+    # A power of two, so that different schedules share a program.
+    return _fednova(optimizer, 1 << int(steps.max()).bit_length())

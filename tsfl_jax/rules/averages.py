@@ -1,0 +1,168 @@
+"""Rules with weights that are known before training.
+
+DMS, FedAvg, FedProx and FedAsync as in Shao et al., "Robust Model Aggregation for
+Heterogeneous Federated Learning: Analysis and Optimizations"; FedBuff, FedAT, FedNova.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from tsfl_jax import trees
+from tsfl_jax.rules import dms, local_work
+from tsfl_jax.rules.base import (
+    Aggregator,
+    Counts,
+    Event,
+    Settings,
+    Situation,
+    Weights,
+    normalized,
+    weights_of,
+)
+from tsfl_jax.rules.staleness import staleness_factor
+from tsfl_jax.types import HParams, Params
+
+
+def _staleness(situation: Situation, hparams: HParams) -> Float[Array, "N"]:
+    """How much late updates count: s(lag) in (0, 1], 1 where nothing is stale."""
+    return staleness_factor(
+        situation.lag, hparams.staleness, hparams.staleness_a, hparams.staleness_b
+    )
+
+
+def size_weights(situation: Situation, hparams: HParams) -> Weights:
+    """Weights by data size, ρ_i ∝ |D_i| s(lag_i): FedAvg, FedProx.
+
+    With an exponential s it is temporally weighted aggregation: Chen, Sun and Jin,
+    "Communication-Efficient Federated Deep Learning with Layerwise Asynchronous Model
+    Update and Temporally Weighted Aggregation", IEEE TNNLS 2020.
+    """
+    share = situation.size * _staleness(situation, hparams)
+    return weights_of(normalized(share, situation.tau), situation.tau)
+
+
+def stale_uniform_weights(situation: Situation, hparams: HParams) -> Weights:
+    """Equal weights less staleness, ρ_i = s(lag_i)/N: FedAsync, FedBuff.
+
+    What staleness takes away stays with the global model: Σ ρ may be below 1.
+    """
+    rho = normalized(jnp.ones_like(situation.size), situation.tau)
+    return weights_of(rho * _staleness(situation, hparams), situation.tau)
+
+
+def dms_rule(situation: Situation, hparams: HParams) -> Weights:
+    """Weights of DMS: Algorithm 1, equations (6)–(9); the parts are in `dms`."""
+    key, tau, constants = situation.key, situation.tau, situation.constants
+    selected = dms.select(key, tau, situation.client)
+    coupling = dms.coupling(tau, lr=hparams.lr, **constants._asdict())
+    # A gradient that overflowed in the estimate must not spoil every weight.
+    coupling = jnp.where(jnp.isnan(coupling), 0.0, coupling)
+    rho = dms.affine_weights(tau, selected, coupling, hparams.weight_limit)
+    rho = rho.astype(jnp.float32)
+    return Weights(rho, selected, dms.threshold(tau), coupling)
+
+
+def mix(
+    mean: Params, params: Params, state: Any, event: Event, hparams: HParams
+) -> tuple[Params, Any]:
+    """Mix the mean into the global model: FedAsync.
+
+    w^{t+1} = w^t + (1 − γ) Σ_i ρ_i (w_i − w^t). Without staleness that is γ w^t + (1 −
+    γ) Σ_i ρ_i w_i, the paper's footnote 2. With one client at a time it is Xie, Koyejo
+    and Gupta, "Asynchronous Federated Optimization", 2019, Algorithm 1, with α = 1 − γ.
+    """
+    gain = 1 - hparams.gamma
+    # Σ ρ = 1 but for rounding where nothing is stale: then the weights are γ, 1 − γ.
+    total = event.rho.sum()
+    share = jnp.where(jnp.abs(total - 1) < 1e-5, 1.0, total)
+
+    def mixed(m: Array, w: Array) -> Array:
+        return (1 - gain * share).astype(w.dtype) * w + gain * m
+
+    return trees.map_inexact(mixed, mean, params), state
+
+
+def server_step(
+    mean: Params, params: Params, state: Any, event: Event, hparams: HParams
+) -> tuple[Params, Any]:
+    """Step of the server: w^{t+1} = w^t + η_g (m − w^t) with m = w^t + Δ."""
+    del event
+
+    def step(m: Array, w: Array) -> Array:
+        return w + hparams.server_lr * (m - w)
+
+    return trees.map_inexact(step, mean, params), state
+
+
+def _tier_models(params: Params, counts: Counts) -> tuple[Params, Float[Array, "G"]]:
+    """Each tier's last model, and how often it has delivered."""
+    zeros = jnp.zeros(counts.groups, jnp.float32)
+    return trees.repeated(params, counts.groups), zeros
+
+
+def tiered(
+    mean: Params, params: Params, state: Any, event: Event, hparams: HParams
+) -> tuple[Params, Any]:
+    """Weight tiers that deliver seldom more: FedAT.
+
+    w^{t+1} = Σ_m (T_{M+1−m}/T) w_m. w_m is tier m's last model, T_m how often it has
+    delivered, the tiers in order of speed. Chai et al., "FedAT: A High-Performance and
+    Communication-Efficient Federated Learning System with Asynchronous Tiers", SC 2021,
+    Algorithm 2.
+    """
+    del params, hparams
+    models, delivered = state
+    group = event.situation.group
+    models = trees.put(models, group, mean)
+    delivered = delivered.at[group].add(1)
+    share = delivered[::-1] / delivered.sum()
+
+    def mean_of(m: Array, models: Array) -> Array:
+        return jnp.tensordot(share.astype(m.dtype), models, 1)
+
+    return trees.map_inexact(mean_of, mean, models), (models, delivered)
+
+
+Work = Callable[[Int[Array, "N"], HParams], Float[Array, "N"]]
+
+
+def normalized_by_work(work: Work = local_work.of_sgd) -> Aggregator:
+    """A rule that divides updates by their work: FedNova.
+
+    w^{t+1} = w^t + τ_eff Σ_i p_i (w_i − base_i)/‖a_i‖₁, p_i = |D_i|/Σ|D_j|. Wang et
+    al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+    Optimization", NeurIPS 2020.
+
+    Args:
+      work: (steps, `HParams`) → ‖a_i‖₁ ≥ 0 up to a common factor.
+    """
+
+    def weights(situation: Situation, hparams: HParams) -> Weights:
+        share = normalized(situation.size, situation.tau)
+        rho = local_work.nova_weights(share, work(situation.steps, hparams))
+        return weights_of(rho, situation.tau)
+
+    return Aggregator(weights, deltas=True)
+
+
+_OTHERS = Settings(staleness="others")
+
+DMS = Aggregator(dms_rule, uses_constants=True)
+FEDAVG = Aggregator(size_weights, settings=_OTHERS)
+FEDPROX = Aggregator(size_weights, proximal=True, settings=_OTHERS)
+FEDASYNC = Aggregator(
+    stale_uniform_weights, update=mix, settings=Settings(staleness="global")
+)
+# w^{t+1} = w^t + η_g (1/K) Σ_i s(lag_i)(w_i − base_i): Nguyen et al., "Federated
+# Learning with Buffered Asynchronous Aggregation", AISTATS 2022, Algorithm 1.
+FEDBUFF = Aggregator(
+    stale_uniform_weights,
+    update=server_step,
+    deltas=True,
+    settings=Settings(("lr",), "global"),
+)
+FEDAT = Aggregator(size_weights, _tier_models, tiered, settings=_OTHERS)
+FEDNOVA = normalized_by_work()

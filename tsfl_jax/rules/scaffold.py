@@ -1,0 +1,109 @@
+"""SCAFFOLD: clients correct their gradients by control variates.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from tsfl_jax import trees
+from tsfl_jax.rules import local_work
+from tsfl_jax.rules.averages import server_step, size_weights
+from tsfl_jax.rules.base import Aggregator, Counts, Event, Settings
+from tsfl_jax.types import HParams, Params
+
+
+class ControlVariates(NamedTuple):
+    """The state of SCAFFOLD."""
+
+    common: Params  # c = Σ_i p_i c_i
+    own: Params  # [N, ...] c_i, 0 until client i has delivered
+    size: Float[Array, "N"]  # |D_i| of its last delivery; p_i = |D_i|/Σ|D_j|
+
+
+def _control_variates(params: Params, counts: Counts) -> ControlVariates:
+    zeros = jax.tree.map(jnp.zeros_like, params.get("params", {}))
+    many = trees.repeated(zeros, counts.clients)
+    size = jnp.ones(counts.clients) if counts.size is None else counts.size
+    return ControlVariates(zeros, many, jnp.asarray(size, jnp.float32))
+
+
+def _correction(
+    state: ControlVariates, sent: Params, client: Int[Array, ""] | int
+) -> Params:
+    """What client i adds to its gradients: c − c_i, with the c of its download.
+
+    c_i needs no memory: nothing but the client's own deliveries changes it.
+    """
+    return jax.tree.map(lambda c, each: c - each[client], sent, state.own)
+
+
+def _weighted_sum(
+    weights: Float[Array, "N"], stacked: Float[Array, "N ..."]
+) -> Float[Array, "..."]:
+    """Σ_i v_i x_i."""
+    weights = weights.astype(stacked.dtype)
+    return jnp.tensordot(weights, stacked, 1, precision=lax.Precision.HIGHEST)
+
+
+def _combine(
+    updates: Params, state: ControlVariates, event: Event, hparams: HParams
+) -> tuple[Params, ControlVariates]:
+    """The mean update Δ and the new control variates: Algorithm 1, option II.
+
+    Δ = Σ_i ρ_i (w_i − base_i). c_i⁺ = c_i − c − (w_i − base_i)/(η‖a_i‖₁) with the c of
+    the client's download, then c = Σ_i p_i c_i over all N. ‖a_i‖₁ is the number of
+    steps, or with momentum or a proximal term how often gradients count in the update,
+    so that c_i is a mean gradient. p_i = |D_i|/Σ|D_j| replaces the paper's 1/N for both
+    models and control variates, so that F = Σ p_i F_i is what is minimized.
+
+    Of several deliveries of one client, which are in the order of its tasks, the last
+    decides c_i: one after another they would leave the same. All of them were trained
+    with the c_i of before this update.
+    """
+    _, own, size = state
+    present, situation = event.present, event.situation
+    work = local_work.of_sgd(situation.steps, hparams)
+    worked = present & (work > 0)
+    scale = jnp.where(worked, 1.0 / (hparams.lr * jnp.where(worked, work, 1.0)), 0.0)
+    client, clients = situation.client, size.shape[0]
+    turn = jnp.arange(client.shape[0])
+    latest = jnp.full(clients, -1).at[client].max(jnp.where(worked, turn, -1))
+    # An empty slot names client 0; what does not count is written nowhere.
+    where = jnp.where(worked & (latest[client] == turn), client, clients)
+    sent = event.sent
+    if sent is None:
+        sent = trees.repeated(state.common, 1)
+
+    def renewed(each: Array, c: Array, update: Array) -> Array:
+        along = scale.reshape((-1,) + (1,) * (update.ndim - 1)).astype(update.dtype)
+        fresh = each[client] - c - along * update
+        return each.at[where].set(fresh, mode="drop")
+
+    own = jax.tree.map(renewed, own, sent, updates["params"])
+    size = size.at[where].set(situation.size.astype(size.dtype), mode="drop")
+    share = size / size.sum()
+    # Summed anew each time: c must not drift from the c_i. In full precision, since
+    # an error of c stays in each client's gradients.
+    common = jax.tree.map(lambda each: _weighted_sum(share, each), own)
+    # The share of clients that were lost on the way goes to the others.
+    rho = jnp.where(present, event.rho, 0.0)
+    rho = rho / jnp.where(rho.sum() > 0, rho.sum(), 1.0)
+    delta = jax.tree.map(lambda u: _weighted_sum(rho, u), updates)
+    return delta, ControlVariates(common, own, size)
+
+
+SCAFFOLD = Aggregator(
+    size_weights,
+    _control_variates,
+    server_step,
+    combine=_combine,
+    sent=lambda state: state.common,
+    correction=_correction,
+    settings=Settings(("lr",), "others"),
+)

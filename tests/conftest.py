@@ -20,6 +20,10 @@ CHECKED = [
     "tsfl_jax.data.quadratic_samples",
     "tsfl_jax.theory.bounds",
     "tsfl_jax.report.theory",
+    "tsfl_jax.studies.bounds",
+    "tsfl_jax.studies.compare",
+    "tsfl_jax.studies.free_riders",
+    "tsfl_jax.studies.sensitivity",
     "tsfl_jax.theory.simplex",
 ]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")

@@ -163,47 +163,6 @@ def test_many_clients_are_in_order_of_tau(tmp_path, monkeypatch):
     assert "τ" in bottom.get_xlabel()
 
 
-def test_comparison_plots_mean_and_range_over_seeds(tmp_path, monkeypatch):
-    figures = _captured(monkeypatch)
-    runs = {
-        "dms": [
-            _workdir(tmp_path / "a", accuracy=0.5),
-            _workdir(tmp_path / "b", accuracy=0.9) / "metrics.jsonl",
-        ],
-        "my rule": [_workdir(tmp_path / "c", accuracy=0.3)],
-    }
-    plots.plot_comparison(runs, tmp_path / "out.png", title="two rules")
-    (axes,) = figures[0].axes
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), 70)
-    np.testing.assert_allclose(axes.lines[1].get_ydata(), 30)
-    (band,) = axes.collections
-    heights = band.get_paths()[0].vertices[:, 1]
-    np.testing.assert_allclose([heights.min(), heights.max()], [50, 90])
-    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["DMS", "my rule"]
-    assert "2 seeds" in axes.get_legend().get_title().get_text()
-
-
-def test_comparison_averages_only_where_all_runs_were_evaluated(tmp_path, monkeypatch):
-    figures = _captured(monkeypatch)
-    for name, values in {"a": "0.1 0.2 0.3", "b": "0.3 null 0.5"}.items():
-        rows = [
-            f'{{"interval": {t}, "test_accuracy": {value}}}\n'
-            for t, value in enumerate(values.split(), start=1)
-        ]
-        (tmp_path / f"{name}.jsonl").write_text("".join(rows))
-    runs = {"fedavg": [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]}
-    plots.plot_comparison(runs, tmp_path / "out.png")
-    (line,) = figures[0].axes[0].lines
-    np.testing.assert_array_equal(line.get_xdata(), [1, 3])
-    np.testing.assert_allclose(line.get_ydata(), [20, 40])
-
-
-def test_comparison_writes_a_png(tmp_path):
-    runs = {name: [_workdir(tmp_path / name, seed=3)] for name in ALGORITHMS}
-    path = plots.plot_comparison(runs, tmp_path / "out.png")
-    assert imread(path).shape[1] > 1000
-
-
 def test_every_algorithm_has_a_style_that_survives_grey_print():
     assert set(plot_style.ALGORITHM_STYLE) == set(ALGORITHMS)
     styles = plot_style.ALGORITHM_STYLE

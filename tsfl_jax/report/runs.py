@@ -3,9 +3,7 @@
 How they look is in `report.style`.
 """
 
-import functools
 import pathlib
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -127,42 +125,6 @@ def plot_participation(workdir: _PathLike) -> pathlib.Path:
     return plot_style.save(figure, folder / "participation.png")
 
 
-@plot_style.styled
-def plot_comparison(
-    runs: Mapping[str, Sequence[_PathLike]], path: _PathLike, title: str = ""
-) -> pathlib.Path:
-    """Plot the test accuracy of several algorithms, each over its seeds.
-
-    Args:
-      runs: for each label (a name of an algorithm has its own style), workdirs or
-        metrics.jsonl files, one or more, one per seed. The line is their mean where
-        all were evaluated, the band runs from the lowest to the highest.
-      path: the PNG file to write.
-      title: above the figure.
-
-    Raises:
-      UserError: a metrics.jsonl is missing or unreadable.
-    """
-    figure, axes = plot_style.figure_of(3.2)
-    intervals, most = np.zeros(0), 0
-    for index, (label, seeds) in enumerate(runs.items()):
-        interval, accuracy = _align([_metrics(pathlib.Path(run)) for run in seeds])
-        style = plot_style.style_of(label, index)
-        if len(seeds) > 1 and len(interval):
-            low, high = accuracy.min(0), accuracy.max(0)
-            plot_style.plot_band(axes, interval, low, high, style)
-        name = plot_style.name_of(label)
-        plot_style.plot_line(axes, interval, accuracy.mean(0), style, label=name)
-        intervals = np.union1d(intervals, interval)
-        most = max(most, len(seeds))
-    plot_style.interval_axis(axes, intervals)
-    axes.set_ylabel("test accuracy in %")
-    if axes.lines:
-        axes.legend(title=f"mean and range of {most} seeds" if most > 1 else None)
-    axes.set_title(plot_style.escape(title))
-    return plot_style.save(figure, pathlib.Path(path))
-
-
 def _bars(
     axes: "matplotlib.axes.Axes",
     height: np.ndarray,
@@ -195,17 +157,9 @@ def _bars(
     return bars
 
 
-def _align(found: list[dict[str, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Intervals [E] where every run was evaluated, and accuracies in %, [S, E]."""
-    known = [m["interval"][np.isfinite(m["test_accuracy"])] for m in found]
-    common = functools.reduce(np.intersect1d, known)
-    rows = [m["test_accuracy"][np.isin(m["interval"], common)] for m in found]
-    return common, 100 * np.stack(rows)
-
-
 def _metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Columns of metrics.jsonl as float64 [T]; NaN where a value is missing."""
-    rows = files.read_metrics(path / "metrics.jsonl" if path.is_dir() else path)
+    rows = files.read_metrics(path / "metrics.jsonl")
     return {
         name: np.array([row.get(name) for row in rows], float)  # None becomes NaN
         for name in ("interval", "test_accuracy", "test_loss", "train_loss")

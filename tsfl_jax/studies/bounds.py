@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from tsfl_jax.config import Config
 from tsfl_jax.data.quadratic import Exact
@@ -66,10 +67,10 @@ class SettingResult(NamedTuple):
     """One setting; bounds and measurements after 1 … T intervals, mean over seeds."""
 
     label: str
-    distance: np.ndarray  # [T] mean of ‖w^t − w*‖²
-    error: np.ndarray  # [T] its standard error over the seeds
-    printed: np.ndarray  # [T] Theorem 1; inf where void
-    repaired: np.ndarray  # [T] with 1 for η² in Z
+    distance: Float[np.ndarray, "T"]  # mean of ‖w^t − w*‖²
+    error: Float[np.ndarray, "T"]  # its standard error over the seeds
+    printed: Float[np.ndarray, "T"]  # Theorem 1; inf where void
+    repaired: Float[np.ndarray, "T"]  # with 1 for η² in Z
     valid: bool  # W > 0 and Definition 1.3 for all t
     gradient: float  # (1/T) Σ_t ‖∇F(w^t)‖², t = 0 … T−1
     # None where it does not apply: H > 1, mini-batches, or weights other than F's.
@@ -78,11 +79,11 @@ class SettingResult(NamedTuple):
 
 @jax.jit
 def _bounds(
-    rho: jax.Array, tau: jax.Array, constants: BoundConstants
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    rho: Float[Array, "T N"], tau: Int[Array, "T N"], constants: BoundConstants
+) -> tuple[Float[Array, "T"], Float[Array, "T"], Bool[Array, "T"]]:
     """Theorem 1's totals and flags after 1 … T intervals, as printed and repaired."""
 
-    def both(rho: jax.Array, tau: jax.Array) -> tuple[jax.Array, ...]:
+    def both(rho: Array, tau: Array) -> tuple[Array, ...]:
         printed = bounds.theorem1_bound(rho, tau, constants)
         repaired = bounds.theorem1_bound(rho, tau, constants, repaired=True)
         return printed.total, repaired.total, printed.valid
@@ -91,15 +92,12 @@ def _bounds(
 
 
 def bounds_of(
-    known: Exact, lr: float, rho: np.ndarray, tau: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Theorem 1 after 1 … T intervals, ``[T]``: as printed, with 1 for η², if valid.
-
-    Args:
-      known: the constants.
-      lr: η.
-      rho, tau: ``[T, N]``.
-    """
+    known: Exact,
+    lr: float,
+    rho: Float[np.ndarray, "T N"],
+    tau: Int[np.ndarray, "T N"],
+) -> tuple[Float[np.ndarray, "T"], Float[np.ndarray, "T"], Bool[np.ndarray, "T"]]:
+    """Theorem 1 after 1 … T intervals: as printed, with 1 for η², if valid."""
     num_clients, L = tau.shape[1], known.smoothness
     used = max(1.0, num_clients * float(rho.max()))
     constants = BoundConstants(
@@ -116,7 +114,7 @@ def bounds_of(
 
 
 def theorem4_of(
-    known: Exact, lr: float, excess: np.ndarray
+    known: Exact, lr: float, excess: Float[np.ndarray, "T"]
 ) -> tuple[float, bounds.GradientBound]:
     """(1/T) Σ ‖∇F(w^t)‖² and its bounds, with the smallest V² that fits these models.
 
@@ -125,7 +123,7 @@ def theorem4_of(
     Args:
       known: the constants; one curvature L.
       lr: η.
-      excess: F(w^t) − F(w*) ``[T]``, t = 0 … T−1.
+      excess: F(w^t) − F(w*), t = 0 … T−1.
     """
     L = known.smoothness
     square = 2 * L * excess
@@ -175,7 +173,7 @@ def run_setting(label: str, config: Config, seeds: int) -> SettingResult:
     )
 
 
-def ratio(result: SettingResult, bound: np.ndarray) -> tuple[float, float]:
+def ratio(result: SettingResult, bound: Float[np.ndarray, "T"]) -> tuple[float, float]:
     """The largest of measured over bound in any interval, and its standard error."""
     worst = int((result.distance / bound).argmax())
     distance, error = result.distance[worst], result.error[worst]

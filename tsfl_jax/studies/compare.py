@@ -13,6 +13,7 @@ import time
 from typing import IO, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from tsfl_jax import data
 from tsfl_jax.config import Config, flat
@@ -179,22 +180,26 @@ def _over_seeds(
     )
 
 
-def time_to(target: float, seconds: np.ndarray, accuracy: np.ndarray) -> float:
+def time_to(
+    target: float, seconds: Float[np.ndarray, "E"], accuracy: Float[np.ndarray, "E"]
+) -> float:
     """Virtual seconds until the accuracy was first reached; inf: never."""
     reached = np.flatnonzero(accuracy >= target)
     return float(seconds[reached[0]]) if len(reached) else np.inf
 
 
 def at_times(
-    times: np.ndarray, seconds: np.ndarray, accuracy: np.ndarray
-) -> np.ndarray:
+    times: Float[np.ndarray, "X"],
+    seconds: Float[np.ndarray, "E"],
+    accuracy: Float[np.ndarray, "E"],
+) -> Float[np.ndarray, "X"]:
     """Accuracy of the newest tested model at each time; NaN before the first one."""
     index = np.searchsorted(seconds, times, "right") - 1
     return np.where(index >= 0, accuracy[np.maximum(index, 0)], np.nan)
 
 
-def times_of(result: FrameworkResult, target: float) -> np.ndarray:
-    """Virtual seconds to the target accuracy ``[S]``, inf: never."""
+def times_of(result: FrameworkResult, target: float) -> Float[np.ndarray, "S"]:
+    """Virtual seconds to the target accuracy, inf: never."""
     return np.array([time_to(target, *curve) for curve in result.curves])
 
 
@@ -203,7 +208,7 @@ def best_accuracy(result: FrameworkResult) -> str:
     return spread([100 * accuracy.max() for _, accuracy in result.curves])
 
 
-def spread_of_times(times: np.ndarray) -> str:
+def spread_of_times(times: Float[np.ndarray, "S"]) -> str:
     """Mean ± half its confidence interval, or how many seeds never reached it."""
     never = int(np.isinf(times).sum())
     return f"never ({never} of {len(times)})" if never else spread(times)

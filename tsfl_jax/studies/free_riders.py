@@ -4,6 +4,7 @@ import pathlib
 from typing import IO
 
 import numpy as np
+from jaxtyping import Float
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid, sweeps
@@ -38,8 +39,8 @@ def points(free_riders: int, seeds: int) -> list[dict]:
 
 def run_free_riders(
     config: Config, seeds: int, workdir: pathlib.Path, stream: IO[str]
-) -> tuple[np.ndarray, int]:
-    """Best test accuracy ``[A, K, S]`` in [0, 1], and the number of free riders.
+) -> tuple[Float[np.ndarray, "A K S"], int]:
+    """Best test accuracy in [0, 1] by rule, kind and seed; number of free riders.
 
     A quarter of the clients are free riders.
     """
@@ -50,7 +51,7 @@ def run_free_riders(
     return best.reshape(len(ALGORITHMS), len(KINDS), seeds), count
 
 
-def free_rider_rows(best: np.ndarray) -> list[dict[str, str]]:
+def free_rider_rows(best: Float[np.ndarray, "A K S"]) -> list[dict[str, str]]:
     """The table in %; changes against honest clients are paired by seed."""
     table = []
     for algorithm, one in zip(ALGORITHMS, 100 * best, strict=True):
@@ -65,7 +66,7 @@ def free_rider_rows(best: np.ndarray) -> list[dict[str, str]]:
 
 @style.styled
 def plot_free_riders(
-    best: np.ndarray, path: pathlib.Path, title: str
+    best: Float[np.ndarray, "A K S"], path: pathlib.Path, title: str
 ) -> list[pathlib.Path]:
     """Plot grouped bars: a group per rule, a bar per kind of free rider."""
     figure, plot = style.figure_of(3.2)
@@ -86,7 +87,7 @@ def plot_free_riders(
 
 
 def write_free_riders(
-    best: np.ndarray, count: int, folder: pathlib.Path, about: str
+    best: Float[np.ndarray, "A K S"], count: int, folder: pathlib.Path, about: str
 ) -> list[pathlib.Path]:
     """Write riders.md, .csv, .png and .pdf."""
     table = free_rider_rows(best)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import IO, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from tsfl_jax.config import Config, flat
 from tsfl_jax.experiment import sweeps
@@ -88,12 +89,12 @@ class ChoiceResult(NamedTuple):
     """Best test accuracies in [0, 1] under one choice, by seed."""
 
     choice: Choice
-    fedavg: np.ndarray  # [S]
-    dms: np.ndarray  # [S]
+    fedavg: Float[np.ndarray, "S"]
+    dms: Float[np.ndarray, "S"]
 
 
 def by_choice(
-    several: Sequence[Choice], best: np.ndarray, seeds: int
+    several: Sequence[Choice], best: Float[np.ndarray, "lanes"], seeds: int
 ) -> list[ChoiceResult]:
     """The lanes' results, in the order of `points`, by choice."""
     parts = iter(np.reshape(best, (-1, seeds)))

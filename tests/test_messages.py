@@ -10,7 +10,7 @@ import pytest
 from tsfl_jax.config import Config, flat
 
 ROOT = pathlib.Path(__file__).parents[1]
-FILES = sorted([*ROOT.glob("tsfl_jax/*.py"), ROOT / "launch.py"])
+FILES = sorted([*ROOT.glob("tsfl_jax/**/*.py"), ROOT / "launch.py"])
 DEFAULTS = dataclasses.asdict(Config())
 SETTINGS = set(flat(DEFAULTS))
 SECTIONS = {name for name, value in DEFAULTS.items() if isinstance(value, dict)}

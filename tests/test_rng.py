@@ -63,7 +63,7 @@ def calls(path):
 def names_asked_for():
     """Streams that the package uses, parts of names filled in as "*"."""
     found = set()
-    for path in PACKAGE.glob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or path.stem == "rng":
                 continue
@@ -82,7 +82,7 @@ def names_asked_for():
 def test_only_one_module_makes_generators_and_keys():
     made = {"np.random.default_rng", "np.random.SeedSequence", "jax.random.key"}
     made |= {"np.random.RandomState", "jax.random.PRNGKey", "np.random.Generator"}
-    for path in PACKAGE.glob("*.py"):
+    for path in PACKAGE.rglob("*.py"):
         used = set(calls(path)) & made
         assert path.stem == "rng" or not used, (path.stem, used)
     # Every stream is used; those whose names are put together are listed here.

@@ -5,6 +5,9 @@ docs/architecture.md shows the same order with one paragraph per folder.
 
 import ast
 import pathlib
+import re
+import sys
+import tomllib
 
 import pytest
 
@@ -86,6 +89,48 @@ def test_files_stay_short_and_say_what_they_do(path):
         public = isinstance(node, ast.FunctionDef | ast.ClassDef)
         if public and not node.name.startswith("_"):
             assert ast.get_docstring(node), f"{path}: {node.name} has no docstring"
+
+
+def test_the_documents_show_the_folders_in_this_order():
+    docs = PACKAGE.parent / "docs" / "architecture.md"
+    folders = [name for name in ORDER if name not in (*ROOT, "cli")]
+    shown = re.findall(r"^\*\*(\w+)/\*\*", docs.read_text(), re.M)
+    assert shown == folders
+    readme = (PACKAGE.parent / "README.md").read_text()
+    assert re.findall(r"^  (\w+)/ ", readme, re.M) == folders
+
+
+def test_all_folders_and_files_are_packaged():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
+    settings = project["tool"]["setuptools"]
+    assert settings["packages"]["find"]["include"] == ["tsfl_jax*"]
+    for path in PACKAGE.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            folder = path.parent.relative_to(PACKAGE.parent)
+            assert (path.parent / "__init__.py").exists(), f"{folder} is no package"
+            kinds = settings["package-data"].get(str(folder).replace("/", "."), [])
+            assert path.suffix == ".py" or f"*{path.suffix}" in kinds, path
+
+
+def test_dependencies_are_those_that_are_imported():
+    """What the package imports is declared, and chex is not."""
+    names = {"absl": "absl-py", "orbax": "orbax-checkpoint", "sklearn": "scikit-learn"}
+    names |= {"tensorflow_datasets": "tensorflow-datasets", "jaxlib": "jax"}
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    optional = sum(project["optional-dependencies"].values(), [])
+    declared = {
+        re.split(r"[\[>]", text)[0] for text in [*project["dependencies"], *optional]
+    }
+    found = set()
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found.add(node.module.split(".")[0])
+    foreign = found - set(sys.stdlib_module_names) - {"tsfl_jax"}
+    assert {names.get(name, name) for name in foreign} <= declared
+    assert "chex" not in declared
 
 
 # To be split into named steps; nothing may be added.

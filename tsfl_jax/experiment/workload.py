@@ -1,5 +1,6 @@
 """Who works how much and when, of a config: τ by cases, or from speeds in seconds."""
 
+import inspect
 import sys
 
 import numpy as np
@@ -147,17 +148,11 @@ def simulate_timeline(config: Config, clients: fleet.Fleet) -> Simulation:
     """All tasks and updates of T·Δ virtual seconds, under the framework."""
     t, interval = config.timeline, config.schedule.interval_seconds
     intervals = config.num_intervals
-    own = {
-        "tsfl": {"carry": t.carry},
-        "fedbuff": {"buffer": t.buffer},
-        "fedat": {"tiers": t.tiers},
-        "fedcs": {"deadline": t.deadline},
-        "safa": {"fraction": t.fraction, "lag": t.lag},
-    }.get(t.framework, {})
-    if t.framework == "tsfl":
-        own |= {"num_intervals": intervals, "interval": interval}
-    else:
-        own |= {"horizon": intervals * interval, "iterations": t.local_iterations}
+    # A framework gets what its arguments name, also settings of its own.
+    given = vars(t) | {"num_intervals": intervals, "interval": interval}
+    given |= {"horizon": intervals * interval, "iterations": t.local_iterations}
+    arguments = inspect.signature(timeline.FRAMEWORKS[t.framework]).parameters
+    own = {name: given[name] for name in arguments if name in given}
     _check_events(config, timeline.expected_events(t.framework, clients, **own))
     return timeline.FRAMEWORKS[t.framework](clients, **own)
 

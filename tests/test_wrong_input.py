@@ -430,11 +430,12 @@ def study(module):
 
 SMALL = ["--config.num_clients=2", "--config.schedule.data_size=16"]
 FRAMES = str(ROOT / "configs" / "frameworks")
+PAPERS = ROOT / "configs" / "papers.py"
 # Command, its arguments, words that the answer must hold. Files are those of `files`.
 COMMANDS = [
     ("launch", "--config=configs/smok.py", "no such file"),
     ("launch", "--config=configs/papers.py:mnist_case4", "no such file"),
-    ("launch", f"--config={ROOT}/configs/papers.py:mnist_case4", "you mean 'mnist_case"),
+    ("launch", f"--config={PAPERS}:mnist_case4", "you mean 'mnist_case"),
     ("launch", f"--config={LONG}", "too long"),
     ("launch", "--config=broken.py", "SyntaxError"),
     ("launch", "--config=raises.py", "ZeroDivisionError"),

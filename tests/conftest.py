@@ -24,6 +24,10 @@ CHECKED = [
     "tsfl_jax.studies.compare",
     "tsfl_jax.studies.free_riders",
     "tsfl_jax.studies.sensitivity",
+    "tsfl_jax.timeline.distributions",
+    "tsfl_jax.timeline.free_riders",
+    "tsfl_jax.timeline.replay",
+    "tsfl_jax.timeline.schedule",
     "tsfl_jax.theory.simplex",
 ]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")

@@ -137,10 +137,8 @@ def test_dependencies_are_those_that_are_imported():
 TALL = {
     ("engine/interval.py", "make_interval"),
     ("engine/interval.py", "interval"),
-    ("timeline/schedule.py", "make_schedule"),
     ("experiment/prepare.py", "prepare"),
     ("validate.py", "_in_range"),
-    ("timeline/fleet.py", "draw_fleet"),
     ("engine/client.py", "make_local_training"),
     ("data/__init__.py", "load"),
     ("engine/processes.py", "join"),

@@ -346,7 +346,7 @@ def test_drawn_sizes_are_bounded_however_long_a_run_is():
 
 def test_bounds_of_the_distributions():
     texts = ["normal(10,2)", "uniform(1,9)", "constant(4)", "lognormal(2,0.5)"]
-    got = distributions.most(texts, flag="sizes")
+    got = distributions.limits(texts, flag="sizes")
     np.testing.assert_allclose(got, [16, np.inf, np.inf, 2 * np.exp(1.5 - 0.125)])
 
 

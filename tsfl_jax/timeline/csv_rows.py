@@ -1,4 +1,4 @@
-"""CSV files with a header, row by row; every mistake named with file and line."""
+"""CSV files with a header, read row by row; errors name the file and the line."""
 
 import csv
 import math
@@ -14,7 +14,7 @@ Row = tuple[str, dict[str, str]]  # "FILE, line 3", cell by column
 def read_rows(
     path: str, required: Sequence[str], optional: Sequence[str] = (), *, flag: str
 ) -> Iterator[Row]:
-    """Cells by column of every row that is not blank.
+    """Yield the cells, by column, of every row that is not blank.
 
     Args:
       path: CSV file, UTF-8 with or without a byte-order mark; ~ is the home folder.
@@ -23,7 +23,7 @@ def read_rows(
       flag: the setting that gave the path, named where it cannot be read.
 
     Yields:
-      Where the row is, for messages, and its cells without surrounding blanks.
+      Location of the row, for messages, and its cells without surrounding blanks.
 
     Raises:
       UserError: no such file, not UTF-8, unknown, missing or repeated columns, rows
@@ -62,7 +62,11 @@ def read_rows(
 
 
 def whole_number(row: Row, column: str, low: int, high: int) -> int:
-    """The cell as a whole number from low to high, both included."""
+    """Read a cell as a whole number from low to high, both included.
+
+    Raises:
+      UserError: anything else in the cell.
+    """
     where, cells = row
     text = cells[column]
     if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not low <= int(text) <= high:
@@ -76,7 +80,11 @@ def whole_number(row: Row, column: str, low: int, high: int) -> int:
 def seconds(
     row: Row, column: str, *, positive: bool = False, endless: bool = False
 ) -> float:
-    """The cell as seconds ≥ 0, or > 0 if `positive`; inf only if `endless`."""
+    """Read a cell as seconds ≥ 0, or > 0 if `positive`; inf only if `endless`.
+
+    Raises:
+      UserError: anything else in the cell.
+    """
     where, cells = row
     text = cells[column]
     try:
@@ -92,7 +100,13 @@ def seconds(
     return value
 
 
-def _check_header(where, header, required, optional, wanted):
+def _check_header(
+    where: str,
+    header: list[str],
+    required: Sequence[str],
+    optional: Sequence[str],
+    wanted: str,
+) -> None:
     known = (*required, *optional)
     for i, name in enumerate(header):
         if name not in known:

@@ -1,10 +1,10 @@
 """Numbers from distributions written as text, one for each group of clients.
 
-The grammar of a group; `draw` floors each number, `draw_real` leaves it:
+The grammar of a group; `draw_whole` floors each number, `draw_real` does not:
 
 - ``normal(mean,std)``: std ≥ 0;
-- ``uniform(low,high)``: whole numbers, both ends included; real in [low, high) in
-  `draw_real`;
+- ``uniform(low,high)``: whole numbers, both ends included; `draw_real`: real numbers in
+  [low, high);
 - ``lognormal(mean,sigma)``: mean > 0 of the distribution itself, sigma ≥ 0 the
   standard deviation of the logarithm, so its median is mean · exp(−sigma²/2);
 - ``constant(k)``.
@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from tsfl_jax.types import UserError, nearest
 
@@ -26,27 +27,27 @@ _ARGUMENTS = {
 }
 _GRAMMAR = ", ".join(f"{name}({','.join(a)})" for name, a in _ARGUMENTS.items())
 _LARGEST = 2**31 - 1  # what int32 holds
-_DEVIATIONS = 3.0  # beyond so many standard deviations `most` cuts off
+_DEVIATIONS = 3.0  # beyond so many standard deviations `limits` cuts off
 
 
-def most(texts: Sequence[str], *, flag: str) -> np.ndarray:
-    """The largest number that is kept of each distribution, so that draws are bounded.
+def limits(texts: Sequence[str], *, flag: str) -> Float[np.ndarray, " G"]:
+    """The largest number to keep of each distribution, so that draws are bounded.
 
     The largest of many draws of a normal or lognormal distribution grows with their
     number without end.
 
     Args:
       texts: G distributions.
-      flag: named in error messages.
+      flag: setting that error messages name.
 
     Returns:
-      [G] float64: mean + 3 std of a normal distribution, mean · exp(3 σ − σ²/2) of a
-      lognormal one, inf of those that are bounded already.
+      ``[G]`` float64: mean + 3 std of a normal distribution, mean · exp(3σ − σ²/2) of
+      a lognormal one, inf of bounded ones.
 
     Raises:
       UserError: a text outside the grammar.
     """
-    limits = []
+    found = []
     for name, numbers in (_parse(text, flag) for text in texts):
         limit = math.inf
         if name == "normal":
@@ -54,86 +55,95 @@ def most(texts: Sequence[str], *, flag: str) -> np.ndarray:
         elif name == "lognormal":
             exponent = _DEVIATIONS * numbers[1] - numbers[1] ** 2 / 2
             limit = numbers[0] * math.exp(min(exponent, 700.0))
-        limits.append(limit)
-    return np.array(limits)
+        found.append(limit)
+    return np.array(found)
 
 
-def draw(
+def draw_whole(
     texts: Sequence[str],
-    group: np.ndarray,
+    group: Int[np.ndarray, " N"],
     num_intervals: int,
     rng: np.random.Generator,
     *,
     least: int,
     flag: str,
-) -> np.ndarray:
-    """Draws a number for each client and interval.
+) -> Int[np.ndarray, "T N"]:
+    """Draw a whole number for each client and interval.
 
     Args:
       texts: G distributions.
-      group: [N] int, which of them a client follows.
+      group: ``[N]`` int in [0, G), distribution of each client.
       num_intervals: T; the first intervals do not depend on it.
       rng: each group has its own stream of it.
       least: smaller numbers become this.
-      flag: named in error messages.
+      flag: setting that error messages name.
 
     Returns:
-      [T, N] int64.
+      ``[T, N]`` int64, floored, from `least` to 2³¹ − 1.
 
     Raises:
       UserError: a text outside the grammar.
     """
-    parsed = [_parse(text, flag) for text in texts]
-    out = np.empty((num_intervals, len(group)), np.int64)
-    for g, ((name, numbers), stream) in enumerate(
-        zip(parsed, rng.spawn(len(parsed)), strict=True)
-    ):
-        members = np.flatnonzero(group == g)
-        # Rows are drawn one after another, so more rows extend fewer.
-        drawn = _sample(name, numbers, (num_intervals, len(members)), stream)
-        out[:, members] = np.clip(np.floor(drawn), least, _LARGEST)
-    return out
+    # Rows are drawn one after another, so more rows extend fewer.
+    drawn = _draw([_parse(t, flag) for t in texts], group, (num_intervals,), rng, True)
+    return np.clip(np.floor(drawn), least, _LARGEST).astype(np.int64)
 
 
 def draw_real(
-    texts: Sequence[str], group: np.ndarray, rng: np.random.Generator, *, flag: str
-) -> np.ndarray:
-    """Draws one real number for each client.
+    texts: Sequence[str],
+    group: Int[np.ndarray, " N"],
+    rng: np.random.Generator,
+    *,
+    flag: str,
+) -> Float[np.ndarray, " N"]:
+    """Draw one real number for each client.
 
     Args:
-      texts: G distributions.
-      group: [N] int, which of them a client follows.
-      rng: each group has its own stream of it.
-      flag: named in error messages.
+      texts, group, rng, flag: as in `draw_whole`.
 
     Returns:
-      [N] float64, neither floored nor clipped.
+      ``[N]`` float64, neither floored nor clipped.
 
     Raises:
       UserError: a text outside the grammar.
     """
-    parsed = [_parse(text, flag, whole=False) for text in texts]
-    out = np.empty(len(group), np.float64)
-    for g, ((name, numbers), stream) in enumerate(
-        zip(parsed, rng.spawn(len(parsed)), strict=True)
-    ):
+    return _draw([_parse(t, flag, whole=False) for t in texts], group, (), rng, False)
+
+
+def _draw(
+    parsed: Sequence[tuple[str, list[float]]],
+    group: Int[np.ndarray, " N"],
+    rows: tuple[int, ...],
+    rng: np.random.Generator,
+    whole: bool,
+) -> np.ndarray:
+    """Numbers ``[*rows, N]`` float64; of whole numbers each is exact."""
+    out = np.empty((*rows, len(group)))
+    streams = rng.spawn(len(parsed))
+    for g, ((name, numbers), stream) in enumerate(zip(parsed, streams, strict=True)):
         members = np.flatnonzero(group == g)
-        out[members] = _sample(name, numbers, len(members), stream, whole=False)
+        shape = (*rows, len(members))
+        out[..., members] = _sample(name, numbers, shape, stream, whole)
     return out
 
 
-def _sample(name, numbers, shape, rng, whole=True) -> np.ndarray:
+def _sample(
+    name: str,
+    numbers: list[float],
+    shape: tuple[int, ...],
+    rng: np.random.Generator,
+    whole: bool,
+) -> np.ndarray:
+    first, last = numbers[0], numbers[-1]
     if name == "normal":
-        return rng.normal(*numbers, shape)
+        return rng.normal(first, last, shape)
     if name == "uniform" and not whole:
-        return rng.uniform(*numbers, shape)
+        return rng.uniform(first, last, shape)
     if name == "uniform":
-        low, high = (int(n) for n in numbers)
-        return rng.integers(low, high, shape, endpoint=True)
+        return rng.integers(int(first), int(last), shape, endpoint=True)
     if name == "lognormal":
-        mean, sigma = numbers
-        return rng.lognormal(math.log(mean) - sigma**2 / 2, sigma, shape)
-    return np.full(shape, numbers[0])
+        return rng.lognormal(math.log(first) - last**2 / 2, last, shape)
+    return np.full(shape, first)
 
 
 def _parse(text: str, flag: str, whole: bool = True) -> tuple[str, list[float]]:
@@ -142,7 +152,7 @@ def _parse(text: str, flag: str, whole: bool = True) -> tuple[str, list[float]]:
 
     match = re.fullmatch(r"\s*(\w*)\s*\(([^()]*)\)\s*", text)
     if not match:
-        word = re.match(r"\s*(\w*)", text)[1].lower()
+        word = re.sub(r"\W.*", "", text.strip(), flags=re.DOTALL).lower()
         raise wrong(f"expected NAME(NUMBER,…){nearest(word, _ARGUMENTS)}")
     name = match[1].lower()
     if name not in _ARGUMENTS:

@@ -1,34 +1,38 @@
-"""How fast the clients are and when they are online, in exact virtual seconds.
+"""Speeds of the clients and their online windows, in exact virtual seconds.
 
-All drawn from a seed before anything runs. NOT done here: who starts what when; see
-`frameworks`.
+All drawn from a seed before anything runs. NOT done here: which client starts which
+task when; see `synchronous` and `asynchronous`.
 """
 
 import math
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax.timeline import csv_rows, distributions
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import check
 
+Seconds = Float[np.ndarray, " N"]
+Windows = tuple[Float[np.ndarray, "W 2"], ...]
+
 
 class Fleet(NamedTuple):
     """Seconds of everything N clients do; draw j of a client wraps after J."""
 
-    iteration: np.ndarray  # [N, J] float64 > 0, of its j-th iteration in the whole run
-    download: np.ndarray  # [N, J] float64 ≥ 0, of task k = 0, 1, …
-    upload: np.ndarray  # [N, J] float64 ≥ 0, of task k
-    lost: np.ndarray  # [N, J] bool, the delivery of task k never arrives
-    # Per client [W, 2] float64, disjoint sorted windows [start, end), end may be inf.
-    # A client with W = 0 is always online, and so are all clients of ().
-    online: tuple
+    iteration: Float[np.ndarray, "N J"]  # > 0, of its j-th iteration in the whole run
+    download: Float[np.ndarray, "N J"]  # ≥ 0, of task k = 0, 1, …
+    upload: Float[np.ndarray, "N J"]  # ≥ 0, of task k
+    lost: Bool[np.ndarray, "N J"]  # the delivery of task k never arrives
+    # Of each client, disjoint sorted windows [start, end), end may be inf. A client
+    # with W = 0 is always online, and so are all clients of ().
+    online: Windows
 
 
 def draw_fleet(
     num_clients: int,
-    size: np.ndarray,
+    size: Int[np.ndarray, " N"],
     *,
     speed: tuple[str, ...],
     jitter: float,
@@ -40,7 +44,7 @@ def draw_fleet(
     draws: int = 1024,
     rng: np.random.Generator,
 ) -> Fleet:
-    """Draws each client's mean times, then every single time around its mean.
+    """Draw each client's mean times, then every single time around its mean.
 
     Groups are contiguous and as equal as possible: client i is in group ⌊iG/N⌋. A
     client's mean seconds per iteration are those of `speed` · size_i / mean(size).
@@ -49,20 +53,18 @@ def draw_fleet(
 
     Args:
       num_clients: N ≥ 1.
-      size: [N] int ≥ 1, samples a client holds.
-      speed: 1 ≤ G ≤ N distributions, see `distribution`, of a client's mean seconds
+      size: ``[N]`` int ≥ 1, samples of each client.
+      speed: 1 ≤ G ≤ N distributions, see `distributions`, of a client's mean seconds
         per iteration at the mean data size, > 0. Real: uniform(0.2,1) is allowed.
-      jitter: σ in [0, 10] of a lognormal factor of mean 1, drawn for every iteration
-        and every transfer.
-      download: likewise mean seconds of a download ≥ 0; () is 0.
-      upload: likewise of an upload.
+      jitter: σ in [0, 10] of a lognormal factor of mean 1 for every single time.
+      download, upload: likewise mean seconds ≥ 0 of a transfer; () is 0.
       dropout: in [0, 1), chance that a delivery is lost.
       speeds_file: "" or a CSV file client,seconds[,download,upload] with every client
         once, in place of the draws of means; an empty cell keeps the draw.
       availability_file: "" or a CSV file client,start,end of online windows
         [start, end) in seconds; clients without a row are always online.
       draws: J ≥ 1.
-      rng: decides every draw.
+      rng: generator of all draws.
 
     Returns:
       A `Fleet`.
@@ -72,43 +74,21 @@ def draw_fleet(
 
     Source: our own model; no paper fixes one.
     """
-    N = num_clients
-    size = np.asarray(size)
+    N, size = num_clients, np.asarray(size)
     _check(N, size, jitter, dropout, draws)
     # Always all of them, so that what one draws does not shift the others.
     means_rng, jitter_rng, lost_rng = rng.spawn(3)
-    means = []
-    for name, groups, stream in zip(
-        ("speed", "download", "upload"),
-        (speed, download, upload),
-        means_rng.spawn(3),
-        strict=True,
-    ):
-        if len(groups) > N or (name == "speed" and not groups):
-            raise UserError(
-                f"--config.timeline.{name} has {len(groups)} entries for "
-                f"--config.num_clients={N}; expected at most one a client, and at "
-                "least one speed"
-            )
-        groups = groups or ("constant(0)",)
-        group = np.arange(N) * len(groups) // N
-        flag = f"--config.timeline.{name}"
-        means.append(distributions.draw_real(groups, group, stream, flag=flag))
-    if speeds_file:
-        _override(means, speeds_file)
-    for name, groups, mean in zip(
-        ("speed", "download", "upload"), (speed, download, upload), means, strict=True
-    ):
-        _check_means(name, groups, mean)
+    groups = {"speed": speed, "download": download, "upload": upload}
+    means = _draw_means(groups, N, means_rng, speeds_file)
     means[0] = means[0] * (size / size.mean())
-    times = [
+    iteration, download_time, upload_time = (
         mean[:, None] * _factors(jitter, N, draws, stream)
         for mean, stream in zip(means, jitter_rng.spawn(3), strict=True)
-    ]
+    )
     chance = lost_rng.random((draws, N)).T
     lost = np.ascontiguousarray(chance < dropout)
-    online = _windows(availability_file, N) if availability_file else ()
-    return Fleet(*times, lost, online)
+    online = _read_windows(availability_file, N) if availability_file else ()
+    return Fleet(iteration, download_time, upload_time, lost, online)
 
 
 def within(time: float, limit: float) -> bool:
@@ -168,39 +148,60 @@ def online_seconds(fleet: Fleet, client: int, start: float, end: float) -> float
     return float(np.maximum(overlap, 0).sum())
 
 
-def _check(N, size, jitter, dropout, draws):
+def _check(N: int, size: np.ndarray, jitter: float, dropout: float, draws: int) -> None:
     check("num_clients", N)
     if draws < 1:
         raise UserError(f"draws={draws}: must be >= 1")
     if size.shape != (N,) or not (size >= 1).all():
         raise UserError(
-            f"data sizes {size.tolist()}: expected {N} numbers >= 1, one a client"
+            f"data sizes {size.tolist()}: expected {N} numbers >= 1, one per client"
         )
     check("timeline.jitter", jitter)
     check("schedule.dropout", dropout)
 
 
-def _check_means(name, groups, mean):
-    fine = np.isfinite(mean) & (mean > 0 if name == "speed" else mean >= 0)
-    if not fine.all():
-        i = int(np.argmin(fine))
-        least = "> 0" if name == "speed" else ">= 0"
-        raise UserError(
-            f"--config.timeline.{name}={','.join(groups)}: client {i} gets "
-            f"{mean[i]:g} s, expected a finite number {least}; choose "
-            "uniform(low,high) or lognormal(mean,sigma)"
-        )
+def _draw_means(
+    groups: dict[str, tuple[str, ...]], N: int, rng: np.random.Generator, path: str
+) -> list[Seconds]:
+    """Mean seconds of each kind of work; the file's in place of the drawn ones."""
+    means = []
+    for (name, texts), stream in zip(groups.items(), rng.spawn(3), strict=True):
+        if len(texts) > N or (name == "speed" and not texts):
+            raise UserError(
+                f"--config.timeline.{name} has {len(texts)} entries for "
+                f"--config.num_clients={N}; expected at most one per client, and at "
+                "least one speed"
+            )
+        texts = texts or ("constant(0)",)
+        group = np.arange(N) * len(texts) // N
+        flag = f"--config.timeline.{name}"
+        means.append(distributions.draw_real(texts, group, stream, flag=flag))
+    if path:
+        _read_means(means, path)
+    for (name, texts), mean in zip(groups.items(), means, strict=True):
+        fine = np.isfinite(mean) & (mean > 0 if name == "speed" else mean >= 0)
+        if not fine.all():
+            i = int(np.argmin(fine))
+            raise UserError(
+                f"--config.timeline.{name}={','.join(texts)}: client {i} gets "
+                f"{mean[i]:g} s, expected a finite number "
+                f"{'> 0' if name == 'speed' else '>= 0'}; choose uniform(low,high) or "
+                "lognormal(mean,sigma)"
+            )
+    return means
 
 
-def _factors(jitter, N, draws, rng) -> np.ndarray:
-    """[N, J] lognormal of mean 1, exactly 1 without jitter."""
+def _factors(
+    jitter: float, N: int, draws: int, rng: np.random.Generator
+) -> Float[np.ndarray, "N J"]:
+    """Lognormal factors of mean 1, exactly 1 without jitter."""
     # Draw after draw, so that more draws extend fewer.
     normal = rng.standard_normal((draws, N)).T
     return np.exp(jitter * normal - jitter**2 / 2)
 
 
-def _override(means: list[np.ndarray], path: str):
-    """Puts the file's means in place of the drawn ones."""
+def _read_means(means: list[Seconds], path: str) -> None:
+    """Put the file's means in place of the drawn ones."""
     N = len(means[0])
     flag = "--config.timeline.speeds"
     given = [""] * N  # where
@@ -224,8 +225,8 @@ def _override(means: list[np.ndarray], path: str):
         )
 
 
-def _windows(path: str, N: int) -> tuple[np.ndarray, ...]:
-    found = [[] for _ in range(N)]  # (start, end, where)
+def _read_windows(path: str, N: int) -> Windows:
+    found: list[list[tuple[float, float, str]]] = [[] for _ in range(N)]
     flag = "--config.timeline.availability"
     for row in csv_rows.read_rows(path, ("client", "start", "end"), flag=flag):
         i = csv_rows.whole_number(row, "client", 0, N - 1)
@@ -236,7 +237,7 @@ def _windows(path: str, N: int) -> tuple[np.ndarray, ...]:
         found[i].append((start, end, row[0]))
     online = []
     for i, windows in enumerate(found):
-        merged = []
+        merged: list[list[float]] = []
         for start, end, where in sorted(windows):
             if merged and start < merged[-1][1]:
                 raise UserError(

@@ -1,37 +1,39 @@
-"""Clients that do not keep to the rules: free riders, and those who come and go.
+"""Free riders: clients that report work they did not do, or that come and go.
 
-What a client did and what it reports are two arrays, so any rule can be shown both.
+The work of a client and the work it reports are two arrays, so that a rule may see
+either.
 """
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from tsfl_jax.validate import check
 
 
 def ride(
-    tau: np.ndarray,
+    tau: Int[np.ndarray, "T K"],
     kind: str,
     number: int,
     rng: np.random.Generator,
     period: int = 5,
-    client: np.ndarray | None = None,
+    client: Int[np.ndarray, "T K"] | None = None,
     num_clients: int = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Turns some clients into free riders.
+) -> tuple[Int[np.ndarray, "T K"], Int[np.ndarray, "T K"], Bool[np.ndarray, " N"]]:
+    """Turn some clients into free riders.
 
     Args:
       tau: ``[T, N]`` local iterations of honest clients; ``[T, K]`` with `client`.
       kind: "claim": does one iteration and reports as many as the busiest client,
         H_t. "echo": does none, sends the global model back and reports H_t. "visit":
-        honest, but away in every other block of `period` intervals.
+        honest, but away in every second period of `period` intervals.
       number: of free riders, in [0, N].
-      rng: decides which clients.
+      rng: draws which clients.
       period: intervals ≥ 1, visit only.
-      client: ``[T, K]`` int32 in [0, N), whose places they are; None: N in order.
+      client: ``[T, K]`` int32 in [0, N), of each delivery; None: all N in order.
       num_clients: N, with `client` only.
 
     Returns:
-      done, reported int32 as `tau`, and who rides ``[N]`` bool.
+      Iterations done and reported, int32 like `tau`, and free riders ``[N]`` bool.
 
     Raises:
       UserError: a value out of range.
@@ -48,7 +50,7 @@ def ride(
         done = np.where(away[:, None] & here, 0, tau).astype(np.int32)
         return done, done, rides
     busiest = tau.max(axis=1, keepdims=True)
-    there = here & (tau > 0)  # an absent one reports nothing
+    there = here & (tau > 0)  # an absent client reports nothing
     least = np.minimum(tau, 1) if kind == "claim" else 0
     done = np.where(there, least, tau).astype(np.int32)
     return done, np.where(there, busiest, tau).astype(np.int32), rides

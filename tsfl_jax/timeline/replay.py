@@ -1,20 +1,21 @@
 """From a timeline to arrays that the compiled program replays.
 
-A `Trace` says who delivers at each global update, from which version of the global
-model. Where everybody starts from the newest one (T-SFL, SFL, FedCS, ESync) it becomes
-τ ``[R, N]``; else deliveries with the places of the earlier models in a pool.
+A `Trace` has the deliveries of each global update and the version of the global model
+that each started from. Where all start from the newest one (T-SFL, SFL, FedCS, ESync)
+it becomes τ ``[R, N]``; else deliveries that name a snapshot of an earlier model.
 """
 
 import heapq
 
 import numpy as np
+from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Delivery, Schedule
 
 
-def schedule_of(trace: Trace, size: np.ndarray) -> Schedule:
-    """What the engine replays.
+def schedule_of(trace: Trace, size: Int[np.ndarray, " N"]) -> Schedule:
+    """The schedule that the engine replays.
 
     Args:
       trace: R updates with up to K deliveries each.
@@ -36,21 +37,21 @@ def schedule_of(trace: Trace, size: np.ndarray) -> Schedule:
         return Schedule(tau, sizes, seconds)
     client = np.where(real, trace.client, 0).astype(np.int32)
     version = np.where(real, trace.version, 0)
-    place, places = _places(version, real)
+    snapshot, snapshots = _snapshots(version, real)
     delivery = Delivery(
         client=client,
         task=np.where(real, trace.task, 0).astype(np.int32),
-        base=np.where(real, place[version], 0).astype(np.int32),
+        base=np.where(real, snapshot[version], 0).astype(np.int32),
         lag=np.where(real, update[:, None] - version, 0).astype(np.int32),
-        keep=place[1:].astype(np.int32),
+        keep=snapshot[1:].astype(np.int32),
         group=trace.group.astype(np.int32),
     )
     tau = np.where(real, trace.iterations, 0).astype(np.int32)
     sizes = np.where(real, size[client], 1).astype(np.int32)
-    return Schedule(tau, sizes, seconds, delivery, places)
+    return Schedule(tau, sizes, seconds, delivery, snapshots)
 
 
-def _twice(client: np.ndarray, real: np.ndarray) -> bool:
+def _twice(client: Int[np.ndarray, "R K"], real: Bool[np.ndarray, "R K"]) -> bool:
     """Whether a client delivers more than once in one update."""
     return any(
         len(np.unique(row[seen])) < seen.sum()
@@ -58,8 +59,10 @@ def _twice(client: np.ndarray, real: np.ndarray) -> bool:
     )
 
 
-def _places(version: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, int]:
-    """Place of every version ``[R + 1]``, P: never used; and P, as few as can be.
+def _snapshots(
+    version: Int[np.ndarray, "R K"], real: Bool[np.ndarray, "R K"]
+) -> tuple[Int[np.ndarray, " R1"], int]:
+    """Snapshot of every version ``[R + 1]``, P: never used; and P, as few as can be.
 
     Version v is there from update v − 1 (0: from the start) until the last update that
     uses it, which reads before it writes.
@@ -68,26 +71,31 @@ def _places(version: np.ndarray, real: np.ndarray) -> tuple[np.ndarray, int]:
     last = np.full(updates + 1, -1)
     for r in range(updates):
         last[version[r][real[r]]] = r
-    place, free, busy, places = np.full(updates + 1, -1), [], [], 0
+    of_version, snapshots = np.full(updates + 1, -1), 0
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
     for v in range(updates + 1):
         while busy and busy[0][0] <= v - 1:
             heapq.heappush(free, heapq.heappop(busy)[1])
         if last[v] < 0:
             continue
         if free:
-            place[v] = heapq.heappop(free)
+            of_version[v] = heapq.heappop(free)
         else:
-            place[v], places = places, places + 1
-        heapq.heappush(busy, (last[v], place[v]))
-    return np.where(place < 0, places, place), places
+            of_version[v], snapshots = snapshots, snapshots + 1
+        heapq.heappush(busy, (int(last[v]), int(of_version[v])))
+    return np.where(of_version < 0, snapshots, of_version), snapshots
 
 
-def evaluated(seconds: np.ndarray, every: float) -> np.ndarray:
-    """``[R]`` bool: the last update up to each multiple of `every` seconds.
+def evaluated(seconds: Float[np.ndarray, " R"], every: float) -> Bool[np.ndarray, " R"]:
+    """Whether an update is the last one up to a multiple of `every` seconds.
 
     Args:
-      seconds: ``[R]`` of the updates, ascending.
+      seconds: ``[R]`` float64 of the updates, ascending.
       every: virtual seconds > 0.
+
+    Returns:
+      ``[R]`` bool.
     """
     # An update at a multiple belongs to the seconds before it.
     period = np.ceil(seconds / every - 1e-9)
@@ -95,11 +103,21 @@ def evaluated(seconds: np.ndarray, every: float) -> np.ndarray:
 
 
 def dense(
-    values: np.ndarray, schedule: Schedule, num_clients: int, put: np.ufunc = np.add
-) -> np.ndarray:
-    """``[R, K]`` by delivery → ``[R, N]`` by client; ``[R, N]`` stays.
+    values: Shaped[np.ndarray, "R K"],
+    schedule: Schedule,
+    num_clients: int,
+    put: np.ufunc = np.add,
+) -> Shaped[np.ndarray, "R N"]:
+    """Values by delivery, ordered by client; values by client stay as they are.
 
-    What a client delivers twice in one update is added up, or `put` together otherwise.
+    Args:
+      values: ``[R, K]`` of the first R updates, or ``[R, N]`` without deliveries.
+      schedule: of T ≥ R updates.
+      num_clients: N.
+      put: combines the values of a client that delivers twice in one update.
+
+    Returns:
+      ``[R, N]``, 0 where a client does not deliver.
     """
     if schedule.delivery is None:
         return values

@@ -1,14 +1,20 @@
-"""Who works how much on how many samples, drawn before training: τ[T, N], size[T, N].
+"""Local iterations τ[T, N] and data sizes [T, N] of all clients, drawn before training.
 
 Cases 1 to 3 of Shao et al., "Robust Model Aggregation for Heterogeneous Federated
-Learning: Analysis and Optimizations", section V; any distributions; measured traces
-(`trace`). NOT done here: when results arrive, in seconds.
+Learning: Analysis and Optimizations", section V; any distributions; a measured trace
+from a CSV file. NOT done here: when results arrive, in seconds.
+
+Groups of τ are contiguous and as equal as possible: client i is in group ⌊iG/N⌋.
+Groups of sizes are interleaved, client i in group i mod G, so that size and τ are
+nearly independent (the paper does not say how they go together). τ, sizes and dropouts
+come from separate streams: a longer run extends a shorter one, and changing one of the
+three leaves the others as they were.
 """
 
 import numpy as np
+from jaxtyping import Int
 
-from tsfl_jax.timeline import distributions
-from tsfl_jax.timeline.schedule_csv import read_trace
+from tsfl_jax.timeline import csv_rows, distributions
 from tsfl_jax.types import Schedule, UserError
 from tsfl_jax.validate import check
 
@@ -25,6 +31,11 @@ _CASE3_SIZES = (
     (1280 / 1024, 250 / 1024),
     (1536 / 1024, 300 / 1024),
 )
+_COLUMNS = ("interval", "client", "tau", "size")
+_LARGEST = 2**31 - 1  # what int32 holds
+
+Table = Int[np.ndarray, "T N"]
+Notes = tuple[str, ...]
 
 
 def make_schedule(
@@ -33,7 +44,7 @@ def make_schedule(
     num_intervals: int,
     num_clients: int,
     data_size: int,
-    tau: tuple[int, ...] = (),
+    tau: tuple[int | float, ...] = (),
     tau_groups: tuple[str, ...] = (),
     size_groups: tuple[str, ...] = (),
     trace: str = "",
@@ -41,37 +52,23 @@ def make_schedule(
     dropout: float = 0.0,
     rng: np.random.Generator,
 ) -> Schedule:
-    """Draws τ and data sizes of all clients in all intervals.
-
-    G groups of τ are contiguous and as equal as possible: client i is in group
-    ⌊iG/N⌋. Groups of sizes are interleaved, client i in group i mod G, so that size
-    and τ are nearly independent (the paper does not say how they go together).
-    τ, sizes and drop-outs come from separate streams of `rng`: a longer run extends
-    a shorter one, and changing one of the three leaves the others as they were.
-    Sizes are cut off at three standard deviations, see `distribution.most`: else a
-    longer run would ask for ever more data.
+    """Draw τ and data sizes of all clients in all intervals.
 
     Args:
-      kind: case1 (half 1, half 4), case2 (quarters 1, 2, 3, 4), case3 (quarters
-        ⌊N(2,.4)⌋, ⌊N(3,.6)⌋, ⌊N(4,.8)⌋, ⌊N(5,1)⌋ and sizes in fifths
-        ⌊N(512,100)⌋, ⌊N(768,150)⌋, ⌊N(1024,200)⌋, ⌊N(1280,250)⌋, ⌊N(1536,300)⌋
-        times data_size/1024, anew in each interval), explicit, distribution or trace.
-      num_intervals: T ≥ 1.
-      num_clients: N ≥ 1.
-      data_size: samples a client ≥ 1; the mean over the fifths of case 3.
-      tau: explicit only, G ≤ N numbers ≥ 0, one a client or a group.
-      tau_groups: distribution only, G ≤ N of normal(mean,std), uniform(low,high),
-        lognormal(mean,sigma), constant(k); see `distribution`. Floored, at least 0.
-      size_groups: likewise, instead of the kind's own sizes; at least 1. Not for
-        trace.
-      trace: trace only, a CSV file; see `trace`.
+      kind: case1, case2, case3 (see `_CASES`), explicit, distribution or trace.
+      num_intervals, num_clients: T ≥ 1, N ≥ 1.
+      data_size: samples per client ≥ 1; the mean over the fifths of case 3.
+      tau: explicit only, G ≤ N numbers ≥ 0, one per client or group.
+      tau_groups: distribution only, G ≤ N texts, see `distributions`; floored, ≥ 0.
+      size_groups: likewise, instead of the kind's own sizes, ≥ 1; not for trace.
+      trace: trace only, a CSV file, see `read_trace`.
       upload_above: a client with τ ≤ this cannot upload: its τ becomes 0.
       dropout: in [0, 1), chance that a client is away in an interval (τ = 0).
-      rng: decides every draw.
+      rng: generator of all draws.
 
     Returns:
-      A `Schedule` of int32 [T, N] arrays; its notes say what was cut off, and which
-      pairs a trace leaves out.
+      A `Schedule` of int32 ``[T, N]`` arrays; its notes report cut-off sizes and the
+      pairs that a trace leaves out.
 
     Raises:
       UserError: a value out of range, a malformed distribution or trace.
@@ -79,7 +76,7 @@ def make_schedule(
     Source: section V, Cases 1–3; the second parameter of N is a standard deviation.
     """
     _check(kind, num_intervals, num_clients, data_size, upload_above, dropout)
-    T, N = num_intervals, num_clients
+    shape = num_intervals, num_clients
     tau_rng, size_rng, dropout_rng = rng.spawn(3)
     if kind == "trace":
         if size_groups:
@@ -87,44 +84,123 @@ def make_schedule(
                 "--config.schedule.size_groups cannot go with "
                 "--config.schedule.kind=trace; put the sizes into the trace"
             )
-        drawn, size = read_trace(trace, T, N, data_size)
+        drawn, size = read_trace(trace, *shape, data_size)
         notes = _absent(trace, drawn)
     else:
-        if kind == "explicit":
-            drawn = _explicit(tau, T, N)
-        else:
-            given = kind == "distribution"
-            groups = tau_groups if given else _CASES[kind]
-            group = _contiguous(len(groups), N, "tau_groups" if given else "")
-            flag = "--config.schedule.tau_groups"
-            drawn = distributions.draw(groups, group, T, tau_rng, least=0, flag=flag)
-        if not size_groups:
-            size_groups = (f"constant({data_size})",)
-            if kind == "case3":
-                size_groups = tuple(
-                    f"normal({m * data_size!r},{s * data_size!r})"
-                    for m, s in _CASE3_SIZES
-                )
-        elif len(size_groups) > N:
-            raise _too_many("size_groups", len(size_groups), N)
-        group = np.arange(N) % len(size_groups)
-        flag = "--config.schedule.size_groups"
-        size = distributions.draw(size_groups, group, T, size_rng, least=1, flag=flag)
-        size, notes = _cut(size, distributions.most(size_groups, flag=flag)[group])
-    if upload_above and drawn.max() <= upload_above:
-        raise UserError(
-            f"--config.schedule.upload_above={upload_above}: no client ever does more "
-            f"than {drawn.max()} local iterations, so nobody would upload"
-        )
-    # Drawn always, so that a drop-out rate of 0 changes nothing else.
-    away = dropout_rng.random((T, N)) < dropout
-    drawn = np.where((drawn <= upload_above) | away, 0, drawn)
+        drawn = _draw_tau(kind, tau, tau_groups, shape, tau_rng)
+        size, notes = _draw_sizes(kind, size_groups, data_size, shape, size_rng)
+    # Drawn always, so that a dropout rate of 0 changes nothing else.
+    away = dropout_rng.random(shape) < dropout
+    drawn = np.where(_cannot_upload(drawn, upload_above) | away, 0, drawn)
     return Schedule(drawn.astype(np.int32), size.astype(np.int32), notes=notes)
 
 
-def _cut(size: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Sizes [T, N] that are at most the clients' largest [N], and a note on it."""
-    most = np.maximum(np.floor(most), 1)
+def read_trace(
+    path: str, num_intervals: int, num_clients: int, data_size: int
+) -> tuple[Table, Table]:
+    """Read a measured schedule from a CSV file.
+
+    The header names the columns interval, client, tau and, optionally, size. Counting
+    starts at 0. A pair (interval, client) without a row means that the client is away.
+
+    Args:
+      path: CSV file, UTF-8 with or without a byte-order mark.
+      num_intervals: T; intervals in the file are in [0, T).
+      num_clients: N; clients in the file are in [0, N).
+      data_size: samples of a client where the file gives no size.
+
+    Returns:
+      τ ``[T, N]`` int64, 0 where a client is away, and sizes ``[T, N]`` int64 ≥ 1.
+      While a client is away it keeps its largest size, so that its absence never asks
+      for more data.
+
+    Raises:
+      UserError: anything malformed, with file and line.
+    """
+    flag = "--config.schedule.trace"
+    if not path:
+        raise UserError(f"--config.schedule.kind=trace needs {flag}")
+    shape = (num_intervals, num_clients)
+    given: dict[tuple[int, int], str] = {}  # where
+    tau, size = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    for row in csv_rows.read_rows(path, _COLUMNS[:3], _COLUMNS[3:], flag=flag):
+        where, cells = row
+        t = csv_rows.whole_number(row, "interval", 0, num_intervals - 1)
+        i = csv_rows.whole_number(row, "client", 0, num_clients - 1)
+        if (t, i) in given:
+            first = given[t, i].rsplit(", ", 1)[-1]
+            raise UserError(
+                f"{where}: interval {t}, client {i} is given twice, first in {first}"
+            )
+        given[t, i] = where
+        tau[t, i] = csv_rows.whole_number(row, "tau", 0, _LARGEST)
+        size[t, i] = data_size
+        if cells.get("size"):
+            size[t, i] = csv_rows.whole_number(row, "size", 1, _LARGEST)
+    largest = size.max(axis=0)
+    # A client that is always away has no size of its own.
+    return tau, np.where(size > 0, size, np.where(largest > 0, largest, data_size))
+
+
+def _check(
+    kind: str, T: int, N: int, data_size: int, upload_above: int, dropout: float
+) -> None:
+    check("schedule.kind", kind)
+    check("num_intervals", T)
+    check("num_clients", N)
+    check("schedule.data_size", data_size)
+    check("schedule.upload_above", upload_above)
+    check("schedule.dropout", dropout)
+
+
+def _draw_tau(
+    kind: str,
+    tau: tuple[int | float, ...],
+    tau_groups: tuple[str, ...],
+    shape: tuple[int, int],
+    rng: np.random.Generator,
+) -> Table:
+    T, N = shape
+    name = {"explicit": "tau", "distribution": "tau_groups"}.get(kind, "")
+    groups = {"explicit": tau, "distribution": tau_groups}.get(kind) or _CASES.get(kind)
+    if not groups:
+        raise UserError(f"--config.schedule.kind={kind} needs --config.schedule.{name}")
+    if name:  # the groups of a case may stay empty
+        _check_groups(name, len(groups), N)
+    group = np.arange(N) * len(groups) // N
+    if kind != "explicit":
+        flag = "--config.schedule.tau_groups"
+        return distributions.draw_whole(groups, group, T, rng, least=0, flag=flag)
+    for value in tau:
+        if not (float(value).is_integer() and 0 <= value <= _LARGEST):
+            raise UserError(
+                f"--config.schedule.tau={tuple(tau)}: {value} is not a whole number "
+                ">= 0"
+            )
+    return np.tile(np.asarray(tau, np.int64)[group], (T, 1))
+
+
+def _draw_sizes(
+    kind: str,
+    groups: tuple[str, ...],
+    data_size: int,
+    shape: tuple[int, int],
+    rng: np.random.Generator,
+) -> tuple[Table, Notes]:
+    """Sizes that do not exceed their distribution's limit, and a note on those cut off.
+
+    Without the limit a longer run would ask for ever more data.
+    """
+    T, N = shape
+    _check_groups("size_groups", len(groups), N)
+    if not groups and kind == "case3":
+        groups = tuple(
+            f"normal({m * data_size!r},{s * data_size!r})" for m, s in _CASE3_SIZES
+        )
+    groups = groups or (f"constant({data_size})",)
+    group, flag = np.arange(N) % len(groups), "--config.schedule.size_groups"
+    size = distributions.draw_whole(groups, group, T, rng, least=1, flag=flag)
+    most = np.maximum(np.floor(distributions.limits(groups, flag=flag)[group]), 1)
     over = int((size > most).sum())
     if not over:
         return size, ()
@@ -132,10 +208,20 @@ def _cut(size: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, tuple[str, ...
         f"{over} of {size.size} drawn data sizes were cut off at three standard "
         "deviations above the mean"
     )
-    return np.minimum(size, most), (note,)
+    return np.minimum(size, most.clip(max=_LARGEST).astype(np.int64)), (note,)
 
 
-def _absent(trace: str, tau: np.ndarray) -> tuple[str, ...]:
+def _cannot_upload(tau: Table, upload_above: int) -> np.ndarray:
+    """Whether a client does too few iterations to upload, ``[T, N]`` bool."""
+    if upload_above and tau.max() <= upload_above:
+        raise UserError(
+            f"--config.schedule.upload_above={upload_above}: no client ever does more "
+            f"than {tau.max()} local iterations, so no client would upload"
+        )
+    return tau <= upload_above
+
+
+def _absent(trace: str, tau: Table) -> Notes:
     """A note on the pairs that a trace leaves out."""
     missing = int((tau == 0).sum())
     if not missing:
@@ -146,38 +232,9 @@ def _absent(trace: str, tau: np.ndarray) -> tuple[str, ...]:
     )
 
 
-def _check(kind, num_intervals, num_clients, data_size, upload_above, dropout):
-    check("schedule.kind", kind)
-    check("num_intervals", num_intervals)
-    check("num_clients", num_clients)
-    check("schedule.data_size", data_size)
-    check("schedule.upload_above", upload_above)
-    check("schedule.dropout", dropout)
-
-
-def _explicit(tau: tuple[int, ...], T: int, N: int) -> np.ndarray:
-    group = _contiguous(len(tau), N, "tau")
-    for value in tau:
-        if not (float(value).is_integer() and 0 <= value < 2**31):
-            raise UserError(
-                f"--config.schedule.tau={tuple(tau)}: {value} is not a whole number "
-                ">= 0"
-            )
-    return np.tile(np.asarray(tau, np.int64)[group], (T, 1))
-
-
-def _contiguous(groups: int, N: int, flag: str) -> np.ndarray:
-    """Group of each client, [N] int; no `flag`: some groups may stay empty."""
-    if groups == 0:
-        kind = "explicit" if flag == "tau" else "distribution"
-        raise UserError(f"--config.schedule.kind={kind} needs --config.schedule.{flag}")
-    if groups > N and flag:
-        raise _too_many(flag, groups, N)
-    return np.arange(N) * groups // N
-
-
-def _too_many(flag: str, groups: int, N: int) -> UserError:
-    return UserError(
-        f"--config.schedule.{flag} has {groups} entries for "
-        f"--config.num_clients={N}; expected at most one a client"
-    )
+def _check_groups(name: str, groups: int, N: int) -> None:
+    if groups > N:
+        raise UserError(
+            f"--config.schedule.{name} has {groups} entries for "
+            f"--config.num_clients={N}; expected at most one per client"
+        )

@@ -1,6 +1,6 @@
-"""What every client does at every moment: the bars of a Gantt chart.
+"""Activity of every client at every moment: the bars of a Gantt chart.
 
-The frameworks' simulators tell which tasks there are.
+NOT done here: which tasks there are, see `asynchronous` and `synchronous`.
 """
 
 import math
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from tsfl_jax.timeline.fleet import Fleet, finish, latest_start
 from tsfl_jax.timeline.trace import Task
@@ -18,7 +19,7 @@ KINDS = (DOWNLOAD, ITERATION, UNFINISHED, UPLOAD, WAITING, OFFLINE)
 
 
 class Segment(NamedTuple):
-    """A client does one thing for a while."""
+    """An activity of a client without a break."""
 
     client: int
     kind: str  # one of KINDS
@@ -26,7 +27,10 @@ class Segment(NamedTuple):
     end: float  # seconds, > start
 
 
-def _online(fleet: Fleet, client: int, start: float, end: float):
+def _online(
+    fleet: Fleet, client: int, start: float, end: float
+) -> Iterator[tuple[float, float]]:
+    """The client's online time from start to end, window by window."""
     windows = fleet.online[client] if fleet.online else ()
     if len(windows) == 0:
         windows = ((0.0, math.inf),)
@@ -60,7 +64,7 @@ def _parts(fleet: Fleet, task: Task) -> Iterator[tuple[str, float, float]]:
 
 
 def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segment]:
-    """What every client does from 0 to `end`, without a gap.
+    """Yield the activities of every client from 0 to `end`, without a gap.
 
     Args:
       tasks: of a `Simulation`, by client, in time.
@@ -72,14 +76,14 @@ def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segmen
       has one for each part.
     """
     shortest = 1e-9 * end  # rounding errors are no segments
-    mine: dict[int, list[Task]] = {}
+    tasks_of: dict[int, list[Task]] = {}
     for task in tasks:
         if task.start < end:
-            mine.setdefault(task.client, []).append(task)
+            tasks_of.setdefault(task.client, []).append(task)
     for i in range(len(fleet.iteration)):
         busy = [
             (a, b, kind)
-            for task in mine.get(i, ())
+            for task in tasks_of.get(i, ())
             for kind, start, last in _parts(fleet, task)
             for a, b in _online(fleet, i, start, min(last, task.stop, end))
             if b - a > shortest
@@ -87,7 +91,7 @@ def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segmen
         busy.append((end, end, ""))
         now = 0.0
         for a, b, kind in busy:
-            # Between two things it does: online it waits.
+            # Between two activities: online it waits.
             for first, last in _online(fleet, i, now, a):
                 if first - now > shortest:
                     yield Segment(i, OFFLINE, now, first)
@@ -101,11 +105,11 @@ def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segmen
             now = max(now, b)
 
 
-def of_schedule(tau: np.ndarray) -> list[Segment]:
-    """τ of H as bars, where seconds are unknown: H iterations fill an interval.
+def of_schedule(tau: Int[np.ndarray, "T N"]) -> list[Segment]:
+    """Bars of τ, where seconds are unknown: H iterations fill an interval.
 
     Args:
-      tau: ``[T, N]`` local iterations.
+      tau: ``[T, N]`` int ≥ 0, local iterations.
 
     Returns:
       `Segment`s by client, in intervals instead of seconds; the rest is WAITING.
@@ -123,10 +127,10 @@ def of_schedule(tau: np.ndarray) -> list[Segment]:
     return found
 
 
-def shares(found: Iterable[Segment]) -> dict[str, float]:
+def shares(segments: Iterable[Segment]) -> dict[str, float]:
     """Share in [0, 1] of all clients' time that goes to each of KINDS."""
-    seconds = dict.fromkeys(KINDS, 0.0)
-    for segment in found:
+    seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    for segment in segments:
         seconds[segment.kind] += segment.end - segment.start
     total = sum(seconds.values())
     return {kind: value / total for kind, value in seconds.items()}

@@ -13,7 +13,7 @@ import numpy as np
 
 from tsfl_jax import config, types
 from tsfl_jax.engine import client
-from tsfl_jax.experiment import assemble, prepare, runner
+from tsfl_jax.experiment import assemble, prepare, program
 from tsfl_jax.models import networks
 from tsfl_jax.report import files
 
@@ -53,16 +53,41 @@ def images(c: config.Config) -> types.Dataset:
     return prepare.load_dataset(c)
 
 
-def compiled(exp, evaluate: bool = False) -> tuple[Callable[[], None], float]:
-    """One interval as a function without arguments, and its compile seconds."""
-    exp = exp._replace(
-        inputs=exp.inputs._replace(evaluate=np.full_like(exp.inputs.evaluate, evaluate))
+def first_chunk(
+    program: program.Program, arrays: program.Arrays, evaluate: bool = False
+) -> tuple[Callable[[], None], program.Compiled]:
+    """The first chunk as a function without arguments, and the compiled program."""
+    inputs = arrays.inputs
+    inputs = inputs._replace(evaluate=np.full_like(inputs.evaluate, evaluate))
+    arrays = arrays._replace(inputs=inputs)
+    compiled = program.compile(arrays).compiled
+    arguments = program.arguments(arrays, arrays.start, 0)
+    return lambda: jax.block_until_ready(compiled.call(*arguments)), compiled
+
+
+def compiled(exp: assemble.Experiment, evaluate: bool = False) -> Callable[[], None]:
+    """The first chunk of an experiment as a function without arguments."""
+    return first_chunk(exp.program, exp.arrays, evaluate)[0]
+
+
+def torch_interval(name: str, exp: assemble.Experiment) -> Callable[[], None] | None:
+    """The first interval as a PyTorch loop over clients; None without PyTorch."""
+    try:
+        from benchmarks import torch_loop
+    except ImportError:
+        return None
+    problem, inputs = exp.arrays.problem, exp.arrays.inputs
+    return torch_loop.make_interval(
+        name,
+        np.asarray(problem.samples.x),
+        np.asarray(problem.samples.y),
+        np.asarray(problem.rows),
+        inputs.tau[0],
+        inputs.size[0],
+        batch_size=32,
+        lr=0.003,
+        momentum=0.9,
     )
-    arguments = runner.arguments(exp, exp.start, 0)
-    begun = time.perf_counter()
-    program = jax.jit(exp.run).lower(*arguments).compile()
-    seconds = time.perf_counter() - begun
-    return lambda: jax.block_until_ready(program(*arguments)), seconds
 
 
 def flop_per_sample(model: str, batch_size: int = 32) -> float:

@@ -11,19 +11,19 @@ import glob
 import itertools
 import statistics
 import tempfile
+from collections.abc import Callable
 
 import jax
-import numpy as np
 
 from benchmarks import common
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, runner
+from tsfl_jax.experiment import backend, program
 
 MAPPINGS = ("sequential", "vmap")
 FORMS = ("fast", "slices", "lax")
 
 
-def launches(run) -> str:
+def launches(run: Callable[[], None]) -> str:
     """Kernels that one call starts on a GPU, "–" without one."""
     if jax.default_backend() != "gpu":
         return "–"
@@ -44,32 +44,12 @@ def launches(run) -> str:
         )
 
 
-def captured(exp) -> str:
+def captured(compiled: program.Compiled) -> str:
     """How many parts of the program XLA made command buffers of, "–" on a CPU."""
     if jax.default_backend() != "gpu":
         return "–"
-    arguments = runner.arguments(exp, exp.start, 0)
-    text = jax.jit(exp.run).lower(*arguments).compile().as_text()
+    text = compiled.call.as_text()
     return str(sum("to_apply=%command_buffer" in line for line in text.splitlines()))
-
-
-def torch_run(name: str, exp):
-    """The loop over clients, or None without PyTorch."""
-    try:
-        from benchmarks import torch_loop
-    except ImportError:
-        return None
-    return torch_loop.make_interval(
-        name,
-        np.asarray(exp.problem.samples.x),
-        np.asarray(exp.problem.samples.y),
-        np.asarray(exp.problem.rows),
-        exp.inputs.tau[0],
-        exp.inputs.size[0],
-        batch_size=32,
-        lr=0.003,
-        momentum=0.9,
-    )
 
 
 def measure(name: str, options) -> list[dict]:
@@ -87,9 +67,9 @@ def measure(name: str, options) -> list[dict]:
             schedule__tau=(1,),
             schedule__data_size=options.size,
         )
-        built[mapping, form] = exp
-        runs[mapping, form] = common.compiled(exp)[0]
-    theirs = torch_run(name, next(iter(built.values())))
+        run, compiled = common.first_chunk(exp.program, exp.arrays)
+        built[mapping, form], runs[mapping, form] = compiled, run
+    theirs = common.torch_interval(name, exp)
     product, product_flop = common.matrix_product()
     seconds = common.side_by_side(
         runs | {"product": product} | ({"torch": theirs} if theirs else {}),
@@ -99,7 +79,7 @@ def measure(name: str, options) -> list[dict]:
     samples = options.clients * options.size
     flop = common.flop_per_sample(name)
     rows = []
-    for (mapping, form), exp in built.items():
+    for (mapping, form), compiled in built.items():
         speed = samples / statistics.median(seconds[mapping, form])
         against = (
             common.spread(common.ratios(seconds["torch"], seconds[mapping, form]))
@@ -117,7 +97,7 @@ def measure(name: str, options) -> list[dict]:
                 "TFLOP/s": f"{speed * flop / 1e12:.2f}",
                 "of large products": f"{speed * flop / rate:.2f}",
                 "launches": launches(runs[mapping, form]),
-                "command buffers": captured(exp),
+                "command buffers": captured(compiled),
                 "default": "yes" if chosen == (mapping, form) else "",
             }
         )

@@ -10,8 +10,6 @@ multiplications can pass it. Needs the extra ``[bench]``.
 import argparse
 import statistics
 
-import numpy as np
-
 from benchmarks import common
 from tsfl_jax.engine import devices
 
@@ -33,22 +31,11 @@ WORK = {
 
 def measure(name: str, repeats: int, clients: int) -> dict:
     """One row of the table."""
-    from benchmarks import torch_loop
-
     exp = common.make_experiment(name, num_clients=clients, **WORK[name])
-    ours, _ = common.compiled(exp)
-    tau, size = exp.inputs.tau[0], exp.inputs.size[0]
-    theirs = torch_loop.make_interval(
-        name,
-        np.asarray(exp.problem.samples.x),
-        np.asarray(exp.problem.samples.y),
-        np.asarray(exp.problem.rows),
-        tau,
-        size,
-        batch_size=32,
-        lr=0.003,
-        momentum=0.9,
-    )
+    ours, theirs = common.compiled(exp), common.torch_interval(name, exp)
+    if theirs is None:
+        raise SystemExit("benchmarks.interval needs PyTorch: install the extra [bench]")
+    tau, size = exp.arrays.inputs.tau[0], exp.arrays.inputs.size[0]
     product, flop = common.matrix_product()
     seconds = common.side_by_side(
         {"torch": theirs, "tsfl_jax": ours, "product": product}, repeats

@@ -6,35 +6,27 @@ what a single run costs on a CPU, and much less on a GPU.
 
 import argparse
 import statistics
-
-import jax
-import numpy as np
+from collections.abc import Callable
 
 from benchmarks import common
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import assemble, lanes
-from tsfl_jax.experiment.prepare import prepare_all
+from tsfl_jax.experiment import backend, lanes
+from tsfl_jax.experiment.prepare import Own, Prepared, prepare_all
 
 
-def several(seeds: int, model: str) -> list:
+def several(seeds: int, model: str) -> list[Prepared]:
     """Experiments that differ in their seed only."""
     work = {"schedule__kind": "case1", "schedule__data_size": 256}
     configs = [common.make_config(model, seed=s, **work) for s in range(seeds)]
     data = common.images(configs[0])
-    return prepare_all(configs, data)
+    return prepare_all(configs, Own(dataset=data))
 
 
-def compiled(found: list):
+def compiled(found: list[Prepared]) -> Callable[[], None]:
     """One interval of all lanes as a function without arguments."""
-    mesh = assemble.start_jax(found[0].config)
-    program = lanes.make_program(found, mesh)
-    arrays = lanes.make_lanes(program, found, len(found))
-    inputs = arrays.inputs._replace(evaluate=np.zeros(1, bool))
-    arguments = lanes.arguments(
-        program, arrays._replace(inputs=inputs), arrays.state, 0
-    )
-    run = jax.jit(program.run).lower(*arguments).compile()
-    return lambda: jax.block_until_ready(run(*arguments))
+    group = lanes.make_group(found, backend.start_jax(found[0].config))
+    arrays = lanes.make_lanes(group, found, len(found))
+    return common.first_chunk(group.program, arrays)[0]
 
 
 def main() -> None:
@@ -48,12 +40,13 @@ def main() -> None:
     devices.start(options.devices)
     work = {"schedule__kind": "case1", "schedule__data_size": 256}
     single = common.make_experiment(options.model, **work)
-    runs = {"single run": common.compiled(single)[0]}
+    runs = {"single run": common.compiled(single)}
     found = several(max(options.lanes), options.model)
     for count in options.lanes:
         runs[f"{count} lanes"] = compiled(found[:count])
     seconds = common.side_by_side(runs, options.repeats)
-    samples = int((single.inputs.tau[0] * single.inputs.size[0]).sum())
+    inputs = single.arrays.inputs
+    samples = int((inputs.tau[0] * inputs.size[0]).sum())
     rows = []
     for name, times in seconds.items():
         count = 1 if name == "single run" else int(name.split()[0])

@@ -35,11 +35,11 @@ def measure(repeats: int, clients: int) -> list[dict]:
         for changes in ({"algorithm": "dms"}, {"measure_clients": True})
     )
     runs = {
-        "constants": common.compiled(constants)[0],
-        "every": common.compiled(every)[0],
-        "full": common.compiled(full)[0],
-        "case1": common.compiled(case1)[0],
-        "evaluated": common.compiled(case1, evaluate=True)[0],
+        "constants": common.compiled(constants),
+        "every": common.compiled(every),
+        "full": common.compiled(full),
+        "case1": common.compiled(case1),
+        "evaluated": common.compiled(case1, evaluate=True),
     }
     seconds = common.side_by_side(runs, repeats)
     frozen = common.ratios(seconds["case1"], seconds["full"])

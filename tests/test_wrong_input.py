@@ -5,7 +5,6 @@ and command lines, which end with exit code 2.
 """
 
 import contextlib
-import importlib.util
 import io
 import itertools
 import pathlib
@@ -402,11 +401,10 @@ def test_wrong_calls(call, words):
 
 @pytest.fixture(scope="module")
 def launcher():
-    """launch.py as a module; its flags can be defined once in a process only."""
-    spec = importlib.util.spec_from_file_location("launch", ROOT / "launch.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The command line's module; it defines its flags when it is imported."""
+    from tsfl_jax import cli
+
+    return cli
 
 
 def launched(module, arguments):

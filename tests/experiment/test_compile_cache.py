@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tsfl_jax.experiment import compile_cache
+from tsfl_jax.experiment import backend
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -63,20 +63,20 @@ def test_the_cache_can_be_turned_off(tmp_path):
 
 def test_what_jax_has_been_told_stays(tmp_path):
     # The suite's own folder, set in conftest.
-    folder = compile_cache.use("auto")
-    assert folder is not None and compile_cache.use("off") == folder
+    folder = backend.use_cache("auto")
+    assert folder is not None and backend.use_cache("off") == folder
 
 
 def test_the_default_follows_the_environment(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert compile_cache.default_folder() == pathlib.Path("/somewhere/tsfl_jax/xla")
+    assert backend.default_folder() == pathlib.Path("/somewhere/tsfl_jax/xla")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(UserError, match=r"compile_cache=.*file/x: cannot write there"):
-        compile_cache.use(str(file / "x"))
+        backend.use_cache(str(file / "x"))
 
 
 @pytest.mark.parametrize("choice", ["", " "])
@@ -85,4 +85,4 @@ def test_an_empty_choice_does_not_fill_the_current_folder(
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="compile_cache is empty: expected a folder"):
-        compile_cache.use(choice)
+        backend.use_cache(choice)

@@ -41,7 +41,7 @@ def quick(monkeypatch, request):
     """Pictures take most of the time of a finished run."""
     if "figures" not in request.fixturenames:
         for name in ("plot_curves", "plot_participation"):
-            monkeypatch.setattr(runner.results.plots, name, lambda folder: None)
+            monkeypatch.setattr(runner.runs, name, lambda folder: None)
 
 
 # Damages: functions of a path

@@ -8,7 +8,7 @@ import sys
 
 import optax
 
-from tsfl_jax.experiment.describe import describe
+from tsfl_jax.experiment.identity import describe
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS
 
@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = """
 import optax
 from tsfl_jax.models import networks as models
-from tsfl_jax.experiment.describe import describe
+from tsfl_jax.experiment.identity import describe
 print(describe(optax.adam(1e-3)))
 print(describe(models.from_flax(models.MLP(10, 4))))
 """

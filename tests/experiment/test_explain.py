@@ -13,7 +13,7 @@ from tests.test_launch import ROOT, SMALL, launch
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import assemble, explain, explain_text, prepare
+from tsfl_jax.experiment import backend, explain, prepare, program
 from tsfl_jax.report import timeline
 from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous
 from tsfl_jax.timeline.fleet import online_seconds
@@ -222,21 +222,21 @@ def test_a_schedule_has_bars_of_tau():
 def test_steps_are_executed_up_to_the_longest_client():
     work = np.array([[3, 1, 0, 5], [2, 2, 2, 1]])
     one = devices.deal(work, 1)
-    told = explain.steps_of(work, one, 1, chunk=4)
+    told = explain.steps_of(work, one, 1, block=4)
     # One chunk of four runs 5 steps, the longest of the run, in both updates.
     assert told.useful == 16 and told.executed == {"sequential": 16, "vmap": 40}
     # Chunks of two, in order of work: 5, 3 | 1, 0 and 2, 2 | 2, 1.
-    told = explain.steps_of(work, one, 1, chunk=2)
+    told = explain.steps_of(work, one, 1, block=2)
     assert told.executed["vmap"] == 2 * (5 + 1) + 2 * (2 + 2)
     # Chunks of three: 5, 3, 1 | 0 and 2, 2, 2 | 1, filled up.
-    told = explain.steps_of(work, one, 1, chunk=3)
+    told = explain.steps_of(work, one, 1, block=3)
     assert told.executed["vmap"] == 3 * (5 + 0) + 3 * (2 + 1)
     # Two devices: 5, 0 and 3, 1; 2, 1 and 2, 2.
-    told = explain.steps_of(work, devices.deal(work, 2), 2, chunk=2)
+    told = explain.steps_of(work, devices.deal(work, 2), 2, block=2)
     assert told.balance["sequential"] == (5 + 4) / (4.5 + 3.5)
     assert told.executed["vmap"] == 2 * 2 * 5 * 2 and told.balance["vmap"] == 1
     # Three devices for four clients: two places each, two of six empty.
-    told = explain.steps_of(work, devices.deal(work, 3), 3, chunk=1)
+    told = explain.steps_of(work, devices.deal(work, 3), 3, block=1)
     assert told.executed["vmap"] == told.useful == 16
 
 
@@ -255,7 +255,7 @@ def small(**changes):
 
 def explained(**changes):
     config = small(**changes)
-    mesh = assemble.start_jax(config)
+    mesh = backend.start_jax(config)
     prepared = prepare.prepare(config)
     return explain.explain(prepared, mesh), prepared, mesh
 
@@ -264,7 +264,7 @@ def test_numbers_of_an_asynchronous_run():
     known, prepared, _ = explained(
         timeline__framework="afl", timeline__local_iterations=3, devices=1
     )
-    times, work = prepared.times, known.work
+    times, work = prepared.workload.schedule, known.work
     assert known.updates == len(times.tau) == work.deliveries.sum()
     assert (work.iterations == 3 * work.deliveries).all() and work.mean_tau == 3
     assert work.degree == 0 and work.max_staleness == times.delivery.lag.max()
@@ -293,12 +293,15 @@ def test_samples_of_single_steps():
 def test_stacked_models_are_counted_and_the_compiler_is_asked():
     known, prepared, mesh = explained(algorithm="median", devices=1)
     assert known.memory["stacked models"] == 8 * known.memory["global model"]
-    told = assemble.compiled_memory(prepared, mesh)
+    arrays = program.make_arrays(prepared, mesh)
+    compiled = program.make_program([prepared], mesh).compile(arrays).compiled
+    told = compiled.memory
+    assert compiled.cost["flops"] > 0 and compiled.seconds > compiled.lower_seconds > 0
     assert min(told.values()) > 0
     rows = ("training samples", "test samples", "index table", "global model")
     assert told["arguments"] >= sum(known.memory[row] for row in rows)
     assert told["arguments"] < 1.2 * sum(known.memory[row] for row in rows)
-    assert "compiled" in explain_text.text(known, told)
+    assert "compiled" in explain.text(known, told)
 
 
 def test_nothing_is_computed(monkeypatch):
@@ -306,7 +309,7 @@ def test_nothing_is_computed(monkeypatch):
         raise AssertionError("compiled")
 
     config = small(timeline__framework="sfl")
-    mesh, prepared = assemble.start_jax(config), prepare.prepare(config)
+    mesh, prepared = backend.start_jax(config), prepare.prepare(config)
     monkeypatch.setattr(jax, "jit", refuse)
     explain.explain(prepared, mesh)
 
@@ -328,7 +331,7 @@ def test_text_and_figure(name, tmp_path):
         num_clients=7,
     )
     chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
-    words = explain_text.text(known)
+    words = explain.text(known)
     for line in (words + "\n" + chart).splitlines():
         assert len(line) <= 100 and line == line.rstrip()
     assert chart.count("client") == 7 and "|" in chart.splitlines()[0]
@@ -349,9 +352,9 @@ def test_many_clients_are_thinned_out():
 
 
 def test_sizes_for_a_person():
-    assert explain_text.size(1023) == "1023 B"
-    assert explain_text.size(1536) == "1.5 KiB"
-    assert explain_text.size(5 * 1024**3) == "5.0 GiB"
+    assert explain.size_text(1023) == "1023 B"
+    assert explain.size_text(1536) == "1.5 KiB"
+    assert explain.size_text(5 * 1024**3) == "5.0 GiB"
 
 
 @pytest.mark.parametrize(

@@ -332,10 +332,8 @@ def test_memory_does_not_grow_with_the_clients():
         settings.model.name = "mnist_cnn"
         settings.schedule.kind, settings.schedule.data_size = "case1", 64
         exp = assemble.build(settings)
-        program = jax.jit(exp.run).lower(*runner.arguments(exp, exp.start, 0)).compile()
-        sizes = program.memory_analysis()
-        held = sizes.argument_size_in_bytes + sizes.output_size_in_bytes
-        return held + sizes.temp_size_in_bytes, exp.problem.rows.nbytes
+        memory = exp.program.compile(exp.arrays).compiled.memory
+        return sum(memory.values()), exp.arrays.problem.rows.nbytes
 
     (few, table), (many, larger_table) = memory(20), memory(2000)
     # Per client beside its row of the table: τ, size, id, ρ, its place, its result.
@@ -349,9 +347,10 @@ def test_one_trace_and_no_transfer_in_a_run():
 
     def counted(*arguments):
         traces.append(1)
-        return exp.run(*arguments)
+        return exp.program.run(*arguments)
 
-    arguments = [runner.arguments(exp, exp.start, first) for first in (0, 2, 4)]
+    start = exp.arrays.start
+    arguments = [exp.program.arguments(exp.arrays, start, t) for t in (0, 2, 4)]
     run = jax.jit(counted)
     with jax.transfer_guard("disallow"):
         for argument in arguments:

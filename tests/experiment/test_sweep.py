@@ -12,7 +12,7 @@ import pytest
 import tsfl_jax
 from tsfl_jax import config
 from tsfl_jax.engine import scan
-from tsfl_jax.experiment import assemble, grid, lanes, sweeps
+from tsfl_jax.experiment import backend, grid, lanes, sweeps
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.models import networks
 from tsfl_jax.report.statistics import confidence_interval
@@ -168,9 +168,10 @@ def test_splits_and_cases_are_lanes_of_one_program():
             {"schedule.data_size": 24},
         )
     ]
-    assert lanes.group(prepared) == [[0, 1, 2, 3, 4]]
+    assert lanes.group(prepared) == ([[0, 1, 2, 3, 4]], [])
     prepared.append(prepare(grid.changed(base, {"schedule.iteration": "step"})))
-    assert len(lanes.group(prepared)) == 2
+    groups, causes = lanes.group(prepared)
+    assert len(groups) == 2 and causes == ["schedule.iteration=pass, step"]
     sizes = {"schedule.data_size": [24, 32]}
     losses = tsfl_jax.sweep(base, sizes).history["test_loss"]
     for size, loss in zip(sizes["schedule.data_size"], losses, strict=True):
@@ -272,9 +273,9 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(
     trained = []
     make = lanes.make_lanes
 
-    def counted(program, several, count):
+    def counted(group, several, count):
         trained.append(len(several))
-        return make(program, several, count)
+        return make(group, several, count)
 
     monkeypatch.setattr(lanes, "make_lanes", counted)
     resumed = sweeps.run(small(), SWEPT, workdir=tmp_path, lanes_per_call=2)
@@ -314,7 +315,7 @@ def test_confidence_interval_by_hand():
     np.testing.assert_allclose(halves, [half, np.nan])
 
 
-def test_memory_decides_how_many_go_abreast(monkeypatch):
+def test_memory_decides_how_many_lanes_run_side_by_side(monkeypatch):
     class Card:
         def __init__(self, limit):
             self.limit = limit
@@ -323,10 +324,10 @@ def test_memory_decides_how_many_go_abreast(monkeypatch):
             return {"bytes_limit": self.limit}
 
     several = [prepare(small(mapping="vmap", seed=s)) for s in range(6)]
-    program = lanes.make_program(several, assemble.start_jax(small()))
+    group = lanes.make_group(several, backend.start_jax(small()))
     counts = []
     for limit in (2**20, 2**24, 2**36):
         monkeypatch.setattr(jax, "devices", lambda limit=limit: [Card(limit)])
-        counts.append(sweeps.lanes_of_call(program, several))
+        counts.append(sweeps.lanes_of_call(group))
         monkeypatch.undo()
     assert counts[0] >= 1 and counts == sorted(counts) and counts[-1] == 6

@@ -152,13 +152,13 @@ def test_a_workdir_removed_while_running_ends_the_run(exp, tmp_path, at, again):
 
 def test_a_workdir_removed_at_the_very_end_is_noticed(exp, tmp_path, monkeypatch):
     folder = tmp_path / "run"
-    real = runner.results.write
+    real = runner.write_results
 
     def write(*arguments):
         real(*arguments)
         shutil.rmtree(folder)
 
-    monkeypatch.setattr(runner.results, "write", write)
+    monkeypatch.setattr(runner, "write_results", write)
     with pytest.raises(UserError, match="was removed or replaced"):
         runner.run(exp, folder)
 

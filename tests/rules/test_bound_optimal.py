@@ -111,7 +111,7 @@ def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
     config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0)
     config.dms.weight_limit = 2.0
     found = runner.simulate(config).history
-    N, tau = config.num_clients, prepare(config).times.tau
+    N, tau = config.num_clients, prepare(config).workload.schedule.tau
     for t in range(2):
         L = found["smoothness"][t]
         known = BoundConstants(

@@ -14,7 +14,7 @@ from tsfl_jax import rules
 from tsfl_jax.config import Config
 from tsfl_jax.data.quadratic import Quadratic
 from tsfl_jax.experiment import sweeps
-from tsfl_jax.experiment.workload import draw_schedule
+from tsfl_jax.experiment.workload import draw_workload
 from tsfl_jax.rules.base import Counts, Event, Situation
 from tsfl_jax.rules.scaffold import ControlVariates
 from tsfl_jax.types import Constants, Dataset, HParams, UserError
@@ -162,7 +162,7 @@ def test_scaffold_with_one_client_ten_times_faster(buffer):
     config.timeline.local_iterations = 5
     config.schedule.interval_seconds = 10.0
     result = simulate(config, optima, sizes)
-    client = draw_schedule(config).delivery.client
+    client = draw_workload(config).schedule.delivery.client
     assert buffer == 1 or ((client == 0).sum(axis=1) >= 3).any()
     assert np.nanmax(result.history["train_loss"]) < 100
     # w* = (4 + 0 − 1 − 3·3)/6.

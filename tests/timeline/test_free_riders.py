@@ -119,7 +119,7 @@ def equal_work(kind, algorithm="dms"):
 
 
 def who_rides(settings):
-    times = prepare(settings).times
+    times = prepare(settings).workload.schedule
     (rider,) = np.flatnonzero((times.reported != times.tau).any(axis=0))
     return rider
 
@@ -132,7 +132,7 @@ def test_dms_believes_those_who_report_much(kind):
     settings.seed = seed
     rider = who_rides(settings)
     result = tsfl_jax.simulate(settings)
-    times, rho = prepare(settings).times, result.history["rho"]
+    times, rho = prepare(settings).workload.schedule, result.history["rho"]
     assert (times.reported[:, rider] == 5).all()
     assert (times.tau[:, rider] == (1 if kind == "claim" else 0)).all()
     honest = [i for i in range(3) if i != rider]
@@ -182,12 +182,12 @@ def test_an_echo_is_the_global_model_itself():
 def test_visitors_stay_away_in_every_other_block(tmp_path):
     settings = riding("visit", "fedavg", small(algorithm="fedavg", num_intervals=12))
     settings.schedule.dropout = 0.0
-    times = workload.draw_schedule(settings)
+    times = workload.draw_workload(settings).schedule
     np.testing.assert_array_equal(times.tau, times.reported)
     gone = (times.tau == 0).all(axis=0, where=np.arange(12)[:, None] // 5 == 1)
     assert gone.sum() == 1
     honest = small(algorithm="fedavg", num_intervals=12)
-    before = workload.draw_schedule(honest).tau
+    before = workload.draw_workload(honest).schedule.tau
     other_blocks = np.arange(12) // 5 != 1
     np.testing.assert_array_equal(times.tau[other_blocks], before[other_blocks])
     result = tsfl_jax.simulate(settings, workdir=tmp_path)
@@ -198,7 +198,7 @@ def test_visitors_stay_away_in_every_other_block(tmp_path):
 
 def test_riders_of_a_timeline_are_clients():
     for framework in ("fedbuff", "sfl"):
-        times = workload.draw_schedule(riding("echo", "", timed(framework)))
+        times = workload.draw_workload(riding("echo", "", timed(framework))).schedule
         said = times.reported > 0
         client = np.arange(4)[None].repeat(len(said), 0)
         if times.delivery is not None:
@@ -226,6 +226,6 @@ def test_a_sweep_over_the_number_of_riders():
     done = []
     for number in (0, 1):
         settings.schedule.free_riders = number
-        times = workload.draw_schedule(settings)
+        times = workload.draw_workload(settings).schedule
         done.append((times.tau * times.size).sum())
     assert trained == done and trained[0] > trained[1]

@@ -497,12 +497,12 @@ def test_every_framework_runs(framework, tmp_path):
 
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     exp = assemble.build(timed("afl"))
-    updates = len(exp.times.tau)
-    assert updates % exp.chunk and updates > exp.chunk
+    updates = exp.program.intervals
+    assert updates % exp.program.chunk and updates > exp.program.chunk
     with pytest.raises(KeyboardInterrupt):
         runner.run(exp, tmp_path / "killed", stop=lambda: True)
     rows = report.read_metrics(tmp_path / "killed" / "metrics.jsonl")
-    assert len(rows) == exp.chunk
+    assert len(rows) == exp.program.chunk
     resumed = runner.run(exp, tmp_path / "killed")
     whole = runner.run(exp, tmp_path / "whole")
     same(files(tmp_path / "killed"), files(tmp_path / "whole"))
@@ -558,7 +558,7 @@ def test_a_sweep_over_seeds_equals_single_runs(framework, tmp_path):
                 atol=1e-5,
                 err_msg=name,
             )
-        times = prepare.prepare(settings).times
+        times = prepare.prepare(settings).workload.schedule
         np.testing.assert_array_equal(swept.history["tau"][place], times.tau)
         assert swept.rows[place]["final_test_loss"] == pytest.approx(
             single.summary["final_test_loss"], rel=1e-5

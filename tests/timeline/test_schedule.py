@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tsfl_jax
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import assemble, prepare, results, runner
+from tsfl_jax.experiment import assemble, prepare, runner
 from tsfl_jax.theory import bounds
 from tsfl_jax.timeline import distributions, schedule
 from tsfl_jax.types import UserError
@@ -337,11 +337,13 @@ def test_drawn_sizes_are_bounded_however_long_a_run_is():
     assert "cut off at three standard deviations" in prepared.notes[0]
     # Φ(−3) of 400,000, and a little more as sizes are floored.
     assert 400 < cut < 700
-    fifth = prepared.times.size[:, 0]
+    fifth = prepared.workload.schedule.size[:, 0]
     assert fifth.max() == int(22 + 3 * 100 / 1024 * 44)
     # A longer run still extends a shorter one.
     short = prepare.prepare(small(kind="case3", num_intervals=50, num_clients=20))
-    np.testing.assert_array_equal(prepared.times.size[:50], short.times.size)
+    np.testing.assert_array_equal(
+        prepared.workload.schedule.size[:50], short.workload.schedule.size
+    )
 
 
 def test_bounds_of_the_distributions():
@@ -368,8 +370,10 @@ def test_samples_are_counted_in_64_bits():
     assert result.history["samples"].tolist() == [132] * 3
     # As many as clients may train on, each of them: more than 32 bits hold.
     exp = assemble.build(config)
-    _, history = jax.eval_shape(exp.run, *runner.arguments(exp, exp.start, 0))
+    program, arrays = exp.program, exp.arrays
+    arguments = program.arguments(arrays, arrays.start, 0)
+    _, history = jax.eval_shape(program.run, *arguments)
     assert history.samples.shape == (3, 2)
     filled = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), history)
     filled = filled._replace(samples=np.full((3, 2), 2**31 - 1, np.int32))
-    assert results.summary(exp, filled, 1.0, 1.0)["samples_trained"] == 6 * (2**31 - 1)
+    assert runner.summarize(exp, filled, 1.0, 1.0)["samples_trained"] == 6 * (2**31 - 1)

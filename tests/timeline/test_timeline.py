@@ -835,7 +835,7 @@ def test_more_events_than_can_be_simulated_are_refused_at_once(name):
     for speed in ("constant(0.000001)", "constant(1e-9)"):
         begun = perf_counter()
         with pytest.raises(UserError, match=rf"speed={re.escape(speed)}: .*at most 2e"):
-            workload.draw_schedule(timed(name, speed=speed))
+            workload.draw_workload(timed(name, speed=speed))
         assert perf_counter() - begun < 5
 
 
@@ -843,8 +843,7 @@ def test_more_events_than_can_be_simulated_are_refused_at_once(name):
 def test_the_number_of_events_is_known_beforehand(name):
     config = timed(name, download="uniform(0.01,0.3)")
     config.num_intervals = 200
-    fleet = workload.fleet_of(config, workload.sizes_of(config))
-    trace = workload.simulate_timeline(config, fleet).trace
+    _, fleet, trace, _ = workload.draw_workload(config)
     work = trace.iterations[trace.client >= 0]
     # T-SFL counts iterations of the whole interval, others the tasks that were begun.
     known = work.sum() + work.size if name == "tsfl" else (work > 0).sum()
@@ -857,7 +856,7 @@ def test_the_number_of_events_is_known_beforehand(name):
 
 def test_a_long_simulation_is_announced(monkeypatch, capsys):
     monkeypatch.setattr(workload, "_MANY_EVENTS", 100)
-    workload.draw_schedule(timed("afl"))
+    workload.draw_workload(timed("afl"))
     assert "simulating about" in capsys.readouterr().err
 
 

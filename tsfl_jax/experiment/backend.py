@@ -1,43 +1,105 @@
-"""Which formulation is the default where: the one table, from docs/performance.md.
+"""What depends on the backend: formulations, devices and the compilation cache.
 
-``--config.mapping`` and ``--config.convolution`` override it; `python -m
-benchmarks.formulations` measures the alternatives on the machine at hand.
+The table of formulations follows docs/performance.md; ``--config.mapping`` and
+``--config.convolution`` override it, and ``python -m benchmarks.formulations`` measures
+the alternatives. JAX's persistent compilation cache lets the second launch of a program
+skip XLA.
 """
 
+import os
+import pathlib
+import tempfile
 from typing import NamedTuple
 
+import jax
+from jax.sharding import Mesh
 
-class Choice(NamedTuple):
-    """How clients are mapped and convolutions are formed."""
+from tsfl_jax.config import Config
+from tsfl_jax.engine import devices
+from tsfl_jax.types import UserError
+
+
+class Formulation(NamedTuple):
+    """How clients are mapped and convolutions are computed."""
 
     mapping: str  # of `mapping`: "sequential" or "vmap"
     convolution: str  # a key of `convolution.CONVOLUTIONS`
 
 
-_CPU = Choice("sequential", "fast")
+_CPU = Formulation("sequential", "fast")
 # Not measured: no GPU was at hand. What a GPU is expected to like: all clients in
-# lock-step, one batched kernel for each operation, with XLA's own convolution.
-_NOT_MEASURED = Choice("vmap", "lax")
-
-CHOICES = {
-    ("cpu", "mlp"): _CPU,
-    ("cpu", "mnist_cnn"): _CPU,
-    ("cpu", "fashion_cnn"): _CPU,
-    ("cpu", "vgg11"): _CPU,
-    ("cpu", "resnet18"): _CPU,
-    ("gpu", "mlp"): _NOT_MEASURED,
-    ("gpu", "mnist_cnn"): _NOT_MEASURED,
-    ("gpu", "fashion_cnn"): _NOT_MEASURED,
-    ("gpu", "vgg11"): _NOT_MEASURED,
-    ("gpu", "resnet18"): _NOT_MEASURED,
-}
+# lock-step, one batched kernel per operation, with XLA's own convolution.
+_NOT_MEASURED = Formulation("vmap", "lax")
+# By backend and network; `choose` has the rest.
+FORMULATIONS: dict[tuple[str, str], Formulation] = {}
 
 
-def choose(backend: str, model: str) -> Choice:
-    """The default on a backend ("cpu", "gpu", …) for a model by name.
+def choose(backend: str, model: str) -> Formulation:
+    """Choose the formulation for a network on a backend.
 
-    A model of the user's own is treated like any other on a CPU, where a loop over
-    clients skips frozen work, and side by side elsewhere.
+    On a CPU a loop over clients skips frozen work; on other backends clients run side
+    by side (vmapped).
+
+    Args:
+      backend: "cpu", "gpu", …
+      model: name of the network, "own" for one of the user's.
     """
-    other = _CPU if backend == "cpu" else _NOT_MEASURED
-    return CHOICES.get((backend, model), other)
+    default = _CPU if backend == "cpu" else _NOT_MEASURED
+    return FORMULATIONS.get((backend, model), default)
+
+
+def start_jax(config: Config) -> Mesh:
+    """Start the devices and the compilation cache of a config; returns the mesh."""
+    devices.start(config.devices)
+    use_cache(config.compile_cache)
+    return devices.make_mesh(config.devices, config.num_clients)
+
+
+def default_folder() -> pathlib.Path:
+    """``$XDG_CACHE_HOME/tsfl_jax/xla``, by default ~/.cache/tsfl_jax/xla."""
+    root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(root) / "tsfl_jax" / "xla"
+
+
+def _writable(folder: pathlib.Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
+
+
+def use_cache(choice: str) -> pathlib.Path | None:
+    """Switch the compilation cache on for this process, or leave it as it is.
+
+    Args:
+      choice: "auto": the folder that JAX is configured with
+        (``$JAX_COMPILATION_CACHE_DIR``, `jax.config`), else `default_folder` where
+        that can be written; "off": nothing is changed; anything else: the folder.
+
+    Returns:
+      The folder in use; None: no cache.
+
+    Raises:
+      UserError: no folder's name, or a chosen folder that cannot be written.
+    """
+    if not choice.strip():  # as a path this would be the current folder
+        raise UserError(
+            "--config.compile_cache is empty: expected a folder, 'auto' or 'off'"
+        )
+    configured = jax.config.jax_compilation_cache_dir
+    if choice == "off" or (choice == "auto" and configured):
+        return pathlib.Path(configured) if configured else None
+    folder = default_folder() if choice == "auto" else pathlib.Path(choice)
+    try:
+        _writable(folder.expanduser())
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        if choice == "auto":
+            return None
+        raise UserError(
+            f"--config.compile_cache={choice}: cannot write there "
+            f"({getattr(error, 'strerror', None) or error}); choose another folder, "
+            "or off"
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", str(folder.expanduser()))
+    # Cache small programs, too: a launch compiles dozens beside its own.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return folder

@@ -1,48 +1,65 @@
-"""What an experiment is, in words and digests: labels, what makes two the same."""
+"""What an experiment is, as text and digests: labels, and what makes two the same.
+
+A user's own functions are described without memory addresses: the same program in
+another process gives the same text.
+"""
 
 import dataclasses
+import functools
+import hashlib
+import re
+import types
+from typing import Any
 
 from tsfl_jax import data
 from tsfl_jax.config import WITHOUT_EFFECT, effective, flat
-from tsfl_jax.experiment.describe import describe
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 
 # Settings that reach a compiled program as arrays or arguments, so that they may differ
-# between its lanes; data by its fingerprint. One of a part decides the shape of loops.
+# between its lanes; data is compared by its fingerprint.
 _ARGUMENTS = {"algorithm", "clip_norm", "gamma", "lr", "momentum", "mu", "seed"}
 _PARTS = ("data.", "dms.", "partition.", "schedule.", "server.", "timeline.")
-_SHAPES = {"schedule.iteration"}
+_SHAPES = {"schedule.iteration"}  # it shapes loops, unlike the others of its section
+_DEPTH = 10  # of nested closures
 
 
-def labels_of(prepared: Prepared) -> dict:
-    """What summaries and plots say an experiment is."""
-    config = prepared.config
-    own_rule = prepared.own[2] is not None
+def labels_of(prepared: Prepared) -> dict[str, Any]:
+    """What summaries and figures call an experiment."""
+    config, network = prepared.config, prepared.network
+    own_rule = prepared.own.aggregator is not None
     return {
         "algorithm": "custom" if own_rule else config.algorithm,
         "data": prepared.dataset.name,
-        "model": prepared.model_name,
+        "model": network.name,
         "mapping": prepared.mapping,
-        "convolution": prepared.convolution,
+        "convolution": network.convolution,
         "seed": config.seed,
         "fingerprints": prepared.fingerprints,
     }
 
 
-def settings_of(prepared: Prepared) -> dict:
+def settings_of(prepared: Prepared) -> dict[str, Any]:
     """All settings by name, ``{"data.name": "mnist"}``."""
     return flat(dataclasses.asdict(prepared.config))
 
 
-def identity_of(prepared: Prepared) -> dict:
+def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint must agree on: all settings that can change a result."""
-    names = ("own model", "own optimizer", "own rule")
-    own = dict(zip(names, prepared.own, strict=True))
-    return effective(settings_of(prepared)) | prepared.fingerprints | own
+    own = prepared.own
+    described = {
+        "own model": prepared.config.model.name,
+        "own optimizer": None,
+        "own rule": None,
+    }
+    parts = (own.model, own.optimizer, own.aggregator)
+    for name, part in zip(described, parts, strict=True):
+        if part is not None:
+            described[name] = describe(part)
+    return effective(settings_of(prepared)) | prepared.fingerprints | described
 
 
 def signature(prepared: Prepared) -> dict[str, str]:
-    """What two experiments must have in common to be lanes of one program."""
+    """What experiments must have in common to be lanes of one program."""
     fixed = {
         name: str(value)
         for name, value in settings_of(prepared).items()
@@ -50,24 +67,71 @@ def signature(prepared: Prepared) -> dict[str, str]:
     }
     for name in _ARGUMENTS | WITHOUT_EFFECT:
         fixed.pop(name, None)
-    dataset, times, rule = prepared.dataset, prepared.times, prepared.rule
+    rule, own, counts = prepared.rule, prepared.own.aggregator, counts_of(prepared)
+    own = None if own is None else describe(own)
     fixed |= {
-        "data": f"{dataset.name} {prepared.fingerprints['data']}",
+        "data": f"{prepared.dataset.name} {prepared.fingerprints['data']}",
         "scale": prepared.fingerprints["scale"],
-        # Rules with the same first state can take turns in one program. A rule of the
-        # user's own is the same in every lane.
-        "server state": prepared.own[2] or describe(rule.init),
+        # Rules with the same first state can share a program. A rule of the user's own
+        # is the same in every lane.
+        "server state": own or describe(rule.init),
         "updates of": "all" if not rule.deltas else "each",
         "algorithm": "weighted mean",
         "timeline": "none",
         "evaluated": "by interval",
     }
     if rule.combine is not None:
-        fixed["algorithm"] = prepared.own[2] or prepared.config.algorithm
-    if prepared.config.timeline.framework == "none":
-        return fixed
-    # The shape of a timeline, and when the model is tested, which lanes have in common.
-    return fixed | {
-        "timeline": f"{times.tau.shape}, {times.places} kept, {counts_of(prepared)}",
-        "evaluated": data.fingerprint(evaluated(prepared)),
-    }
+        fixed["algorithm"] = own or prepared.config.algorithm
+    if prepared.config.timeline.framework != "none":
+        # Lanes share the shape of a timeline, and when the model is tested.
+        times = prepared.workload.schedule
+        fixed |= {
+            "timeline": f"{times.tau.shape}, {times.places} kept, {counts}",
+            "evaluated": data.fingerprint(evaluated(prepared)),
+        }
+    return fixed
+
+
+def _code(code: types.CodeType) -> str:
+    def constant(value: Any) -> Any:
+        if isinstance(value, types.CodeType):
+            return _code(value)
+        # A set's order differs from process to process.
+        return sorted(map(repr, value)) if isinstance(value, frozenset) else value
+
+    inner = [constant(value) for value in code.co_consts]
+    text = f"{code.co_code!r}{inner!r}{code.co_names!r}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def describe(thing: Any, depth: int = _DEPTH) -> str:
+    """Describe a function by name, code, defaults and closure, all else by value."""
+    if depth == 0:
+        return "…"
+
+    def inner(part: Any) -> str:
+        return describe(part, depth - 1)
+
+    if isinstance(thing, functools.partial):
+        parts = (thing.func, thing.args, thing.keywords)
+        return f"partial({', '.join(map(inner, parts))})"
+    if isinstance(thing, types.MethodType):
+        return f"{inner(thing.__func__)} of {inner(thing.__self__)}"
+    if isinstance(thing, types.FunctionType):
+        cells = []
+        for cell in thing.__closure__ or ():
+            try:
+                cells.append(inner(cell.cell_contents))
+            except ValueError:  # not yet filled
+                cells.append("empty")
+        name = f"{thing.__module__}.{thing.__qualname__}"
+        defaults = inner(thing.__defaults__)
+        return f"{name}:{_code(thing.__code__)}{defaults}[{', '.join(cells)}]"
+    if isinstance(thing, tuple | list):
+        return f"({', '.join(inner(part) for part in thing)})"
+    if isinstance(thing, set | frozenset):
+        return f"{{{', '.join(sorted(map(inner, thing)))}}}"
+    if isinstance(thing, dict):
+        return f"{{{', '.join(f'{k}: {inner(v)}' for k, v in thing.items())}}}"
+    text = " ".join(repr(thing).split())
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)

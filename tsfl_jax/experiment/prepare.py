@@ -1,9 +1,10 @@
-"""From settings to everything that is drawn before training, on the host.
+"""Prepare an experiment: everything that is drawn before training, on the host.
 
-Data → partition → schedule as plain arrays; network, rule and optimizer as functions.
-With `experiment` the only reader of `Config`.
+Workload, data and partition become plain arrays; network, rule and optimizer become
+functions. Nothing is compiled and nothing is put on a device.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -18,16 +19,34 @@ from tsfl_jax.data.quadratic_samples import make as make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import backend, rule_settings
-from tsfl_jax.experiment.describe import describe
-from tsfl_jax.experiment.workload import draw_schedule, groups
+from tsfl_jax.experiment.workload import Workload, draw_workload, groups
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import replay
-from tsfl_jax.types import Dataset, HParams, Partition, Schedule, UserError
+from tsfl_jax.types import Dataset, HParams, Params, Partition, Schedule, UserError
 from tsfl_jax.validate import validate
 
 _MOST_SAMPLES = 2**31 - 1  # of a client in an interval: what the device counts to
+
+
+class Own(NamedTuple):
+    """A user's own parts, in place of those that the settings name; None: those."""
+
+    model: Any = None  # a Flax module or a `networks.Model`
+    dataset: Dataset | None = None
+    optimizer: optimizers.Optimizer | None = None  # of the clients
+    aggregator: Aggregator | None = None
+
+
+class Network(NamedTuple):
+    """A network with what is known of it before training."""
+
+    model: networks.Model
+    name: str
+    convolution: str  # a key of `convolution.CONVOLUTIONS`
+    params: Params  # shapes of its variables
+    notes: tuple[str, ...]
 
 
 class Prepared(NamedTuple):
@@ -35,27 +54,22 @@ class Prepared(NamedTuple):
 
     config: Config
     dataset: Dataset
-    dealt: Partition
-    times: Schedule
-    steps: np.ndarray  # [T, N] int64, mini-batch steps of every client
-    model: networks.Model
+    partition: Partition
+    workload: Workload
+    steps: np.ndarray  # [T, N] int64, mini-batch steps of each client
+    network: Network
     rule: Aggregator
     optimizer: optimizers.Factory
     hparams: HParams
-    estimates: bool  # some of L, G², σ² are to be estimated
-    mapping: str
-    convolution: str
-    model_name: str
-    # A user's own parts in words, for a checkpoint to compare: network (its name where
-    # it is one of ours), optimizer, rule.
-    own: tuple[str, str | None, str | None]
-    # Digests of the drawn arrays, to tell whether two runs had the same.
+    mapping: str  # "sequential" or "vmap"
+    own: Own  # without its dataset, which is the one above
+    # Digests of the drawn arrays, to find out whether two runs had the same.
     fingerprints: dict[str, str]
     notes: tuple[str, ...]  # what a user should know before the run
 
 
 def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
-    """The sweepable scalars; NaN marks a constant to be estimated."""
+    """Collect the sweepable scalars; NaN marks a constant to be estimated."""
 
     def given(value: float) -> float:
         return value if value >= 0 else np.nan
@@ -86,7 +100,7 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
 
 
 def load_dataset(config: Config) -> Dataset:
-    """The data set of a config."""
+    """Load or generate the data set of a config."""
     d, q = config.data, config.quadratic
     if d.name == "quadratic":
         clients, held, size = config.num_clients, config.schedule.data_size, d.shape[0]
@@ -126,26 +140,53 @@ def curvature_of(config: Config, shape: tuple[int, ...]) -> np.ndarray:
     return curvature(int(np.prod(shape)), q.smoothness, q.convexity)
 
 
-def _network(config: Config, dataset: Dataset, form: str) -> Any:
-    """The Flax module of a config."""
-    shape = dataset.x_train.shape[1:]
-    if config.model.name == "quadratic":
-        return Quadratic(tuple(curvature_of(config, shape).tolist()))
-    return networks.make_model(
-        config.model.name,
-        dataset.num_classes,
-        shape,
-        hidden=config.model.hidden,
-        norm=config.model.norm,
-        form=form,
-    )
+@functools.lru_cache(maxsize=8)
+def _our_network(
+    name: str, num_classes: int, sample_shape: tuple[int, ...], form: str, **settings
+) -> Network:
+    """One of our networks; the lanes of a sweep share it."""
+    if name == "quadratic":
+        module = Quadratic(settings["curvature"])
+    else:
+        module = networks.make_model(
+            name, num_classes, sample_shape, form=form, **settings
+        )
+    return _known_network(module, name, form, sample_shape, num_classes)
+
+
+def _known_network(
+    model: Any, name: str, form: str, sample_shape: tuple[int, ...], num_classes: int
+) -> Network:
+    if not isinstance(model, networks.Model):
+        model = networks.from_flax(model)
+    model, notes = networks.decided(model, sample_shape, num_classes)
+    x = jax.ShapeDtypeStruct((1, *sample_shape), np.float32)
+    params = jax.eval_shape(lambda x: model.init(rng.key(0), x), x)
+    return Network(model, name, form, params, notes)
+
+
+def _make_network(config: Config, dataset: Dataset, own: Any) -> tuple[Network, str]:
+    """The network of a config, or the user's own, and how its clients are mapped."""
+    name = config.model.name if own is None else "own"
+    best = backend.choose(jax.default_backend(), name)
+    form = best.convolution if config.convolution == "auto" else config.convolution
+    mapping = best.mapping if config.mapping == "auto" else config.mapping
+    shape, num_classes = dataset.x_train.shape[1:], dataset.num_classes
+    if own is not None:
+        network = _known_network(own, type(own).__name__, form, shape, num_classes)
+        return network, mapping
+    if name == "quadratic":
+        settings = {"curvature": tuple(curvature_of(config, shape).tolist())}
+    else:
+        settings = {"hidden": config.model.hidden, "norm": config.model.norm}
+    return _our_network(name, num_classes, shape, form, **settings), mapping
 
 
 def _capacity(times: Schedule, num_clients: int) -> np.ndarray:
-    """``[N]``, the most samples that each client ever holds."""
+    """The most samples that each client ever holds, ``[N]``."""
     if times.delivery is None:
         return times.size.max(axis=0)
-    # Whoever never delivers holds as many as anybody: its data is never used.
+    # Clients that never deliver get as many as the others: their data is never used.
     most = np.zeros(num_clients, np.int32)
     np.maximum.at(most, times.delivery.client, np.where(times.tau > 0, times.size, 0))
     return np.where(most > 0, most, times.size.max()).astype(np.int32)
@@ -162,7 +203,7 @@ def _check_batch(batch_size: int, capacity: np.ndarray) -> None:
 
 
 def _steps(config: Config, times: Schedule) -> np.ndarray:
-    """``[T, N]`` int64 mini-batch steps, all of which the device can count.
+    """Mini-batch steps ``[T, N]`` int64 of each client.
 
     Raises:
       UserError: a client has more samples to train on in an interval than int32 holds.
@@ -187,43 +228,60 @@ def _steps(config: Config, times: Schedule) -> np.ndarray:
     return tau * each
 
 
-def prepare(
-    config: Config,
-    *,
-    model: Any = None,
-    dataset: Dataset | None = None,
-    optimizer: optimizers.Optimizer | None = None,
-    aggregator: Aggregator | None = None,
-    data_fingerprint: str = "",
-) -> Prepared:
-    """Draws and makes everything; see `runner.simulate` for the arguments.
+def _make_rule(
+    config: Config, own: Own, times: Schedule
+) -> tuple[Aggregator, HParams, tuple[str, ...]]:
+    """The rule, the sweepable scalars and notes on the rule."""
+    if own.aggregator is not None:
+        return own.aggregator, hparams_of(config, own.aggregator), ()
+    rule = AGGREGATORS[config.algorithm]
+    hparams = hparams_of(config, rule)
+    if own.optimizer is not None:
+        rule = rule_settings.with_optimizer(config, rule, own.optimizer, hparams, times)
+    return rule, hparams, rule_settings.notes(config, hparams, times)
 
-    `data_fingerprint` is that of the dataset, where it is known already.
+
+def prepare(config: Config, **own: Any) -> Prepared:
+    """Validate a config, and draw and make everything of its experiment.
+
+    Args:
+      config: all settings.
+      **own: fields of `Own`.
 
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
     validate(config)
-    if aggregator is not None and not isinstance(aggregator, Aggregator):
-        raise UserError(f"aggregator={aggregator!r}: expected a tsfl_jax.Aggregator")
-    if aggregator is None:
+    return prepare_validated(config, Own(**own))
+
+
+def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> Prepared:
+    """Draw and make everything of a validated config.
+
+    Args:
+      config: all settings.
+      own: the user's own parts.
+      data_fingerprint: that of ``own.dataset``, which was checked then; "": neither.
+
+    Raises:
+      UserError: a setting, file or data set that cannot work, in one line.
+    """
+    if own.aggregator is None:
         rule_settings.check(config)
-    rule = aggregator or AGGREGATORS[config.algorithm]
-    times = draw_schedule(config)
+    elif not isinstance(own.aggregator, Aggregator):
+        raise UserError(
+            f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator"
+        )
+    workload = draw_workload(config)
+    times, dataset = workload.schedule, own.dataset
     if dataset is None:
         dataset = load_dataset(config)
-    elif not data_fingerprint:  # whoever knows that has checked the data
+    elif not data_fingerprint:
         dataset = in_memory.check(dataset)
     steps, capacity = _steps(config, times), _capacity(times, config.num_clients)
     _check_batch(config.batch_size, capacity)
-    hparams = hparams_of(config, rule)
-    if aggregator is None:
-        if optimizer is not None:
-            rule = rule_settings.with_optimizer(config, rule, optimizer, hparams, times)
-        rule_notes = rule_settings.notes(config, hparams, times)
-    else:
-        rule_notes = ()
-    dealt = partition.make_partition(
+    rule, hparams, rule_notes = _make_rule(config, own, times)
+    split = partition.make_partition(
         dataset.y_train,
         capacity,
         kind=config.partition.kind,
@@ -232,59 +290,41 @@ def prepare(
         replacement=config.partition.replacement,
         rng=rng.generator(config.seed, "partition"),
     )
-    best = backend.choose(
-        jax.default_backend(), config.model.name if model is None else "own"
-    )
-    form = best.convolution if config.convolution == "auto" else config.convolution
-    if model is None:
-        model = _network(config, dataset, form)
-        model_name = own_model = config.model.name
-    else:
-        model_name = type(model).__name__
-        own_model = describe(model)
-    if not isinstance(model, networks.Model):
-        model = networks.from_flax(model)
-    model, model_notes = networks.decided(
-        model, dataset.x_train.shape[1:], dataset.num_classes
-    )
-    constants = (hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
+    network, mapping = _make_network(config, dataset, own.model)
     return Prepared(
         config=config,
         dataset=dataset,
-        dealt=dealt,
-        times=times,
+        partition=split,
+        workload=workload,
         steps=steps,
-        model=model,
+        network=network,
         rule=rule,
-        optimizer=optimizers.as_factory(optimizer),
+        optimizer=optimizers.as_factory(own.optimizer),
         hparams=hparams,
-        estimates=bool(rule.uses_constants or config.measure_clients)
-        and any(np.isnan(c) for c in constants),
-        mapping=best.mapping if config.mapping == "auto" else config.mapping,
-        convolution=form,
-        model_name=model_name,
-        own=(
-            own_model,
-            None if optimizer is None else describe(optimizer),
-            None if aggregator is None else describe(aggregator),
-        ),
-        fingerprints={
-            "data": data_fingerprint or data.fingerprint(*dataset[1:5]),
-            "scale": data.fingerprint(
-                dataset.mean, dataset.std, np.int64(dataset.num_classes)
-            ),
-            "split": data.fingerprint(dealt.indices, dealt.capacity),
-            "schedule": data.fingerprint(
-                *jax.tree.leaves(times._replace(seconds=None, places=None, notes=()))
-            ),
-        },
-        notes=times.notes + dealt.notes + rule_notes + model_notes,
+        mapping=mapping,
+        own=own._replace(dataset=None),
+        fingerprints=_fingerprints(dataset, split, times, data_fingerprint),
+        notes=times.notes + split.notes + rule_notes + network.notes,
     )
 
 
+def _fingerprints(
+    dataset: Dataset, split: Partition, times: Schedule, data_fingerprint: str
+) -> dict[str, str]:
+    """Digests of the drawn arrays by what they are."""
+    drawn = times._replace(seconds=None, places=None, notes=())
+    classes = np.int64(dataset.num_classes)
+    return {
+        "data": data_fingerprint or data.fingerprint(*dataset[1:5]),
+        "scale": data.fingerprint(dataset.mean, dataset.std, classes),
+        "split": data.fingerprint(split.indices, split.capacity),
+        "schedule": data.fingerprint(*jax.tree.leaves(drawn)),
+    }
+
+
 def evaluated(prepared: Prepared) -> np.ndarray:
-    """``[T]`` bool: after which updates the model is tested; the last is one."""
-    config, times = prepared.config, prepared.times
+    """After which updates the model is tested, ``[T]`` bool; always after the last."""
+    config, times = prepared.config, prepared.workload.schedule
     if config.timeline.framework != "none":
         every = config.eval_every * config.schedule.interval_seconds
         return replay.evaluated(times.seconds, every)
@@ -293,12 +333,12 @@ def evaluated(prepared: Prepared) -> np.ndarray:
 
 
 def chunk_of(prepared: Prepared) -> int:
-    """Updates of one compiled call, all of the same shape.
+    """R, the intervals or updates of one compiled call; all calls have the same shape.
 
-    Intervals: a divisor of T. On a timeline as many as happen in that many intervals;
-    the last call is filled up with updates by nobody.
+    R divides T. On a timeline it is the number of updates that happen in R intervals on
+    average; the last call is filled up with updates without deliveries.
     """
-    config, updates = prepared.config, len(prepared.times.tau)
+    config, updates = prepared.config, len(prepared.steps)
     most = min(config.report_every, config.num_intervals)
     if config.timeline.framework != "none":
         return -(-updates * most // config.num_intervals)
@@ -306,14 +346,14 @@ def chunk_of(prepared: Prepared) -> int:
 
 
 def counts_of(prepared: Prepared) -> Counts:
-    """Numbers that shape a rule's state."""
+    """Counts that shape a rule's state."""
     config = prepared.config
     tiers = config.timeline.tiers if config.timeline.framework == "fedat" else 1
     return Counts(config.num_clients, tiers)
 
 
 def drawn_bytes(config: Config) -> int:
-    """What is kept of an experiment's draws takes at least so much memory."""
+    """A lower bound on the host memory of an experiment's draws, in bytes."""
     s, N = config.schedule, config.num_clients
     if config.timeline.framework != "none":
         return 0  # not known before
@@ -322,26 +362,23 @@ def drawn_bytes(config: Config) -> int:
 
 
 def data_key(config: Config) -> str:
-    """All that `load_dataset` depends on."""
+    """A text that differs where `load_dataset` would load other data."""
     own = (config.seed,) if config.data.name in ("synthetic", "quadratic") else ()
     if config.data.name == "quadratic":
         own += (config.num_clients, config.schedule.data_size, config.batch_size)
     return f"{config.data}{config.quadratic}{own}"
 
 
-def prepare_all(
-    configs: list[Config], dataset: Dataset | None = None, **parts: Any
-) -> list[Prepared]:
-    """`prepare` for each; those with the same data share one copy of it."""
+def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]:
+    """Prepare several validated configs; those with the same data share one copy."""
+    own, several = own or Own(), []
     shared: dict[str, tuple[Dataset, str]] = {}
-    several = []
     for config in configs:
-        key = data_key(config) if dataset is None else ""
+        key = data_key(config) if own.dataset is None else ""
         if key not in shared:
-            found = (
-                load_dataset(config) if dataset is None else in_memory.check(dataset)
-            )
+            found = own.dataset
+            found = load_dataset(config) if found is None else in_memory.check(found)
             shared[key] = found, data.fingerprint(*found[1:5])
-        found, digest = shared[key]
-        several.append(prepare(config, dataset=found, data_fingerprint=digest, **parts))
+        dataset, digest = shared[key]
+        several.append(prepare_validated(config, own._replace(dataset=dataset), digest))
     return several

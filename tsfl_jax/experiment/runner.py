@@ -1,7 +1,7 @@
-"""Carries out an experiment: compiled chunks, progress, files, checkpoints.
+"""Run or resume an experiment: chunks of intervals, progress, files, checkpoints.
 
-The host sees a chunk of intervals at a time. After each chunk it writes the checkpoint
-first and the metrics after it, so that a killed run resumes with the same bits.
+After each chunk the host writes the checkpoint first and the metrics after it, so that
+a killed run resumes with the same bits.
 """
 
 import contextlib
@@ -16,51 +16,58 @@ import numpy as np
 
 from tsfl_jax.config import Config, effective, flat
 from tsfl_jax.engine import devices, optimizers, scan
-from tsfl_jax.experiment import assemble, checkpoint, results
+from tsfl_jax.experiment import assemble, checkpoint
 from tsfl_jax.report import files as report
-from tsfl_jax.report import progress
+from tsfl_jax.report import progress, runs
 from tsfl_jax.rules.base import Aggregator
+from tsfl_jax.timeline import replay
 from tsfl_jax.types import Dataset, Params, UserError
+
+# Columns of metrics.jsonl beside the interval and its virtual time.
+_COLUMNS = (
+    "test_accuracy",
+    "test_loss",
+    "train_loss",
+    "threshold",
+    "num_selected",
+    "weight_entropy",
+    "smoothness",
+    "grad_sq_norm",
+    "grad_variance",
+    "grad_square",
+    "coupling",
+    "num_dropped",
+)
 
 
 class Result(NamedTuple):
     """What a run leaves behind."""
 
     params: Params  # the final global model's Flax variables, on the host
-    # Per interval, [T] or [T, N]: engine.History and "virtual_time" in seconds.
+    # Per interval, [T] or [T, N]: `scan.History` and "virtual_time" in seconds.
     history: dict[str, np.ndarray]
     summary: dict[str, Any]  # as in summary.json
 
 
 class _Progress(NamedTuple):
-    """Everything a checkpoint holds."""
+    """All that a checkpoint holds."""
 
     state: scan.State
     history: scan.History  # [T, ...], filled up to the finished intervals
     seconds: np.ndarray  # float64, time spent in compiled calls so far
 
 
-def arguments(exp: assemble.Experiment, state: scan.State, first: int) -> tuple:
-    """What ``exp.run`` takes for the chunk from interval `first` on, on the devices."""
-    inputs = jax.tree.map(lambda a: a[first : first + exp.chunk], exp.inputs)
-    return (
-        *devices.place(exp.mesh, (state, exp.key, exp.hparams), scan.WHOLE),
-        exp.problem,
-        devices.place(exp.mesh, inputs, scan.INPUTS_SPEC),
-    )
-
-
 def _empty(exp: assemble.Experiment) -> _Progress:
-    _, chunk = jax.eval_shape(exp.run, *arguments(exp, exp.start, 0))
-    intervals = len(exp.times.tau)
+    program, start = exp.program, exp.arrays.start
+    _, chunk = jax.eval_shape(program.run, *program.arguments(exp.arrays, start, 0))
     history = jax.tree.map(
-        lambda a: np.zeros((intervals,) + a.shape[1:], a.dtype), chunk
+        lambda a: np.zeros((program.intervals,) + a.shape[1:], a.dtype), chunk
     )
-    return _Progress(jax.device_get(exp.start), history, np.float64(0))
+    return _Progress(jax.device_get(start), history, np.float64(0))
 
 
 class _Files(NamedTuple):
-    """The workdir of a run that holds it."""
+    """The workdir of a run, locked by it."""
 
     folder: pathlib.Path
     check: Callable[[], None]  # raises UserError once the folder was removed
@@ -74,7 +81,7 @@ def _opened(
     stack: contextlib.ExitStack,
 ) -> tuple[_Files, int, _Progress]:
     """The locked folder, and where a run in it stands."""
-    folder, finished, total = report.prepare_workdir(workdir), 0, len(exp.times.tau)
+    folder, finished = report.prepare_workdir(workdir), 0
     notice = progress.warn_to(stream)
     files = _Files(folder, stack.enter_context(report.lock(folder, notice)))
     if (folder / "lanes").is_dir():
@@ -95,7 +102,9 @@ def _opened(
                 f"{folder / 'config.json'} is missing or changed; it is written anew"
             )
         finished, done = found
-        progress.log(stream, f"resuming after interval {finished} of {total}")
+        progress.log(
+            stream, f"resuming after interval {finished} of {exp.program.intervals}"
+        )
     return files, finished, done
 
 
@@ -107,7 +116,7 @@ def _followed(finished: int, done: _Progress) -> tuple[int, _Progress]:
 
 
 def _other_settings(folder: pathlib.Path, exp: assemble.Experiment) -> str:
-    """Why the folder is not this experiment's by its config.json; "" if it is."""
+    """Why config.json says that the folder is another experiment's; "" if it is not."""
     path = folder / "config.json"
     if not path.exists() and not (folder / "metrics.jsonl").exists():
         return ""
@@ -140,7 +149,7 @@ def _begin(
 ) -> tuple[_Files | None, int, _Progress]:
     """Where the run stands, the same in all processes; the first one has the files."""
     done, finished = _empty(exp), 0
-    devices.connect(exp.mesh)
+    devices.connect(exp.program.mesh)
     # Of several processes the first one reads and writes; the others follow it.
     files, refused = None, None
     try:
@@ -153,7 +162,7 @@ def _begin(
     finished, done = _followed(finished, done)
     if files is not None:
         report.write_json(files.folder / "config.json", exp.settings)
-        rows = results.rows_of(done.history, 0, finished, exp.times.seconds)
+        rows = _rows(exp, done.history, 0, finished)
         report.write_metrics(files.folder / "metrics.jsonl", rows)
     return files, finished, done
 
@@ -167,9 +176,9 @@ def _keep(
     size: int | None,
     notice: Callable[[str], None],
 ) -> int | None:
-    """Writes the checkpoint, then the rows from `first` on; metrics.jsonl's new size.
+    """Write the checkpoint, then the rows from `first` on; metrics.jsonl's new size.
 
-    A metrics.jsonl that is not as large as it was left is written anew.
+    A metrics.jsonl that does not have its last `size` is written anew.
     """
     files.check()
     if exp.checkpoint:
@@ -177,11 +186,11 @@ def _keep(
         checkpoint.save(folder, finished, done, exp.identity)
     path = files.folder / "metrics.jsonl"
     if report.size_of(path) == size:
-        rows = results.rows_of(done.history, first, finished, exp.times.seconds)
+        rows = _rows(exp, done.history, first, finished)
         report.append_metrics(path, rows)
     else:
         notice(f"{path} was changed during the run; it is written anew")
-        rows = results.rows_of(done.history, 0, finished, exp.times.seconds)
+        rows = _rows(exp, done.history, 0, finished)
         report.write_metrics(path, rows)
     return report.size_of(path)
 
@@ -192,13 +201,13 @@ def run(
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Runs or resumes an experiment.
+    """Run or resume an experiment.
 
     Args:
-      exp: from `experiment.build`.
+      exp: from `assemble.build`.
       workdir: folder for files and checkpoints; None keeps everything in memory.
-      stream: where progress is told, None for silence.
-      stop: asked after every chunk; True ends the run there with KeyboardInterrupt.
+      stream: where progress is printed; None: nowhere.
+      stop: called after every chunk; True ends the run there with KeyboardInterrupt.
 
     Returns:
       `Result`. Where no client's model is finite any more, the run stops there with the
@@ -213,15 +222,15 @@ def run(
             exp, files, finished, done, stream, stop
         )
         history = jax.tree.map(lambda a: a[:finished], done.history)
-        summary = results.summary(exp, history, float(done.seconds), compile_seconds)
+        summary = summarize(exp, history, float(done.seconds), compile_seconds)
         if files is not None:
             if not compile_seconds:  # finished by an earlier process
                 old = report.read_json(files.folder / "summary.json") or {}
-                summary |= results.provenance(old)
-            results.write(files.folder, exp, history, done.state.params, summary)
+                summary |= _provenance(old)
+            write_results(files.folder, exp, history, done.state.params, summary)
             files.check()
     more = {
-        "virtual_time": exp.times.seconds[:finished],
+        "virtual_time": exp.workload.schedule.seconds[:finished],
         # On the host, where an integer has 64 bits.
         "samples": history.samples.sum(axis=1, dtype=np.int64),
     }
@@ -237,49 +246,135 @@ def _train(
     stop: Callable[[], bool],
 ) -> tuple[int, _Progress, float]:
     """Runs the remaining chunks; finished intervals, progress, seconds of compiling."""
-    total, notice = len(exp.times.tau), progress.warn_to(stream)
+    total, notice = exp.program.intervals, progress.warn_to(stream)
+    if finished >= total or done.state.diverged:
+        return finished, done, 0.0
     size = None if files is None else report.size_of(files.folder / "metrics.jsonl")
-    compiled, compile_seconds = None, 0.0
-    started, begun = finished, None
-    lost = bool(done.state.diverged)
-    state = done.state
-    while finished < total and not lost:
-        current = arguments(exp, state, finished)
-        if compiled is None:
-            begun = time.perf_counter()
-            compiled = jax.jit(exp.run).lower(*current).compile()
-            compile_seconds = time.perf_counter() - begun
-            progress.log(stream, f"compiled in {compile_seconds:.1f} s")
-            devices.meet()  # one process may have compiled what another had kept
-            begun = time.perf_counter()
-        tick = time.perf_counter()
-        state, chunk = jax.block_until_ready(compiled(*current))
-        seconds = done.seconds + (time.perf_counter() - tick)
-        chunk = jax.device_get(chunk)
-        lost = bool(chunk.diverged[-1])
+    program = exp.program.compile(exp.arrays, done.state)
+    compile_seconds = program.compiled.seconds
+    progress.log(stream, f"compiled in {compile_seconds:.1f} s")
+    started, begun = finished, time.perf_counter()
+    for chunk in program.chunks(exp.arrays, done.state, finished):
+        lost = bool(chunk.history.diverged[-1])
         # After a total loss nothing more happens: forget the empty intervals.
-        length = int(np.argmax(chunk.diverged)) + 1 if lost else exp.chunk
-        length = min(length, total - finished)
-        for whole, part in zip(done.history, chunk, strict=True):
-            whole[finished : finished + length] = part[:length]
-        first, finished = finished, finished + length
-        done = done._replace(state=jax.device_get(state), seconds=np.float64(seconds))
+        length = int(np.argmax(chunk.history.diverged)) + 1 if lost else None
+        first, finished = finished, finished + length if lost else chunk.last
+        for whole, part in zip(done.history, chunk.history, strict=True):
+            whole[first:finished] = part[:length]
+        seconds = done.seconds + chunk.seconds
+        done = _Progress(jax.device_get(chunk.state), done.history, seconds)
         if files is not None:
             size = _keep(exp, files, done, first, finished, size, notice)
-        stopping = finished < total and not lost
-        stopping = stopping and devices.any_process(stop())
+        ended = finished == total or lost
+        stopping = not ended and devices.any_process(stop())
         line = progress.progress_line(
             finished,
             total,
-            results.last(done.history.test_accuracy[:finished]),
-            results.last(done.history.train_loss[:finished]),
+            last_measured(done.history.test_accuracy[:finished]),
+            last_measured(done.history.train_loss[:finished]),
             time.perf_counter() - begun,
             started_at=started,
         )
-        progress.update_line(line, stream, last=finished == total or lost or stopping)
+        progress.update_line(line, stream, last=ended or stopping)
         if stopping:
             raise KeyboardInterrupt
+        if ended:
+            break
     return finished, done, compile_seconds
+
+
+def _rows(
+    exp: assemble.Experiment, history: scan.History, first: int, last: int
+) -> list[dict[str, Any]]:
+    """One plain dict per interval of ``[first, last)``, as in metrics.jsonl."""
+    seconds = exp.workload.schedule.seconds
+    return [
+        {"interval": t + 1, "virtual_time": seconds[t].item()}
+        | {name: getattr(history, name)[t].item() for name in _COLUMNS}
+        for t in range(first, last)
+    ]
+
+
+def last_measured(values: np.ndarray) -> float:
+    """The last value that is not NaN; NaN if there is none."""
+    measured = values[~np.isnan(values)]
+    return float(measured[-1]) if len(measured) else float("nan")
+
+
+def summarize(
+    exp: assemble.Experiment,
+    history: scan.History,
+    seconds: float,
+    compile_seconds: float,
+) -> dict[str, Any]:
+    """The content of summary.json; `history` has the finished intervals only."""
+    accuracy = history.test_accuracy
+    diverged = np.flatnonzero(history.diverged)
+    samples = int(history.samples.sum(dtype=np.int64))
+    return exp.labels | {
+        "num_intervals": len(accuracy),
+        "best_test_accuracy": float(np.nanmax(accuracy, initial=-np.inf))
+        if not np.isnan(accuracy).all()
+        else float("nan"),
+        "final_test_accuracy": last_measured(accuracy),
+        "final_test_loss": last_measured(history.test_loss),
+        "compile_seconds": compile_seconds,
+        "train_seconds": seconds,
+        "samples_trained": samples,
+        "samples_per_second": samples / seconds if seconds else float("nan"),
+        "num_dropped": int(history.num_dropped.sum()),
+        "diverged_at": int(diverged[0]) + 1 if len(diverged) else None,
+        "notes": list(exp.notes),
+        "device": jax.devices()[0].device_kind,
+        "backend": jax.default_backend(),
+        "versions": report.versions(),
+    }
+
+
+def _provenance(old: dict[str, Any]) -> dict[str, Any]:
+    """The entries of an old summary that only the process that trained could know.
+
+    All results are computed from the history instead: a summary may be edited.
+    """
+    kinds = {"compile_seconds": float, "device": str, "backend": str, "versions": dict}
+    return {n: old[n] for n, kind in kinds.items() if isinstance(old.get(n), kind)}
+
+
+def write_results(
+    folder: pathlib.Path,
+    exp: assemble.Experiment,
+    history: scan.History,
+    params: Params,
+    summary: dict[str, Any],
+) -> None:
+    """Write all files but the metrics; `history` has the finished intervals only."""
+    finished, times = len(history.rho), exp.workload.schedule
+    clients = len(exp.arrays.problem.client)
+    sizes = replay.dense(times.size[:finished], times, clients, np.maximum)
+    tau, rho, selected = (
+        replay.dense(a[:finished], times, clients)
+        for a in (times.tau, history.rho, history.selected)
+    )
+    more = {}
+    if times.delivery is None and not np.isnan(history.grad_square).all():
+        more = {
+            "variance": history.client_variance,
+            "dissimilarity": history.client_dissimilarity,
+        }
+    report.write_clients(folder / "clients.npz", tau, sizes, rho, selected, **more)
+    report.write_arrays(folder / "model.npz", named_arrays(params))
+    report.write_json(folder / "summary.json", summary)
+    runs.plot_curves(folder)
+    runs.plot_participation(folder)
+
+
+def named_arrays(params: Params) -> dict[str, np.ndarray]:
+    """Flax variables as one flat dict, ``{"params/Dense_0/kernel": array}``."""
+    leaves = jax.tree.leaves_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in leaves
+    }
 
 
 def simulate(
@@ -292,18 +387,18 @@ def simulate(
     workdir: str | pathlib.Path | None = None,
     verbose: bool = False,
 ) -> Result:
-    """Runs one experiment from Python.
+    """Run one experiment from Python.
 
     Args:
       config: all settings.
       model: a Flax module (images ``[B, H, W, C]`` → logits) or a `models.Model`,
         instead of ``config.model``.
       dataset: samples in memory, instead of ``config.data``.
-      optimizer: an optax transformation for the clients, or a function that makes one
-        of `HParams`, instead of SGD with momentum.
-      aggregator: a rule of your own, instead of ``config.algorithm``.
+      optimizer: an optax transformation for the clients, or a function `HParams` →
+        transformation, instead of SGD with momentum.
+      aggregator: a rule of the user's own, instead of ``config.algorithm``.
       workdir: where to write files and checkpoints; None: nowhere.
-      verbose: tell progress on stderr.
+      verbose: print progress on stderr.
 
     Returns:
       `Result`: the final parameters, the history per interval, the summary.
@@ -313,11 +408,6 @@ def simulate(
     """
     if workdir is not None:
         report.folder_of(workdir)  # before the work
-    exp = assemble.build(
-        config,
-        model=model,
-        dataset=dataset,
-        optimizer=optimizer,
-        aggregator=aggregator,
-    )
+    own = {"model": model, "optimizer": optimizer, "aggregator": aggregator}
+    exp = assemble.build(config, dataset=dataset, **own)
     return run(exp, workdir, sys.stderr if verbose else None)

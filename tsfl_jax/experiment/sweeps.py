@@ -1,4 +1,4 @@
-"""Carries out a sweep: groups of lanes, calls of lanes, files lane by lane.
+"""Run or resume a sweep: groups of lanes, calls of lanes, one file per lane.
 
 Each finished lane is one file named by a digest of its settings, so that a killed sweep
 goes on where it stopped, and a larger one reuses what a smaller one has run.
@@ -23,16 +23,18 @@ from jax.sharding import Mesh
 
 from tsfl_jax import host_memory
 from tsfl_jax.config import Config
-from tsfl_jax.engine import optimizers, scan
-from tsfl_jax.experiment import assemble, grid, lanes, memory, results
+from tsfl_jax.engine import scan
+from tsfl_jax.experiment import explain, grid, lanes
+from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
-from tsfl_jax.experiment.prepare import Prepared, drawn_bytes, prepare_all
+from tsfl_jax.experiment.prepare import Own, Prepared, drawn_bytes, prepare_all
+from tsfl_jax.experiment.program import Program
+from tsfl_jax.experiment.runner import last_measured
 from tsfl_jax.report import files, progress, sweeps
-from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
-ONE_CALL = 4  # lanes, where they run one after another: more cost more when killed
+ONE_CALL = 4  # lanes that run one after another: a killed call loses their work
 
 
 class SweepResult(NamedTuple):
@@ -79,23 +81,22 @@ def _finished(
     return found
 
 
-def lanes_of_call(program: lanes.Program, several: list[Prepared]) -> int:
-    """How many lanes one compiled call should hold.
+def lanes_of_call(group: lanes.Group) -> int:
+    """Choose the number of lanes of one compiled call.
 
-    One after another: a few. Side by side: what fits into 80 % of the device's memory,
-    by what the compiler says one lane takes.
+    Sequential lanes: a few. Lanes side by side (vmapped): what fits into 80 % of the
+    device's memory, as the compiler reports the memory of one lane.
     """
-    if several[0].mapping == "sequential":
-        return min(ONE_CALL, len(several))
+    members = group.members
+    few = min(ONE_CALL, len(members))
     stats = jax.devices()[0].memory_stats() or {}
-    if "bytes_limit" not in stats:
-        return min(ONE_CALL, len(several))
-    one = lanes.make_lanes(program, several[:1], 1)
-    placed = lanes.arguments(program, one, one.state, 0)
-    memory = jax.jit(program.run).lower(*placed).compile().memory_analysis()
-    free = 0.8 * stats["bytes_limit"] - memory.argument_size_in_bytes
-    fits = int(free // max(memory.temp_size_in_bytes, 1))
-    return max(1, min(fits, len(several)))
+    if members[0].mapping == "sequential" or "bytes_limit" not in stats:
+        return few
+    one = lanes.make_lanes(group, members[:1], 1)
+    memory = group.program.compile(one).compiled.memory
+    free = 0.8 * stats["bytes_limit"] - memory["arguments"]
+    fits = int(free // max(memory["temporary"], 1))
+    return max(1, min(fits, len(members)))
 
 
 def _row(prepared: Prepared, values: dict, history: dict, num_devices: int) -> dict:
@@ -108,8 +109,8 @@ def _row(prepared: Prepared, values: dict, history: dict, num_devices: int) -> d
         values
         | {
             "best_test_accuracy": float(measured.max()) if len(measured) else np.nan,
-            "final_test_accuracy": results.last(accuracy),
-            "final_test_loss": results.last(history["test_loss"]),
+            "final_test_accuracy": last_measured(accuracy),
+            "final_test_loss": last_measured(history["test_loss"]),
             "diverged_at": int(lost[0]) + 1 if len(lost) else None,
             "seconds": float(history["seconds"]),
             "notes": "; ".join(prepared.notes),
@@ -140,57 +141,45 @@ def _cut(history: dict) -> dict:
     }
 
 
-def _call(
-    program: lanes.Program,
-    compiled: list,
+def _run_lanes(
+    group: lanes.Group,
     several: list[Prepared],
     count: int,
-    tell: Callable[[int], None],
+    show: Callable[[int], None],
     stop: Callable[[], bool],
-) -> tuple[dict, float]:
-    """Runs up to `count` lanes to the end: history ``[count, T, …]`` and seconds."""
-    these = lanes.make_lanes(program, several, count)
-    state, parts, seconds = these.state, [], 0.0
-    for first in range(0, program.intervals, program.chunk):
-        placed = lanes.arguments(program, these, state, first)
-        if not compiled:
-            compiled.append(jax.jit(program.run).lower(*placed).compile())
-        begun = time.perf_counter()
-        state, history = jax.block_until_ready(compiled[0](*placed))
-        seconds += time.perf_counter() - begun
-        parts.append(jax.device_get(history)._asdict())
-        ended = min(first + program.chunk, program.intervals)
-        tell(ended)
-        if ended < program.intervals and stop():
+) -> tuple[dict[str, np.ndarray], float, Program]:
+    """Run up to `count` lanes to the end.
+
+    Returns:
+      History ``[count, T, …]``, seconds of the calls, and the program, now compiled.
+    """
+    arrays, program = lanes.make_lanes(group, several, count), group.program
+    if program.compiled is None:
+        program = program.compile(arrays)
+    parts, seconds = [], 0.0
+    for chunk in program.chunks(arrays):
+        seconds += chunk.seconds
+        parts.append(chunk.history)
+        show(chunk.last)
+        if chunk.last < program.intervals and stop():
             raise KeyboardInterrupt
-    end = program.intervals  # what fills up the last chunk is not reported
-    whole = {k: np.concatenate([p[k] for p in parts], axis=1) for k in parts[0]}
-    return {k: a[:, :end] for k, a in whole.items()}, seconds
+    history = jax.tree.map(lambda *a: np.concatenate(a, axis=1), *parts)
+    return history._asdict(), seconds, program
 
 
 def run(
-    config: Config,
-    swept: Mapping[str, Sequence] | Sequence[Mapping],
-    *,
-    workdir: str | pathlib.Path | None = None,
-    lanes_per_call: int = 0,
-    stream: IO[str] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    model: Any = None,
-    dataset: Dataset | None = None,
-    optimizer: optimizers.Optimizer | None = None,
-    aggregator: Aggregator | None = None,
+    config: Config, swept: Mapping[str, Sequence] | Sequence[Mapping], **options: Any
 ) -> SweepResult:
-    """Runs or resumes a sweep.
+    """Run or resume a sweep.
 
     Args:
-      config: everything that is not swept.
+      config: all settings that are not swept.
       swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``,
         for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``.
       workdir: folder for files; None keeps everything in memory.
       lanes_per_call: lanes of one compiled call; 0 chooses, see `lanes_of_call`.
-      stream: where progress is told, None for silence.
-      stop: asked after every compiled call; True ends the sweep with
+      stream: where progress is printed; None: nowhere.
+      stop: called after every compiled call; True ends the sweep with
         KeyboardInterrupt, finished lanes kept.
       model, dataset, optimizer, aggregator: as in `runner.simulate`.
 
@@ -201,30 +190,43 @@ def run(
       UserError: a setting or value that cannot work, in one line.
     """
     validate(config)
-    values = grid.points(swept)
+    points = grid.points(swept)
+    configs = [grid.changed(config, values) for values in points]
+    return run_validated(config, points, configs, **options)
+
+
+def run_validated(
+    config: Config,
+    points: list[dict[str, Any]],
+    configs: list[Config],
+    *,
+    workdir: str | pathlib.Path | None = None,
+    lanes_per_call: int = 0,
+    stream: IO[str] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **own: Any,
+) -> SweepResult:
+    """Run or resume a sweep of validated configs, one per point; see `run`."""
     if workdir is not None:
         files.folder_of(workdir)  # before the work
-    mesh = assemble.start_jax(config)  # before anything asks JAX a question
-    whole = isinstance(lanes_per_call, Integral)
-    if not whole or lanes_per_call < 0:
+    mesh = start_jax(config)  # before anything else uses JAX
+    if not isinstance(lanes_per_call, Integral) or lanes_per_call < 0:
         raise UserError(
             f"lanes_per_call={lanes_per_call!r}: expected a whole number >= 0 "
             "(0 chooses)"
         )
     if jax.process_count() > 1:
         raise UserError("a sweep runs in one process; give every process its own part")
-    configs = [grid.changed(config, v) for v in values]
     host_memory.require(
-        f"sweep {', '.join(values[0])}",
+        f"sweep {', '.join(points[0])}",
         sum(map(drawn_bytes, configs)),
         f"schedules and splits of {len(configs):,} lanes",
     )
-    parts = {"model": model, "optimizer": optimizer, "aggregator": aggregator}
     with contextlib.ExitStack() as stack:
         folder = None if workdir is None else _opened(workdir, stream, stack)
-        several = prepare_all(configs, dataset, **parts)
+        several = prepare_all(configs, Own(**own))
         done = _train(several, mesh, folder, lanes_per_call, stream, stop)
-        return _result(config, values, several, done, mesh.size, folder)
+        return _result(config, points, several, done, mesh.size, folder)
 
 
 def _opened(
@@ -250,7 +252,7 @@ def _train(
     lanes_per_call: int,
     stream: IO[str] | None,
     stop: Callable[[], bool],
-) -> list[dict]:
+) -> list[dict[str, np.ndarray]]:
     """Histories of all lanes, from the folder or trained and kept there."""
     store = None if folder is None else folder / "lanes"
     for note in dict.fromkeys(n for p in several for n in p.notes):
@@ -260,33 +262,29 @@ def _train(
     todo = [i for i, name in enumerate(names) if name not in done]
     if done:
         progress.log(stream, f"{len(several) - len(todo)} lanes were finished already")
-    groups = [
-        [todo[i] for i in group] for group in lanes.group([several[i] for i in todo])
-    ]
-    for cause in lanes.differences(several, groups) if len(groups) > 1 else ():
+    groups, causes = lanes.group([several[i] for i in todo])
+    for cause in causes:
         progress.log(stream, f"{len(groups)} programs, because of {cause}")
-
     begun = time.perf_counter()
-    for group in groups:
-        members = [several[i] for i in group]
-        memory.check(members[0], mesh.size)
-        program, compiled = lanes.make_program(members, mesh), []
-        count = lanes_per_call or lanes_of_call(program, members)
-        count = min(count, len(group))
-        for first in range(0, len(group), count):
-            indices = group[first : first + count]
+    for members in groups:
+        explain.check_memory(several[todo[members[0]]], mesh.size)
+        group = lanes.make_group([several[todo[i]] for i in members], mesh)
+        count = min(lanes_per_call or lanes_of_call(group), len(members))
+        for first in range(0, len(members), count):
+            indices = [todo[i] for i in members[first : first + count]]
             numbers = f"lanes {indices[0] + 1}–{indices[-1] + 1} of {len(several)}"
 
-            def tell(interval, numbers=numbers, total=program.intervals):
+            def show(interval, numbers=numbers, total=group.program.intervals):
                 passed = time.perf_counter() - begun
                 text = f"{numbers}, interval {interval}/{total}, {passed:.0f} s"
                 progress.update_line(text, stream, last=interval == total)
 
-            members = [several[i] for i in indices]
-            history, seconds = _call(program, compiled, members, count, tell, stop)
-            for place, index in enumerate(indices):
-                own = {name: a[place] for name, a in history.items()}
-                times = several[index].times
+            here = [several[i] for i in indices]
+            history, seconds, program = _run_lanes(group, here, count, show, stop)
+            group = group._replace(program=program)
+            for lane, index in enumerate(indices):
+                own = {name: a[lane] for name, a in history.items()}
+                times = several[index].workload.schedule
                 own["tau"], own["virtual_time"] = times.tau, times.seconds
                 own["seconds"] = np.float64(seconds / len(indices))
                 done[names[index]] = own
@@ -295,7 +293,6 @@ def _train(
                     files.write_arrays(store / f"{names[index]}.npz", kept)
             if not all(name in done for name in names) and stop():
                 raise KeyboardInterrupt
-
     return [_cut(done[name]) for name in names]
 
 
@@ -320,7 +317,7 @@ def _result(
         settings = {"config": dataclasses.asdict(config), "lanes": values}
         files.write_json(folder / "sweep.json", settings)
         about = ", ".join(
-            dict.fromkeys(f"{p.dataset.name}, {p.model_name}" for p in several)
+            dict.fromkeys(f"{p.dataset.name}, {p.network.name}" for p in several)
         )
         sweeps.write_sweep(folder, list(values[0]), rows, whole, about)
     return result
@@ -333,5 +330,5 @@ def sweep(
     verbose: bool = False,
     **options: Any,
 ) -> SweepResult:
-    """`run` with progress on stderr if `verbose`."""
+    """Run or resume a sweep, see `run`; `verbose` prints progress on stderr."""
     return run(config, swept, stream=sys.stderr if verbose else None, **options)

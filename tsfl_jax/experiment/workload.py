@@ -1,60 +1,88 @@
-"""Who works how much and when, of a config: τ by cases, or from speeds in seconds."""
+"""The workload of an experiment: which client works how much and when.
+
+Local iterations τ are drawn by cases, or simulated in virtual seconds under a
+framework. The workload is drawn once, in `prepare`, and carried.
+"""
 
 import inspect
 import sys
+from typing import NamedTuple
 
 import numpy as np
 
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config
 from tsfl_jax.report import progress
-from tsfl_jax.timeline import fleet, free_riders, replay, schedule
-from tsfl_jax.timeline.trace import Simulation
+from tsfl_jax.timeline import free_riders, replay, schedule
+from tsfl_jax.timeline.fleet import Fleet, draw_fleet
+from tsfl_jax.timeline.trace import Simulation, Task, Trace
 from tsfl_jax.types import Schedule, UserError
 
-# Of a timeline's simulation in Python: refused, announced, and how long one takes.
+# Events of a simulated timeline: refused, announced; seconds that one takes.
 _MOST_EVENTS, _MANY_EVENTS, _EVENT_SECONDS = 2e7, 1e6, 2e-5
 
 
+class Workload(NamedTuple):
+    """Which client works how much and when, drawn before training, on the host."""
+
+    schedule: Schedule  # what the compiled program replays
+    fleet: Fleet | None = None  # speeds in seconds; None: τ by cases
+    trace: Trace | None = None  # deliveries in seconds; None: τ by cases
+    tasks: list[Task] | None = None  # all that were begun; None: τ by cases
+
+
 def groups(text: str) -> tuple[str, ...]:
-    """The parts of "constant(1); constant(2)", one for each group of clients."""
+    """Split "constant(1); constant(2)" into its parts, one per group of clients."""
     return tuple(part.strip() for part in text.split(";") if part.strip())
 
 
-def draw_schedule(config: Config) -> Schedule:
-    """τ, sizes and deliveries of a config, before training.
+def draw_workload(config: Config) -> Workload:
+    """Draw the workload of a validated config.
+
+    Args:
+      config: all settings.
+
+    Returns:
+      `Workload`; its schedule has notes on idle intervals and clients.
 
     Raises:
       UserError: a setting that cannot work, in one line.
     """
-    timed = config.timeline.framework != "none"
-    drawn = _timed(config) if timed else _by_cases(config)
-    s = config.schedule
-    if s.free_riders:
-        drawn = _with_riders(config, drawn)
-    return drawn._replace(notes=drawn.notes + _idle(config, drawn))
+    if config.timeline.framework == "none":
+        workload = Workload(_draw_by_cases(config))
+    else:
+        size, notes = _draw_sizes(config)
+        fleet = _draw_fleet(config, size)
+        trace, tasks = simulate_timeline(config, fleet)
+        times = replay.schedule_of(trace, size)._replace(notes=notes)
+        workload = Workload(times, fleet, trace, tasks)
+    times = workload.schedule
+    if config.schedule.free_riders:
+        times = _with_free_riders(config, times)
+    times = times._replace(notes=times.notes + _idle_notes(config, times))
+    return workload._replace(schedule=times)
 
 
-def _with_riders(config: Config, drawn: Schedule) -> Schedule:
+def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
     s = config.schedule
-    places = {}
+    clients = {}
     if drawn.delivery is not None:
-        places = {"client": drawn.delivery.client, "num_clients": config.num_clients}
+        clients = {"client": drawn.delivery.client, "num_clients": config.num_clients}
     done, reported, _ = free_riders.ride(
         drawn.tau,
         s.free_riding,
         s.free_riders,
         rng.generator(config.seed, "free riders"),
-        **places,
+        **clients,
     )
     return drawn._replace(tau=done, reported=reported)
 
 
-def _idle(config: Config, drawn: Schedule) -> tuple[str, ...]:
+def _idle_notes(config: Config, drawn: Schedule) -> tuple[str, ...]:
     """A note on intervals and clients without work.
 
     Raises:
-      UserError: nobody ever works.
+      UserError: no client works in any interval.
     """
     s, works = config.schedule, drawn.tau > 0
     if not works.any():
@@ -89,7 +117,7 @@ def _idle(config: Config, drawn: Schedule) -> tuple[str, ...]:
     return ("; ".join(parts),) if parts else ()
 
 
-def _by_cases(config: Config) -> Schedule:
+def _draw_by_cases(config: Config) -> Schedule:
     s = config.schedule
     drawn = schedule.make_schedule(
         s.kind,
@@ -108,12 +136,8 @@ def _by_cases(config: Config) -> Schedule:
     return drawn._replace(seconds=ends * s.interval_seconds)
 
 
-def sizes_of(config: Config) -> np.ndarray:
-    """``[N]`` samples of each client, the same all the time: of a timeline."""
-    return _sizes(config)[0]
-
-
-def _sizes(config: Config) -> tuple[np.ndarray, tuple[str, ...]]:
+def _draw_sizes(config: Config) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Samples ``[N]`` of each client, constant on a timeline, and notes."""
     s = config.schedule
     drawn = schedule.make_schedule(
         "distribution",
@@ -127,10 +151,10 @@ def _sizes(config: Config) -> tuple[np.ndarray, tuple[str, ...]]:
     return drawn.size[0], drawn.notes
 
 
-def fleet_of(config: Config, size: np.ndarray) -> fleet.Fleet:
-    """How fast the clients are; does not depend on the framework."""
+def _draw_fleet(config: Config, size: np.ndarray) -> Fleet:
+    """Speeds of the clients; they do not depend on the framework."""
     t = config.timeline
-    return fleet.draw_fleet(
+    return draw_fleet(
         config.num_clients,
         size,
         speed=groups(t.speed),
@@ -144,8 +168,8 @@ def fleet_of(config: Config, size: np.ndarray) -> fleet.Fleet:
     )
 
 
-def simulate_timeline(config: Config, clients: fleet.Fleet) -> Simulation:
-    """All tasks and updates of T·Δ virtual seconds, under the framework."""
+def simulate_timeline(config: Config, fleet: Fleet) -> Simulation:
+    """Simulate all tasks and updates of T·Δ virtual seconds under the framework."""
     t, interval = config.timeline, config.schedule.interval_seconds
     intervals = config.num_intervals
     # A framework gets what its arguments name, also settings of its own.
@@ -153,12 +177,12 @@ def simulate_timeline(config: Config, clients: fleet.Fleet) -> Simulation:
     given |= {"horizon": intervals * interval, "iterations": t.local_iterations}
     arguments = inspect.signature(timeline.FRAMEWORKS[t.framework]).parameters
     own = {name: given[name] for name in arguments if name in given}
-    _check_events(config, timeline.expected_events(t.framework, clients, **own))
-    return timeline.FRAMEWORKS[t.framework](clients, **own)
+    _check_events(config, timeline.expected_events(t.framework, fleet, **own))
+    return timeline.FRAMEWORKS[t.framework](fleet, **own)
 
 
 def _check_events(config: Config, events: float) -> None:
-    """Refuses a timeline that takes too long to simulate, announces a long one."""
+    """Refuse a timeline that takes too long to simulate; announce a long one."""
     t, seconds = config.timeline, config.schedule.interval_seconds
     if not events <= _MOST_EVENTS:
         given = f"speeds={t.speeds}" if t.speeds else f"speed={t.speed}"
@@ -174,9 +198,3 @@ def _check_events(config: Config, events: float) -> None:
             f"simulating about {events:.2g} tasks and iterations of the timeline, "
             f"roughly {events * _EVENT_SECONDS:.0f} s …",
         )
-
-
-def _timed(config: Config) -> Schedule:
-    size, notes = _sizes(config)
-    trace = simulate_timeline(config, fleet_of(config, size)).trace
-    return replay.schedule_of(trace, size)._replace(notes=notes)

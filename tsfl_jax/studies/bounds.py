@@ -152,7 +152,7 @@ def run_setting(label: str, config: Config, seeds: int) -> SettingResult:
     history = sweeps.run(config, swept, dataset=dataset).history
     after = np.asarray(history["test_loss"], np.float64)  # [S, T]
     away = 2 * after / known.smoothness
-    tau = prepared.times.tau
+    tau = prepared.workload.schedule.tau
     several = [bounds_of(known, lr, np.asarray(rho), tau) for rho in history["rho"]]
     printed, repaired, valid = (np.stack(part) for part in zip(*several, strict=True))
     start = np.full((seeds, 1), 0.5 * known.smoothness * known.distance)

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from tsfl_jax import data
 from tsfl_jax.config import Config, flat
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import assemble, grid, prepare, runner, workload
+from tsfl_jax.experiment import assemble, grid, prepare, runner
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
@@ -116,13 +116,9 @@ def _run_one(
     config: Config, dataset: Dataset, workdir: pathlib.Path
 ) -> tuple[runner.Result, dict]:
     """One run, new, resumed or reused; and a summary of its timeline."""
-    clients = workload.fleet_of(config, workload.sizes_of(config))
-    facts = trace.summary(
-        workload.simulate_timeline(config, clients).trace,
-        grid.setting(config, "num_clients"),
-    )
     exp = assemble.build(config, dataset=dataset)
-    return runner.run(exp, workdir, None), facts
+    facts = trace.summary(exp.workload.trace, len(exp.arrays.problem.client))
+    return runner.run(exp, workdir), facts
 
 
 def run_frameworks(

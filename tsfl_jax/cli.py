@@ -1,0 +1,379 @@
+"""The command line of one experiment, a sweep or an explanation: see ``launch.py``."""
+
+import contextlib
+import dataclasses
+import math
+import os
+import pathlib
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from absl import flags
+from ml_collections import config_flags
+
+from tsfl_jax import command, types, validate
+from tsfl_jax.config import SETTINGS, Config, effective, flat
+from tsfl_jax.engine import devices, processes
+from tsfl_jax.experiment import (
+    assemble,
+    backend,
+    explain,
+    grid,
+    prepare,
+    program,
+    runner,
+    sweeps,
+)
+from tsfl_jax.report import files as report
+from tsfl_jax.report import progress, timeline
+from tsfl_jax.types import UserError
+
+CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
+DEFAULT = CONFIGS / "digits_case3.py"
+
+# `parse` adds the default file: one given here would be read, and its overrides
+# applied, while flags are defined, where a wrong value cannot end in one clear line.
+_CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "Experiment file (default: configs/digits_case3.py)."
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", "Several processes: host:port on which process 0 listens."
+)
+_PROCESSES = flags.DEFINE_integer("processes", 1, "Several processes: how many.")
+_PROCESS = flags.DEFINE_integer("process", 0, "Several processes: which one, from 0.")
+_JOIN_TIMEOUT = flags.DEFINE_float(
+    "join_timeout", 300, "Several processes: seconds to wait for all of them to start."
+)
+_SWEEP = flags.DEFINE_multi_string(
+    "sweep", [], "Setting and its values: seed=0:10 or lr=0.01,0.1; repeatable."
+)
+_LANES = flags.DEFINE_integer(
+    "lanes_per_call",
+    0,
+    "Sweeps: lanes of one compiled call; 0 chooses.",
+    lower_bound=0,
+)
+_EXPLAIN = flags.DEFINE_enum(
+    "explain",
+    None,
+    ["estimate", "compile"],
+    "Do not train: print and plot the timeline, work, padding and memory; "
+    "--explain=compile also asks the compiler for the memory.",
+)
+_WORKDIR = flags.DEFINE_string(
+    "workdir", "", "Folder for results; empty: a new one under runs/."
+)
+
+
+def _check_flags(argv: list[str]) -> None:
+    """Answer the usual mistakes in one line instead of the flag library's traceback."""
+    for position, argument in enumerate(argv[1:], start=1):
+        if not argument.startswith("-"):
+            continue
+        flag, equals, value = argument.lstrip("-").partition("=")
+        if flag == "config":
+            path = value if equals else (argv[position + 1 : position + 2] or [""])[0]
+            path = path.rpartition(".py:")[0] + ".py" if ".py:" in path else path
+            if not pathlib.Path(path).is_file():
+                folders = {pathlib.Path(path).parent, CONFIGS}
+                known = [str(p) for folder in folders for p in folder.glob("*.py")]
+                raise UserError(
+                    f"--config={path}: no such file{types.nearest(path, known)}"
+                )
+        elif flag.startswith("config."):
+            name = flag.removeprefix("config.")
+            if name not in SETTINGS:
+                hint = types.nearest(name, SETTINGS)
+                raise UserError(f"--{flag}: there is no such setting{hint}")
+
+
+def _last_overrides(words: list[str]) -> list[str]:
+    """Leave out overrides that a later one of the same setting replaces.
+
+    The flag library joins repeated tuples: (1,4) and then (2,2) would be (1,4,2,2).
+    """
+    kept, position = {}, 0
+    while position < len(words):
+        word, length = words[position], 1
+        name, equals, _ = word.lstrip("-").partition("=")
+        setting = word.startswith("-") and name.startswith("config.")
+        following = words[position + 1 : position + 2]
+        if setting and not equals and following and not following[0].startswith("--"):
+            length = 2  # --config.lr 0.1
+        kept[name if setting else position] = words[position : position + length]
+        position += length
+    return [word for part in kept.values() for word in part]
+
+
+def _config_first(argv: list[str]) -> list[str]:
+    """Put --config before its overrides, once, as the flag library needs it."""
+    chosen, rest, words = [], [], iter(_last_overrides(argv[1:]))
+    for word in words:
+        if word.lstrip("-") == "config" and word.startswith("-"):
+            chosen.append(f"--config={next(words, '')}")
+        elif word.startswith(("--config=", "-config=")):
+            chosen.append(word)
+        elif word in ("--explain", "-explain"):  # a value is optional
+            rest.append("--explain=estimate")
+        else:
+            rest.append(word)
+    if len(chosen) > 1:
+        raise UserError(f"--config is given {len(chosen)} times; choose one")
+    return argv[:1] + (chosen or [f"--config={DEFAULT}"]) + rest
+
+
+def parse(argv: list[str]) -> list[str]:
+    """Parse the command line; a mistake in it ends the process with one line."""
+    try:
+        _check_flags(argv)
+        rest = flags.FLAGS(_config_first(argv))
+    except (UserError, flags.Error) as error:
+        _stop(" ".join(str(error).split()))
+    except Exception as error:  # whatever a user's config file raises
+        reason = " ".join(str(error).split())
+        _stop(f"cannot read the config: {type(error).__name__}: {reason}")
+    if rest[1:]:
+        _stop(f"unexpected argument {rest[1]!r}; settings look like --config.lr=0.01")
+    return rest
+
+
+def _stop(
+    message: str, code: int = 2, group: processes.Group | None = None
+) -> NoReturn:
+    """End with one line; the other processes of the run end with it."""
+    if group is not None:
+        processes.stopped(group, message, code)
+        _end(message, code)
+    print(f"launch.py: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    """End from any thread, even while the main one waits."""
+    sys.stdout.flush()
+    line = "\n" if sys.stderr.isatty() else ""  # below a progress line
+    print(f"{line}launch.py: {message}", file=sys.stderr, flush=True)
+    os._exit(code)
+
+
+def _joined(config: Config) -> processes.Group | None:
+    """Join the processes that share this run; None: only this one."""
+    count, several = _PROCESSES.value, ("process", "coordinator", "join_timeout")
+    if count < 1:
+        raise UserError(f"--processes={count}: expected at least 1")
+    for name in several:
+        if not flags.FLAGS["processes"].present and flags.FLAGS[name].present:
+            raise UserError(
+                f"--{name}={flags.FLAGS[name].value}: say how many processes there "
+                "are, with --processes"
+            )
+    if count == 1:
+        if _PROCESS.value != 0:
+            raise UserError(
+                f"--process={_PROCESS.value}: expected 0 with --processes=1"
+            )
+        return None
+    if not 0 < _JOIN_TIMEOUT.value < math.inf:
+        raise UserError(f"--join_timeout={_JOIN_TIMEOUT.value}: expected seconds > 0")
+    return processes.join(
+        _COORDINATOR.value,
+        count,
+        _PROCESS.value,
+        settings=effective(flat(report.plain(dataclasses.asdict(config)))),
+        patience=_JOIN_TIMEOUT.value,
+        tell=lambda line: progress.log(sys.stderr, line),
+        end=_end,
+    )
+
+
+def _label(config: Config) -> str:
+    path = flags.FLAGS["config"].config_filename
+    path = pathlib.Path(path.rpartition(".py:")[2])  # configs/papers.py:mnist_case1
+    if _SWEEP.value:
+        return f"{path.stem}-sweep"
+    return f"{path.stem}-{config.algorithm}-seed{config.seed}"
+
+
+def _headline(exp: assemble.Experiment) -> str:
+    labels, intervals = exp.labels, exp.program.intervals
+    clients = len(exp.arrays.problem.client)
+    return (
+        f"{labels['algorithm']} on {labels['data']}: {intervals} intervals, "
+        f"{clients} clients, {labels['model']} with {labels['num_parameters']:,} "
+        f"parameters, clients by {labels['mapping']} on {labels['num_devices']} "
+        "device(s)"
+    )
+
+
+def _check_workdir(path: pathlib.Path) -> None:
+    """Check before the work that a folder can be written, and leave no trace."""
+    path = report.folder_of(path)
+    missing = [p for p in (path, *path.parents) if not p.exists()]
+    report.prepare_workdir(path)
+    for folder in missing:
+        folder.rmdir()
+
+
+def _interrupts() -> Callable[[], bool]:
+    """Make the first Ctrl-C end the run after its chunk, saved; the second at once."""
+    asked: list[bool] = []
+
+    def handler(number: int, frame: Any) -> None:
+        del number, frame
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+        print("\nstopping after this chunk; Ctrl-C again: at once", file=sys.stderr)
+
+    signal.signal(signal.SIGINT, handler)
+    return lambda: bool(asked)
+
+
+def _explain(config: Config) -> None:
+    """Print and plot what a run would do, and do not run it."""
+    mesh = backend.start_jax(config)
+    progress.log(sys.stderr, "preparing data and model …")
+    prepared = prepare.prepare_validated(config, prepare.Own())
+    for note in prepared.notes:
+        progress.log(sys.stderr, f"note: {note}")
+    known = explain.explain(prepared, mesh)
+    compiled = None
+    if _EXPLAIN.value == "compile":
+        progress.log(sys.stderr, "compiling …")
+        arrays = program.make_arrays(prepared, mesh)
+        compiled = program.make_program([prepared], mesh).compile(arrays).compiled
+    workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
+    folder = report.prepare_workdir(workdir)
+    paths = timeline.plot_timeline(known.timeline, known.settings, folder / "timeline")
+    chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
+    words = explain.text(known, compiled and compiled.memory)
+    files = f"{'files':<15}{', '.join(map(str, paths))}"
+    progress.log(sys.stdout, f"{words}\n{files}\n\n{chart}")
+
+
+def _sweep(config: Config) -> None:
+    """All lanes, then the summary."""
+    swept = grid.parse(_SWEEP.value)
+    points = grid.points(swept)
+    configs = [grid.changed(config, values) for values in points]
+    workdir = _WORKDIR.value or report.new_workdir("runs", _label(config))
+    print(f"{len(points)} lanes; results in {workdir}", file=sys.stderr)
+    with _resumable(workdir):
+        sweeps.run_validated(
+            config,
+            points,
+            configs,
+            workdir=workdir,
+            lanes_per_call=_LANES.value,
+            stream=sys.stderr,
+            stop=_interrupts(),
+        )
+    print((pathlib.Path(workdir) / "summary.md").read_text(encoding="utf-8"))
+
+
+def _train(config: Config, group: processes.Group | None) -> None:
+    """Run one experiment; of several processes the first prints and writes files."""
+    stream = sys.stderr if devices.first() else None
+    progress.log(stream, "preparing data and model …")
+    exp = assemble.build(config)
+    for note in exp.notes:
+        progress.log(stream, f"note: {note}")
+    workdir = _WORKDIR.value or "runs"
+    if not _WORKDIR.value and devices.first():
+        workdir = report.new_workdir("runs", _label(config))
+    progress.log(stream, _headline(exp))
+    progress.log(stream, f"results in {workdir}")
+    if group is not None and devices.first():
+        processes.will_resume(
+            group,
+            f"the same commands in all processes, with --workdir={workdir}, "
+            + ("resume" if config.checkpoint else "start again"),
+        )
+    with _resumable(workdir, group):
+        result = runner.run(exp, workdir, stream, _interrupts())
+    if group is not None:
+        processes.leave(group)
+    if stream is not None:
+        print(progress.summary_text(result.summary, workdir))
+    lost = result.summary["diverged_at"]
+    if lost is not None:
+        _stop(
+            f"every client's model became infinite or NaN in interval {lost}; the last "
+            f"good model is kept in {workdir}; try a smaller --config.lr or "
+            "--config.clip_norm=1",
+            1,
+        )
+
+
+@contextlib.contextmanager
+def _resumable(
+    workdir: str | pathlib.Path, group: processes.Group | None = None
+) -> Iterator[None]:
+    """Answer Ctrl-C with the way to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        folders = ("checkpoints", "lanes")
+        saved = any((pathlib.Path(workdir) / name).exists() for name in folders)
+        again = f"; the same command with --workdir={workdir} resumes" if saved else ""
+        _stop(f"stopped{again}", 130, group)
+
+
+def _check_combination() -> None:
+    """Raise UserError for flags that exclude each other."""
+    several = _PROCESSES.value > 1
+    if _EXPLAIN.value and (_SWEEP.value or several):
+        other = "sweep" if _SWEEP.value else "processes"
+        raise UserError(
+            f"--explain and --{other}: only one experiment in one process can be "
+            f"explained; leave out --{other}"
+        )
+    if flags.FLAGS["lanes_per_call"].present and not _SWEEP.value:
+        raise UserError(
+            f"--lanes_per_call={_LANES.value}: would be ignored without --sweep"
+        )
+    if _SWEEP.value and several:
+        raise UserError(
+            "--sweep and --processes: a sweep runs in one process; give every "
+            "process its own part"
+        )
+
+
+def main(argv: list[str]) -> None:
+    """Validate the config and do what the flags ask for."""
+    del argv
+    config, group = _CONFIG.value, None
+    try:
+        if not isinstance(config, Config):
+            raise UserError("get_config() of a config file must return a Config")
+        validate.validate(config)
+        _check_combination()
+        # First of all: the first use of JAX starts it with one CPU device.
+        devices.start(config.devices)
+        group = _joined(config)
+        if _WORKDIR.value and devices.first():
+            _check_workdir(pathlib.Path(_WORKDIR.value))
+        if _EXPLAIN.value:
+            _explain(config)
+        elif _SWEEP.value:
+            _sweep(config)
+        else:
+            _train(config, group)
+    except UserError as error:
+        _stop(str(error), group=group)
+    except KeyboardInterrupt:
+        _stop("stopped", 130, group)
+    except Exception as error:
+        if command.out_of_memory(error):
+            reason = " ".join(str(error).split())
+            _stop(f"not enough memory ({reason}); use smaller settings", 2, group)
+        if group is None:
+            raise
+        # Most often another process was lost; then the group ends this one first.
+        time.sleep(5)
+        traceback.print_exc()
+        _stop(f"{type(error).__name__}: {' '.join(str(error).split())}", 1, group)

@@ -1,0 +1,289 @@
+"""The program of an experiment, or of several as lanes: the only place that compiles.
+
+`Arrays` is what a program runs on, `Program` is the function. The same generator of
+chunks serves runs, sweeps, explanations and benchmarks.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tsfl_jax import rng
+from tsfl_jax.engine import client as local
+from tsfl_jax.engine import devices, evaluation, scan
+from tsfl_jax.engine.recipe import Probes, Recipe
+from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
+from tsfl_jax.rules.base import Aggregator
+from tsfl_jax.types import Array, HParams, PRNGKey, UserError
+
+
+class Arrays(NamedTuple):
+    """What a program runs on; lanes have a leading axis ``[L]``, see `Recipe`."""
+
+    start: scan.State  # w^0 and the rule's state
+    key: PRNGKey  # of the seed; the run folds its streams from it
+    hparams: HParams
+    problem: scan.Problem  # on the devices
+    inputs: scan.Inputs  # on the host, [T, ...] filled up to whole chunks
+
+
+class Compiled(NamedTuple):
+    """A compiled program."""
+
+    call: jax.stages.Compiled
+    lower_seconds: float  # of tracing and lowering
+    seconds: float  # of all: tracing, lowering and compiling
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes on every device as the compiler reports them."""
+        found = self.call.memory_analysis()
+        return {
+            "arguments": found.argument_size_in_bytes,
+            "temporary": found.temp_size_in_bytes,
+            "results": found.output_size_in_bytes,
+        }
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """XLA's cost analysis of one call: "flops", "bytes accessed", …"""
+        return self.call.cost_analysis()
+
+
+class Chunk(NamedTuple):
+    """What one call has computed."""
+
+    first: int  # interval before which it began
+    last: int  # intervals that have finished after it
+    state: scan.State  # on the devices
+    history: scan.History  # on the host, [last − first, ...]; lanes [L, ...]
+    seconds: float  # of the call
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function for the experiments of a group, which differ in arrays only.
+
+    Attributes:
+      run: see `scan.make_run`.
+      recipe: what shapes it.
+      mesh: the devices.
+      intervals: T, intervals or updates of a whole run.
+      chunk: R, of one call.
+      compiled: from `compile`; None before.
+    """
+
+    run: scan.Run
+    recipe: Recipe
+    mesh: Mesh
+    intervals: int
+    chunk: int
+    compiled: Compiled | None = None
+
+    def arguments(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
+        """What `run` takes for the chunk from interval `first` on, on the devices."""
+        part, lanes = slice(first, first + self.chunk), bool(self.recipe.lanes)
+        shared = arrays.inputs.interval[part], arrays.inputs.evaluate[part]
+        own = arrays.inputs._replace(interval=None, evaluate=None)
+        inputs = jax.tree.map(lambda a: a[:, part] if lanes else a[part], own)
+        inputs = inputs._replace(interval=shared[0], evaluate=shared[1])
+        spec = scan.LANES_INPUTS_SPEC if lanes else scan.INPUTS_SPEC
+        whole = (state, arrays.key, arrays.hparams)
+        return (
+            *devices.place(self.mesh, whole, scan.WHOLE),
+            arrays.problem,
+            devices.place(self.mesh, inputs, spec),
+        )
+
+    def compile(self, arrays: Arrays, state: scan.State | None = None) -> "Program":
+        """Lower and compile for arrays of these shapes; `state` None: their start."""
+        arguments = self.arguments(arrays, arrays.start if state is None else state, 0)
+        begun = time.perf_counter()
+        lowered = jax.jit(self.run).lower(*arguments)
+        middle = time.perf_counter()
+        call = lowered.compile()
+        end = time.perf_counter()
+        devices.meet()  # one process may compile what another finds in its cache
+        compiled = Compiled(call, middle - begun, end - begun)
+        return dataclasses.replace(self, compiled=compiled)
+
+    def chunks(
+        self, arrays: Arrays, state: scan.State | None = None, first: int = 0
+    ) -> Iterator[Chunk]:
+        """Run from interval `first` and `state` (None: w^0) to the end, by chunks.
+
+        Raises:
+          ValueError: the program is not compiled.
+        """
+        if self.compiled is None:
+            raise ValueError("call compile first")
+        state = arrays.start if state is None else state
+        while first < self.intervals:
+            arguments = self.arguments(arrays, state, first)
+            begun = time.perf_counter()
+            state, history = jax.block_until_ready(self.compiled.call(*arguments))
+            seconds = time.perf_counter() - begun
+            length = min(self.chunk, self.intervals - first)  # without the padding
+            at = (slice(None),) * bool(self.recipe.lanes) + (slice(length),)
+            history = jax.tree.map(lambda a, at=at: a[at], jax.device_get(history))
+            yield Chunk(first, first + length, state, history, seconds)
+            first += length
+
+
+def recipe_of(
+    several: list[Prepared], rules: tuple[Aggregator, ...], lanes: str = ""
+) -> Recipe:
+    """What shapes a program that can run all of these experiments.
+
+    Args:
+      several: experiments that differ in arrays only.
+      rules: theirs, each once.
+      lanes: "" one experiment; else how lanes run: "sequential" or "vmap".
+    """
+    config, measures = several[0].config, several[0].config.measure_clients
+    batch_size, iteration = config.batch_size, config.schedule.iteration
+    schedules = [p.workload.schedule for p in several]
+
+    def estimates(rule: Aggregator) -> bool:
+        hparams = [p.hparams for p in several if p.rule == rule]
+        given = [(h.smoothness, h.grad_sq_norm, h.grad_variance) for h in hparams]
+        return bool(rule.uses_constants or measures) and bool(np.isnan(given).any())
+
+    return Recipe(
+        batch_size=batch_size,
+        iteration=iteration,
+        passes=max(
+            local.most_passes(s.tau, s.size, batch_size, iteration) for s in schedules
+        ),
+        mapping=several[0].mapping,
+        block=min(config.client_chunk or config.num_clients, config.num_clients),
+        longest=max(int(p.steps.max()) for p in several),
+        probes=Probes(
+            constants=tuple(map(estimates, rules)),
+            gradients=tuple(bool(r.uses_gradients or measures) for r in rules),
+        ),
+        lanes=lanes,
+    )
+
+
+def rules_of(several: list[Prepared]) -> tuple[Aggregator, ...]:
+    """The rules of some experiments, each once, in order of appearance."""
+    return tuple(dict.fromkeys(p.rule for p in several))
+
+
+def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Program:
+    """The program of experiments that differ in arrays only; see `recipe_of`."""
+    first, rules = several[0], rules_of(several)
+    recipe = recipe_of(several, rules, lanes)
+    return Program(
+        run=scan.make_run(first.network.model, rules, first.optimizer, recipe, mesh),
+        recipe=recipe,
+        mesh=mesh,
+        intervals=len(first.steps),
+        chunk=chunk_of(first),
+    )
+
+
+def make_arrays(prepared: Prepared, mesh: Mesh) -> Arrays:
+    """The arrays of one experiment.
+
+    Raises:
+      UserError: a network that classifies has no logit for each class.
+    """
+    problem = make_problem(prepared, mesh)
+    init_key, key = keys_of(prepared)
+    size = prepared.partition.capacity.astype(np.float32)
+    start = jax.jit(lambda key, samples: initial_state(prepared, key, size, samples))(
+        init_key, problem.samples
+    )
+    check_output(prepared, start.params, problem)
+    inputs = make_inputs(prepared, mesh.size)
+    return Arrays(start, key, prepared.hparams, problem, inputs)
+
+
+def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
+    """Samples, test set and index table on the devices."""
+    dataset = prepared.dataset
+    problem = scan.Problem(
+        samples=local.Samples(
+            x=dataset.x_train,
+            y=dataset.y_train,
+            mean=np.asarray(dataset.mean, np.float32),
+            inverse_std=np.asarray(1.0 / dataset.std, np.float32),
+        ),
+        test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size),
+        rows=prepared.partition.indices,
+        client=np.arange(prepared.config.num_clients, dtype=np.int32),
+    )
+    return devices.place(mesh, problem, scan.PROBLEM_SPEC)
+
+
+def make_inputs(prepared: Prepared, num_devices: int) -> scan.Inputs:
+    """Inputs of all intervals, ``[T, ...]`` on the host, filled up to whole chunks."""
+    times = prepared.workload.schedule
+    inputs = scan.Inputs(
+        interval=np.arange(len(times.tau), dtype=np.int32),
+        tau=times.tau,
+        size=times.size,
+        evaluate=evaluated(prepared),
+        assigned=devices.deal(prepared.steps, num_devices),
+        reported=times.reported,
+        delivery=times.delivery,
+    )
+    missing = -len(times.tau) % chunk_of(prepared)
+    if not missing:
+        return inputs
+    # The padding has no deliveries, no evaluations and no snapshots.
+    filled = jax.tree.map(
+        lambda a: np.concatenate([a, a[-1:].repeat(missing, 0)]), inputs
+    )
+    end = len(times.tau)
+    filled.tau[end:], filled.evaluate[end:] = 0, False
+    if times.reported is not None:
+        filled.reported[end:] = 0
+    if times.delivery is not None:
+        filled.delivery.keep[end:] = times.places
+    return filled
+
+
+def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
+    """(of the initial model, of the seed, which the run folds its streams from)."""
+    key = rng.key(prepared.config.seed)
+    return rng.fold(key, "initial model"), key
+
+
+def initial_state(
+    prepared: Prepared, key: PRNGKey, size: Array, samples: local.Samples
+) -> scan.State:
+    """w^0 and the rule's state; `size` ``[N]`` float32 samples of each client."""
+    return scan.init_state(
+        prepared.network.model,
+        prepared.rule,
+        key,
+        local.scaled(samples, samples.x[:1]),
+        counts_of(prepared),
+        prepared.workload.schedule.places,
+        size,
+    )
+
+
+def check_output(prepared: Prepared, params, problem: scan.Problem) -> None:
+    """Raise UserError unless a network that classifies has a logit for each class."""
+    model, num_classes = prepared.network.model, prepared.dataset.num_classes
+    if not model.classifies:
+        return
+
+    def predict(params, samples):
+        return model.predict(params, local.scaled(samples, samples.x[:1]))
+
+    logits = jax.eval_shape(predict, params, problem.samples)
+    if logits.shape != (1, num_classes):
+        raise UserError(
+            f"the model makes logits {list(logits.shape)} of one sample; expected "
+            f"[1, {num_classes}] for {num_classes} classes"
+        )

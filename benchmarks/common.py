@@ -60,7 +60,7 @@ def first_chunk(
     inputs = arrays.inputs
     inputs = inputs._replace(evaluate=np.full_like(inputs.evaluate, evaluate))
     arrays = arrays._replace(inputs=inputs)
-    compiled = program.compile(arrays).compiled
+    compiled = program.compile(arrays)
     arguments = program.arguments(arrays, arrays.start, 0)
     return lambda: jax.block_until_ready(compiled.call(*arguments)), compiled
 

@@ -29,7 +29,7 @@ def worker(name: str, cache: str) -> None:
     exp = common.make_experiment(
         model, algorithm=algorithm, schedule__kind="case1", compile_cache=cache
     )
-    compiled = exp.program.compile(exp.arrays).compiled
+    compiled = exp.program.compile(exp.arrays)
     print(json.dumps({"trace": compiled.lower_seconds, "total": compiled.seconds}))
 
 

@@ -191,7 +191,7 @@ def _joined(config: Config) -> processes.Group | None:
 
 
 def _label(config: Config) -> str:
-    path = flags.FLAGS["config"].config_filename
+    path = getattr(flags.FLAGS["config"], "config_filename")  # noqa: B009
     path = pathlib.Path(path.rpartition(".py:")[2])  # configs/papers.py:mnist_case1
     if _SWEEP.value:
         return f"{path.stem}-sweep"
@@ -245,12 +245,12 @@ def _explain(config: Config) -> None:
     if _EXPLAIN.value == "compile":
         progress.log(sys.stderr, "compiling …")
         arrays = program.make_arrays(prepared, mesh)
-        compiled = program.make_program([prepared], mesh).compile(arrays).compiled
+        compiled = program.make_program([prepared], mesh).compile(arrays).memory()
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
     folder = report.prepare_workdir(workdir)
     paths = timeline.plot_timeline(known.timeline, known.settings, folder / "timeline")
     chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
-    words = explain.text(known, compiled and compiled.memory)
+    words = explain.text(known, compiled)
     files = f"{'files':<15}{', '.join(map(str, paths))}"
     progress.log(sys.stdout, f"{words}\n{files}\n\n{chart}")
 

@@ -332,7 +332,7 @@ def test_memory_does_not_grow_with_the_clients():
         settings.model.name = "mnist_cnn"
         settings.schedule.kind, settings.schedule.data_size = "case1", 64
         exp = assemble.build(settings)
-        memory = exp.program.compile(exp.arrays).compiled.memory
+        memory = exp.program.compile(exp.arrays).memory()
         return sum(memory.values()), exp.arrays.problem.rows.nbytes
 
     (few, table), (many, larger_table) = memory(20), memory(2000)

@@ -84,7 +84,7 @@ def use_cache(choice: str) -> pathlib.Path | None:
         raise UserError(
             "--config.compile_cache is empty: expected a folder, 'auto' or 'off'"
         )
-    configured = jax.config.jax_compilation_cache_dir
+    configured = getattr(jax.config, "jax_compilation_cache_dir")  # noqa: B009
     if choice == "off" or (choice == "auto" and configured):
         return pathlib.Path(configured) if configured else None
     folder = default_folder() if choice == "auto" else pathlib.Path(choice)

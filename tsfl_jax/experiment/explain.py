@@ -95,9 +95,13 @@ def work_of(prepared: Prepared) -> Work:
 
 def _degree(times: Schedule) -> float:
     if times.delivery is None:
-        return float(np.mean(bounds.heterogeneity_degree(times.tau)))
+        return float(np.mean(np.asarray(bounds.heterogeneity_degree(times.tau))))
     # Of the clients that deliver: the others are still at work.
-    each = [bounds.heterogeneity_degree(tau[tau > 0]) for tau in times.tau if any(tau)]
+    each = [
+        float(bounds.heterogeneity_degree(tau[tau > 0]))
+        for tau in times.tau
+        if any(tau)
+    ]
     return float(np.mean(each)) if each else 0.0
 
 
@@ -181,7 +185,7 @@ def explain(prepared: Prepared, mesh: Mesh) -> Explanation:
         settings=settings,
         labels=labels_of(prepared),
         updates=updates,
-        seconds=float(prepared.workload.schedule.seconds[-1]),
+        seconds=float(prepared.workload.seconds[-1]),
         parameters=sum(a.size for a in jax.tree.leaves(trained)),
         work=work_of(prepared),
         steps=steps_of(steps, assigned, mesh.size, block),

@@ -108,7 +108,7 @@ def config_at(path: pathlib.Path) -> Config:
     if not _exists(path) or not path.is_file():
         raise UserError(f"{path}: no such config file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None:
+    if spec is None or spec.loader is None:
         raise UserError(f"{path}: not a Python file; expected get_config() in a .py")
     module = importlib.util.module_from_spec(spec)
     try:

@@ -5,7 +5,7 @@ arguments; what changes shapes or the network makes another group, with a progra
 its own.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
+from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import program as programs
 from tsfl_jax.experiment.identity import signature
@@ -60,7 +61,7 @@ def make_group(members: list[Prepared], mesh: Mesh) -> Group:
     )
 
 
-def _stacked(trees: list) -> NamedTuple:
+def _stacked(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
@@ -72,8 +73,10 @@ def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Ar
     keys = [programs.keys_of(p) for p in several]
     init_keys, train_keys = (jnp.stack(part) for part in zip(*keys, strict=True))
 
-    def init(own, samples):
-        return lax.map(lambda lane: programs.initial_state(first, *lane, samples), own)
+    def init(own: tuple, samples: local.Samples) -> scan.State:
+        return lax.map(
+            lambda lane: programs.initial_state(first, lane[0], lane[1], samples), own
+        )
 
     sizes = np.stack([p.partition.capacity.astype(np.float32) for p in several])
     own = devices.place(mesh, (init_keys, sizes), scan.WHOLE)

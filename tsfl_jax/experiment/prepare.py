@@ -313,7 +313,7 @@ def _fingerprints(
 ) -> dict[str, str]:
     """Digests of the drawn arrays by what they are."""
     drawn = times._replace(seconds=None, places=None, notes=())
-    classes = np.int64(dataset.num_classes)
+    classes = np.asarray(dataset.num_classes, np.int64)
     return {
         "data": data_fingerprint or data.fingerprint(*dataset[1:5]),
         "scale": data.fingerprint(dataset.mean, dataset.std, classes),
@@ -324,10 +324,10 @@ def _fingerprints(
 
 def evaluated(prepared: Prepared) -> np.ndarray:
     """After which updates the model is tested, ``[T]`` bool; always after the last."""
-    config, times = prepared.config, prepared.workload.schedule
+    config = prepared.config
     if config.timeline.framework != "none":
         every = config.eval_every * config.schedule.interval_seconds
-        return replay.evaluated(times.seconds, every)
+        return replay.evaluated(prepared.workload.seconds, every)
     intervals = np.arange(1, config.num_intervals + 1)
     return (intervals % config.eval_every == 0) | (intervals == config.num_intervals)
 

@@ -1,10 +1,9 @@
 """The program of an experiment, or of several as lanes: the only place that compiles.
 
-`Arrays` is what a program runs on, `Program` is the function. The same generator of
-chunks serves runs, sweeps, explanations and benchmarks.
+`Program` is the function, `Arrays` what it runs on, `Compiled` what XLA made of both.
+The same generator of chunks serves runs and sweeps.
 """
 
-import dataclasses
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -19,7 +18,7 @@ from tsfl_jax.engine import devices, evaluation, scan
 from tsfl_jax.engine.recipe import Probes, Recipe
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
 from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.types import Array, HParams, PRNGKey, UserError
+from tsfl_jax.types import Array, HParams, Params, PRNGKey, UserError
 
 
 class Arrays(NamedTuple):
@@ -32,29 +31,6 @@ class Arrays(NamedTuple):
     inputs: scan.Inputs  # on the host, [T, ...] filled up to whole chunks
 
 
-class Compiled(NamedTuple):
-    """A compiled program."""
-
-    call: jax.stages.Compiled
-    lower_seconds: float  # of tracing and lowering
-    seconds: float  # of all: tracing, lowering and compiling
-
-    @property
-    def memory(self) -> dict[str, int]:
-        """Bytes on every device as the compiler reports them."""
-        found = self.call.memory_analysis()
-        return {
-            "arguments": found.argument_size_in_bytes,
-            "temporary": found.temp_size_in_bytes,
-            "results": found.output_size_in_bytes,
-        }
-
-    @property
-    def cost(self) -> dict[str, float]:
-        """XLA's cost analysis of one call: "flops", "bytes accessed", …"""
-        return self.call.cost_analysis()
-
-
 class Chunk(NamedTuple):
     """What one call has computed."""
 
@@ -65,25 +41,14 @@ class Chunk(NamedTuple):
     seconds: float  # of the call
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """A function for the experiments of a group, which differ in arrays only.
-
-    Attributes:
-      run: see `scan.make_run`.
-      recipe: what shapes it.
-      mesh: the devices.
-      intervals: T, intervals or updates of a whole run.
-      chunk: R, of one call.
-      compiled: from `compile`; None before.
-    """
+class Program(NamedTuple):
+    """A function for the experiments of a group, which differ in arrays only."""
 
     run: scan.Run
     recipe: Recipe
     mesh: Mesh
-    intervals: int
-    chunk: int
-    compiled: Compiled | None = None
+    intervals: int  # T, intervals or updates of a whole run
+    chunk: int  # R, of one call
 
     def arguments(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
         """What `run` takes for the chunk from interval `first` on, on the devices."""
@@ -100,7 +65,7 @@ class Program:
             devices.place(self.mesh, inputs, spec),
         )
 
-    def compile(self, arrays: Arrays, state: scan.State | None = None) -> "Program":
+    def compile(self, arrays: Arrays, state: scan.State | None = None) -> "Compiled":
         """Lower and compile for arrays of these shapes; `state` None: their start."""
         arguments = self.arguments(arrays, arrays.start if state is None else state, 0)
         begun = time.perf_counter()
@@ -109,30 +74,48 @@ class Program:
         call = lowered.compile()
         end = time.perf_counter()
         devices.meet()  # one process may compile what another finds in its cache
-        compiled = Compiled(call, middle - begun, end - begun)
-        return dataclasses.replace(self, compiled=compiled)
+        return Compiled(self, call, middle - begun, end - begun)
+
+
+class Compiled(NamedTuple):
+    """A compiled program."""
+
+    program: Program
+    call: jax.stages.Compiled
+    lower_seconds: float  # of tracing and lowering
+    seconds: float  # of tracing, lowering and compiling
 
     def chunks(
         self, arrays: Arrays, state: scan.State | None = None, first: int = 0
     ) -> Iterator[Chunk]:
-        """Run from interval `first` and `state` (None: w^0) to the end, by chunks.
-
-        Raises:
-          ValueError: the program is not compiled.
-        """
-        if self.compiled is None:
-            raise ValueError("call compile first")
-        state = arrays.start if state is None else state
-        while first < self.intervals:
-            arguments = self.arguments(arrays, state, first)
+        """Run from interval `first` and `state` to the end; None: ``arrays.start``."""
+        program = self.program
+        now: scan.State = arrays.start if state is None else state
+        while first < program.intervals:
+            arguments = program.arguments(arrays, now, first)
             begun = time.perf_counter()
-            state, history = jax.block_until_ready(self.compiled.call(*arguments))
+            now, history = jax.block_until_ready(self.call(*arguments))
             seconds = time.perf_counter() - begun
-            length = min(self.chunk, self.intervals - first)  # without the padding
-            at = (slice(None),) * bool(self.recipe.lanes) + (slice(length),)
+            length = min(program.chunk, program.intervals - first)  # without padding
+            at = (slice(None),) * bool(program.recipe.lanes) + (slice(length),)
             history = jax.tree.map(lambda a, at=at: a[at], jax.device_get(history))
-            yield Chunk(first, first + length, state, history, seconds)
+            yield Chunk(first, first + length, now, history, seconds)
             first += length
+
+    def memory(self) -> dict[str, int]:
+        """Bytes on every device as the compiler reports them; {} where it does not."""
+        found = self.call.memory_analysis()
+        if found is None:
+            return {}
+        return {
+            "arguments": found.argument_size_in_bytes,
+            "temporary": found.temp_size_in_bytes,
+            "results": found.output_size_in_bytes,
+        }
+
+    def cost(self) -> dict[str, float]:
+        """XLA's cost analysis of one call: "flops", "bytes accessed", …"""
+        return self.call.cost_analysis() or {}
 
 
 def recipe_of(
@@ -272,13 +255,13 @@ def initial_state(
     )
 
 
-def check_output(prepared: Prepared, params, problem: scan.Problem) -> None:
+def check_output(prepared: Prepared, params: Params, problem: scan.Problem) -> None:
     """Raise UserError unless a network that classifies has a logit for each class."""
     model, num_classes = prepared.network.model, prepared.dataset.num_classes
     if not model.classifies:
         return
 
-    def predict(params, samples):
+    def predict(params: Params, samples: local.Samples) -> Array:
         return model.predict(params, local.scaled(samples, samples.x[:1]))
 
     logits = jax.eval_shape(predict, params, problem.samples)

@@ -21,7 +21,7 @@ from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, runs
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.timeline import replay
-from tsfl_jax.types import Dataset, Params, UserError
+from tsfl_jax.types import Array, Dataset, Params, UserError
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
 _COLUMNS = (
@@ -54,7 +54,7 @@ class _Progress(NamedTuple):
 
     state: scan.State
     history: scan.History  # [T, ...], filled up to the finished intervals
-    seconds: np.ndarray  # float64, time spent in compiled calls so far
+    seconds: np.float64  # time spent in compiled calls so far
 
 
 def _empty(exp: assemble.Experiment) -> _Progress:
@@ -230,7 +230,7 @@ def run(
             write_results(files.folder, exp, history, done.state.params, summary)
             files.check()
     more = {
-        "virtual_time": exp.workload.schedule.seconds[:finished],
+        "virtual_time": exp.workload.seconds[:finished],
         # On the host, where an integer has 64 bits.
         "samples": history.samples.sum(axis=1, dtype=np.int64),
     }
@@ -250,15 +250,16 @@ def _train(
     if finished >= total or done.state.diverged:
         return finished, done, 0.0
     size = None if files is None else report.size_of(files.folder / "metrics.jsonl")
-    program = exp.program.compile(exp.arrays, done.state)
-    compile_seconds = program.compiled.seconds
-    progress.log(stream, f"compiled in {compile_seconds:.1f} s")
+    compiled = exp.program.compile(exp.arrays, done.state)
+    progress.log(stream, f"compiled in {compiled.seconds:.1f} s")
     started, begun = finished, time.perf_counter()
-    for chunk in program.chunks(exp.arrays, done.state, finished):
+    for chunk in compiled.chunks(exp.arrays, done.state, finished):
         lost = bool(chunk.history.diverged[-1])
         # After a total loss nothing more happens: forget the empty intervals.
-        length = int(np.argmax(chunk.history.diverged)) + 1 if lost else None
-        first, finished = finished, finished + length if lost else chunk.last
+        length = (
+            int(np.argmax(chunk.history.diverged)) + 1 if lost else exp.program.chunk
+        )
+        first, finished = finished, min(finished + length, chunk.last)
         for whole, part in zip(done.history, chunk.history, strict=True):
             whole[first:finished] = part[:length]
         seconds = done.seconds + chunk.seconds
@@ -280,14 +281,14 @@ def _train(
             raise KeyboardInterrupt
         if ended:
             break
-    return finished, done, compile_seconds
+    return finished, done, compiled.seconds
 
 
 def _rows(
     exp: assemble.Experiment, history: scan.History, first: int, last: int
 ) -> list[dict[str, Any]]:
     """One plain dict per interval of ``[first, last)``, as in metrics.jsonl."""
-    seconds = exp.workload.schedule.seconds
+    seconds = exp.workload.seconds
     return [
         {"interval": t + 1, "virtual_time": seconds[t].item()}
         | {name: getattr(history, name)[t].item() for name in _COLUMNS}
@@ -295,8 +296,9 @@ def _rows(
     ]
 
 
-def last_measured(values: np.ndarray) -> float:
+def last_measured(values: Array | np.ndarray) -> float:
     """The last value that is not NaN; NaN if there is none."""
+    values = np.asarray(values)
     measured = values[~np.isnan(values)]
     return float(measured[-1]) if len(measured) else float("nan")
 
@@ -352,14 +354,14 @@ def write_results(
     clients = len(exp.arrays.problem.client)
     sizes = replay.dense(times.size[:finished], times, clients, np.maximum)
     tau, rho, selected = (
-        replay.dense(a[:finished], times, clients)
+        replay.dense(np.asarray(a)[:finished], times, clients)
         for a in (times.tau, history.rho, history.selected)
     )
     more = {}
     if times.delivery is None and not np.isnan(history.grad_square).all():
         more = {
-            "variance": history.client_variance,
-            "dissimilarity": history.client_dissimilarity,
+            "variance": np.asarray(history.client_variance),
+            "dissimilarity": np.asarray(history.client_dissimilarity),
         }
     report.write_clients(folder / "clients.npz", tau, sizes, rho, selected, **more)
     report.write_arrays(folder / "model.npz", named_arrays(params))

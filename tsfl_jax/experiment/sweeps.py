@@ -28,7 +28,7 @@ from tsfl_jax.experiment import explain, grid, lanes
 from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.prepare import Own, Prepared, drawn_bytes, prepare_all
-from tsfl_jax.experiment.program import Program
+from tsfl_jax.experiment.program import Arrays, Compiled
 from tsfl_jax.experiment.runner import last_measured
 from tsfl_jax.report import files, progress, sweeps
 from tsfl_jax.types import UserError
@@ -93,7 +93,7 @@ def lanes_of_call(group: lanes.Group) -> int:
     if members[0].mapping == "sequential" or "bytes_limit" not in stats:
         return few
     one = lanes.make_lanes(group, members[:1], 1)
-    memory = group.program.compile(one).compiled.memory
+    memory = group.program.compile(one).memory()
     free = 0.8 * stats["bytes_limit"] - memory["arguments"]
     fits = int(free // max(memory["temporary"], 1))
     return max(1, min(fits, len(members)))
@@ -142,29 +142,21 @@ def _cut(history: dict) -> dict:
 
 
 def _run_lanes(
-    group: lanes.Group,
-    several: list[Prepared],
-    count: int,
+    compiled: Compiled,
+    arrays: Arrays,
     show: Callable[[int], None],
     stop: Callable[[], bool],
-) -> tuple[dict[str, np.ndarray], float, Program]:
-    """Run up to `count` lanes to the end.
-
-    Returns:
-      History ``[count, T, …]``, seconds of the calls, and the program, now compiled.
-    """
-    arrays, program = lanes.make_lanes(group, several, count), group.program
-    if program.compiled is None:
-        program = program.compile(arrays)
+) -> tuple[dict[str, np.ndarray], float]:
+    """Run lanes to the end; history ``[L, T, …]`` and seconds of the calls."""
     parts, seconds = [], 0.0
-    for chunk in program.chunks(arrays):
+    for chunk in compiled.chunks(arrays):
         seconds += chunk.seconds
         parts.append(chunk.history)
         show(chunk.last)
-        if chunk.last < program.intervals and stop():
+        if chunk.last < compiled.program.intervals and stop():
             raise KeyboardInterrupt
     history = jax.tree.map(lambda *a: np.concatenate(a, axis=1), *parts)
-    return history._asdict(), seconds, program
+    return history._asdict(), seconds
 
 
 def run(
@@ -270,6 +262,7 @@ def _train(
         explain.check_memory(several[todo[members[0]]], mesh.size)
         group = lanes.make_group([several[todo[i]] for i in members], mesh)
         count = min(lanes_per_call or lanes_of_call(group), len(members))
+        compiled = None
         for first in range(0, len(members), count):
             indices = [todo[i] for i in members[first : first + count]]
             numbers = f"lanes {indices[0] + 1}–{indices[-1] + 1} of {len(several)}"
@@ -280,12 +273,16 @@ def _train(
                 progress.update_line(text, stream, last=interval == total)
 
             here = [several[i] for i in indices]
-            history, seconds, program = _run_lanes(group, here, count, show, stop)
-            group = group._replace(program=program)
+            arrays = lanes.make_lanes(group, here, count)
+            compiled = compiled or group.program.compile(arrays)
+            history, seconds = _run_lanes(compiled, arrays, show, stop)
             for lane, index in enumerate(indices):
                 own = {name: a[lane] for name, a in history.items()}
-                times = several[index].workload.schedule
-                own["tau"], own["virtual_time"] = times.tau, times.seconds
+                workload = several[index].workload
+                own["tau"], own["virtual_time"] = (
+                    workload.schedule.tau,
+                    workload.seconds,
+                )
                 own["seconds"] = np.float64(seconds / len(indices))
                 done[names[index]] = own
                 if store is not None:

@@ -30,6 +30,12 @@ class Workload(NamedTuple):
     trace: Trace | None = None  # deliveries in seconds; None: τ by cases
     tasks: list[Task] | None = None  # all that were begun; None: τ by cases
 
+    @property
+    def seconds(self) -> np.ndarray:
+        """Virtual time ``[T]`` float64 of each update."""
+        assert self.schedule.seconds is not None  # only tests leave them out
+        return self.schedule.seconds
+
 
 def groups(text: str) -> tuple[str, ...]:
     """Split "constant(1); constant(2)" into its parts, one per group of clients."""

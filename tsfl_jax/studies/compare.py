@@ -117,6 +117,7 @@ def _run_one(
 ) -> tuple[runner.Result, dict]:
     """One run, new, resumed or reused; and a summary of its timeline."""
     exp = assemble.build(config, dataset=dataset)
+    assert exp.workload.trace is not None  # entries without a framework were refused
     facts = trace.summary(exp.workload.trace, len(exp.arrays.problem.client))
     return runner.run(exp, workdir), facts
 

@@ -1,7 +1,5 @@
 """What a sweep varies: ``seed=0:10`` → values, and their product → configs."""
 
-import copy
-import dataclasses
 import importlib.util
 import itertools
 import math
@@ -11,24 +9,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tsfl_jax import host_memory
-from tsfl_jax.config import Config, flat
+from tsfl_jax.config import SETTINGS, Config, replace
 from tsfl_jax.types import UserError, nearest
 from tsfl_jax.validate import validate
 
 Axes = dict[str, list]  # setting → the values it takes, in order
-_LANE_BYTES = 10_000  # of one lane's `Config`, about
-
-
-def _defaults() -> dict[str, Any]:
-    return flat(dataclasses.asdict(Config()))
+_LANE_BYTES = 10_000  # of one lane's `Config`, roughly
 
 
 def _known(name: str, shown: str) -> type:
     """The type of a setting."""
-    defaults = _defaults()
-    if name not in defaults:
-        raise UserError(f"{shown}: there is no such setting{nearest(name, defaults)}")
-    kind = type(defaults[name])
+    if name not in SETTINGS:
+        raise UserError(f"{shown}: there is no such setting{nearest(name, SETTINGS)}")
+    kind = SETTINGS[name][0]
     if kind is tuple:
         raise UserError(f"{shown}: {name} holds several numbers and cannot be swept")
     return kind
@@ -65,7 +58,7 @@ def _values(text: str, kind: type, shown: str) -> list:
 
 
 def parse(texts: Iterable[str]) -> Axes:
-    """Command-line sweeps, such as ``["seed=0:10", "lr=0.001,0.01"]``.
+    """Parse command-line sweeps, such as ``["seed=0:10", "lr=0.001,0.01"]``.
 
     Raises:
       UserError: an unknown setting, a value that is not of its type, none or twice.
@@ -83,8 +76,8 @@ def parse(texts: Iterable[str]) -> Axes:
     return axes
 
 
-def parse_settings(texts: Iterable[str]) -> dict:
-    """Command-line settings, such as ``["lr=0.01"]``, one value each.
+def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
+    """Parse command-line settings, such as ``["lr=0.01"]``, one value each.
 
     Raises:
       UserError: as in `parse`; several values; the algorithm or the seed.
@@ -100,12 +93,16 @@ def parse_settings(texts: Iterable[str]) -> dict:
 
 
 def config_at(path: pathlib.Path) -> Config:
-    """What ``get_config()`` of a config file returns.
+    """Load what ``get_config()`` of a config file returns.
 
     Raises:
       UserError: no such file, an error in it, or no config in it.
     """
-    if not _exists(path) or not path.is_file():
+    try:
+        found = path.is_file()
+    except (OSError, ValueError):  # a name too long, or a zero byte in it
+        found = False
+    if not found:
         raise UserError(f"{path}: no such config file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -122,15 +119,8 @@ def config_at(path: pathlib.Path) -> Config:
     return config
 
 
-def _exists(path: pathlib.Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name too long, or a zero byte in it
-        return False
-
-
 def data_settings(data_dir: str) -> dict[str, Any]:
-    """The settings of ``--data_dir``: read prepared data there; none for "".
+    """Settings of ``--data_dir``: read prepared data there; none for "".
 
     Raises:
       UserError: there is no such folder.
@@ -148,7 +138,7 @@ def data_settings(data_dir: str) -> dict[str, Any]:
 
 
 def check(axes: Mapping[str, Sequence]) -> Axes:
-    """The same as lists; raises UserError for what cannot be swept."""
+    """Convert axes to lists of plain values; UserError for what cannot be swept."""
     found = {}
     for name, values in axes.items():
         kind = _known(name, f"sweep {name}")
@@ -174,8 +164,13 @@ def check(axes: Mapping[str, Sequence]) -> Axes:
     return found
 
 
-def points(swept: Mapping[str, Sequence] | Sequence[Mapping]) -> list[dict]:
-    """Every lane as {setting: value}: the product of axes, or the points of a list.
+def points(
+    swept: Mapping[str, Sequence] | Sequence[Mapping],
+) -> list[dict[str, Any]]:
+    """Make the sweep points: the product of axes, or the points of a list.
+
+    Returns:
+      {setting: value} of every lane.
 
     Raises:
       UserError: what cannot be swept; points without the same settings, or none.
@@ -206,8 +201,8 @@ def points(swept: Mapping[str, Sequence] | Sequence[Mapping]) -> list[dict]:
     return found
 
 
-def product(axes: Axes) -> list[dict]:
-    """Every combination, the last axis fastest, as {setting: value}.
+def product(axes: Axes) -> list[dict[str, Any]]:
+    """Combine all values, the last axis fastest, as {setting: value}.
 
     Raises:
       UserError: more lanes than memory holds.
@@ -219,22 +214,9 @@ def product(axes: Axes) -> list[dict]:
     ]
 
 
-def setting(config: Config, name: str) -> Any:
-    """The value of a setting by its name, such as "schedule.kind"."""
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config
-
-
-def changed(config: Config, values: dict) -> Config:
+def changed(config: Config, values: dict[str, Any]) -> Config:
     """A copy of a config with settings changed, validated."""
-    config = copy.deepcopy(config)
-    for name, value in values.items():
-        *path, last = name.split(".")
-        target = config
-        for part in path:
-            target = getattr(target, part)
-        setattr(target, last, value)
+    config = replace(config, values)
     try:
         validate(config)
     except UserError as error:

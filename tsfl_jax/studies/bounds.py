@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, get
 from tsfl_jax.data.quadratic import Exact
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, sweeps
@@ -145,7 +145,7 @@ def run_setting(label: str, config: Config, seeds: int) -> SettingResult:
     """Run one setting; seeds differ in mini-batches and selection, not in clients."""
     dataset = load_dataset(config)
     prepared = prepare(config, dataset=dataset)
-    known, lr = exact_of(prepared), grid.setting(config, "lr")
+    known, lr = exact_of(prepared), get(config, "lr")
     if known.curvature.min() < known.smoothness:
         raise UserError("the study needs one curvature: quadratic.convexity = L")
     swept = {"seed": range(seeds)}
@@ -158,7 +158,7 @@ def run_setting(label: str, config: Config, seeds: int) -> SettingResult:
     start = np.full((seeds, 1), 0.5 * known.smoothness * known.distance)
     excess = np.concatenate([start, after[:, :-1]], axis=1).mean(0)
     gradient, theorem4 = theorem4_of(known, lr, excess)
-    strict = grid.setting(config, "algorithm") == "fedavg" and (tau == 1).all()
+    strict = get(config, "algorithm") == "fedavg" and (tau == 1).all()
     if not strict or known.grad_variance.any():
         theorem4 = None
     return SettingResult(

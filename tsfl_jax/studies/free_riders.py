@@ -6,8 +6,8 @@ from typing import IO
 import numpy as np
 from jaxtyping import Float
 
-from tsfl_jax.config import Config
-from tsfl_jax.experiment import grid, sweeps
+from tsfl_jax.config import Config, get
+from tsfl_jax.experiment import sweeps
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 
@@ -44,7 +44,7 @@ def run_free_riders(
 
     A quarter of the clients are free riders.
     """
-    count = max(grid.setting(config, "num_clients") // 4, 1)
+    count = max(get(config, "num_clients") // 4, 1)
     lanes = points(count, seeds)
     rows = sweeps.run(config, lanes, workdir=workdir, stream=stream).rows
     best = np.array([row["best_test_accuracy"] for row in rows])

@@ -11,7 +11,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, get
 from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
@@ -98,8 +98,8 @@ def run_frameworks(
     config: Config, seeds: int, workdir: pathlib.Path, stream: IO[str]
 ) -> list[Time]:
     """Run Fig. 2b: every framework at every δ, on the virtual clock."""
-    interval = grid.setting(config, "schedule.interval_seconds")
-    end = grid.setting(config, "num_intervals") * interval
+    interval = get(config, "schedule.interval_seconds")
+    end = get(config, "num_intervals") * interval
     found = []
     for pattern in PATTERNS:
         clients = {

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
@@ -202,13 +202,13 @@ def run_study(
     """Run or reuse a study that is not made of cells; returns its files."""
     config, note = changed_config(STUDY_CONFIG, given)
     out, workdir = given.out, given.out / "cells" / target
-    data = grid.setting(config, "data.name")
+    data = get(config, "data.name")
     about = arguments.joined(data, note, f"{given.seeds} seeds")
     options = (config, given.seeds, workdir, sys.stderr)
     try:
         if target == "sensitivity":
             found, minutes = sensitivity.run_choices(*options)
-            about = f"{STUDY_CONFIG}, {grid.setting(config, 'num_intervals')} intervals"
+            about = f"{STUDY_CONFIG}, {get(config, 'num_intervals')} intervals"
             about += f" ({note})" * bool(note) + f", training time {minutes:.1f} min"
             rows, about = sensitivity.choice_rows(found), f"{about}. Device: {device}"
             paths = write_tables(out, target, rows, about)

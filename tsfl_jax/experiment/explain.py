@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Int
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.engine import devices, optimizers, scan
@@ -37,8 +38,8 @@ _OWN = {
 class Work(NamedTuple):
     """Work of the whole run."""
 
-    deliveries: np.ndarray  # [N] int, of each client in the whole run
-    iterations: np.ndarray  # [N] int, local iterations of each client that count
+    deliveries: Int[np.ndarray, "N"]  # of each client in the whole run
+    iterations: Int[np.ndarray, "N"]  # local iterations of each client that count
     mean_tau: float  # of a delivery; NaN: none
     degree: float  # δ of an update's local iterations, the mean of all updates
     mean_staleness: float  # global updates since the model a delivery started from
@@ -106,7 +107,10 @@ def _degree(times: Schedule) -> float:
 
 
 def steps_of(
-    work: np.ndarray, assigned: np.ndarray, num_devices: int, block: int
+    work: Int[np.ndarray, "R K"],
+    assigned: Int[np.ndarray, "R DP"],
+    num_devices: int,
+    block: int,
 ) -> Steps:
     """Useful and executed mini-batch steps, under both mappings.
 

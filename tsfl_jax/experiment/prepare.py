@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import data, host_memory, rng
 from tsfl_jax.config import STALENESS, Config
@@ -56,7 +57,7 @@ class Prepared(NamedTuple):
     dataset: Dataset
     partition: Partition
     workload: Workload
-    steps: np.ndarray  # [T, N] int64, mini-batch steps of each client
+    steps: Int[np.ndarray, "T N"]  # int64, mini-batch steps of each client
     network: Network
     rule: Aggregator
     optimizer: optimizers.Factory
@@ -134,7 +135,7 @@ def load_dataset(config: Config) -> Dataset:
     )
 
 
-def curvature_of(config: Config, shape: tuple[int, ...]) -> np.ndarray:
+def curvature_of(config: Config, shape: tuple[int, ...]) -> Float[np.ndarray, "d"]:
     """λ ``[d]`` of the quadratic model, for samples of a shape."""
     q = config.quadratic
     return curvature(int(np.prod(shape)), q.smoothness, q.convexity)
@@ -182,7 +183,7 @@ def _make_network(config: Config, dataset: Dataset, own: Any) -> tuple[Network, 
     return _our_network(name, num_classes, shape, form, **settings), mapping
 
 
-def _capacity(times: Schedule, num_clients: int) -> np.ndarray:
+def _capacity(times: Schedule, num_clients: int) -> Int[np.ndarray, "N"]:
     """The most samples that each client ever holds, ``[N]``."""
     if times.delivery is None:
         return times.size.max(axis=0)
@@ -192,7 +193,7 @@ def _capacity(times: Schedule, num_clients: int) -> np.ndarray:
     return np.where(most > 0, most, times.size.max()).astype(np.int32)
 
 
-def _check_batch(batch_size: int, capacity: np.ndarray) -> None:
+def _check_batch(batch_size: int, capacity: Int[np.ndarray, "N"]) -> None:
     smallest = int(capacity.argmin())
     if batch_size > capacity[smallest]:
         raise UserError(
@@ -202,7 +203,7 @@ def _check_batch(batch_size: int, capacity: np.ndarray) -> None:
         )
 
 
-def _steps(config: Config, times: Schedule) -> np.ndarray:
+def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     """Mini-batch steps ``[T, N]`` int64 of each client.
 
     Raises:
@@ -322,7 +323,7 @@ def _fingerprints(
     }
 
 
-def evaluated(prepared: Prepared) -> np.ndarray:
+def evaluated(prepared: Prepared) -> Bool[np.ndarray, "T"]:
     """After which updates the model is tested, ``[T]`` bool; always after the last."""
     config = prepared.config
     if config.timeline.framework != "none":

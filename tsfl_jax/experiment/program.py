@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Float
 
 from tsfl_jax import rng
 from tsfl_jax.engine import client as local
@@ -133,9 +134,13 @@ def recipe_of(
     schedules = [p.workload.schedule for p in several]
 
     def estimates(rule: Aggregator) -> bool:
-        hparams = [p.hparams for p in several if p.rule == rule]
-        given = [(h.smoothness, h.grad_sq_norm, h.grad_variance) for h in hparams]
-        return bool(rule.uses_constants or measures) and bool(np.isnan(given).any())
+        given = [
+            (p.hparams.smoothness, p.hparams.grad_sq_norm, p.hparams.grad_variance)
+            for p in several
+            if p.rule == rule
+        ]
+        used = bool(rule.uses_constants or measures)
+        return used and bool(np.isnan(np.asarray(given)).any())
 
     return Recipe(
         batch_size=batch_size,
@@ -241,9 +246,9 @@ def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
 
 
 def initial_state(
-    prepared: Prepared, key: PRNGKey, size: Array, samples: local.Samples
+    prepared: Prepared, key: PRNGKey, size: Float[Array, "N"], samples: local.Samples
 ) -> scan.State:
-    """w^0 and the rule's state; `size` ``[N]`` float32 samples of each client."""
+    """w^0 and the rule's state; `size` is the number of samples of each client."""
     return scan.init_state(
         prepared.network.model,
         prepared.rule,

@@ -310,26 +310,34 @@ def summarize(
     compile_seconds: float,
 ) -> dict[str, Any]:
     """The content of summary.json; `history` has the finished intervals only."""
-    accuracy = history.test_accuracy
-    diverged = np.flatnonzero(history.diverged)
     samples = int(history.samples.sum(dtype=np.int64))
-    return exp.labels | {
-        "num_intervals": len(accuracy),
-        "best_test_accuracy": float(np.nanmax(accuracy, initial=-np.inf))
-        if not np.isnan(accuracy).all()
-        else float("nan"),
+    return (
+        exp.labels
+        | {"num_intervals": len(history.diverged)}
+        | scores_of(history._asdict())
+        | {
+            "compile_seconds": compile_seconds,
+            "train_seconds": seconds,
+            "samples_trained": samples,
+            "samples_per_second": samples / seconds if seconds else float("nan"),
+            "num_dropped": int(history.num_dropped.sum()),
+            "notes": list(exp.notes),
+            "device": jax.devices()[0].device_kind,
+            "backend": jax.default_backend(),
+            "versions": report.versions(),
+        }
+    )
+
+
+def scores_of(history: dict[str, Any]) -> dict[str, Any]:
+    """Best and last accuracy, last loss and the interval of a total loss, if any."""
+    accuracy, lost = history["test_accuracy"], np.flatnonzero(history["diverged"])
+    measured = accuracy[~np.isnan(accuracy)]
+    return {
+        "best_test_accuracy": float(measured.max()) if len(measured) else float("nan"),
         "final_test_accuracy": last_measured(accuracy),
-        "final_test_loss": last_measured(history.test_loss),
-        "compile_seconds": compile_seconds,
-        "train_seconds": seconds,
-        "samples_trained": samples,
-        "samples_per_second": samples / seconds if seconds else float("nan"),
-        "num_dropped": int(history.num_dropped.sum()),
-        "diverged_at": int(diverged[0]) + 1 if len(diverged) else None,
-        "notes": list(exp.notes),
-        "device": jax.devices()[0].device_kind,
-        "backend": jax.default_backend(),
-        "versions": report.versions(),
+        "final_test_loss": last_measured(history["test_loss"]),
+        "diverged_at": int(lost[0]) + 1 if len(lost) else None,
     }
 
 

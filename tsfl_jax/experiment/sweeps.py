@@ -29,7 +29,7 @@ from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.prepare import Own, Prepared, drawn_bytes, prepare_all
 from tsfl_jax.experiment.program import Arrays, Compiled
-from tsfl_jax.experiment.runner import last_measured
+from tsfl_jax.experiment.runner import scores_of
 from tsfl_jax.report import files, progress, sweeps
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
@@ -101,17 +101,12 @@ def lanes_of_call(group: lanes.Group) -> int:
 
 def _row(prepared: Prepared, values: dict, history: dict, num_devices: int) -> dict:
     """One line of results.csv."""
-    accuracy, lost = history["test_accuracy"], np.flatnonzero(history["diverged"])
-    measured = accuracy[~np.isnan(accuracy)]
     settings = settings_of(prepared)
     fingerprints = {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
     return (
         values
+        | scores_of(history)
         | {
-            "best_test_accuracy": float(measured.max()) if len(measured) else np.nan,
-            "final_test_accuracy": last_measured(accuracy),
-            "final_test_loss": last_measured(history["test_loss"]),
-            "diverged_at": int(lost[0]) + 1 if len(lost) else None,
             "seconds": float(history["seconds"]),
             "notes": "; ".join(prepared.notes),
             "data": prepared.dataset.name,
@@ -267,7 +262,11 @@ def _train(
             indices = [todo[i] for i in members[first : first + count]]
             numbers = f"lanes {indices[0] + 1}–{indices[-1] + 1} of {len(several)}"
 
-            def show(interval, numbers=numbers, total=group.program.intervals):
+            def show(
+                interval: int,
+                numbers: str = numbers,
+                total: int = group.program.intervals,
+            ) -> None:
                 passed = time.perf_counter() - begun
                 text = f"{numbers}, interval {interval}/{total}, {passed:.0f} s"
                 progress.update_line(text, stream, last=interval == total)

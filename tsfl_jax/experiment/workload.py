@@ -9,6 +9,7 @@ import sys
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config
@@ -31,7 +32,7 @@ class Workload(NamedTuple):
     tasks: list[Task] | None = None  # all that were begun; None: τ by cases
 
     @property
-    def seconds(self) -> np.ndarray:
+    def seconds(self) -> Float[np.ndarray, "T"]:
         """Virtual time ``[T]`` float64 of each update."""
         assert self.schedule.seconds is not None  # only tests leave them out
         return self.schedule.seconds
@@ -142,8 +143,8 @@ def _draw_by_cases(config: Config) -> Schedule:
     return drawn._replace(seconds=ends * s.interval_seconds)
 
 
-def _draw_sizes(config: Config) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Samples ``[N]`` of each client, constant on a timeline, and notes."""
+def _draw_sizes(config: Config) -> tuple[Int[np.ndarray, "N"], tuple[str, ...]]:
+    """Samples of each client, constant on a timeline, and notes."""
     s = config.schedule
     drawn = schedule.make_schedule(
         "distribution",
@@ -157,7 +158,7 @@ def _draw_sizes(config: Config) -> tuple[np.ndarray, tuple[str, ...]]:
     return drawn.size[0], drawn.notes
 
 
-def _draw_fleet(config: Config, size: np.ndarray) -> Fleet:
+def _draw_fleet(config: Config, size: Int[np.ndarray, "N"]) -> Fleet:
     """Speeds of the clients; they do not depend on the framework."""
     t = config.timeline
     return draw_fleet(

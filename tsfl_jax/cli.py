@@ -132,6 +132,8 @@ def parse(argv: list[str]) -> list[str]:
         _check_flags(argv)
         rest = flags.FLAGS(_config_first(argv))
     except (UserError, flags.Error) as error:
+        while isinstance(error.__context__, UserError | flags.Error):
+            error = error.__context__  # the flag library adds a traceback to it
         _stop(" ".join(str(error).split()))
     except Exception as error:  # whatever a user's config file raises
         reason = " ".join(str(error).split())

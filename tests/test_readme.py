@@ -63,6 +63,6 @@ def test_named_files_and_functions_exist():
         for path in re.findall(r"[\w/]+\.py", name.split("  ")[0]):
             found = ROOT / path
             assert found.exists() or (ROOT / "tsfl_jax" / path).exists(), path
-    for name in re.findall(r"Its parts are public too: (.*)\.", README):
-        for part in re.findall(r"`(\w+)`", name):
-            assert hasattr(tsfl_jax, part)
+    (names,) = re.findall(r"Its parts are public too: (.*)\.", README)
+    parts = re.findall(r"`dms\.(\w+)`", names)
+    assert len(parts) == 6 and all(hasattr(tsfl_jax.dms, part) for part in parts)

@@ -4,25 +4,31 @@ Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Ana
 and Optimizations". The symbols are explained in `tsfl_jax.types`.
 """
 
+import warnings
+from typing import Any
+
+from tsfl_jax import rules, theory
 from tsfl_jax.config import Config
 from tsfl_jax.data.in_memory import make_dataset
 from tsfl_jax.experiment.runner import Result, simulate
 from tsfl_jax.experiment.sweeps import SweepResult, sweep
 from tsfl_jax.models.networks import Model
-from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.rules import AGGREGATORS, dms
 from tsfl_jax.rules.base import Aggregator, Situation, Weights
 from tsfl_jax.rules.dms import (
     affine_weights,
     coupling,
     dms_weights,
     filter_probability,
-    project,
-    select,
-    threshold,
 )
-from tsfl_jax.theory.bounds import BoundConstants, theorem1_bound, theorem4_bound
-from tsfl_jax.theory.fixed_point import theorem2_weights
-from tsfl_jax.theory.minimum import bound_optimal_weights, kkt_residual
+from tsfl_jax.theory import (
+    BoundConstants,
+    bound_optimal_weights,
+    kkt_residual,
+    theorem1_bound,
+    theorem2_weights,
+    theorem4_bound,
+)
 from tsfl_jax.types import Dataset, HParams, UserError
 
 __all__ = [
@@ -41,16 +47,25 @@ __all__ = [
     "affine_weights",
     "bound_optimal_weights",
     "coupling",
+    "dms",
     "dms_weights",
     "filter_probability",
     "kkt_residual",
     "make_dataset",
-    "project",
-    "select",
+    "rules",
     "simulate",
     "sweep",
     "theorem1_bound",
     "theorem2_weights",
     "theorem4_bound",
-    "threshold",
+    "theory",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names that moved into a namespace, for one more release."""
+    if name in ("project", "select", "threshold"):
+        message = f"tsfl_jax.{name} is deprecated; use tsfl_jax.dms.{name}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(dms, name)
+    raise AttributeError(f"module 'tsfl_jax' has no attribute {name!r}")

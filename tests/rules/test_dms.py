@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tsfl_jax
 from tests import problems
 from tsfl_jax.rules import dms
 from tsfl_jax.types import UserError
@@ -681,3 +682,11 @@ def test_no_second_trace_and_no_transfer():
 def test_the_examples_in_the_documentation():
     results = problems.run_examples(dms)
     assert results.attempted >= 8 and not results.failed
+
+
+@pytest.mark.parametrize("name", ["project", "select", "threshold"])
+def test_names_that_moved_into_the_namespace_warn(name):
+    with pytest.warns(DeprecationWarning, match=f"use tsfl_jax.dms.{name}"):
+        assert getattr(tsfl_jax, name) is getattr(tsfl_jax.dms, name)
+    with pytest.raises(AttributeError, match="no attribute 'selec'"):
+        _ = tsfl_jax.selec

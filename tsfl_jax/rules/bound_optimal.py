@@ -14,7 +14,7 @@ def _weights(situation: Situation, hparams: HParams) -> Weights:
     The constants are estimated from gradients at w^t, see `bounds.estimated`. τ_i are
     local iterations, as for DMS, whatever their number of steps and the momentum. Where
     the bound is void, or a gradient was not finite, the clients that take part get
-    equal weights. See `theory.minimum`.
+    equal weights. Source: `theory.minimum`.
     """
     tau, constants = jnp.asarray(situation.tau), situation.constants
     measured = situation.gradients

@@ -4,7 +4,7 @@ Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Ana
 and Optimizations". The equation has its unknowns on both sides; the paper calls it a
 closed form. The right side depends on them through three sums only, so a search in
 three dimensions suffices, whatever T and N are. Not here: weights that minimize the
-bound, see `bound_minimum`.
+bound, see `minimum`.
 """
 
 import functools
@@ -164,7 +164,7 @@ def theorem2_weights(
     ρ = {BD + (AΓ_i + Cτ_i)W}/(2η²Nσ_i²W).
 
     In the print, D has σ_i² and Γ_i outside its sums, where the derivation has σ_j² and
-    Γ_j inside; the sign is that of `theory.printed_derivative`; and there is no
+    Γ_j inside; the sign is that of `bounds.printed_derivative`; and there is no
     multiplier for Σρ = 1, so ρ may have any sum and any sign. (11) has β_i inside its
     sums over j where β_j is meant, which changes nothing, as ρ_j = 0 where β_j = 0.
 

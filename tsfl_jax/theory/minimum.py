@@ -12,7 +12,7 @@ iterations get no weight: otherwise they would get all of it.
 
 Method: f is convex and W affine, so Dinkelbach's iteration λ ← g(ρ), ρ ← argmin f − λW
 descends to the global minimum, superlinearly. f − λW separates into one problem per
-interval, min Σ_i ½a_i ρ_i² + b_i ρ_i, which `water_filling` solves in closed form. Only
+interval, min Σ_i ½a_i ρ_i² + b_i ρ_i, which `simplex.fill` solves in closed form. Only
 differences of b matter there, so only these are computed.
 
 All functions are pure and work under jit and vmap. Reverse-mode gradients raise an
@@ -321,7 +321,7 @@ def bound_optimal_weights(
         largest of all.
       constants: as in Theorem 1, scalars and ``[N]``; θ finite, as it enters A and B.
         Where ηL(1+θ) < 1, g is not a bound, and its minimizer may favor clients with
-        more iterations or more dissimilarity; `theory.tightest_limit` avoids that.
+        more iterations or more dissimilarity; `bounds.tightest_limit` avoids that.
       present: bool, shaped like τ; where False, a client gets no weight though τ > 0.
       limit: ``[]`` ≥ 1, ρ_i ≤ limit/N where that is below θ/N; None: θ alone.
 

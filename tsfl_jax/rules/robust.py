@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from tsfl_jax.rules.averages import server_step
 from tsfl_jax.rules.base import (
@@ -130,7 +130,7 @@ def _square(apart: Params) -> Float[Array, ""]:
 def geometric_median(
     models: Params,
     present: Bool[ArrayLike, "N"],
-    weights: Float[ArrayLike, "N"] | None = None,
+    weights: Num[ArrayLike, "N"] | None = None,
     *,
     iterations: ArrayLike = 8,
     smoothing: ArrayLike = 1e-6,

@@ -343,16 +343,8 @@ def theorem1_bound(
     items = [
         jnp.where(positive, x / divisor, jnp.inf) for x in (known.distance, X, Y, Z)
     ]
-    return Bound(
-        initial=items[0],
-        gradient=items[1],
-        mini_batch=items[2],
-        data_distribution=items[3],
-        total=jnp.asarray(sum(items)),
-        W=W,
-        limit_holds=limit,
-        valid=positive & limit,
-    )
+    total = jnp.asarray(sum(items))
+    return Bound._make([*items, total, W, limit, positive & limit])
 
 
 def so_far(

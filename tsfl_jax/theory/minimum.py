@@ -75,7 +75,7 @@ def _presence(present: Numbers | None, tau: Numbers) -> Bool[Array, "T N"]:
     if present is None:
         present = np.ones(shape, bool)
     check("present", present, shape, np.isfinite, expected)
-    return jnp.atleast_2d(jnp.asarray(present)).astype(bool)
+    return jnp.atleast_2d(jnp.asarray(present, bool))
 
 
 def _limit(limit: Numbers | None, tau: Float[Array, "T N"]) -> Float[Array, ""]:
@@ -261,15 +261,7 @@ def _minimize(
     converged = residual <= 100 * jnp.finfo(tau.dtype).eps
     eta, L, theta = constants.lr, constants.smoothness, constants.weight_limit
     limit_holds = eta * L * (1 + theta) * (1 + 8 * jnp.finfo(tau.dtype).eps) >= 1
-    return Minimum(
-        rho=rho,
-        value=value,
-        kkt_residual=residual,
-        iterations=iterations,
-        converged=converged,
-        valid=valid,
-        limit_holds=limit_holds,
-    )
+    return Minimum(rho, value, residual, iterations, converged, valid, limit_holds)
 
 
 def kkt_residual(

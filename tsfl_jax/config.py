@@ -279,7 +279,7 @@ def _declared(kind: type, prefix: str = "") -> dict[str, tuple[type, Setting]]:
         if "setting" in field.metadata:
             name = prefix + field.name
             found[name] = (type(field.default), field.metadata["setting"])
-        else:
+        elif isinstance(field.default_factory, type):
             found |= _declared(field.default_factory, f"{prefix}{field.name}.")
     return found
 

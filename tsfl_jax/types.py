@@ -1,7 +1,8 @@
-"""Symbols of the paper and the small structures that pass between modules.
+"""Symbols and words of the package, and the structures that pass between folders.
 
 Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning:
-Analysis and Optimizations". One legend for the whole package:
+Analysis and Optimizations". Dimensions in annotations are these symbols, with a client
+axis before all others; P, R, L, D and M are defined below.
 
 ====== ==================== =====================================================
 symbol in code              meaning
@@ -28,7 +29,29 @@ G²     grad_sq_norm         bound on E‖g‖²
 Δ      interval_seconds     length of an interval in virtual seconds
 ====== ==================== =====================================================
 
-Shapes are written ``[N, H]``; a leading client axis is always first.
+=============== =================================================================
+word            meaning
+=============== =================================================================
+interval        interval t of T-SFL, Δ virtual seconds
+update          global update on a timeline, a row of a `Trace`
+chunk           the R intervals or updates of one compiled call
+step            one mini-batch step
+local iteration the unit of τ, a pass over the client's data or a step, by setting
+task            one download, training and upload of a client on a timeline
+delivery        a task that arrived and counts in an update
+slot            index k of a delivery in its update, 0 to K−1
+snapshot        an earlier global model, kept for clients that still train from it; P
+assignment      which clients each device trains
+block           clients trained side by side (vmapped) on a device
+formulation     how clients are run and convolutions computed
+probe           an estimate made at w^t before training: L, G², σ², σ_i²
+row             D indices of the samples that a client owns; M: all samples
+sweep point     one combination of swept settings
+lane            an experiment on the leading axis of a sweep's compiled program; L
+workload        schedule, fleet and trace of one experiment, drawn once
+recipe          what shapes the compiled program
+free rider      a client that reports work it did not do
+=============== =================================================================
 """
 
 import difflib
@@ -38,15 +61,17 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.typing import ArrayLike
+from jaxtyping import Float, Int, Shaped
 
 Array = jax.Array | np.ndarray
+Scalar = jax.Array | float  # [], or [L] for the lanes of a sweep
 Numbers = ArrayLike | Sequence | Any  # input that the called function checks itself
 PRNGKey = jax.Array
 Params = Any  # pytree of arrays: Flax variables, {"params": …, "batch_stats": …}
 
 
 class UserError(ValueError):
-    """Wrong input, told in one line: the value, what was expected, the way out."""
+    """Wrong input, reported in one line: the value, what was expected, the way out."""
 
 
 def nearest(value: object, known: Iterable[str]) -> str:
@@ -61,91 +86,91 @@ class Dataset(NamedTuple):
     ``(x - mean) / std`` is what a model sees; x itself stays as stored.
     """
 
-    name: str  # as shown in every output; synthetic sources say so here
-    x_train: np.ndarray  # [M, ...] uint8, or float32 for a user's own float data
-    y_train: np.ndarray  # [M] int32 in [0, num_classes)
-    x_test: np.ndarray  # [M', ...] like x_train
-    y_test: np.ndarray  # [M'] int32
+    name: str  # as shown in every output; synthetic data is named so here
+    x_train: Shaped[np.ndarray, "M ..."]  # uint8, or float32 for a user's float data
+    y_train: Int[np.ndarray, "M"]  # int32 in [0, num_classes)
+    x_test: Shaped[np.ndarray, "M_test ..."]  # like x_train
+    y_test: Int[np.ndarray, "M_test"]  # int32
     num_classes: int
-    mean: np.ndarray  # [C] or [] float32, in units of x
-    std: np.ndarray  # [C] or [] float32, in units of x, > 0
+    mean: Float[np.ndarray, "..."]  # [C] or [] float32, in units of x
+    std: Float[np.ndarray, "..."]  # [C] or [] float32, in units of x, > 0
 
 
 class Partition(NamedTuple):
     """Which training samples each client may use."""
 
-    indices: np.ndarray  # [N, D] int32 into x_train; row i valid up to capacity[i]
-    capacity: np.ndarray  # [N] int32, samples in row i
+    indices: Int[np.ndarray, "N D"]  # int32 into x_train; row i valid to capacity[i]
+    capacity: Int[np.ndarray, "N"]  # int32, samples in row i
     notes: tuple[str, ...]  # where the request could not be met exactly, and how
 
 
 class HParams(NamedTuple):
     """Scalars that may be swept without another compilation.
 
-    float32, but for `staleness` and `rule`.
+    float32 in the program, except for `staleness` and `rule`.
     """
 
-    lr: Any  # η > 0
-    momentum: Any  # in [0, 1)
-    mu: Any  # μ ≥ 0; 0 is plain local SGD
-    gamma: Any  # γ in [0, 1), FedAsync only
-    clip_norm: Any  # > 0, global gradient norm; inf switches clipping off
-    smoothness: Any  # L ≥ 0 or NaN: estimate it from this interval's gradients
-    grad_sq_norm: Any  # G², likewise
-    grad_variance: Any  # σ², likewise
-    weight_limit: Any  # θ ≥ 1; inf switches the limit off
-    server_lr: Any = 1.0  # η_g > 0 of the server's step
-    server_momentum: Any = 0.9  # β₁ in [0, 1): FedAvgM, FedAdam, FedYogi
-    server_second: Any = 0.99  # β₂ in [0, 1): FedAdam, FedYogi
-    server_floor: Any = 1e-3  # added to √v: FedAdam, FedYogi
-    trim: Any = 0.1  # in [0, 0.5), share of clients that may be wrong: robust means
-    staleness_a: Any = 0.5  # a ≥ 0 of the staleness function
-    staleness_b: Any = 4.0  # b ≥ 0 of the hinge, in global updates
-    staleness: Any = 0  # int32, which of `local_work.STALENESS`
-    rule: Any = 0  # int32, which one of several rules in a program; `aggregate.one_of`
+    lr: Scalar  # η > 0
+    momentum: Scalar  # in [0, 1)
+    mu: Scalar  # μ ≥ 0; 0 is plain local SGD
+    gamma: Scalar  # γ in [0, 1), FedAsync only
+    clip_norm: Scalar  # > 0, global gradient norm; inf switches clipping off
+    smoothness: Scalar  # L ≥ 0 or NaN: estimate it from this interval's gradients
+    grad_sq_norm: Scalar  # G², likewise
+    grad_variance: Scalar  # σ², likewise
+    weight_limit: Scalar  # θ ≥ 1; inf switches the limit off
+    server_lr: Scalar = 1.0  # η_g > 0 of the server's step
+    server_momentum: Scalar = 0.9  # β₁ in [0, 1): FedAvgM, FedAdam, FedYogi
+    server_second: Scalar = 0.99  # β₂ in [0, 1): FedAdam, FedYogi
+    server_floor: Scalar = 1e-3  # added to √v: FedAdam, FedYogi
+    trim: Scalar = 0.1  # in [0, 0.5), share of clients that may be wrong: robust means
+    staleness_a: Scalar = 0.5  # a ≥ 0 of the staleness function
+    staleness_b: Scalar = 4.0  # b ≥ 0 of the hinge, in global updates
+    staleness: Scalar = 0  # int32, index into `config.STALENESS`
+    rule: Scalar = 0  # int32, which of the rules in a program; `rules.base.one_of`
 
 
 class Delivery(NamedTuple):
-    """Who delivers what at a global update, where clients are not all in step.
+    """Which clients deliver what at an update, where clients do not start together.
 
-    A leading axis ``[R]`` makes it a run of R updates. K places; one with τ = 0 is
-    empty. A base model is one of P that are kept, so that stale ones are at hand.
+    A leading axis ``[R]`` makes it a chunk of R updates. K slots; one with τ = 0 is
+    empty. Clients start from one of P snapshots of earlier global models.
     """
 
-    client: Array  # [K] int32, which client
-    task: Array  # [K] int32, which of its tasks; names the random stream
-    base: Array  # [K] int32 in [0, P), where the model is that it started from
-    lag: Array  # [K] int32, global updates since that model
-    keep: Array  # [] int32, where the new global model is kept; P: nowhere
-    group: Array  # [] int32, tier that delivers; 0 without tiers
+    client: Int[Array, "... K"]  # int32, which client
+    task: Int[Array, "... K"]  # int32, which of its tasks; names the random stream
+    base: Int[Array, "... K"]  # int32 in [0, P), the snapshot that it started from
+    lag: Int[Array, "... K"]  # int32, global updates since that model
+    keep: Int[Array, "..."]  # int32, the snapshot that the new model becomes; P: none
+    group: Int[Array, "..."]  # int32, tier that delivers; 0 without tiers
 
 
 class Schedule(NamedTuple):
-    """Who works how much and when, drawn before training, on the host.
+    """How much each client works and when, drawn before training, on the host.
 
-    Where clients are not in step, T counts global updates and N their deliveries.
+    Where clients do not start together, T counts updates and N their slots.
     """
 
-    tau: np.ndarray  # [T, N] int32, local iterations ≥ 0
-    size: np.ndarray  # [T, N] int32, samples held ≥ 1
-    seconds: np.ndarray | None = None  # [T] float64, virtual time of each update
+    tau: Int[np.ndarray, "T N"]  # int32, local iterations ≥ 0
+    size: Int[np.ndarray, "T N"]  # int32, samples held ≥ 1
+    seconds: Float[np.ndarray, "T"] | None = None  # float64, virtual time of updates
     delivery: Delivery | None = None  # of NumPy arrays, leading axis [T]
-    places: int = 0  # P, earlier models kept for those who start from them
-    reported: np.ndarray | None = None  # [T, N] int32; None: as many as done
+    places: int = 0  # P, snapshots kept at a time
+    reported: Int[np.ndarray, "T N"] | None = None  # int32; None: as many as done
     notes: tuple[str, ...] = ()  # what a user should know about the draw
 
 
 class ClientGradients(NamedTuple):
-    """What gradients at w^t say about every client, float32; NaN: not measured."""
+    """Statistics of the clients' gradients at w^t, float32; NaN: not measured."""
 
-    variance: Any  # [N] σ_i²
-    dissimilarity: Any  # [N] ‖∇F_i − ∇F‖²; over L² it stands for Γ_i
-    square: Any  # [] ‖∇F‖²; over L² it stands for ‖w^t − w*‖²
+    variance: Float[Array, "*lanes N"]  # σ_i²
+    dissimilarity: Float[Array, "*lanes N"]  # ‖∇F_i − ∇F‖²; over L² stands for Γ_i
+    square: Float[Array, "*lanes"]  # ‖∇F‖²; over L² it stands for ‖w^t − w*‖²
 
 
 class Constants(NamedTuple):
     """The constants behind DMS's weights in one interval, float32 each."""
 
-    smoothness: Any  # L
-    grad_sq_norm: Any  # G²
-    grad_variance: Any  # σ²
+    smoothness: Array | float  # L
+    grad_sq_norm: Array | float  # G²
+    grad_variance: Array | float  # σ²

@@ -73,7 +73,7 @@ _TYPE_NAMES = {
     tuple: "whole numbers like (1,4)",
 }
 # NumPy's numbers will do, and an int for a float; a tuple holds whole numbers.
-_ACCEPTED = {int: numbers.Integral, float: numbers.Real, tuple: (tuple, list)}
+_ACCEPTED = {int: numbers.Integral, float: numbers.Real}
 
 
 def _check_types(config: Any, prefix: str = "") -> None:
@@ -86,7 +86,8 @@ def _check_types(config: Any, prefix: str = "") -> None:
                 f"{nearest(prefix + name, [prefix + f for f in fields])}"
             )
     for field in dataclasses.fields(config):
-        value, name = getattr(config, field.name), prefix + field.name
+        value: Any = getattr(config, field.name)
+        name = prefix + field.name
         if dataclasses.is_dataclass(field.default_factory):
             if not isinstance(value, field.default_factory):
                 raise UserError(
@@ -96,24 +97,23 @@ def _check_types(config: Any, prefix: str = "") -> None:
             _check_types(value, name + ".")
             continue
         expected = type(field.default)
-        fits = isinstance(value, _ACCEPTED.get(expected, expected))
-        if expected is not bool and isinstance(value, bool):
-            fits = False
-        if expected is tuple and fits:
-            fits = all(
-                isinstance(v, numbers.Integral) and not isinstance(v, bool)
-                for v in value
-            )
-        if fits:
-            _check_extremes(f"--config.{name}", value)
-        else:
+        if not _has_type(value, expected):
             raise UserError(
                 f"--config.{name}={value!r}: expected {_TYPE_NAMES[expected]}, "
                 f"got {type(value).__name__}"
             )
+        _check_extremes(f"--config.{name}", value)
 
 
-def _check_extremes(flag: str, value: object) -> None:
+def _has_type(value: Any, expected: type) -> bool:
+    if isinstance(value, bool) or expected is bool:
+        return isinstance(value, bool) and expected is bool
+    if expected is tuple and isinstance(value, tuple | list):
+        return all(_has_type(number, int) for number in value)
+    return isinstance(value, _ACCEPTED.get(expected, expected))
+
+
+def _check_extremes(flag: str, value: Any) -> None:
     """Refuses what 32 bits or a file name cannot hold; seeds have their own range."""
     if isinstance(value, str):
         if "\0" in value:

@@ -12,6 +12,8 @@ import functools
 import math
 from typing import Any, NamedTuple
 
+from flax import traverse_util
+
 ALGORITHMS = (
     *("dms", "bound_optimal", "fedavg", "fedprox", "fedasync", "fedbuff", "fedat"),
     *("fednova", "scaffold", "fedavgm", "fedadam", "fedyogi", "median"),
@@ -327,12 +329,6 @@ def effective(settings: dict) -> dict:
     return kept
 
 
-def flat(settings: dict, prefix: str = "") -> dict:
+def flat(settings: dict[str, Any]) -> dict[str, Any]:
     """Nested settings as one dict, ``{"data.name": "mnist"}``."""
-    found = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
+    return traverse_util.flatten_dict(settings, sep=".")

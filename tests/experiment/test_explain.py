@@ -189,7 +189,7 @@ def test_a_trace_has_the_tasks_that_count(name):
         )
 
 
-def test_tasks_without_a_delivery_are_told():
+def test_tasks_without_a_delivery_are_emitted():
     # Client 1 never delivers; the round waits for it all the same.
     trace, tasks = FRAMEWORKS["sfl"](
         fleet_of([1.0, 2.0], lost=[False, True]), horizon=4, iterations=1
@@ -396,7 +396,7 @@ def test_slips(tmp_path):
         assert out == "" and not list(tmp_path.iterdir())
 
 
-def test_the_window_shows_almost_everybodys_first_task():
+def test_the_window_shows_the_first_task_of_most_clients():
     fleet = fleet_of([1.0] * 9 + [100.0])
     trace, tasks = FRAMEWORKS["afl"](fleet, horizon=300, iterations=1)
     found = list(segments.segments(tasks, fleet, 300.0))

@@ -71,7 +71,7 @@ def test_places_of_deliveries_by_hand():
 
 
 @pytest.mark.parametrize("kind", FREE_RIDING)
-def test_nobody_and_everybody_rides(kind):
+def test_no_client_and_all_clients_are_free_riders(kind):
     rng = np.random.default_rng(0)
     done, reported, rides = free_riders.ride(HONEST, kind, 0, rng)
     assert not rides.any()

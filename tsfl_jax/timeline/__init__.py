@@ -1,4 +1,6 @@
-"""The frameworks by name: who delivers what when; each gives a `timeline.Trace`."""
+"""The frameworks by name: functions from a `Fleet` to a `Simulation`."""
+
+from typing import Any
 
 import numpy as np
 
@@ -29,12 +31,12 @@ def expected_events(
     interval: float = 0.0,
     tiers: int = 1,
     fraction: float = 1.0,
-    **others,
+    **others: Any,
 ) -> float:
-    """About how many events a framework simulates, known from the mean times.
+    """Estimate from the mean times how many events a framework simulates.
 
-    An event takes some ten microseconds: a task, or an iteration of T-SFL. Clients are
-    counted as if they were always online, so that there may be fewer.
+    An event is a task, or an iteration of T-SFL, and takes some ten microseconds.
+    Clients count as if they were always online, so that there may be fewer.
 
     Args:
       name: a key of `FRAMEWORKS`.
@@ -54,7 +56,7 @@ def expected_events(
         tasks = np.sort(horizon / (download + iterations * step + upload))[::-1]
         if name in ("afl", "fedbuff"):
             return float(tasks.sum() + N)
-        if name == "fedcs":  # selection compares all clients for each that is picked
+        if name == "fedcs":  # selection compares all clients for each that it selects
             return float(N * (1 + N / 100) * (tasks[0] + 1))
         if name == "safa":  # as fast as the client that fills the quota
             quota = max(int(np.ceil(fraction * N * (1 - 1e-12))), 1)

@@ -32,10 +32,10 @@ from tsfl_jax.validate import check
 
 
 def afl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
-    """Asynchronous: every arrival is an update; the client goes on with the newest.
+    """Simulate AFL: every arrival is an update, and its client begins the next task.
 
     Args:
-      fleet: N clients. One who is offline downloads, once online, what is then newest.
+      fleet: N clients. An offline client downloads, once online, the newest model.
       horizon: seconds > 0; updates until then count.
       iterations: H ≥ 1.
 
@@ -53,14 +53,15 @@ def afl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
 def fedbuff(
     fleet: Fleet, *, horizon: float, iterations: int, buffer: int
 ) -> Simulation:
-    """Asynchronous with a buffer: every K-th arrival is an update.
+    """Simulate FedBuff: every K-th arrival is an update.
 
-    Who delivers downloads at once what is then newest; who fills the buffer, the new
-    model. A client may be twice in a row; rows are in the order of arrival.
+    A client that delivers downloads the newest model at once; the one that fills the
+    buffer, the updated model. A client may deliver twice in an update; rows are in the
+    order of arrival.
 
     Args:
       fleet, horizon, iterations: as in `afl`.
-      buffer: 1 ≤ K ≤ N.
+      buffer: deliveries of an update, 1 ≤ K ≤ N.
 
     Returns:
       A `Simulation` with that K. Arrivals in a buffer that is not full at the end do
@@ -111,10 +112,10 @@ def fedbuff(
 def tsfl(
     fleet: Fleet, *, num_intervals: int, interval: float, carry: bool
 ) -> Simulation:
-    """Time-driven synchronous: in interval t, of Δ seconds, τ_i iterations fit.
+    """Simulate T-SFL: τ_i iterations of client i fit in interval t of Δ seconds.
 
-    At tΔ everyone downloads. Its upload begins as late as it can to end by (t+1)Δ;
-    in between it does as many iterations as fit. Nothing else happens offline.
+    All clients download at tΔ. An upload begins as late as it can to end by (t+1)Δ; in
+    between the client does as many iterations as fit. Nothing happens offline.
 
     Args:
       fleet: N clients.
@@ -200,9 +201,9 @@ def _intervals(
 def fitting(
     iteration: np.ndarray, first: int, budget: float, end: float
 ) -> tuple[int, float]:
-    """How many iterations from the first on fit into the seconds, and what is left."""
+    """Iterations from the first on that fit into the budget, and the seconds left."""
     J, count, used = len(iteration), 0, 0.0
-    # Ten times 0.1 s shall fit into 1 s. The slack is relative to the interval's end,
+    # Ten times 0.1 s must fit into 1 s. The slack is relative to the interval's end,
     # since that is what the budget was rounded to; it is never more than 1e-12 Δ
     # times the intervals so far.
     slack = 1e-12 * end

@@ -1,8 +1,8 @@
 """Frameworks whose server works in rounds: sfl, esync, fedat, fedcs, safa.
 
-The functions are pure: the same fleet gives the same trace. All rows list their
-clients by id; a delivery that is lost is waited for until the moment at which it would
-have arrived; a round in which nothing arrives is no update.
+The functions are pure: the same fleet gives the same trace. Rows list their clients by
+id. The server waits for a lost delivery until it would have arrived. A round without an
+arrival is no update.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tsfl_jax.timeline.fleet import Fleet, finish, within
+from tsfl_jax.timeline.fleet import Fleet, Seconds, finish, within
 from tsfl_jax.timeline.trace import (
     MOST_ITERATIONS,
     Simulation,
@@ -28,10 +28,10 @@ from tsfl_jax.validate import check
 
 
 def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
-    """Conventional synchronous rounds: everybody does H iterations, the slowest ends.
+    """Simulate conventional SFL: a round ends when all clients did H iterations.
 
     Args:
-      fleet: N clients. One who never finishes is not waited for.
+      fleet: N clients. The server does not wait for one that never finishes.
       horizon: seconds > 0; updates until then count.
       iterations: H ≥ 1.
 
@@ -50,11 +50,11 @@ def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
 
 
 def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
-    """Synchronous rounds in which faster clients do more iterations.
+    """Simulate ESync: synchronous rounds in which faster clients do more iterations.
 
-    Everyone does as many iterations, at least H, as end by the moment at which the
-    slowest client, doing H, is expected to arrive; times are expected by their means,
-    without regard to when a client is online. A round ends when all have arrived.
+    A client does as many iterations, at least H, as end by the expected arrival of the
+    slowest client, which does H. Expected times are means that ignore when a client is
+    online. A round ends when all have arrived.
 
     Args, Returns, Raises: as in `sfl`.
 
@@ -78,7 +78,7 @@ def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
 
 
 def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Simulation:
-    """Tiers of similar speed; each runs its own synchronous rounds.
+    """Simulate FedAT: tiers of similar speed, each with synchronous rounds of its own.
 
     Clients are sorted by their expected seconds of a task; the p-th of N is in tier
     ⌊pM/N⌋, tier 0 the fastest. The end of a tier's round is an update; ties go to the
@@ -115,7 +115,7 @@ def _tier_rounds(
     counts: Sequence[int],
     iterations: int,
 ) -> Simulation:
-    """Synchronous rounds of every tier by itself; counts: iterations of each client."""
+    """Synchronous rounds of each tier; counts: iterations of each client."""
     updates: list[Update] = []
     others: list[Task] = []
     ends: list[tuple[float, int, int, list[Task]]] = []  # a heap
@@ -148,7 +148,7 @@ def _tier_rounds(
 def fedcs(
     fleet: Fleet, *, horizon: float, iterations: int, deadline: float
 ) -> Simulation:
-    """Rounds with a deadline; the server selects clients that should meet it.
+    """Simulate FedCS: rounds with a deadline, of clients that should meet it.
 
     A round begins when a client that could meet the deadline is online. The server
     selects among the clients that are online then, see `_greedy`. Downloads and
@@ -230,7 +230,9 @@ def _upload_in_turn(
     return turns, end
 
 
-def _greedy(clients, ready, upload, deadline) -> list[int]:
+def _greedy(
+    clients: list[int], ready: Seconds, upload: Seconds, deadline: float
+) -> list[int]:
     """Clients in the order of selection; `ready` and `upload` are expected seconds.
 
     Adds the client that makes the round longest by least (ties: smaller id), while the
@@ -250,11 +252,11 @@ def _greedy(clients, ready, upload, deadline) -> list[int]:
 def safa(
     fleet: Fleet, *, horizon: float, iterations: int, fraction: float, lag: int
 ) -> Simulation:
-    """Rounds that end when enough clients have delivered; stragglers may lag.
+    """Simulate SAFA: rounds that end when enough clients have delivered.
 
     At the start of round r every idle client, and every client whose base model is
     more than `lag` versions old, begins with the newest model; the latter gives up
-    what it was doing. The others go on. The round ends with the ⌈C·N⌉-th delivery, or
+    its task. The others go on. The round ends with the ⌈C·N⌉-th delivery, or
     when everything under way has arrived; what arrives later, also at the same
     moment, counts in the next round. What has arrived by the end of a round is never
     given up, however old its base model is.

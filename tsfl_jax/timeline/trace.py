@@ -1,13 +1,15 @@
-"""What a framework did when: one row for each global update, in virtual seconds.
+"""Tasks of the clients, and the trace of those that count in a global update.
 
-NOT done here: the frameworks' rules; see `rounds`, `arrivals` and `frameworks`.
+All times are virtual seconds. NOT done here: the frameworks' rules; see `synchronous`
+and `asynchronous`.
 """
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from tsfl_jax.timeline.fleet import Fleet, finish
 from tsfl_jax.types import UserError
@@ -20,17 +22,17 @@ _LONG = 2**20  # iterations of a task that are added up one by one
 class Trace(NamedTuple):
     """R global updates from at most K deliveries each.
 
-    Empty places are at the end of a row: client −1, other integers 0, floats NaN.
+    Empty slots are at the end of a row: client −1, other integers 0, floats NaN.
     """
 
-    time: np.ndarray  # [R] float64 seconds, when the update happens, non-decreasing
-    client: np.ndarray  # [R, K] int32, who delivers
-    version: np.ndarray  # [R, K] int32 in 0..r, updates its base model had
-    iterations: np.ndarray  # [R, K] int32, local iterations done
-    task: np.ndarray  # [R, K] int32, which task of this client, counting its downloads
-    start: np.ndarray  # [R, K] float64, when its download began
-    arrival: np.ndarray  # [R, K] float64, when its model arrived at the server
-    group: np.ndarray  # [R] int32, FedAT's tier of the update, else 0
+    time: Float[np.ndarray, " R"]  # seconds of the update, float64, non-decreasing
+    client: Int[np.ndarray, "R K"]  # int32, the client that delivers
+    version: Int[np.ndarray, "R K"]  # int32 in 0..r, updates that its base model had
+    iterations: Int[np.ndarray, "R K"]  # int32, local iterations done
+    task: Int[np.ndarray, "R K"]  # int32, number of the client's task, by downloads
+    start: Float[np.ndarray, "R K"]  # float64, when its download began
+    arrival: Float[np.ndarray, "R K"]  # float64, when its model arrived at the server
+    group: Int[np.ndarray, " R"]  # int32, FedAT's tier of the update, else 0
 
 
 COUNTED, LOST, GIVEN_UP, OPEN = "counted", "lost", "given up", "open"
@@ -74,7 +76,7 @@ class Simulation(NamedTuple):
 def begin(
     fleet: Fleet, client: int, number: int, *, version: int, now: float, iterations: int
 ) -> Task:
-    """A client's task: it downloads, works and uploads, all only while online.
+    """Begin a task of a client: download, training and upload, only while online.
 
     Args:
       fleet: its times.
@@ -88,12 +90,12 @@ def begin(
       The `Task`.
     """
     J = fleet.iteration.shape[1]
-    # Very many take whole turns through the draws: memory does not grow with H.
-    turns = iterations // J if iterations > _LONG else 0
-    places = (number * iterations + np.arange(iterations - turns * J)) % J
-    compute = float(fleet.iteration[client, places].sum())
-    if turns:
-        compute += turns * float(fleet.iteration[client].sum())
+    # Very many are counted in whole cycles of the draws: memory does not grow with H.
+    cycles = iterations // J if iterations > _LONG else 0
+    draws = (number * iterations + np.arange(iterations - cycles * J)) % J
+    compute = float(fleet.iteration[client, draws].sum())
+    if cycles:
+        compute += cycles * float(fleet.iteration[client].sum())
     k = number % J
     start = finish(fleet, client, now, 0.0)
     seconds = fleet.download[client, k] + compute + fleet.upload[client, k]
@@ -124,15 +126,14 @@ def make_simulation(
     horizon: float,
     iterations: int,
 ) -> Simulation:
-    """The trace of the updates, and the fate of every task.
+    """Make the trace of the updates, and the fate of every task.
 
     Args:
       updates: R of them, in time, with the tasks that count.
       others: the tasks that began and count in none of them, in any order.
       width: K, the most deliveries of an update.
-      fleet: to say, if R = 0, how long first tasks take.
-      horizon: seconds; likewise.
-      iterations: H of a task; likewise.
+      fleet, horizon, iterations: the error message says how long first tasks of H
+        iterations take.
 
     Returns:
       A `Simulation`.
@@ -185,15 +186,15 @@ def _trace(updates: Sequence[Update], width: int) -> Trace:
     )
 
 
-def summary(trace: Trace, num_clients: int) -> dict:
-    """Figures of a whole trace.
+def summary(trace: Trace, num_clients: int) -> dict[str, Any]:
+    """Summarize a whole trace in a few numbers.
 
     Args:
       trace: R ≥ 1 updates.
       num_clients: N.
 
     Returns:
-      updates: R. deliveries: list of N counts; a place with 0 iterations is none.
+      updates: R. deliveries: list of N counts; 0 iterations are none.
       mean_staleness, max_staleness: over the deliveries, of the update's number r
       less the base model's version; NaN and 0 without deliveries. iterations: in all
       deliveries. seconds_per_update: mean, from 0 to the last update.
@@ -211,8 +212,8 @@ def summary(trace: Trace, num_clients: int) -> dict:
     }
 
 
-def check_task(fleet: Fleet, horizon: float, iterations: int):
-    """Raises `UserError` for what all frameworks with tasks of H iterations refuse."""
+def check_task(fleet: Fleet, horizon: float, iterations: int) -> None:
+    """Raise `UserError` for what no framework with tasks of H iterations accepts."""
     check("num_clients", len(fleet.iteration))
     if not 0 < horizon < math.inf:
         raise UserError(

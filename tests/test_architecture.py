@@ -138,7 +138,6 @@ TALL = {
     ("engine/interval.py", "make_interval"),
     ("engine/interval.py", "interval"),
     ("experiment/prepare.py", "prepare"),
-    ("validate.py", "_in_range"),
     ("engine/client.py", "make_local_training"),
     ("data/__init__.py", "load"),
     ("engine/processes.py", "join"),

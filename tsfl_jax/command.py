@@ -1,4 +1,4 @@
-"""How a command ends: one line and an exit code, never a traceback for a slip."""
+"""How a command ends: with one line and an exit code; no traceback for wrong input."""
 
 import sys
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from tsfl_jax.types import UserError
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether NumPy, or JAX on any device, could not allocate."""
+    """Return whether NumPy, or JAX on any device, could not allocate."""
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
 def run(name: str, main: Callable[[list[str]], None]) -> None:
-    """Runs a command with the arguments of this process.
+    """Run a command with the arguments of this process.
 
     Exit codes: 0 when done, 2 for wrong input (as argparse has it), 130 when stopped
     with Ctrl-C.

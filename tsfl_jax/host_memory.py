@@ -1,4 +1,4 @@
-"""Refuses, before anything is allocated, what cannot fit into this machine's memory."""
+"""Refuse what cannot fit into this machine's memory, before it is allocated."""
 
 import contextlib
 import os
@@ -14,10 +14,10 @@ _LIMITS = (  # of a container: cgroup version 2, version 1
 
 
 def total() -> int:
-    """Bytes of memory that this process may use; a container's limit counts."""
+    """Return the bytes of memory that this process may use, within its container."""
     try:
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows does not tell
+    except (AttributeError, ValueError, OSError):  # not known on Windows
         return sys.maxsize
     for path in _LIMITS:
         with contextlib.suppress(OSError, ValueError):  # "max" means no limit
@@ -26,14 +26,14 @@ def total() -> int:
 
 
 def shown(size: int) -> str:
-    """A number of bytes in words."""
+    """Return a number of bytes as text."""
     if size >= 10**24:  # also keeps a product of settings within float's range
         return "more than 10^15 GB"
     return f"{size / 1e9:,.1f} GB"
 
 
 def require(setting: str, needed: int, purpose: str) -> None:
-    """Checks that an allocation can fit.
+    """Check that an allocation can fit.
 
     Args:
       setting: what to name first, with its value, such as "--config.num_clients=20".

@@ -3,7 +3,7 @@
 On the host a stream is the NumPy generator of (seed, stream). On the devices it is a
 JAX key, ``fold_in`` of (seed, stream, interval or task, client) and, where a client
 draws for several purposes, of their streams: what a client draws in an interval does
-not depend on where it stands, on other clients, or on where a run was resumed. One key
+not depend on its position, on other clients, or on where a run was resumed. One key
 is folded with streams or with indices, never with both.
 
 Results depend on the numbers below: a number that was given is not given again.
@@ -56,7 +56,7 @@ STREAMS = {
 
 
 def generator(seed: int, stream: str) -> np.random.Generator:
-    """The NumPy generator of a stream.
+    """Make the NumPy generator of a stream.
 
     The stream is a spawn key, which NumPy keeps apart from the seed: ``[0, 0]`` and 0
     are the same seed to it, but not as a seed and a spawn key.

@@ -137,7 +137,6 @@ def test_dependencies_are_those_that_are_imported():
 TALL = {
     ("engine/interval.py", "make_interval"),
     ("engine/interval.py", "interval"),
-    ("experiment/prepare.py", "prepare"),
     ("engine/client.py", "make_local_training"),
     ("data/__init__.py", "load"),
     ("engine/processes.py", "join"),

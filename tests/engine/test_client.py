@@ -9,7 +9,9 @@ from flax import linen as nn
 
 from tests import problems
 from tsfl_jax.engine import client, optimizers
+from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.models import networks
+from tsfl_jax.rules import AGGREGATORS
 
 DATA = problems.dataset()
 PROBLEM = problems.problem(DATA, 3, 12)
@@ -20,14 +22,15 @@ def one_client(tau, size, i=0):
 
 
 def make(model, optimizer=optimizers.sgd, **options):
-    settings = {"batch_size": 4, "iteration": "pass", "passes": 5} | options
-    train = client.make_local_training(model, optimizer, **settings)
+    recipe = Recipe(**{"batch_size": 4, "passes": 5} | options)
+    parts = Parts(model, AGGREGATORS["fedavg"], optimizer, recipe)
     variables = model.init(jax.random.key(0), jnp.zeros((1, 5)))
     samples = PROBLEM.samples._replace(mean=jnp.zeros(()), inverse_std=jnp.ones(()))
 
     def run(who, limit=None, hp=None):
         hp = hp or problems.hparams(momentum=0.9)
-        return train(variables, jax.random.key(7), who, samples, hp, limit)
+        start = client.Start(variables, jax.random.key(7))
+        return client.train(parts, start, who, samples, hp, limit)
 
     return variables, run
 

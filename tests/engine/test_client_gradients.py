@@ -7,11 +7,10 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from tests.data.test_quadratic import settings
-from tests.engine.test_constants import SAMPLES, sample_gradients, setting
+from tests.engine.test_constants import SAMPLES, parts, sample_gradients, setting
 from tests.reference import at_quadratic
 from tsfl_jax.config import Config
-from tsfl_jax.engine import client, client_gradients, devices
-from tsfl_jax.engine import constants as estimate
+from tsfl_jax.engine import client, devices, probes
 from tsfl_jax.experiment import runner
 from tsfl_jax.experiment.assemble import exact_of
 from tsfl_jax.experiment.prepare import prepare
@@ -27,9 +26,9 @@ def clients_of(absent=3):
     return model, variables, clients._replace(size=size, tau=tau)
 
 
-def measure(model, variables, clients, key, **options):
-    return client_gradients.client_gradients(
-        model, variables, key, clients, SAMPLES, 4, **options
+def measure(model, variables, clients, key, axis=None):
+    return probes.client_gradients(
+        parts(model, 4, axis), variables, key, clients, SAMPLES
     )
 
 
@@ -50,8 +49,8 @@ def exact(variables, clients):
 @pytest.mark.parametrize("kept", [None, 7])
 def test_estimates_are_unbiased(monkeypatch, kept):
     if kept:  # 7 of the 18 entries of a gradient stand for all
-        monkeypatch.setattr(client_gradients, "_KEPT", 12 * kept)
-        monkeypatch.setattr(client_gradients, "_LEAST", 1)
+        monkeypatch.setattr(probes, "_KEPT", 12 * kept)
+        monkeypatch.setattr(probes, "_LEAST", 1)
     model, variables, clients = clients_of()
     keys = jax.random.split(jax.random.key(0), DRAWS)
     draw = jax.jit(jax.vmap(lambda key: measure(model, variables, clients, key)))
@@ -68,8 +67,8 @@ def test_estimates_are_unbiased(monkeypatch, kept):
 
 def test_whole_data_in_a_batch_give_exact_values():
     model, variables, clients = clients_of()
-    got = client_gradients.client_gradients(
-        model, variables, jax.random.key(0), clients, SAMPLES, 12
+    got = probes.client_gradients(
+        parts(model, 12), variables, jax.random.key(0), clients, SAMPLES
     )
     there = np.asarray(clients.tau) > 0
     _, dissimilarity, square = exact(variables, clients)
@@ -83,8 +82,12 @@ def test_only_participants_have_a_share():
     nan = jnp.full_like(SAMPLES.x[:1], jnp.nan)
     samples = SAMPLES._replace(x=jnp.concatenate([SAMPLES.x, nan]))
     row = clients.row.at[3].set(len(SAMPLES.x))
-    spoilt = client_gradients.client_gradients(
-        model, variables, jax.random.key(0), clients._replace(row=row), samples, 4
+    spoilt = probes.client_gradients(
+        parts(model, 4),
+        variables,
+        jax.random.key(0),
+        clients._replace(row=row),
+        samples,
     )
     clean = measure(model, variables, clients, jax.random.key(0))
     np.testing.assert_array_equal(spoilt.dissimilarity, clean.dissimilarity)
@@ -169,11 +172,10 @@ def test_estimates_of_clients_whose_constants_are_known(convexity):
     hparams, B = prepared.hparams, config.batch_size
 
     def draw(key):
-        found = client_gradients.client_gradients(
-            prepared.model, start, key, clients, stored, B
-        )
-        return found, estimate.estimate_constants(
-            prepared.model, start, key, clients, stored, hparams, B
+        given = parts(prepared.model, B), start, key, clients, stored
+        return (
+            probes.client_gradients(*given),
+            probes.estimate_constants(*given, hparams),
         )
 
     draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), DRAWS))

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests import problems
-from tsfl_jax.engine import client, constants
+from tsfl_jax.engine import client, optimizers, probes
+from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.models import networks
+from tsfl_jax.rules import AGGREGATORS
 
 DATA = problems.dataset()
 PROBLEM = problems.problem(DATA, 12, 12)
@@ -25,6 +27,11 @@ def setting(hidden=0, num=12):
     return model, variables, clients
 
 
+def parts(model, batch_size, axis=None):
+    recipe = Recipe(batch_size=batch_size, passes=1, axis=axis)
+    return Parts(model, AGGREGATORS["dms"], optimizers.sgd, recipe)
+
+
 def sample_gradients(variables, rows):
     """Gradients of single samples ``[n, 18]`` of softmax regression, by hand."""
     layer = variables["params"]["Dense_0"]
@@ -36,8 +43,13 @@ def sample_gradients(variables, rows):
 
 
 def estimates(model, variables, clients, key, lr=0.1, batch_size=4):
-    return constants.estimate_constants(
-        model, variables, key, clients, SAMPLES, problems.hparams(lr=lr), batch_size
+    return probes.estimate_constants(
+        parts(model, batch_size),
+        variables,
+        key,
+        clients,
+        SAMPLES,
+        problems.hparams(lr=lr),
     )
 
 
@@ -96,14 +108,13 @@ def test_only_participants_are_probed():
     own = np.asarray(clients.row[5])
     x = jnp.full_like(SAMPLES.x, jnp.nan).at[own].set(SAMPLES.x[own])
     alone = clients._replace(tau=jnp.zeros(12, jnp.int32).at[5].set(2))
-    got = constants.estimate_constants(
-        model,
+    got = probes.estimate_constants(
+        parts(model, 4),
         variables,
         jax.random.key(0),
         alone,
         SAMPLES._replace(x=x),
         problems.hparams(),
-        4,
     )
     assert all(np.isfinite(v) and v > 0 for v in got)
     nobody = clients._replace(tau=jnp.zeros(12, jnp.int32))

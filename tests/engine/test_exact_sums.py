@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from tests import problems
 from tsfl_jax.engine import client, devices, exact_sums, mapping
+from tsfl_jax.engine.recipe import Recipe
 
 
 def terms(spread, number=300):
@@ -23,7 +24,7 @@ def terms(spread, number=300):
 @jax.jit
 def one_by_one(x):
     def step(total, term):
-        return exact_sums.add(total, term), None
+        return exact_sums.add_all(total, term[None]), None
 
     return exact_sums.value(lax.scan(step, exact_sums.zeros((7,)), x)[0])
 
@@ -88,20 +89,13 @@ def test_ten_thousand_clients_that_do_not_move_leave_the_model():
 
     def train(c, limit):
         del c, limit
-        return params, client.LocalResult(jnp.float32(0), 1, jnp.bool_(True))
+        result = client.LocalResult(jnp.float32(0), jnp.int32(1), jnp.bool_(True))
+        return mapping.Trained(params, params, result)
 
     @jax.jit
     def run(rho):
-        return mapping.weighted_models(
-            train,
-            lambda c: params,
-            clients,
-            rho,
-            params,
-            one,
-            mapping="sequential",
-            chunk=1,
-        )[0]
+        recipe = Recipe(batch_size=1, passes=1)
+        return mapping.weighted_updates(train, clients, rho, one, params, recipe)[0]
 
     weighted = run(rho)
     np.testing.assert_array_equal(weighted.moved["w"], 0)

@@ -240,7 +240,7 @@ def test_intervals_as_deliveries_have_the_same_bits(algorithm, mapping, block):
     )
     jax.tree.map(np.testing.assert_array_equal, history, other)
     jax.tree.map(np.testing.assert_array_equal, plain.params, pooled.params)
-    first = jax.tree.map(lambda a: a[0], pooled.pool)
+    first = jax.tree.map(lambda a: a[0], pooled.snapshots)
     jax.tree.map(np.testing.assert_array_equal, first, pooled.params)
 
 
@@ -342,7 +342,7 @@ def test_replay_matches_plain_reference(name):
     for r, place in enumerate(schedule.delivery.keep):
         held[place : place + 1] = r + 1  # an empty slice for P
     for place, version in enumerate(held):
-        kept = as_reference(jax.tree.map(lambda a, p=place: a[p], state.pool))
+        kept = as_reference(jax.tree.map(lambda a, p=place: a[p], state.snapshots))
         for n, value in versions[version].items():
             np.testing.assert_allclose(kept[n], value, rtol=2e-4, atol=2e-5)
     there = schedule.tau > 0
@@ -370,8 +370,8 @@ def test_mappings_agree(name):
         )
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-            (other.params, other.pool, measured),
-            (state.params, state.pool, history),
+            (other.params, other.snapshots, measured),
+            (state.params, state.snapshots, history),
         )
 
 
@@ -400,8 +400,8 @@ def test_a_spoilt_delivery_is_left_out_and_the_pool_unharmed():
     _, without, _ = problems.replayed("fedbuff", clean, away, hp=hp)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        (state.params, state.pool),
-        (without.params, without.pool),
+        (state.params, state.snapshots),
+        (without.params, without.snapshots),
     )
 
 
@@ -430,7 +430,7 @@ def test_nobody_delivers(algorithm):
     assert not history.diverged.any()
     moved = jax.tree.map(lambda a, b: (a != b).any(), start.params, state.params)
     assert any(jax.tree.leaves(moved))
-    first, second = (jax.tree.map(lambda a, p=p: a[p], state.pool) for p in (0, 1))
+    first, second = (jax.tree.map(lambda a, p=p: a[p], state.snapshots) for p in (0, 1))
     jax.tree.map(np.testing.assert_array_equal, first, start.params)
     jax.tree.map(np.testing.assert_array_equal, second, state.params)
 

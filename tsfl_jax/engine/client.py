@@ -2,68 +2,87 @@
 
 Client i starts from the global model w^t and makes τ_i local iterations of SGD on its
 own mini-batches, then stops: α_{i,h} = 1 for h < τ_i, else 0. A local iteration is one
-pass over the client's data or one mini-batch step. FedProx's μ/2‖w − w^t‖² is added to
-the gradient; μ = 0 is FedAvg's client.
+pass over the client's data or one mini-batch step. The gradient of FedProx's
+μ/2‖w − w^t‖² is added to the client's own; μ = 0 is FedAvg's client.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tsfl_jax import rng
+from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
-from tsfl_jax.types import Array, HParams, Params, PRNGKey
+from tsfl_jax.types import HParams, Params, PRNGKey
 
 
 class Samples(NamedTuple):
-    """Training samples, once on the device for all clients."""
+    """Training samples, stored once on the device for all clients."""
 
-    x: Array  # [M, ...] as stored, uint8 for images
-    y: Array  # [M] int32
-    mean: Array  # [C] or [], (x - mean) * inverse_std is what a model sees
-    inverse_std: Array  # [C] or []
+    x: Shaped[Array, "M ..."]  # as stored, uint8 for images
+    y: Int[Array, "M"]  # int32
+    mean: Float[Array, "..."]  # [C] or []: (x − mean) · inverse_std is the input
+    inverse_std: Float[Array, "..."]  # [C] or []
 
 
 class Client(NamedTuple):
     """One client in one interval; with a leading axis, all of them."""
 
-    id: Array  # int32, names its random stream wherever it stands in the array
-    tau: Array  # int32, local iterations τ_i ≥ 0
-    size: Array  # int32, samples held |D_i| ≥ 1
-    row: Array  # [D] int32, indices into Samples; the first `size` are held
-    task: Array | None = None  # int32, names the stream instead of the interval
-    base: Array | None = None  # int32, which of the kept models it starts from
+    id: Int[Array, "..."]  # names the random stream, independent of the position
+    tau: Int[Array, "..."]  # local iterations τ_i ≥ 0
+    size: Int[Array, "..."]  # samples held |D_i| ≥ 1
+    row: Int[Array, "... D"]  # indices into Samples; the first `size` are held
+    task: Int[Array, "..."] | None = None  # names the stream instead of the interval
+    snapshot: Int[Array, "..."] | None = None  # which of the P it starts from; or w^t
+
+
+class Start(NamedTuple):
+    """What one client starts a task from."""
+
+    variables: Params  # the global model it downloaded
+    key: PRNGKey  # of its random streams
+    correction: Params | None = None  # added to each gradient (SCAFFOLD)
 
 
 class LocalResult(NamedTuple):
-    """What a client reports beside its model."""
+    """What a client reports besides its model."""
 
-    loss: Array  # sum of the sample losses met on the way, float32
-    samples: Array  # number of samples trained on, int32
-    finite: Array  # bool, the model has no NaN and no infinity
+    loss: Float[Array, "..."]  # sum of the sample losses during training
+    samples: Int[Array, "..."]  # samples trained on
+    finite: Bool[Array, "..."]  # the model has no NaN and no infinity
 
 
-def scaled(samples: Samples, x: Array) -> Array:
+def scaled(
+    samples: Samples, x: Shaped[Array, "B ..."] | Shaped[np.ndarray, "B ..."]
+) -> Float[Array, "B ..."]:
     """Stored samples as float32 network input: (x − mean) / std."""
     shape = (1,) * (x.ndim - samples.mean.ndim) + samples.mean.shape
     mean, inverse_std = samples.mean.reshape(shape), samples.inverse_std.reshape(shape)
-    return (x.astype(jnp.float32) - mean) * inverse_std
+    return (jnp.asarray(x, jnp.float32) - mean) * inverse_std
 
 
-def batch_loss(model: Model, variables: Params, x, y, mask, key) -> tuple:
+def batch_loss(
+    model: Model,
+    variables: Params,
+    x: Float[Array, "B ..."],
+    y: Int[Array, "B"],
+    mask: Bool[Array, "B"],
+    key: PRNGKey,
+) -> tuple[Float[Array, ""], tuple[Params, Float[Array, ""]]]:
     """Mean of the model's loss over the valid rows of a batch, and the new variables.
 
     Args:
+      model: the network.
       variables: Flax variables.
-      x: ``[B, ...]`` float32.
-      y: ``[B]`` int32.
-      mask: ``[B]`` bool, False on padding.
+      x: scaled network input.
+      y: labels.
+      mask: False on padding.
       key: for dropout.
 
     Returns:
@@ -74,29 +93,52 @@ def batch_loss(model: Model, variables: Params, x, y, mask, key) -> tuple:
     return total / jnp.maximum(mask.sum(), 1), (changed, total)
 
 
-def batch_gradient(model: Model, variables: Params, x, y, mask, key) -> tuple:
-    """((loss, aux), gradient with respect to ``variables["params"]``)."""
+def batch_gradient(
+    model: Model,
+    variables: Params,
+    x: Float[Array, "B ..."],
+    y: Int[Array, "B"],
+    mask: Bool[Array, "B"],
+    key: PRNGKey,
+) -> tuple[tuple[Float[Array, ""], tuple[Params, Float[Array, ""]]], Params]:
+    """`batch_loss` and its gradient with respect to ``variables["params"]``."""
 
-    def loss(params):
+    def loss(params: Params) -> tuple[Float[Array, ""], Any]:
         return batch_loss(model, {**variables, "params": params}, x, y, mask, key)
 
     return jax.value_and_grad(loss, has_aux=True)(variables["params"])
 
 
-def steps_per_iteration(size: Array, batch_size: int, iteration: str) -> Array:
-    """Mini-batch steps in one local iteration: ⌈|D_i|/B⌉ for "pass", 1 for "step"."""
+def steps_per_iteration(size: Any, batch_size: int, iteration: str) -> Any:
+    """Mini-batch steps of a local iteration: ⌈|D_i|/B⌉ for "pass", 1 for "step".
+
+    Args:
+      size: |D_i| ≥ 1, an integer array of any shape, of JAX or NumPy.
+      batch_size: B ≥ 1.
+      iteration: "pass" or "step".
+
+    Returns:
+      An array like `size`.
+    """
     return -(-size // batch_size) if iteration == "pass" else size * 0 + 1
 
 
-def most_passes(tau, size, batch_size: int, iteration: str) -> int:
-    """Passes, whole or begun, of the client that makes most; ``[T, N]`` in, ≥ 1 out."""
+def most_passes(
+    tau: Int[np.ndarray, "T N"],
+    size: Int[np.ndarray, "T N"],
+    batch_size: int,
+    iteration: str,
+) -> int:
+    """Passes ≥ 1, complete or begun, of the client that makes most of them."""
     tau, size = tau.astype(np.int64), size.astype(np.int64)
     steps = tau * steps_per_iteration(size, batch_size, iteration)
     return max(int((-(-steps // -(-size // batch_size))).max()), 1)
 
 
-def _orders(key: PRNGKey, size: Array, passes: int, capacity: int) -> Array:
-    """``[passes, D]``: in each row a random order of 0..size−1, then the rest."""
+def _orders(
+    key: PRNGKey, size: Int[Array, ""], passes: int, capacity: int
+) -> Int[Array, "H D"]:
+    """In each of H = `passes` rows a random order of 0..size−1, then the rest."""
     scores = jax.vmap(
         lambda h: jax.random.uniform(jax.random.fold_in(key, h), (capacity,))
     )(jnp.arange(passes))
@@ -104,85 +146,97 @@ def _orders(key: PRNGKey, size: Array, passes: int, capacity: int) -> Array:
     return jnp.argsort(jnp.where(held, scores, 2.0), axis=1).astype(jnp.int32)
 
 
-def make_local_training(
-    model: Model,
-    optimizer: Callable[[HParams], optax.GradientTransformation],
-    *,
-    batch_size: int,
-    iteration: str,
-    passes: int,
-) -> Callable:
-    """Builds the local training of one client.
+class _Carry(NamedTuple):
+    """What one mini-batch step hands to the next."""
+
+    variables: Params
+    optimizer: optax.OptState
+    loss: Float[Array, ""]
+    samples: Int[Array, ""]
+
+
+def _batch(
+    step: Int[Array, ""], client: Client, orders: Int[Array, "H D"], batch_size: int
+) -> tuple[Int[Array, "B"], Bool[Array, "B"]]:
+    """The samples of a mini-batch, and which rows are not padding."""
+    batches = -(-client.size // batch_size)  # in one pass
+    position = (step % batches) * batch_size + jnp.arange(batch_size)
+    order = orders[jnp.minimum(step // batches, orders.shape[0] - 1)]
+    # A short last batch is filled up with the first samples of the pass, masked out:
+    # real rows keep every activation finite.
+    return client.row[order[position % client.size]], position < client.size
+
+
+def _step(
+    parts: Parts,
+    optimizer: optax.GradientTransformation,
+    start: Start,
+    samples: Samples,
+    mu: Float[Array, ""],
+    carry: _Carry,
+    batch: tuple[Int[Array, "B"], Bool[Array, "B"], PRNGKey],
+) -> _Carry:
+    """One step of SGD on ∇F_i + μ(w − w^t), plus the rule's correction if any."""
+    rows, mask, key = batch
+    x, y = scaled(samples, samples.x[rows]), samples.y[rows]
+    (_, (changed, loss)), gradient = batch_gradient(
+        parts.model, carry.variables, x, y, mask, key
+    )
+    params, anchor = carry.variables["params"], start.variables["params"]
+    gradient = jax.tree.map(
+        lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor
+    )
+    if start.correction is not None:
+        gradient = optax.tree.add(gradient, start.correction)
+    updates, state = optimizer.update(gradient, carry.optimizer, params)
+    changed = {**changed, "params": optax.apply_updates(params, updates)}
+    return _Carry(changed, state, carry.loss + loss, carry.samples + mask.sum())
+
+
+def train(
+    parts: Parts,
+    start: Start,
+    client: Client,
+    samples: Samples,
+    hparams: HParams,
+    limit: Int[Array, ""] | int | None = None,
+) -> tuple[Params, LocalResult]:
+    """Trains one client for τ_i local iterations.
 
     Args:
-      model: the network.
-      optimizer: hyper-parameters → optax transformation, fresh in every interval.
-      batch_size: B.
-      iteration: "pass" or "step".
-      passes: most passes over its data, whole or begun, that a client may make.
+      parts: the network, the optimizer and what shapes the loop.
+      start: model, random stream and correction.
+      client: one client, without a leading axis.
+      samples: the training samples.
+      hparams: η, μ and what else the optimizer takes from them.
+      limit: None: the loop ends with this client's own work. Else a number of steps
+        shared by all clients of a `vmap`: all run that many in lock-step, and α
+        freezes those that have finished.
 
     Returns:
-      ``train(variables, key, client, samples, hparams, limit=None, correction=None)
-      -> (variables, LocalResult)``. `limit` None: the loop ends with this client's own
-      work, so frozen steps cost nothing. `limit` an integer shared by all clients of a
-      `vmap`: all run that many steps in lock-step and α freezes whoever has finished.
-      `correction` is added to every gradient (SCAFFOLD).
+      The client's variables, which may hold NaN, and its `LocalResult`.
     """
+    recipe, optimizer = parts.recipe, parts.optimizer(hparams)
+    work = client.tau * steps_per_iteration(
+        client.size, recipe.batch_size, recipe.iteration
+    )
+    order_key, dropout_key = rng.keys(start.key, "sample order", "training dropout")
+    orders = _orders(order_key, client.size, recipe.passes, client.row.shape[0])
 
-    def train(
-        variables: Params,
-        key: PRNGKey,
-        client: Client,
-        samples: Samples,
-        hparams: HParams,
-        limit: Array | int | None = None,
-        correction: Params | None = None,
-    ) -> tuple[Params, LocalResult]:
-        transformation = optimizer(hparams)
-        start = variables["params"]
-        batches = -(-client.size // batch_size)  # in one pass
-        work = client.tau * steps_per_iteration(client.size, batch_size, iteration)
-        order_key, step_key = rng.keys(key, "sample order", "training dropout")
-        orders = _orders(order_key, client.size, passes, client.row.shape[0])
+    def step(k: Int[Array, ""], carry: _Carry) -> _Carry:
+        rows, mask = _batch(k, client, orders, recipe.batch_size)
+        batch = rows, mask, jax.random.fold_in(dropout_key, k)
+        return _step(parts, optimizer, start, samples, hparams.mu, carry, batch)
 
-        def step(k, carry):
-            variables, opt_state, loss, count = carry
-            position = (k % batches) * batch_size + jnp.arange(batch_size)
-            mask = position < client.size
-            order = orders[jnp.minimum(k // batches, passes - 1)]
-            # A short last batch is filled up with the first samples of the pass,
-            # masked out: real rows keep every activation finite.
-            rows = client.row[order[position % client.size]]
-            (_, (changed, total)), grads = batch_gradient(
-                model,
-                variables,
-                scaled(samples, samples.x[rows]),
-                samples.y[rows],
-                mask,
-                jax.random.fold_in(step_key, k),
-            )
-            params = variables["params"]
-            grads = jax.tree.map(
-                lambda g, w, w0: g + hparams.mu * (w - w0), grads, params, start
-            )
-            if correction is not None:
-                grads = jax.tree.map(jnp.add, grads, correction)
-            updates, opt_state = transformation.update(grads, opt_state, params)
-            changed = {**changed, "params": optax.apply_updates(params, updates)}
-            return changed, opt_state, loss + total, count + mask.sum()
+    def step_or_freeze(k: Int[Array, ""], carry: _Carry) -> _Carry:
+        # `where`, never α·update: a NaN in the frozen branch must not leak.
+        return optax.tree.where(k < work, step(k, carry), carry)
 
-        def masked_step(k, carry):
-            # `where`, never α·update: a NaN in the frozen branch must not leak.
-            alpha = k < work
-            new = step(k, carry)
-            return jax.tree.map(lambda n, o: jnp.where(alpha, n, o), new, carry)
-
-        carry = (variables, transformation.init(start), jnp.float32(0), jnp.int32(0))
-        if limit is None:
-            carry = lax.fori_loop(0, work, step, carry)
-        else:
-            carry = lax.fori_loop(0, limit, masked_step, carry)
-        variables, _, loss, count = carry
-        return variables, LocalResult(loss, count, losses.all_finite(variables))
-
-    return train
+    state = optimizer.init(start.variables["params"])
+    carry = _Carry(start.variables, state, jnp.float32(0), jnp.int32(0))
+    if limit is None:
+        carry = lax.fori_loop(0, work, step, carry)
+    else:
+        carry = lax.fori_loop(0, limit, step_or_freeze, carry)
+    finite = losses.all_finite(carry.variables)
+    return carry.variables, LocalResult(carry.loss, carry.samples, finite)

@@ -1,4 +1,4 @@
-"""Clients over several devices: the mesh, and who trains whom.
+"""Clients over several devices: the mesh, and which device trains which clients.
 
 One mesh with one axis. Every device holds the samples and the global model, trains its
 share of the clients and adds up its part of Σ ρ_i w_i; the sum over devices is a
@@ -11,19 +11,21 @@ import os
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax._src import distributed  # its client alone has a barrier
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int
 
 from tsfl_jax.types import UserError
 
 AXIS = "clients"
 
 # Devices wait for each other at the sum. XLA's CPU backend takes a long wait for a
-# deadlock, complains after 20 s and ends the process after 40 s; with a large network
-# devices may be further apart. Only XLA_FLAGS are heard, not a compiler option.
+# deadlock, warns after 20 s and ends the process after 40 s; with a large network
+# devices may be further apart. Only XLA_FLAGS have an effect, not a compiler option.
 _PATIENCE = (
     "xla_cpu_collective_call_warn_stuck_timeout_seconds",
     "xla_cpu_collective_call_terminate_timeout_seconds",
@@ -33,15 +35,15 @@ _MOST = 1024  # JAX starts these in half a second, but 100,000 not in 90 s
 
 
 def start(count: int) -> None:
-    """Asks for CPU devices, which has to happen before JAX is used for the first time.
+    """Asks for CPU devices, which must happen before JAX is used for the first time.
+
+    It also makes the devices wait for each other for a week, see `_PATIENCE`. Settings
+    made before (``jax_num_cpu_devices``, flags) are kept. If JAX has started already,
+    nothing changes; on GPUs this has no effect.
 
     Args:
       count: devices wanted; there will be at least one for each CPU core of this
         process, so that a later run may use more.
-
-    It also makes the devices wait for each other for a week, see `_PATIENCE`. What was
-    set before (``jax_num_cpu_devices``, flags) stays. Where JAX has started already,
-    nothing changes; on GPUs this has no effect.
 
     Raises:
       UserError: more devices than can be started.
@@ -53,7 +55,8 @@ def start(count: int) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     patient = [f"--{name}={_WEEK}" for name in _PATIENCE if name not in flags]
     os.environ["XLA_FLAGS"] = " ".join([flags, *patient]).strip()
-    if jax.config.jax_num_cpu_devices < 0:
+    asked = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    if asked < 0:  # JAX adds its settings at run time
         allowed = getattr(os, "sched_getaffinity", None)  # Linux only
         cores = len(allowed(0)) if allowed else os.cpu_count() or 1
         with contextlib.suppress(RuntimeError):  # JAX has started
@@ -61,7 +64,7 @@ def start(count: int) -> None:
 
 
 def make_mesh(count: int, num_clients: int) -> Mesh:
-    """A mesh of `count` devices; 0 for all there are, at most one a client.
+    """A mesh of `count` devices; 0 for all there are, at most one per client.
 
     Raises:
       UserError: fewer devices than asked for.
@@ -78,9 +81,9 @@ def make_mesh(count: int, num_clients: int) -> Mesh:
 
 
 def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
-    """Arrays on the devices of the mesh, as a (prefix) tree of specs says.
+    """Puts arrays on the devices of the mesh, with a (prefix) tree of specs.
 
-    In several processes each gives the whole array, and all the same one.
+    In several processes, each must pass the whole array, and all the same one.
     """
     shardings = jax.tree.map(
         lambda s: NamedSharding(mesh, s),
@@ -90,11 +93,11 @@ def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
     if jax.process_count() == 1:
         return jax.device_put(tree, shardings)
 
-    def put(sharding, part):
-        def leaf(a):
+    def put(sharding: NamedSharding, part: Any) -> Any:
+        def leaf(a: Any) -> jax.Array:
             if isinstance(a, jax.Array) and not a.is_fully_addressable:
                 return a  # placed already
-            if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
                 kind = jax.random.key_impl(a)
                 return jax.random.wrap_key_data(leaf(jax.random.key_data(a)), impl=kind)
             a = np.asarray(a)
@@ -109,7 +112,7 @@ def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
 
 
 def meet() -> None:
-    """Waits until all processes are here, however long the slowest takes.
+    """Waits until all processes call this, however long the slowest takes.
 
     Processes that reach their first common sum more than 30 s apart do not connect.
     """
@@ -140,7 +143,7 @@ def first() -> bool:
 
 
 def any_process(flag: bool) -> bool:
-    """Whether it is true in any process; all of them have to ask."""
+    """Whether `flag` is true in any process; all of them must call this."""
     if jax.process_count() == 1:
         return bool(flag)
     meet()
@@ -148,23 +151,42 @@ def any_process(flag: bool) -> bool:
 
 
 def from_first(value: Any) -> Any:
-    """A tree of arrays as process 0 has it, NumPy leaves; shapes alike everywhere."""
+    """The tree of process 0 with NumPy leaves; all processes have the same shapes."""
     if jax.process_count() == 1:
         return value
     meet()
     return jax.tree.map(np.array, multihost_utils.broadcast_one_to_all(value))
 
 
-def deal(work: np.ndarray, num_devices: int) -> np.ndarray:
-    """Who trains whom: clients in order of work, dealt to the devices to and fro.
+def count(axis: str | None) -> int:
+    """Devices of a mesh axis, inside a program; None: one device."""
+    return 1 if axis is None else lax.axis_size(axis)
+
+
+def total(tree: Any, axis: str | None) -> Any:
+    """Sums over the devices of a mesh axis, inside a program; None: one device."""
+    return tree if axis is None else lax.psum(tree, axis)
+
+
+def own_share(number: int, axis: str | None) -> Int[Array, "K"]:
+    """Device d of D takes d, d + D, d + 2D, … of 0..number−1, inside a program.
+
+    All get as many, K = ⌈number/D⌉, so that the last ones may be `number` or more.
+    """
+    first, step = 0 if axis is None else lax.axis_index(axis), count(axis)
+    return first + step * jnp.arange(-(-number // step))
+
+
+def deal(work: Int[np.ndarray, "T N"], num_devices: int) -> Int[np.ndarray, "T DK"]:
+    """Assigns clients to devices: in order of work, dealt back and forth.
 
     Args:
-      work: ``[T, N]`` mini-batch steps of every client.
+      work: mini-batch steps of every client.
       num_devices: D.
 
     Returns:
       ``[T, D·K]`` int32 client indices, K = ⌈N/D⌉; the first K are device 0's. N marks
-      a place that stays empty. Devices differ by at most the work of one client.
+      an entry that stays empty. Devices differ by at most the work of one client.
     """
     intervals, num_clients = work.shape
     places = -(-num_clients // num_devices)

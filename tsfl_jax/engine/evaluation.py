@@ -5,24 +5,27 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from tsfl_jax.engine import exact_sums
+from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Samples, scaled
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
-from tsfl_jax.types import Array, Params
+from tsfl_jax.types import Params
 
 
 class TestSet(NamedTuple):
     """Test samples cut into E equal batches, the last one padded."""
 
-    x: Array  # [E, b, ...] as stored
-    y: Array  # [E, b] int32
-    mask: Array  # [E, b] bool, False on padding
+    x: Shaped[Array | np.ndarray, "E b ..."]  # as stored
+    y: Int[Array | np.ndarray, "E b"]  # int32
+    mask: Bool[Array | np.ndarray, "E b"]  # False on padding
 
 
-def make_test_set(x: np.ndarray, y: np.ndarray, num_devices: int = 1) -> TestSet:
-    """Samples ``[M, ...]`` and labels ``[M]`` in equal batches, as many per device.
+def make_test_set(
+    x: Shaped[np.ndarray, "M ..."], y: Int[np.ndarray, "M"], num_devices: int = 1
+) -> TestSet:
+    """Cuts samples and labels into equal batches, the same number for each device.
 
     The size of a batch does not depend on the number of devices, so that no sum does;
     some devices may get one batch without samples.
@@ -44,24 +47,30 @@ def make_test_set(x: np.ndarray, y: np.ndarray, num_devices: int = 1) -> TestSet
 
 def evaluate(
     model: Model, variables: Params, samples: Samples, test: TestSet, axis: str | None
-) -> tuple[Array, Array]:
-    """(accuracy in [0, 1], mean loss) on the whole test set.
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Evaluates a model on the whole test set.
 
-    The accuracy of a model that does not classify is NaN. `axis` names the mesh axis of
-    devices that share the test set; None: one device.
+    Args:
+      model: the network.
+      variables: its Flax variables.
+      samples: for their scale.
+      test: this device's batches.
+      axis: mesh axis of devices that share the test set; None: one device.
+
+    Returns:
+      Accuracy in [0, 1], NaN if the model does not classify; and mean loss.
     """
 
-    def batch(item):
-        x, y, mask = item
-        outputs = model.predict(variables, scaled(samples, x))
-        loss = jnp.where(mask, model.loss(outputs, y), 0.0)
-        right = 0
+    def batch(item: TestSet) -> tuple[Int[Array, ""], Float[Array, ""]]:
+        outputs = model.predict(variables, scaled(samples, item.x))
+        loss = jnp.where(item.mask, model.loss(outputs, item.y), 0.0)
+        right = jnp.int32(0)
         if model.classifies:
-            right = jnp.where(mask, losses.correct(outputs, y), False).sum()
-        return jnp.int32(right), loss.sum()
+            correct = losses.correct(outputs, item.y)
+            right = jnp.where(item.mask, correct, False).sum()
+        return right, loss.sum()
 
-    right, loss = lax.map(batch, tuple(test))
-    counts = right.sum(), test.mask.sum()
-    right, count = counts if axis is None else lax.psum(counts, axis)
+    right, loss = lax.map(batch, test)
+    right, count = devices.total((right.sum(), test.mask.sum()), axis)
     accuracy = right / count if model.classifies else jnp.float32(jnp.nan)
     return accuracy, exact_sums.scalar(loss, axis) / count

@@ -6,9 +6,9 @@ Every term is split into digits of 12 bits on one fixed lattice of powers of two
 
 and the digits are added as int32, which is exact. The highest digit kept is that of the
 largest term so far; a larger term shifts the sum and lower digits are dropped. A
-term's digits do not depend on when it comes, so the sum does not depend on the order,
-on how terms are grouped, nor on how many devices share them. At least 24 bits below
-the largest term are kept.
+term's digits do not depend on when it is added, so the sum does not depend on the
+order, on how terms are grouped, nor on how many devices share them. At least 24 bits
+below the largest term are kept.
 
 Source: Demmel and Nguyen, "Parallel Reproducible Summation", IEEE Transactions on
 Computers 2015; here with integers in place of floating-point bins. NOT done: terms
@@ -19,8 +19,9 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float, Int, Shaped
 
-from tsfl_jax.types import Array
+from tsfl_jax.engine import devices
 
 MOST_TERMS = 2**20  # more could overflow the int32 of a digit
 _BITS = 12
@@ -31,17 +32,19 @@ _LEAST_TOP = 2  # all three digits are multiples of the least normal number
 class Sum(NamedTuple):
     """Elementwise sums of arrays of one shape."""
 
-    top: Array  # int32, place of the highest digit that is kept
-    digits: tuple[Array, Array, Array]  # int32, the highest first
+    top: Int[Array, "..."]  # int32, position of the highest digit that is kept
+    digits: tuple[Int[Array, "..."], ...]  # three, int32, the highest first
 
 
-def _power(exponent: Array) -> Array:
+def _power(exponent: Int[Array, "..."]) -> Float[Array, "..."]:
     """2^exponent as float32, of int32 in −126..127."""
     return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
-def _split(terms: Array) -> tuple[Array, Array]:
-    """float32 terms within the range, and the place of their highest digit."""
+def _split(
+    terms: Shaped[Array, "n ..."],
+) -> tuple[Float[Array, "n ..."], Int[Array, "n ..."]]:
+    """float32 terms within the range, and the position of their highest digit."""
     # The clip also keeps the compiler from fusing the product that made the terms with
     # the subtraction below: one rounding less would be other bits.
     terms = jnp.clip(terms.astype(jnp.float32), -_LARGEST, _LARGEST)
@@ -49,7 +52,7 @@ def _split(terms: Array) -> tuple[Array, Array]:
     return terms, jnp.maximum(exponent // _BITS, _LEAST_TOP)
 
 
-def _digits(terms: Array, top: Array) -> list[Array]:
+def _digits(terms: Float[Array, "n ..."], top: Int[Array, "1 ..."]) -> list[Array]:
     found = []
     for s in range(3):
         unit = _BITS * (top - s) - 126
@@ -59,11 +62,11 @@ def _digits(terms: Array, top: Array) -> list[Array]:
     return found
 
 
-def _raised(total: Sum, top: Array) -> list[Array]:
-    """The digits of a sum whose highest place becomes `top`."""
+def _raised(total: Sum, top: Int[Array, "..."]) -> list[Array]:
+    """The digits of a sum whose highest position becomes `top`."""
     shift = top - total.top
 
-    def at(place):  # digit s comes from place s − shift
+    def at(place: int) -> list[Array]:  # digit s comes from position s − shift
         return [jnp.where(shift == s, total.digits[place - s], 0) for s in range(place)]
 
     return [
@@ -78,13 +81,8 @@ def zeros(shape: tuple[int, ...]) -> Sum:
     return Sum(nothing + _LEAST_TOP, (nothing, nothing, nothing))
 
 
-def add(total: Sum, terms: Array) -> Sum:
-    """The sum with one more array of finite terms, of its shape."""
-    return add_all(total, terms[None])
-
-
-def add_all(total: Sum, terms: Array) -> Sum:
-    """The sum with several more arrays ``[n, ...]`` of finite terms."""
+def add_all(total: Sum, terms: Shaped[Array, "n ..."]) -> Sum:
+    """The sum with n more arrays of finite terms, each of its shape."""
     terms, places = _split(terms)
     top = jnp.maximum(total.top, places.max(axis=0))
     new = _digits(terms, top[None])
@@ -100,7 +98,7 @@ def over_devices(total: Sum, axis: str | None) -> Sum:
     return Sum(top, tuple(lax.psum(_raised(total, top), axis)))
 
 
-def value(total: Sum) -> Array:
+def value(total: Sum) -> Float[Array, "..."]:
     """The sum as float32."""
     parts = [
         digit.astype(jnp.float32) * _power(_BITS * (total.top - s) - 126)
@@ -109,12 +107,12 @@ def value(total: Sum) -> Array:
     return parts[0] + (parts[1] + parts[2])
 
 
-def scalar(terms: Array, axis: str | None) -> Array:
-    """Sum of float32 terms ``[n]``, over the devices of an axis as well.
+def scalar(terms: Float[Array, "n"], axis: str | None) -> Float[Array, ""]:
+    """Sum of float32 terms, over the devices of an axis as well.
 
     Infinite terms and NaN make it infinite or NaN, as in any sum.
     """
     finite = jnp.isfinite(terms)
     total = over_devices(add_all(zeros(()), jnp.where(finite, terms, 0.0)), axis)
     others = jnp.where(finite, 0.0, terms).sum()  # the same in every order
-    return value(total) + (others if axis is None else lax.psum(others, axis))
+    return value(total) + devices.total(others, axis)

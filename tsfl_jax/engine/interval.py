@@ -1,33 +1,33 @@
-"""One interval of all clients: train, aggregate, evaluate, report.
+"""One interval of all clients: train, aggregate, evaluate, record.
 
-Interval t of T-SFL: every client trains τ_i^t local iterations from w^t, the server
-forms w^{t+1} from Σ_i ρ_i^t w_i^t, the new model is evaluated. Where clients are not in
-step (`types.Delivery`), it is one global update by those who deliver: each started from
-the model it had downloaded, one of a pool of earlier ones. Nothing in it talks to the
-host.
+Algorithm 1 of Shao et al., "Robust Model Aggregation for Heterogeneous Federated
+Learning: Analysis and Optimizations", is `run_interval`. In interval t of T-SFL every
+client trains τ_i^t local iterations from w^t, the server forms w^{t+1} from
+Σ_i ρ_i^t w_i^t, and the new model is evaluated. In asynchronous frameworks
+(`types.Delivery`) an interval is one global update by the clients that deliver: each
+started from the model it had downloaded, one of P snapshots of earlier global models.
+NOT done: nothing here communicates with the host.
 
 Random streams are those of `rng`, by interval and client, so results do not depend on
-how clients are chunked or ordered, nor on where a run was resumed.
+how clients are grouped in blocks or ordered, nor on where a run was resumed.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
-from tsfl_jax import rng
-from tsfl_jax.engine import base_models, evaluation, exact_sums, mapping
+from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine.probes import make_probe
-from tsfl_jax.engine.recipe import Recipe
+from tsfl_jax.engine import devices, evaluation, exact_sums, mapping
+from tsfl_jax.engine.probes import probe
+from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.models.losses import weight_entropy
-from tsfl_jax.models.networks import Model
-from tsfl_jax.rules.base import Aggregator, Event, Situation
+from tsfl_jax.rules.base import Aggregator, Event, Situation, Weights
 from tsfl_jax.types import (
-    Array,
     ClientGradients,
     Constants,
     Delivery,
@@ -42,8 +42,8 @@ class State(NamedTuple):
 
     params: Params  # w^t, the global model's Flax variables
     server: Any  # the aggregation rule's own state
-    diverged: Array  # bool: no client's model was finite; params are the last good ones
-    pool: Params | None = None  # [P, ...], earlier models that clients start from
+    diverged: Bool[Array, ""]  # no client's model was finite; params: last good ones
+    snapshots: Params | None = None  # [P, ...], earlier models that clients start from
     sent: Params | None = None  # [P, ...], what the rule had sent with those models
 
 
@@ -52,254 +52,352 @@ class Problem(NamedTuple):
 
     samples: local.Samples
     test: evaluation.TestSet
-    rows: Array  # [N, D] int32, which samples each client may use
-    client: Array  # [N] int32 ids, which name the clients' random streams
+    rows: Int[Array, "N D"]  # which samples each client may use
+    client: Int[Array, "N"]  # ids, which name the clients' random streams
 
 
 class Inputs(NamedTuple):
-    """What interval t is told; a leading axis ``[R]`` makes a chunk of intervals."""
+    """The schedule of interval t; a leading axis ``[R]`` makes a chunk of intervals."""
 
-    interval: Array  # int32, t = 0..T−1
-    tau: Array  # [N] int32
-    size: Array  # [N] int32
-    evaluate: Array  # bool
-    assigned: Array  # [K] int32, whom this device trains; N where nobody, see `devices`
-    # [N] int32, local iterations that clients report; None: those they did, τ.
-    reported: Array | None = None
-    # None: all clients, from w^t. Else N above is the number of places of a delivery.
+    interval: Int[Array, "..."]  # t = 0..T−1
+    tau: Int[Array, "... N"]  # local iterations
+    size: Int[Array, "... N"]  # samples held
+    evaluate: Bool[Array, "..."]
+    # Clients that this device trains; N marks an empty entry, see `devices.deal`.
+    assigned: Int[Array, "... K"]
+    # Local iterations that clients report; None: those they did, τ.
+    reported: Int[Array, "... N"] | None = None
+    # None: all clients, from w^t. Else N above is the number of slots of a delivery.
     delivery: Delivery | None = None
 
 
 class History(NamedTuple):
-    """What interval t reports; NaN where it does not apply or was not measured."""
+    """The record of interval t; NaN if it does not apply or was not measured."""
 
-    test_accuracy: Array  # in [0, 1]; NaN where the model does not classify
-    test_loss: Array  # in nats, or the model's own unit
-    train_loss: Array  # likewise, mean over all samples trained on in the interval
-    threshold: Array  # K
-    num_selected: Array  # int32
-    weight_entropy: Array  # nats
-    smoothness: Array  # L
-    grad_sq_norm: Array  # G²
-    grad_variance: Array  # σ²
-    grad_square: Array  # ‖∇F(w^t)‖²
-    coupling: Array  # c
-    num_dropped: Array  # int32, clients with τ > 0 whose model was not finite
-    samples: Array  # [N] int32, samples trained on; their sum needs 64 bits
-    diverged: Array  # bool, from the interval on in which every model was lost
-    rho: Array  # [N]
-    selected: Array  # [N] bool
-    client_variance: Array  # [N] σ_i²
-    client_dissimilarity: Array  # [N] ‖∇F_i − ∇F‖²
+    test_accuracy: Float[Array, "..."]  # in [0, 1]; NaN: the model does not classify
+    test_loss: Float[Array, "..."]  # in nats, or the model's own unit
+    train_loss: Float[Array, "..."]  # likewise, mean over all samples trained on
+    threshold: Float[Array, "..."]  # K
+    num_selected: Int[Array, "..."]
+    weight_entropy: Float[Array, "..."]  # nats
+    smoothness: Float[Array, "..."]  # L
+    grad_sq_norm: Float[Array, "..."]  # G²
+    grad_variance: Float[Array, "..."]  # σ²
+    grad_square: Float[Array, "..."]  # ‖∇F(w^t)‖²
+    coupling: Float[Array, "..."]  # c
+    num_dropped: Int[Array, "..."]  # clients with τ > 0 whose model was not finite
+    samples: Int[Array, "... N"]  # samples trained on; their sum needs 64 bits
+    diverged: Bool[Array, "..."]  # from the interval on in which all models were lost
+    rho: Float[Array, "... N"]
+    selected: Bool[Array, "... N"]
+    client_variance: Float[Array, "... N"]  # σ_i²
+    client_dissimilarity: Float[Array, "... N"]  # ‖∇F_i − ∇F‖²
 
 
-def _clients(problem: Problem, inputs: Inputs) -> local.Client:
-    """Everybody, or those who deliver; leading axis ``[N]``."""
+def run_interval(
+    parts: Parts,
+    state: State,
+    key: PRNGKey,
+    hparams: HParams,
+    problem: Problem,
+    inputs: Inputs,
+) -> tuple[State, History]:
+    """One interval of all clients: Algorithm 1.
+
+    Args:
+      parts: network, rule, optimizer and recipe.
+      state: w^t and what goes with it.
+      key: of the run.
+      hparams: scalars that may be swept.
+      problem: samples, test set and index table.
+      inputs: the schedule of this interval.
+
+    Returns:
+      The state with w^{t+1}, and the record of the interval.
+    """
+    streams = rng.keys(key, "training", "estimates", "rule")
+    train_key, probe_key, rule_key = jax.vmap(
+        lambda stream: jax.random.fold_in(stream, inputs.interval)
+    )(streams)
+    clients = participants(problem, inputs)
+    reported = inputs.tau if inputs.reported is None else inputs.reported
+    claimed = clients._replace(tau=reported)
+    estimates = probe(parts, state.params, probe_key, claimed, problem.samples, hparams)
+    situation = observe(parts.recipe, rule_key, claimed, inputs.delivery, estimates)
+    weights = parts.rule.weights(situation, hparams)
+
+    def train(client: local.Client, limit: Array | int | None) -> mapping.Trained:
+        start = start_of(parts, state, (streams[0], train_key), client)
+        model, result = local.train(
+            parts, start, client, problem.samples, hparams, limit
+        )
+        origin = start.variables if from_start(parts.rule) else state.params
+        return mapping.Trained(model, origin, result)
+
+    share = own_share(parts.recipe, clients, inputs.assigned, weights.rho)
+    sent = None
+    if inputs.delivery is not None:
+        sent = trees.take(state.sent, clients.snapshot)
+    event = Event(situation, weights.rho, situation.tau > 0, sent)
+    aggregate = weighted_mean if parts.rule.combine is None else combined_updates
+    arrived = aggregate(parts, state, train, share, event, hparams)
+    tally = count(arrived.results, share, inputs.tau.shape[0], parts.recipe.axis)
+    new = advance(parts, state, arrived, tally, inputs.delivery, hparams)
+    scores = evaluate_if_due(parts, new.params, problem, inputs.evaluate)
+    return new, record(new, scores, tally, weights, estimates)
+
+
+def participants(problem: Problem, inputs: Inputs) -> local.Client:
+    """All clients, or those that deliver; leading axis ``[N]``."""
     if inputs.delivery is None:
         return local.Client(problem.client, inputs.tau, inputs.size, problem.rows)
-    who = inputs.delivery.client
-    return local.Client(
-        problem.client[who],
-        inputs.tau,
-        inputs.size,
-        problem.rows[who],
-        inputs.delivery.task,
-        inputs.delivery.base,
-    )
+    client, task, snapshot, *_ = inputs.delivery
+    ids, rows = trees.take((problem.client, problem.rows), client)
+    return local.Client(ids, inputs.tau, inputs.size, rows, task, snapshot)
 
 
-def _situation(
+def observe(
+    recipe: Recipe,
     key: PRNGKey,
-    clients: local.Client,
-    inputs: Inputs,
-    reported: Array,
-    constants: Constants,
-    gradients: ClientGradients,
-    batch_size: int,
-    iteration: str,
+    claimed: local.Client,
+    delivery: Delivery | None,
+    estimates: tuple[Constants, ClientGradients],
 ) -> Situation:
-    """What a rule may see: a client's own word for its work, `reported`."""
-    here = inputs.delivery is None
+    """What a rule may see: the work that clients claim, ages, and the probes."""
+    per_iteration = local.steps_per_iteration(
+        claimed.size, recipe.batch_size, recipe.iteration
+    )
     return Situation(
         key,
-        clients.id,
-        reported,
-        inputs.size,
-        reported * local.steps_per_iteration(inputs.size, batch_size, iteration),
-        jnp.zeros_like(reported) if here else inputs.delivery.lag,
-        jnp.int32(0) if here else inputs.delivery.group,
-        constants,
-        gradients,
+        claimed.id,
+        claimed.tau,
+        claimed.size,
+        claimed.tau * per_iteration,
+        jnp.zeros_like(claimed.tau) if delivery is None else delivery.lag,
+        jnp.int32(0) if delivery is None else delivery.group,
+        *estimates,
     )
 
 
-def make_interval(
-    model: Model,
-    aggregator: Aggregator,
-    optimizer: Callable[[HParams], optax.GradientTransformation],
+def start_of(
+    parts: Parts, state: State, keys: tuple[PRNGKey, PRNGKey], client: local.Client
+) -> local.Start:
+    """What one client starts from: w^t, or the snapshot that it had downloaded.
+
+    Args:
+      parts: for the rule's correction.
+      state: w^t and the snapshots.
+      keys: of training in the whole run, which a task's own key is folded from, and of
+        training in this interval.
+      client: one client.
+    """
+    rule, variables = parts.rule, state.params
+    sent = None if rule.sent is None else rule.sent(state.server)
+    stream = keys[1]
+    if client.task is not None:
+        stream = jax.random.fold_in(keys[0], client.task)
+        variables, sent = trees.take((state.snapshots, state.sent), client.snapshot)
+    correction = None
+    if rule.correction is not None:
+        correction = rule.correction(state.server, sent, client.id)
+    key = jax.random.fold_in(stream, client.id)
+    return local.Start(variables, key, correction)
+
+
+def from_start(rule: Aggregator) -> bool:
+    """Whether an update is measured against the model it started from, not w^t."""
+    return rule.deltas or rule.combine is not None
+
+
+class Share(NamedTuple):
+    """The clients that this device trains; empty entries are clients without work."""
+
+    clients: local.Client  # leading axis [K]
+    place: Int[Array, "K"]  # of each among all N; N: an empty entry
+    rho: Float[Array, "K"]
+    work: Int[Array, "K"]  # mini-batch steps
+
+
+def own_share(
     recipe: Recipe,
-) -> Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]:
-    """Builds one interval of all clients; see `make_run` for the arguments."""
-
-    batch_size, iteration, axis = recipe.batch_size, recipe.iteration, recipe.axis
-
-    def total(tree):
-        return tree if axis is None else lax.psum(tree, axis)
-
-    train = local.make_local_training(
-        model,
-        optimizer,
-        batch_size=batch_size,
-        iteration=iteration,
-        passes=recipe.passes,
+    clients: local.Client,
+    assigned: Int[Array, "K"],
+    rho: Float[Array, "N"],
+) -> Share:
+    """This device's share of the clients."""
+    number = rho.shape[0]
+    real = assigned < number
+    here = jnp.where(real, assigned, 0)
+    own = trees.take(clients, here)
+    own = own._replace(tau=jnp.where(real, own.tau, 0))
+    per_iteration = local.steps_per_iteration(
+        own.size, recipe.batch_size, recipe.iteration
+    )
+    return Share(
+        own,
+        jnp.where(real, assigned, number),
+        jnp.where(real, rho[here], 0.0),
+        own.tau * per_iteration,
     )
 
-    probe = make_probe(model, recipe)
 
-    def interval(state, key, hparams, problem, inputs):
-        purposes = rng.keys(key, "training", "estimates", "rule")
-        train_key, estimate_key, rule_key = jax.vmap(
-            lambda stream: jax.random.fold_in(stream, inputs.interval)
-        )(purposes)
-        clients = _clients(problem, inputs)
-        reported = inputs.tau if inputs.reported is None else inputs.reported
-        constants, gradients = probe(
-            state.params, estimate_key, clients, reported, problem.samples, hparams
-        )
-        situation = _situation(
-            rule_key,
-            clients,
-            inputs,
-            reported,
-            constants,
-            gradients,
-            batch_size,
-            iteration,
-        )
-        weights = aggregator.weights(situation, hparams)
-        newest = None if aggregator.sent is None else aggregator.sent(state.server)
+class Arrived(NamedTuple):
+    """What training gave, ready for the rule's `update`."""
 
-        def train_one(client, limit):
-            stream, start, sent = train_key, state.params, newest
-            if client.task is not None:
-                stream = jax.random.fold_in(purposes[0], client.task)
-                start, sent = base_models.one((state.pool, state.sent), client.base)
-            correction = None
-            if aggregator.correction is not None:
-                correction = aggregator.correction(state.server, sent, client.id)
-            client_key = jax.random.fold_in(stream, client.id)
-            return train(
-                start, client_key, client, problem.samples, hparams, limit, correction
-            )
+    mean: Params  # Σ ρ_i w_i, or w^t plus the combined update
+    server: Any  # the rule's state
+    event: Event
+    kept: Array  # > 0: a model that counts was finite
+    results: local.LocalResult  # [K], of this device's clients
 
-        def start_of(client):
-            if aggregator.deltas and client.base is not None:
-                return base_models.one(state.pool, client.base)
-            return state.params
 
-        # This device's share of the clients; an empty place is a client without work.
-        somebody = inputs.assigned < inputs.tau.shape[0]
-        here = jnp.where(somebody, inputs.assigned, 0)
-        mine = jax.tree.map(lambda a: a[here], clients)
-        mine = mine._replace(tau=jnp.where(somebody, mine.tau, 0))
-        work = mine.tau * local.steps_per_iteration(mine.size, batch_size, iteration)
-        # Every device gets what each has, its own in its places and 0 elsewhere.
-        place = jnp.where(somebody, inputs.assigned, inputs.tau.shape[0])
-        how = {
-            "mapping": recipe.mapping,
-            "chunk": recipe.block,
-            "most": recipe.longest,
-        }
-        if aggregator.combine is None:
-            rho = jnp.where(somebody, weights.rho[here], 0.0)
-            weighted, results = mapping.weighted_models(
-                train_one, start_of, mine, rho, state.params, work, axis=axis, **how
-            )
-            kept = weighted.kept
-            server, event = (
-                state.server,
-                Event(situation, weights.rho, situation.tau > 0),
-            )
-            one = jnp.float32(1.0)
-            total_rho = one if aggregator.deltas else weighted.asked
-            mean = base_models.mean(state.params, weighted.moved, total_rho)
-        else:
-            models, results = mapping.all_models(train_one, mine, work, **how)
-            updates = base_models.updates(
-                models, results.finite, mine.base, state.params, state.pool
-            )
-            updates, finite = total(
-                jax.tree.map(
-                    lambda a: base_models.scattered(a, place, inputs.tau.shape[0]),
-                    (updates, results.finite.astype(jnp.int32)),
-                )
-            )
-            present = (finite > 0) & (situation.tau > 0)
-            sent = None
-            if inputs.delivery is not None:
-                sent = base_models.one(state.sent, clients.base)
-            event = Event(situation, weights.rho, present, sent)
-            update, server = aggregator.combine(updates, state.server, event, hparams)
-            nothing = jax.tree.map(jnp.zeros_like, update)
-            mean = base_models.moved(state.params, update, nothing)
-            kept = event.present.sum()
-        params, server = aggregator.update(mean, state.params, server, event, hparams)
-        worked = mine.tau > 0
-        usable = results.finite & worked
-        loss_sum = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
-        loss_count = exact_sums.scalar(
-            jnp.where(usable, results.samples, 0).astype(jnp.float32), axis
-        )
-        samples, dropped, survivors = total(
-            (
-                base_models.scattered(results.samples, place, inputs.tau.shape[0]),
-                jnp.sum(~results.finite & worked),
-                usable.sum(),
-            )
-        )
-        diverged = state.diverged
-        if inputs.delivery is None:  # else others are still at work on good models
-            diverged |= (dropped > 0) & (survivors == 0)
-        # Nobody took part, or no model that has weight survived: w^t stays.
-        updated = (kept > 0) & ~diverged
-        new = State(params, server, diverged)
-        old = state._replace(diverged=diverged, pool=None, sent=None)
-        new = jax.tree.map(lambda n, o: jnp.where(updated, n, o), new, old)
-        if inputs.delivery is not None:
-            sent = None if aggregator.sent is None else aggregator.sent(new.server)
-            pool, sent = base_models.kept(
-                (state.pool, state.sent), (new.params, sent), inputs.delivery.keep
-            )
-            new = new._replace(pool=pool, sent=sent)
+def weighted_mean(
+    parts: Parts,
+    state: State,
+    train: mapping.TrainOne,
+    share: Share,
+    event: Event,
+    hparams: HParams,
+) -> Arrived:
+    """Trains and sums: Σ_i ρ_i w_i = (Σ ρ) w^t + Σ_i ρ_i (w_i − w^t).
 
-        accuracy, loss = lax.cond(
-            inputs.evaluate,
-            lambda w: evaluation.evaluate(
-                model, w, problem.samples, problem.test, axis
-            ),
-            lambda w: (jnp.float32(jnp.nan), jnp.float32(jnp.nan)),
-            new.params,
-        )
-        history = History(
-            test_accuracy=accuracy.astype(jnp.float32),
-            test_loss=loss.astype(jnp.float32),
-            train_loss=(loss_sum / loss_count).astype(jnp.float32),
-            threshold=weights.threshold,
-            num_selected=weights.selected.sum(),
-            weight_entropy=weight_entropy(weights.rho),
-            smoothness=constants.smoothness,
-            grad_sq_norm=constants.grad_sq_norm,
-            grad_variance=constants.grad_variance,
-            grad_square=gradients.square,
-            coupling=weights.coupling,
-            num_dropped=dropped,
-            samples=samples,
-            diverged=diverged,
-            rho=weights.rho,
-            selected=weights.selected,
-            client_variance=gradients.variance,
-            client_dissimilarity=gradients.dissimilarity,
-        )
-        return new, history
+    A rule with `deltas` gets w^t + Σ_i ρ_i (w_i − base_i) instead, base_i being the
+    model that client i started from.
+    """
+    del hparams
+    weighted, results = mapping.weighted_updates(
+        train, share.clients, share.rho, share.work, state.params, parts.recipe
+    )
+    total = jnp.float32(1.0) if parts.rule.deltas else weighted.asked
+    # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
+    total = jnp.where(jnp.abs(total - 1) < 1e-5, 1.0, total)
+    mean = trees.map_inexact(
+        lambda w, m: total.astype(w.dtype) * w + m, state.params, weighted.moved
+    )
+    return Arrived(mean, state.server, event, weighted.kept, results)
 
-    return interval
+
+def combined_updates(
+    parts: Parts,
+    state: State,
+    train: mapping.TrainOne,
+    share: Share,
+    event: Event,
+    hparams: HParams,
+) -> Arrived:
+    """Trains and stacks: w^t + Δ, where the rule combines all updates into Δ."""
+    assert parts.rule.combine is not None
+    updates, results = mapping.stacked_updates(
+        train, share.clients, share.work, parts.recipe
+    )
+    # Every device gets what each has: its own in their places and 0 elsewhere.
+    own = updates, results.finite.astype(jnp.int32)
+    own = trees.scattered(own, share.place, event.rho.shape[0])
+    updates, finite = devices.total(own, parts.recipe.axis)
+    event = event._replace(present=(finite > 0) & event.present)
+    update, server = parts.rule.combine(updates, state.server, event, hparams)
+    mean = trees.map_inexact(jnp.add, state.params, update)
+    return Arrived(mean, server, event, event.present.sum(), results)
+
+
+class Tally(NamedTuple):
+    """The work of an interval over all devices."""
+
+    loss: Float[Array, ""]  # mean sample loss of the clients with finite models
+    samples: Int[Array, "N"]  # samples trained on
+    dropped: Int[Array, ""]  # clients that worked and whose model was not finite
+    survivors: Int[Array, ""]  # clients that worked and whose model was finite
+
+
+def count(
+    results: local.LocalResult, share: Share, number: int, axis: str | None
+) -> Tally:
+    """Sums over the clients of all devices; N = `number`."""
+    worked = share.clients.tau > 0
+    usable = results.finite & worked
+    loss = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
+    samples = jnp.where(usable, results.samples, 0).astype(jnp.float32)
+    own = (
+        trees.scattered(results.samples, share.place, number),
+        jnp.sum(~results.finite & worked),
+        usable.sum(),
+    )
+    return Tally(loss / exact_sums.scalar(samples, axis), *devices.total(own, axis))
+
+
+def advance(
+    parts: Parts,
+    state: State,
+    arrived: Arrived,
+    tally: Tally,
+    delivery: Delivery | None,
+    hparams: HParams,
+) -> State:
+    """w^{t+1} = update(Σ_i ρ_i w_i, w^t), or w^t if no model with weight was finite."""
+    rule = parts.rule
+    params, server = rule.update(
+        arrived.mean, state.params, arrived.server, arrived.event, hparams
+    )
+    diverged = state.diverged
+    if delivery is None:  # else other clients are still at work on good models
+        diverged |= (tally.dropped > 0) & (tally.survivors == 0)
+    updated = (arrived.kept > 0) & ~diverged
+    new, old = (
+        State(params, server, diverged),
+        State(state.params, state.server, diverged),
+    )
+    new = optax.tree.where(updated, new, old)
+    if delivery is None:
+        return new
+    sent = None if rule.sent is None else rule.sent(new.server)
+    snapshots, sent = trees.put(
+        (state.snapshots, state.sent), delivery.keep, (new.params, sent)
+    )
+    return new._replace(snapshots=snapshots, sent=sent)
+
+
+def evaluate_if_due(
+    parts: Parts, params: Params, problem: Problem, due: Bool[Array, ""]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Accuracy and loss of w^{t+1} on the test set; NaN if it is not due."""
+    axis = parts.recipe.axis
+    return lax.cond(
+        due,
+        lambda w: evaluation.evaluate(
+            parts.model, w, problem.samples, problem.test, axis
+        ),
+        lambda w: (jnp.float32(jnp.nan), jnp.float32(jnp.nan)),
+        params,
+    )
+
+
+def record(
+    new: State,
+    scores: tuple[Float[Array, ""], Float[Array, ""]],
+    tally: Tally,
+    weights: Weights,
+    estimates: tuple[Constants, ClientGradients],
+) -> History:
+    """The record of an interval."""
+    constants, gradients = estimates
+    accuracy, loss = scores
+    return History(
+        test_accuracy=accuracy.astype(jnp.float32),
+        test_loss=loss.astype(jnp.float32),
+        train_loss=tally.loss.astype(jnp.float32),
+        threshold=weights.threshold,
+        num_selected=weights.selected.sum(),
+        weight_entropy=weight_entropy(weights.rho),
+        smoothness=constants.smoothness,
+        grad_sq_norm=constants.grad_sq_norm,
+        grad_variance=constants.grad_variance,
+        grad_square=gradients.square,
+        coupling=weights.coupling,
+        num_dropped=tally.dropped,
+        samples=tally.samples,
+        diverged=new.diverged,
+        rho=weights.rho,
+        selected=weights.selected,
+        client_variance=gradients.variance,
+        client_dissimilarity=gradients.dissimilarity,
+    )

@@ -1,66 +1,78 @@
-"""Runs one-client code for all clients and adds up their weighted updates.
+"""Runs the code of one client for all clients and adds up their weighted updates.
 
-Weights are known before training, so Σ ρ_i (w_i − w^t) accumulates as clients finish
-and memory does not grow with N. A client whose model is not finite is left out of the
-sum and the others' weights are scaled up in its place.
+Weights are known before training, so Σ ρ_i (w_i − start_i) accumulates as clients
+finish and memory does not grow with N. A client whose model is not finite is left out
+of the sum, and the weights of the others are scaled up instead.
 
 - ``sequential``: one client after another; a client's loop ends after its own work.
-- ``vmap``: `chunk` clients side by side in lock-step, α freezing those that finished.
-  All clients in one chunk run the longest client's steps of the whole schedule, a
-  number known to the compiler, so that the interval has a static structure; several
-  chunks stop at their own longest client.
+- ``vmap``: blocks of clients side by side in lock-step, α freezing those that finished.
+  If all clients are in one block, they run the steps of the longest client of the whole
+  schedule, a number known to the compiler, so that the interval has a static structure;
+  several blocks stop at their own longest client.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
-from tsfl_jax.engine import exact_sums
+from tsfl_jax import trees
+from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Client, LocalResult
-from tsfl_jax.types import Array, Params, UserError
-
-# (client, limit) -> (variables, result); limit None ends with the client's own work
-TrainOne = Callable[[Client, Array | int | None], tuple[Params, LocalResult]]
+from tsfl_jax.engine.recipe import Recipe
+from tsfl_jax.types import Params, UserError
 
 
-StartOf = Callable[[Client], Params]  # the model that a client's update is from
+class Trained(NamedTuple):
+    """One client after its work."""
+
+    model: Params  # w_i
+    start: Params  # the model that its update is measured against
+    result: LocalResult
+
+
+# (client, limit of `client.train`) -> what came out
+TrainOne = Callable[[Client, Array | int | None], Trained]
 
 
 class _Totals(NamedTuple):
-    """What clients add up to; every part is the same in any order of the clients."""
+    """Sums over clients; each is the same in any order of the clients."""
 
-    moved: list[exact_sums.Sum]  # Σ ρ_i (w_i − start_i), a leaf each that has a mean
+    moved: list[exact_sums.Sum]  # Σ ρ_i (w_i − start_i), one per inexact leaf
     kept: exact_sums.Sum  # Σ ρ_i of clients whose model stayed finite
     asked: exact_sums.Sum  # Σ ρ_i
-    dropped: Array  # int32, clients with weight whose model was not finite
+    dropped: Int[Array, ""]  # clients with weight whose model was not finite
 
 
-def _inexact(leaf: Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
-def _nothing(template: Params) -> _Totals:
-    leaves = [w for w in jax.tree.leaves(template) if _inexact(w)]
+def _zeros(template: Params) -> _Totals:
+    leaves = [w for w in jax.tree.leaves(template) if trees.inexact(w)]
     moved = [exact_sums.zeros(w.shape) for w in leaves]
     return _Totals(moved, exact_sums.zeros(()), exact_sums.zeros(()), jnp.int32(0))
 
 
-def _terms(model: Params, start: Params, weight: Array, finite: Array) -> list[Array]:
+def _terms(client: Trained, weight: Float[Array, ""]) -> list[Array]:
     """ρ_i (w_i − start_i) of one client in float32, 0 where it is not finite."""
-    leaves = zip(jax.tree.leaves(model), jax.tree.leaves(start), strict=True)
-    # 0·NaN is NaN: the model itself has to go as well.
+    leaves = zip(
+        jax.tree.leaves(client.model), jax.tree.leaves(client.start), strict=True
+    )
+    # 0·NaN is NaN: the model itself must be masked as well.
     return [
-        jnp.where(finite, weight * (w - w0).astype(jnp.float32), 0.0)
+        jnp.where(client.result.finite, weight * (w - w0).astype(jnp.float32), 0.0)
         for w, w0 in leaves
-        if _inexact(w)
+        if trees.inexact(w)
     ]
 
 
-def _added(totals: _Totals, terms: list, rho: Array, finite: Array) -> _Totals:
-    """Totals with more clients; leading axes ``[n]``."""
+def _added(
+    totals: _Totals,
+    terms: list[Array],
+    rho: Float[Array, "n"],
+    finite: Bool[Array, "n"],
+) -> _Totals:
+    """Totals with n more clients."""
     add = exact_sums.add_all
     return _Totals(
         [add(s, t) for s, t in zip(totals.moved, terms, strict=True)],
@@ -70,129 +82,150 @@ def _added(totals: _Totals, terms: list, rho: Array, finite: Array) -> _Totals:
     )
 
 
-def _sequential(train: TrainOne, start_of: StartOf, clients, rho, totals: _Totals):
-    def one(totals, item):
-        client, weight = item
-        model, result = train(client, None)
-        terms = _terms(model, start_of(client), weight, result.finite)
-        several = jax.tree.map(lambda a: a[None], (terms, weight, result.finite))
-        return _added(totals, *several), result
-
-    return lax.scan(one, totals, (clients, rho))
-
-
-class _Chunks(NamedTuple):
-    """Clients in chunks, leading axes ``[chunks, chunk]``; the last is filled up."""
+class _Blocks(NamedTuple):
+    """Clients in blocks, leading axes ``[blocks, block]``; the last is filled up."""
 
     clients: Client
-    rho: Array
-    limit: Array  # [chunks], steps of each chunk's longest client
+    rho: Float[Array, "blocks block"]
+    limit: Int[Array, "blocks"]  # mini-batch steps of each block's longest client
 
 
-def _in_chunks(clients: Client, rho: Array, work: Array, chunk: int) -> _Chunks:
+def _in_blocks(
+    clients: Client, rho: Float[Array, "N"], work: Int[Array, "N"], block: int
+) -> _Blocks:
     num_clients = rho.shape[0]
-    chunk = min(chunk, num_clients)  # a device may have fewer places than a chunk
-    chunks = -(-num_clients // chunk)
-    # Clients that fill up the last chunk repeat the first one without any work.
-    index = jnp.arange(chunks * chunk)
+    block = min(block, num_clients)  # a device may have fewer clients than a block
+    blocks = -(-num_clients // block)
+    # Clients that fill up the last block repeat the first one without any work.
+    index = jnp.arange(blocks * block)
     real = index < num_clients
     index = jnp.where(real, index, 0)
-    padded = jax.tree.map(lambda a: a[index], clients)
+    padded = trees.take(clients, index)
     padded = padded._replace(tau=jnp.where(real, padded.tau, 0))
 
-    def split(a):
-        return a.reshape((chunks, chunk) + a.shape[1:])
+    def split(leaf: Array) -> Array:
+        return leaf.reshape((blocks, block) + leaf.shape[1:])
 
-    return _Chunks(
+    return _Blocks(
         jax.tree.map(split, padded),
         split(jnp.where(real, rho[index], 0.0)),
         split(jnp.where(real, work[index], 0)).max(axis=1),
     )
 
 
-def _flat(tree: Params, num_clients: int) -> Params:
-    """Chunks back to one client axis."""
+def _limit(blocks: _Blocks, own: Array, recipe: Recipe) -> Array | int:
+    """The number known to the compiler if all clients are in one block, else `own`."""
+    if recipe.longest is not None and blocks.limit.shape[0] == 1:
+        return recipe.longest
+    return own
+
+
+def _flat(tree: Any, num_clients: int) -> Any:
+    """Blocks back to one client axis."""
     return jax.tree.map(lambda a: a.reshape((-1,) + a.shape[2:])[:num_clients], tree)
 
 
-def _chunk_limit(most: int | None, chunks: _Chunks, limit: Array) -> Array | int:
-    """The number known to the compiler where all clients are in one chunk."""
-    return most if most is not None and chunks.limit.shape[0] == 1 else limit
-
-
-def _vmapped(train, start_of, clients, rho, totals, chunk, work, most):
-    chunks = _in_chunks(clients, rho, work, chunk)
-
-    def several(totals, item):
-        limit = _chunk_limit(most, chunks, item.limit)
-
-        def one(client, weight):
-            model, result = train(client, limit)
-            return _terms(model, start_of(client), weight, result.finite), result
-
-        terms, results = jax.vmap(one)(item.clients, item.rho)
-        return _added(totals, terms, item.rho, results.finite), results
-
-    totals, results = lax.scan(several, totals, chunks)
-    return totals, _flat(results, rho.shape[0])
-
-
-def all_models(
-    train: TrainOne,
-    clients: Client,
-    work: Array,
-    *,
-    mapping: str,
-    chunk: int,
-    most: int | None = None,
+def stacked_updates(
+    train: TrainOne, clients: Client, work: Int[Array, "N"], recipe: Recipe
 ) -> tuple[Params, LocalResult]:
-    """Trains every client and returns every model: memory grows with N.
+    """Trains every client and returns every update: memory grows with N.
 
     For rules that no weights can express (medians, Krum, control variates). Arguments
     as in `weighted_models`.
 
     Returns:
-      models and `LocalResult`, leaves ``[N, ...]``; a model may hold NaN.
+      w_i − start_i with leaves ``[N, ...]``, 0 where a model is not finite and for
+      integer leaves; and `LocalResult` ``[N]``.
     """
-    if mapping == "sequential":
-        return lax.map(lambda client: train(client, None), clients)
-    chunks = _in_chunks(clients, jnp.zeros(work.shape), work, chunk)
 
-    def several(item):
-        limit = _chunk_limit(most, chunks, item.limit)
-        return jax.vmap(lambda client: train(client, limit))(item.clients)
+    def one(client: Client, limit: Array | int | None) -> tuple[Params, LocalResult]:
+        model, start, result = train(client, limit)
 
-    return _flat(lax.map(several, chunks), work.shape[0])
+        def update(w: Array, w0: Array) -> Array:
+            moved = w - w0 if trees.inexact(w) else jnp.zeros_like(w)
+            return jnp.where(result.finite, moved, jnp.zeros_like(moved))
+
+        return jax.tree.map(update, model, start), result
+
+    if recipe.mapping == "sequential":
+        return lax.map(lambda client: one(client, None), clients)
+    blocks = _in_blocks(clients, jnp.zeros(work.shape), work, recipe.block)
+
+    def several(block: _Blocks) -> tuple[Params, LocalResult]:
+        limit = _limit(blocks, block.limit, recipe)
+        return jax.vmap(lambda client: one(client, limit))(block.clients)
+
+    return _flat(lax.map(several, blocks), work.shape[0])
 
 
-def _check_number(clients: int) -> None:
-    if clients > exact_sums.MOST_TERMS:
-        raise UserError(
-            f"{clients:,} clients in one interval: their updates are added up exactly "
-            f"for at most {exact_sums.MOST_TERMS:,}; use fewer --config.num_clients"
-        )
+def _sequential(
+    train: TrainOne, clients: Client, rho: Float[Array, "N"], totals: _Totals
+) -> tuple[_Totals, LocalResult]:
+    def one(
+        totals: _Totals, item: tuple[Client, Float[Array, ""]]
+    ) -> tuple[_Totals, LocalResult]:
+        client, weight = item
+        trained = train(client, None)
+        result = trained.result
+        several = _terms(trained, weight), weight, result.finite
+        return _added(totals, *jax.tree.map(lambda a: a[None], several)), result
+
+    return lax.scan(one, totals, (clients, rho))
+
+
+def _vmapped(
+    train: TrainOne, blocks: _Blocks, totals: _Totals, recipe: Recipe
+) -> tuple[_Totals, LocalResult]:
+    def several(totals: _Totals, block: _Blocks) -> tuple[_Totals, LocalResult]:
+        limit = _limit(blocks, block.limit, recipe)
+
+        def one(
+            client: Client, weight: Float[Array, ""]
+        ) -> tuple[list[Array], LocalResult]:
+            trained = train(client, limit)
+            return _terms(trained, weight), trained.result
+
+        terms, results = jax.vmap(one)(block.clients, block.rho)
+        return _added(totals, terms, block.rho, results.finite), results
+
+    return lax.scan(several, totals, blocks)
 
 
 class Weighted(NamedTuple):
-    """Σ_i ρ_i (w_i − start_i) and what became of Σ ρ."""
+    """Σ_i ρ_i (w_i − start_i), and how much of Σ ρ is in it."""
 
-    moved: Params  # as the model; whole numbers are 0
-    kept: Array  # part of Σ ρ whose models were finite; 0: none, and `moved` is 0
-    asked: Array  # Σ ρ over all devices
+    moved: Params  # as the model; integer leaves are 0
+    kept: Float[Array, ""]  # part of Σ ρ with finite models; 0: none, `moved` is 0
+    asked: Float[Array, ""]  # Σ ρ over all devices
 
 
-def weighted_models(
+def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
+    """Sums over all devices, scaled to the whole Σ ρ if clients were dropped."""
+
+    def over_devices(part: exact_sums.Sum) -> Array:
+        return exact_sums.value(exact_sums.over_devices(part, axis))
+
+    kept, asked = over_devices(totals.kept), over_devices(totals.asked)
+    # Only a dropped client makes rescaling necessary; otherwise keep the exact bits.
+    rescale = (devices.total(totals.dropped, axis) > 0) & (kept > 0)
+    scale = jnp.where(rescale, asked / jnp.where(kept > 0, kept, 1.0), 1.0)
+    moved = iter(totals.moved)
+
+    def leaf(w: Array) -> Array:
+        if not trees.inexact(w):
+            return jnp.zeros_like(w)
+        return (over_devices(next(moved)) * scale).astype(w.dtype)
+
+    return Weighted(jax.tree.map(leaf, template), kept, asked)
+
+
+def weighted_updates(
     train: TrainOne,
-    start_of: StartOf,
     clients: Client,
-    rho: Array,
+    rho: Float[Array, "N"],
+    work: Int[Array, "N"],
     template: Params,
-    work: Array,
-    *,
-    mapping: str,
-    chunk: int,
-    most: int | None = None,
-    axis: str | None = None,
+    recipe: Recipe,
 ) -> tuple[Weighted, LocalResult]:
     """Trains every client and returns Σ ρ_i (w_i − start_i) over the finite models.
 
@@ -201,46 +234,29 @@ def weighted_models(
 
     Args:
       train: local training of one client.
-      start_of: the model against which a client's update is measured.
-      clients: leading axis ``[N]``, N ≤ `exact_sums.MOST_TERMS` over all devices.
-      rho: ``[N]`` float32 weights ≥ 0; most rules have Σ ρ = 1 over all devices.
+      clients: those of this device, at most `exact_sums.MOST_TERMS` over all devices.
+      rho: float32 weights ≥ 0; most rules have Σ ρ = 1 over all devices.
+      work: mini-batch steps that each client has to do.
       template: the global model, for shapes and dtypes.
-      work: ``[N]`` int32 mini-batch steps each client has to do.
-      mapping: "sequential" or "vmap".
-      chunk: clients side by side under "vmap".
-      most: mini-batch steps of the longest client of the whole schedule, None: not
-        known before the program runs.
-      axis: name of the mesh axis of devices that share the clients; None: one device.
-
-    Raises:
-      UserError: more clients than that.
+      recipe: mapping, block, longest client and mesh axis.
 
     Returns:
-      `Weighted`, scaled to the Σ ρ that was asked for where clients were dropped, and
-      every client's `LocalResult` ``[N]``.
+      `Weighted` and every client's `LocalResult` ``[N]``.
+
+    Raises:
+      UserError: too many clients.
     """
-    _check_number(rho.shape[0] * (1 if axis is None else lax.axis_size(axis)))
-    totals = _nothing(template)
-    if mapping == "sequential":
-        totals, results = _sequential(train, start_of, clients, rho, totals)
-    else:
-        totals, results = _vmapped(
-            train, start_of, clients, rho, totals, chunk, work, most
+    number = rho.shape[0] * devices.count(recipe.axis)
+    if number > exact_sums.MOST_TERMS:
+        raise UserError(
+            f"{number:,} clients in one interval: their updates are added up exactly "
+            f"for at most {exact_sums.MOST_TERMS:,}; use fewer --config.num_clients"
         )
-
-    def whole(part):
-        return exact_sums.value(exact_sums.over_devices(part, axis))
-
-    kept, asked = whole(totals.kept), whole(totals.asked)
-    dropped = totals.dropped if axis is None else lax.psum(totals.dropped, axis)
-    # Only a dropped client makes a rescaling necessary; else keep the very bits.
-    rescale = (dropped > 0) & (kept > 0)
-    scale = jnp.where(rescale, asked / jnp.where(kept > 0, kept, 1.0), 1.0)
-    moved = iter(totals.moved)
-
-    def finish(w):
-        if not _inexact(w):  # counters and other whole numbers have no mean
-            return jnp.zeros_like(w)
-        return (whole(next(moved)) * scale).astype(w.dtype)
-
-    return Weighted(jax.tree.map(finish, template), kept, asked), results
+    totals = _zeros(template)
+    if recipe.mapping == "sequential":
+        totals, results = _sequential(train, clients, rho, totals)
+    else:
+        blocks = _in_blocks(clients, rho, work, recipe.block)
+        totals, results = _vmapped(train, blocks, totals, recipe)
+        results = _flat(results, rho.shape[0])
+    return _finished(totals, template, recipe.axis), results

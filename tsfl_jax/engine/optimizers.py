@@ -6,7 +6,6 @@ A client starts every interval with a fresh optimizer state.
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from tsfl_jax.types import HParams, Params, UserError
@@ -16,27 +15,14 @@ Optimizer = optax.GradientTransformation | Factory
 
 
 def sgd(hparams: HParams) -> optax.GradientTransformation:
-    """SGD with momentum after clipping: v ← m v + g, w ← w − η v."""
+    """SGD with momentum after clipping: v ← m v + g, w ← w − η v.
+
+    Clipping is g ← g · min(1, limit/‖g‖); an infinite limit leaves g unchanged.
+    """
     return optax.chain(
-        clip_by_global_norm(hparams.clip_norm),
+        optax.clip_by_global_norm(hparams.clip_norm),
         optax.sgd(hparams.lr, momentum=hparams.momentum),
     )
-
-
-def clip_by_global_norm(limit) -> optax.GradientTransformation:
-    """g ← g · min(1, limit/‖g‖); unlike optax's, an infinite limit keeps the bits.
-
-    Args:
-      limit: scalar > 0, may be traced or inf.
-    """
-
-    def clip(updates: Params, params: Params | None = None) -> Params:
-        del params
-        norm = optax.tree.norm(updates)
-        factor = jnp.where(norm > limit, limit / norm, 1.0)
-        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
-
-    return optax.stateless(clip)
 
 
 _EXPECTED = (
@@ -46,7 +32,11 @@ _EXPECTED = (
 
 
 def as_factory(optimizer: Optimizer | None) -> Factory:
-    """A function of the hyper-parameters, whatever a user gave; None is `sgd`."""
+    """A function of the hyper-parameters from what a user passed; None is `sgd`.
+
+    Raises:
+      UserError: neither an optax transformation nor a function.
+    """
     if optimizer is None:
         return sgd
     if isinstance(optimizer, optax.GradientTransformation):
@@ -57,17 +47,20 @@ def as_factory(optimizer: Optimizer | None) -> Factory:
 
 
 def check(factory: Factory, hparams: HParams, params: Params) -> None:
-    """Raises UserError unless the factory's transformation can update parameters.
+    """Checks that the factory's transformation can update parameters.
 
     Args:
       factory: from `as_factory`.
       hparams: what it is called with.
       params: arrays or their shapes; nothing is computed.
+
+    Raises:
+      UserError: it cannot.
     """
     if factory is sgd:
         return
 
-    def update(hparams, params):
+    def update(hparams: HParams, params: Params) -> Params:
         made = factory(hparams)
         if not isinstance(made, optax.GradientTransformation):
             raise UserError(f"{name} makes {made!r} of HParams; {_EXPECTED}")

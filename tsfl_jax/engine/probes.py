@@ -1,22 +1,47 @@
-"""What is estimated at the global model before an interval, and for which rule.
+"""Probes: what is estimated from gradients at w^t before the clients train.
 
-Only what a rule uses, what was not given and what was asked for costs anything (where
-lanes go abreast, `vmap`, what any of their rules uses).
+A probe is computed only if a rule uses it and it was not given, or if the user asked
+for it (side by side in `vmap` lanes: if any of their rules uses it).
+
+L, G² and σ² of DMS. A few clients compute three mini-batch gradients each at (or next
+to) w^t:
+
+- g1, g2 on two independent mini-batches at w^t: E‖g‖² and ½‖g1 − g2‖², the latter
+  an unbiased estimate of the mini-batch variance E‖g − ḡ‖²;
+- g3 on the first mini-batch at w^t − η g1: ‖g3 − g1‖ / (η‖g1‖), the Lipschitz quotient
+  along the step actually taken, a lower bound of L for that client.
+
+G² and σ² are means over the probed clients, L their maximum (smoothness must hold for
+every client).
+
+σ_i², ‖∇F_i − ∇F‖² and ‖∇F‖². Every client that takes part computes g_i1 and g_i2 on two
+independent mini-batches at w^t. With ḡ_b = Σ_i p_i g_ib, p_i = |D_i|/Σ|D_j|, these are
+unbiased, since the factors of each product are independent:
+
+- σ_i²: ½‖g_i1 − g_i2‖², each batch drawn without replacement, as in training;
+- ‖∇F_i − ∇F‖²: ⟨g_i1 − ḡ_1, g_i2 − ḡ_2⟩, which may be negative;
+- ‖∇F‖²: ⟨ḡ_1, ḡ_2⟩, which may be negative as well.
+
+NOT done: Γ_i = ‖w* − w_i*‖² and ‖w^t − w*‖² cannot be seen in gradients at one point.
+If all F_i have the Hessian L·I, they are the last two over L²; in general those are
+estimates that gradients allow, and lower bounds of ‖w^t − w*‖² (of Γ_i only at
+w^t = w*).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
+from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine.client_gradients import client_gradients
-from tsfl_jax.engine.constants import estimate_constants
-from tsfl_jax.engine.recipe import Recipe
-from tsfl_jax.models.networks import Model
+from tsfl_jax.engine import devices, exact_sums
+from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.types import (
-    Array,
     ClientGradients,
     Constants,
     HParams,
@@ -24,59 +49,254 @@ from tsfl_jax.types import (
     PRNGKey,
 )
 
+PROBED_CLIENTS = 8  # for L, G², σ²
+# Numbers kept of all clients' gradients together: 32 MB for the two of each, and more
+# only if 4,096 clients or more keep the least.
+_KEPT = 2**22
+_LEAST = 1024  # of one gradient
 
-def _where_used(used: tuple[bool, ...], find: Callable, otherwise, hparams: HParams):
-    """`find()` if the rule uses it; which rule it is the hyper-parameters tell."""
+
+def probe(
+    parts: Parts,
+    variables: Params,
+    key: PRNGKey,
+    clients: local.Client,
+    samples: local.Samples,
+    hparams: HParams,
+) -> tuple[Constants, ClientGradients]:
+    """All estimates of one interval.
+
+    Args:
+      parts: the network and what shapes the program.
+      variables: the global model w^t.
+      key: of this interval.
+      clients: leading axis ``[N]``, with the τ that they report: clients that claim to
+        take part are asked even if they do nothing.
+      samples: the training samples.
+      hparams: η, and the constants that were given; NaN ones are estimated.
+
+    Returns:
+      L, G², σ² as given or else estimated (NaN: neither), and what gradients say about
+      every client, or else NaN.
+    """
+    given = Constants(hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
+
+    def completed() -> Constants:
+        found = estimate_constants(parts, variables, key, clients, samples, hparams)
+        return jax.tree.map(lambda g, f: jnp.where(jnp.isnan(g), f, g), given, found)
+
+    def measured() -> ClientGradients:
+        return client_gradients(parts, variables, key, clients, samples)
+
+    missing = jnp.full(clients.tau.shape, jnp.nan, jnp.float32)
+    nothing = ClientGradients(missing, missing, jnp.float32(jnp.nan))
+    probes = parts.recipe.probes
+    return (
+        _if_used(probes.constants, completed, given, hparams),
+        _if_used(probes.gradients, measured, nothing, hparams),
+    )
+
+
+def _if_used(
+    used: tuple[bool, ...], find: Callable[[], Any], otherwise: Any, hparams: HParams
+) -> Any:
+    """`find()` if the rule ``hparams.rule`` uses it; a static choice if all agree."""
     if len(set(used)) > 1:
         return lax.cond(jnp.asarray(used)[hparams.rule], find, lambda: otherwise)
     return find() if used[0] else otherwise
 
 
-def make_probe(
-    model: Model, recipe: Recipe
-) -> Callable[..., tuple[Constants, ClientGradients]]:
-    """Builds the estimates of one interval.
+def estimate_constants(
+    parts: Parts,
+    variables: Params,
+    key: PRNGKey,
+    clients: local.Client,
+    samples: local.Samples,
+    hparams: HParams,
+) -> Constants:
+    """Estimates L, G² and σ² at the global model; see the module docstring.
 
     Args:
-      model: the network.
-      recipe: which estimates, mini-batches, clients side by side, the mesh axis.
+      parts, variables, key, samples, hparams: as in `probe`; η is the length of the
+        step that measures L.
+      clients: leading axis ``[N]``; only those with τ > 0 are probed, at most
+        `PROBED_CLIENTS` of them.
 
     Returns:
-      ``probe(params, key, clients[N], reported[N], samples, hparams)``: L, G², σ² as
-      given or else estimated, and what gradients say about every client or else NaN.
+      `Constants` of float32 scalars; zeros if no client takes part.
     """
-    batch_size, axis, probes = recipe.batch_size, recipe.axis, recipe.probes
+    axis, number = parts.recipe.axis, min(clients.tau.shape[0], PROBED_CLIENTS)
+    stream = rng.fold(key, "constants")
+    keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
+    lots = jax.vmap(lambda k: jax.random.uniform(rng.fold(k, "constants clients")))(
+        keys
+    )
+    present = clients.tau > 0
+    chosen = jnp.argsort(jnp.where(present, lots, 2.0))[:number]
+    own = devices.own_share(number, axis)
+    chosen, taking_part = chosen[own % number], own < number
+    taking_part &= present[chosen]
+    found = lax.map(
+        lambda item: _constants_of(
+            parts, variables, item[0], item[1], samples, hparams
+        ),
+        (keys[chosen], trees.take(clients, chosen)),
+    )
+    found = jax.tree.map(lambda a: jnp.where(taking_part, a, 0.0), found)
+    largest = found.smoothness.max()
+    if axis is not None:
+        largest = lax.pmax(largest, axis)
+    count = jnp.maximum(devices.total(taking_part.sum(), axis), 1)
+    return Constants(
+        largest,
+        exact_sums.scalar(found.grad_sq_norm, axis) / count,
+        exact_sums.scalar(found.grad_variance, axis) / count,
+    )
 
-    def probe(
-        params: Params,
-        key: PRNGKey,
-        clients: local.Client,
-        reported: Array,
-        samples: local.Samples,
-        hparams: HParams,
-    ) -> tuple[Constants, ClientGradients]:
-        constants = Constants(
-            hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance
-        )
 
-        def completed():
-            found = estimate_constants(
-                model, params, key, clients, samples, hparams, batch_size, axis
-            )
-            return jax.tree.map(
-                lambda given, f: jnp.where(jnp.isnan(given), f, given), constants, found
-            )
+def _constants_of(
+    parts: Parts,
+    variables: Params,
+    key: PRNGKey,
+    client: local.Client,
+    samples: local.Samples,
+    hparams: HParams,
+) -> Constants:
+    """(L, G², σ²) of one client at the global model."""
+    batch_size = parts.recipe.batch_size
+    draw_key, dropout_key = rng.keys(key, "constants batches", "constants dropout")
+    places = jax.random.randint(draw_key, (2, batch_size), 0, client.size)
+    no_padding = jnp.ones(batch_size, bool)
+    params = variables["params"]
 
-        def measured():
-            # Whoever claims to take part is asked, also one that does nothing.
-            asked = clients._replace(tau=reported)
-            return client_gradients(
-                model, params, key, asked, samples, batch_size, recipe.width, axis
-            )
+    # A scan, so that the gradient is traced and compiled once and not three times.
+    def gradient(first: Params, turn: tuple[Array, Array]) -> tuple[Params, Any]:
+        batch, step = turn
+        at = jax.tree.map(lambda w, g: w - step * g, params, first)
+        rows = client.row[places[batch]]
+        x, y = local.scaled(samples, samples.x[rows]), samples.y[rows]
+        at = {**variables, "params": at}
+        # g3 has the batch and the dropout of g1: they differ by the step alone.
+        noise = jax.random.fold_in(dropout_key, batch)
+        _, g = local.batch_gradient(parts.model, at, x, y, no_padding, noise)
+        first = jax.tree.map(lambda f, g: jnp.where(step < 0, g, f), first, g)
+        square = optax.tree.norm(g, squared=True)
+        return first, (square, optax.tree.norm(optax.tree.sub(g, first), squared=True))
 
-        missing = jnp.full(clients.tau.shape, jnp.nan, jnp.float32)
-        nothing = ClientGradients(missing, missing, jnp.float32(jnp.nan))
-        constants = _where_used(probes.constants, completed, constants, hparams)
-        return constants, _where_used(probes.gradients, measured, nothing, hparams)
+    # g1 at w^t, g2 at w^t on the other batch, g3 at w^t − η g1 on the first one; the
+    # first turn is marked by a negative step, of no effect while `first` is 0.
+    turns = (jnp.array([0, 1, 0]), jnp.stack([-1.0, 0.0, hparams.lr]))
+    _, (square, change) = lax.scan(gradient, optax.tree.zeros_like(params), turns)
+    length = hparams.lr * jnp.sqrt(square[0])
+    smoothness = jnp.where(
+        length > 0, jnp.sqrt(change[2]) / jnp.where(length > 0, length, 1.0), 0.0
+    )
+    return Constants(smoothness, 0.5 * (square[0] + square[1]), 0.5 * change[1])
 
-    return probe
+
+def client_gradients(
+    parts: Parts,
+    variables: Params,
+    key: PRNGKey,
+    clients: local.Client,
+    samples: local.Samples,
+) -> ClientGradients:
+    """Estimates for all clients at the global model; see the module docstring.
+
+    Of large networks a random selection of a gradient's entries stands for all of them
+    in the products, drawn anew in every interval: still unbiased.
+
+    Args:
+      parts, variables, key, samples: as in `probe`.
+      clients: leading axis ``[N]``; those with τ = 0 have no share in F.
+
+    Returns:
+      `ClientGradients`, float32; NaN for clients with τ = 0.
+    """
+    recipe, number, present = parts.recipe, clients.tau.shape[0], clients.tau > 0
+    stream, common = rng.keys(key, "gradients", "gradients entries")
+    entries, scale = _entries(common, variables["params"], number)
+    own = devices.own_share(number, recipe.axis)
+    keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
+    here = own % number
+    taking_part = (own < number) & present[here]
+
+    def one(item: tuple[PRNGKey, local.Client, Array]) -> tuple[Array, Array]:
+        key, client, works = item
+
+        def measured() -> tuple[Array, Array]:
+            return _two_gradients(parts, variables, key, client, samples, entries)
+
+        def nothing() -> tuple[Array, Array]:
+            return jax.tree.map(jnp.zeros_like, jax.eval_shape(measured))
+
+        return lax.cond(works, measured, nothing)
+
+    items = (keys[here], trees.take(clients, here), taking_part)
+    found = lax.map(one, items, batch_size=recipe.width if recipe.width > 1 else None)
+    # Entries at `number` or more are dropped.
+    found = trees.scattered(found, jnp.where(own < number, own, number), number)
+    variance, kept = devices.total(found, recipe.axis)
+    return _products(variance, kept, scale, clients.size, present)
+
+
+def _entries(
+    key: PRNGKey, params: Params, num_clients: int
+) -> tuple[Int[Array, "m"] | None, float]:
+    """Which entries of a gradient are kept, None: all; and how many one stands for."""
+    total = sum(leaf.size for leaf in jax.tree.leaves(params))
+    count = max(_KEPT // num_clients, _LEAST)
+    if total <= count:
+        return None, 1.0
+    return jax.random.randint(key, (count,), 0, total), total / count
+
+
+def _two_gradients(
+    parts: Parts,
+    variables: Params,
+    key: PRNGKey,
+    client: local.Client,
+    samples: local.Samples,
+    entries: Int[Array, "m"] | None,
+) -> tuple[Float[Array, ""], Float[Array, "2 m"]]:
+    """(½‖g_1 − g_2‖², kept entries of g_1 and g_2) of one client."""
+    batch_size = parts.recipe.batch_size
+    order_key, noise_key = rng.keys(key, "gradients batches", "gradients dropout")
+    order = jax.random.uniform(order_key, (2, client.row.shape[0]))
+    held = jnp.arange(client.row.shape[0]) < client.size
+    orders = jnp.argsort(jnp.where(held, order, 2.0), axis=1)[:, :batch_size]
+    mask = jnp.arange(batch_size) < client.size
+
+    def gradient(first: Params, turn: tuple[Array, PRNGKey]) -> tuple[Params, Any]:
+        order, noise = turn
+        rows = client.row[order]
+        x, y = local.scaled(samples, samples.x[rows]), samples.y[rows]
+        _, g = local.batch_gradient(parts.model, variables, x, y, mask, noise)
+        change = optax.tree.norm(optax.tree.sub(g, first), squared=True)
+        flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(g)])
+        return g, (change, flat if entries is None else flat[entries])
+
+    zeros = optax.tree.zeros_like(variables["params"])
+    noises = jax.vmap(lambda b: jax.random.fold_in(noise_key, b))(jnp.arange(2))
+    _, (change, kept) = lax.scan(gradient, zeros, (orders, noises))
+    return 0.5 * change[1], kept
+
+
+def _products(
+    variance: Float[Array, "N"],
+    kept: Float[Array, "N 2 m"],
+    scale: float,
+    size: Int[Array, "N"],
+    present: Bool[Array, "N"],
+) -> ClientGradients:
+    """Estimates from all clients' kept entries of g_i1 and g_i2."""
+    share = jnp.where(present, size, 0).astype(jnp.float32)
+    share = share / jnp.maximum(share.sum(), 1)
+    mean = jnp.tensordot(share, kept, 1)  # [2, m]
+    apart = kept - mean[None]
+    dissimilarity = scale * jnp.sum(apart[:, 0] * apart[:, 1], axis=1)
+    return ClientGradients(
+        jnp.where(present, variance, jnp.nan),
+        jnp.where(present, dissimilarity, jnp.nan),
+        jnp.where(present.any(), scale * jnp.sum(mean[0] * mean[1]), jnp.nan),
+    )

@@ -1,15 +1,15 @@
-"""Several processes that run one experiment: how they meet, and how they end.
+"""Several processes that run one experiment: how they connect and how they end.
 
 Every process keeps a TCP connection to process 0 for the whole run. The operating
-system closes it when a process ends, however it ends, so the others know at once; TCP
+system closes it when a process ends for any reason, so the others know at once; TCP
 keepalive does the same for a machine that is gone. JAX alone notices this after minutes
-or aborts with a stack trace, and can tell neither which process ended nor why.
+or aborts with a stack trace, and reports neither which process ended nor why.
 
 The coordination service of JAX runs in a process of its own, which process 0 starts.
 Inside process 0 it would end with it, and the JAX client of every other process aborts
 at that moment, before any Python code of that process can run.
 
-What is NOT done: a run does not go on without a process that has ended.
+NOT done: a run does not continue without a process that has ended.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from tsfl_jax.types import UserError
 _GRACE = 3.0  # seconds in which a process may give its own reason for the same stop
 _DAY = 24 * 3600  # seconds
 
-# Ends when its input does: at once after a word, else some time after process 0 died,
+# Ends when its input does: at once after a line, else some time after process 0 died,
 # when all others have ended as well.
 _SERVICE = """
 import sys, time
@@ -77,31 +77,31 @@ def join(
       count: processes, at least 2.
       index: of this one, 0 ≤ index < count.
       settings: JSON values that have to be the same in all processes.
-      patience: seconds to wait until all processes are there.
+      patience: seconds to wait until all processes are connected.
       tell: shows a line while this process waits.
       end: shows a line and ends this process with an exit code, from any thread.
 
     Raises:
       UserError: an index out of range, an address that cannot be used, processes with
-        other settings, or one that did not come in time.
+        other settings, or one that did not connect in time.
     """
     if not 0 <= index < count:
         raise UserError(
             f"--process={index}: expected 0 to {count - 1} with --processes={count}"
         )
     host, port = rendezvous.address(coordinator)
+    service = None
     if index == 0:
         links = rendezvous.gather(port, count, settings, patience, tell)
         service, service_port = _start_service(count)
         for link in links.values():
             rendezvous.send(link, {"service": service_port})
-        # The service that JAX starts in process 0 stays without clients.
-        host, unused = "localhost", {"coordinator_bind_address": "localhost:0"}
+        host = "localhost"
     else:
         link, service_port = rendezvous.find(
             host, port, count, index, settings, patience, tell
         )
-        links, unused, service = {0: link}, {}, None
+        links = {0: link}
     group = Group(
         index=index,
         count=count,
@@ -116,33 +116,39 @@ def join(
     for other in links:
         thread = threading.Thread(target=_listen, args=(group, other), daemon=True)
         thread.start()
-    host = f"[{host}]" if ":" in host else host
-    try:
-        jax.distributed.initialize(
-            f"{host}:{service_port}",
-            count,
-            index,
-            initialization_timeout=60,
-            # Connections tell who has ended; a process that is only slow is waited for.
-            heartbeat_timeout_seconds=_DAY,
-            **unused,
-        )
-    except (RuntimeError, ValueError) as error:
-        why = f"JAX cannot connect to its service at {host}:{service_port}: "
-        why += str(error).strip().splitlines()[0]
-        stopped(group, why, 2)
-        end(why, 2)
+    _connect(group, host, service_port)
     return group
 
 
+def _connect(group: Group, host: str, port: int) -> None:
+    """Connects JAX to its coordination service."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        jax.distributed.initialize(
+            address,
+            group.count,
+            group.index,
+            # The service that JAX starts in process 0 stays without clients.
+            coordinator_bind_address=None if group.index else "localhost:0",
+            initialization_timeout=60,
+            # Closed connections report ended processes; slow ones are waited for.
+            heartbeat_timeout_seconds=_DAY,
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        why = f"JAX cannot connect to its service at {address}: {reason}"
+        stopped(group, why, 2)
+        group.end(why, 2)
+
+
 def will_resume(group: Group, how: str) -> None:
-    """Process 0: what a person should do when a process is lost from now on."""
+    """Process 0: what the user should do when a process is lost from now on."""
     group.resume.append(how)
     _send_all(group, {"resume": how})
 
 
 def stopped(group: Group, why: str, code: int) -> None:
-    """Tells the others that this process stops, why, and with which exit code."""
+    """Reports to the others that this process stops, why, and with which exit code."""
     if not group.over.is_set():
         _send_all(group, {"stopped": group.index, "why": why, "code": code})
 
@@ -179,13 +185,14 @@ def _start_service(count: int) -> tuple[subprocess.Popen, int]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the run; the service ends after it
     )
+    assert service.stdout is not None
     if service.stdout.readline().strip() != b"ready":
         raise UserError(f"JAX's coordination service cannot listen on port {port}")
     return service, port
 
 
 def _listen(group: Group, other: int) -> None:
-    """Follows what one connection says until it ends."""
+    """Handles the messages of one connection until it ends."""
     ends = contextlib.suppress(OSError, ValueError)
     with ends, group.links[other].makefile("rb") as lines:
         for line in lines:

@@ -5,6 +5,14 @@ data may change without another compilation.
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import optax
+
+from tsfl_jax.models.networks import Model
+from tsfl_jax.rules.base import Aggregator
+from tsfl_jax.types import HParams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,3 +61,13 @@ class Recipe:
     def width(self) -> int:
         """Clients trained side by side."""
         return self.block if self.mapping == "vmap" else 1
+
+
+class Parts(NamedTuple):
+    """What a program is put together from; static, as the recipe."""
+
+    model: Model
+    rule: Aggregator
+    # Hyper-parameters → optax transformation of the clients, fresh in every interval.
+    optimizer: Callable[[HParams], optax.GradientTransformation]
+    recipe: Recipe

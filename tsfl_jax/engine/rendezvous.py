@@ -1,8 +1,8 @@
 """How the processes of a run find each other: all others connect to process 0.
 
-Plain sockets, before JAX is asked: its own client aborts where nobody answers, and it
-cannot say which process is missing. Messages are lines of JSON. What comes from other
-programs is left unanswered.
+Plain sockets, before JAX starts: its own client aborts if there is no answer, and it
+cannot report which process is missing. Messages are lines of JSON. Connections of other
+programs are left unanswered.
 """
 
 import contextlib
@@ -84,8 +84,10 @@ def gather(
     return links
 
 
-def _admit(link, links: dict[int, socket.socket], count: int, settings: dict) -> str:
-    """Adds a process that asks to join; why not, if it is one of this program."""
+def _admit(
+    link: socket.socket, links: dict[int, socket.socket], count: int, settings: dict
+) -> str:
+    """Adds a process that asks to join, or returns why a process of a run cannot."""
     link.settimeout(5)
     try:
         hello = json.loads(_line(link))
@@ -126,7 +128,7 @@ def _text(value: Any) -> str:
 
 
 def _ended(link: socket.socket) -> bool:
-    """Whether a process that has joined is gone before the others were there."""
+    """Whether a process that has joined is gone before all are connected."""
     link.settimeout(0)
     try:
         return not link.recv(1, socket.MSG_PEEK)

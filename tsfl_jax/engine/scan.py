@@ -6,19 +6,28 @@ many that differ in arrays only.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Float
 
+from tsfl_jax import trees
 from tsfl_jax.engine import devices
-from tsfl_jax.engine.interval import History, Inputs, Problem, State, make_interval
-from tsfl_jax.engine.recipe import Probes, Recipe
+from tsfl_jax.engine.interval import (
+    History,
+    Inputs,
+    Problem,
+    State,
+    run_interval,
+)
+from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator, Counts, one_of
-from tsfl_jax.types import Array, HParams, PRNGKey
+from tsfl_jax.types import HParams, PRNGKey
 
 __all__ = [
     "History",
@@ -31,73 +40,76 @@ __all__ = [
     "make_run",
 ]
 
+Run = Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]
+
+
+def _spec(*axes: str | None) -> Any:  # stands for an array, or for a tree of them
+    return PartitionSpec(*axes)
+
+
 # What every device has a copy of, and what the devices share.
-WHOLE, _SHARED = PartitionSpec(), PartitionSpec(devices.AXIS)
+WHOLE, _SHARED = _spec(), _spec(devices.AXIS)
 PROBLEM_SPEC = Problem(samples=WHOLE, test=_SHARED, rows=WHOLE, client=WHOLE)
 INPUTS_SPEC = Inputs(
     interval=WHOLE,
     tau=WHOLE,
     size=WHOLE,
     evaluate=WHOLE,
-    assigned=PartitionSpec(None, devices.AXIS),
+    assigned=_spec(None, devices.AXIS),
     reported=WHOLE,
     delivery=WHOLE,
 )
-LANES_INPUTS_SPEC = INPUTS_SPEC._replace(
-    assigned=PartitionSpec(None, None, devices.AXIS)
-)
-# What differs between the lanes of a sweep: axis 0; None: shared by all lanes.
-_LANES_PROBLEM = Problem(samples=None, test=None, rows=0, client=None)
-_LANES_INPUTS = Inputs(
-    interval=None, tau=0, size=0, evaluate=None, assigned=0, reported=0, delivery=0
-)
-
-Run = Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]
+LANES_INPUTS_SPEC = INPUTS_SPEC._replace(assigned=_spec(None, None, devices.AXIS))
 
 
 def _over_lanes(run: Run, lanes: str) -> Run:
     """`run` for many experiments that share samples, test set and evaluations."""
-    if lanes == "vmap":
-        return jax.vmap(run, in_axes=(0, 0, 0, _LANES_PROBLEM, _LANES_INPUTS))
 
     def all_lanes(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
     ) -> tuple[State, History]:
-        def one(lane: tuple) -> tuple[State, History]:
-            state, key, hparams, rows, own = lane
+        def one(
+            state: State, key: PRNGKey, hparams: HParams, rows: Array, own: Inputs
+        ) -> tuple[State, History]:
             mine = own._replace(interval=inputs.interval, evaluate=inputs.evaluate)
             return run(state, key, hparams, problem._replace(rows=rows), mine)
 
         own = inputs._replace(interval=None, evaluate=None)
-        return lax.map(one, (state, key, hparams, problem.rows, own))
+        each = state, key, hparams, problem.rows, own
+        if lanes == "vmap":
+            return jax.vmap(one)(*each)
+        return lax.map(lambda lane: one(*lane), each)
 
     return all_lanes
 
 
 def init_state(
     model: Model,
-    aggregator: Aggregator,
+    rule: Aggregator,
     key: PRNGKey,
-    x: Array,
+    x: Float[Array, "B ..."],
     counts: Counts,
-    places: int = 0,
-    size: Array | None = None,
+    snapshots: int = 0,
+    size: Float[Array, "N"] | None = None,
 ) -> State:
     """w^0 and the rule's state.
 
     Args:
+      model: the network.
+      rule: the aggregation rule.
+      key: of the initial model.
       x: one batch of scaled network input.
       counts: numbers of clients and tiers.
-      places: P, earlier models kept; 0 where all clients start from w^t.
-      size: ``[N]`` samples that each client holds; None: as many each.
+      snapshots: P, earlier models kept; 0 if all clients start from w^t.
+      size: samples that each client holds; None: all hold the same number.
     """
     params = model.init(key, x)
-    server = aggregator.init(params, counts._replace(size=size))
-    if not places:
-        return State(params, server, jnp.bool_(False))
-    sent = None if aggregator.sent is None else aggregator.sent(server)
-    pool, sent = jax.tree.map(lambda w: jnp.repeat(w[None], places, 0), (params, sent))
-    return State(params, server, jnp.bool_(False), pool, sent)
+    server = rule.init(params, counts._replace(size=size))
+    state = State(params, server, jnp.bool_(False))
+    if not snapshots:
+        return state
+    sent = None if rule.sent is None else rule.sent(server)
+    return State(*state[:3], *trees.repeated((params, sent), snapshots))
 
 
 def make_run(
@@ -121,16 +133,17 @@ def make_run(
       to be jitted by the caller.
     """
     recipe = dataclasses.replace(recipe, axis=None if mesh is None else devices.AXIS)
-    interval = make_interval(model, one_of(rules), optimizer, recipe)
+    parts = Parts(model, one_of(rules), optimizer, recipe)
 
-    def run(state, key, hparams, problem, inputs):
-        def body(state, one):
-            return interval(state, key, hparams, problem, one)
+    def intervals(
+        state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
+    ) -> tuple[State, History]:
+        def body(state: State, inputs: Inputs) -> tuple[State, History]:
+            return run_interval(parts, state, key, hparams, problem, inputs)
 
         return lax.scan(body, state, inputs)
 
-    if recipe.lanes:
-        run = _over_lanes(run, recipe.lanes)
+    run = _over_lanes(intervals, recipe.lanes) if recipe.lanes else intervals
     if mesh is None:
         return run
     inputs = LANES_INPUTS_SPEC if recipe.lanes else INPUTS_SPEC

@@ -234,7 +234,7 @@ def estimate_memory(prepared: Prepared, num_devices: int, width: int) -> dict[st
         "index table": prepared.partition.indices.nbytes,
         "test samples": (dataset.x_test.nbytes + dataset.y_test.nbytes) // num_devices,
         "global model": model,
-        "earlier models": _bytes((state.pool, state.sent)),
+        "earlier models": _bytes((state.snapshots, state.sent)),
         "server state": _bytes(state.server),
         "clients in training": width * (model + trained + _bytes(optimizer)),
         "stacked models": 0,

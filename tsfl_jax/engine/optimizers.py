@@ -6,7 +6,9 @@ A client starts every interval with a fresh optimizer state.
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 from tsfl_jax.types import HParams, Params, UserError
 
@@ -15,14 +17,27 @@ Optimizer = optax.GradientTransformation | Factory
 
 
 def sgd(hparams: HParams) -> optax.GradientTransformation:
-    """SGD with momentum after clipping: v ← m v + g, w ← w − η v.
-
-    Clipping is g ← g · min(1, limit/‖g‖); an infinite limit leaves g unchanged.
-    """
+    """SGD with momentum after clipping: v ← m v + g, w ← w − η v."""
     return optax.chain(
-        optax.clip_by_global_norm(hparams.clip_norm),
+        clip_by_global_norm(hparams.clip_norm),
         optax.sgd(hparams.lr, momentum=hparams.momentum),
     )
+
+
+def clip_by_global_norm(limit: Float[Array, ""]) -> optax.GradientTransformation:
+    """g ← g · min(1, limit/‖g‖), which leaves g unchanged if the limit is infinite.
+
+    With optax's own an infinite limit still changes rounding (the division is compiled
+    into the step), and a finite gradient whose norm overflows becomes NaN.
+    """
+
+    def clip(updates: Params, params: Params | None = None) -> Params:
+        del params
+        norm = optax.tree.norm(updates)
+        factor = jnp.where(norm > limit, limit / norm, 1.0)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
+
+    return optax.stateless(clip)
 
 
 _EXPECTED = (

@@ -26,6 +26,8 @@ CHECKED = [
     "tsfl_jax.data.quadratic",
     "tsfl_jax.data.quadratic_samples",
     "tsfl_jax.theory.bounds",
+    "tsfl_jax.engine",
+    "tsfl_jax.trees",
     "tsfl_jax.report.theory",
     "tsfl_jax.studies.bounds",
     "tsfl_jax.studies.compare",

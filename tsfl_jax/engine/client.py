@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax import rng
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
-from tsfl_jax.types import HParams, Params, PRNGKey
+from tsfl_jax.types import Array, HParams, Params, PRNGKey, Scalar
 
 
 class Samples(NamedTuple):
@@ -38,8 +38,10 @@ class Client(NamedTuple):
     tau: Int[Array, "..."]  # local iterations τ_i ≥ 0
     size: Int[Array, "..."]  # samples held |D_i| ≥ 1
     row: Int[Array, "... D"]  # indices into Samples; the first `size` are held
-    task: Int[Array, "..."] | None = None  # names the stream instead of the interval
-    snapshot: Int[Array, "..."] | None = None  # which of the P it starts from; or w^t
+    # Of asynchronous frameworks: the task, which names the stream instead of the
+    # interval, and which of the P snapshots the client starts from; else w^t.
+    task: Int[Array, "..."] | None = None
+    snapshot: Int[Array, "..."] | None = None
 
 
 class Start(NamedTuple):
@@ -172,7 +174,7 @@ def _step(
     optimizer: optax.GradientTransformation,
     start: Start,
     samples: Samples,
-    mu: Float[Array, ""],
+    mu: Scalar,
     carry: _Carry,
     batch: tuple[Int[Array, "B"], Bool[Array, "B"], PRNGKey],
 ) -> _Carry:

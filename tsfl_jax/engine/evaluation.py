@@ -5,21 +5,21 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Samples, scaled
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
-from tsfl_jax.types import Params
+from tsfl_jax.types import Array, Params
 
 
 class TestSet(NamedTuple):
     """Test samples cut into E equal batches, the last one padded."""
 
-    x: Shaped[Array | np.ndarray, "E b ..."]  # as stored
-    y: Int[Array | np.ndarray, "E b"]  # int32
-    mask: Bool[Array | np.ndarray, "E b"]  # False on padding
+    x: Shaped[Array, "E b ..."]  # as stored
+    y: Int[Array, "E b"]  # int32
+    mask: Bool[Array, "E b"]  # False on padding
 
 
 def make_test_set(

@@ -19,9 +19,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from tsfl_jax.engine import devices
+from tsfl_jax.types import Array
 
 MOST_TERMS = 2**20  # more could overflow the int32 of a digit
 _BITS = 12

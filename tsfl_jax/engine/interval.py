@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
@@ -28,6 +28,7 @@ from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.models.losses import weight_entropy
 from tsfl_jax.rules.base import Aggregator, Event, Situation, Weights
 from tsfl_jax.types import (
+    Array,
     ClientGradients,
     Constants,
     Delivery,
@@ -80,9 +81,9 @@ class History(NamedTuple):
     threshold: Float[Array, "..."]  # K
     num_selected: Int[Array, "..."]
     weight_entropy: Float[Array, "..."]  # nats
-    smoothness: Float[Array, "..."]  # L
-    grad_sq_norm: Float[Array, "..."]  # G²
-    grad_variance: Float[Array, "..."]  # σ²
+    smoothness: Array | float  # L
+    grad_sq_norm: Array | float  # G²
+    grad_variance: Array | float  # σ²
     grad_square: Float[Array, "..."]  # ‖∇F(w^t)‖²
     coupling: Float[Array, "..."]  # c
     num_dropped: Int[Array, "..."]  # clients with τ > 0 whose model was not finite

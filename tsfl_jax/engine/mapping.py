@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import trees
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Client, LocalResult
 from tsfl_jax.engine.recipe import Recipe
-from tsfl_jax.types import Params, UserError
+from tsfl_jax.types import Array, Params, UserError
 
 
 class Trained(NamedTuple):

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
 
-from tsfl_jax.types import HParams, Params, UserError
+from tsfl_jax.types import HParams, Params, Scalar, UserError
 
 Factory = Callable[[HParams], optax.GradientTransformation]
 Optimizer = optax.GradientTransformation | Factory
@@ -24,7 +23,7 @@ def sgd(hparams: HParams) -> optax.GradientTransformation:
     )
 
 
-def clip_by_global_norm(limit: Float[Array, ""]) -> optax.GradientTransformation:
+def clip_by_global_norm(limit: Scalar) -> optax.GradientTransformation:
     """g ← g · min(1, limit/‖g‖), which leaves g unchanged if the limit is infinite.
 
     With optax's own an infinite limit still changes rounding (the division is compiled

@@ -35,13 +35,14 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.types import (
+    Array,
     ClientGradients,
     Constants,
     HParams,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Float, Shaped
 
 from tsfl_jax import trees
 from tsfl_jax.engine import devices
@@ -27,7 +27,7 @@ from tsfl_jax.engine.interval import (
 from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator, Counts, one_of
-from tsfl_jax.types import HParams, PRNGKey
+from tsfl_jax.types import Array, HParams, PRNGKey
 
 __all__ = [
     "History",
@@ -90,7 +90,7 @@ def init_state(
     x: Float[Array, "B ..."],
     counts: Counts,
     snapshots: int = 0,
-    size: Float[Array, "N"] | None = None,
+    size: Shaped[Array, "N"] | None = None,
 ) -> State:
     """w^0 and the rule's state.
 

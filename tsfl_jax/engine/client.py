@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Bool, Float, Int, Shaped
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tsfl_jax import rng
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
-from tsfl_jax.types import Array, HParams, Params, PRNGKey, Scalar
+from tsfl_jax.types import HParams, Params, PRNGKey, Scalar
 
 
 class Samples(NamedTuple):
@@ -201,7 +202,7 @@ def train(
     client: Client,
     samples: Samples,
     hparams: HParams,
-    limit: Int[Array, ""] | int | None = None,
+    limit: ArrayLike | None = None,
 ) -> tuple[Params, LocalResult]:
     """Trains one client for τ_i local iterations.
 
@@ -240,5 +241,5 @@ def train(
         carry = lax.fori_loop(0, work, step, carry)
     else:
         carry = lax.fori_loop(0, limit, step_or_freeze, carry)
-    finite = losses.all_finite(carry.variables)
+    finite = jnp.asarray(losses.all_finite(carry.variables))
     return carry.variables, LocalResult(carry.loss, carry.samples, finite)

@@ -150,11 +150,12 @@ def run_interval(
 
 def participants(problem: Problem, inputs: Inputs) -> local.Client:
     """All clients, or those that deliver; leading axis ``[N]``."""
+    given = problem.client, problem.rows, inputs.tau, inputs.size
+    ids, rows, tau, size = map(jnp.asarray, given)
     if inputs.delivery is None:
-        return local.Client(problem.client, inputs.tau, inputs.size, problem.rows)
-    client, task, snapshot, *_ = inputs.delivery
-    ids, rows = trees.take((problem.client, problem.rows), client)
-    return local.Client(ids, inputs.tau, inputs.size, rows, task, snapshot)
+        return local.Client(ids, tau, size, rows)
+    client, task, snapshot, *_ = map(jnp.asarray, inputs.delivery)
+    return local.Client(ids[client], tau, size, rows[client], task, snapshot)
 
 
 def observe(
@@ -174,8 +175,8 @@ def observe(
         claimed.tau,
         claimed.size,
         claimed.tau * per_iteration,
-        jnp.zeros_like(claimed.tau) if delivery is None else delivery.lag,
-        jnp.int32(0) if delivery is None else delivery.group,
+        jnp.zeros_like(claimed.tau) if delivery is None else jnp.asarray(delivery.lag),
+        jnp.int32(0) if delivery is None else jnp.asarray(delivery.group),
         *estimates,
     )
 

@@ -187,7 +187,7 @@ def _joined(config: Config) -> processes.Group | None:
         _PROCESS.value,
         settings=effective(flat(report.plain(dataclasses.asdict(config)))),
         patience=_JOIN_TIMEOUT.value,
-        tell=lambda line: progress.log(sys.stderr, line),
+        notice=lambda line: progress.log(sys.stderr, line),
         end=_end,
     )
 

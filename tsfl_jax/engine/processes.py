@@ -67,7 +67,7 @@ def join(
     *,
     settings: dict,
     patience: float,
-    tell: Callable[[str], None],
+    notice: Callable[[str], None],
     end: Callable[[str, int], None],
 ) -> Group:
     """Makes this process one of several that run the same program on one mesh.
@@ -78,7 +78,7 @@ def join(
       index: of this one, 0 ≤ index < count.
       settings: JSON values that have to be the same in all processes.
       patience: seconds to wait until all processes are connected.
-      tell: shows a line while this process waits.
+      notice: shows a line while this process waits.
       end: shows a line and ends this process with an exit code, from any thread.
 
     Raises:
@@ -92,14 +92,14 @@ def join(
     host, port = rendezvous.address(coordinator)
     service = None
     if index == 0:
-        links = rendezvous.gather(port, count, settings, patience, tell)
+        links = rendezvous.gather(port, count, settings, patience, notice)
         service, service_port = _start_service(count)
         for link in links.values():
             rendezvous.send(link, {"service": service_port})
         host = "localhost"
     else:
         link, service_port = rendezvous.find(
-            host, port, count, index, settings, patience, tell
+            host, port, count, index, settings, patience, notice
         )
         links = {0: link}
     group = Group(

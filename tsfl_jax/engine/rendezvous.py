@@ -42,7 +42,11 @@ def address(coordinator: str) -> tuple[str, int]:
 
 
 def gather(
-    port: int, count: int, settings: dict, patience: float, tell: Callable[[str], None]
+    port: int,
+    count: int,
+    settings: dict,
+    patience: float,
+    notice: Callable[[str], None],
 ) -> dict[int, socket.socket]:
     """Process 0: connections to all others, by index; see `join`."""
     dual = socket.has_dualstack_ipv6()
@@ -72,7 +76,7 @@ def gather(
                 )
             if quiet < now:
                 quiet = deadline
-                tell(f"waiting for process {names} of {count} on port {port} …")
+                notice(f"waiting for process {names} of {count} on port {port} …")
             server.settimeout(min(1.0, patience))
             try:
                 link, _ = server.accept()
@@ -80,7 +84,7 @@ def gather(
                 continue
             refused = _admit(link, links, count, settings)
             if refused:
-                tell(f"a process was refused: {refused}")
+                notice(f"a process was refused: {refused}")
     return links
 
 
@@ -147,7 +151,7 @@ def find(
     index: int,
     settings: dict,
     patience: float,
-    tell: Callable[[str], None],
+    notice: Callable[[str], None],
 ) -> tuple[socket.socket, int]:
     """Another process: the connection to process 0, and the port of JAX's service."""
     deadline, quiet = time.monotonic() + patience, time.monotonic() + 2
@@ -166,7 +170,7 @@ def find(
                 ) from error
             if quiet < now:
                 quiet = deadline
-                tell(f"process {index} looks for process 0 at {host}:{port} …")
+                notice(f"process {index} looks for process 0 at {host}:{port} …")
             time.sleep(_RETRY)
     _alive(link)
     hello = {"greeting": _GREETING, "process": index, "processes": count}

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import config, types
+from tsfl_jax.config import ModelConfig
 from tsfl_jax.engine import client
 from tsfl_jax.experiment import assemble, prepare, program
 from tsfl_jax.models import networks
@@ -92,13 +93,8 @@ def torch_interval(name: str, exp: assemble.Experiment) -> Callable[[], None] | 
 
 def flop_per_sample(model: str, batch_size: int = 32) -> float:
     """Of one training step with direct convolutions, as XLA counts them."""
-    module = networks.make_model(
-        model,
-        10,
-        SHAPES[model],
-        norm="group" if model == "resnet18" else "none",
-        form="lax",
-    )
+    norm = "group" if model == "resnet18" else "none"
+    module = networks.make_model(ModelConfig(model, norm), 10, SHAPES[model], "lax")
     network = networks.from_flax(module)
     x = jnp.zeros((batch_size, *SHAPES[model]))
     y, mask = jnp.zeros(batch_size, jnp.int32), jnp.ones(batch_size, bool)

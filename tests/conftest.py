@@ -10,7 +10,8 @@ import pytest
 # Modules whose annotations are checked at run time, shapes and dtypes included; before
 # the package is imported.
 CHECKED = [
-    "tsfl_jax.data.class_counts",
+    "tsfl_jax.data",
+    "tsfl_jax.models",
     "tsfl_jax.theory.minimum",
     "tsfl_jax.rules.averages",
     "tsfl_jax.rules.base",
@@ -22,9 +23,6 @@ CHECKED = [
     "tsfl_jax.rules.server_optimizers",
     "tsfl_jax.rules.staleness",
     "tsfl_jax.theory.fixed_point",
-    "tsfl_jax.data.partition",
-    "tsfl_jax.data.quadratic",
-    "tsfl_jax.data.quadratic_samples",
     "tsfl_jax.theory.bounds",
     "tsfl_jax.engine",
     "tsfl_jax.trees",

@@ -133,22 +133,12 @@ def test_dependencies_are_those_that_are_imported():
     assert "chex" not in declared
 
 
-# To be split into named steps; nothing may be added.
-TALL = {
-    ("data/__init__.py", "load"),
-    ("data/quadratic_samples.py", "make"),
-    ("data/tfds_prepare.py", "prepare"),
-    ("data/in_memory.py", "make_dataset"),
-}
-
-
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_functions_fit_on_one_screen(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = node.end_lineno - node.lineno + 1
-            known = (str(path.relative_to(PACKAGE)), node.name) in TALL
-            assert lines <= TALLEST or known, f"{path}: {node.name} has {lines} lines"
+            assert lines <= TALLEST, f"{path}: {node.name} has {lines} lines"
 
 
 def test_settings_are_read_in_the_experiment_folder_only():

@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 
 from tsfl_jax import data, rng
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, DataConfig
 from tsfl_jax.engine import client
 from tsfl_jax.experiment import prepare
 from tsfl_jax.models import networks
@@ -107,7 +107,7 @@ def test_no_two_draws_of_an_experiment_start_alike(monkeypatch, seed):
     config.schedule.data_size, config.schedule.free_riders = 10, 1
     config.timeline.framework = "tsfl"
     prepare.prepare(config)
-    data.load("digits", train_size=50, test_size=20)
+    data.load(DataConfig(train_size=50, test_size=20))
     # Synthetic data 3, sizes, fleet, riders, partition; digits and two subsets.
     assert len(started) == len(set(started)) == 10
 

@@ -140,6 +140,7 @@ SETTINGS = [
     ("partition.kind", "label", "as many classes as clients", {}),
     ("partition.alpha", 0.0, "> 0", {}),
     ("partition.alpha", float("inf"), "finite", {}),
+    ("partition.alpha", float("nan"), "finite", {}),
     ("partition.classes_per_client", 0, ">= 1", SHARDS),
     ("partition.classes_per_client", 11, "10 classes", SHARDS),
     ("schedule.kind", "case4", "did you mean", {}),

@@ -3,7 +3,8 @@
 A setting is a field of a dataclass. `setting` keeps what is known about it as metadata
 of the field; `validate` reads it there, and modules that are also called without a
 `Config` check a value by its setting's name with `validate.check`. Settings are read in
-`experiment` only; all other modules take plain arguments.
+`experiment` only; all other modules take plain arguments, and the factories of data
+sets and networks their own section.
 """
 
 import copy
@@ -24,8 +25,10 @@ FRAMEWORKS = (
 )
 STALENESS = ("constant", "polynomial", "hinge", "exponential")
 FREE_RIDING = ("claim", "echo", "visit")
-TFDS = ("mnist", "fashion_mnist", "cifar10", "svhn_cropped")
-DATA_NAMES = ("digits", *TFDS, "npz", "synthetic", "quadratic")
+DATA_NAMES = (
+    *("digits", "mnist", "fashion_mnist", "cifar10", "svhn_cropped"),
+    *("npz", "synthetic", "quadratic"),
+)
 PARTITIONS = ("iid", "dirichlet", "shards", "label")
 SCHEDULES = ("case1", "case2", "case3", "explicit", "distribution", "trace")
 MODELS = ("mlp", "mnist_cnn", "fashion_cnn", "vgg11", "resnet18", "quadratic")

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from tsfl_jax import data
-from tsfl_jax.data import tfds_prepare
+from tsfl_jax.config import DATA_NAMES, Config, DataConfig
+from tsfl_jax.data import builtin, in_memory, tfds
 from tsfl_jax.types import UserError
+from tsfl_jax.validate import validate
 
 SHAPES = {
     "mnist": (28, 28, 1),
@@ -29,11 +31,12 @@ import pathlib, sys
 import numpy as np
 import tensorflow_datasets as tfds
 from tsfl_jax import data
-from tsfl_jax.data import tfds_prepare
+from tsfl_jax.config import DataConfig
+from tsfl_jax.data import tfds as tfds_source
 from tsfl_jax.types import UserError
 
 root = pathlib.Path(sys.argv[1])
-tfds_prepare._unreachable = lambda url: ""
+tfds_source._unreachable = lambda url: ""
 
 def broken(self, urls):
     for folder in (self._download_dir, self._download_dir / "mnist"):
@@ -44,7 +47,7 @@ def broken(self, urls):
 download = tfds.download.DownloadManager.download_and_extract
 tfds.download.DownloadManager.download_and_extract = broken
 try:
-    data.load("mnist", dir=str(root / "new" / "folder"))
+    data.load(DataConfig("mnist", str(root / "new" / "folder")))
 except UserError as error:
     (root / "failed.txt").write_text(str(error))
 tfds.download.DownloadManager.download_and_extract = download
@@ -63,7 +66,7 @@ for name in ("mnist", "fashion_mnist", "cifar10", "svhn_cropped"):
     type(builder)._split_generators = lambda self, manager, shape=shape: {
         "train": examples(shape, 50, 0), "test": examples(shape, 20, 1)
     }
-    held = data.load(name, dir=str(root))
+    held = data.load(DataConfig(name, str(root)))
     np.savez(root / f"{name}.npz", *held[1:5])
 assert "tensorflow" in sys.modules  # else the reading test below proves nothing
 tfds.builder("mnist", data_dir=root / "other").download_and_prepare()
@@ -73,8 +76,9 @@ READ = """
 import sys
 import numpy as np
 from tsfl_jax import data
+from tsfl_jax.config import DataConfig
 for name in ("mnist", "fashion_mnist", "cifar10", "svhn", "svhn_cropped"):
-    held = data.load(name, dir=sys.argv[1], download=False)
+    held = data.load(DataConfig(name, sys.argv[1], download=False))
     np.savez(f"{sys.argv[2]}/{name}.npz", *held[1:5])
 assert "tensorflow" not in sys.modules
 """
@@ -120,6 +124,10 @@ def one_line(error):
     return text
 
 
+def load(name, seed=0, **settings):
+    return data.load(DataConfig(name, **settings), seed)
+
+
 def test_tfds_is_read_without_tensorflow(prepared, tmp_path):
     for name in SHAPES:  # so that files are decoded, not the caches of preparing
         for cache in (prepared / name).glob("*/tsfl_cache_*"):
@@ -149,13 +157,13 @@ def test_failed_preparing_leaves_nothing(prepared):
 
 def test_other_file_format(prepared):
     with pytest.raises(UserError, match="as tfrecord") as error:
-        data.load("mnist", dir=str(prepared / "other"))
+        load("mnist", dir=str(prepared / "other"))
     assert str(prepared / "other" / "mnist" / "3.0.1") in one_line(error)
 
 
 def test_cache(mnist):
     root = str(mnist.parents[1])
-    first = data.load("mnist", dir=root)
+    first = load("mnist", dir=root)
     cache = mnist / "tsfl_cache_train.npz"
     assert sorted(p.name for p in mnist.glob("tsfl*")) == [
         "tsfl_cache_test.npz",
@@ -164,17 +172,17 @@ def test_cache(mnist):
     # A marked cache shows when it is used, ...
     marked = np.zeros_like(first.x_train)
     forge(cache, marked, first.y_train)
-    np.testing.assert_array_equal(data.load("mnist", dir=root).x_train, marked)
+    np.testing.assert_array_equal(load("mnist", dir=root).x_train, marked)
     # ... also where the files were copied, ...
     file = next(mnist.glob("mnist-train*"))
     file.touch()
-    np.testing.assert_array_equal(data.load("mnist", dir=root).x_train, marked)
+    np.testing.assert_array_equal(load("mnist", dir=root).x_train, marked)
     # ... and that it is not once their content has changed, at the same size and time.
     stat, content = file.stat(), bytearray(file.read_bytes())
     content[-1] ^= 1  # after the last record
     file.write_bytes(content)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    again = data.load("mnist", dir=root)
+    again = load("mnist", dir=root)
     np.testing.assert_array_equal(again.x_train, first.x_train)
     np.testing.assert_array_equal(again.y_train, first.y_train)
 
@@ -205,10 +213,10 @@ IMAGES, LABELS = np.zeros((50, 28, 28, 1), np.uint8), np.zeros(50, np.int32)
 )
 def test_a_forged_cache_is_rebuilt(mnist, forged):
     root = str(mnist.parents[1])
-    first = data.load("mnist", dir=root)
+    first = load("mnist", dir=root)
     cache = mnist / "tsfl_cache_train.npz"
     forge(cache, **({"image": IMAGES, "label": LABELS} | forged))
-    again = data.load("mnist", dir=root)
+    again = load("mnist", dir=root)
     np.testing.assert_array_equal(again.x_train, first.x_train)
     np.testing.assert_array_equal(again.y_train, first.y_train)
     with np.load(cache) as held:
@@ -217,19 +225,19 @@ def test_a_forged_cache_is_rebuilt(mnist, forged):
 
 def test_a_cache_of_an_earlier_version_is_rebuilt(mnist):
     root = str(mnist.parents[1])
-    first = data.load("mnist", dir=root)
+    first = load("mnist", dir=root)
     file = next(mnist.glob("mnist-train*"))
     origin = f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}"
     cache = mnist / "tsfl_cache_train.npz"
     np.savez(cache, image=IMAGES[:5], label=LABELS[:5] + 77, origin=np.array(origin))
-    again = data.load("mnist", dir=root)
+    again = load("mnist", dir=root)
     np.testing.assert_array_equal(again.x_train, first.x_train)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "text", "empty"])
 def test_damaged_cache_is_rebuilt(mnist, damage):
     root = str(mnist.parents[1])
-    first = data.load("mnist", dir=root)
+    first = load("mnist", dir=root)
     cache = mnist / "tsfl_cache_train.npz"
     whole = cache.read_bytes()
     middle = len(whole) // 2
@@ -241,7 +249,7 @@ def test_damaged_cache_is_rebuilt(mnist, damage):
             "empty": b"",
         }[damage]
     )
-    again = data.load("mnist", dir=root)
+    again = load("mnist", dir=root)
     np.testing.assert_array_equal(again.x_train, first.x_train)
     with np.load(cache) as held:
         np.testing.assert_array_equal(held["image"], first.x_train)
@@ -252,7 +260,7 @@ def test_read_only_folder_is_not_cached(mnist, monkeypatch):
         raise PermissionError(kwargs)
 
     monkeypatch.setattr("tempfile.mkstemp", refuse)
-    assert len(data.load("mnist", dir=str(mnist.parents[1])).y_test) == 20
+    assert len(load("mnist", dir=str(mnist.parents[1])).y_test) == 20
     assert not list(mnist.glob("tsfl*"))
 
 
@@ -261,7 +269,7 @@ def test_damaged_tfds_files(mnist, file):
     path = next(mnist.glob(f"{file}*"))
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="cannot be read") as error:
-        data.load("mnist", dir=str(mnist.parents[1]))
+        load("mnist", dir=str(mnist.parents[1]))
     assert str(mnist.parent) in one_line(error)
 
 
@@ -269,7 +277,7 @@ def test_half_prepared_folder(tmp_path):
     folder = tmp_path / "cifar10" / "3.0.2"
     folder.mkdir(parents=True)
     with pytest.raises(UserError, match="not a complete cifar10"):
-        data.load("cifar10", dir=str(tmp_path))
+        load("cifar10", dir=str(tmp_path))
 
 
 def test_offline(tmp_path, monkeypatch, capfd, caplog):
@@ -282,7 +290,7 @@ def test_offline(tmp_path, monkeypatch, capfd, caplog):
     monkeypatch.setattr(requests, "get", get)
     root = tmp_path / "data"
     with pytest.raises(UserError) as error:
-        data.load("svhn", dir=str(root))
+        load("svhn", dir=str(root))
     text = one_line(error)
     for part in (str(root), "no connection", "--config.data.dir", "digits", "npz"):
         assert part in text
@@ -293,18 +301,18 @@ def test_offline(tmp_path, monkeypatch, capfd, caplog):
 def test_download_forbidden(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "default"))
     with pytest.raises(UserError, match="download=False") as error:
-        data.load("mnist", download=False)
+        load("mnist", download=False)
     assert str(tmp_path / "default") in one_line(error)
 
 
 def test_data_dir_that_cannot_be_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(tfds_prepare, "_unreachable", lambda url: "")
+    monkeypatch.setattr(tfds, "_unreachable", lambda url: "")
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(UserError, match="a file; expected a folder"):
-        data.load("mnist", dir=str(file))
+        load("mnist", dir=str(file))
     with pytest.raises(UserError, match="nothing can be written") as error:
-        data.load("mnist", dir=str(file / "below"))
+        load("mnist", dir=str(file / "below"))
     assert str(file / "below") in one_line(error)
 
 
@@ -324,16 +332,16 @@ def test_unreachable(monkeypatch, status, answer):
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            found = tfds_prepare._unreachable(url)
+            found = tfds._unreachable(url)
         finally:
             server.shutdown()
             thread.join()
     assert found.endswith(answer) and bool(found) == bool(answer)
-    assert "no connection to 127.0.0.1" in tfds_prepare._unreachable(url)  # now shut
+    assert "no connection to 127.0.0.1" in tfds._unreachable(url)  # now shut
 
 
 def test_digits():
-    dataset = data.load("digits", seed=3)
+    dataset = load("digits", seed=3)
     assert dataset.name == "digits" and dataset.num_classes == 10
     assert dataset.x_train.shape == (1438, 8, 8, 1)
     assert dataset.x_test.shape == (359, 8, 8, 1)
@@ -344,13 +352,13 @@ def test_digits():
     np.testing.assert_allclose(counts[1] / (counts[0] + counts[1]), 0.2, atol=0.003)
     train = {x.tobytes() for x in dataset.x_train}
     assert not train & {x.tobytes() for x in dataset.x_test}
-    other = data.load("digits", seed=4)
+    other = load("digits", seed=4)
     np.testing.assert_array_equal(other.x_test, dataset.x_test)
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3), (5,), (4, 6)])
 def test_synthetic(shape):
-    make = lambda **kw: data.load("synthetic", shape=shape, num_classes=3, **kw)  # noqa: E731
+    make = lambda **kw: load("synthetic", shape=shape, num_classes=3, **kw)  # noqa: E731
     dataset = make()
     assert dataset.name == f"synthetic({'x'.join(map(str, shape))}, 3 classes)"
     assert dataset.x_train.shape == (4096, *shape) and dataset.x_train.dtype == np.uint8
@@ -363,7 +371,7 @@ def test_synthetic(shape):
 
 
 def test_synthetic_can_be_learned_but_not_perfectly():
-    dataset = data.load("synthetic", seed=5)
+    dataset = load("synthetic", seed=5)
     x_train = dataset.x_train.reshape(4096, -1) / 255.0
     x_test = dataset.x_test.reshape(1024, -1) / 255.0
     means = np.stack([x_train[dataset.y_train == k].mean(0) for k in range(10)])
@@ -389,27 +397,49 @@ def test_synthetic_can_be_learned_but_not_perfectly():
 )
 def test_wrong_settings(kwargs, message):
     with pytest.raises(UserError, match=message) as error:
-        data.load(**kwargs)
+        config = Config(data=DataConfig(**kwargs))
+        validate(config)
+        data.load(config.data)
     one_line(error)
 
 
+def test_every_name_that_settings_accept_has_a_factory():
+    assert set(builtin.DATASETS) == {*DATA_NAMES, "svhn"} - {"quadratic"}
+
+
+def test_a_new_data_set_is_a_factory_and_a_name(monkeypatch):
+    """The worked example of docs/architecture.md."""
+
+    def blobs(settings, seed):
+        generator = np.random.default_rng(seed)
+        y = np.arange(60) % settings.num_classes
+        x = y[:, None] + generator.normal(size=(60, 2))
+        return in_memory.make_dataset(x[:50], y[:50], x[50:], y[50:], name="blobs")
+
+    monkeypatch.setitem(builtin.DATASETS, "blobs", blobs)
+    found = load("blobs", num_classes=3, train_size=20, normalize="standard")
+    assert found.name == "blobs" and found.num_classes == 3
+    assert found.x_train.shape == (20, 2) and found.x_test.shape == (10, 2)
+    np.testing.assert_allclose(found.mean, found.x_train.mean(), rtol=1e-5)
+
+
 def test_subsets_are_nested_mixed_and_independent_of_the_seed(tmp_path):
-    whole = data.load("digits")
-    small, large = (data.load("digits", train_size=k, seed=k) for k in (200, 600))
+    whole = load("digits")
+    small, large = (load("digits", train_size=k, seed=k) for k in (200, 600))
     rows = lambda d: {x.tobytes() for x in d.x_train}  # noqa: E731
     assert len(rows(small)) == 200 and rows(small) < rows(large) < rows(whole)
     by_class = write(tmp_path, y_train=np.arange(50) // 10)
-    mixed = data.load("npz", file=by_class, train_size=25)
+    mixed = load("npz", file=by_class, train_size=25)
     assert (
         np.bincount(mixed.y_train, minlength=5).min() >= 2
     )  # 5 of each class expected
-    full = data.load("digits", train_size=1438)
+    full = load("digits", train_size=1438)
     np.testing.assert_array_equal(full.x_train, whole.x_train)
     np.testing.assert_array_equal(full.y_train, whole.y_train)
 
 
 def test_standard_normalization(tmp_path):
-    dataset = data.load("synthetic", shape=(9, 7, 3), normalize="standard")
+    dataset = load("synthetic", shape=(9, 7, 3), normalize="standard")
     assert dataset.mean.shape == dataset.std.shape == (3,)
     assert dataset.mean.dtype == dataset.std.dtype == np.float32
     seen = (dataset.x_train - dataset.mean) / dataset.std
@@ -424,7 +454,7 @@ def test_standard_normalization(tmp_path):
         (np.full((50, 4, 4, 2), 0.1, np.float32), (2,)),
     ):
         path = write(tmp_path, x_train=x, x_test=x[:5])
-        dataset = data.load("npz", file=path, normalize="standard")
+        dataset = load("npz", file=path, normalize="standard")
         assert dataset.mean.shape == dataset.std.shape == shape
         x = x.astype(np.float32)
         np.testing.assert_allclose(dataset.mean, x.mean(dtype=float), rtol=1e-5)
@@ -461,7 +491,7 @@ def write(folder, **changes):
 
 
 def test_npz(tmp_path):
-    dataset = data.load("npz", file=write(tmp_path))
+    dataset = load("npz", file=write(tmp_path))
     assert dataset.name == "npz(mine.npz)" and dataset.num_classes == 4
     assert dataset.x_train.dtype == np.uint8
     assert (dataset.mean, dataset.std) == (0, 255)
@@ -472,7 +502,7 @@ def test_npz(tmp_path):
         path = write(
             tmp_path, x_train=x, x_test=x[:5], y_test=np.array([0.0, 3] * 2 + [1])
         )
-        dataset = data.load("npz", file=path)
+        dataset = load("npz", file=path)
         assert dataset.x_train.shape == (50, *seen) and dataset.std == 1
         np.testing.assert_array_equal(
             dataset.x_train.reshape(x.shape), x.astype(np.float32)
@@ -521,16 +551,16 @@ def with_label(value):
 def test_malformed_npz(tmp_path, changes, message):
     path = write(tmp_path, **changes)
     with pytest.raises(UserError, match=message) as error:
-        data.load("npz", file=path)
+        load("npz", file=path)
     assert path in one_line(error)
 
 
 def test_files_that_are_no_npz(tmp_path):
     path = pathlib.Path(write(tmp_path))
     with pytest.raises(UserError, match=r"no such file; .* has mine\.npz"):
-        data.load("npz", file=str(tmp_path / "mien.npz"))
+        load("npz", file=str(tmp_path / "mien.npz"))
     with pytest.raises(UserError, match="no such file$"):
-        data.load("npz", file=str(tmp_path / "none" / "mine.npz"))
+        load("npz", file=str(tmp_path / "none" / "mine.npz"))
     whole = path.read_bytes()
     middle = len(whole) // 3
     damaged = {
@@ -542,13 +572,13 @@ def test_files_that_are_no_npz(tmp_path):
     for content in damaged.values():
         path.write_bytes(content)
         with pytest.raises(UserError, match="cannot be read as plain arrays") as error:
-            data.load("npz", file=str(path))
+            load("npz", file=str(path))
         assert str(path) in one_line(error)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme", "no array")
     with pytest.raises(UserError, match="no x_train, y_train, x_test, y_test"):
-        data.load("npz", file=str(path))
+        load("npz", file=str(path))
     with open(path, "wb") as file:
         np.save(file, np.ones(3))
     with pytest.raises(UserError, match="a single array"):
-        data.load("npz", file=str(path))
+        load("npz", file=str(path))

@@ -14,11 +14,11 @@ from tests import problems
 from tests.reference import at_quadratic
 from tsfl_jax.config import Config
 from tsfl_jax.data import quadratic
-from tsfl_jax.data.quadratic_samples import make
 from tsfl_jax.engine import client
 from tsfl_jax.experiment import assemble
 from tsfl_jax.experiment.prepare import prepare, prepare_all
 from tsfl_jax.models import networks
+from tsfl_jax.report import progress
 from tsfl_jax.types import UserError
 
 
@@ -233,7 +233,7 @@ def test_files_of_a_run_without_accuracy(tmp_path):
     assert summary["best_test_accuracy"] is summary["final_test_accuracy"] is None
     assert summary["data"] == "synthetic quadratic(5 dimensions, 6 clients)"
     assert (tmp_path / "curves.png").stat().st_size > 1000
-    text = tsfl_jax.runner.progress.summary_text(result.summary)
+    text = progress.summary_text(result.summary)
     assert "accuracy" not in text
     assert f"test loss      final {result.summary['final_test_loss']:.4g}" in text
 
@@ -312,22 +312,22 @@ def test_a_users_own_loss():
         assert result.history["test_accuracy"][-1] > 0.5
         assert result.summary["notes"] == []
     for model in (Regression(), Silent()):
-        known, _ = networks.decided(networks.from_flax(model), (5,), 4)
+        known, _ = networks.decide_task(networks.from_flax(model), (5,), 4)
         assert known.classifies is False
     said = networks.from_flax(quadratic.Quadratic((1.0, 1.0, 1.0)))
-    assert networks.decided(said, (3,), 3) == (said, ())
+    assert networks.decide_task(said, (3,), 3) == (said, ())
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model__name": "mlp"}, "model go together"),
-        ({"data__name": "digits", "data__shape": (28, 28, 1)}, "model go together"),
+        ({"data__name": "digits", "data__shape": (28, 28, 1)}, "belongs to quadratic"),
         ({"data__shape": (28, 28, 1)}, r"as \(8,\)"),
         ({"data__shape": (1,)}, "one dimension has one eigenvalue"),
         ({"data__normalize": "standard"}, "normalize=standard: would spoil"),
         ({"data__train_size": 5}, "train_size=5: would spoil"),
-        ({"quadratic__convexity": 3.0}, "convexity=3.0: .* > 0 and <= 2.0"),
+        ({"quadratic__convexity": 3.0}, r"convexity=3.0: .*\(0, 2\]"),
         ({"quadratic__smoothness": 0.0}, "smoothness=0.0"),
         ({"quadratic__distance": -1.0}, "distance=-1.0"),
         ({"quadratic__grad_variance": "constant(-1)"}, "client 0 gets -1"),
@@ -382,6 +382,8 @@ def test_source_alone():
     lam = quadratic.curvature(3, 4.0, 1.0)
     np.testing.assert_allclose(lam, [1, 2, 4])
     asked = {"grad_variance": ("constant(1)",), "dissimilarity": ("constant(1)",)}
-    data = make(4, 6, batch_size=2, curvature=lam, distance=1.0, seed=0, **asked)
+    data = quadratic.make_quadratic(
+        4, 6, batch_size=2, curvature=lam, distance=1.0, seed=0, **asked
+    )
     assert data.x_train.shape == (24, 3) and data.x_train.dtype == np.float32
     assert data.num_classes == 4 and data.y_train.tolist() == sorted([0, 1, 2, 3] * 6)

@@ -10,6 +10,7 @@ from scipy import ndimage
 from sklearn import datasets
 
 from tests import problems, reference, reference_networks
+from tsfl_jax.config import ModelConfig
 from tsfl_jax.engine import client
 from tsfl_jax.models import convolution, networks
 from tsfl_jax.types import Dataset
@@ -31,7 +32,7 @@ def images():
 
 def network(name, form):
     norm = "group" if name == "resnet18" else "none"
-    module = networks.make_model(name, 10, (28, 28, 1), norm=norm, form=form)
+    module = networks.make_model(ModelConfig(name, norm), 10, (28, 28, 1), form)
     return networks.from_flax(module)
 
 

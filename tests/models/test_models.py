@@ -7,6 +7,8 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
+from tsfl_jax import config
+from tsfl_jax.config import ModelConfig
 from tsfl_jax.models import convolution, networks, pooling, winograd
 from tsfl_jax.types import UserError
 
@@ -251,7 +253,7 @@ def test_forms_agree_in_loss_gradient(name, form):
     norm = "group" if name == "resnet18" else "none"
 
     def gradient(form):
-        module = networks.make_model(name, 10, shape, norm=norm, form=form)
+        module = networks.make_model(ModelConfig(name, norm), 10, shape, form)
         model = networks.from_flax(module)
         variables = jax.jit(model.init)(jax.random.key(1), x)
         variables = jax.tree.map(lambda a: a.astype(jnp.float64), variables)
@@ -283,7 +285,7 @@ def test_forms_agree_in_loss_gradient(name, form):
 )
 def test_parameter_counts(name, norm, count):
     # ResNet-18 in CIFAR form has 11,173,962 weights in every published implementation.
-    module = networks.make_model(name, 10, IMAGES[name], norm=norm)
+    module = networks.make_model(ModelConfig(name, norm), 10, IMAGES[name])
     x = jax.ShapeDtypeStruct((1, *IMAGES[name]), jnp.float32)
     variables = jax.eval_shape(networks.from_flax(module).init, jax.random.key(0), x)
     assert sum(a.size for a in jax.tree.leaves(variables["params"])) == count
@@ -305,7 +307,7 @@ def test_group_norm_equals_flax():
 
 
 def test_padded_rows_do_not_enter_batch_statistics():
-    module = networks.make_model("vgg11", 10, (32, 32, 3), norm="batch")
+    module = networks.make_model(ModelConfig("vgg11", "batch"), 10, (32, 32, 3))
     model = networks.from_flax(module)
     x = jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
     variables = model.init(jax.random.key(1), x)
@@ -325,8 +327,31 @@ def test_padded_rows_do_not_enter_batch_statistics():
     assert any(not np.allclose(a, b) for a, b in stats)
 
 
+def test_every_name_that_settings_accept_has_a_network():
+    assert set(networks.MODELS) == {*config.MODELS} - {"quadratic"}
+
+
+def test_a_new_network_is_a_module_and_a_name(monkeypatch):
+    """The worked example of docs/architecture.md."""
+
+    class Linear(nn.Module):
+        num_classes: int
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
+
+    factory = lambda k, settings, form: Linear(k)  # noqa: E731
+    monkeypatch.setitem(networks.MODELS, "linear", factory)
+    module = networks.make_model(ModelConfig("linear"), 3, (4, 4, 1))
+    model = networks.from_flax(module)
+    x = jnp.ones((2, 4, 4, 1))
+    variables = model.init(jax.random.key(0), x)
+    assert model.predict(variables, x).shape == (2, 3)
+
+
 def test_samples_that_a_network_cannot_take():
     with pytest.raises(UserError, match="needs images"):
-        networks.make_model("vgg11", 10, (64,))
+        networks.make_model(ModelConfig("vgg11"), 10, (64,))
     with pytest.raises(UserError, match="at least 16x16"):
-        networks.make_model("mnist_cnn", 10, (8, 8, 1))
+        networks.make_model(ModelConfig("mnist_cnn"), 10, (8, 8, 1))

@@ -1,96 +1,58 @@
-"""A data set by name, as plain NumPy arrays on the host.
+"""Data sets as plain NumPy arrays on the host, and which client holds which samples.
 
 Images stay as stored (uint8, mostly); how a model scales them is in ``mean`` and
 ``std``. NOT done here: augmentation, validation splits, batches.
+
+To add a data set, write its factory in `builtin`, add it to `builtin.DATASETS`, and
+add the name to `config.DATA_NAMES`.
 """
 
 import hashlib
 
 import numpy as np
+from jaxtyping import Float32, Int32, Shaped
+from numpy.typing import ArrayLike
 
 from tsfl_jax import rng
-from tsfl_jax.config import TFDS
-from tsfl_jax.data import builtin, npz, tfds
+from tsfl_jax.config import DataConfig
+from tsfl_jax.data import builtin
 from tsfl_jax.types import Dataset, UserError
-from tsfl_jax.validate import check
-
-_ALIASES = {"svhn": "svhn_cropped"}
 
 
-def load(
-    name: str,
-    *,
-    dir: str = "",
-    file: str = "",
-    download: bool = True,
-    normalize: str = "unit",
-    shape: tuple[int, ...] = (28, 28, 1),
-    num_classes: int = 10,
-    train_size: int = 0,
-    test_size: int = 0,
-    seed: int = 0,
-) -> Dataset:
-    """The data set of that name.
+def load(settings: DataConfig, seed: int = 0) -> Dataset:
+    """Load the data set of that name.
 
     A model sees ``(x - mean) / std``. With ``normalize="unit"`` mean is 0 and std
-    the largest value of a pixel (255; 16 for digits; 1 for float data), with
+    the largest value of a pixel (255; 16 for digits; 1 for float data). With
     ``"standard"`` they are moments of each channel over the training images.
 
     Args:
-      name: digits, mnist, fashion_mnist, cifar10, svhn_cropped (or svhn), npz or
-        synthetic.
-      dir: folder of prepared TFDS data; "" is $TFDS_DATA_DIR or
-        ~/tensorflow_datasets.
-      file: npz only, the file with x_train, y_train, x_test, y_test.
-      download: fetch and prepare a TFDS data set that is not in `dir`.
-      normalize: "unit" or "standard".
-      shape: synthetic only, shape of one sample.
-      num_classes: synthetic only, ≥ 2.
-      train_size: use so many training samples, a fixed random subset that does not
-        depend on `seed`; 0 = all (synthetic: 4096).
-      test_size: likewise for the test samples; 0 = all (synthetic: 1024).
-      seed: ≥ 0, decides the synthetic images and nothing else.
+      settings: validated; `name` is a key of `builtin.DATASETS`. With a `train_size` or
+        `test_size` > 0 a fixed random subset, which does not depend on `seed`.
+      seed: ≥ 0, changes synthetic images only.
 
     Returns:
       A `Dataset`.
 
     Raises:
-      UserError: unknown name, data missing or malformed, more asked for than there
-        is; one line with the ways out.
+      UserError: data missing or malformed, or fewer samples than requested.
     """
-    check("data.name", name)
-    check("data.train_size", train_size)
-    check("data.test_size", test_size)
-    check("data.normalize", normalize)
-    name = _ALIASES.get(name, name)
-    if name == "synthetic":
-        dataset = builtin.synthetic(
-            shape, num_classes, train_size or 4096, test_size or 1024, seed
-        )
-    elif name == "digits":
-        dataset = builtin.digits()
-    elif name == "npz":
-        dataset = npz.read(file)
-    elif name in TFDS:
-        dataset = tfds.read(name, dir, download)
-    else:
-        raise UserError(f"--config.data.name={name}: needs its model; call `simulate`")
-    x_train, y_train = _subset(dataset, "train", train_size)
-    x_test, y_test = _subset(dataset, "test", test_size)
+    dataset = builtin.DATASETS[settings.name](settings, seed)
+    x_train, y_train = _subset(dataset, "train", settings.train_size)
+    x_test, y_test = _subset(dataset, "test", settings.test_size)
     dataset = dataset._replace(
         x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test
     )
-    if normalize == "standard":
+    if settings.normalize == "standard":
         mean, std = _moments(x_train)
         dataset = dataset._replace(mean=mean, std=std)
     return dataset
 
 
-def fingerprint(*arrays: np.ndarray) -> str:
+def fingerprint(*arrays: ArrayLike) -> str:
     """16 hex digits of the SHA-256 of type, shape and bytes of the arrays."""
     digest = hashlib.sha256()
-    for array in arrays:
-        array = np.asarray(array)
+    for array in map(np.asarray, arrays):
         # Little-endian everywhere, so that machines agree.
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         digest.update(f"{array.dtype.str}{array.shape};".encode())
@@ -98,7 +60,10 @@ def fingerprint(*arrays: np.ndarray) -> str:
     return digest.hexdigest()[:16]
 
 
-def _subset(dataset: Dataset, part: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _subset(
+    dataset: Dataset, part: str, size: int
+) -> tuple[Shaped[np.ndarray, "M ..."], Int32[np.ndarray, "M"]]:
+    """A random subset of the training or test samples, in their order; 0 = all."""
     x, y = getattr(dataset, f"x_{part}"), getattr(dataset, f"y_{part}")
     if not size:
         return x, y
@@ -113,8 +78,10 @@ def _subset(dataset: Dataset, part: str, size: int) -> tuple[np.ndarray, np.ndar
     return x[keep], y[keep]
 
 
-def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and std of each channel, or of everything where there are none."""
+def _moments(
+    x: Shaped[np.ndarray, "M ..."],
+) -> tuple[Float32[np.ndarray, "..."], Float32[np.ndarray, "..."]]:
+    """Mean and std of each channel, or of all values if there are no channels."""
     axes = tuple(range(x.ndim - 1)) if x.ndim >= 4 else None
     # In units of the largest value, so that squares cannot overflow.
     scale = max(float(x.max()), -float(x.min())) or 1.0

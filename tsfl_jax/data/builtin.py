@@ -1,74 +1,56 @@
-"""Data sets that need no files: scikit-learn's digits and synthetic images."""
+"""All data sets by name, and those that need no files: digits and synthetic images."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Float32, Int, UInt8
 
 from tsfl_jax import host_memory, rng
-from tsfl_jax.types import Dataset, UserError
-from tsfl_jax.validate import check
+from tsfl_jax.config import DataConfig
+from tsfl_jax.data import in_memory, tfds
+from tsfl_jax.types import Dataset
 
 _BLOCK = 1024  # synthetic samples made at a time
 
 
-def unit(
-    name: str, x_train, y_train, x_test, y_test, num_classes: int, full_scale: float
-) -> Dataset:
-    """A `Dataset` whose model input is x / full_scale."""
-    return Dataset(
-        name,
-        x_train,
-        y_train.astype(np.int32),
-        x_test,
-        y_test.astype(np.int32),
-        int(num_classes),
-        np.zeros((), np.float32),
-        np.full((), full_scale, np.float32),
-    )
+def digits(settings: DataConfig, seed: int = 0) -> Dataset:
+    """Load scikit-learn's 1,797 handwritten digits, 8×8×1 with values 0..16.
 
-
-def digits() -> Dataset:
-    """Scikit-learn's 1,797 handwritten digits, 8×8×1 with values 0..16.
-
-    A fixed fifth of every class (rounded) is the test set; no seed changes it.
+    A fixed fifth of every class (rounded) is the test set. Settings and seed are
+    ignored.
     """
+    del settings, seed
     from sklearn import datasets  # slow to import
 
-    raw = datasets.load_digits()
-    x, y = raw.images.astype(np.uint8)[..., None], raw.target
+    pixels, y = datasets.load_digits(return_X_y=True)
+    x = pixels.astype(np.uint8).reshape(-1, 8, 8, 1)
     generator = rng.generator(0, "digits test set")
     test = np.zeros(len(y), bool)
     for label in range(10):
         members = generator.permutation(np.flatnonzero(y == label))
         test[members[: round(len(members) / 5)]] = True
-    return unit("digits", x[~test], y[~test], x[test], y[test], 10, 16)
+    parts = (x[~test], y[~test], x[test], y[test])
+    return in_memory.from_arrays("digits", *parts, 10, 16.0)
 
 
-def synthetic(
-    shape: tuple[int, ...], num_classes: int, train: int, test: int, seed: int
-) -> Dataset:
-    """Noisy blends of smooth class prototypes: learnable, but not without error.
+def synthetic(settings: DataConfig, seed: int = 0) -> Dataset:
+    """Make noisy blends of smooth class prototypes: learnable, but not without error.
 
     ``x = 128 + 45 (s p_y + (1 − s) p_k) + 30 n`` with another class k at random,
     s ~ U(0.45, 1) and white noise n. Samples with s < ½ (9 %) look more like k
-    than like their label y, so about 91 % is the best accuracy to be had.
+    than like their label y, so about 91 % is the best accuracy that can be reached.
 
     Args:
-      shape: of one sample, any rank ≥ 1; the last of several axes is the channel.
-      num_classes: ≥ 2.
-      train: samples, ≥ 1.
-      test: samples, ≥ 1.
+      settings: `shape` of one sample, of any rank ≥ 1; the last of several axes is the
+        channel. `num_classes` ≥ 2. `train_size` and `test_size`; 0: 4096 and 1024.
       seed: ≥ 0.
 
     Returns:
-      A `Dataset`, uint8, classes equally frequent, labelled synthetic in its name.
+      A `Dataset`, uint8, classes equally frequent, labeled synthetic in its name.
     """
-    shape = tuple(shape)
-    if not shape or min(shape) < 1:
-        raise UserError(
-            f"--config.data.shape={shape}: needs positive sizes, as (28,28,1)"
-        )
-    check("data.num_classes", num_classes)
+    shape, num_classes = tuple(settings.shape), settings.num_classes
+    train, test = settings.train_size or 4096, settings.test_size or 1024
     _check_memory(shape, num_classes, train, test)
     name = f"synthetic({'x'.join(map(str, shape))}, {num_classes} classes)"
     streams = [
@@ -78,11 +60,15 @@ def synthetic(
     prototypes = _prototypes(shape, num_classes, streams[0])
     x_train, y_train = _blends(prototypes, train, streams[1])
     x_test, y_test = _blends(prototypes, test, streams[2])
-    return unit(name, x_train, y_train, x_test, y_test, num_classes, 255)
+    return in_memory.from_arrays(
+        name, x_train, y_train, x_test, y_test, num_classes, 255.0
+    )
 
 
-def _check_memory(shape, num_classes, train, test) -> None:
-    """Names the setting that is furthest above what is usual."""
+def _check_memory(
+    shape: tuple[int, ...], num_classes: int, train: int, test: int
+) -> None:
+    """Raise `UserError`, naming the setting that is furthest above what is usual."""
     size = math.prod(map(int, shape))
     # The spectrum of the prototypes and its inverse, the samples, and one block.
     needed = 40 * num_classes * size + (train + test) * size + 32 * train
@@ -93,12 +79,14 @@ def _check_memory(shape, num_classes, train, test) -> None:
         f"train_size={train}": train / 4096,
         f"test_size={test}": test / 1024,
     }
-    setting = max(usual, key=usual.get)
+    setting = max(usual, key=usual.__getitem__)
     host_memory.require(f"--config.data.{setting}", needed, "synthetic samples")
 
 
-def _prototypes(shape, num_classes, generator) -> np.ndarray:
-    """[K, ...] float32 random fields of zero mean and unit variance, low-passed."""
+def _prototypes(
+    shape: tuple[int, ...], num_classes: int, generator: np.random.Generator
+) -> Float32[np.ndarray, "C *sample"]:
+    """Random fields of zero mean and unit variance, low-passed, one per class."""
     axes = tuple(range(1, max(2, len(shape))))  # all but samples and channels
     noise = generator.standard_normal((num_classes, *shape))
     spectrum = np.fft.fftn(noise, axes=axes)
@@ -115,7 +103,12 @@ def _prototypes(shape, num_classes, generator) -> np.ndarray:
     return smooth.astype(np.float32)
 
 
-def _blends(prototypes, count, generator) -> tuple[np.ndarray, np.ndarray]:
+def _blends(
+    prototypes: Float32[np.ndarray, "C *sample"],
+    count: int,
+    generator: np.random.Generator,
+) -> tuple[UInt8[np.ndarray, "M *sample"], Int[np.ndarray, "M"]]:
+    """Blended samples and their labels; classes equally frequent."""
     classes = len(prototypes)
     y = generator.permutation(np.arange(count) % classes)
     other = (y + generator.integers(1, classes, count)) % classes
@@ -128,3 +121,16 @@ def _blends(prototypes, count, generator) -> tuple[np.ndarray, np.ndarray]:
         noise = generator.standard_normal(field.shape, np.float32)
         x[i] = np.clip(128 + 45 * field + 30 * noise, 0, 255)
     return x, y
+
+
+# By `DataConfig.name`: factories of settings and a seed ≥ 0.
+DATASETS: dict[str, Callable[[DataConfig, int], Dataset]] = {
+    "digits": digits,
+    "mnist": tfds.read,
+    "fashion_mnist": tfds.read,
+    "cifar10": tfds.read,
+    "svhn_cropped": tfds.read,
+    "svhn": tfds.read,  # short for svhn_cropped
+    "npz": in_memory.read_npz,
+    "synthetic": synthetic,
+}

@@ -1,24 +1,68 @@
-"""Samples in memory as a checked `Dataset`, every mistake in them told in one line."""
+"""Checked data sets from arrays in memory or from a user's .npz file.
 
+Every mistake in the arrays is one line that names the array, the value and what was
+expected. NOT done here: scaling. Samples stay as given, see `Dataset`.
+"""
+
+import difflib
 import numbers
+import os
+import zipfile
+import zlib
+from typing import Any
 
 import numpy as np
+from jaxtyping import Int, Integer, Shaped
 
-from tsfl_jax.data.builtin import unit
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.config import DataConfig
+from tsfl_jax.types import Dataset, Numbers, UserError
 
-_MOST_CLASSES = 1000  # more than that only where there are as many samples
+_KEYS = ("x_train", "y_train", "x_test", "y_test")
+_MOST_CLASSES = 1000  # more only if there are as many samples
+# NumPy parses untrusted bytes; what it raises depends on the damage.
+_UNREADABLE = (
+    *(OSError, ValueError, EOFError, KeyError, NotImplementedError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+
+
+def from_arrays(
+    name: str,
+    x_train: Shaped[np.ndarray, "M *sample"],
+    y_train: Integer[np.ndarray, "M"],
+    x_test: Shaped[np.ndarray, "Q *sample"],
+    y_test: Integer[np.ndarray, "Q"],
+    num_classes: int,
+    full_scale: float,
+) -> Dataset:
+    """Make a `Dataset` of valid arrays whose model input is x / full_scale."""
+    return Dataset(
+        name,
+        x_train,
+        y_train.astype(np.int32),
+        x_test,
+        y_test.astype(np.int32),
+        int(num_classes),
+        np.zeros((), np.float32),
+        np.full((), full_scale, np.float32),
+    )
 
 
 def make_dataset(
-    x_train, y_train, x_test, y_test, *, name: str = "arrays", num_classes: int = 0
+    x_train: Numbers,
+    y_train: Numbers,
+    x_test: Numbers,
+    y_test: Numbers,
+    *,
+    name: str | Any = "arrays",
+    num_classes: int | Any = 0,
 ) -> Dataset:
-    """A `Dataset` of arrays in memory.
+    """Make a `Dataset` of arrays in memory.
 
     Args:
-      x_train, x_test: [M, H, W, C], [M, H, W] (gets one channel) or [M, F], uint8
-        (full scale 255) or float (taken as scaled already).
-      y_train, y_test: [M] whole numbers from 0.
+      x_train, x_test: [M, H, W, C], [M, H, W] (gets one channel) or [M, F]; uint8
+        (full scale 255) or float (taken as already scaled).
+      y_train, y_test: [M] integers ≥ 0.
       name: shown in every output.
       num_classes: 0 = the largest training label + 1.
 
@@ -36,49 +80,31 @@ def make_dataset(
             f"{name}: num_classes={num_classes!r}: expected a whole number >= 0 "
             "(0 = the largest training label + 1)"
         )
-    raw = {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
-    path = name
-    raw = {key: _array(path, key, value) for key, value in raw.items()}
-    x = {part: _samples(path, f"x_{part}", raw) for part in ("train", "test")}
-    if x["test"].shape[1:] != x["train"].shape[1:]:
+    given = zip(_KEYS, (x_train, y_train, x_test, y_test), strict=True)
+    raw = {key: _array(name, key, value) for key, value in given}
+    x_train, x_test = (_samples(name, key, raw[key]) for key in ("x_train", "x_test"))
+    if x_test.shape[1:] != x_train.shape[1:]:
         raise UserError(
-            f"{path}: x_test has samples of shape {x['test'].shape[1:]}, x_train of "
-            f"{x['train'].shape[1:]}; expected the same"
+            f"{name}: x_test has samples of shape {x_test.shape[1:]}, x_train of "
+            f"{x_train.shape[1:]}; expected the same"
         )
-    if x["test"].dtype != x["train"].dtype:
+    if x_test.dtype != x_train.dtype:
         raise UserError(
-            f"{path}: x_test is {raw['x_test'].dtype}, x_train is "
+            f"{name}: x_test is {raw['x_test'].dtype}, x_train is "
             f"{raw['x_train'].dtype}; expected both uint8 or both float"
         )
-    y_train = _labels(path, "y_train", raw, len(x["train"]))
-    y_test = _labels(path, "y_test", raw, len(x["test"]))
-    given, num_classes = num_classes, num_classes or int(y_train.max()) + 1
-    if given > max(_MOST_CLASSES, len(y_train)):
-        raise UserError(
-            f"{path}: num_classes={given}: expected at most "
-            f"{max(_MOST_CLASSES, len(y_train))} for {len(y_train)} training samples"
-        )
-    if num_classes > max(_MOST_CLASSES, len(y_train)):
-        raise UserError(
-            f"{path}: y_train holds the label {y_train.max()} at row "
-            f"{y_train.argmax()}; expected class numbers 0, 1, 2, …"
-        )
-    for key, y in (("y_train", y_train), ("y_test", y_test)):
-        if y.max() >= num_classes:
-            raise UserError(
-                f"{path}: {key} holds the label {y.max()} at row {y.argmax()}; "
-                f"expected 0..{num_classes - 1}"
-            )
-    full_scale = 255 if x["train"].dtype == np.uint8 else 1
-    return unit(name, x["train"], y_train, x["test"], y_test, num_classes, full_scale)
+    y_train = _labels(name, "y_train", raw["y_train"], len(x_train))
+    y_test = _labels(name, "y_test", raw["y_test"], len(x_test))
+    classes = _class_count(name, y_train, y_test, int(num_classes))
+    full_scale = 255.0 if x_train.dtype == np.uint8 else 1.0
+    return from_arrays(name, x_train, y_train, x_test, y_test, classes, full_scale)
 
 
-def check(dataset: Dataset) -> Dataset:
-    """The data set with NumPy arrays, or what is wrong with it.
+def check(dataset: Dataset | Any) -> Dataset:
+    """Return the data set with NumPy arrays, or raise what is wrong with it.
 
     Raises:
-      UserError: what `make_dataset` says, labels that num_classes does not cover, or a
-        mean and std that do not fit.
+      UserError: as `make_dataset`, or a mean and std that do not fit.
     """
     if not isinstance(dataset, Dataset):
         raise UserError(
@@ -102,26 +128,47 @@ def check(dataset: Dataset) -> Dataset:
     return checked._replace(**moments)
 
 
-def _array(path: str, key: str, value) -> np.ndarray:
+def read_npz(settings: DataConfig, seed: int = 0) -> Dataset:
+    """Read x_train, y_train, x_test, y_test of an .npz file, as in `make_dataset`.
+
+    Args:
+      settings: `file` is the path.
+      seed: ignored.
+
+    Raises:
+      UserError: file, array, value and what was expected, in one line.
+    """
+    del seed
+    if not settings.file:
+        raise UserError("--config.data.name=npz needs --config.data.file=FILE.npz")
+    path = os.path.expanduser(settings.file)
+    dataset = make_dataset(**_read_arrays(path), name=path)
+    return dataset._replace(name=f"npz({os.path.basename(path)})")
+
+
+def _array(name: str, key: str, value: Numbers) -> np.ndarray:
     try:
         return np.asarray(value)
     except ValueError as error:  # rows of different lengths
-        raise UserError(f"{path}: {key} is not an array ({error})") from error
+        raise UserError(f"{name}: {key} is not an array ({error})") from error
 
 
-def _samples(path: str, key: str, raw: dict[str, np.ndarray]) -> np.ndarray:
-    x = raw[key]
-    if x.ndim not in (2, 3, 4):
+def _samples(
+    name: str, key: str, raw: Shaped[np.ndarray, "..."]
+) -> Shaped[np.ndarray, "M ..."]:
+    """The samples as uint8 or finite float32, images with a channel axis."""
+    if raw.ndim not in (2, 3, 4):
         raise UserError(
-            f"{path}: {key} has shape {x.shape}; expected [M, H, W], [M, H, W, C] or "
+            f"{name}: {key} has shape {raw.shape}; expected [M, H, W], [M, H, W, C] or "
             "[M, F]"
         )
-    if x.size == 0:
-        raise UserError(f"{path}: {key} is empty, shape {x.shape}")
+    if raw.size == 0:
+        raise UserError(f"{name}: {key} is empty, shape {raw.shape}")
+    x = raw
     if x.dtype != np.uint8:
         if x.dtype.kind != "f":
             raise UserError(
-                f"{path}: {key} is {x.dtype}; expected uint8 (0..255) or float"
+                f"{name}: {key} is {x.dtype}; expected uint8 (0..255) or float"
             )
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
@@ -129,31 +176,100 @@ def _samples(path: str, key: str, raw: dict[str, np.ndarray]) -> np.ndarray:
         if bad.any():
             where = np.argwhere(bad)[0]
             raise UserError(
-                f"{path}: {key} holds {raw[key][tuple(where)]} in sample {where[0]} "
+                f"{name}: {key} holds {raw[tuple(where)]} in sample {where[0]} "
                 f"({bad.sum()} such values); expected finite float32 numbers"
             )
     return x[..., None] if x.ndim == 3 else x
 
 
-def _labels(path: str, key: str, raw: dict[str, np.ndarray], count: int) -> np.ndarray:
-    y = raw[key]
+def _labels(
+    name: str, key: str, y: Shaped[np.ndarray, "..."], count: int
+) -> Int[np.ndarray, "M"]:
+    """The labels of `count` samples as int64 ≥ 0."""
     if y.ndim != 1:
         raise UserError(
-            f"{path}: {key} has shape {y.shape}; expected [M], one class number a "
+            f"{name}: {key} has shape {y.shape}; expected [M], one class number per "
             "sample"
         )
     if len(y) != count:
         raise UserError(
-            f"{path}: {key} has {len(y)} labels for the {count} samples of "
+            f"{name}: {key} has {len(y)} labels for the {count} samples of "
             f"x{key[1:]}; expected as many"
         )
     if y.dtype.kind not in "iuf":
-        raise UserError(f"{path}: {key} is {y.dtype}; expected whole numbers >= 0")
+        raise UserError(f"{name}: {key} is {y.dtype}; expected whole numbers >= 0")
     with np.errstate(invalid="ignore"):
         good = (y >= 0) & (y < 2**31) & (y == np.floor(y))
     if not good.all():
         row = int(np.argmin(good))
         raise UserError(
-            f"{path}: {key} holds {y[row]} at row {row}; expected whole numbers >= 0"
+            f"{name}: {key} holds {y[row]} at row {row}; expected whole numbers >= 0"
         )
     return y.astype(np.int64)
+
+
+def _class_count(
+    name: str, y_train: Int[np.ndarray, "M"], y_test: Int[np.ndarray, "Q"], given: int
+) -> int:
+    """The number of classes, given or found, which all labels must be below."""
+    most = max(_MOST_CLASSES, len(y_train))
+    if given > most:
+        raise UserError(
+            f"{name}: num_classes={given}: expected at most {most} for {len(y_train)} "
+            "training samples"
+        )
+    classes = given or int(y_train.max()) + 1
+    if classes > most:
+        raise UserError(
+            f"{name}: y_train holds the label {y_train.max()} at row "
+            f"{y_train.argmax()}; expected class numbers 0, 1, 2, …"
+        )
+    for key, y in (("y_train", y_train), ("y_test", y_test)):
+        if y.max() >= classes:
+            raise UserError(
+                f"{name}: {key} holds the label {y.max()} at row {y.argmax()}; "
+                f"expected 0..{classes - 1}"
+            )
+    return classes
+
+
+def _read_arrays(path: str) -> dict[str, np.ndarray]:
+    """The four arrays of an .npz file by name."""
+    if not os.path.isfile(path):
+        folder = os.path.dirname(path) or "."
+        others = os.listdir(folder) if os.path.isdir(folder) else []
+        others = [o for o in others if o.endswith(".npz")]
+        near = difflib.get_close_matches(os.path.basename(path), others, n=3)
+        raise UserError(
+            f"--config.data.file={path}: no such file"
+            + (f"; {folder} has {', '.join(near)}" if near else "")
+        )
+    key = ""
+    try:
+        # Opened here: np.load alone leaves a damaged file open.
+        with open(path, "rb") as file:
+            held = np.load(file, allow_pickle=False)
+            if not isinstance(held, np.lib.npyio.NpzFile):
+                raise UserError(
+                    f"{path}: a single array (.npy); expected an .npz file with "
+                    f"{', '.join(_KEYS)}"
+                )
+            missing = [k for k in _KEYS if k not in held.files]
+            if missing:
+                raise UserError(
+                    f"{path}: no {', '.join(missing)}; it holds "
+                    f"{', '.join(held.files) or 'nothing'}; expected {', '.join(_KEYS)}"
+                )
+            arrays = {}
+            for key in _KEYS:
+                arrays[key] = held[key]
+            return arrays
+    except UserError:
+        raise
+    except _UNREADABLE as error:
+        where = f"{path}: {key}" if key else path
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"{where} cannot be read as plain arrays of an .npz file; is it "
+            f"truncated, or are these Python objects? ({reason})"
+        ) from error

@@ -48,7 +48,7 @@ def make_partition(
       labels: classes of the training samples.
       capacity: most samples a client ever needs, ≥ 1.
       kind: iid, dirichlet, shards or label.
-      alpha: α > 0, dirichlet only; small = skewed, large = all classes alike.
+      alpha: finite α > 0, dirichlet only; small = skewed, large = all classes alike.
       classes_per_client: k ≥ 1, shards only.
       replacement: let clients share samples if there are too few.
       rng: random number generator.
@@ -61,7 +61,9 @@ def make_partition(
       UserError: a value out of range, or more samples requested than there are.
     """
     capacity = capacity.astype(np.int64)
-    _check(labels, capacity, kind, alpha, replacement)
+    check("partition.kind", kind)
+    check("partition.alpha", alpha)
+    _check_stock(len(labels), capacity, replacement)
     _check_memory(capacity, len(np.unique(labels)), kind)
     sharing = int(capacity.sum()) > len(labels)
     if kind == "iid":
@@ -108,22 +110,16 @@ def _by_class(
     return pools, counts, _notes(wanted, counts, classes, chosen, classes_per_client)
 
 
-def _check(
-    labels: Shaped[np.ndarray, "M"],
-    capacity: Int[np.ndarray, "N"],
-    kind: str,
-    alpha: float,
-    replacement: bool,
+def _check_stock(
+    samples: int, capacity: Int[np.ndarray, "N"], replacement: bool
 ) -> None:
-    """Raise `UserError` for values that no partition can have."""
-    check("partition.kind", kind)
-    check("partition.alpha", alpha)
+    """Raise `UserError` if the clients request more samples than there are."""
     if capacity.size == 0 or capacity.min() < 1:
         raise UserError(
             "--config.num_clients and --config.schedule.data_size: every client needs "
             "at least one sample"
         )
-    samples, total = len(labels), int(capacity.sum())
+    total = int(capacity.sum())
     if capacity.max() > samples:
         raise UserError(
             f"client {capacity.argmax()} needs {capacity.max()} training samples, but "

@@ -1,14 +1,16 @@
 """A federated problem with known constants: the loss of each client is a quadratic.
 
-F_i(w) = (1/|D_i|) Σ_j ½ (w − x_ij)ᵀ Λ (w − x_ij) with Λ = diag(λ_1 … λ_d), the same for
-all. So w_i* is the mean of the client's samples, ∇F_i(w) = Λ (w − w_i*), F = Σ p_i F_i
+The clients share the curvatures λ and differ in their samples x_ij:
+
+F_i(w) = (1/|D_i|) Σ_j ½ (w − x_ij)ᵀ Λ (w − x_ij) with Λ = diag(λ_1 … λ_d).
+So w_i* is the mean of the client's samples, ∇F_i(w) = Λ (w − w_i*), F = Σ p_i F_i
 with p_i = |D_i| / Σ|D_j| has its minimum at w* = Σ p_i w_i*, and the noise of a
 mini-batch gradient does not depend on w: for B samples out of n, without replacement,
 
     E‖g − ∇F_i‖² = tr(Λ² S_i) / B · (n − B) / (n − 1),  S_i the covariance (1/n).
 
 `exact` computes the constants of Theorem 1 from the samples that the clients hold;
-`quadratic_source` makes samples that have the requested constants.
+`make_quadratic` makes samples that have the requested constants.
 """
 
 from typing import NamedTuple
@@ -17,6 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Int, Real
+
+from tsfl_jax import rng as random_streams
+from tsfl_jax.data import in_memory
+from tsfl_jax.timeline import distributions
+from tsfl_jax.types import Dataset, UserError
+
+_MOST_CORRECTIONS = 10_000
 
 
 class Quadratic(nn.Module):
@@ -54,9 +63,9 @@ def batch_variance(trace: float, n: int, batch: int) -> float:
     E‖g − ∇F_i‖² = tr(Λ² S_i) / B · (n − B) / (n − 1).
 
     Args:
-      trace: tr(Λ² S_i).
-      n: samples of the client.
-      batch: B ≤ n.
+      trace: tr(Λ² S_i) ≥ 0.
+      n: samples of the client, ≥ 1.
+      batch: B in [1, n].
     """
     return trace / batch * (n - batch) / max(n - 1, 1)
 
@@ -85,7 +94,7 @@ def exact(
     batch_size: int,
     start: Real[np.ndarray, "d"],
 ) -> Exact:
-    """The constants of Theorem 1, computed from the samples that the clients hold.
+    """Compute the constants of Theorem 1 from the samples that the clients hold.
 
     Args:
       x: training samples.
@@ -121,4 +130,137 @@ def exact(
         grad_sq_norm=float((((lam * farthest) ** 2).sum(1) + variance).max()),
         smoothness=float(lam.max()),
         distance=float(((start - optimum) ** 2).sum()),
+    )
+
+
+def make_quadratic(
+    num_clients: int,
+    data_size: int,
+    *,
+    batch_size: int,
+    curvature: Float[np.ndarray, "d"],
+    grad_variance: tuple[str, ...],
+    dissimilarity: tuple[str, ...],
+    distance: float,
+    seed: int,
+) -> Dataset:
+    """Make samples of N clients that have these constants, up to float32 rounding.
+
+    The optima of clients i and i + N/2 lie in opposite directions from w*, those of the
+    first half in similar ones, so that groups of τ, which are contiguous, disagree.
+    Where their Γ differ, or N is odd, all directions are corrected until
+    Σ (w_i* − w*) = 0. The noise is bounded: in each coordinate a random permutation of
+    equally spaced numbers.
+
+    Args:
+      num_clients: N ≥ 2.
+      data_size: n, samples of each client, a multiple of B.
+      batch_size: B, for which `grad_variance` holds.
+      curvature: λ > 0.
+      grad_variance: 1 ≤ G ≤ N distributions of σ_i² ≥ 0, see `distributions`; client i
+        is in group ⌊iG/N⌋. 0 if n = B: a full batch has no noise.
+      dissimilarity: likewise of Γ_i = ‖w* − w_i*‖² ≥ 0.
+      distance: ‖w⁰ − w*‖² ≥ 0, with w⁰ = 0.
+      seed: ≥ 0, of all random numbers.
+
+    Returns:
+      A `Dataset`: the label of a training sample is the number of its client. The test
+      set is the single sample w*, so that the test loss is F(w) − F(w*).
+
+    Raises:
+      UserError: values out of range, or that no set of samples can have.
+    """
+    N, n, B, d = num_clients, data_size, batch_size, len(curvature)
+    if N < 2:
+        raise UserError(f"--config.num_clients={N}: quadratic data need at least 2")
+    if n % B:
+        raise UserError(
+            f"--config.schedule.data_size={n}: quadratic data need a multiple of "
+            f"--config.batch_size={B}, so that all mini-batches are alike"
+        )
+    streams = random_streams.generator(seed, "quadratic data").spawn(5)
+    variance = _per_client("grad_variance", grad_variance, N, streams[0])
+    gamma = _per_client("dissimilarity", dissimilarity, N, streams[1])
+    optimum = np.sqrt(distance) * _unit(streams[2].normal(size=d))
+    optima = optimum + _offsets(np.sqrt(gamma), d, streams[3])
+    x = optima[:, None] + _noise(variance, n, B, curvature, streams[4])
+    return in_memory.from_arrays(
+        f"synthetic quadratic({d} dimensions, {N} clients)",
+        x_train=x.reshape(N * n, d).astype(np.float32),
+        y_train=np.repeat(np.arange(N), n),
+        x_test=optimum[None].astype(np.float32),
+        y_test=np.zeros(1, int),
+        num_classes=N,
+        full_scale=1.0,
+    )
+
+
+def _noise(
+    variance: Float[np.ndarray, "N"],
+    n: int,
+    batch: int,
+    curvature: Float[np.ndarray, "d"],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "N {n} d"]:
+    """Deviations of the samples from w_i* that give the variances; 0 if n = B."""
+    N, d = len(variance), len(curvature)
+    if n == batch:
+        if variance.any():
+            raise UserError(
+                "--config.quadratic.grad_variance: a full batch (data_size = "
+                "batch_size) has no noise; set it to constant(0), or take a smaller "
+                "batch"
+            )
+        return np.zeros((N, n, d))
+    # Each coordinate has the grid's variance, which the scale makes the requested one.
+    grid = np.linspace(-1, 1, n)
+    noise = rng.permuted(np.tile(grid[None, :, None], (N, 1, d)), axis=1)
+    trace = (np.asarray(curvature, np.float64) ** 2).sum() * grid.var()
+    scale = np.sqrt(variance / batch_variance(trace, n, batch))
+    return scale[:, None, None] * noise
+
+
+def _per_client(
+    name: str, groups: tuple[str, ...], N: int, rng: np.random.Generator
+) -> Float[np.ndarray, "N"]:
+    """Sample one number ≥ 0 per client from the distributions of contiguous groups."""
+    flag = f"--config.quadratic.{name}"
+    if not 1 <= len(groups) <= N:
+        raise UserError(
+            f"{flag}: {len(groups)} groups; expected 1..{N} for {N} clients"
+        )
+    found = distributions.draw_real(
+        groups, np.arange(N) * len(groups) // N, rng, flag=flag
+    )
+    if not (found >= 0).all():
+        i = int(np.argmin(found))
+        raise UserError(f"{flag}: client {i} gets {found[i]:g}; expected >= 0")
+    return found
+
+
+def _unit(v: Float[np.ndarray, "... d"]) -> Float[np.ndarray, "... d"]:
+    """Scale vectors to length 1."""
+    return v / np.linalg.norm(v, axis=-1, keepdims=True)
+
+
+def _offsets(
+    length: Float[np.ndarray, "N"], d: int, rng: np.random.Generator
+) -> Float[np.ndarray, "N {d}"]:
+    """The offsets w_i* − w* of the given lengths, with sum 0."""
+    N, half = len(length), len(length) // 2
+    common, own = _unit(rng.normal(size=d)), _unit(rng.normal(size=(N - half, d)))
+    first = _unit(common + 0.9 * own)  # 0.9: the sum is not 0 even in one dimension
+    # With an odd N the middle client has no opposite.
+    offsets = length[:, None] * np.concatenate([first, -first[:half]])
+    for _ in range(_MOST_CORRECTIONS):
+        mean = offsets.mean(0)
+        if np.linalg.norm(mean) <= 1e-14 * length.mean():
+            return offsets
+        moved = offsets - mean
+        norm = np.linalg.norm(moved, axis=1)
+        offsets = moved * (length / np.where(norm > 0, norm, 1.0))[:, None]
+    raise UserError(
+        "--config.quadratic.dissimilarity: no directions in "
+        f"{d} dimension(s) have Σ (w_i* − w*) = 0 with these Γ; use more dimensions, "
+        "an even --config.num_clients, or less different Γ"
     )

@@ -1,10 +1,10 @@
-"""Data sets of TensorFlow Datasets, read from array_record files.
+"""Data sets of TensorFlow Datasets (TFDS), read from array_record files.
 
-Reading needs no TensorFlow; only `tfds_prepare` does, when a data set is missing.
-The decoded arrays are kept beside the prepared files (tsfl_cache_*.npz), because
-decoding one PNG after another takes seconds. A cache holds the digest of the files
-that it was made from; one that does not agree, or has other shapes or labels than the
-data set, is made anew.
+Reading needs no TensorFlow; only preparing does (download and write), if a data set is
+missing. The decoded arrays are kept beside the prepared files (tsfl_cache_*.npz),
+because decoding one PNG after another takes seconds. A cache holds the digest of the
+files that it was made from. It is made again if the digest does not agree, or if it
+has other shapes or labels than the data set.
 """
 
 import contextlib
@@ -13,60 +13,74 @@ import logging
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
+import urllib.parse
 import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from jaxtyping import Int32, UInt8
 
-from tsfl_jax.data import builtin, tfds_prepare
+from tsfl_jax.config import DataConfig
+from tsfl_jax.data import in_memory
 from tsfl_jax.types import Dataset, UserError
 
-_CLASSES = 10  # of each data set
 _BLOCK = 4096  # records decoded at a time
+_TIMEOUT = 6  # seconds without an answer after which there is no network
+_WAYS_OUT = (
+    "point --config.data.dir at a folder of prepared data, prepare it once on a "
+    "machine with network, or use --config.data.name=digits or "
+    "--config.data.name=npz --config.data.file=FILE.npz"
+)
+Split = tuple[UInt8[np.ndarray, "M H W C"], Int32[np.ndarray, "M"]]  # images, labels
+Builder = Any  # tfds.core.DatasetBuilder; imported only if a TFDS data set is used
 
 
-def read(name: str, dir: str, download: bool) -> Dataset:
-    """A prepared TFDS data set; prepares it first where it may.
+def read(settings: DataConfig, seed: int = 0) -> Dataset:
+    """Read an image classification data set of TFDS; prepare it first if allowed.
 
     Args:
-      name: one of `config.TFDS`.
-      dir: data folder; "" is $TFDS_DATA_DIR or ~/tensorflow_datasets.
-      download: fetch and prepare it where it is missing.
+      settings: `name` is its name in TFDS, or svhn; `dir` the data folder, "" is
+        $TFDS_DATA_DIR or ~/tensorflow_datasets; `download` allows to fetch and prepare
+        it if it is missing.
+      seed: ignored.
 
     Returns:
       A `Dataset`, uint8 [M, H, W, C].
 
     Raises:
-      UserError: not there and not to be had, unreadable, or in another file format.
+      UserError: missing and cannot be prepared, unreadable, or in another file format.
     """
-    dir = dir or os.environ.get("TFDS_DATA_DIR", "") or "~/tensorflow_datasets"
+    del seed
+    name = "svhn_cropped" if settings.name == "svhn" else settings.name
+    folder = settings.dir or os.environ.get("TFDS_DATA_DIR", "")
+    folder = folder or "~/tensorflow_datasets"
     try:
-        root = pathlib.Path(dir).expanduser()
+        root = pathlib.Path(folder).expanduser()
         a_file = root.exists() and not root.is_dir()
     except (OSError, RuntimeError) as error:  # too long a name; an unknown ~user
         raise UserError(
-            f"--config.data.dir={dir}: cannot be read ({tfds_prepare.reason(error)})"
+            f"--config.data.dir={folder}: cannot be read ({_reason(error)})"
         ) from error
     if a_file:
         raise UserError(f"--config.data.dir={root}: a file; expected a folder")
     with _quiet():
         try:
-            arrays = _read(name, root, download)
+            return _read(name, root, settings.download)
         except OSError as error:
             raise UserError(
-                f"--config.data.dir={root}: {name} cannot be read "
-                f"({tfds_prepare.reason(error)})"
+                f"--config.data.dir={root}: {name} cannot be read ({_reason(error)})"
             ) from error
-    return builtin.unit(name, *arrays, _CLASSES, 255)
 
 
-def _read(name: str, root: pathlib.Path, download: bool) -> list[np.ndarray]:
-    """x_train, y_train, x_test, y_test."""
+def _read(name: str, root: pathlib.Path, download: bool) -> Dataset:
     builder = _builder(name, root)
     if not builder.is_prepared():
-        tfds_prepare.prepare(name, root, builder, download)
+        _prepare(name, root, builder, download)
         builder = _builder(name, root)
     folder = pathlib.Path(builder.data_path)
     formats = {f.value for f in builder.info.available_file_formats()}
@@ -77,13 +91,15 @@ def _read(name: str, root: pathlib.Path, download: bool) -> list[np.ndarray]:
             "choose another --config.data.dir"
         )
     try:
-        return [*_split(builder, "train"), *_split(builder, "test")]
-    except Exception as error:  # whatever damaged files make TFDS raise
+        classes = builder.info.features["label"].num_classes
+        arrays = (*_split(builder, "train", classes), *_split(builder, "test", classes))
+    except Exception as error:  # depends on how the files are damaged
         raise UserError(_damaged(folder, name, error)) from error
+    return in_memory.from_arrays(name, *arrays, classes, 255.0)
 
 
-def _builder(name: str, root: pathlib.Path):
-    """TFDS's builder; where data are prepared it takes their file format."""
+def _builder(name: str, root: pathlib.Path) -> Builder:
+    """TFDS's builder; it takes the file format of data that are prepared."""
     import tensorflow_datasets as tfds  # half a second
 
     try:
@@ -94,13 +110,19 @@ def _builder(name: str, root: pathlib.Path):
 
 def _damaged(folder: pathlib.Path, name: str, error: Exception) -> str:
     return (
-        f"{folder} cannot be read ({tfds_prepare.reason(error)}); delete it to have "
+        f"{folder} cannot be read ({_reason(error)}); delete it to have "
         f"{name} prepared again, or choose another --config.data.dir"
     )
 
 
-def _split(builder, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of one split, from the cache where it is up to date."""
+def _reason(error: BaseException) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def _split(builder: Builder, split: str, classes: int) -> Split:
+    """Images and labels of one split, from the cache if it is up to date."""
     source = builder.as_data_source(split=split)
     files = [pathlib.Path(f) for f in builder.info.splits[split].filepaths]
     features = builder.info.features
@@ -108,7 +130,7 @@ def _split(builder, split: str) -> tuple[np.ndarray, np.ndarray]:
     y = np.empty(len(source), np.int32)
     origin = _digest(files)
     cache = files[0].parent / f"tsfl_cache_{split}.npz"
-    if _read_cache(cache, origin, x, y):
+    if _read_cache(cache, origin, x, y, classes):
         return x, y
     for start in range(0, len(y), _BLOCK):
         # One call for many records: 2.5 times as fast as one call for each.
@@ -128,8 +150,14 @@ def _digest(files: list[pathlib.Path]) -> str:
     return whole.hexdigest()
 
 
-def _read_cache(cache: pathlib.Path, origin: str, x: np.ndarray, y: np.ndarray) -> bool:
-    """Fills images and labels; False where the cache is missing, damaged or stale."""
+def _read_cache(
+    cache: pathlib.Path,
+    origin: str,
+    x: UInt8[np.ndarray, "M H W C"],
+    y: Int32[np.ndarray, "M"],
+    classes: int,
+) -> bool:
+    """Fill x and y; return False if the cache is missing, damaged or stale."""
     try:
         # Opened here: np.load alone leaves a damaged file open.
         with open(cache, "rb") as file, np.load(file, allow_pickle=False) as held:
@@ -141,19 +169,19 @@ def _read_cache(cache: pathlib.Path, origin: str, x: np.ndarray, y: np.ndarray) 
     like = [(a.dtype, a.shape) for a in (x, y)]
     if like != [(a.dtype, a.shape) for a in arrays]:
         return False
-    if not ((arrays[1] >= 0) & (arrays[1] < _CLASSES)).all():
+    if not ((arrays[1] >= 0) & (arrays[1] < classes)).all():
         return False
     x[...], y[...] = arrays
     return True
 
 
-def _write_cache(cache: pathlib.Path, like: pathlib.Path, **arrays) -> None:
-    """Writes the cache in one rename; does nothing where the folder is read-only."""
+def _write_cache(cache: pathlib.Path, like: pathlib.Path, **arrays: np.ndarray) -> None:
+    """Write the cache in one rename; do nothing if the folder is read-only."""
     part = ""
     try:
         handle, part = tempfile.mkstemp(dir=cache.parent, prefix=cache.stem)
         with open(handle, "wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, allow_pickle=False, **arrays)
         shutil.copymode(like, part)  # who may read the data may read its cache
         os.replace(part, cache)
     except OSError:
@@ -164,9 +192,9 @@ def _write_cache(cache: pathlib.Path, like: pathlib.Path, **arrays) -> None:
 
 
 @contextlib.contextmanager
-def _quiet():
-    """No log lines and warnings of TFDS and what it uses: users can do nothing."""
-    import absl.logging  # before its logger is asked for, else that is the wrong kind
+def _quiet() -> Iterator[None]:
+    """Hide log lines and warnings of TFDS and of what it uses."""
+    import absl.logging  # creates the logger "absl", with a class of its own
 
     del absl
     loggers = [logging.getLogger(n) for n in ("absl", "urllib3", "tensorflow")]
@@ -180,3 +208,119 @@ def _quiet():
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _prepare(name: str, root: pathlib.Path, builder: Builder, download: bool) -> None:
+    """Download a data set and write it as array_record files, or leave nothing behind.
+
+    Args:
+      name: in TFDS.
+      root: data folder, may be missing.
+      builder: TFDS's builder for it, which has found nothing prepared.
+      download: False: only report that it is missing.
+
+    Raises:
+      UserError: not allowed, no network, no write access, or any other failure.
+    """
+    folder = pathlib.Path(builder.data_path)
+    if folder.exists():
+        raise UserError(
+            f"{folder} exists but is not a complete {name}; delete it to have it "
+            "prepared again, or choose another --config.data.dir"
+        )
+    if not download:
+        raise UserError(
+            f"no {name} in {root}, and --config.data.download=False; {_WAYS_OUT}"
+        )
+    # TFDS itself retries for minutes before it gives up.
+    problem = _unreachable(next(iter(builder.url_infos)))
+    if problem:
+        raise UserError(
+            f"no {name} in {root}, and it cannot be downloaded ({problem}); {_WAYS_OUT}"
+        )
+    made = [p for p in (root, *root.parents) if not p.exists()]
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=root).close()
+    except OSError as error:
+        _remove_empty(made)
+        raise UserError(
+            f"--config.data.dir={root}: {name} has to be prepared there, but nothing "
+            f"can be written ({_reason(error)}); choose another --config.data.dir"
+        ) from error
+    with _locked(root):
+        before = _folders(root, name)
+        try:
+            _download(name, root)
+        except BaseException as error:  # TFDS, the network, the disk, Ctrl-C, all alike
+            _remove_partial(root, name, before)
+            _remove_empty(made)
+            if not isinstance(error, Exception):
+                raise
+            raise UserError(
+                f"no {name} in {root}, and preparing it failed ({_reason(error)}); "
+                f"{_WAYS_OUT}"
+            ) from error
+
+
+def _download(name: str, root: pathlib.Path) -> None:
+    """Prepare a data set by TFDS; the only place that imports TensorFlow."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow_datasets as tfds
+
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    builder = tfds.builder(name, data_dir=root, file_format="array_record")
+    builder.download_and_prepare(  # nothing to do if another run has done it by now
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False)
+    )
+
+
+@contextlib.contextmanager
+def _locked(root: pathlib.Path) -> Iterator[None]:
+    """Make runs that start together prepare one after another, if locks exist."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl  # not on Windows
+
+            handle = os.open(root, os.O_RDONLY)
+            stack.callback(os.close, handle)  # which also unlocks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _unreachable(url: str) -> str:
+    """Why the file cannot be fetched from here, in a few words; "" if it can."""
+    import requests  # a dependency of TFDS; honors proxy settings as TFDS does
+
+    host = urllib.parse.urlparse(url).netloc
+    try:
+        with requests.get(url, stream=True, timeout=_TIMEOUT) as response:
+            good = response.status_code < 400
+            return "" if good else f"{host} answers HTTP {response.status_code}"
+    except requests.RequestException:
+        return f"no connection to {host}"
+
+
+def _folders(root: pathlib.Path, name: str) -> list[pathlib.Path]:
+    """The folders that preparing makes in `root`, from the inside out."""
+    downloads = root / "downloads"
+    tops = (root / name, downloads / name, downloads / "extracted", downloads)
+    parents = (root / name, downloads / name, downloads)
+    below = [p for top in parents if top.is_dir() for p in top.iterdir()]
+    return [*below, *(top for top in tops if top.exists())]
+
+
+def _remove_partial(root: pathlib.Path, name: str, before: list[pathlib.Path]) -> None:
+    """Remove partial downloads and empty folders that were not there before."""
+    new = [path for path in _folders(root, name) if path not in before]
+    for path in new:
+        if ".tmp." in path.name:  # as TFDS calls an unfinished download
+            shutil.rmtree(path, ignore_errors=True)
+    _remove_empty(new)
+
+
+def _remove_empty(folders: list[pathlib.Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):  # it holds something, or is gone
+            folder.rmdir()

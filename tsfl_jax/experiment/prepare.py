@@ -13,10 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import data, host_memory, rng
-from tsfl_jax.config import STALENESS, Config
+from tsfl_jax.config import STALENESS, Config, ModelConfig
 from tsfl_jax.data import in_memory, partition
-from tsfl_jax.data.quadratic import Quadratic, curvature
-from tsfl_jax.data.quadratic_samples import make as make_quadratic
+from tsfl_jax.data.quadratic import Quadratic, curvature, make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import backend, rule_settings
@@ -121,18 +120,7 @@ def load_dataset(config: Config) -> Dataset:
             distance=q.distance,
             seed=config.seed,
         )
-    return data.load(
-        d.name,
-        dir=d.dir,
-        file=d.file,
-        download=d.download,
-        normalize=d.normalize,
-        shape=tuple(d.shape),
-        num_classes=d.num_classes,
-        train_size=d.train_size,
-        test_size=d.test_size,
-        seed=config.seed,
-    )
+    return data.load(d, config.seed)
 
 
 def curvature_of(config: Config, shape: tuple[int, ...]) -> Float[np.ndarray, "d"]:
@@ -149,9 +137,8 @@ def _our_network(
     if name == "quadratic":
         module = Quadratic(settings["curvature"])
     else:
-        module = networks.make_model(
-            name, num_classes, sample_shape, form=form, **settings
-        )
+        chosen = ModelConfig(name, **settings)
+        module = networks.make_model(chosen, num_classes, sample_shape, form)
     return _known_network(module, name, form, sample_shape, num_classes)
 
 
@@ -160,7 +147,7 @@ def _known_network(
 ) -> Network:
     if not isinstance(model, networks.Model):
         model = networks.from_flax(model)
-    model, notes = networks.decided(model, sample_shape, num_classes)
+    model, notes = networks.decide_task(model, sample_shape, num_classes)
     x = jax.ShapeDtypeStruct((1, *sample_shape), np.float32)
     params = jax.eval_shape(lambda x: model.init(rng.key(0), x), x)
     return Network(model, name, form, params, notes)
@@ -179,7 +166,7 @@ def _make_network(config: Config, dataset: Dataset, own: Any) -> tuple[Network, 
     if name == "quadratic":
         settings = {"curvature": tuple(curvature_of(config, shape).tolist())}
     else:
-        settings = {"hidden": config.model.hidden, "norm": config.model.norm}
+        settings = {k: v for k, v in vars(config.model).items() if k != "name"}
     return _our_network(name, num_classes, shape, form, **settings), mapping
 
 

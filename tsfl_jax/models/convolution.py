@@ -1,21 +1,25 @@
 """Convolution that stays fast inside a compiled loop over clients.
 
 XLA's CPU backend runs `lax.conv` inside a loop body 10 to 50 times slower than
-outside (jax-ml/jax#12868), and `vmap` over clients with a kernel each turns it into
-a grouped convolution, which is slow everywhere. So the default on CPU is: shifted
-slices of the input stacked to patches, then one matrix product per client; with fewer
-multiplications where `winograd` applies; tap by tap on images of one or two pixels.
+outside (jax-ml/jax#12868), and `vmap` over clients with one kernel per client turns it
+into a grouped convolution, which is slow on all backends. So the default on CPU is:
+shifted slices of the input stacked to patches, then one matrix product per client; with
+fewer multiplications if `winograd` applies; tap by tap on images of one or two pixels.
 
-Layout is ``[C, H, W, B]``, the batch last: slices of it stay contiguous runs of B
-floats and the patches need no transpose before the product. That alone was worth a
+The layout is ``[C, H, W, B]``, the batch last: slices of it are contiguous runs of B
+floats, and the patches need no transpose before the product. The layout alone gave a
 factor of two.
 """
 
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float
 
 from tsfl_jax.models import winograd
-from tsfl_jax.types import Array
+
+Images = Float[Array, "C H W B"]
+Kernel = Float[Array, "h w C F"]  # as Flax stores it
+Outputs = Float[Array, "F _ _ B"]
 
 
 def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
@@ -24,17 +28,16 @@ def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-def conv_slices(x: Array, kernel: Array, stride: int = 1, same: bool = True) -> Array:
-    """Convolution as shifted slices and one matrix product.
+def conv_slices(
+    x: Images, kernel: Kernel, stride: int = 1, same: bool = True
+) -> Outputs:
+    """Compute a convolution as shifted slices and one matrix product.
 
     Args:
-      x: ``[C, H, W, B]`` float.
-      kernel: ``[h, w, C, K]`` float, as Flax stores it.
-      stride: of both spatial axes.
-      same: zero padding to ⌈H/stride⌉ (else none: "valid").
-
-    Returns:
-      ``[K, H', W', B]``.
+      x: images.
+      kernel: of any odd or even size.
+      stride: of both spatial axes, ≥ 1.
+      same: zero padding to ⌈H/stride⌉ and ⌈W/stride⌉ (False: no padding, "valid").
     """
     kh, kw, channels, filters = kernel.shape
     if same:
@@ -57,8 +60,8 @@ def conv_slices(x: Array, kernel: Array, stride: int = 1, same: bool = True) -> 
     return out.reshape(filters, height, width, x.shape[-1])
 
 
-def conv_lax(x: Array, kernel: Array, stride: int = 1, same: bool = True) -> Array:
-    """The same convolution by `lax.conv_general_dilated`; see `conv_slices`."""
+def conv_lax(x: Images, kernel: Kernel, stride: int = 1, same: bool = True) -> Outputs:
+    """Compute the same as `conv_slices` by `lax.conv_general_dilated`."""
     return lax.conv_general_dilated(
         x,
         kernel,
@@ -68,25 +71,26 @@ def conv_lax(x: Array, kernel: Array, stride: int = 1, same: bool = True) -> Arr
     )
 
 
-def conv_taps(x: Array, kernel: Array) -> Array:
-    """One matrix product per entry of the kernel, where it meets the image.
+def conv_taps(x: Images, kernel: Kernel) -> Outputs:
+    """Compute a convolution by one matrix product per tap that overlaps the image.
 
     For images of one or two pixels, on which most of `conv_slices`' products are with
-    padding: 1 of 9 is left on 1x1, 16 of 36 on 2x2. Stride 1, an odd kernel, zero
-    padding that keeps H and W.
+    padding: 1 of 9 remains on 1x1, 16 of 36 on 2x2. Stride 1, a kernel with odd h and
+    w, zero padding that keeps H and W.
     """
     kh, kw, _, filters = kernel.shape
     channels, height, width, batch = x.shape
 
-    def meets(tap, size, taps):  # (first, end) of the inputs, shift to the outputs
+    def overlap(tap: int, size: int, taps: int) -> tuple[int, int, int]:
+        # (first, end) of the inputs, shift to the outputs
         shift = tap - taps // 2
         return max(shift, 0), size + min(shift, 0), shift
 
     out = jnp.zeros((filters, height, width, batch), x.dtype)
     for i in range(kh):
         for j in range(kw):
-            top, bottom, down = meets(i, height, kh)
-            left, right, across = meets(j, width, kw)
+            top, bottom, down = overlap(i, height, kh)
+            left, right, across = overlap(j, width, kw)
             if top >= bottom or left >= right:
                 continue
             part = x[:, top:bottom, left:right]
@@ -98,8 +102,8 @@ def conv_taps(x: Array, kernel: Array) -> Array:
     return out
 
 
-def conv_fast(x: Array, kernel: Array, stride: int = 1, same: bool = True) -> Array:
-    """Whichever form was measured fastest for the shape; see `conv_slices`."""
+def conv_fast(x: Images, kernel: Kernel, stride: int = 1, same: bool = True) -> Outputs:
+    """Compute the same as `conv_slices` in the form measured fastest for the shape."""
     odd = kernel.shape[0] % 2 and kernel.shape[1] % 2
     if stride == 1 and same and odd and max(x.shape[1:3]) <= 2:
         return conv_taps(x, kernel)

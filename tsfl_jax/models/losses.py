@@ -1,40 +1,36 @@
-"""Pure functions that measure models and weights."""
+"""Losses of a batch, and checks of models and weights, as pure functions."""
 
 import jax
 import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
 
-from tsfl_jax.types import Array, Params
+from tsfl_jax.types import Params
 
 
-def cross_entropy(logits: Array, labels: Array) -> Array:
-    """−log softmax(logits)[label] per sample.
-
-    Args:
-      logits: ``[B, K]`` float.
-      labels: ``[B]`` int in [0, K).
-
-    Returns:
-      ``[B]`` float, nats.
-    """
-    # One-hot product instead of a gather: its gradient is no scatter, which XLA's
-    # CPU backend runs element by element.
+def cross_entropy(
+    logits: Float[Array, "B K"], labels: Int[Array, "B"]
+) -> Float[Array, "B"]:
+    """−log softmax(logits)[label] of each sample, in nats; labels in [0, K)."""
+    # One-hot instead of integer labels: the gradient of a gather is a scatter, which
+    # XLA's CPU backend runs element by element.
     hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
-    return -jnp.sum(jax.nn.log_softmax(logits) * hot, axis=-1)
+    return optax.softmax_cross_entropy(logits, hot)
 
 
-def correct(logits: Array, labels: Array) -> Array:
-    """``[B]`` bool: the largest logit ``[B, K]`` is the label's ``[B]``."""
+def correct(logits: Float[Array, "B K"], labels: Int[Array, "B"]) -> Bool[Array, "B"]:
+    """Whether the largest logit is the label's."""
     return jnp.argmax(logits, axis=-1) == labels
 
 
-def all_finite(tree: Params) -> Array:
-    """Scalar bool: no NaN and no infinity in any leaf."""
+def all_finite(tree: Params) -> Bool[Array, ""]:
+    """Whether no leaf has a NaN or an infinity."""
     finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
     return jnp.stack(finite).all()
 
 
-def weight_entropy(rho: Array) -> Array:
-    """−Σ ρ_i log ρ_i in nats: log N for uniform weights ``[N]``, 0 for one client."""
+def weight_entropy(rho: Float[Array, "N"]) -> Float[Array, ""]:
+    """−Σ ρ_i log ρ_i in nats: log N for equal weights, 0 for a single client."""
     positive = rho > 0
     return -jnp.sum(
         jnp.where(positive, rho * jnp.log(jnp.where(positive, rho, 1.0)), 0.0)

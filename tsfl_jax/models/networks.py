@@ -1,51 +1,62 @@
-"""The paper's networks in Flax, by name, and the adapter for anybody's own module.
+"""The paper's networks in Flax, by name, and the adapter for a user's own module.
 
 Modules take images ``[B, H, W, C]`` and return logits ``[B, num_classes]``. Inside,
 the convolutional ones work batch-last (see `convolution`). Pooling comes before bias
 and ReLU: both are monotone, so the result is the same on a quarter of the elements.
+
+To add a network, write its module here, add it to `MODELS`, and add the name to
+`config.MODELS`.
 """
 
 import inspect
+import typing
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
+from tsfl_jax.config import ModelConfig
 from tsfl_jax.models import convolution, losses, pooling
-from tsfl_jax.types import Array, Params, PRNGKey, UserError
+from tsfl_jax.models.convolution import Images, Outputs
+from tsfl_jax.types import Array as AnyArray
+from tsfl_jax.types import Params, PRNGKey, UserError
 
 HE = nn.initializers.he_normal()
 
+Logits = Float[Array, "B K"]
+Mask = Bool[Array, "B"]  # False: padding of a short last batch
+
 
 class Model(NamedTuple):
-    """What training needs of a network, whatever library wrote it."""
+    """What training needs of a network, from any library."""
 
-    init: Callable[[PRNGKey, Array], Params]
+    init: Callable[[PRNGKey, Array], Params]  # (key, x [B, ...]) -> variables
     # (variables, x [B, ...], mask [B] bool, key) -> (logits [B, K], new variables)
     train: Callable[[Params, Array, Array, PRNGKey], tuple[Array, Params]]
     predict: Callable[[Params, Array], Array]  # (variables, x [B, ...]) -> logits
-    # (outputs [B, K], labels [B]) -> [B], what training minimises the mean of
+    # (outputs [B, K], labels [B]) -> [B], whose mean training minimizes
     loss: Callable[[Array, Array], Array] = losses.cross_entropy
-    # The largest output is a class; else accuracy is NaN. None: where there is an
-    # output for each class.
+    # True: the largest output is the class. False: a regression, accuracy is NaN.
+    # None: see `decide_task`.
     classifies: bool | None = True
 
 
-def from_flax(module: nn.Module) -> Model:
-    """Adapts a Flax module to `Model`.
+def from_flax(module: nn.Module | Any) -> Model:
+    """Adapt a Flax module to `Model`.
 
-    ``train=``, ``deterministic=`` and ``mask=`` are passed where the module's
-    ``__call__`` takes them; a mask ``[B]`` tells batch statistics which rows of a short
-    last batch are padding.
-    Every collection but ``params`` (batch statistics, say) is carried and aggregated
-    like weights. A ``dropout`` key is at hand in training.
-    A module with a method ``loss(outputs, labels)``, ``[B, K]`` and ``[B]`` to ``[B]``,
-    is trained and tested by it instead of cross-entropy. Where it says
-    ``classifies = False`` it is a regression, without accuracy and with outputs of any
-    width; where it says neither, `decided` goes by the width of its outputs.
+    ``train=``, ``deterministic=`` and ``mask=`` are passed if the module's ``__call__``
+    takes them; a mask ``[B]`` is False in the rows of a short last batch that are
+    padding, for batch statistics.
+    All collections besides ``params`` (such as batch statistics) are carried and
+    aggregated like weights. Training provides a ``dropout`` key.
+    If a module has a method ``loss(outputs, labels)``, ``[B, K]`` and ``[B]`` to
+    ``[B]``, it replaces cross-entropy in training and testing. With ``classifies =
+    False`` the module is a regression, without accuracy and with outputs of any width;
+    without that attribute, `decide_task` decides by the width of the outputs.
 
     Raises:
       UserError: not an instance of a Flax (linen) module.
@@ -57,16 +68,18 @@ def from_flax(module: nn.Module) -> Model:
         )
     accepted = set(inspect.signature(type(module).__call__).parameters)
 
-    def options(**values):
+    def options(**values: Any) -> dict[str, Any]:
         values["deterministic"] = not values["train"]
         return {name: value for name, value in values.items() if name in accepted}
 
-    def init(key, x):
+    def init(key: PRNGKey, x: AnyArray) -> Params:
         params, dropout = rng.keys(key, "initial parameters", "initial dropout")
         keys = {"params": params, "dropout": dropout}
         return module.init(keys, x, **options(train=False))
 
-    def train(variables, x, mask, key):
+    def train(
+        variables: Params, x: AnyArray, mask: AnyArray, key: PRNGKey
+    ) -> tuple[Array, Params]:
         logits, changed = module.apply(
             variables,
             x,
@@ -76,8 +89,9 @@ def from_flax(module: nn.Module) -> Model:
         )
         return logits, {**variables, **changed}
 
-    def predict(variables, x):
-        return module.apply(variables, x, **options(train=False))
+    def predict(variables: Params, x: AnyArray) -> Array:
+        logits = module.apply(variables, x, **options(train=False))
+        return typing.cast(Array, logits)  # no tuple: no collection is mutable
 
     if not callable(getattr(type(module), "loss", None)):
         return Model(init, train, predict)
@@ -85,10 +99,10 @@ def from_flax(module: nn.Module) -> Model:
     return Model(init, train, predict, module.loss, classifies)
 
 
-def decided(
+def decide_task(
     model: Model, sample_shape: tuple[int, ...], num_classes: int
 ) -> tuple[Model, tuple[str, ...]]:
-    """The model with `classifies` known, and a note where nobody has said it.
+    """Decide whether a model classifies, if it does not declare it.
 
     Args:
       model: the network.
@@ -96,7 +110,7 @@ def decided(
       num_classes: K.
 
     Returns:
-      The model, which classifies if it has K ≥ 2 outputs; and what a user should know.
+      The model, which classifies if it has K ≥ 2 outputs; and notes for the user.
     """
     if model.classifies is not None:
         return model, ()
@@ -121,10 +135,10 @@ class Conv(nn.Module):
     stride: int = 1
     same: bool = True
     form: str = "slices"
-    pool: bool = False  # 2x2 maximum after it; stride 1 only
+    pool: bool = False  # followed by a 2x2 maximum; stride 1 only
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: Images) -> Outputs:
         shape = (self.kernel, self.kernel, x.shape[0], self.filters)
         kernel = self.param("kernel", HE, shape)
         if self.pool:
@@ -137,19 +151,19 @@ class ChannelBias(nn.Module):
     """Adds one number per channel to ``[C, H, W, B]``."""
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: Images) -> Outputs:
         bias = self.param("bias", nn.initializers.zeros, x.shape[:1])
         return x + bias[:, None, None, None]
 
 
 class GroupNorm(nn.Module):
-    """Group normalisation (Wu and He 2018) of ``[C, H, W, B]``, per sample."""
+    """Group normalization (Wu and He 2018) of ``[C, H, W, B]``, per sample."""
 
     groups: int = 32
     epsilon: float = 1e-5
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: Images) -> Outputs:
         c, h, w, b = x.shape
         scale = self.param("scale", nn.initializers.ones, (c,))
         bias = self.param("bias", nn.initializers.zeros, (c,))
@@ -162,12 +176,12 @@ class GroupNorm(nn.Module):
 
 
 class Norm(nn.Module):
-    """Normalisation by name on ``[C, H, W, B]``; "none" is a bias per channel."""
+    """Normalization by name on ``[C, H, W, B]``; "none" is a bias per channel."""
 
     kind: str = "none"
 
     @nn.compact
-    def __call__(self, x, train, mask):
+    def __call__(self, x: Images, train: bool, mask: Mask | None) -> Images:
         if self.kind == "none":
             return ChannelBias()(x)
         if self.kind == "group":
@@ -176,8 +190,8 @@ class Norm(nn.Module):
         return norm(x, mask=None if mask is None else mask[None, None, None, :])
 
 
-def _head(x: Array, num_classes: int, hidden: int = 0) -> Array:
-    """Flattens ``[C, H, W, B]`` to logits ``[B, num_classes]``; call in `compact`."""
+def _head(x: Images, num_classes: int, hidden: int = 0) -> Logits:
+    """Flatten images and compute logits by dense layers; call in `compact`."""
     x = x.reshape(-1, x.shape[-1]).T
     if hidden:
         x = nn.relu(nn.Dense(hidden, kernel_init=HE)(x))
@@ -191,7 +205,7 @@ class MLP(nn.Module):
     hidden: int = 64
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: Float[Array, "B ..."]) -> Logits:
         x = x.reshape(x.shape[0], -1)
         if self.hidden:
             x = nn.relu(nn.Dense(self.hidden, kernel_init=HE)(x))
@@ -210,7 +224,7 @@ class MnistCNN(nn.Module):
     form: str = "slices"
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: Float[Array, "B H W C"]) -> Logits:
         x = x.transpose(3, 1, 2, 0)
         for filters in (10, 20):
             x = Conv(filters, kernel=5, same=False, form=self.form, pool=True)(x)
@@ -229,7 +243,7 @@ class FashionCNN(nn.Module):
     form: str = "slices"
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x: Float[Array, "B H W C"]) -> Logits:
         x = x.transpose(3, 1, 2, 0)
         for filters in (16, 32, 64, 64, 128, 128):
             x = nn.relu(ChannelBias()(Conv(filters, form=self.form, pool=True)(x)))
@@ -247,7 +261,9 @@ class VGG11(nn.Module):
     form: str = "slices"
 
     @nn.compact
-    def __call__(self, x, train=False, mask=None):
+    def __call__(
+        self, x: Float[Array, "B H W C"], train: bool = False, mask: Mask | None = None
+    ) -> Logits:
         x = x.transpose(3, 1, 2, 0)
         for filters in (64, "P", 128, "P", 256, 256, "P", 512, 512, "P", 512, 512, "P"):
             if filters == "P":
@@ -266,8 +282,12 @@ class ResNet18(nn.Module):
     form: str = "slices"
 
     @nn.compact
-    def __call__(self, x, train=False, mask=None):
-        def conv_norm(x, filters, kernel=3, stride=1):
+    def __call__(
+        self, x: Float[Array, "B H W C"], train: bool = False, mask: Mask | None = None
+    ) -> Logits:
+        def conv_norm(
+            x: Images, filters: int, kernel: int = 3, stride: int = 1
+        ) -> Outputs:
             x = Conv(filters, kernel, stride, form=self.form)(x)
             return Norm(self.norm)(x, train, mask)
 
@@ -283,42 +303,40 @@ class ResNet18(nn.Module):
         return _head(x.mean(axis=(1, 2), keepdims=True), self.num_classes)
 
 
-MODELS = {
-    "mlp": lambda k, hidden, norm, form: MLP(k, hidden),
-    "mnist_cnn": lambda k, hidden, norm, form: MnistCNN(k, hidden, form),
-    "fashion_cnn": lambda k, hidden, norm, form: FashionCNN(k, form),
-    "vgg11": lambda k, hidden, norm, form: VGG11(k, norm, form),
-    "resnet18": lambda k, hidden, norm, form: ResNet18(k, norm, form),
+# By `ModelConfig.name`: factories of (number of classes, settings, form).
+MODELS: dict[str, Callable[[int, ModelConfig, str], nn.Module]] = {
+    "mlp": lambda k, settings, form: MLP(k, settings.hidden),
+    "mnist_cnn": lambda k, settings, form: MnistCNN(k, settings.hidden, form),
+    "fashion_cnn": lambda k, settings, form: FashionCNN(k, form),
+    "vgg11": lambda k, settings, form: VGG11(k, settings.norm, form),
+    "resnet18": lambda k, settings, form: ResNet18(k, settings.norm, form),
 }
+# Smallest height and width of an image; 0: samples of any shape.
+SMALLEST = {"mlp": 0, "mnist_cnn": 16}
 
 
 def make_model(
-    name: str,
+    settings: ModelConfig,
     num_classes: int,
     sample_shape: tuple[int, ...],
-    *,
-    hidden: int = 50,
-    norm: str = "none",
     form: str = "slices",
 ) -> nn.Module:
-    """The network of that name.
+    """Make the network of that name.
 
     Args:
-      name: a key of `MODELS`.
-      num_classes: width of the output.
-      sample_shape: shape of one sample; all networks but the MLP need ``(H, W, C)``.
-      hidden: width of the hidden layer of ``mlp`` and ``mnist_cnn``; 0 = none.
-      norm: "none", "group" or "batch" for ``vgg11`` and ``resnet18``.
+      settings: validated; `name` is a key of `MODELS`.
+      num_classes: K ≥ 2, width of the output.
+      sample_shape: of one sample; ``(H, W, C)`` for all networks except the MLP.
       form: a key of `convolution.CONVOLUTIONS`.
 
     Raises:
       UserError: samples that the network cannot take.
     """
-    smallest = {"mlp": 0, "mnist_cnn": 16}.get(name, 1)
+    smallest = SMALLEST.get(settings.name, 1)
     if smallest and (len(sample_shape) != 3 or min(sample_shape[:2]) < smallest):
         raise UserError(
-            f"model {name!r} needs images [H, W, C] of at least {smallest}x{smallest}, "
-            f"but one sample has shape {tuple(sample_shape)}; "
+            f"model {settings.name!r} needs images [H, W, C] of at least "
+            f"{smallest}x{smallest}, but one sample has shape {tuple(sample_shape)}; "
             "use --config.model.name=mlp"
         )
-    return MODELS[name](num_classes, hidden, norm, form)
+    return MODELS[settings.name](num_classes, settings, form)

@@ -1,18 +1,22 @@
 """2x2 maximum pooling in layout ``[C, H, W, B]``, alone and after a convolution.
 
-An elementwise maximum of four quarters of the image, with the gradient by hand: the
-derivative of nested maxima passes over the data three times, and lax.reduce_window's
-is a scatter.
+An elementwise maximum of four quarters of the image with a custom gradient: automatic
+differentiation of nested maxima passes over the data three times, and that of
+lax.reduce_window is a scatter.
 """
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from tsfl_jax.models import convolution
-from tsfl_jax.types import Array
+from tsfl_jax.models.convolution import Images, Kernel, Outputs
+
+Halved = Float[Array, "C _ _ B"]  # images of half the height and width
+Fours = Float[Array, "F 4 P"]  # the four outputs of each of P windows
 
 
-def _quarters(x: Array) -> list[Array]:
+def _quarters(x: Images) -> list[Halved]:
     """The four entries of every 2x2 window of ``[C, 2h, 2w, B]``."""
     c, h, w, b = x.shape
     x = x.reshape(c, h // 2, 2, w // 2, 2, b)
@@ -20,31 +24,35 @@ def _quarters(x: Array) -> list[Array]:
 
 
 def _largest(parts: list[Array]) -> Array:
+    """The elementwise maximum of four arrays."""
     first, second, third, fourth = parts
     return jnp.maximum(jnp.maximum(first, second), jnp.maximum(third, fourth))
 
 
 def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
-    """The gradient, to the first of four that equals the largest, as in PyTorch."""
+    """The gradients of four arrays: the first that equals the maximum takes all.
+
+    PyTorch does the same.
+    """
     a, b, c, _ = (part == largest for part in parts)
     winners = (a, ~a & b, ~(a | b) & c, ~(a | b | c))
     return [jnp.where(wins, grad, 0) for wins in winners]
 
 
 @jax.custom_vjp
-def _max_pool_even(x: Array) -> Array:
+def _max_pool_even(x: Images) -> Halved:
+    """2x2 maximum of images with even H and W."""
     return _largest(_quarters(x))
 
 
-def _max_pool_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+def _max_pool_forward(x: Images) -> tuple[Halved, tuple[Images, Halved]]:
     out = _max_pool_even(x)
     return out, (x, out)
 
 
-def _max_pool_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array]:
-    # By hand because the derivative of three nested maxima passes over the data three
-    # times. Four simple loops over quarters, then two copies: one loop over the whole
-    # with a select by place is not vectorised and took six times as long.
+def _max_pool_backward(saved: tuple[Images, Halved], grad: Halved) -> tuple[Images]:
+    # Four simple loops over quarters, then two copies: one loop over all entries with
+    # a select by position is not vectorized and took six times as long.
     x, out = saved
     parts = _to_first(_quarters(x), out, grad)
     rows = [jnp.stack(parts[i : i + 2], axis=3) for i in (0, 2)]
@@ -54,30 +62,35 @@ def _max_pool_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array]:
 _max_pool_even.defvjp(_max_pool_forward, _max_pool_backward)
 
 
-def max_pool(x: Array) -> Array:
-    """2x2 maximum with stride 2 and ceiling division, ``[C, H, W, B]``.
+def max_pool(x: Images) -> Halved:
+    """Compute the 2x2 maximum with stride 2 and ceiling division.
 
     A last odd row or column forms a window of its own, so 7 becomes 4 and 1 stays 1.
     """
     odd = (x.shape[1] % 2, x.shape[2] % 2)
     if any(odd):
-        # Edge values instead of -inf: the copy ties with the original, which comes
-        # first and takes the gradient.
+        # Edge values instead of -inf: the copy equals the original, which comes first
+        # and takes the gradient.
         x = jnp.pad(x, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)), mode="edge")
     return _max_pool_even(x)
 
 
 @jax.custom_vjp
-def _max_of_four(x: Array) -> Array:
+def _max_of_four(x: Fours) -> Float[Array, "F P"]:
+    """The maximum of each window."""
     return _largest([x[:, i] for i in range(4)])
 
 
-def _max_of_four_forward(x: Array) -> tuple[Array, tuple[Array, Array]]:
+def _max_of_four_forward(
+    x: Fours,
+) -> tuple[Float[Array, "F P"], tuple[Fours, Float[Array, "F P"]]]:
     out = _max_of_four(x)
     return out, (x, out)
 
 
-def _max_of_four_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array]:
+def _max_of_four_backward(
+    saved: tuple[Fours, Float[Array, "F P"]], grad: Float[Array, "F P"]
+) -> tuple[Fours]:
     x, out = saved
     return (jnp.stack(_to_first([x[:, i] for i in range(4)], out, grad), axis=1),)
 
@@ -85,20 +98,20 @@ def _max_of_four_backward(saved: tuple[Array, Array], grad: Array) -> tuple[Arra
 _max_of_four.defvjp(_max_of_four_forward, _max_of_four_backward)
 
 
-def conv_pool_quarters(x: Array, kernel: Array) -> Array:
-    """Convolution and 2x2 pooling whose windows come from the product side by side.
+def conv_pool_quarters(x: Images, kernel: Kernel) -> Outputs:
+    """Compute a convolution and 2x2 pooling by one product for all four of a window.
 
-    The four outputs of a window see (h+1)x(w+1) inputs; with the kernel written four
+    The four outputs of a window see (h+1)x(w+1) inputs. With the kernel written four
     times into a frame of that size, one product makes all four, from patches two apart:
     (h+1)(w+1) / 4hw of the patches of `conv_slices` for (h+1)(w+1) / hw of its
-    products. Pays where patches cost most: one input channel, a large kernel.
+    products. Faster if patches cost most: one input channel, a large kernel.
 
     Args:
-      x: ``[C, H, W, B]`` float, padded already.
-      kernel: ``[h, w, C, K]`` float; H − h + 1 and W − w + 1 even.
+      x: images, already padded.
+      kernel: H − h + 1 and W − w + 1 even.
 
     Returns:
-      ``[K, (H−h+1)/2, (W−w+1)/2, B]``, what `max_pool` makes of `conv_slices`.
+      ``[F, (H−h+1)/2, (W−w+1)/2, B]``, `max_pool` of `conv_slices`.
     """
     kh, kw, channels, filters = kernel.shape
     height, width = (x.shape[1] - kh + 1) // 2, (x.shape[2] - kw + 1) // 2
@@ -117,13 +130,13 @@ def conv_pool_quarters(x: Array, kernel: Array) -> Array:
     return out.reshape(filters, height, width, x.shape[-1])
 
 
-def conv_pool(x: Array, kernel: Array, same: bool, form: str) -> Array:
-    """`max_pool` of a convolution with stride 1.
+def conv_pool(x: Images, kernel: Kernel, same: bool, form: str) -> Outputs:
+    """Compute `max_pool` of a convolution with stride 1.
 
     Args:
-      x: ``[C, H, W, B]`` float.
-      kernel: ``[h, w, C, K]`` float.
-      same: zero padding that keeps H and W (else none).
+      x: images.
+      kernel: of any size.
+      same: zero padding that keeps H and W (False: no padding).
       form: a key of `convolution.CONVOLUTIONS`.
     """
     even = (x.shape[1] - kernel.shape[0]) % 2 and (x.shape[2] - kernel.shape[1]) % 2

@@ -9,28 +9,33 @@ filter with k taps from n = m + k − 1 inputs d take n multiplications and not 
 with n = 6 here, so F(4, 3) and F(2, 5): half and three fifths of the multiplications.
 Along the rows of an image the entries of d are whole slices ``[C, H/m, W, B]``, the
 transforms are sums of slices, and ⊙ is one matrix product over channels and columns
-of the kernel for each of the n places. Only one axis is transformed: the second would
-save multiplications again, but was measured slower, because its slices are short runs.
+of the kernel for each of the n points. Only one axis is transformed: the second would
+save more multiplications, but was measured slower, because its slices are short runs.
 
-The gradient is by hand: it reuses the transformed input and transforms the output's
-gradient once for both products. Layout ``[C, H, W, B]`` as in `convolution`.
+The custom gradient reuses the transformed input and transforms the output's gradient
+once for both products. Layout ``[C, H, W, B]`` as in `convolution`.
 """
 
 import functools
+from collections.abc import Iterable
 from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float
 
-from tsfl_jax.types import Array
-
-# Where the polynomials are evaluated, ∞ besides. More points, or larger ones, would
-# lose more digits than float32 training can spare.
+# Where the polynomials are evaluated, and ∞. More points, or larger ones, would lose
+# more digits than float32 training can spare.
 POINTS = (0, 1, -1, 2, -2)
-PLACES = len(POINTS) + 1  # n
+NUM_POINTS = len(POINTS) + 1  # n
 
 Matrix = list[list[float]]
+Images = Float[Array, "C H W B"]
+Kernel = Float[Array, "h w C F"]
+Outputs = Float[Array, "F _ _ B"]
+# Transformed inputs [n, w·C, H/m·W·B], transformed kernel [n, w·C, F], kernel.
+Saved = tuple[Float[Array, "n wC P"], Float[Array, "n wC F"], Kernel]
 
 
 def _times(polynomial: list[Fraction], root: int) -> list[Fraction]:
@@ -41,33 +46,33 @@ def _times(polynomial: list[Fraction], root: int) -> list[Fraction]:
 
 
 def cook_toom(taps: int) -> tuple[Matrix, Matrix, Matrix]:
-    """The matrices Aᵀ ``[m, n]``, G ``[n, k]`` and Bᵀ ``[n, n]`` of F(n + 1 − k, k).
+    """Compute the matrices Aᵀ ``[m, n]``, G ``[n, k]`` and Bᵀ ``[n, n]`` of F(m, k).
 
     Row i of G evaluates the filter at point i, divided by Π_{j≠i} (p_i − p_j); column
     i of Aᵀ holds the point's powers; row i of Bᵀ the coefficients of Π_{j≠i} (x − p_j).
     """
 
-    def powers(count):
+    def powers(count: int) -> list[list[Fraction]]:
         rows = [[Fraction(p) ** e for e in range(count)] for p in POINTS]
         return [*rows, [Fraction(0)] * (count - 1) + [Fraction(1)]]  # the point ∞
 
-    def product(without=None):
+    def product(without: int | None = None) -> list[Fraction]:
         polynomial = [Fraction(1)]
         for point in POINTS:
             if point != without:
                 polynomial = _times(polynomial, point)
         return polynomial
 
-    def scale(point):
+    def scale(point: int) -> Fraction:
         coefficients = product(point)
-        return sum(c * point**e for e, c in enumerate(coefficients))
+        return sum((c * point**e for e, c in enumerate(coefficients)), Fraction(0))
 
     scales = [scale(p) for p in POINTS] + [Fraction(1)]
     g = [[v / s for v in row] for row, s in zip(powers(taps), scales, strict=True)]
     bt = [[*product(p), Fraction(0)] for p in POINTS] + [product()]
-    a = powers(PLACES + 1 - taps)
+    a = powers(NUM_POINTS + 1 - taps)
 
-    def plain(rows):
+    def plain(rows: Iterable[Iterable[Fraction]]) -> Matrix:
         return [[float(v) for v in row] for row in rows]
 
     return plain(zip(*a, strict=True)), plain(g), plain(bt)
@@ -76,8 +81,8 @@ def cook_toom(taps: int) -> tuple[Matrix, Matrix, Matrix]:
 MATRICES = {taps: cook_toom(taps) for taps in (3, 5)}
 
 
-def applies(x: Array, kernel: Array, stride: int, same: bool) -> bool:
-    """Whether this form exists for a convolution and is worth its transforms."""
+def applies(x: Images, kernel: Kernel, stride: int, same: bool) -> bool:
+    """Whether this form exists for a convolution and saves more than it costs."""
     taps = kernel.shape[0]
     height = x.shape[1] if same else x.shape[1] - taps + 1
     if same and kernel.shape[1] % 2 == 0:
@@ -88,9 +93,9 @@ def applies(x: Array, kernel: Array, stride: int, same: bool) -> bool:
 
 
 def _combine(matrix: Matrix, parts: list[Array]) -> list[Array]:
-    """Σ_j matrix[i][j] · parts[j] for every row i, without the zeros."""
+    """The sums Σ_j matrix[i][j] · parts[j] of each row i, without the zeros."""
 
-    def row(factors):
+    def row(factors: list[float]) -> Array:
         terms = [
             part if factor == 1 else factor * part
             for factor, part in zip(factors, parts, strict=True)
@@ -105,9 +110,9 @@ def _transposed(matrix: Matrix) -> Matrix:
     return [list(column) for column in zip(*matrix, strict=True)]
 
 
-def _any_nonzero(x: Array, taps: int, width: int) -> Array:
-    """Whether an output's own patch has a nonzero input, ``[H', W', B]`` bool."""
-    # The barrier keeps the reduction from being done again for every shift below.
+def _any_nonzero(x: Images, taps: int, width: int) -> Bool[Array, "_ _ B"]:
+    """Whether the patch of each output has a nonzero input."""
+    # The barrier keeps XLA from repeating the reduction for every shift below.
     nonzero = lax.optimization_barrier(jnp.any(x != 0, axis=0))
     height, columns = nonzero.shape[0] - taps + 1, nonzero.shape[1] - width + 1
     rows = [nonzero[i : i + height] for i in range(taps)]
@@ -117,34 +122,34 @@ def _any_nonzero(x: Array, taps: int, width: int) -> Array:
     )
 
 
-def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+def _forward(x: Images, kernel: Kernel) -> tuple[Outputs, Saved]:
     taps, width, channels, filters = kernel.shape
     at, g, bt = MATRICES[taps]
     step = len(at)  # m
     blocks = (x.shape[1] - taps + 1) // step
     columns, batch = x.shape[2] - width + 1, x.shape[3]
-    rows = [x[:, i : i + step * (blocks - 1) + 1 : step] for i in range(PLACES)]
+    rows = [x[:, i : i + step * (blocks - 1) + 1 : step] for i in range(NUM_POINTS)]
     tiles = jnp.stack(_combine(bt, rows))  # [n, C, H/m, W, B]
     tiles = jnp.stack([tiles[:, :, :, j : j + columns] for j in range(width)], axis=1)
-    tiles = tiles.reshape(PLACES, width * channels, -1)
-    filter_ = jnp.stack(_combine(g, list(kernel))).reshape(PLACES, -1, filters)
+    tiles = tiles.reshape(NUM_POINTS, width * channels, -1)
+    filter_ = jnp.stack(_combine(g, list(kernel))).reshape(NUM_POINTS, -1, filters)
     products = jnp.einsum("nck,ncp->nkp", filter_, tiles)
-    products = products.reshape(PLACES, filters, blocks, columns * batch)
+    products = products.reshape(NUM_POINTS, filters, blocks, columns * batch)
     out = jnp.stack(_combine(at, list(products)), axis=2)
     out = out.reshape(filters, blocks * step, columns, batch)
-    # Without this, rounding noise stands where the patch is all zeros, as in the
-    # background of digits, and ReLU lets gradient through where it must not.
+    # Where the patch is all zeros, as in the background of digits, the transforms leave
+    # rounding noise, through which ReLU would pass a gradient that must be 0.
     out = jnp.where(_any_nonzero(x, taps, width), out, 0)
     return out, (tiles, filter_, kernel)
 
 
 @jax.custom_vjp
-def _valid(x: Array, kernel: Array) -> Array:
+def _valid(x: Images, kernel: Kernel) -> Outputs:
     """Convolution without padding whose output has a multiple of m rows."""
     return _forward(x, kernel)[0]
 
 
-def _backward(saved: tuple[Array, Array, Array], grad: Array) -> tuple[Array, Array]:
+def _backward(saved: Saved, grad: Float[Array, "F _ _ B"]) -> tuple[Images, Kernel]:
     tiles, filter_, kernel = saved
     taps, width, channels, filters = kernel.shape
     at, g, bt = MATRICES[taps]
@@ -155,24 +160,25 @@ def _backward(saved: tuple[Array, Array, Array], grad: Array) -> tuple[Array, Ar
     grad = grad.reshape(filters, blocks, step, columns * batch)
     parts = [grad[:, :, i] for i in range(step)]
     products = jnp.stack(_combine(_transposed(at), parts))
-    products = products.reshape(PLACES, filters, -1)
+    products = products.reshape(NUM_POINTS, filters, -1)
     d_filter = jnp.einsum("ncp,nkp->nck", tiles, products)
-    d_filter = d_filter.reshape(PLACES, width, channels, filters)
+    d_filter = d_filter.reshape(NUM_POINTS, width, channels, filters)
     d_kernel = jnp.stack(_combine(_transposed(g), list(d_filter)))
 
     d_tiles = jnp.einsum("nck,nkp->ncp", filter_, products)
-    d_tiles = d_tiles.reshape(PLACES, width, channels, blocks, columns, batch)
-    d_tiles = sum(  # back from shifted columns
+    d_tiles = d_tiles.reshape(NUM_POINTS, width, channels, blocks, columns, batch)
+    d_columns = [  # back from shifted columns
         jnp.pad(d_tiles[:, j], ((0, 0),) * 3 + ((j, width - 1 - j), (0, 0)))
         for j in range(width)
-    )
+    ]
+    d_tiles = jnp.asarray(sum(d_columns))
     d_rows = _combine(_transposed(bt), list(d_tiles))  # n of [C, H/m, W, B]
     # Row i of block t is row m·t + i of x: row i mod m of block t + ⌊i/m⌋.
-    more = (PLACES - 1) // step
+    more = (NUM_POINTS - 1) // step
     d_x = [
         sum(
             jnp.pad(d_rows[i], ((0, 0), (i // step, more - i // step), (0, 0), (0, 0)))
-            for i in range(first, PLACES, step)
+            for i in range(first, NUM_POINTS, step)
         )
         for first in range(step)
     ]
@@ -184,21 +190,18 @@ def _backward(saved: tuple[Array, Array, Array], grad: Array) -> tuple[Array, Ar
 _valid.defvjp(_forward, _backward)
 
 
-def conv_winograd(x: Array, kernel: Array, same: bool = True) -> Array:
-    """Convolution with stride 1 of any height; see `applies`.
+def conv_winograd(x: Images, kernel: Kernel, same: bool = True) -> Outputs:
+    """Compute a convolution with stride 1 of images of any height; see `applies`.
 
     Args:
-      x: ``[C, H, W, B]`` float.
-      kernel: ``[k, w, C, K]`` float, k 3 or 5.
-      same: zero padding that keeps H and W (else none).
-
-    Returns:
-      ``[K, H', W', B]``.
+      x: images.
+      kernel: h = 3 or 5.
+      same: zero padding that keeps H and W (False: no padding).
     """
     taps, width = kernel.shape[:2]
     around = (taps // 2, width // 2) if same else (0, 0)
     height = x.shape[1] + 2 * around[0] - taps + 1
-    missing = -height % (PLACES + 1 - taps)  # up to a whole number of blocks
+    missing = -height % (NUM_POINTS + 1 - taps)  # up to a whole number of blocks
     rows, columns = (around[0], around[0] + missing), (around[1], around[1])
     if same or missing:
         x = jnp.pad(x, ((0, 0), rows, columns, (0, 0)))

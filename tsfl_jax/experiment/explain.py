@@ -281,7 +281,7 @@ def check_memory(prepared: Prepared, num_devices: int) -> None:
     )
 
 
-def size_text(count: float) -> str:
+def size_text(count: int | float) -> str:
     """Format a number of bytes: 1536 → "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:

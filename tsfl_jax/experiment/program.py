@@ -197,13 +197,14 @@ def make_arrays(prepared: Prepared, mesh: Mesh) -> Arrays:
 def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
     """Samples, test set and index table on the devices."""
     dataset = prepared.dataset
+    samples = (
+        dataset.x_train,
+        dataset.y_train,
+        np.asarray(dataset.mean, np.float32),
+        np.asarray(1.0 / dataset.std, np.float32),
+    )
     problem = scan.Problem(
-        samples=local.Samples(
-            x=dataset.x_train,
-            y=dataset.y_train,
-            mean=np.asarray(dataset.mean, np.float32),
-            inverse_std=np.asarray(1.0 / dataset.std, np.float32),
-        ),
+        samples=local.Samples(*devices.place(mesh, samples, scan.WHOLE)),
         test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size),
         rows=prepared.partition.indices,
         client=np.arange(prepared.config.num_clients, dtype=np.int32),

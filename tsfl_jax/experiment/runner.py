@@ -260,7 +260,8 @@ def _train(
             int(np.argmax(chunk.history.diverged)) + 1 if lost else exp.program.chunk
         )
         first, finished = finished, min(finished + length, chunk.last)
-        for whole, part in zip(done.history, chunk.history, strict=True):
+        parts = map(jax.tree.leaves, (done.history, chunk.history))
+        for whole, part in zip(*parts, strict=True):
             whole[first:finished] = part[:length]
         seconds = done.seconds + chunk.seconds
         done = _Progress(jax.device_get(chunk.state), done.history, seconds)

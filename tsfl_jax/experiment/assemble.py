@@ -49,13 +49,17 @@ def build(config: Config, **own: Any) -> Experiment:
     explain.check_memory(prepared, mesh.size)
     arrays = make_arrays(prepared, mesh)
     sizes = [a.size for a in jax.tree.leaves(arrays.start.params["params"])]
+    identity = identity_of(prepared)
+    if prepared.mapping == "vmap":
+        # The width of a block can change the last bit of a client's own training.
+        identity["devices that share the clients"] = mesh.size
     return Experiment(
         program=make_program([prepared], mesh),
         arrays=arrays,
         workload=prepared.workload,
         checkpoint=config.checkpoint,
         settings=dataclasses.asdict(config),
-        identity=identity_of(prepared),
+        identity=identity,
         labels=labels_of(prepared)
         | {"num_parameters": sum(sizes), "num_devices": mesh.size},
         notes=prepared.notes,

@@ -62,11 +62,12 @@ def evaluate(
     """
 
     def batch(item: TestSet) -> tuple[Int[Array, ""], Float[Array, ""]]:
-        outputs = model.predict(variables, scaled(samples, item.x))
-        loss = jnp.where(item.mask, model.loss(outputs, item.y), 0.0)
+        x, labels = jnp.asarray(item.x), jnp.asarray(item.y)
+        outputs = model.predict(variables, scaled(samples, x))
+        loss = jnp.where(item.mask, model.loss(outputs, labels), 0.0)
         right = jnp.int32(0)
         if model.classifies:
-            correct = losses.correct(outputs, item.y)
+            correct = losses.correct(outputs, labels)
             right = jnp.where(item.mask, correct, False).sum()
         return right, loss.sum()
 

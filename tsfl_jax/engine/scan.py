@@ -104,7 +104,8 @@ def init_state(
       size: samples that each client holds; None: all hold the same number.
     """
     params = model.init(key, x)
-    server = rule.init(params, counts._replace(size=size))
+    held = None if size is None else jnp.asarray(size)
+    server = rule.init(params, counts._replace(size=held))
     state = State(params, server, jnp.bool_(False))
     if not snapshots:
         return state

@@ -172,7 +172,12 @@ def test_gradient_is_the_formula():
     variables = {"params": {"w": jnp.asarray(w, jnp.float32)}}
     mask = jnp.array([True, True, True, False])
     (loss, _), g = client.batch_gradient(
-        model, variables, x, jnp.zeros(4, jnp.int32), mask, jax.random.key(0)
+        model,
+        variables,
+        jnp.asarray(x),
+        jnp.zeros(4, jnp.int32),
+        mask,
+        jax.random.key(0),
     )
     np.testing.assert_allclose(g["w"], lam * (w - x[:3].mean(0)), rtol=1e-5)
     expected = 0.5 * ((w - x[:3]) ** 2 @ np.array(lam)).mean()
@@ -214,7 +219,7 @@ def test_bound_of_gradients_holds_along_the_way():
     config = settings(batch_size=2, lr=0.5)  # η = 1/L, the largest that is allowed
     prepared = prepare(config)
     found = assemble.exact_of(prepared)
-    held = prepared.dataset.x_train[prepared.dealt.indices]
+    held = prepared.dataset.x_train[prepared.partition.indices]
     rng, lam, w = np.random.default_rng(0), found.curvature, np.zeros((6, 5))
     for step in range(200):
         if step % 5 == 0:

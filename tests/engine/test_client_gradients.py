@@ -160,7 +160,7 @@ def test_estimates_of_clients_whose_constants_are_known(convexity):
     config.quadratic.dissimilarity = "constant(0.3); constant(0.3)"
     prepared = prepare(config)
     known = exact_of(prepared)
-    samples, rows = prepared.dataset.x_train, prepared.dealt.indices
+    samples, rows = prepared.dataset.x_train, prepared.partition.indices
     N = config.num_clients
     clients = client.Client(
         jnp.arange(N), jnp.ones(N, int), jnp.full(N, 12), jnp.asarray(rows)
@@ -168,11 +168,11 @@ def test_estimates_of_clients_whose_constants_are_known(convexity):
     stored = client.Samples(
         jnp.asarray(samples), jnp.zeros(len(samples), int), jnp.zeros(()), jnp.ones(())
     )
-    start = prepared.model.init(jax.random.key(0), stored.x[:1])
+    start = prepared.network.model.init(jax.random.key(0), stored.x[:1])
     hparams, B = prepared.hparams, config.batch_size
 
     def draw(key):
-        given = parts(prepared.model, B), start, key, clients, stored
+        given = parts(prepared.network.model, B), start, key, clients, stored
         return (
             probes.client_gradients(*given),
             probes.estimate_constants(*given, hparams),

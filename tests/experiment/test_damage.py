@@ -392,7 +392,7 @@ LANES = [
 
 @pytest.mark.parametrize("damage", LANES)
 def test_damaged_lanes_are_left_out(whole, tmp_path, damage):
-    names = {*sweeps.engine.History._fields, "tau", "virtual_time", "seconds"}
+    names = {*sweeps.scan.History._fields, "tau", "virtual_time", "seconds"}
     lane = {name: np.ones((T, N)) for name in names}
     report.write_arrays(tmp_path / "a.npz", lane | {"lane": np.array("a")})
     notices = []

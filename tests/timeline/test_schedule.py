@@ -332,7 +332,7 @@ def test_drawn_sizes_are_bounded_however_long_a_run_is():
     config = small(kind="case3", num_intervals=20_000, num_clients=20)
     prepared = prepare.prepare(config)
     # 1,384 of the 1,438 samples: 880 and three times 168.
-    assert prepared.dealt.capacity.sum() <= 1438
+    assert prepared.partition.capacity.sum() <= 1438
     cut = int(prepared.notes[0].split()[0])
     assert "cut off at three standard deviations" in prepared.notes[0]
     # Φ(−3) of 400,000, and a little more as sizes are floored.

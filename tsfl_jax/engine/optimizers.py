@@ -4,6 +4,7 @@ A client starts every interval with a fresh optimizer state.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +46,11 @@ _EXPECTED = (
 )
 
 
-def as_factory(optimizer: Optimizer | None) -> Factory:
+def as_factory(optimizer: Any) -> Factory:
     """A function of the hyper-parameters from what a user passed; None is `sgd`.
+
+    Args:
+      optimizer: anything; what is not an `Optimizer` or None is answered in one line.
 
     Raises:
       UserError: neither an optax transformation nor a function.

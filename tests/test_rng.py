@@ -131,8 +131,11 @@ def test_initial_parameters_and_dropout_have_keys_of_their_own():
 
 def test_a_client_draws_another_order_than_another():
     key = jax.random.fold_in(rng.fold(rng.key(0), "training"), 0)
+    size = jax.numpy.int32(8)
     orders = [
-        np.asarray(client._orders(jax.random.fold_in(key, i), 8, 2, 8)).ravel().tolist()
+        np.asarray(client._orders(jax.random.fold_in(key, i), size, 2, 8))
+        .ravel()
+        .tolist()
         for i in range(4)
     ]
     assert all(a != b for a, b in itertools.combinations(orders, 2))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tsfl_jax import data
+from tsfl_jax.config import get
 from tsfl_jax.experiment import grid as axes
 from tsfl_jax.experiment import prepare
 from tsfl_jax.studies import (
@@ -98,7 +99,7 @@ def test_other_data_partition_or_clients_are_refused(tmp_path, name, value):
     first = compare.Entry("sfl", axes.changed(axes.config_at(FOLDER / "sfl.py"), SMALL))
     other = copy.deepcopy(first.config)  # not validated: it would want more changes
     *path, last = name.split(".")
-    setattr(axes.setting(other, path[0]) if path else other, last, value)
+    setattr(get(other, path[0]) if path else other, last, value)
     with pytest.raises(UserError, match=f"other and sfl do not .* {name} is ") as error:
         compare.run_frameworks([first, compare.Entry("other", other)], 1, tmp_path)
     assert "\n" not in str(error.value)
@@ -113,7 +114,7 @@ def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):
 
     def load(config):
         found = real(config)
-        moved = axes.setting(config, "data.dir") == "other"
+        moved = get(config, "data.dir") == "other"
         return found._replace(y_train=found.y_train[::-1]) if moved else found
 
     monkeypatch.setattr(prepare, "load_dataset", load)

@@ -4,7 +4,7 @@ A client starts every interval with a fresh optimizer state.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def as_factory(optimizer: Any) -> Factory:
         return lambda hparams: optimizer
     if not callable(optimizer):
         raise UserError(f"optimizer={optimizer!r}: {_EXPECTED}")
-    return optimizer
+    return cast(Factory, optimizer)
 
 
 def check(factory: Factory, hparams: HParams, params: Params) -> None:

@@ -103,7 +103,7 @@ def init_state(
       snapshots: P, earlier models kept; 0 if all clients start from w^t.
       size: samples that each client holds; None: all hold the same number.
     """
-    params = model.init(key, x)
+    params = model.init(key, jnp.asarray(x))
     held = None if size is None else jnp.asarray(size)
     server = rule.init(params, counts._replace(size=held))
     state = State(params, server, jnp.bool_(False))

@@ -112,7 +112,7 @@ def test_a_refusal_of_the_first_process_ends_the_others(runs):
     both = start_pair([root / "first"] * 2, "--config.lr=0.5")
     (_, err), (_, other) = [finish(process, code=2) for process in both]
     assert "holds another experiment (lr: " in err
-    # Either it hears the reason, or it finds out by itself that there is one.
+    # Either it hears the reason, or it finds that the connection has ended.
     assert "launch.py: process 0 " in other and "has stopped" in other
 
 

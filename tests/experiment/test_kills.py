@@ -58,7 +58,7 @@ def finish(workdir):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that nobody kills: folder, events, seconds."""
+    """A run without a kill: folder, events, seconds."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     finish(folder)  # fills the compilation cache
     folder = folder.with_name("again")

@@ -151,6 +151,13 @@ def test_settings_are_read_in_the_experiment_folder_only():
                 assert node.value.id != "config", f"{path}: config.{node.attr}"
 
 
+def test_only_the_command_line_reads_files_beside_the_package():
+    """What `pip install` leaves out; ``launch.py`` is not installed either."""
+    for path in FILES:
+        if path.stem != "cli":
+            assert '/ "configs"' not in path.read_text(), path
+
+
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_libraries_of_tables_and_figures_are_imported_when_used(path):
     for node in ast.parse(path.read_text()).body:  # not inside functions

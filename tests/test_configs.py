@@ -11,6 +11,7 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax import config, timeline, validate
+from tsfl_jax.experiment import rule_settings
 from tsfl_jax.models import convolution, networks
 from tsfl_jax.studies import settings
 from tsfl_jax.types import UserError
@@ -115,7 +116,6 @@ def test_paper_settings():
 
 def test_tables_have_exactly_the_declared_names():
     """A setting's names are declared in `config`, which knows no other module."""
-    assert set(config.ALGORITHMS) == set(tsfl_jax.AGGREGATORS)
     assert set(config.FRAMEWORKS) == {"none", *timeline.FRAMEWORKS}
     assert set(config.MODELS) == {*networks.MODELS, "quadratic"}  # as its data
     assert set(config.CONVOLUTIONS) == {"auto", *convolution.CONVOLUTIONS}
@@ -136,7 +136,7 @@ def test_every_setting_is_declared_with_its_help_and_a_fitting_default():
 @pytest.mark.parametrize(
     ("name", "good", "bad", "words"),
     [
-        ("algorithm", ["krum"], ["krun"], "did you mean 'krum'"),
+        ("timeline.framework", ["safa"], ["sofa"], "did you mean 'safa'"),
         ("lr", [1e-9, 5], [0, -1.0, math.inf, math.nan], "finite and > 0"),
         ("gamma", [0, 0.99], [1, -0.1, math.nan], r"in \[0, 1\)"),
         ("timeline.fraction", [1, 0.1], [0, 1.1, math.nan], r"in \(0, 1\]"),
@@ -151,6 +151,12 @@ def test_a_value_is_checked_by_the_name_of_its_setting(name, good, bad, words):
     for value in bad:
         with pytest.raises(UserError, match=f"^--config.{name}=.*: .*{words}"):
             validate.check(name, value)
+
+
+def test_a_rule_is_checked_by_the_table_of_rules():
+    rule_settings.validate(config.Config(algorithm="krum"))
+    with pytest.raises(UserError, match="^--config.algorithm=krun: .*mean 'krum'"):
+        rule_settings.validate(config.Config(algorithm="krun"))
 
 
 def test_a_largest_value_may_depend_on_another_setting():

@@ -9,6 +9,8 @@ import types
 import numpy as np
 import pytest
 
+import tsfl_jax
+
 TEXT = (pathlib.Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
 EXAMPLES = {
     title: block
@@ -48,6 +50,15 @@ def test_a_rule():
     situation = types.SimpleNamespace(tau=np.array([1, 0, 2]), size=np.array([1, 1, 9]))
     weights = variables["rule"].weights(situation, None)
     np.testing.assert_allclose(weights.rho, [1 / 4, 0, 3 / 4], rtol=1e-6)
+
+
+def test_a_rule_has_its_name_from_the_table_alone(monkeypatch):
+    rule, config = run("aggregation rule")[0]["rule"], tsfl_jax.Config(num_intervals=2)
+    monkeypatch.setitem(tsfl_jax.AGGREGATORS, "root", rule)
+    config.algorithm, config.num_clients, config.batch_size = "root", 4, 8
+    config.schedule.data_size = 32
+    summary = tsfl_jax.simulate(config).summary
+    assert summary["algorithm"] == "root"
 
 
 def test_a_data_set():

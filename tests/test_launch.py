@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from tsfl_jax import config, validate
+from tsfl_jax import config
+from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -300,7 +301,7 @@ def changed(name, value) -> config.Config:
 )
 def test_wrong_settings(name, value, words):
     with pytest.raises(UserError) as error:
-        validate.validate(changed(name, value))
+        validate(changed(name, value))
     message = str(error.value)
     assert words in message
     assert name in message
@@ -308,9 +309,9 @@ def test_wrong_settings(name, value, words):
 
 
 def test_good_settings_pass():
-    validate.validate(config.Config())
-    validate.validate(changed("lr", 1))  # an int will do for a float
-    validate.validate(changed("data.name", "svhn"))
+    validate(config.Config())
+    validate(changed("lr", 1))  # an int will do for a float
+    validate(changed("data.name", "svhn"))
 
 
 def test_a_sweep_from_the_command_line(tmp_path):

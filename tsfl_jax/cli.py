@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from absl import flags
 from ml_collections import config_flags
 
-from tsfl_jax import command, types, validate
+from tsfl_jax import command, types
 from tsfl_jax.config import SETTINGS, Config, effective, flat
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import (
@@ -25,6 +25,7 @@ from tsfl_jax.experiment import (
     grid,
     prepare,
     program,
+    rule_settings,
     runner,
     sweeps,
 )
@@ -352,7 +353,7 @@ def main(argv: list[str]) -> None:
     try:
         if not isinstance(config, Config):
             raise UserError("get_config() of a config file must return a Config")
-        validate.validate(config)
+        rule_settings.validate(config)
         _check_combination()
         # First of all: the first use of JAX starts it with one CPU device.
         devices.start(config.devices)

@@ -1,13 +1,14 @@
 """Checks of a `Config` before anything slow starts; every error is one line.
 
 What one setting may be is declared in `config` and checked by `check`; here are also
-the rules between settings. Values that depend on the data are checked where it is read.
+the rules between settings. Values that depend on the data are checked where it is read,
+names of aggregation rules by `experiment.rule_settings`, which knows their table.
 """
 
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tsfl_jax import config as c
@@ -28,11 +29,8 @@ def check(name: str, value: Any, high: float = math.inf, high_is: str = "") -> N
       UserError: an unknown name, or a number outside the range.
     """
     kind, known = c.SETTINGS[name]
-    if known.choices and value not in known.choices:
-        raise UserError(
-            f"--config.{name}={value}: unknown name{nearest(value, known.choices)} "
-            f"(one of: {', '.join(known.choices)})"
-        )
+    if known.choices:
+        check_name(name, value, known.choices)
     if high < known.high:
         known = known._replace(high=high, open_high=False)
     if kind in (int, float) and not _fits(value, kind, known):
@@ -40,6 +38,19 @@ def check(name: str, value: Any, high: float = math.inf, high_is: str = "") -> N
         raise UserError(
             f"--config.{name}={value}: must be {_range(kind, known)}{source} "
             f"({known.help})"
+        )
+
+
+def check_name(name: str, value: Any, known: Collection[str]) -> None:
+    """Check that a setting's value is one of the known names.
+
+    Raises:
+      UserError: an unknown name.
+    """
+    if value not in known:
+        raise UserError(
+            f"--config.{name}={value}: unknown name{nearest(value, known)} "
+            f"(one of: {', '.join(known)})"
         )
 
 
@@ -288,7 +299,7 @@ def _check_memory(config: c.Config) -> None:
 
 
 def validate(config: c.Config) -> None:
-    """Check all settings that can be checked without data.
+    """Check all settings that can be checked without data and without the rules.
 
     Raises:
       UserError: one line about the first setting that cannot work.

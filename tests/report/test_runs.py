@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tsfl_jax.config import ALGORITHMS
 from tsfl_jax.report import files
 from tsfl_jax.report import runs as plots
 from tsfl_jax.report import style as plot_style
+from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import paper_results
 from tsfl_jax.types import UserError
 
@@ -164,15 +164,17 @@ def test_many_clients_are_in_order_of_tau(tmp_path, monkeypatch):
 
 
 def test_every_algorithm_has_a_style_that_survives_grey_print():
-    assert set(plot_style.ALGORITHM_STYLE) == set(ALGORITHMS)
-    styles = plot_style.ALGORITHM_STYLE
+    # A rule that is added takes one of the other styles, see `style_of`.
+    assert set(plot_style.ALGORITHM_STYLE) <= set(AGGREGATORS)
+    names = enumerate(AGGREGATORS)
+    styles = {name: plot_style.style_of(name, index) for index, name in names}
     for key in ("color", "linestyle", "marker"):
         seen = [styles[name][key] for name in paper_results.ALGORITHMS]
         assert len(set(seen)) == len(seen)
     markers = [style["marker"] for style in styles.values()]
     lines = [(style["color"], style["linestyle"]) for style in styles.values()]
     assert len(set(markers)) == len(set(lines)) == len(styles)
-    names = [plot_style.NAMES[name] for name in ALGORITHMS]
+    names = [plot_style.name_of(name) for name in AGGREGATORS]
     assert len(set(names)) == len(names)
 
 

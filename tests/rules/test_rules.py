@@ -13,7 +13,6 @@ from tests import problems, reference
 from tests.engine.test_scan import DATA, PROBLEM, TAU, as_reference, permuted
 from tests.experiment.test_runner import small
 from tests.timeline.test_replay import SIZES, spoilt
-from tsfl_jax import config
 from tsfl_jax.experiment import lanes, prepare, sweeps
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Counts, Event, Situation
@@ -541,8 +540,7 @@ def test_only_rules_with_the_same_first_state_share_a_program():
     assert groups == [[0, 3, 4], [1], [2]]
 
 
-def test_all_rules_can_be_chosen_by_name():
-    assert set(config.ALGORITHMS) == set(RULES)
+def test_rules_that_need_all_updates_at_once():
     assert STACKED == [
         "scaffold",
         "median",

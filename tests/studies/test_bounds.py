@@ -8,6 +8,7 @@ import pytest
 from tsfl_jax.data.quadratic import Exact
 from tsfl_jax.experiment import grid
 from tsfl_jax.studies import bounds as bound_study
+from tsfl_jax.studies import settings
 from tsfl_jax.theory import bounds as theory
 from tsfl_jax.theory.bounds import BoundConstants
 from tsfl_jax.types import UserError
@@ -27,7 +28,7 @@ KNOWN = Exact(
 
 @functools.cache
 def result(label, seeds=4, intervals=12):
-    base = grid.config_at(bound_study.CONFIG)
+    base = settings.quadratic()
     changes = bound_study.SETTINGS[label] | {"num_intervals": intervals}
     return bound_study.run_setting(label, grid.changed(base, changes), seeds)
 
@@ -93,7 +94,7 @@ def test_theorem_4_at_the_optimum_bounds_nothing():
 
 
 def test_only_one_curvature():
-    base = grid.config_at(bound_study.CONFIG)
+    base = settings.quadratic()
     with pytest.raises(UserError, match="one curvature"):
         bound_study.run_setting("", grid.changed(base, {"num_intervals": 2}), 1)
 

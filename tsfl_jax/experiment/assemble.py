@@ -15,9 +15,9 @@ from tsfl_jax.experiment import backend, explain
 from tsfl_jax.experiment.identity import identity_of, labels_of
 from tsfl_jax.experiment.prepare import Own, Prepared, curvature_of, prepare_validated
 from tsfl_jax.experiment.program import Arrays, Program, make_arrays, make_program
+from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import validate
 
 
 class Experiment(NamedTuple):

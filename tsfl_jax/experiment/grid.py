@@ -10,8 +10,8 @@ from typing import Any
 
 from tsfl_jax import host_memory
 from tsfl_jax.config import SETTINGS, Config, replace
+from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.types import UserError, nearest
-from tsfl_jax.validate import validate
 
 Axes = dict[str, list]  # setting → the values it takes, in order
 _LANE_BYTES = 10_000  # of one lane's `Config`, roughly

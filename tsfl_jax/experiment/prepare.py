@@ -25,7 +25,6 @@ from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import replay
 from tsfl_jax.types import Dataset, HParams, Params, Partition, Schedule, UserError
-from tsfl_jax.validate import validate
 
 _MOST_SAMPLES = 2**31 - 1  # of a client in an interval: what the device counts to
 
@@ -239,7 +238,7 @@ def prepare(config: Config, **own: Any) -> Prepared:
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    validate(config)
+    rule_settings.validate(config)
     return prepare_validated(config, Own(**own))
 
 

@@ -16,12 +16,23 @@ from tsfl_jax.rules.averages import normalized_by_work
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.staleness import staleness_factor
 from tsfl_jax.types import HParams, Schedule, UserError
-from tsfl_jax.validate import check_used, listed
+from tsfl_jax.validate import check_name, check_used, listed
+from tsfl_jax.validate import validate as validate_settings
 
 _STALENESS_PARAMETERS = {
     "server.staleness_a": ("server.staleness", ("polynomial", "hinge")),
     "server.staleness_b": ("server.staleness", ("hinge",)),
 }
+
+
+def validate(config: Config) -> None:
+    """Check all settings that can be checked without data, the rule's name included.
+
+    Raises:
+      UserError: one line about the first setting that cannot work.
+    """
+    validate_settings(config)
+    check_name("algorithm", config.algorithm, AGGREGATORS)
 
 
 def _check_staleness(config: Config) -> None:

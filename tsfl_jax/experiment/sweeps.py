@@ -29,10 +29,10 @@ from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.prepare import Own, Prepared, drawn_bytes, prepare_all
 from tsfl_jax.experiment.program import Arrays, Compiled
+from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.experiment.runner import scores_of
 from tsfl_jax.report import files, progress, sweeps
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import validate
 
 ONE_CALL = 4  # lanes that run one after another: a killed call loses their work
 

@@ -23,12 +23,10 @@ from tsfl_jax.experiment.assemble import exact_of
 from tsfl_jax.experiment.prepare import load_dataset, prepare
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
-from tsfl_jax.studies import arguments
+from tsfl_jax.studies import arguments, settings
 from tsfl_jax.theory import bounds
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.types import UserError
-
-CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "quadratic.py"
 
 _WHOLE = {"batch_size": 64, "quadratic.grad_variance": "constant(0)"}
 _NEAR = {"quadratic.distance": 1e-6}
@@ -40,7 +38,7 @@ _MIXED = {
     "quadratic.grad_variance": "; ".join(["constant(0.1)", "constant(0.9)"] * 5),
 }
 _FEDAVG = {"algorithm": "fedavg", "quadratic.convexity": 1.0}
-# Label → settings that differ from configs/quadratic.py.
+# Label → settings that differ from `settings.quadratic`.
 SETTINGS: dict[str, dict] = {
     "as in the config, FedAvg": _FEDAVG,
     "as in the config, DMS": _FEDAVG | {"algorithm": "dms"},
@@ -239,7 +237,7 @@ def main(texts: list[str]) -> None:
     given = arguments.parse(parser, texts)
     out = files.prepare_workdir(given.out)
     devices.start(1)
-    base = grid.config_at(CONFIG)
+    base = settings.quadratic()
     results = []
     for label, changes in SETTINGS.items():
         print(label, file=sys.stderr)

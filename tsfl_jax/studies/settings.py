@@ -1,4 +1,4 @@
-"""Settings of whole studies: the paper's experiments, and frameworks on equal clients.
+"""Settings of studies: the paper's experiments, frameworks, quadratic clients.
 
 The files in ``configs/`` are doors to these functions, and say what to expect. What the
 paper leaves open has the choices of docs/architecture.md.
@@ -56,6 +56,27 @@ _CLIENTS = {
     "timeline.upload": "constant(0.1)",
     "timeline.local_iterations": 3,
 }
+# Clients with one quadratic each, all constants known: `bounds` varies it.
+_QUADRATIC = {
+    "algorithm": "dms",  # or fedavg, fedprox, fednova, …
+    "num_intervals": 50,
+    "num_clients": 10,
+    "lr": 0.1,  # η <= 1/L keeps every iterate among w⁰ and the samples
+    "momentum": 0.0,
+    "batch_size": 8,
+    "data.name": "quadratic",
+    "data.shape": (8,),
+    "quadratic.smoothness": 1.0,
+    "quadratic.convexity": 0.1,
+    "quadratic.grad_variance": "constant(0.5)",
+    "quadratic.dissimilarity": "constant(1)",
+    "quadratic.distance": 4.0,
+    "partition.kind": "label",
+    "schedule.kind": "case1",
+    "schedule.data_size": 64,
+    "schedule.iteration": "step",
+    "model.name": "quadratic",
+}
 FRAMEWORKS = {
     "afl": {"algorithm": "fedasync", "server.staleness": "polynomial"},
     "esync": {},
@@ -84,6 +105,11 @@ def paper(name: str) -> Config:
             f"(one of: {', '.join(PAPER)})"
         )
     return settings.replace(Config(), PAPER[name])
+
+
+def quadratic() -> Config:
+    """The settings of clients whose constants are known, with DMS."""
+    return settings.replace(Config(), _QUADRATIC)
 
 
 def framework(name: str) -> Config:

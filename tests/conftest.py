@@ -11,36 +11,25 @@ import pytest
 # the package is imported.
 CHECKED = [
     "tsfl_jax.data",
-    "tsfl_jax.models",
-    "tsfl_jax.theory.minimum",
-    "tsfl_jax.rules.averages",
-    "tsfl_jax.rules.base",
-    "tsfl_jax.rules.bound_optimal",
-    "tsfl_jax.rules.dms",
-    "tsfl_jax.rules.local_work",
-    "tsfl_jax.rules.robust",
-    "tsfl_jax.rules.scaffold",
-    "tsfl_jax.rules.server_optimizers",
-    "tsfl_jax.rules.staleness",
-    "tsfl_jax.theory.fixed_point",
-    "tsfl_jax.theory.bounds",
     "tsfl_jax.engine",
-    "tsfl_jax.trees",
     "tsfl_jax.experiment.explain",
     "tsfl_jax.experiment.lanes",
     "tsfl_jax.experiment.prepare",
     "tsfl_jax.experiment.program",
     "tsfl_jax.experiment.workload",
+    "tsfl_jax.models",
     "tsfl_jax.report.theory",
+    "tsfl_jax.rules",
     "tsfl_jax.studies.bounds",
     "tsfl_jax.studies.compare",
     "tsfl_jax.studies.free_riders",
     "tsfl_jax.studies.sensitivity",
+    "tsfl_jax.theory",
     "tsfl_jax.timeline.distributions",
     "tsfl_jax.timeline.free_riders",
     "tsfl_jax.timeline.replay",
     "tsfl_jax.timeline.schedule",
-    "tsfl_jax.theory.simplex",
+    "tsfl_jax.trees",
 ]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
@@ -52,12 +41,12 @@ from tsfl_jax.engine import devices  # noqa: E402
 _PLAIN = ["--xla_backend_optimization_level=0"]
 if jaxlib.__version__.startswith("0.10."):
     _PLAIN.append("--xla_cpu_use_fusion_emitters=false")
-_told = os.environ.get("XLA_FLAGS", "")
-_new = [flag for flag in _PLAIN if flag.split("=")[0] not in _told]
+_given = os.environ.get("XLA_FLAGS", "")
+_new = [flag for flag in _PLAIN if flag.split("=")[0] not in _given]
 
 # Before JAX starts: four virtual devices, for the tests that use several. Flags are
 # part of a program's key in the cache, so those of `devices.start` are there as well.
-os.environ["XLA_FLAGS"] = " ".join([*_new, _told]).strip()
+os.environ["XLA_FLAGS"] = " ".join([*_new, _given]).strip()
 jax.config.update("jax_num_cpu_devices", 4)
 devices.start(4)
 

@@ -1,5 +1,7 @@
 """Networks and the fast convolution against XLA's own, values and gradients."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -238,6 +240,38 @@ def test_mnist_cnn_is_the_papers_network():
 LARGE = ("fashion_cnn", "vgg11", "resnet18")
 
 
+def network(name, form):
+    norm = "group" if name == "resnet18" else "none"
+    module = networks.make_model(ModelConfig(name, norm), 10, IMAGES[name], form)
+    return networks.from_flax(module)
+
+
+@functools.cache
+def initial(name):
+    """Initial variables, of any form: they differ in the convolutions' formula only."""
+    x = jnp.zeros((1, *IMAGES[name]))
+    variables = jax.jit(network(name, "lax").init)(jax.random.key(1), x)
+    return jax.tree.map(lambda a: a.astype(jnp.float64), variables)
+
+
+@functools.cache
+def loss_gradient(name, form):
+    """In float64: in float32 a ReLU at its kink would decide the comparison."""
+    with jax.enable_x64():
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(2, *IMAGES[name])))
+        model, variables = network(name, form), initial(name)
+        shapes = jax.tree.map(
+            jnp.shape, jax.eval_shape(model.init, jax.random.key(1), x)
+        )
+        assert shapes == jax.tree.map(jnp.shape, variables)
+
+        def loss(v):
+            outputs = model.train(v, x, jnp.ones(2, bool), jax.random.key(2))[0]
+            return jnp.square(outputs).mean()
+
+        return jax.device_get(jax.jit(jax.grad(loss))(variables))
+
+
 @pytest.mark.parametrize(
     ("name", "form"),
     [
@@ -248,28 +282,9 @@ LARGE = ("fashion_cnn", "vgg11", "resnet18")
     + [(name, "fast") for name in IMAGES if name != "mlp"],
 )
 def test_forms_agree_in_loss_gradient(name, form):
-    shape = IMAGES[name]
-    x = np.random.default_rng(0).normal(size=(2, *shape))
-    norm = "group" if name == "resnet18" else "none"
-
-    def gradient(form):
-        module = networks.make_model(ModelConfig(name, norm), 10, shape, form)
-        model = networks.from_flax(module)
-        variables = jax.jit(model.init)(jax.random.key(1), x)
-        variables = jax.tree.map(lambda a: a.astype(jnp.float64), variables)
-
-        def loss(v):
-            return jnp.square(
-                model.train(v, x, jnp.ones(2, bool), jax.random.key(2))[0]
-            ).mean()
-
-        return jax.device_get(jax.jit(jax.grad(loss))(variables))
-
-    with jax.enable_x64():  # in float32 a ReLU at its kink decides the comparison
-        x = jnp.asarray(x)
-        slices, lax_form = (gradient(form) for form in (form, "lax"))
-    assert max(np.abs(g).max() for g in jax.tree.leaves(slices)) > 1e-4
-    jax.tree.map(lambda a, b: close(a, b, 1e-9), slices, lax_form)
+    given, lax_form = (loss_gradient(name, each) for each in (form, "lax"))
+    assert max(np.abs(g).max() for g in jax.tree.leaves(given)) > 1e-4
+    jax.tree.map(lambda a, b: close(a, b, 1e-9), given, lax_form)
 
 
 @pytest.mark.parametrize(

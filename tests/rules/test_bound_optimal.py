@@ -93,7 +93,7 @@ def test_tightest_limit_by_hand():
         dict(L=0.0),
         dict(square_norm=jnp.inf),
         dict(variance=VARIANCE.at[0].set(jnp.inf)),
-        dict(L=400.0),  # W ≤ 0 whatever the weights: void
+        dict(L=400.0),  # W ≤ 0 for all weights: void
     ],
 )
 def test_without_a_bound_the_participants_get_equal_weights(changes):

@@ -204,7 +204,7 @@ def test_nova_weights_remove_the_objective_inconsistency():
     np.testing.assert_allclose(moved / moved.sum(), share, rtol=1e-6)
 
 
-def test_nobody_worked():
+def test_no_client_worked():
     def total(share, momentum):
         return nova_weights(share, jnp.zeros(3, int), momentum).sum()
 

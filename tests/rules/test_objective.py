@@ -70,10 +70,10 @@ def test_scaffold_with_unequal_sizes_ends_at_the_minimum(tau):
 
 def test_scaffold_in_one_step_is_weighted_sgd():
     # Σ p_i (g_i + c − c_i) = Σ p_i g_i, also when there are control variates.
-    everybody, sizes = np.ones_like(TAU), np.broadcast_to([10, 12, 7, 9, 8], TAU.shape)
+    all_work, sizes = np.ones_like(TAU), np.broadcast_to([10, 12, 7, 9, 8], TAU.shape)
     hp = HP._replace(momentum=jnp.float32(0), lr=jnp.float32(0.3))
-    _, state, _ = run("scaffold", everybody, hp=hp, size=sizes)
-    _, plain, _ = run("fedavg", everybody, hp=hp, size=sizes)
+    _, state, _ = run("scaffold", all_work, hp=hp, size=sizes)
+    _, plain, _ = run("fedavg", all_work, hp=hp, size=sizes)
     start, other, _ = run("scaffold", TAU, hp=hp, size=sizes)
     close(state.params, plain.params, rtol=1e-5, atol=1e-6)
     moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), state.params, start.params)

@@ -114,20 +114,20 @@ def slow_krum(x, present, trim):
 # ---- Hand-worked numbers ----
 
 FOUR = jnp.array([[1.0, 5.0], [2.0, 3.0], [9.0, 4.0], [3.0, -7.0]])
-EVERYONE = jnp.ones(4, bool)
+ALL_FOUR = jnp.ones(4, bool)
 
 
 def test_median_by_hand():
     """1 2 3 9 -> 2.5, −7 3 4 5 -> 3.5; without the third: 1 2 3, −7 3 5."""
-    np.testing.assert_array_equal(median(FOUR, EVERYONE), [2.5, 3.5])
-    three = EVERYONE.at[2].set(False)
+    np.testing.assert_array_equal(median(FOUR, ALL_FOUR), [2.5, 3.5])
+    three = ALL_FOUR.at[2].set(False)
     np.testing.assert_array_equal(median(FOUR, three), [2.0, 3.0])
 
 
 def test_trimmed_mean_by_hand():
     """f = ⌊0.25·4⌋ = 1 leaves 2 3 and 3 4; f = ⌊0.24·4⌋ = 0 the mean 15/4, 5/4."""
-    np.testing.assert_array_equal(trimmed(FOUR, EVERYONE, 0.25), [2.5, 3.5])
-    np.testing.assert_array_equal(trimmed(FOUR, EVERYONE, 0.24), [3.75, 1.25])
+    np.testing.assert_array_equal(trimmed(FOUR, ALL_FOUR, 0.25), [2.5, 3.5])
+    np.testing.assert_array_equal(trimmed(FOUR, ALL_FOUR, 0.24), [3.75, 1.25])
 
 
 def test_one_weiszfeld_step_by_hand():
@@ -136,7 +136,7 @@ def test_one_weiszfeld_step_by_hand():
     corners = corners.at[:, 1].add(-0.5)  # the mean is (0, 1)
     far = np.array([1.5, 4.5, np.hypot(4, 1.5), np.hypot(4, 1.5)])
     y = (np.array([-0.5, 5.5, -0.5, -0.5]) / far).sum() / (1 / far).sum()
-    w = weiszfeld(corners, EVERYONE, iterations=1)
+    w = weiszfeld(corners, ALL_FOUR, iterations=1)
     np.testing.assert_allclose(w, [0, y], atol=1e-6)
     # Mean 4; distances 4, 4, 8; w = (0 + 0 + 12/8)/(1/4 + 1/4 + 1/8) = 2.4.
     line = jnp.array([0.0, 0.0, 12.0])
@@ -163,7 +163,7 @@ def test_krum_by_hand():
 
 
 def test_krum_of_equal_sums_is_the_first():
-    """Two nearest neighbours have one distance: n = 3 leaves one neighbour."""
+    """Two nearest neighbors have one distance: n = 3 leaves one neighbor."""
     models = jnp.array([9.0, 4.0, 5.0])
     assert krum(models, jnp.ones(3, bool), 0.0) == 4.0
     assert krum(models[::-1], jnp.ones(3, bool), 0.0) == 5.0
@@ -247,7 +247,7 @@ def test_weiszfeld_finds_the_minimum():
 @modest
 @given(x=real(), order=st.permutations(range(N)), lost=st.integers(0, N))
 def test_the_order_of_clients_does_not_matter(name, x, order, lost):
-    """At most one absent: two neighbours count, so that Krum has no ties."""
+    """At most one absent: two neighbors count, so that Krum has no ties."""
     present, order = np.arange(N) != lost, np.array(order)
     rule = COMPILED[name]
     moved = rule(tree(spoiled(x, present)[order]), present[order])
@@ -311,7 +311,7 @@ def test_huge_outliers_give_no_nan(name):
     x[0], x[3] = 1e30, -3e38
     w = flat(COMPILED[name](tree(x), jnp.ones(N, bool)))
     assert np.isfinite(w).all()
-    if name == "krum":  # nobody near enough for a finite sum: still somebody present
+    if name == "krum":  # no finite sum: still one that is present
         x = np.diag(np.linspace(1e30, 2e30, N)).astype(np.float32)
         present = np.arange(N) > 1
         assert flat(COMPILED[name](tree(spoiled(x, present)), present)).max() == x[2, 2]
@@ -339,7 +339,7 @@ def test_equal_clients_give_that_model(name):
 
 
 @every_rule
-def test_nobody_gives_zeros(name):
+def test_no_clients_give_zeros(name):
     x = np.full((N, 7), np.nan, np.float32)
     w = COMPILED[name](tree(x), np.zeros(N, bool))
     np.testing.assert_array_equal(flat(w), np.zeros(7))
@@ -416,9 +416,9 @@ def test_dtypes_are_kept(name, dtype):
 def test_float64_is_used_where_it_is_on():
     with jax.enable_x64(True):
         x = np.random.default_rng(1).normal(size=(N, 7))
-        everyone, weights = np.ones(N, bool), np.linspace(0.5, 1, N)
-        w = flat(robust.geometric_median(tree(x), everyone, weights, iterations=5))
-        expected = slow_weiszfeld(x, everyone, weights, 5, 1e-6)
+        present, weights = np.ones(N, bool), np.linspace(0.5, 1, N)
+        w = flat(robust.geometric_median(tree(x), present, weights, iterations=5))
+        expected = slow_weiszfeld(x, present, weights, 5, 1e-6)
         np.testing.assert_allclose(w, expected, rtol=1e-12)
 
 

@@ -121,7 +121,7 @@ def test_staleness_is_lost_to_the_global_model(name):
 
 
 def test_dms_by_hand():
-    # Equal τ: nobody is filtered, and every weight is the same.
+    # Equal τ: no client is filtered, and every weight is the same.
     np.testing.assert_allclose(weights("dms", event([2, 2, 2, 2])), 0.25)
     # c = η L (H − 1) G²/(2 N σ²) = 0.1 · 1 · 2 · 1/(2 · 2 · 1) = 0.05; τ − mean = ±1.
     # Client 0, with τ = 1 < K = 2, is dropped with a chance of 1/3.
@@ -205,7 +205,7 @@ def test_scaffold_by_hand():
     assert numbers(delta) == [-3]
 
 
-def test_scaffold_shares_out_the_weight_of_the_lost():
+def test_scaffold_gives_the_weight_of_lost_clients_to_the_others():
     state = AGGREGATORS["scaffold"].init(params(0.0), Counts(2, 1))
     happened = event([1, 1], rho=[0.5, 0.5])._replace(present=jnp.array([True, False]))
     delta, state = combine("scaffold", stacked([2.0], [0.0]), happened, state)
@@ -256,7 +256,7 @@ def test_fedyogi_by_hand():
     [
         ("median", [2, 0]),  # of 1, 2, 9 and of −1, 0, 5
         ("trimmed_mean", [2, 0]),  # ⌊0.34 · 3⌋ = 1 from each end
-        ("krum", [1, 0]),  # one neighbour: 0 and 1 are nearest, the first wins
+        ("krum", [1, 0]),  # one neighbor: 0 and 1 are nearest, the first wins
         ("multi_krum", [1, 0]),  # max(3 − 1 − 2, 1) = 1 of them
     ],
 )
@@ -277,7 +277,7 @@ def test_geometric_median_by_hand():
     assert 1 < numbers(got)[0] < 1.05
 
 
-def test_whole_numbers_have_no_update():
+def test_integer_leaves_have_no_update():
     updates = {"count": jnp.zeros((3, 2), jnp.int32), "w": jnp.array([[1.0], [2], [4]])}
     for name in ("median", "krum"):
         got, _ = combine(name, updates, event([1, 1, 1]))
@@ -290,7 +290,7 @@ def test_whole_numbers_have_no_update():
 @every_rule
 def test_the_order_of_clients_does_not_matter(name):
     order = np.array([3, 0, 4, 1, 2])
-    # With one neighbour, two clients have equal Krum sums, and the first of them wins.
+    # With one neighbor, two clients have equal Krum sums, and the first of them wins.
     hp = HP._replace(trim=jnp.float32(0)) if "krum" in name else HP
     _, state, history = run(name, hp=hp)
     prob, _ = permuted(PROBLEM, problems.inputs(TAU, SIZE), order)
@@ -302,7 +302,7 @@ def test_the_order_of_clients_does_not_matter(name):
 
 
 @every_rule
-def test_nobody_works(name):
+def test_no_client_works(name):
     start, state, history = run(name, np.zeros_like(TAU))
     same = jax.tree.map(np.testing.assert_array_equal, start, state)
     assert same is not None and not history.diverged.any()
@@ -311,7 +311,7 @@ def test_nobody_works(name):
 
 
 @every_rule
-def test_an_interval_by_nobody_changes_nothing(name):
+def test_an_interval_without_clients_changes_nothing(name):
     # The server's state stays too, so that what follows is the same.
     with_pause = np.array([TAU[0], np.zeros(5, int), np.zeros(5, int)])
     _, paused, _ = run(name, with_pause)
@@ -387,7 +387,7 @@ LOST = np.array([[2, 4, 2, 3, 1], [0] * 5, [0] * 5])
 
 
 @every_rule
-def test_a_spoilt_client_is_left_out(name):
+def test_a_spoiled_client_is_left_out(name):
     clean, bad = spoilt(1)
     start, state, history = run(name, LOST, bad)
     assert history.num_dropped.tolist() == [1, 0, 0]
@@ -419,7 +419,7 @@ def test_a_spoilt_client_is_left_out(name):
 
 
 @every_rule
-def test_losing_everybody_freezes_the_model(name):
+def test_losing_all_clients_freezes_the_model(name):
     hp = HP._replace(lr=jnp.float32(np.inf))
     start, state, history = run(name, hp=hp)
     assert history.diverged.all() and history.num_dropped[0] == 4
@@ -520,16 +520,16 @@ def test_several_devices_give_the_result_of_one(name):
     close(two.params, one.params, rtol=1e-3, atol=1e-4)
 
 
-def test_a_sweep_over_rules_that_share_no_program_tells_why():
-    told = []
+def test_a_sweep_over_rules_that_share_no_program_reports_why():
+    written = []
     stream = SimpleNamespace(
-        write=told.append, flush=lambda: None, isatty=lambda: False
+        write=written.append, flush=lambda: None, isatty=lambda: False
     )
     settings = small(num_intervals=2, mu=0.0)
     swept = {"algorithm": ["median", "fedavg"]}
     result = sweeps.run(settings, swept, stream=stream)
     assert [row["algorithm"] for row in result.rows] == swept["algorithm"]
-    assert "2 programs, because of" in "".join(told)
+    assert "2 programs, because of" in "".join(written)
 
 
 def test_only_rules_with_the_same_first_state_share_a_program():

@@ -138,8 +138,8 @@ def test_weights_that_fall_with_the_iterations_and_beat_dms():
     assert found.converged and (np.diff(found.rho) <= 1e-15).all()
     assert found.rho[0] > found.rho[1] == found.rho[2] > found.rho[3] >= found.rho[5]
     with precision(np.float64):
-        everyone = np.ones(6, bool)
-        rising = np.asarray(dms.affine_weights(TAU.astype(float), everyone, 0.02))
+        selected = np.ones(6, bool)
+        rising = np.asarray(dms.affine_weights(TAU.astype(float), selected, 0.02))
     assert rising[0] < rising[5]
     uniform = bound(np.full(6, 1 / 6), TAU, c)
     assert found.value < uniform < bound(rising, TAU, c)

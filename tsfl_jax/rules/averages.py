@@ -106,7 +106,7 @@ def _tier_models(params: Params, counts: Counts) -> tuple[Params, Float[Array, "
 def tiered(
     mean: Params, params: Params, state: Any, event: Event, hparams: HParams
 ) -> tuple[Params, Any]:
-    """Weight tiers that deliver seldom more: FedAT.
+    """Give more weight to tiers that deliver less often: FedAT.
 
     w^{t+1} = Σ_m (T_{M+1−m}/T) w_m. w_m is tier m's last model, T_m how often it has
     delivered, the tiers in order of speed. Chai et al., "FedAT: A High-Performance and

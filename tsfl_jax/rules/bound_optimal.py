@@ -12,7 +12,7 @@ def _weights(situation: Situation, hparams: HParams) -> Weights:
     """The weights that minimize Theorem 1's bound of this interval: T = 1, from w^t.
 
     The constants are estimated from gradients at w^t, see `bounds.estimated`. τ_i are
-    local iterations, as for DMS, whatever their number of steps and the momentum. Where
+    local iterations, as for DMS, for any number of steps and any momentum. Where
     the bound is void, or a gradient was not finite, the clients that take part get
     equal weights. Source: `theory.minimum`.
     """

@@ -217,8 +217,8 @@ def affine_weights(
     ρ_i = 1/|S| + c(τ_i − mean_S τ) on S = {β_i = 1, τ_i > 0}: Corollary 1 (6), which is
     Theorem 3 with Σρ = 1. The limit is that of Definition 1.3.
 
-    >>> tau, everyone = jnp.array([1, 1, 4, 4]), jnp.ones(4, bool)
-    >>> print(affine_weights(tau, everyone, 0.05))
+    >>> tau, selected = jnp.array([1, 1, 4, 4]), jnp.ones(4, bool)
+    >>> print(affine_weights(tau, selected, 0.05))
     [0.175 0.175 0.325 0.325]
 
     Args:

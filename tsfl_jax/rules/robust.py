@@ -74,9 +74,8 @@ def _average(
     def add(total: Params, row: tuple[Params, Array]) -> tuple[Params, None]:
         x, part = row
 
-        def term(
-            t: Array, x: Array, w: Array
-        ) -> Array:  # subtracted before it is summed; absent ones may be NaN
+        def term(t: Array, x: Array, w: Array) -> Array:
+            # Subtracted before it is summed; absent ones may be NaN.
             return t + jnp.where(part > 0, part.astype(t.dtype) * (_wide(x) - w), 0)
 
         return jax.tree.map(term, total, x, origin), None
@@ -178,10 +177,8 @@ def _krum_order(
     near = jnp.maximum(n - _left_out(trim, n) - 2, 1)
     pairs = np.triu_indices(mask.size, 1)
 
-    def square(
-        pair: tuple[Array, Array],
-    ) -> Float[Array, ""]:  # a pair at a time; a² − 2ab + b² would cancel
-        i, j = pair
+    def square(pair: tuple[Array, Array]) -> Float[Array, ""]:
+        i, j = pair  # one pair at a time; a² − 2ab + b² would cancel
         return _square(jax.tree.map(lambda x: _wide(x[i]) - _wide(x[j]), models))
 
     table = jnp.full((mask.size, mask.size), jnp.inf)

@@ -88,7 +88,7 @@ def _combine(
     own = jax.tree.map(renewed, own, sent, updates["params"])
     size = size.at[where].set(situation.size.astype(size.dtype), mode="drop")
     share = size / size.sum()
-    # Summed anew each time: c must not drift from the c_i. In full precision, since
+    # Summed again each time: c must not drift from the c_i. In full precision, since
     # an error of c stays in each client's gradients.
     common = jax.tree.map(lambda each: _weighted_sum(share, each), own)
     # The share of clients that were lost on the way goes to the others.

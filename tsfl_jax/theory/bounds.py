@@ -2,9 +2,8 @@
 
 Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Analysis
 and Optimizations". Every equation is implemented *as printed*. Where the paper contains
-an error, the docstring describes it and docs/theory.md shows how to verify it. Not
-here: Theorems 2 and 3 are solved in `fixed_point`; Corollary 1 and (7)–(9) are in
-`dms`.
+an error, the docstring names it and docs/theory.md explains it. Not here: Theorems 2
+and 3 are solved in `fixed_point`; Corollary 1 and (7)–(9) are in `dms`.
 
 All functions are pure and work under jit, vmap and grad, in float32 and float64. All
 raise `UserError` for a wrong shape and, except while tracing, a value out of its range.
@@ -179,7 +178,7 @@ def check(
       shape: the only shape that is accepted.
       valid: array → whether each entry is in range.
       expected: the range in words, for the message.
-      finite: refuse infinite entries whatever `valid` says.
+      finite: refuse infinite entries even if they are in range.
     """
     found = shape_of(name, value, expected)
     if found != shape:
@@ -303,15 +302,9 @@ def theorem1_bound(
 
     (‖w⁰ − w*‖² + X + Y + Z)/W ≥ ‖w^T − w*‖² ≥ ‖∇F(w^T)‖²/L².
 
-    These steps of the printed proof are wrong. (a) Young's inequality leaves V₂ with
-    Σρα‖w_i* − w*‖²; the next line, and with it Z and A, multiplies that by η². The
-    units show the error: ηL has none, η² has. (b) V₁ needs F_i(w̄) − F_i(w_i,h) ≥
-    F_i(w_i,h) − F_i*, but at h = 0 the left side is 0, as w̄ = w_i,h. (c) V₂ needs
-    ⟨w − w_i*, ∇F_i(w)⟩ ≥ 0, which a nonconvex loss need not satisfy. (d) It replaces
-    ‖w_i,h − w_i*‖ of all intervals by that of the last one, where it should be
-    smallest. (e) Its first lemma is used with α inside the sum, where its equality no
-    longer holds. Because of (a) quadratic losses violate the bound as printed.
-    `repaired` corrects (a) only.
+    The printed proof has several errors (docs/theory.md, point 2). Because of one of
+    them, the factor η² instead of 1 in Z and A, quadratic losses violate the bound as
+    printed; `repaired` corrects only that one.
 
     Where ηL(1+θ) ≥ 1, as Definition 1.3 demands, B ≤ 0 and W ≤ 1, so the bound is never
     below the initial distance: it limits how far w can drift and does not show
@@ -325,7 +318,7 @@ def theorem1_bound(
       rho: ``[T, N]``, or ``[N]`` for one interval, finite; Σρ = 1 is not checked.
       tau: like `rho`, local iterations ≥ 0. H is the largest of all.
       constants: see `BoundConstants`.
-      repaired: Z with 1 instead of η², which corrects (a).
+      repaired: Z with 1 instead of η².
 
     Returns:
       `Bound`, floating. All items are inf, with gradient 0, where W ≤ 0: there the
@@ -380,10 +373,9 @@ def printed_derivative(
 
     W·2η²Nσ_i²ρ_i^tτ_i^t + sign·W·[AΓ_iτ_i^t + C(τ_i^t)²] − Bτ_i^t[‖w⁰−w*‖² + X+Y+Z].
 
-    The proof prints it, times L², with a minus as ∂g/∂ρ_i^t, where g = L²·(the bound).
-    X and Z have positive coefficients, so the sign is plus: with `sign` = 1 this is
-    W²·∂(bound)/∂ρ_i^t. The print also lacks the factor 1/W², which does not matter
-    where the derivative is 0. With a plus it is ≥ 0 for all ρ ≥ 0 with W ≥ 0 ≥ B.
+    The proof prints it with a minus, where the sign is plus (docs/theory.md, point 1):
+    with `sign` = 1 this is W²·∂(bound)/∂ρ_i^t, which is ≥ 0 for all ρ ≥ 0 with
+    W ≥ 0 ≥ B. The missing factor 1/W² does not matter where the derivative is 0.
 
     Args:
       rho, tau, constants: as in `theorem1_bound`.
@@ -414,11 +406,9 @@ def theorem4_bound(
 
     (1/T) Σ_t ‖∇F(w^t)‖² ≤ 2[F(w⁰) − F(w*)]/{ηT(2ε − ηLV²)}.
 
-    The print has η in the numerator. Its own proof has η(ε − ηLV²/2) Σ‖∇F‖² ≤ F(w⁰) −
-    F(w*), so η belongs in the denominator, and the units agree: ‖∇F‖² is loss²/weight²,
-    η is weight²/loss. For η < 1 the printed bound is too small by a factor of η². The
-    proof also takes every client's gradient at w̄ and drops the noise of mini-batches,
-    so it is rigorous only for H = 1, full batches, and all clients participating.
+    The print has η in the numerator, where its own proof has it in the denominator: for
+    η < 1 the printed bound is too small by a factor of η². The proof is rigorous only
+    for H = 1, full batches, and all clients participating (docs/theory.md, point 3).
 
     >>> print(theorem4_bound(10, 1.9, lr=0.1, smoothness=1.0, epsilon=1.0,
     ...                      dissimilarity_sq=1.0).derived)

@@ -3,7 +3,7 @@
 Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Analysis
 and Optimizations". The equation has its unknowns on both sides; the paper calls it a
 closed form. The right side depends on them through three sums only, so a search in
-three dimensions suffices, whatever T and N are. Not here: weights that minimize the
+three dimensions suffices for any T and N. Not here: weights that minimize the
 bound, see `minimum`.
 """
 
@@ -180,7 +180,7 @@ def theorem2_weights(
     Returns:
       `FixedPoint`. There may be several solutions (two where all σ_i and all Γ_i are
       equal, as the equation is then quadratic). The one found from the first starting
-      point that leads to any, in the order above, is returned, whatever the sign of W.
+      point that leads to any, in the order above, is returned, for either sign of W.
       If none does, or σ_i = 0, `converged` is False, and ρ, perhaps not finite, is not
       a solution. Converged means a residual of at most eps^(2/3) of the dtype.
       Gradients are those of the solution, and meaningless where not converged.

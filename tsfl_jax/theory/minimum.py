@@ -319,7 +319,7 @@ def bound_optimal_weights(
 
     Returns:
       `Minimum`. In an interval without clients all weights are 0; in one with M·θ/N ≤ 1
-      (up to rounding) they are 1/M, the only choice. If W ≤ 0 whatever the weights, the
+      (up to rounding) they are 1/M, the only choice. If W ≤ 0 for all weights, the
       bound is void: `valid` False, `value` inf, ρ = 1/M for each of the M present.
     """
     known, many, _ = inputs(constants, tau)

@@ -129,7 +129,7 @@ def test_every_setting_is_declared_with_its_help_and_a_fitting_default():
         assert isinstance(config.get(config.Config(), name), kind)
         validate.check(name, config.get(config.Config(), name))
         numeric = kind in (int, float)
-        assert numeric or (known.low, known.high) == (-math.inf, math.inf), name
+        assert numeric or known[2:] == 2 * (-math.inf, math.inf), name
         assert kind is str or not known.choices, name
 
 

@@ -35,47 +35,18 @@ CONVOLUTIONS = ("auto", "fast", "slices", "lax")
 class Setting(NamedTuple):
     """What is known about a setting besides its type, which is that of its default."""
 
-    help: str  # one line
+    help: str  # what it is, in one line, with symbol and unit
     choices: tuple[str, ...] = ()  # names; empty: any value
     low: float = -math.inf  # least value
     high: float = math.inf  # largest value
-    open_low: bool = False  # whether `low` itself is excluded
-    open_high: bool = False  # whether `high` itself is excluded
+    above: float = -math.inf  # instead of `low`, a bound that is excluded
+    below: float = math.inf  # instead of `high`, a bound that is excluded
 
 
-def setting(
-    default: Any,
-    help: str,
-    choices: tuple[str, ...] = (),
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    above: float | None = None,
-    below: float | None = None,
-) -> Any:
-    """Declares a setting.
-
-    Args:
-      default: its value where none is given; its type is the setting's.
-      help: what it is, in one line, with symbol and unit.
-      choices: the names it may have; empty: any value.
-      low: least value.
-      high: largest value.
-      above: instead of `low`, a bound that is excluded.
-      below: instead of `high`, a bound that is excluded.
-
-    Returns:
-      The field of a dataclass.
-    """
-    known = Setting(
-        help,
-        choices,
-        low if above is None else above,
-        high if below is None else below,
-        above is not None,
-        below is not None,
-    )
-    return dataclasses.field(default=default, metadata={"setting": known})
+def setting(default: Any, *known: Any, **bounds: float) -> Any:
+    """Declare a setting: a dataclass field with its default and a `Setting`."""
+    metadata = {"setting": Setting(*known, **bounds)}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass

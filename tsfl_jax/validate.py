@@ -31,8 +31,8 @@ def check(name: str, value: Any, high: float = math.inf, high_is: str = "") -> N
     kind, known = c.SETTINGS[name]
     if known.choices:
         check_name(name, value, known.choices)
-    if high < known.high:
-        known = known._replace(high=high, open_high=False)
+    if high < min(known.high, known.below):
+        known = known._replace(high=high, below=math.inf)
     if kind in (int, float) and not _fits(value, kind, known):
         source = f" = --config.{high_is}" if high_is else ""
         raise UserError(
@@ -55,34 +55,28 @@ def check_name(name: str, value: Any, known: Collection[str]) -> None:
 
 
 def _fits(value: float, kind: type, known: c.Setting) -> bool:
-    fits = value > known.low if known.open_low else value >= known.low
-    fits &= value < known.high if known.open_high else value <= known.high
-    if not fits or isinstance(value, numbers.Integral):
-        return bool(fits)
-    return math.isfinite(value) and (kind is float or value == int(value))
+    if not known.low <= value <= known.high:
+        return False
+    if not isinstance(value, numbers.Integral) and not math.isfinite(value):
+        return False
+    return known.above < value < known.below and (kind is float or value == int(value))
 
 
 def _range(kind: type, known: c.Setting) -> str:
     """The numbers that a setting may be, in words."""
-    low, high = known.low, known.high
-    if kind is float and high < math.inf:
-        return f"in {'[('[known.open_low]}{low:g}, {high:g}{'])'[known.open_high]}"
+    _, _, low, high, above, below = known
+    least, most = max(low, above), min(high, below)
+    if kind is float and most < math.inf:
+        return f"in {'[('[above > low]}{least:g}, {most:g}{'])'[below < high]}"
     words = "finite and " if kind is float else "a whole number "
-    words += f"{'>' if known.open_low else '>='} {low}" if low > -math.inf else ""
-    words += f" and <= {high}" if high < math.inf else ""
+    words += f"{'>' if above > low else '>='} {least}" if least > -math.inf else ""
+    words += f" and <= {most}" if most < math.inf else ""
     return words.removesuffix(" and ")
 
 
 _LARGEST = 2**31 - 1  # of int32
 _TINY, _HUGE = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
 _DRAWS = 1024  # of a client's seconds, at least; see `fleet.draw_fleet`
-_TYPE_NAMES = {
-    int: "int",
-    float: "float",
-    bool: "bool",
-    str: "str",
-    tuple: "whole numbers like (1,4)",
-}
 # NumPy's numbers will do, and an int for a float; a tuple holds whole numbers.
 _ACCEPTED = {int: numbers.Integral, float: numbers.Real}
 
@@ -109,8 +103,11 @@ def _check_types(config: Any, prefix: str = "") -> None:
             continue
         expected = type(field.default)
         if not _has_type(value, expected):
+            kind = expected.__name__
+            if expected is tuple:
+                kind = "whole numbers like (1,4)"
             raise UserError(
-                f"--config.{name}={value!r}: expected {_TYPE_NAMES[expected]}, "
+                f"--config.{name}={value!r}: expected {kind}, "
                 f"got {type(value).__name__}"
             )
         _check_extremes(f"--config.{name}", value)

@@ -164,7 +164,7 @@ def test_saving_goes_on_after_a_fallback(folder):
     _assert_same_bits(_restore(folder)[0][1], _tree(8))
 
 
-def test_another_experiment_is_told_by_its_settings(folder):
+def test_another_experiment_is_recognized_by_its_settings(folder):
     meta = META | {"lr": 0.1, "data": {"name": "mnist", "shape": (28, 28)}, "new": True}
     with pytest.raises(UserError) as caught:
         _restore(folder, meta)
@@ -342,7 +342,7 @@ class _FullDisk(NamedTuple):
 
 
 @pytest.mark.parametrize("noticed", ["before", "while saving"])
-def test_a_full_disk_is_told_in_one_line_and_keeps_the_old(
+def test_a_full_disk_is_reported_in_one_line_and_keeps_the_old(
     folder, monkeypatch, noticed
 ):
     import orbax.checkpoint as ocp

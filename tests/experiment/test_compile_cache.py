@@ -61,7 +61,7 @@ def test_the_cache_can_be_turned_off(tmp_path):
     assert not (tmp_path / ".cache" / "tsfl_jax").exists()
 
 
-def test_what_jax_has_been_told_stays(tmp_path):
+def test_the_settings_of_jax_are_kept(tmp_path):
     # The suite's own folder, set in conftest.
     folder = backend.use_cache("auto")
     assert folder is not None and backend.use_cache("off") == folder

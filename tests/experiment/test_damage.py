@@ -217,9 +217,9 @@ SINGLE = {"compile_seconds", "train_seconds", "samples_per_second"}
 def test_damage_that_is_recovered(exp, whole, tmp_path, name, damage, words):
     folder = pathlib.Path(shutil.copytree(whole, tmp_path / "run"))
     damage(folder / name)
-    told = io.StringIO()
-    result = runner.run(exp, folder, told)
-    assert words in told.getvalue()
+    printed = io.StringIO()
+    result = runner.run(exp, folder, printed)
+    assert words in printed.getvalue()
     same(files(folder), files(whole))
     config = (folder / CONFIG).read_bytes()
     assert config == (whole / CONFIG).read_bytes()

@@ -26,7 +26,7 @@ def scaled(factor):
     return lambda x: factor * x
 
 
-def test_what_differs_is_told_apart():
+def test_different_parts_have_different_texts():
     assert describe(optax.adam(1e-3)) != describe(optax.adam(1e-2))
     assert describe(optax.sgd(0.1)) != describe(optax.sgd(0.1, momentum=0.9))
     assert describe(scaled(1)) == describe(scaled(1)) != describe(scaled(2))

@@ -23,11 +23,11 @@ from tsfl_jax.timeline.trace import COUNTED, GIVEN_UP, LOST, OPEN
 def bars(name, fleet, end=None, **kwargs):
     """{client: [(kind, start, end), …]}, the kinds by their first letters."""
     trace, tasks = FRAMEWORKS[name](fleet, **kwargs)
-    told = {}
+    seen = {}
     for s in segments.segments(tasks, fleet, end or trace.time[-1]):
         cell = (s.kind[:2], round(float(s.start), 9), round(float(s.end), 9))
-        told.setdefault(s.client, []).append(cell)
-    return told
+        seen.setdefault(s.client, []).append(cell)
+    return seen
 
 
 # As in test_timeline: 0.5 + 2·1 + 0.5 = 3 s for a task of two, and 0.25 + 6 + 0.75 = 7.
@@ -35,8 +35,8 @@ TWO = fleet_of([1.0, 3.0], [0.5, 0.25], [0.5, 0.75])
 
 
 def test_a_synchronous_round():
-    told = bars("sfl", TWO, end=7.25, horizon=20, iterations=2)
-    assert told == {
+    seen = bars("sfl", TWO, end=7.25, horizon=20, iterations=2)
+    assert seen == {
         0: [
             *[("do", 0, 0.5), ("it", 0.5, 1.5), ("it", 1.5, 2.5), ("up", 2.5, 3)],
             *[("wa", 3, 7), ("do", 7, 7.25)],
@@ -61,12 +61,12 @@ def test_an_asynchronous_client_that_goes_offline_and_one_whose_delivery_is_lost
         (1, 0, 4, LOST),
         (1, 4, 8, OPEN),
     ]
-    told = bars("afl", fleet, end=5, horizon=7, iterations=2)
-    assert told[0] == [
+    seen = bars("afl", fleet, end=5, horizon=7, iterations=2)
+    assert seen[0] == [
         *[("it", 0, 1), ("it", 1, 1.5), ("of", 1.5, 2), ("it", 2, 2.5)],
         *[("it", 2.5, 3.5), ("it", 3.5, 4.5), ("it", 4.5, 5)],
     ]
-    assert told[1] == [("it", 0, 2), ("it", 2, 4), ("it", 4, 5)]
+    assert seen[1] == [("it", 0, 2), ("it", 2, 4), ("it", 4, 5)]
 
 
 def test_an_interval_ends_with_what_was_not_finished():
@@ -74,21 +74,21 @@ def test_an_interval_ends_with_what_was_not_finished():
     fleet = fleet_of([1.25], 0.5, 0.5)
     first = [("do", 0, 0.5), ("it", 0.5, 1.75), ("it", 1.75, 3), ("un", 3, 3.5)]
     first += [("up", 3.5, 4), ("do", 4, 4.5)]
-    told = bars("tsfl", fleet, num_intervals=2, interval=4.0, carry=False)
-    assert told[0] == [
+    seen = bars("tsfl", fleet, num_intervals=2, interval=4.0, carry=False)
+    assert seen[0] == [
         *first,
         *[("it", 4.5, 5.75), ("it", 5.75, 7), ("un", 7, 7.5), ("up", 7.5, 8)],
     ]
     # Carried over: 0.75 s are left of the third, then 1.25; 3 − 2 = 1 s of a fifth.
-    told = bars("tsfl", fleet, carry=True, num_intervals=2, interval=4.0)
-    assert told[0] == [
+    seen = bars("tsfl", fleet, carry=True, num_intervals=2, interval=4.0)
+    assert seen[0] == [
         *first,
         *[("it", 4.5, 5.25), ("it", 5.25, 6.5), ("un", 6.5, 7.5), ("up", 7.5, 8)],
     ]
     # Nothing fits: no upload; and the second interval is spent offline.
     fleet = fleet_of([1.0, 9.0], 0.5, 0.5, online=[[], [(0, 4), (8, 99)]])
-    told = bars("tsfl", fleet, num_intervals=2, interval=4.0, carry=False)
-    assert told[1] == [("do", 0, 0.5), ("un", 0.5, 3.5), ("wa", 3.5, 4), ("of", 4, 8)]
+    seen = bars("tsfl", fleet, num_intervals=2, interval=4.0, carry=False)
+    assert seen[1] == [("do", 0, 0.5), ("un", 0.5, 3.5), ("wa", 3.5, 4), ("of", 4, 8)]
 
 
 def test_a_stale_client_gives_up():
@@ -105,15 +105,15 @@ def test_a_stale_client_gives_up():
 
 
 def test_uploads_one_after_another_wait_for_the_channel():
-    told = bars(
+    seen = bars(
         "fedcs",
         fleet_of([1.0, 1.0], 0, [2.0, 2.0]),
         horizon=6,
         iterations=1,
         deadline=5.0,
     )
-    assert told[0] == [("it", 0, 1), ("up", 1, 3), ("wa", 3, 5)]
-    assert told[1] == [("it", 0, 1), ("wa", 1, 3), ("up", 3, 5)]
+    assert seen[0] == [("it", 0, 1), ("up", 1, 3), ("wa", 3, 5)]
+    assert seen[1] == [("it", 0, 1), ("wa", 1, 3), ("up", 3, 5)]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -134,8 +134,8 @@ def test_bars_fill_the_time_of_every_client(name):
                 assert a.start < a.end and a.end == pytest.approx(b.start, abs=1e-6)
             # Known deliveries are where the trace has them.
             starts = np.sort(trace.start[there & (trace.client == i)])
-            told = [t.start for t in counted if t.client == i]
-            np.testing.assert_allclose(told, starts)
+            seen = [t.start for t in counted if t.client == i]
+            np.testing.assert_allclose(seen, starts)
         total = segments.shares(found)
         assert sum(total.values()) == pytest.approx(1)
         offline = sum(end - online_seconds(fleet, i, 0.0, end) for i in range(5))
@@ -163,14 +163,14 @@ def begun_by(name, fleet, monkeypatch):
 def test_tasks_are_those_that_the_framework_began(name, monkeypatch):
     for seed in range(12):
         fleet = random_fleet(seed)
-        (trace, told), begun = begun_by(name, fleet, monkeypatch)
+        (trace, seen), begun = begun_by(name, fleet, monkeypatch)
         last = trace.time[-1]
         expected = sorted((d.client, d.number) for d in begun if d.start < last)
-        assert [(t.client, t.number) for t in told] == expected
-        lost = {(t.client, t.number) for t in told if t.lost and t.arrival <= last}
-        found = {(t.client, t.number) for t in told if t.fate == LOST}
+        assert [(t.client, t.number) for t in seen] == expected
+        lost = {(t.client, t.number) for t in seen if t.lost and t.arrival <= last}
+        found = {(t.client, t.number) for t in seen if t.fate == LOST}
         # safa gives up tasks before it knows that they are lost, fedcs late ones.
-        stopped = {(t.client, t.number) for t in told if t.fate == GIVEN_UP}
+        stopped = {(t.client, t.number) for t in seen if t.fate == GIVEN_UP}
         assert found == lost - stopped
         assert not stopped or name in ("safa", "fedcs")
 
@@ -222,22 +222,22 @@ def test_a_schedule_has_bars_of_tau():
 def test_steps_are_executed_up_to_the_longest_client():
     work = np.array([[3, 1, 0, 5], [2, 2, 2, 1]])
     one = devices.deal(work, 1)
-    told = explain.steps_of(work, one, 1, block=4)
+    seen = explain.steps_of(work, one, 1, block=4)
     # One chunk of four runs 5 steps, the longest of the run, in both updates.
-    assert told.useful == 16 and told.executed == {"sequential": 16, "vmap": 40}
+    assert seen.useful == 16 and seen.executed == {"sequential": 16, "vmap": 40}
     # Chunks of two, in order of work: 5, 3 | 1, 0 and 2, 2 | 2, 1.
-    told = explain.steps_of(work, one, 1, block=2)
-    assert told.executed["vmap"] == 2 * (5 + 1) + 2 * (2 + 2)
+    seen = explain.steps_of(work, one, 1, block=2)
+    assert seen.executed["vmap"] == 2 * (5 + 1) + 2 * (2 + 2)
     # Chunks of three: 5, 3, 1 | 0 and 2, 2, 2 | 1, filled up.
-    told = explain.steps_of(work, one, 1, block=3)
-    assert told.executed["vmap"] == 3 * (5 + 0) + 3 * (2 + 1)
+    seen = explain.steps_of(work, one, 1, block=3)
+    assert seen.executed["vmap"] == 3 * (5 + 0) + 3 * (2 + 1)
     # Two devices: 5, 0 and 3, 1; 2, 1 and 2, 2.
-    told = explain.steps_of(work, devices.deal(work, 2), 2, block=2)
-    assert told.balance["sequential"] == (5 + 4) / (4.5 + 3.5)
-    assert told.executed["vmap"] == 2 * 2 * 5 * 2 and told.balance["vmap"] == 1
+    seen = explain.steps_of(work, devices.deal(work, 2), 2, block=2)
+    assert seen.balance["sequential"] == (5 + 4) / (4.5 + 3.5)
+    assert seen.executed["vmap"] == 2 * 2 * 5 * 2 and seen.balance["vmap"] == 1
     # Three devices for four clients: two places each, two of six empty.
-    told = explain.steps_of(work, devices.deal(work, 3), 3, block=1)
-    assert told.executed["vmap"] == told.useful == 16
+    seen = explain.steps_of(work, devices.deal(work, 3), 3, block=1)
+    assert seen.executed["vmap"] == seen.useful == 16
 
 
 def small(**changes):
@@ -295,14 +295,14 @@ def test_stacked_models_are_counted_and_the_compiler_is_asked():
     assert known.memory["stacked models"] == 8 * known.memory["global model"]
     arrays = program.make_arrays(prepared, mesh)
     compiled = program.make_program([prepared], mesh).compile(arrays)
-    told = compiled.memory()
+    seen = compiled.memory()
     assert compiled.cost()["flops"] > 0
     assert compiled.seconds > compiled.lower_seconds > 0
-    assert min(told.values()) > 0
+    assert min(seen.values()) > 0
     rows = ("training samples", "test samples", "index table", "global model")
-    assert told["arguments"] >= sum(known.memory[row] for row in rows)
-    assert told["arguments"] < 1.2 * sum(known.memory[row] for row in rows)
-    assert "compiled" in explain.text(known, told)
+    assert seen["arguments"] >= sum(known.memory[row] for row in rows)
+    assert seen["arguments"] < 1.2 * sum(known.memory[row] for row in rows)
+    assert "compiled" in explain.text(known, seen)
 
 
 def test_nothing_is_computed(monkeypatch):

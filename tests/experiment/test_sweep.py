@@ -180,7 +180,7 @@ def test_splits_and_cases_are_lanes_of_one_program():
         np.testing.assert_allclose(loss, single, rtol=1e-5)
 
 
-def test_own_parts_work_in_lanes_and_are_told_apart(tmp_path):
+def test_own_parts_work_in_lanes_and_are_distinguished(tmp_path):
     def weights(situation, hparams):
         return tsfl_jax.AGGREGATORS["fedavg"].weights(situation, hparams)
 

@@ -64,7 +64,7 @@ def test_a_second_run_in_a_workdir_is_refused_in_one_line(exp, whole, tmp_path):
     assert not (tmp_path / ".lock").exists()
 
 
-def test_a_sweep_waits_for_nobody(exp, tmp_path):
+def test_a_folder_in_use_is_refused_at_once(exp, tmp_path):
     with report.lock(tmp_path, pytest.fail):
         with pytest.raises(UserError, match="is in use"):
             tsfl_jax.sweep(small(), {"seed": [0]}, workdir=tmp_path)

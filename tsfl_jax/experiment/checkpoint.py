@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from tsfl_jax.config import flat
 from tsfl_jax.types import UserError
 
 KEEP = 2  # the newest, and one to fall back on when that is damaged
@@ -213,29 +214,23 @@ def _check_same_experiment(
     folder: str | pathlib.Path, about: dict, identity: dict, target: _Leaves
 ) -> None:
     # Checkpoints of earlier versions, without an interval, called it meta.
-    old = _settings(about.get("identity", about.get("meta")))
-    new = _settings(json.loads(json.dumps(identity)))  # tuples are lists there
+    saved = about.get("identity", about.get("meta", {}))
+    asked = json.loads(json.dumps(identity))  # tuples are lists there
+    old, new = (
+        {n: json.dumps(value, ensure_ascii=False) for n, value in flat(one).items()}
+        for one in (saved, asked)
+    )
     changed = [k for k in old | new if old.get(k) != new.get(k)]
-    told = [f"{k}: {old.get(k, '–')} → {new.get(k, '–')}" for k in changed[:3]]
+    shown = [f"{k}: {old.get(k, '–')} → {new.get(k, '–')}" for k in changed[:3]]
     if len(changed) > 3:
-        told.append(f"and {len(changed) - 3} more")
+        shown.append(f"and {len(changed) - 3} more")
     if not changed and sorted(_layout(target)) != sorted(about["layout"]):
-        told = ["the saved arrays have other names, shapes or types"]
-    if told:
+        shown = ["the saved arrays have other names, shapes or types"]
+    if shown:
         raise UserError(
-            f"{folder} holds a checkpoint of another experiment ({'; '.join(told)});"
+            f"{folder} holds a checkpoint of another experiment ({'; '.join(shown)});"
             " choose another --workdir, or delete that folder to start afresh"
         )
-
-
-def _settings(identity: Any, prefix: str = "") -> dict[str, str]:
-    """Nested settings as one dict of JSON: ``{"data.name": '"digits"', …}``."""
-    if not isinstance(identity, dict) or not identity:
-        return {prefix: json.dumps(identity, ensure_ascii=False)} if prefix else {}
-    parts = [
-        _settings(v, f"{prefix}.{k}" if prefix else k) for k, v in identity.items()
-    ]
-    return {key: value for part in parts for key, value in part.items()}
 
 
 def _intervals(root: pathlib.Path) -> list[int]:

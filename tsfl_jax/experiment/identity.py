@@ -46,15 +46,12 @@ def settings_of(prepared: Prepared) -> dict[str, Any]:
 def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint must agree on: all settings that can change a result."""
     own = prepared.own
+    parts = {"model": own.model, "optimizer": own.optimizer, "rule": own.aggregator}
     described = {
-        "own model": prepared.config.model.name,
-        "own optimizer": None,
-        "own rule": None,
+        f"own {n}": None if part is None else describe(part)
+        for n, part in parts.items()
     }
-    parts = (own.model, own.optimizer, own.aggregator)
-    for name, part in zip(described, parts, strict=True):
-        if part is not None:
-            described[name] = describe(part)
+    described["own model"] = described["own model"] or prepared.config.model.name
     return effective(settings_of(prepared)) | prepared.fingerprints | described
 
 

@@ -19,11 +19,6 @@ from tsfl_jax.types import HParams, Schedule, UserError
 from tsfl_jax.validate import check_name, check_used, listed
 from tsfl_jax.validate import validate as validate_settings
 
-_STALENESS_PARAMETERS = {
-    "server.staleness_a": ("server.staleness", ("polynomial", "hinge")),
-    "server.staleness_b": ("server.staleness", ("hinge",)),
-}
-
 
 def validate(config: Config) -> None:
     """Check all settings that can be checked without data, the rule's name included.
@@ -80,8 +75,11 @@ def check(config: Config) -> None:
     for name, each in AGGREGATORS.items():
         for setting in each.settings.reads:
             readers.setdefault(f"server.{setting}", []).append(name)
-    check_used(config, {name: ("algorithm", by) for name, by in readers.items()})
-    check_used(config, _STALENESS_PARAMETERS)
+    used_by = {name: ("algorithm", by) for name, by in readers.items()} | {
+        "server.staleness_a": ("server.staleness", ["polynomial", "hinge"]),
+        "server.staleness_b": ("server.staleness", ["hinge"]),
+    }
+    check_used(config, used_by)
     _check_staleness(config)
     if rule == "fednova" and config.proximal and config.clip_norm > 0:
         raise UserError(

@@ -6,6 +6,7 @@ goes on where it stopped, and a larger one reuses what a smaller one has run.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -136,19 +137,28 @@ def _cut(history: dict) -> dict:
     }
 
 
+def _show(
+    stream: IO[str] | None, numbers: str, begun: float, interval: int, total: int
+) -> None:
+    """Print the progress of a call."""
+    passed = time.perf_counter() - begun
+    text = f"{numbers}, interval {interval}/{total}, {passed:.0f} s"
+    progress.update_line(text, stream, last=interval == total)
+
+
 def _run_lanes(
     compiled: Compiled,
     arrays: Arrays,
-    show: Callable[[int], None],
+    show: Callable[[int, int], None],
     stop: Callable[[], bool],
 ) -> tuple[dict[str, np.ndarray], float]:
     """Run lanes to the end; history ``[L, T, …]`` and seconds of the calls."""
-    parts, seconds = [], 0.0
+    parts, seconds, total = [], 0.0, compiled.program.intervals
     for chunk in compiled.chunks(arrays):
         seconds += chunk.seconds
         parts.append(chunk.history)
-        show(chunk.last)
-        if chunk.last < compiled.program.intervals and stop():
+        show(chunk.last, total)
+        if chunk.last < total and stop():
             raise KeyboardInterrupt
     history = jax.tree.map(lambda *a: np.concatenate(a, axis=1), *parts)
     return history._asdict(), seconds
@@ -261,28 +271,18 @@ def _train(
         for first in range(0, len(members), count):
             indices = [todo[i] for i in members[first : first + count]]
             numbers = f"lanes {indices[0] + 1}–{indices[-1] + 1} of {len(several)}"
-
-            def show(
-                interval: int,
-                numbers: str = numbers,
-                total: int = group.program.intervals,
-            ) -> None:
-                passed = time.perf_counter() - begun
-                text = f"{numbers}, interval {interval}/{total}, {passed:.0f} s"
-                progress.update_line(text, stream, last=interval == total)
-
+            show = functools.partial(_show, stream, numbers, begun)
             here = [several[i] for i in indices]
             arrays = lanes.make_lanes(group, here, count)
             compiled = compiled or group.program.compile(arrays)
             history, seconds = _run_lanes(compiled, arrays, show, stop)
             for lane, index in enumerate(indices):
-                own = {name: a[lane] for name, a in history.items()}
                 workload = several[index].workload
-                own["tau"], own["virtual_time"] = (
-                    workload.schedule.tau,
-                    workload.seconds,
-                )
-                own["seconds"] = np.float64(seconds / len(indices))
+                own = {name: a[lane] for name, a in history.items()} | {
+                    "tau": workload.schedule.tau,
+                    "virtual_time": workload.seconds,
+                    "seconds": np.float64(seconds / len(indices)),
+                }
                 done[names[index]] = own
                 if store is not None:
                     kept = own | {_NAME: np.array(names[index])}

@@ -15,12 +15,13 @@ SETTINGS = {"lr": 0.1, "tau": [1, 4], "unknown": math.nan}
 
 
 def gathering(port, count, patience=20.0):
-    """Process 0 in a thread; (the thread, what it got or raised, what it told)."""
-    got, told = [], []
+    """Process 0 in a thread: the thread, what it got or raised, the lines it showed."""
+    got, shown = [], []
 
     def gather():
         try:
-            links = rendezvous.gather(port, count, SETTINGS, patience, told.append)
+            meeting = rendezvous.Meeting(count, SETTINGS, patience, shown.append)
+            links = rendezvous.gather(port, meeting)
             got.append(links)
             for link in links.values():
                 rendezvous.send(link, {"service": 77})
@@ -29,12 +30,12 @@ def gathering(port, count, patience=20.0):
 
     thread = threading.Thread(target=gather)
     thread.start()
-    return thread, got, told
+    return thread, got, shown
 
 
 def find(port, count, index, settings=SETTINGS, patience=20.0):
-    host = "localhost"
-    return rendezvous.find(host, port, count, index, settings, patience, print)
+    meeting = rendezvous.Meeting(count, settings, patience, print)
+    return rendezvous.find("localhost", port, index, meeting)
 
 
 def close(links):
@@ -44,8 +45,8 @@ def close(links):
 
 def test_three_processes_find_each_other_whatever_else_connects():
     port = free_port()
-    thread, got, told = gathering(port, 3)
-    while True:  # a stranger, as soon as somebody listens
+    thread, got, shown = gathering(port, 3)
+    while True:  # another program, as soon as the port is open
         try:
             stranger = socket.create_connection(("localhost", port))
             break
@@ -62,7 +63,7 @@ def test_three_processes_find_each_other_whatever_else_connects():
     found[1] = find(port, 3, 2)
     other.join()
     thread.join()
-    assert sorted(got[0]) == [1, 2] and told == []
+    assert sorted(got[0]) == [1, 2] and shown == []
     assert [service for _, service in found] == [77, 77]
     close([stranger, *got[0].values(), *(link for link, _ in found)])
 
@@ -77,18 +78,18 @@ def test_three_processes_find_each_other_whatever_else_connects():
 )
 def test_a_process_that_does_not_fit_is_refused(count, index, settings, words):
     port = free_port()
-    thread, got, told = gathering(port, 2)
+    thread, got, shown = gathering(port, 2)
     with pytest.raises(UserError, match=words):
         find(port, count, index, settings)
     link, _ = find(port, 2, 1)  # the right one still finds its place
     thread.join()
-    assert words in told[0] and len(told) == 1
+    assert words in shown[0] and len(shown) == 1
     close([link, *got[0].values()])
 
 
 def test_a_number_is_taken_until_its_process_ends():
     port = free_port()
-    thread, got, told = gathering(port, 3)
+    thread, got, shown = gathering(port, 3)
     hello = {"greeting": "tsfl_jax", "process": 1, "processes": 3}
     line = json.dumps(hello | {"settings": SETTINGS}).encode() + b"\n"
     while True:
@@ -122,7 +123,7 @@ def test_a_port_in_use_is_named():
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"process 0 cannot listen on port {port}"):
-            rendezvous.gather(port, 2, SETTINGS, 1.0, print)
+            rendezvous.gather(port, rendezvous.Meeting(2, SETTINGS, 1.0, print))
 
 
 def test_another_program_at_the_port_is_no_process_0():

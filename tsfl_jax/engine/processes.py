@@ -13,7 +13,6 @@ NOT done: a run does not continue without a process that has ended.
 """
 
 import contextlib
-import dataclasses
 import json
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ from tsfl_jax.types import UserError
 
 _GRACE = 3.0  # seconds in which a process may give its own reason for the same stop
 _DAY = 24 * 3600  # seconds
+_RESTART = "start all processes again with the same commands"
 
 # Ends when its input does: at once after a line, else some time after process 0 died,
 # when all others have ended as well.
@@ -45,7 +46,7 @@ if not sys.stdin.read():
 """
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Group:
     """The processes of a run, as one of them sees them."""
 
@@ -53,11 +54,12 @@ class Group:
     count: int
     links: dict[int, socket.socket]  # to all others in process 0, else to process 0
     end: Callable[[str, int], None]  # (line, exit code): ends this process, now
-    resume: list[str]  # what to do after a loss, the newest last
-    left: set[int]  # the processes that have finished
-    over: threading.Event  # all processes have finished
-    lock: threading.Lock  # held while sending
     service: subprocess.Popen | None  # of JAX, started by process 0
+    # What to do after a loss, the newest last.
+    resume: list[str] = field(default_factory=lambda: [_RESTART])
+    left: set[int] = field(default_factory=set)  # processes that have finished
+    over: threading.Event = field(default_factory=threading.Event)  # all have finished
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while sending
 
 
 def join(
@@ -90,29 +92,18 @@ def join(
             f"--process={index}: expected 0 to {count - 1} with --processes={count}"
         )
     host, port = rendezvous.address(coordinator)
+    meeting = rendezvous.Meeting(count, settings, patience, notice)
     service = None
     if index == 0:
-        links = rendezvous.gather(port, count, settings, patience, notice)
+        links = rendezvous.gather(port, meeting)
         service, service_port = _start_service(count)
         for link in links.values():
             rendezvous.send(link, {"service": service_port})
         host = "localhost"
     else:
-        link, service_port = rendezvous.find(
-            host, port, count, index, settings, patience, notice
-        )
+        link, service_port = rendezvous.find(host, port, index, meeting)
         links = {0: link}
-    group = Group(
-        index=index,
-        count=count,
-        links=links,
-        end=end,
-        resume=["start all processes again with the same commands"],
-        left=set(),
-        over=threading.Event(),
-        lock=threading.Lock(),
-        service=service,
-    )
+    group = Group(index, count, links, end, service)
     for other in links:
         thread = threading.Thread(target=_listen, args=(group, other), daemon=True)
         thread.start()

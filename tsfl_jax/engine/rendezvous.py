@@ -10,12 +10,21 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tsfl_jax.types import UserError
 
 _GREETING = "tsfl_jax"
 _RETRY = 0.2  # seconds between two attempts to connect
+
+
+class Meeting(NamedTuple):
+    """What every process of a run has to be given; see `processes.join`."""
+
+    count: int
+    settings: dict[str, Any]
+    patience: float
+    notice: Callable[[str], None]
 
 
 def address(coordinator: str) -> tuple[str, int]:
@@ -41,14 +50,9 @@ def address(coordinator: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def gather(
-    port: int,
-    count: int,
-    settings: dict,
-    patience: float,
-    notice: Callable[[str], None],
-) -> dict[int, socket.socket]:
-    """Process 0: connections to all others, by index; see `join`."""
+def gather(port: int, meeting: Meeting) -> dict[int, socket.socket]:
+    """Process 0: connections to all others, by index."""
+    count, _, patience, notice = meeting
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     try:
@@ -82,14 +86,14 @@ def gather(
                 link, _ = server.accept()
             except TimeoutError:
                 continue
-            refused = _admit(link, links, count, settings)
+            refused = _admit(link, links, meeting)
             if refused:
                 notice(f"a process was refused: {refused}")
     return links
 
 
 def _admit(
-    link: socket.socket, links: dict[int, socket.socket], count: int, settings: dict
+    link: socket.socket, links: dict[int, socket.socket], meeting: Meeting
 ) -> str:
     """Adds a process that asks to join, or returns why a process of a run cannot."""
     link.settimeout(5)
@@ -104,6 +108,7 @@ def _admit(
         link.close()
         return ""
     # As text: NaN is not equal to itself.
+    count, settings, *_ = meeting
     other = [n for n, v in settings.items() if _text(theirs.get(n)) != _text(v)]
     reason = ""
     if hello["processes"] != count:
@@ -145,15 +150,10 @@ def _ended(link: socket.socket) -> bool:
 
 
 def find(
-    host: str,
-    port: int,
-    count: int,
-    index: int,
-    settings: dict,
-    patience: float,
-    notice: Callable[[str], None],
+    host: str, port: int, index: int, meeting: Meeting
 ) -> tuple[socket.socket, int]:
     """Another process: the connection to process 0, and the port of JAX's service."""
+    count, settings, patience, notice = meeting
     deadline, quiet = time.monotonic() + patience, time.monotonic() + 2
     where = f"--coordinator={host}:{port}: process {index} of {count}"
     while True:

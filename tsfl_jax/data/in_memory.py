@@ -20,7 +20,7 @@ from tsfl_jax.types import Dataset, Numbers, UserError
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _MOST_CLASSES = 1000  # more only if there are as many samples
 # NumPy parses untrusted bytes; what it raises depends on the damage.
-_UNREADABLE = (
+UNREADABLE = (
     *(OSError, ValueError, EOFError, KeyError, NotImplementedError),
     *(zipfile.BadZipFile, zlib.error),
 )
@@ -266,7 +266,7 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
             return arrays
     except UserError:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         where = f"{path}: {key}" if key else path
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(

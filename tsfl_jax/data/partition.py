@@ -46,7 +46,7 @@ def make_partition(
 
     Args:
       labels: classes of the training samples.
-      capacity: most samples a client ever needs, ≥ 1.
+      capacity: most samples that each client needs in any interval, ≥ 1.
       kind: iid, dirichlet, shards or label.
       alpha: finite α > 0, dirichlet only; small = skewed, large = all classes alike.
       classes_per_client: k ≥ 1, shards only.

@@ -17,8 +17,6 @@ import sys
 import tempfile
 import urllib.parse
 import warnings
-import zipfile
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -164,7 +162,7 @@ def _read_cache(
             if str(held["origin"]) != origin:
                 return False
             arrays = held["image"], held["label"]  # zip checks their CRC-32
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
+    except in_memory.UNREADABLE:
         return False
     like = [(a.dtype, a.shape) for a in (x, y)]
     if like != [(a.dtype, a.shape) for a in arrays]:

@@ -13,13 +13,9 @@ factor of two.
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
 
 from tsfl_jax.models import winograd
-
-Images = Float[Array, "C H W B"]
-Kernel = Float[Array, "h w C F"]  # as Flax stores it
-Outputs = Float[Array, "F _ _ B"]
+from tsfl_jax.models.winograd import Images, Kernel, Outputs
 
 
 def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:

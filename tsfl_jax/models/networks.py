@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float
 from tsfl_jax import rng
 from tsfl_jax.config import ModelConfig
 from tsfl_jax.models import convolution, losses, pooling
-from tsfl_jax.models.convolution import Images, Outputs
+from tsfl_jax.models.winograd import Images, Outputs
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import Params, PRNGKey, UserError
 
@@ -190,9 +190,12 @@ class Norm(nn.Module):
         return norm(x, mask=None if mask is None else mask[None, None, None, :])
 
 
-def _head(x: Images, num_classes: int, hidden: int = 0) -> Logits:
-    """Flatten images and compute logits by dense layers; call in `compact`."""
-    x = x.reshape(-1, x.shape[-1]).T
+def _flat(x: Images) -> Float[Array, "B features"]:
+    return x.reshape(-1, x.shape[-1]).T
+
+
+def _head(x: Float[Array, "B features"], num_classes: int, hidden: int = 0) -> Logits:
+    """Compute logits by dense layers; call in `compact`."""
     if hidden:
         x = nn.relu(nn.Dense(hidden, kernel_init=HE)(x))
     return nn.Dense(num_classes)(x)
@@ -206,10 +209,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B ..."]) -> Logits:
-        x = x.reshape(x.shape[0], -1)
-        if self.hidden:
-            x = nn.relu(nn.Dense(self.hidden, kernel_init=HE)(x))
-        return nn.Dense(self.num_classes)(x)
+        return _head(x.reshape(x.shape[0], -1), self.num_classes, self.hidden)
 
 
 class MnistCNN(nn.Module):
@@ -229,7 +229,7 @@ class MnistCNN(nn.Module):
         for filters in (10, 20):
             x = Conv(filters, kernel=5, same=False, form=self.form, pool=True)(x)
             x = nn.relu(ChannelBias()(x))
-        return _head(x, self.num_classes, self.hidden)
+        return _head(_flat(x), self.num_classes, self.hidden)
 
 
 class FashionCNN(nn.Module):
@@ -247,7 +247,7 @@ class FashionCNN(nn.Module):
         x = x.transpose(3, 1, 2, 0)
         for filters in (16, 32, 64, 64, 128, 128):
             x = nn.relu(ChannelBias()(Conv(filters, form=self.form, pool=True)(x)))
-        return _head(x, self.num_classes)
+        return _head(_flat(x), self.num_classes)
 
 
 class VGG11(nn.Module):
@@ -271,7 +271,7 @@ class VGG11(nn.Module):
             else:
                 x = Conv(filters, form=self.form)(x)
                 x = nn.relu(Norm(self.norm)(x, train, mask))
-        return _head(x, self.num_classes)
+        return _head(_flat(x), self.num_classes)
 
 
 class ResNet18(nn.Module):
@@ -300,7 +300,7 @@ class ResNet18(nn.Module):
                 if y.shape != x.shape:
                     x = conv_norm(x, filters, kernel=1, stride=stride)
                 x = nn.relu(x + y)
-        return _head(x.mean(axis=(1, 2), keepdims=True), self.num_classes)
+        return _head(_flat(x.mean(axis=(1, 2), keepdims=True)), self.num_classes)
 
 
 # By `ModelConfig.name`: factories of (number of classes, settings, form).

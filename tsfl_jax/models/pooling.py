@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tsfl_jax.models import convolution
-from tsfl_jax.models.convolution import Images, Kernel, Outputs
+from tsfl_jax.models.winograd import Images, Kernel, Outputs
 
 Halved = Float[Array, "C _ _ B"]  # images of half the height and width
 Fours = Float[Array, "F 4 P"]  # the four outputs of each of P windows

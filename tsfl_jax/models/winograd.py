@@ -32,7 +32,7 @@ NUM_POINTS = len(POINTS) + 1  # n
 
 Matrix = list[list[float]]
 Images = Float[Array, "C H W B"]
-Kernel = Float[Array, "h w C F"]
+Kernel = Float[Array, "h w C F"]  # as Flax stores it
 Outputs = Float[Array, "F _ _ B"]
 # Transformed inputs [n, w·C, H/m·W·B], transformed kernel [n, w·C, F], kernel.
 Saved = tuple[Float[Array, "n wC P"], Float[Array, "n wC F"], Kernel]
@@ -149,7 +149,7 @@ def _valid(x: Images, kernel: Kernel) -> Outputs:
     return _forward(x, kernel)[0]
 
 
-def _backward(saved: Saved, grad: Float[Array, "F _ _ B"]) -> tuple[Images, Kernel]:
+def _backward(saved: Saved, grad: Outputs) -> tuple[Images, Kernel]:
     tiles, filter_, kernel = saved
     taps, width, channels, filters = kernel.shape
     at, g, bt = MATRICES[taps]

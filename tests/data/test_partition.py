@@ -164,7 +164,7 @@ def test_extreme_alpha():
         assert (histogram(part, labels) == 5).all()
 
 
-def test_a_class_that_runs_out_is_told_and_fairly_shared(monkeypatch):
+def test_a_class_that_runs_out_is_reported_and_fairly_shared(monkeypatch):
     N = 20  # all want 40 of class 0, of which there are 400, and 10 of class 1
     shares = np.tile([0.8, 0.2, 0.0], (N, 1))
     monkeypatch.setattr(partition, "_dirichlet", lambda *args: shares)

@@ -23,7 +23,7 @@ def test_clients_are_dealt_to_and_fro_by_work():
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.integers(1, 8))
-def test_everybody_is_dealt_once_and_evenly(work, num_devices):
+def test_each_client_is_dealt_once_and_evenly(work, num_devices):
     work = np.array([work])
     slots = devices.deal(work, num_devices)[0]
     assert sorted(s for s in slots if s < work.size) == list(range(work.size))
@@ -66,14 +66,14 @@ def test_vmap_on_several_devices():
     )
 
 
-def test_spoilt_clients_are_counted_over_all_devices():
+def test_spoiled_clients_are_counted_over_all_devices():
     data = problems.dataset(samples=400)
     result = tsfl_jax.simulate(small(devices=2, lr=1e30), dataset=data)
     assert result.summary["num_dropped"] == 4
     assert result.summary["diverged_at"] == 1
 
 
-def test_devices_wait_for_each_other_unless_told_otherwise(monkeypatch):
+def test_devices_wait_for_each_other_unless_set_otherwise(monkeypatch):
     stuck, end = (
         f"--xla_cpu_collective_call_{name}_timeout_seconds"
         for name in ("warn_stuck", "terminate")

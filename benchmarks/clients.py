@@ -1,17 +1,15 @@
 """``python -m benchmarks.clients``: time per sample and memory as clients become many.
 
-MNIST CNN, 64 samples a client, τ = 1, batch 32, FedAvg. Every row in a process of its
-own, so that its peak of resident memory (from the first interval on; Linux only) is
-its own too; all hold the same images. The rows take turns, `--repeats` rounds; time is
-an interval's per sample, the median of the rounds.
+MNIST CNN, 64 samples per client, τ = 1, batch 32, FedAvg. Each row is measured in a
+process of its own, so that its peak of resident memory (from the first interval on;
+Linux only) is its own too; all hold the same images. The rows take turns, `--repeats`
+rounds; time is an interval's per sample, the median of the rounds.
 """
 
 import argparse
 import json
 import pathlib
 import statistics
-import subprocess
-import sys
 import time
 
 from benchmarks import common
@@ -51,29 +49,19 @@ def measure(numbers: list[int], repeats: int) -> list[dict]:
     found = {n: [] for n in numbers}
     for _ in range(repeats):
         for n in numbers:
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.clients", f"--worker={n}"],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            found[n].append(json.loads(done.stdout.splitlines()[-1]))
-    first = found[numbers[0]]
-    rows = []
+            found[n].append(common.in_a_process("benchmarks.clients", f"--worker={n}"))
+    seconds = {n: [r["seconds"] for r in rows] for n, rows in found.items()}
+    peaks = {n: statistics.median(r["peak"] for r in found[n]) for n in numbers}
+    first, rows = numbers[0], []
     for n in numbers:
-        ratio = [
-            a["seconds"] / b["seconds"] for a, b in zip(found[n], first, strict=True)
-        ]
-        middle = statistics.median(r["seconds"] for r in found[n])
-        more = statistics.median(r["peak"] for r in found[n]) - statistics.median(
-            r["peak"] for r in first
-        )
+        more = peaks[n] - peaks[first]
+        ratio = common.ratios(seconds[n], seconds[first])
         rows.append(
             {
                 "clients": f"{n:,}",
-                "samples/s": f"{1 / middle:,.0f}",
-                f"time a sample, of that at {numbers[0]}": common.spread(ratio),
-                f"peak memory over that at {numbers[0]}, MiB": f"{more / 2**20:.0f}",
+                "samples/s": f"{1 / statistics.median(seconds[n]):,.0f}",
+                f"time per sample, of that at {first}": common.spread(ratio),
+                f"peak memory over that at {first}, MiB": f"{more / 2**20:.0f}",
                 "index table, MiB": f"{found[n][0]['table'] / 2**20:.1f}",
             }
         )
@@ -82,9 +70,8 @@ def measure(numbers: list[int], repeats: int) -> list[dict]:
 
 def main() -> None:
     """Prints the table as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, repeats=5)
     parser.add_argument("--clients", type=int, nargs="+", default=[20, 200, 2000, MOST])
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--worker", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     devices.start(0)
@@ -92,7 +79,7 @@ def main() -> None:
         worker(options.worker, 2000, MOST)
         return
     rows = measure(options.clients, options.repeats)
-    print(f"{common.machine()}\n\n{common.table(rows)}")
+    common.show(rows)
 
 
 if __name__ == "__main__":

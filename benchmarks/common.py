@@ -1,9 +1,14 @@
 """What the benchmarks share: experiments, side-by-side timing, Markdown tables."""
 
+import argparse
+import functools
 import importlib.metadata
+import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -11,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import config, types
+from tsfl_jax import config
 from tsfl_jax.config import ModelConfig
 from tsfl_jax.engine import client
-from tsfl_jax.experiment import assemble, prepare, program
+from tsfl_jax.experiment import assemble, program
 from tsfl_jax.models import networks
 from tsfl_jax.report import files
 
@@ -35,23 +40,20 @@ def make_config(model: str, **settings) -> config.Config:
     c.model.name = model
     c.model.norm = "group" if model == "resnet18" else "none"
     c.partition.kind = "iid"
+    return changed(c, settings)
+
+
+def changed(c: config.Config, settings: dict) -> config.Config:
+    """The config after changing settings by name, such as ``data__name``."""
     for name, value in settings.items():
-        target, *rest = name.split("__")
-        if rest:
-            setattr(getattr(c, target), rest[0], value)
-        else:
-            setattr(c, target, value)
+        *path, last = name.split("__")
+        setattr(functools.reduce(getattr, path, c), last, value)
     return c
 
 
 def make_experiment(model: str, **settings) -> assemble.Experiment:
     """The experiment of `make_config`."""
     return assemble.build(make_config(model, **settings))
-
-
-def images(c: config.Config) -> types.Dataset:
-    """The data of a config, for several experiments to share."""
-    return prepare.load_dataset(c)
 
 
 def first_chunk(
@@ -102,7 +104,8 @@ def flop_per_sample(model: str, batch_size: int = 32) -> float:
     variables = network.init(key, x)
 
     def gradient(variables, x):
-        return client.batch_gradient(network, variables, x, y, mask, key)
+        batch = client.Batch(x, y, mask, key)
+        return client.batch_gradient(network, variables, batch)
 
     cost = jax.jit(gradient).lower(variables, x).compile().cost_analysis()
     return cost["flops"] / batch_size
@@ -148,9 +151,23 @@ def spread(values: list[float], digits: int = 2) -> str:
     return f"{middle:,.{digits}f} ({min(values):,.{digits}f}–{max(values):,.{digits}f})"
 
 
-def table(rows: list[dict]) -> str:
-    """A Markdown table."""
-    return files.markdown(rows).rstrip()
+def show(rows: list[dict]) -> None:
+    """Prints the machine and a Markdown table."""
+    print(f"{machine()}\n\n{files.markdown(rows).rstrip()}")
+
+
+def parser(description: str, repeats: int) -> argparse.ArgumentParser:
+    """The description and the option that all benchmarks have."""
+    made = argparse.ArgumentParser(description=description.splitlines()[0])
+    made.add_argument("--repeats", type=int, default=repeats)
+    return made
+
+
+def in_a_process(module: str, *arguments: str) -> dict:
+    """What ``python -m module`` prints as JSON on its last line."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def machine() -> str:

@@ -7,8 +7,6 @@ empty one is filled; cached: it is used. Tracing and lowering are part of all.
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 
 from benchmarks import common
@@ -33,13 +31,6 @@ def worker(name: str, cache: str) -> None:
     print(json.dumps({"trace": compiled.lower_seconds, "total": compiled.seconds}))
 
 
-def launch(name: str, cache: str) -> dict:
-    """One process."""
-    command = [sys.executable, "-m", "benchmarks.compile", "--worker", name, cache]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def measure(name: str, repeats: int) -> dict:
     """One row of the table."""
     seconds = {"without": [], "filling": [], "cached": []}
@@ -47,7 +38,10 @@ def measure(name: str, repeats: int) -> dict:
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
             for kind in seconds:
-                found = launch(name, "off" if kind == "without" else folder)
+                cache = "off" if kind == "without" else folder
+                found = common.in_a_process(
+                    "benchmarks.compile", "--worker", name, cache
+                )
                 seconds[kind].append(found["total"])
                 trace.append(found["trace"])
     share = common.ratios(seconds["cached"], seconds["without"])
@@ -60,8 +54,7 @@ def measure(name: str, repeats: int) -> dict:
 
 def main() -> None:
     """Prints the table as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = common.parser(__doc__, repeats=3)
     parser.add_argument("--programs", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -70,7 +63,7 @@ def main() -> None:
         worker(*options.worker)
         return
     rows = [measure(name, options.repeats) for name in options.programs]
-    print(f"{common.machine()}\n\n{common.table(rows)}")
+    common.show(rows)
 
 
 if __name__ == "__main__":

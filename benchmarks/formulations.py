@@ -6,7 +6,6 @@ over clients there, counts kernel launches and says what XLA captured as command
 buffers (CUDA graphs).
 """
 
-import argparse
 import glob
 import itertools
 import statistics
@@ -32,16 +31,10 @@ def launches(run: Callable[[], None]) -> str:
             run()
         found = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
         planes = jax.profiler.ProfileData.from_file(found[0]).planes
-        return str(
-            sum(
-                1
-                for plane in planes
-                if plane.name.startswith("/device:GPU")
-                for line in plane.lines
-                if line.name.startswith("Stream")
-                for _ in line.events
-            )
-        )
+        gpus = [plane for plane in planes if plane.name.startswith("/device:GPU")]
+        lines = [line for plane in gpus for line in plane.lines]
+        streams = [line for line in lines if line.name.startswith("Stream")]
+        return str(sum(len(list(line.events)) for line in streams))
 
 
 def captured(compiled: program.Compiled) -> str:
@@ -106,18 +99,17 @@ def measure(name: str, options) -> list[dict]:
 
 def main() -> None:
     """Prints the table as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, repeats=3)
     parser.add_argument("--models", nargs="+", default=list(common.SHAPES))
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--size", type=int, default=128, help="samples a client")
+    parser.add_argument("--size", type=int, default=128, help="samples per client")
     parser.add_argument("--mappings", nargs="+", default=MAPPINGS, choices=MAPPINGS)
-    parser.add_argument("--devices", type=int, default=0)
     parser.add_argument("--all", action="store_true", help="lax on a CPU too")
+    parser.add_argument("--devices", type=int, default=0)
     options = parser.parse_args()
     devices.start(options.devices)
     rows = [row for name in options.models for row in measure(name, options)]
-    print(f"{common.machine()}\n\n{common.table(rows)}")
+    common.show(rows)
 
 
 if __name__ == "__main__":

@@ -1,31 +1,28 @@
 """``python -m benchmarks.interval``: one interval of 20 clients against PyTorch.
 
 Side by side in one run: same data, networks, τ, batch 32, float32; evaluation and
-compilation left out. Case 1 of 1,024 samples a client for the two small networks; one
-pass over 128 samples a client for VGG11 and ResNet-18. The floor is the FLOP of direct
-convolutions at the rate of large matrix products here, taken in the same turns; fewer
-multiplications can pass it. Needs the extra ``[bench]``.
+compilation left out. Case 1 of 1,024 samples per client for the two small networks;
+one pass over 128 samples per client for VGG11 and ResNet-18. The floor is the FLOP of
+direct convolutions at the rate of large matrix products here, taken in the same turns;
+fewer multiplications can pass it. Needs the extra ``[bench]``.
 """
 
-import argparse
 import statistics
 
 from benchmarks import common
 from tsfl_jax.engine import devices
 
+_CASE1 = {"schedule__kind": "case1", "schedule__data_size": 1024}
+_ONE_PASS = {
+    "schedule__kind": "explicit",
+    "schedule__tau": (1,),
+    "schedule__data_size": 128,
+}
 WORK = {
-    "mnist_cnn": {"schedule__kind": "case1", "schedule__data_size": 1024},
-    "fashion_cnn": {"schedule__kind": "case1", "schedule__data_size": 1024},
-    "vgg11": {
-        "schedule__kind": "explicit",
-        "schedule__tau": (1,),
-        "schedule__data_size": 128,
-    },
-    "resnet18": {
-        "schedule__kind": "explicit",
-        "schedule__tau": (1,),
-        "schedule__data_size": 128,
-    },
+    "mnist_cnn": _CASE1,
+    "fashion_cnn": _CASE1,
+    "vgg11": _ONE_PASS,
+    "resnet18": _ONE_PASS,
 }
 
 
@@ -60,15 +57,14 @@ def measure(name: str, repeats: int, clients: int) -> dict:
 
 def main() -> None:
     """Prints the table as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, repeats=7)
     parser.add_argument("--models", nargs="+", default=list(WORK), choices=list(WORK))
-    parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--devices", type=int, default=0)
     options = parser.parse_args()
     devices.start(options.devices)
     rows = [measure(m, options.repeats, options.clients) for m in options.models]
-    print(f"{common.machine()}\n\n{common.table(rows)}")
+    common.show(rows)
 
 
 if __name__ == "__main__":

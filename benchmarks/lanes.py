@@ -1,25 +1,23 @@
 """``python -m benchmarks.lanes``: seeds as lanes of one program against single runs.
 
-MNIST CNN, 20 clients, Case 1 of 256 samples a client, one interval; a lane should cost
-what a single run costs on a CPU, and much less on a GPU.
+MNIST CNN, 20 clients, Case 1 of 256 samples per client, one interval; a lane should
+cost what a single run costs on a CPU, and much less on a GPU.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 
 from benchmarks import common
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, lanes
-from tsfl_jax.experiment.prepare import Own, Prepared, prepare_all
+from tsfl_jax.experiment.prepare import Own, Prepared, load_dataset, prepare_all
 
 
 def several(seeds: int, model: str) -> list[Prepared]:
     """Experiments that differ in their seed only."""
     work = {"schedule__kind": "case1", "schedule__data_size": 256}
     configs = [common.make_config(model, seed=s, **work) for s in range(seeds)]
-    data = common.images(configs[0])
-    return prepare_all(configs, Own(dataset=data))
+    return prepare_all(configs, Own(dataset=load_dataset(configs[0])))
 
 
 def compiled(found: list[Prepared]) -> Callable[[], None]:
@@ -31,10 +29,9 @@ def compiled(found: list[Prepared]) -> Callable[[], None]:
 
 def main() -> None:
     """Prints the table as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = common.parser(__doc__, repeats=5)
     parser.add_argument("--lanes", type=int, nargs="+", default=[1, 10, 40])
     parser.add_argument("--model", default="mnist_cnn", choices=list(common.SHAPES))
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--devices", type=int, default=0)
     options = parser.parse_args()
     devices.start(options.devices)
@@ -50,18 +47,16 @@ def main() -> None:
     rows = []
     for name, times in seconds.items():
         count = 1 if name == "single run" else int(name.split()[0])
-        ratio = [
-            t / count / s for t, s in zip(times, seconds["single run"], strict=True)
-        ]
+        ratio = common.ratios(times, [count * s for s in seconds["single run"]])
         speed = count * samples / statistics.median(times)
         rows.append(
             {
                 "program": name,
                 "samples/s": f"{speed:,.0f}",
-                "time a lane, of a single run": common.spread(ratio),
+                "time per lane, of a single run": common.spread(ratio),
             }
         )
-    print(f"{common.machine()}\n\n{common.table(rows)}")
+    common.show(rows)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 import tsfl_jax
+from benchmarks import common
 
 RULES = sorted(tsfl_jax.AGGREGATORS)
 FRAMEWORKS = ("tsfl", "sfl", "afl", "fedbuff", "fedat", "fedcs", "esync", "safa")
@@ -33,13 +34,7 @@ def small(**settings) -> tsfl_jax.Config:
     """A few intervals of digits, seven clients; settings by name, ``data__name``."""
     config = tsfl_jax.Config(num_intervals=4, num_clients=7, batch_size=8, lr=0.03)
     config.report_every, config.schedule.data_size = 2, 40
-    for name, value in settings.items():
-        *path, last = name.split("__")
-        target = config
-        for part in path:
-            target = getattr(target, part)
-        setattr(target, last, value)
-    return config
+    return common.changed(config, settings)
 
 
 def cases() -> dict[str, tsfl_jax.Config]:

@@ -151,8 +151,8 @@ def run(
     )
     key = jax.random.key(seed)
     x = client.scaled(prob.samples, prob.samples.x[:1])
-    counts = base.Counts(tau.shape[1], 1)
-    start = scan.init_state(model, rule, key, x, counts, 0, size[0])
+    counts = base.Counts(tau.shape[1], 1, jnp.asarray(size[0]))
+    start = scan.init_state(model, rule, key, x, counts)
     state, history = compiled(start, jax.random.fold_in(key, 1), hp, prob, chunk_inputs)
     return start, state, history
 
@@ -172,7 +172,8 @@ def _probes(rule, estimates: bool) -> scan.Probes:
 @functools.cache
 def _start(rule, features, counts, places, sizes):
     x, size = jnp.zeros((1, features)), None if sizes is None else jnp.array(sizes)
-    return scan.init_state(mlp(), rule, jax.random.key(0), x, counts, places, size)
+    counts = counts._replace(size=size)
+    return scan.init_state(mlp(), rule, jax.random.key(0), x, counts, places)
 
 
 def scheduled(schedule: Schedule) -> scan.Inputs:

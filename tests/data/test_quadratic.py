@@ -171,14 +171,9 @@ def test_gradient_is_the_formula():
     np.testing.assert_array_equal(start["params"]["w"], np.zeros(3))
     variables = {"params": {"w": jnp.asarray(w, jnp.float32)}}
     mask = jnp.array([True, True, True, False])
-    (loss, _), g = client.batch_gradient(
-        model,
-        variables,
-        jnp.asarray(x),
-        jnp.zeros(4, jnp.int32),
-        mask,
-        jax.random.key(0),
-    )
+    labels = jnp.zeros(4, jnp.int32)
+    batch = client.Batch(jnp.asarray(x), labels, mask, jax.random.key(0))
+    (loss, _), g = client.batch_gradient(model, variables, batch)
     np.testing.assert_allclose(g["w"], lam * (w - x[:3].mean(0)), rtol=1e-5)
     expected = 0.5 * ((w - x[:3]) ** 2 @ np.array(lam)).mean()
     np.testing.assert_allclose(loss, expected, rtol=1e-5)

@@ -82,7 +82,7 @@ def test_only_participants_have_a_share():
     nan = jnp.full_like(SAMPLES.x[:1], jnp.nan)
     samples = SAMPLES._replace(x=jnp.concatenate([SAMPLES.x, nan]))
     row = clients.row.at[3].set(len(SAMPLES.x))
-    spoilt = probes.client_gradients(
+    spoiled = probes.client_gradients(
         parts(model, 4),
         variables,
         jax.random.key(0),
@@ -90,9 +90,9 @@ def test_only_participants_have_a_share():
         samples,
     )
     clean = measure(model, variables, clients, jax.random.key(0))
-    np.testing.assert_array_equal(spoilt.dissimilarity, clean.dissimilarity)
-    nobody = clients._replace(tau=jnp.zeros(12, jnp.int32))
-    for value in measure(model, variables, nobody, jax.random.key(0)):
+    np.testing.assert_array_equal(spoiled.dissimilarity, clean.dissimilarity)
+    absent = clients._replace(tau=jnp.zeros(12, jnp.int32))
+    for value in measure(model, variables, absent, jax.random.key(0)):
         assert np.isnan(value).all()
 
 

@@ -104,7 +104,7 @@ def test_smoothness_is_the_curvature_along_the_gradient():
 
 def test_only_participants_are_probed():
     model, variables, clients = setting()
-    # Client 5 alone takes part; a NaN in everybody else's data must not matter.
+    # Client 5 alone takes part; a NaN in the data of others must not matter.
     own = np.asarray(clients.row[5])
     x = jnp.full_like(SAMPLES.x, jnp.nan).at[own].set(SAMPLES.x[own])
     alone = clients._replace(tau=jnp.zeros(12, jnp.int32).at[5].set(2))
@@ -117,6 +117,6 @@ def test_only_participants_are_probed():
         problems.hparams(),
     )
     assert all(np.isfinite(v) and v > 0 for v in got)
-    nobody = clients._replace(tau=jnp.zeros(12, jnp.int32))
-    got = estimates(model, variables, nobody, jax.random.key(0))
+    absent = clients._replace(tau=jnp.zeros(12, jnp.int32))
+    got = estimates(model, variables, absent, jax.random.key(0))
     assert [float(v) for v in got] == [0.0, 0.0, 0.0]

@@ -85,7 +85,8 @@ def test_ten_thousand_clients_that_do_not_move_leave_the_model():
     rho = rng.uniform(0.5, 1.5, number)
     rho = jnp.asarray(rho / rho.sum(), jnp.float32)
     one = jnp.ones(number, jnp.int32)
-    clients = client.Client(jnp.arange(number), one, one, one[:, None])
+    ids = jnp.arange(number)
+    clients = client.Client(ids, one, one, one[:, None])
 
     def train(c, limit):
         del c, limit
@@ -95,7 +96,8 @@ def test_ten_thousand_clients_that_do_not_move_leave_the_model():
     @jax.jit
     def run(rho):
         recipe = Recipe(batch_size=1, passes=1)
-        return mapping.weighted_updates(train, clients, rho, one, params, recipe)[0]
+        share = mapping.Share(clients, ids, rho, one)
+        return mapping.weighted_updates(train, share, params, recipe)[0]
 
     weighted = run(rho)
     np.testing.assert_array_equal(weighted.moved["w"], 0)
@@ -122,8 +124,8 @@ def test_the_order_of_the_clients_does_not_change_a_bit():
     order = np.array([3, 0, 4, 1, 2])
     shuffled = PROBLEM._replace(rows=PROBLEM.rows[order], client=PROBLEM.client[order])
     inputs = INPUTS._replace(tau=INPUTS.tau[:, order], size=INPUTS.size[:, order])
-    _, first, told = problems.run("fedavg", DATA, PROBLEM, INPUTS)
+    _, first, history = problems.run("fedavg", DATA, PROBLEM, INPUTS)
     _, second, other = problems.run("fedavg", DATA, shuffled, inputs)
     jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
-    np.testing.assert_array_equal(told.train_loss, other.train_loss)
-    np.testing.assert_array_equal(told.test_loss, other.test_loss)
+    np.testing.assert_array_equal(history.train_loss, other.train_loss)
+    np.testing.assert_array_equal(history.test_loss, other.test_loss)

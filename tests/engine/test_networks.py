@@ -41,8 +41,8 @@ def gradient(name, form, batch):
     model, mask = network(name, form), jnp.ones(batch, bool)
 
     def run(variables, x, y):
-        key = jax.random.key(0)
-        (loss, _), found = client.batch_gradient(model, variables, x, y, mask, key)
+        batch = client.Batch(x, y, mask, jax.random.key(0))
+        (loss, _), found = client.batch_gradient(model, variables, batch)
         return loss, found
 
     return jax.jit(run)

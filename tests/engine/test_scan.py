@@ -164,7 +164,7 @@ def test_proximal_term_zero_is_fedavg_and_large_stays_near_the_global_model():
     assert way(strong) < 0.5 * way(fedavg)
 
 
-def test_nobody_works_keeps_the_model():
+def test_an_interval_without_work_keeps_the_model():
     idle = problems.inputs(np.zeros((1, 5), int), SIZE[:1])
     for algorithm in ("fedavg", "fedprox", "fedasync", "dms"):
         start, state, history = problems.run(algorithm, DATA, PROBLEM, idle)
@@ -249,13 +249,13 @@ def test_intervals_in_pieces_equal_one_scan():
 
 @pytest.mark.parametrize(("mapping", "block"), MAPPINGS)
 def test_non_finite_client_is_dropped_and_the_others_go_on(mapping, block):
-    spoilt = PROBLEM.samples.x.at[PROBLEM.rows[1]].set(np.nan)
+    spoiled = PROBLEM.samples.x.at[PROBLEM.rows[1]].set(np.nan)
     only_first = ~np.isin(np.asarray(PROBLEM.rows), np.asarray(PROBLEM.rows[1]))
     rows = np.asarray(PROBLEM.rows).copy()
-    for i in (0, 2, 3, 4):  # nobody else may touch a spoilt sample
+    for i in (0, 2, 3, 4):  # other clients may not touch a spoiled sample
         rows[i] = np.resize(rows[i][only_first[i]], 12)
     prob = PROBLEM._replace(
-        samples=PROBLEM.samples._replace(x=spoilt), rows=jnp.asarray(rows)
+        samples=PROBLEM.samples._replace(x=spoiled), rows=jnp.asarray(rows)
     )
     clean = prob._replace(samples=PROBLEM.samples)
     one = problems.inputs(TAU[:1], SIZE[:1])
@@ -285,7 +285,7 @@ def test_total_loss_freezes_the_last_good_model(mapping, block):
 
 
 def test_losing_all_weighted_clients_keeps_the_model_and_goes_on():
-    # A huge coupling gives all weight to client 3 (τ = 5), and its data are spoilt.
+    # A huge coupling gives all weight to client 3 (τ = 5), and its data are spoiled.
     own = np.asarray(PROBLEM.rows[3])
     rows = np.asarray(PROBLEM.rows).copy()
     for i in (0, 1, 2, 4):

@@ -70,44 +70,42 @@ def scaled(
     return (jnp.asarray(x, jnp.float32) - mean) * inverse_std
 
 
-def batch_loss(
-    model: Model,
-    variables: Params,
-    x: Float[Array, "B ..."],
-    y: Int[Array, "B"],
-    mask: Bool[Array, "B"],
-    key: PRNGKey,
-) -> tuple[Float[Array, ""], tuple[Params, Float[Array, ""]]]:
-    """Mean of the model's loss over the valid rows of a batch, and the new variables.
+class Batch(NamedTuple):
+    """One mini-batch."""
+
+    x: Float[Array, "B ..."]  # scaled network input
+    y: Int[Array, "B"]
+    mask: Bool[Array, "B"]  # False on padding
+    key: PRNGKey  # for dropout
+
+
+def batch_of(
+    samples: Samples, rows: Int[Array, "B"], mask: Bool[Array, "B"], key: PRNGKey
+) -> Batch:
+    """The mini-batch of the stored samples `rows`."""
+    return Batch(scaled(samples, samples.x[rows]), samples.y[rows], mask, key)
+
+
+def batch_gradient(
+    model: Model, variables: Params, batch: Batch
+) -> tuple[tuple[Float[Array, ""], tuple[Params, Float[Array, ""]]], Params]:
+    """The model's loss on a batch and its gradient.
 
     Args:
       model: the network.
       variables: Flax variables.
-      x: scaled network input.
-      y: labels.
-      mask: False on padding.
-      key: for dropout.
+      batch: the loss is the mean over its valid rows.
 
     Returns:
-      loss, (new variables, sum of the sample losses).
+      (loss, (new variables, sum of the sample losses)), and the gradient with respect
+      to ``variables["params"]``.
     """
-    outputs, changed = model.train(variables, x, mask, key)
-    total = jnp.sum(jnp.where(mask, model.loss(outputs, y), 0.0))
-    return total / jnp.maximum(mask.sum(), 1), (changed, total)
-
-
-def batch_gradient(
-    model: Model,
-    variables: Params,
-    x: Float[Array, "B ..."],
-    y: Int[Array, "B"],
-    mask: Bool[Array, "B"],
-    key: PRNGKey,
-) -> tuple[tuple[Float[Array, ""], tuple[Params, Float[Array, ""]]], Params]:
-    """`batch_loss` and its gradient with respect to ``variables["params"]``."""
 
     def loss(params: Params) -> tuple[Float[Array, ""], Any]:
-        return batch_loss(model, {**variables, "params": params}, x, y, mask, key)
+        x, y, mask, key = batch
+        outputs, changed = model.train({**variables, "params": params}, x, mask, key)
+        total = jnp.sum(jnp.where(mask, model.loss(outputs, y), 0.0))
+        return total / jnp.maximum(mask.sum(), 1), (changed, total)
 
     return jax.value_and_grad(loss, has_aux=True)(variables["params"])
 
@@ -171,20 +169,15 @@ def _batch(
 
 
 def _step(
-    parts: Parts,
+    model: Model,
     optimizer: optax.GradientTransformation,
     start: Start,
-    samples: Samples,
     mu: Scalar,
     carry: _Carry,
-    batch: tuple[Int[Array, "B"], Bool[Array, "B"], PRNGKey],
+    batch: Batch,
 ) -> _Carry:
     """One step of SGD on ∇F_i + μ(w − w^t), plus the rule's correction if any."""
-    rows, mask, key = batch
-    x, y = scaled(samples, samples.x[rows]), samples.y[rows]
-    (_, (changed, loss)), gradient = batch_gradient(
-        parts.model, carry.variables, x, y, mask, key
-    )
+    (_, (changed, loss)), gradient = batch_gradient(model, carry.variables, batch)
     params, anchor = carry.variables["params"], start.variables["params"]
     gradient = jax.tree.map(
         lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor
@@ -193,7 +186,7 @@ def _step(
         gradient = optax.tree.add(gradient, start.correction)
     updates, state = optimizer.update(gradient, carry.optimizer, params)
     changed = {**changed, "params": optax.apply_updates(params, updates)}
-    return _Carry(changed, state, carry.loss + loss, carry.samples + mask.sum())
+    return _Carry(changed, state, carry.loss + loss, carry.samples + batch.mask.sum())
 
 
 def train(
@@ -228,8 +221,8 @@ def train(
 
     def step(k: Int[Array, ""], carry: _Carry) -> _Carry:
         rows, mask = _batch(k, client, orders, recipe.batch_size)
-        batch = rows, mask, jax.random.fold_in(dropout_key, k)
-        return _step(parts, optimizer, start, samples, hparams.mu, carry, batch)
+        batch = batch_of(samples, rows, mask, jax.random.fold_in(dropout_key, k))
+        return _step(parts.model, optimizer, start, hparams.mu, carry, batch)
 
     def step_or_freeze(k: Int[Array, ""], carry: _Carry) -> _Carry:
         # `where`, never α·update: a NaN in the frozen branch must not leak.

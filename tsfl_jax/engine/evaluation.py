@@ -5,13 +5,13 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Samples, scaled
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
-from tsfl_jax.types import Array, Params
+from tsfl_jax.types import Params
 
 
 class TestSet(NamedTuple):
@@ -38,11 +38,8 @@ def make_test_set(
     mask = index < len(y)
     index = np.where(mask, index, 0)
     shape = (batches, size)
-    return TestSet(
-        x=x[index].reshape(shape + x.shape[1:]),
-        y=y[index].reshape(shape),
-        mask=mask.reshape(shape),
-    )
+    x, y = x[index].reshape(shape + x.shape[1:]), y[index].reshape(shape)
+    return TestSet(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask.reshape(shape)))
 
 
 def evaluate(
@@ -62,12 +59,11 @@ def evaluate(
     """
 
     def batch(item: TestSet) -> tuple[Int[Array, ""], Float[Array, ""]]:
-        x, labels = jnp.asarray(item.x), jnp.asarray(item.y)
-        outputs = model.predict(variables, scaled(samples, x))
-        loss = jnp.where(item.mask, model.loss(outputs, labels), 0.0)
+        outputs = model.predict(variables, scaled(samples, item.x))
+        loss = jnp.where(item.mask, model.loss(outputs, item.y), 0.0)
         right = jnp.int32(0)
         if model.classifies:
-            correct = losses.correct(outputs, labels)
+            correct = losses.correct(outputs, item.y)
             right = jnp.where(item.mask, correct, False).sum()
         return right, loss.sum()
 

@@ -26,7 +26,7 @@ from tsfl_jax.engine import devices, evaluation, exact_sums, mapping
 from tsfl_jax.engine.probes import probe
 from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.models.losses import weight_entropy
-from tsfl_jax.rules.base import Aggregator, Event, Situation, Weights
+from tsfl_jax.rules.base import Event, Situation, Weights
 from tsfl_jax.types import (
     Array,
     ClientGradients,
@@ -126,22 +126,23 @@ def run_interval(
     estimates = probe(parts, state.params, probe_key, claimed, problem.samples, hparams)
     situation = observe(parts.recipe, rule_key, claimed, inputs.delivery, estimates)
     weights = parts.rule.weights(situation, hparams)
+    # Whether updates are measured against the models they started from, not w^t.
+    moved = parts.rule.deltas or parts.rule.combine is not None
 
     def train(client: local.Client, limit: Array | int | None) -> mapping.Trained:
         start = start_of(parts, state, (streams[0], train_key), client)
         model, result = local.train(
             parts, start, client, problem.samples, hparams, limit
         )
-        origin = start.variables if from_start(parts.rule) else state.params
+        origin = start.variables if moved else state.params
         return mapping.Trained(model, origin, result)
 
-    share = own_share(parts.recipe, clients, inputs.assigned, weights.rho)
+    share = mapping.own_share(parts.recipe, clients, inputs.assigned, weights.rho)
     sent = None
     if inputs.delivery is not None:
         sent = trees.take(state.sent, clients.snapshot)
     event = Event(situation, weights.rho, situation.tau > 0, sent)
-    aggregate = weighted_mean if parts.rule.combine is None else combined_updates
-    arrived = aggregate(parts, state, train, share, event, hparams)
+    arrived = train_and_combine(parts, state, train, share, event, hparams)
     tally = count(arrived.results, share, inputs.tau.shape[0], parts.recipe.axis)
     new = advance(parts, state, arrived, tally, inputs.delivery, hparams)
     scores = evaluate_if_due(parts, new.params, problem, inputs.evaluate)
@@ -206,43 +207,6 @@ def start_of(
     return local.Start(variables, key, correction)
 
 
-def from_start(rule: Aggregator) -> bool:
-    """Whether an update is measured against the model it started from, not w^t."""
-    return rule.deltas or rule.combine is not None
-
-
-class Share(NamedTuple):
-    """The clients that this device trains; empty entries are clients without work."""
-
-    clients: local.Client  # leading axis [K]
-    place: Int[Array, "K"]  # of each among all N; N: an empty entry
-    rho: Float[Array, "K"]
-    work: Int[Array, "K"]  # mini-batch steps
-
-
-def own_share(
-    recipe: Recipe,
-    clients: local.Client,
-    assigned: Int[Array, "K"],
-    rho: Float[Array, "N"],
-) -> Share:
-    """This device's share of the clients."""
-    number = rho.shape[0]
-    real = assigned < number
-    here = jnp.where(real, assigned, 0)
-    own = trees.take(clients, here)
-    own = own._replace(tau=jnp.where(real, own.tau, 0))
-    per_iteration = local.steps_per_iteration(
-        own.size, recipe.batch_size, recipe.iteration
-    )
-    return Share(
-        own,
-        jnp.where(real, assigned, number),
-        jnp.where(real, rho[here], 0.0),
-        own.tau * per_iteration,
-    )
-
-
 class Arrived(NamedTuple):
     """What training gave, ready for the rule's `update`."""
 
@@ -253,51 +217,37 @@ class Arrived(NamedTuple):
     results: local.LocalResult  # [K], of this device's clients
 
 
-def weighted_mean(
+def train_and_combine(
     parts: Parts,
     state: State,
     train: mapping.TrainOne,
-    share: Share,
+    share: mapping.Share,
     event: Event,
     hparams: HParams,
 ) -> Arrived:
-    """Trains and sums: Σ_i ρ_i w_i = (Σ ρ) w^t + Σ_i ρ_i (w_i − w^t).
+    """Trains the clients and combines their models.
 
-    A rule with `deltas` gets w^t + Σ_i ρ_i (w_i − base_i) instead, base_i being the
-    model that client i started from.
+    By weights: Σ_i ρ_i w_i = (Σ ρ) w^t + Σ_i ρ_i (w_i − w^t), or with the rule's
+    `deltas` w^t + Σ_i ρ_i (w_i − base_i), base_i being the model that client i started
+    from. By the rule's `combine`: w^t + Δ, with Δ made of all updates.
     """
-    del hparams
-    weighted, results = mapping.weighted_updates(
-        train, share.clients, share.rho, share.work, state.params, parts.recipe
-    )
-    total = jnp.float32(1.0) if parts.rule.deltas else weighted.asked
-    # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
-    total = jnp.where(jnp.abs(total - 1) < 1e-5, 1.0, total)
-    mean = trees.map_inexact(
-        lambda w, m: total.astype(w.dtype) * w + m, state.params, weighted.moved
-    )
-    return Arrived(mean, state.server, event, weighted.kept, results)
-
-
-def combined_updates(
-    parts: Parts,
-    state: State,
-    train: mapping.TrainOne,
-    share: Share,
-    event: Event,
-    hparams: HParams,
-) -> Arrived:
-    """Trains and stacks: w^t + Δ, where the rule combines all updates into Δ."""
-    assert parts.rule.combine is not None
-    updates, results = mapping.stacked_updates(
-        train, share.clients, share.work, parts.recipe
-    )
+    rule, recipe = parts.rule, parts.recipe
+    if rule.combine is None:
+        weighted, results = mapping.weighted_updates(train, share, state.params, recipe)
+        total = jnp.float32(1.0) if rule.deltas else weighted.asked
+        # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
+        total = jnp.where(jnp.abs(total - 1) < 1e-5, 1.0, total)
+        mean = trees.map_inexact(
+            lambda w, m: total.astype(w.dtype) * w + m, state.params, weighted.moved
+        )
+        return Arrived(mean, state.server, event, weighted.kept, results)
+    updates, results = mapping.stacked_updates(train, share, recipe)
     # Every device gets what each has: its own in their places and 0 elsewhere.
     own = updates, results.finite.astype(jnp.int32)
     own = trees.scattered(own, share.place, event.rho.shape[0])
-    updates, finite = devices.total(own, parts.recipe.axis)
+    updates, finite = devices.total(own, recipe.axis)
     event = event._replace(present=(finite > 0) & event.present)
-    update, server = parts.rule.combine(updates, state.server, event, hparams)
+    update, server = rule.combine(updates, state.server, event, hparams)
     mean = trees.map_inexact(jnp.add, state.params, update)
     return Arrived(mean, server, event, event.present.sum(), results)
 
@@ -312,7 +262,7 @@ class Tally(NamedTuple):
 
 
 def count(
-    results: local.LocalResult, share: Share, number: int, axis: str | None
+    results: local.LocalResult, share: mapping.Share, number: int, axis: str | None
 ) -> Tally:
     """Sums over the clients of all devices; N = `number`."""
     worked = share.clients.tau > 0
@@ -344,11 +294,8 @@ def advance(
     if delivery is None:  # else other clients are still at work on good models
         diverged |= (tally.dropped > 0) & (tally.survivors == 0)
     updated = (arrived.kept > 0) & ~diverged
-    new, old = (
-        State(params, server, diverged),
-        State(state.params, state.server, diverged),
-    )
-    new = optax.tree.where(updated, new, old)
+    old = State(state.params, state.server, diverged)
+    new = optax.tree.where(updated, State(params, server, diverged), old)
     if delivery is None:
         return new
     sent = None if rule.sent is None else rule.sent(new.server)

@@ -21,9 +21,39 @@ from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import trees
 from tsfl_jax.engine import devices, exact_sums
-from tsfl_jax.engine.client import Client, LocalResult
+from tsfl_jax.engine.client import Client, LocalResult, steps_per_iteration
 from tsfl_jax.engine.recipe import Recipe
 from tsfl_jax.types import Array, Params, UserError
+
+
+class Share(NamedTuple):
+    """The K clients that a device trains; empty entries are clients without work."""
+
+    clients: Client
+    place: Int[Array, "K"]  # of each among all N; N: an empty entry
+    rho: Float[Array, "K"]  # weights ≥ 0; most rules have Σ ρ = 1 over all devices
+    work: Int[Array, "K"]  # mini-batch steps
+
+
+def own_share(
+    recipe: Recipe,
+    clients: Client,
+    assigned: Int[Array, "K"],
+    rho: Float[Array, "N"],
+) -> Share:
+    """This device's share of the clients; see `devices.deal` for `assigned`."""
+    number = rho.shape[0]
+    real = assigned < number
+    here = jnp.where(real, assigned, 0)
+    own = trees.take(clients, here)
+    own = own._replace(tau=jnp.where(real, own.tau, 0))
+    per_iteration = steps_per_iteration(own.size, recipe.batch_size, recipe.iteration)
+    return Share(
+        own,
+        jnp.where(real, assigned, number),
+        jnp.where(real, rho[here], 0.0),
+        own.tau * per_iteration,
+    )
 
 
 class Trained(NamedTuple):
@@ -90,17 +120,15 @@ class _Blocks(NamedTuple):
     limit: Int[Array, "blocks"]  # mini-batch steps of each block's longest client
 
 
-def _in_blocks(
-    clients: Client, rho: Float[Array, "N"], work: Int[Array, "N"], block: int
-) -> _Blocks:
-    num_clients = rho.shape[0]
+def _in_blocks(share: Share, block: int) -> _Blocks:
+    num_clients = share.rho.shape[0]
     block = min(block, num_clients)  # a device may have fewer clients than a block
     blocks = -(-num_clients // block)
     # Clients that fill up the last block repeat the first one without any work.
     index = jnp.arange(blocks * block)
     real = index < num_clients
     index = jnp.where(real, index, 0)
-    padded = trees.take(clients, index)
+    padded = trees.take(share.clients, index)
     padded = padded._replace(tau=jnp.where(real, padded.tau, 0))
 
     def split(leaf: Array) -> Array:
@@ -108,8 +136,8 @@ def _in_blocks(
 
     return _Blocks(
         jax.tree.map(split, padded),
-        split(jnp.where(real, rho[index], 0.0)),
-        split(jnp.where(real, work[index], 0)).max(axis=1),
+        split(jnp.where(real, share.rho[index], 0.0)),
+        split(jnp.where(real, share.work[index], 0)).max(axis=1),
     )
 
 
@@ -126,16 +154,16 @@ def _flat(tree: Any, num_clients: int) -> Any:
 
 
 def stacked_updates(
-    train: TrainOne, clients: Client, work: Int[Array, "N"], recipe: Recipe
+    train: TrainOne, share: Share, recipe: Recipe
 ) -> tuple[Params, LocalResult]:
-    """Trains every client and returns every update: memory grows with N.
+    """Trains every client and returns every update: memory grows with K.
 
     For rules that no weights can express (medians, Krum, control variates). Arguments
-    as in `weighted_models`.
+    as in `weighted_updates`.
 
     Returns:
-      w_i − start_i with leaves ``[N, ...]``, 0 where a model is not finite and for
-      integer leaves; and `LocalResult` ``[N]``.
+      w_i − start_i with leaves ``[K, ...]``, 0 where a model is not finite and for
+      integer leaves; and `LocalResult` ``[K]``.
     """
 
     def one(client: Client, limit: Array | int | None) -> tuple[Params, LocalResult]:
@@ -148,18 +176,18 @@ def stacked_updates(
         return jax.tree.map(update, model, start), result
 
     if recipe.mapping == "sequential":
-        return lax.map(lambda client: one(client, None), clients)
-    blocks = _in_blocks(clients, jnp.zeros(work.shape), work, recipe.block)
+        return lax.map(lambda client: one(client, None), share.clients)
+    blocks = _in_blocks(share, recipe.block)
 
     def several(block: _Blocks) -> tuple[Params, LocalResult]:
         limit = _limit(blocks, block.limit, recipe)
         return jax.vmap(lambda client: one(client, limit))(block.clients)
 
-    return _flat(lax.map(several, blocks), work.shape[0])
+    return _flat(lax.map(several, blocks), share.rho.shape[0])
 
 
 def _sequential(
-    train: TrainOne, clients: Client, rho: Float[Array, "N"], totals: _Totals
+    train: TrainOne, share: Share, totals: _Totals
 ) -> tuple[_Totals, LocalResult]:
     def one(
         totals: _Totals, item: tuple[Client, Float[Array, ""]]
@@ -170,7 +198,7 @@ def _sequential(
         several = _terms(trained, weight), weight, result.finite
         return _added(totals, *jax.tree.map(lambda a: a[None], several)), result
 
-    return lax.scan(one, totals, (clients, rho))
+    return lax.scan(one, totals, (share.clients, share.rho))
 
 
 def _vmapped(
@@ -220,12 +248,7 @@ def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
 
 
 def weighted_updates(
-    train: TrainOne,
-    clients: Client,
-    rho: Float[Array, "N"],
-    work: Int[Array, "N"],
-    template: Params,
-    recipe: Recipe,
+    train: TrainOne, share: Share, template: Params, recipe: Recipe
 ) -> tuple[Weighted, LocalResult]:
     """Trains every client and returns Σ ρ_i (w_i − start_i) over the finite models.
 
@@ -234,19 +257,17 @@ def weighted_updates(
 
     Args:
       train: local training of one client.
-      clients: those of this device, at most `exact_sums.MOST_TERMS` over all devices.
-      rho: float32 weights ≥ 0; most rules have Σ ρ = 1 over all devices.
-      work: mini-batch steps that each client has to do.
+      share: this device's clients, at most `exact_sums.MOST_TERMS` over all devices.
       template: the global model, for shapes and dtypes.
       recipe: mapping, block, longest client and mesh axis.
 
     Returns:
-      `Weighted` and every client's `LocalResult` ``[N]``.
+      `Weighted` and every client's `LocalResult` ``[K]``.
 
     Raises:
       UserError: too many clients.
     """
-    number = rho.shape[0] * devices.count(recipe.axis)
+    number = share.rho.shape[0] * devices.count(recipe.axis)
     if number > exact_sums.MOST_TERMS:
         raise UserError(
             f"{number:,} clients in one interval: their updates are added up exactly "
@@ -254,9 +275,9 @@ def weighted_updates(
         )
     totals = _zeros(template)
     if recipe.mapping == "sequential":
-        totals, results = _sequential(train, clients, rho, totals)
+        totals, results = _sequential(train, share, totals)
     else:
-        blocks = _in_blocks(clients, rho, work, recipe.block)
+        blocks = _in_blocks(share, recipe.block)
         totals, results = _vmapped(train, blocks, totals, recipe)
-        results = _flat(results, rho.shape[0])
+        results = _flat(results, share.rho.shape[0])
     return _finished(totals, template, recipe.axis), results

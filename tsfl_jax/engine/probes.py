@@ -41,14 +41,7 @@ from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.recipe import Parts
-from tsfl_jax.types import (
-    Array,
-    ClientGradients,
-    Constants,
-    HParams,
-    Params,
-    PRNGKey,
-)
+from tsfl_jax.types import Array, ClientGradients, Constants, HParams, Params, PRNGKey
 
 PROBED_CLIENTS = 8  # for L, G², σ²
 # Numbers kept of all clients' gradients together: 32 MB for the two of each, and more
@@ -175,11 +168,10 @@ def _constants_of(
         batch, step = turn
         at = jax.tree.map(lambda w, g: w - step * g, params, first)
         rows = client.row[places[batch]]
-        x, y = local.scaled(samples, samples.x[rows]), samples.y[rows]
-        at = {**variables, "params": at}
         # g3 has the batch and the dropout of g1: they differ by the step alone.
         noise = jax.random.fold_in(dropout_key, batch)
-        _, g = local.batch_gradient(parts.model, at, x, y, no_padding, noise)
+        drawn = local.batch_of(samples, rows, no_padding, noise)
+        _, g = local.batch_gradient(parts.model, {**variables, "params": at}, drawn)
         first = jax.tree.map(lambda f, g: jnp.where(step < 0, g, f), first, g)
         square = optax.tree.norm(g, squared=True)
         return first, (square, optax.tree.norm(optax.tree.sub(g, first), squared=True))
@@ -270,9 +262,8 @@ def _two_gradients(
 
     def gradient(first: Params, turn: tuple[Array, PRNGKey]) -> tuple[Params, Any]:
         order, noise = turn
-        rows = client.row[order]
-        x, y = local.scaled(samples, samples.x[rows]), samples.y[rows]
-        _, g = local.batch_gradient(parts.model, variables, x, y, mask, noise)
+        batch = local.batch_of(samples, client.row[order], mask, noise)
+        _, g = local.batch_gradient(parts.model, variables, batch)
         change = optax.tree.norm(optax.tree.sub(g, first), squared=True)
         flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(g)])
         return g, (change, flat if entries is None else flat[entries])

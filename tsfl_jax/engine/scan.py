@@ -13,21 +13,16 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Float, Shaped
+from jaxtyping import Array, Float
 
 from tsfl_jax import trees
 from tsfl_jax.engine import devices
-from tsfl_jax.engine.interval import (
-    History,
-    Inputs,
-    Problem,
-    State,
-    run_interval,
-)
+from tsfl_jax.engine.interval import History, Inputs, Problem, State, run_interval
 from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator, Counts, one_of
-from tsfl_jax.types import Array, HParams, PRNGKey
+from tsfl_jax.types import Array as AnyArray
+from tsfl_jax.types import HParams, PRNGKey
 
 __all__ = [
     "History",
@@ -69,7 +64,7 @@ def _over_lanes(run: Run, lanes: str) -> Run:
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
     ) -> tuple[State, History]:
         def one(
-            state: State, key: PRNGKey, hparams: HParams, rows: Array, own: Inputs
+            state: State, key: PRNGKey, hparams: HParams, rows: AnyArray, own: Inputs
         ) -> tuple[State, History]:
             mine = own._replace(interval=inputs.interval, evaluate=inputs.evaluate)
             return run(state, key, hparams, problem._replace(rows=rows), mine)
@@ -90,7 +85,6 @@ def init_state(
     x: Float[Array, "B ..."],
     counts: Counts,
     snapshots: int = 0,
-    size: Shaped[Array, "N"] | None = None,
 ) -> State:
     """w^0 and the rule's state.
 
@@ -99,13 +93,11 @@ def init_state(
       rule: the aggregation rule.
       key: of the initial model.
       x: one batch of scaled network input.
-      counts: numbers of clients and tiers.
+      counts: numbers of clients and tiers, and samples of each client.
       snapshots: P, earlier models kept; 0 if all clients start from w^t.
-      size: samples that each client holds; None: all hold the same number.
     """
-    params = model.init(key, jnp.asarray(x))
-    held = None if size is None else jnp.asarray(size)
-    server = rule.init(params, counts._replace(size=held))
+    params = model.init(key, x)
+    server = rule.init(params, counts)
     state = State(params, server, jnp.bool_(False))
     if not snapshots:
         return state

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
@@ -185,7 +186,7 @@ def make_arrays(prepared: Prepared, mesh: Mesh) -> Arrays:
     """
     problem = make_problem(prepared, mesh)
     init_key, key = keys_of(prepared)
-    size = prepared.partition.capacity.astype(np.float32)
+    size = jnp.asarray(prepared.partition.capacity, jnp.float32)
     start = jax.jit(lambda key, samples: initial_state(prepared, key, size, samples))(
         init_key, problem.samples
     )
@@ -255,9 +256,8 @@ def initial_state(
         prepared.rule,
         key,
         local.scaled(samples, samples.x[:1]),
-        counts_of(prepared),
+        counts_of(prepared)._replace(size=size),
         prepared.workload.schedule.places,
-        size,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tsfl_jax.config import PartitionConfig
 from tsfl_jax.data import class_counts, partition
 from tsfl_jax.types import UserError
 
@@ -14,10 +15,9 @@ KINDS = ("iid", "dirichlet", "shards")
 
 
 def split(labels, capacity, kind, seed=0, **kwargs):
-    rng = np.random.default_rng(seed)
-    return partition.make_partition(
-        np.asarray(labels), np.asarray(capacity, int), kind=kind, rng=rng, **kwargs
-    )
+    chosen, rng = PartitionConfig(kind, **kwargs), np.random.default_rng(seed)
+    labels, capacity = np.asarray(labels), np.asarray(capacity, int)
+    return partition.make_partition(labels, capacity, chosen, rng)
 
 
 def rows(part):

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax import host_memory
+from tsfl_jax.config import PartitionConfig
 from tsfl_jax.data import class_counts
 from tsfl_jax.types import Partition, UserError
 from tsfl_jax.validate import check
@@ -22,11 +23,7 @@ from tsfl_jax.validate import check
 def make_partition(
     labels: Shaped[np.ndarray, "M"],
     capacity: Int[np.ndarray, "N"],
-    *,
-    kind: str,
-    alpha: float = 0.5,
-    classes_per_client: int = 2,
-    replacement: bool = False,
+    settings: PartitionConfig,
     rng: np.random.Generator,
 ) -> Partition:
     """Divide training samples among clients, capacity[i] to client i.
@@ -47,10 +44,8 @@ def make_partition(
     Args:
       labels: classes of the training samples.
       capacity: most samples that each client needs in any interval, ≥ 1.
-      kind: iid, dirichlet, shards or label.
-      alpha: finite α > 0, dirichlet only; small = skewed, large = all classes alike.
-      classes_per_client: k ≥ 1, shards only.
-      replacement: let clients share samples if there are too few.
+      settings: the kind, α of dirichlet, k of shards, and whether clients may share
+        samples if there are too few.
       rng: random number generator.
 
     Returns:
@@ -61,17 +56,15 @@ def make_partition(
       UserError: a value out of range, or more samples requested than there are.
     """
     capacity = capacity.astype(np.int64)
-    check("partition.kind", kind)
-    check("partition.alpha", alpha)
-    _check_stock(len(labels), capacity, replacement)
-    _check_memory(capacity, len(np.unique(labels)), kind)
+    check("partition.kind", settings.kind)
+    check("partition.alpha", settings.alpha)
+    _check_stock(len(labels), capacity, settings.replacement)
+    _check_memory(capacity, len(np.unique(labels)), settings.kind)
     sharing = int(capacity.sum()) > len(labels)
-    if kind == "iid":
+    if settings.kind == "iid":
         pools, counts, notes = [rng.permutation(len(labels))], capacity[:, None], ()
     else:
-        pools, counts, notes = _by_class(
-            labels, capacity, kind, alpha, classes_per_client, sharing, rng
-        )
+        pools, counts, notes = _by_class(labels, capacity, settings, sharing, rng)
     if sharing:
         notes += (
             f"The clients request {capacity.sum()} samples of {len(labels)}: they "
@@ -83,13 +76,12 @@ def make_partition(
 def _by_class(
     labels: Shaped[np.ndarray, "M"],
     capacity: Int[np.ndarray, "N"],
-    kind: str,
-    alpha: float,
-    classes_per_client: int,
+    settings: PartitionConfig,
     sharing: bool,
     rng: np.random.Generator,
 ) -> tuple[list[Int[np.ndarray, "_"]], Int[np.ndarray, "N C"], tuple[str, ...]]:
     """The samples of each class in random order, the counts, and notes."""
+    kind, k = settings.kind, settings.classes_per_client
     classes, inverse = np.unique(labels, return_inverse=True)
     members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
     pools = [rng.permutation(samples) for samples in members]
@@ -98,16 +90,16 @@ def _by_class(
         _check_label(capacity, stock, classes)
         return pools, np.diag(capacity), ()
     if kind == "dirichlet":
-        shares = _dirichlet(alpha, len(capacity), len(stock), rng)
+        shares = _dirichlet(settings.alpha, len(capacity), len(stock), rng)
     else:
-        shares = _shards(classes_per_client, capacity, stock, rng)
+        shares = _shards(k, capacity, stock, rng)
     real = shares * capacity[:, None]
     wanted = fitted = class_counts.round_rows(real, capacity)
     if kind == "shards" and not sharing:
         fitted = class_counts.round_rows(class_counts.fit(real, stock), capacity)
     counts = class_counts.settle(fitted, shares, stock, sharing, rng)
     chosen = shares > 0 if kind == "shards" else np.ones(shares.shape, bool)
-    return pools, counts, _notes(wanted, counts, classes, chosen, classes_per_client)
+    return pools, counts, _notes(wanted, counts, classes, chosen, k)
 
 
 def _check_stock(

@@ -271,11 +271,8 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
     split = partition.make_partition(
         dataset.y_train,
         capacity,
-        kind=config.partition.kind,
-        alpha=config.partition.alpha,
-        classes_per_client=config.partition.classes_per_client,
-        replacement=config.partition.replacement,
-        rng=rng.generator(config.seed, "partition"),
+        config.partition,
+        rng.generator(config.seed, "partition"),
     )
     network, mapping = _make_network(config, dataset, own.model)
     return Prepared(

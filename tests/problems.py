@@ -170,10 +170,10 @@ def _probes(rule, estimates: bool) -> scan.Probes:
 
 
 @functools.cache
-def _start(rule, features, counts, places, sizes):
+def _start(rule, features, counts, snapshots, sizes):
     x, size = jnp.zeros((1, features)), None if sizes is None else jnp.array(sizes)
     counts = counts._replace(size=size)
-    return scan.init_state(mlp(), rule, jax.random.key(0), x, counts, places)
+    return scan.init_state(mlp(), rule, jax.random.key(0), x, counts, snapshots)
 
 
 def scheduled(schedule: Schedule) -> scan.Inputs:
@@ -224,7 +224,7 @@ def replayed(
         by_id[np.asarray(prob.client)] = schedule.size[0]
         sizes = by_id.tolist()
     sizes = None if sizes is None else tuple(sizes)
-    start = _start(rule, prob.samples.x.shape[1], counts, schedule.places, sizes)
+    start = _start(rule, prob.samples.x.shape[1], counts, schedule.snapshots, sizes)
     key = jax.random.fold_in(jax.random.key(0), 1)
     state, history = compiled(start, key, hp or hparams(), prob, scheduled(schedule))
     return start, state, history

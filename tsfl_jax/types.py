@@ -139,7 +139,7 @@ class Delivery(NamedTuple):
 
     client: Int[Array, "... K"]  # int32, which client
     task: Int[Array, "... K"]  # int32, which of its tasks; names the random stream
-    base: Int[Array, "... K"]  # int32 in [0, P), the snapshot that it started from
+    snapshot: Int[Array, "... K"]  # int32 in [0, P), which one it started from
     lag: Int[Array, "... K"]  # int32, global updates since that model
     keep: Int[Array, "..."]  # int32, the snapshot that the new model becomes; P: none
     group: Int[Array, "..."]  # int32, tier that delivers; 0 without tiers
@@ -155,7 +155,7 @@ class Schedule(NamedTuple):
     size: Int[np.ndarray, "T N"]  # int32, samples held ≥ 1
     seconds: Float[np.ndarray, "T"] | None = None  # float64, virtual time of updates
     delivery: Delivery | None = None  # of NumPy arrays, leading axis [T]
-    places: int = 0  # P, snapshots kept at a time
+    snapshots: int = 0  # P, kept at a time
     reported: Int[np.ndarray, "T N"] | None = None  # int32; None: as many as done
     notes: tuple[str, ...] = ()  # what a user should know about the draw
 

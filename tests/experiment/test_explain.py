@@ -24,7 +24,7 @@ def bars(name, fleet, end=None, **kwargs):
     """{client: [(kind, start, end), …]}, the kinds by their first letters."""
     trace, tasks = FRAMEWORKS[name](fleet, **kwargs)
     seen = {}
-    for s in segments.segments(tasks, fleet, end or trace.time[-1]):
+    for s in segments.segments(tasks, fleet, float(end or trace.time[-1])):
         cell = (s.kind[:2], round(float(s.start), 9), round(float(s.end), 9))
         seen.setdefault(s.client, []).append(cell)
     return seen
@@ -275,7 +275,7 @@ def test_numbers_of_an_asynchronous_run():
     model = 4 * (64 * 50 + 50 + 50 * 10 + 10)
     assert known.parameters == model // 4
     assert known.memory["global model"] == model
-    assert known.memory["earlier models"] == times.places * model
+    assert known.memory["earlier models"] == times.snapshots * model
 
 
 def test_samples_of_single_steps():

@@ -194,13 +194,12 @@ def test_clients_and_arrays_round_trip(tmp_path):
     rng = np.random.default_rng(0)
     tau = rng.integers(0, 9, (4, 3), np.int32)
     rho = rng.random((4, 3), np.float32)
-    files.write_clients(tmp_path / "clients.npz", tau, tau + 5, rho, rho > 0.5)
+    arrays = {"tau": tau, "size": tau + 5, "rho": rho, "selected": rho > 0.5}
+    files.write_arrays(tmp_path / "clients.npz", arrays, compress=True)
     with np.load(tmp_path / "clients.npz") as found:
-        assert set(found) == {"tau", "size", "rho", "selected"}
-        np.testing.assert_array_equal(found["tau"], tau)
-        np.testing.assert_array_equal(found["size"], tau + 5)
-        np.testing.assert_array_equal(found["rho"], rho)
-        np.testing.assert_array_equal(found["selected"], rho > 0.5)
+        assert set(found) == set(arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(found[name], array)
         assert found["rho"].dtype == np.float32
     files.write_arrays(tmp_path / "model.npz", {"params/Dense_0/kernel": rho})
     with np.load(tmp_path / "model.npz") as found:

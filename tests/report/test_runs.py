@@ -39,7 +39,8 @@ def _workdir(
     files.write_metrics(folder / "metrics.jsonl", rows)
     tau = rng.integers(0, 9, (intervals, clients))
     rho = np.where(tau > 3, tau, 0) / np.maximum(tau.sum(1, keepdims=True), 1)
-    files.write_clients(folder / "clients.npz", tau, tau + 1, rho, rho > 0)
+    arrays = {"tau": tau, "size": tau + 1, "rho": rho, "selected": rho > 0}
+    files.write_arrays(folder / "clients.npz", arrays, compress=True)
     about = {"data": "synthetic digits", "algorithm": algorithm, "seed": seed}
     files.write_json(folder / "summary.json", about)
     return folder
@@ -142,7 +143,7 @@ def test_participation_counts_weights_above_zero(tmp_path, monkeypatch):
     figures = _captured(monkeypatch)
     tau = np.array([[2, 4, 0], [2, 8, 1]])
     rho = np.array([[0.25, 0.75, 0], [0, 1, 0]], np.float32)
-    files.write_clients(tmp_path / "clients.npz", tau, tau, rho, rho > 0)
+    files.write_arrays(tmp_path / "clients.npz", {"tau": tau, "rho": rho})
     plots.plot_participation(tmp_path)
     top, bottom = figures[0].axes[:2]
     (bars,) = top.collections

@@ -124,7 +124,7 @@ def test_unusable_folders_are_refused(folder, tmp_path):
         kept = {name: clients[name] for name in ("tau", "size", "rho", "selected")}
     with pytest.raises(UserError, match="cannot read .*clients.npz"):
         theory.read_run(tmp_path)
-    files.write_clients(tmp_path / "clients.npz", **kept)
+    files.write_arrays(tmp_path / "clients.npz", kept)
     with pytest.raises(UserError, match="do not belong together"):
         theory.read_run(tmp_path)
     settings = files.read_json(folder / "config.json")
@@ -154,7 +154,7 @@ def test_intervals_without_numbers_are_left_out(folder, tmp_path):
     kept["tau"][1] = 0  # no client at work
     kept["variance"][1:, 2] = np.nan  # one absent
     kept["tau"][2, 2] = 0
-    files.write_clients(tmp_path / "clients.npz", **kept)
+    files.write_arrays(tmp_path / "clients.npz", kept)
     run = theory.read_run(tmp_path)
     assert run.interval.tolist() == [3]
     paths = theory.write_theory(tmp_path, tmp_path)

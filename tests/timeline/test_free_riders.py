@@ -19,7 +19,7 @@ HONEST = np.array([[1, 4, 2], [0, 2, 3], [5, 1, 0]])
 
 
 class Order(np.random.Generator):
-    """A generator that makes clients ride in this order."""
+    """A generator that chooses free riders in this order."""
 
     def __init__(self, *order):
         super().__init__(np.random.PCG64())
@@ -31,17 +31,21 @@ class Order(np.random.Generator):
 
 
 def test_claim_by_hand():
-    done, reported, rides = free_riders.ride(HONEST, "claim", 2, Order(0, 2, 1))
-    assert rides.tolist() == [True, False, True]
-    # One iteration where there would be some; the most of anybody is 4, 3, 5.
+    done, reported, chosen = free_riders.make_free_riders(
+        HONEST, "claim", 2, Order(0, 2, 1)
+    )
+    assert chosen.tolist() == [True, False, True]
+    # One iteration where there would be some; the most of any client is 4, 3, 5.
     assert done.tolist() == [[1, 4, 1], [0, 2, 1], [1, 1, 0]]
     assert reported.tolist() == [[4, 4, 4], [0, 2, 3], [5, 1, 0]]
     assert done.dtype == reported.dtype == np.int32
 
 
 def test_echo_by_hand():
-    done, reported, rides = free_riders.ride(HONEST, "echo", 1, Order(1, 0, 2))
-    assert rides.tolist() == [False, True, False]
+    done, reported, chosen = free_riders.make_free_riders(
+        HONEST, "echo", 1, Order(1, 0, 2)
+    )
+    assert chosen.tolist() == [False, True, False]
     assert done.tolist() == [[1, 0, 2], [0, 0, 3], [5, 0, 0]]
     assert reported.tolist() == [[1, 4, 2], [0, 3, 3], [5, 5, 0]]
 
@@ -49,36 +53,42 @@ def test_echo_by_hand():
 def test_visit_by_hand():
     # Blocks of two: there in 0 and 1, away in 2 and 3, there in 4.
     tau = np.full((5, 2), 3)
-    done, reported, rides = free_riders.ride(tau, "visit", 1, Order(1, 0), period=2)
-    assert rides.tolist() == [False, True]
+    done, reported, chosen = free_riders.make_free_riders(
+        tau, "visit", 1, Order(1, 0), period=2
+    )
+    assert chosen.tolist() == [False, True]
     assert done[:, 1].tolist() == [3, 3, 0, 0, 3] and (done[:, 0] == 3).all()
     np.testing.assert_array_equal(done, reported)
 
 
-def test_places_of_deliveries_by_hand():
-    # Client 2 of 4 rides, wherever it stands; an empty place names client 0.
+def test_slots_of_deliveries_by_hand():
+    # Client 2 of 4 is chosen, whatever its slots; an empty slot names client 0.
     tau = np.array([[2, 3, 0], [4, 2, 1]])
     client = np.array([[2, 1, 0], [3, 2, 2]])
-    who = {"client": client, "num_clients": 4}
-    done, reported, rides = free_riders.ride(tau, "claim", 1, Order(2, 0, 1, 3), **who)
-    assert rides.tolist() == [False, False, True, False]
+    slots = {"client": client, "num_clients": 4}
+    done, reported, chosen = free_riders.make_free_riders(
+        tau, "claim", 1, Order(2, 0, 1, 3), **slots
+    )
+    assert chosen.tolist() == [False, False, True, False]
     assert done.tolist() == [[1, 3, 0], [4, 1, 1]]
     assert reported.tolist() == [[3, 3, 0], [4, 4, 4]]
-    done, _, _ = free_riders.ride(tau, "visit", 1, Order(2, 0, 1, 3), 1, **who)
+    done, _, _ = free_riders.make_free_riders(
+        tau, "visit", 1, Order(2, 0, 1, 3), 1, **slots
+    )
     assert done.tolist() == [[2, 3, 0], [4, 0, 0]]
     with pytest.raises(UserError, match="<= 4 = --config.num_clients"):
-        free_riders.ride(tau, "echo", 5, Order(0, 1, 2, 3), **who)
+        free_riders.make_free_riders(tau, "echo", 5, Order(0, 1, 2, 3), **slots)
 
 
 @pytest.mark.parametrize("kind", FREE_RIDING)
 def test_no_client_and_all_clients_are_free_riders(kind):
     rng = np.random.default_rng(0)
-    done, reported, rides = free_riders.ride(HONEST, kind, 0, rng)
-    assert not rides.any()
+    done, reported, chosen = free_riders.make_free_riders(HONEST, kind, 0, rng)
+    assert not chosen.any()
     np.testing.assert_array_equal(done, HONEST)
     np.testing.assert_array_equal(reported, HONEST)
-    done, reported, rides = free_riders.ride(HONEST, kind, 3, rng)
-    assert rides.all()
+    done, reported, chosen = free_riders.make_free_riders(HONEST, kind, 3, rng)
+    assert chosen.all()
     assert ((done > 0) <= (HONEST > 0)).all()
     np.testing.assert_array_equal(reported > 0, HONEST > 0)
 
@@ -91,7 +101,7 @@ def test_wrong_settings_are_answered_in_one_line():
         ("echo", -1, "free_riders=-1"),
     ):
         with pytest.raises(UserError, match=words) as caught:
-            free_riders.ride(HONEST, kind, number, rng)
+            free_riders.make_free_riders(HONEST, kind, number, rng)
         assert "\n" not in str(caught.value)
     settings = small()
     for name, value in (("free_riders", 5), ("free_riders", -1), ("free_riding", "x")):
@@ -110,7 +120,7 @@ def riding(kind, algorithm, settings=None, number=1):
 
 
 def equal_work(kind, algorithm="dms"):
-    """Everybody would do three local iterations on as many samples."""
+    """All clients would do three local iterations on as many samples."""
     settings = riding(kind, algorithm)
     settings.schedule.kind, settings.schedule.tau = "explicit", (3, 3, 3, 5)
     settings.schedule.data_size = 32
@@ -118,40 +128,42 @@ def equal_work(kind, algorithm="dms"):
     return settings
 
 
-def who_rides(settings):
+def free_rider_of(settings):
     times = prepare(settings).workload.schedule
-    (rider,) = np.flatnonzero((times.reported != times.tau).any(axis=0))
-    return rider
+    (free_rider,) = np.flatnonzero((times.reported != times.tau).any(axis=0))
+    return free_rider
 
 
 @pytest.mark.parametrize("kind", ["claim", "echo"])
 def test_dms_believes_those_who_report_much(kind):
     settings = equal_work(kind)
     # c = η L (H − 1) G²/(2 N σ²) = 0.02 · 40 · 4 · 2/8 = 0.8: ρ grows in τ.
-    seed = next(s for s in range(20) if who_rides_of(settings, s) != 3)
+    seed = next(s for s in range(20) if free_rider_with_seed(settings, s) != 3)
     settings.seed = seed
-    rider = who_rides(settings)
+    free_rider = free_rider_of(settings)
     result = tsfl_jax.simulate(settings)
     times, rho = prepare(settings).workload.schedule, result.history["rho"]
-    assert (times.reported[:, rider] == 5).all()
-    assert (times.tau[:, rider] == (1 if kind == "claim" else 0)).all()
-    honest = [i for i in range(3) if i != rider]
+    assert (times.reported[:, free_rider] == 5).all()
+    assert (times.tau[:, free_rider] == (1 if kind == "claim" else 0)).all()
+    honest = [i for i in range(3) if i != free_rider]
     # It weighs as much as client 3, who does five iterations, and honest ones less.
-    np.testing.assert_allclose(rho[:, rider], rho[:, 3], rtol=1e-5)
-    assert (rho[:, rider] > rho[:, honest].max(axis=1) + 0.1).all()
+    np.testing.assert_allclose(rho[:, free_rider], rho[:, 3], rtol=1e-5)
+    assert (rho[:, free_rider] > rho[:, honest].max(axis=1) + 0.1).all()
     work = times.tau.sum(axis=1) * 32
     np.testing.assert_array_equal(result.history["samples"], work)
     assert result.summary["num_dropped"] == 0 and result.summary["diverged_at"] is None
 
 
-def who_rides_of(settings, seed):
+def free_rider_with_seed(settings, seed):
     settings.seed = seed
-    return who_rides(settings)
+    return free_rider_of(settings)
 
 
-def test_an_echo_is_the_global_model_itself():
+def test_an_echo_is_the_global_model():
     """FedAvg, all but client 2 honest, against the slow reference."""
-    done, reported, _ = free_riders.ride(TAU, "echo", 1, Order(2, 0, 1, 3, 4))
+    done, reported, _ = free_riders.make_free_riders(
+        TAU, "echo", 1, Order(2, 0, 1, 3, 4)
+    )
     size = np.broadcast_to(SIZES, TAU.shape).astype(np.int32)
     schedule = Schedule(done, size, reported=reported)
     hp = HP._replace(mu=HP.mu * 0)
@@ -196,7 +208,7 @@ def test_visitors_stay_away_in_every_other_block(tmp_path):
     assert not result.history["selected"][5:10, visitor].any()
 
 
-def test_riders_of_a_timeline_are_clients():
+def test_free_riders_of_a_timeline_are_clients():
     for framework in ("fedbuff", "sfl"):
         times = workload.draw_workload(riding("echo", "", timed(framework))).schedule
         said = times.reported > 0
@@ -219,7 +231,7 @@ def test_an_echo_in_a_timeline_runs():
     assert np.isfinite(accuracy[-1])
 
 
-def test_a_sweep_over_the_number_of_riders():
+def test_a_sweep_over_the_number_of_free_riders():
     settings = small(algorithm="fedavg", num_intervals=2)
     swept = tsfl_jax.sweep(settings, {"schedule.free_riders": [0, 1]})
     trained = [row["samples_trained"] for row in swept.rows]

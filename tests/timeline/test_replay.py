@@ -50,7 +50,7 @@ def trace_of(client, version, iterations=None, task=None, time=None, group=None)
 def test_all_from_the_newest_model_is_dense():
     trace = trace_of([[0, 2], [1, -1]], [[0, 0], [1, 0]], [[3, 4], [2, 0]])
     schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
-    assert schedule.delivery is None and schedule.places == 0
+    assert schedule.delivery is None and schedule.snapshots == 0
     assert schedule.tau.tolist() == [[3, 0, 4], [0, 2, 0]]
     assert schedule.size.tolist() == [[5, 6, 7], [5, 6, 7]]
     assert schedule.seconds.tolist() == [1, 2]
@@ -66,8 +66,8 @@ def test_lost_deliveries_do_not_matter():
 
 
 def test_afl_of_three_clients():
-    # Version 0 is used until update 4, 1 until update 1, 2 from update 1 to 3; nobody
-    # delivers from 3, 4 and 5. Update 1 reads 1 before it puts 2 in the same place.
+    # Version 0 is used until update 4, 1 until update 1, 2 from update 1 to 3; no task
+    # starts from 3, 4 or 5. Update 1 reads 1 before 2 replaces the same snapshot.
     trace = trace_of(
         client=[[0], [0], [1], [0], [2]],
         version=[[0], [1], [0], [2], [0]],
@@ -75,11 +75,11 @@ def test_afl_of_three_clients():
         task=[[0], [1], [0], [2], [0]],
     )
     schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
-    assert schedule.places == 2
+    assert schedule.snapshots == 2
     d = schedule.delivery
     assert d.client.tolist() == [[0], [0], [1], [0], [2]]
     assert d.task.tolist() == [[0], [1], [0], [2], [0]]
-    assert d.base.tolist() == [[0], [1], [0], [1], [0]]
+    assert d.snapshot.tolist() == [[0], [1], [0], [1], [0]]
     assert d.lag.tolist() == [[0], [0], [2], [1], [4]]
     assert d.keep.tolist() == [1, 1, 2, 2, 2]  # 2 = P: nowhere
     assert d.group.tolist() == [0] * 5
@@ -87,17 +87,17 @@ def test_afl_of_three_clients():
     assert schedule.size.tolist() == [[5], [5], [6], [5], [7]]
 
 
-def test_place_of_the_first_model_is_used_again():
-    # 0 is used until update 1, so version 2 takes its place; 1 until update 2.
+def test_snapshot_of_the_first_model_is_used_again():
+    # 0 is used until update 1, so version 2 replaces it; 1 until update 2.
     trace = trace_of([[0], [1], [0], [1]], [[0], [0], [1], [2]])
     schedule = replay.schedule_of(trace, np.array([5, 5]))
-    assert schedule.places == 2
-    assert schedule.delivery.base.tolist() == [[0], [0], [1], [0]]
+    assert schedule.snapshots == 2
+    assert schedule.delivery.snapshot.tolist() == [[0], [0], [1], [0]]
     assert schedule.delivery.keep.tolist() == [1, 0, 2, 2]
 
 
 def test_the_same_client_twice_and_padding():
-    # Everybody from the newest model in update 0, but client 0 twice.
+    # All from the newest model in update 0, but client 0 twice.
     trace = trace_of(
         client=[[0, 0, -1], [1, 0, 2]],
         version=[[0, 0, 0], [0, 1, 1]],
@@ -114,7 +114,7 @@ def test_the_same_client_twice_and_padding():
     d = schedule.delivery
     assert d.client.tolist() == [[0, 0, 0], [1, 0, 0]]
     assert d.task.tolist() == [[0, 1, 0], [7, 2, 0]]
-    assert d.base.tolist() == [[0, 0, 0], [0, 1, 0]]
+    assert d.snapshot.tolist() == [[0, 0, 0], [0, 1, 0]]
     assert d.lag.tolist() == [[0, 0, 0], [1, 0, 0]]
     assert d.keep.tolist() == [1, 2]
     assert schedule.tau.tolist() == [[2, 3, 0], [4, 5, 0]]
@@ -184,39 +184,39 @@ def test_every_delivery_reads_its_version_from_the_smallest_pool(trace):
     if schedule.delivery is None:
         assert (trace.version == np.arange(len(real))[:, None])[real].all()
         return
-    d, pool, needed = schedule.delivery, [0] * schedule.places, []
+    d, pool, needed = schedule.delivery, [0] * schedule.snapshots, []
     for r in range(len(real)):
         for k in np.flatnonzero(real[r]):
-            assert pool[d.base[r, k]] == trace.version[r, k]
+            assert pool[d.snapshot[r, k]] == trace.version[r, k]
             assert d.lag[r, k] == r - trace.version[r, k]
             assert d.client[r, k] == trace.client[r, k]
             assert d.task[r, k] == trace.task[r, k]
         assert (schedule.tau[r][~real[r]] == 0).all()
-        if d.keep[r] < schedule.places:
+        if d.keep[r] < schedule.snapshots:
             pool[d.keep[r]] = r + 1
         # Versions there are when update r reads, and that it or a later one reads.
         later = set(trace.version[r:][real[r:]].tolist())
         needed.append(len([v for v in later if v <= r]))
-    assert schedule.places == max(needed)
+    assert schedule.snapshots == max(needed)
 
 
 # ---- The engine ----
 
 
 def in_form_of_deliveries(schedule):
-    """The same schedule as if everybody's base model had to be kept."""
+    """The same schedule as if a snapshot were kept for all clients."""
     updates, clients = schedule.tau.shape
     zeros = np.zeros((updates, clients), np.int32)
     interval = np.arange(updates, dtype=np.int32)[:, None]
     delivery = Delivery(
         client=zeros + np.arange(clients, dtype=np.int32),
         task=zeros + interval,
-        base=zeros,
+        snapshot=zeros,
         lag=zeros,
         keep=np.zeros(updates, np.int32),
         group=np.zeros(updates, np.int32),
     )
-    return schedule._replace(delivery=delivery, places=1)
+    return schedule._replace(delivery=delivery, snapshots=1)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_the_cases_are_what_they_are_for():
     assert any(a == b == 0 for row in rows for a, b in zip(row, row[1:], strict=False))
     for name in CASES:
         schedule = case(name)[1]
-        assert schedule.delivery.lag.max() >= 2 and schedule.places >= 2, name
+        assert schedule.delivery.lag.max() >= 2 and schedule.snapshots >= 2, name
     assert set(case("fedat")[0].group) == {0, 1, 2}
 
 
@@ -337,12 +337,12 @@ def test_replay_matches_plain_reference(name):
         assert np.abs(value - versions[0][n]).max() > 1e-2
         got = as_reference(state.params)[n]
         np.testing.assert_allclose(got, value, rtol=2e-4, atol=2e-5)
-    # What is still in the pool is the last version that was put there.
-    held = np.zeros(schedule.places, int)
-    for r, place in enumerate(schedule.delivery.keep):
-        held[place : place + 1] = r + 1  # an empty slice for P
-    for place, version in enumerate(held):
-        kept = as_reference(jax.tree.map(lambda a, p=place: a[p], state.snapshots))
+    # What the last snapshots hold is the last version that was put there.
+    held = np.zeros(schedule.snapshots, int)
+    for r, p in enumerate(schedule.delivery.keep):
+        held[p : p + 1] = r + 1  # an empty slice for P
+    for p, version in enumerate(held):
+        kept = as_reference(jax.tree.map(lambda a, p=p: a[p], state.snapshots))
         for n, value in versions[version].items():
             np.testing.assert_allclose(kept[n], value, rtol=2e-4, atol=2e-5)
     there = schedule.tau > 0
@@ -376,7 +376,7 @@ def test_mappings_agree(name):
 
 
 def spoilt(client):
-    """The problem with NaN in the samples of one client, which nobody else has."""
+    """The problem with NaN in the samples of one client, which no other client has."""
     own = np.asarray(PROBLEM.rows[client])
     rows = np.asarray(PROBLEM.rows).copy()
     for i in range(len(rows)):
@@ -406,15 +406,15 @@ def test_a_spoilt_delivery_is_left_out_and_the_pool_unharmed():
 
 
 @pytest.mark.parametrize("algorithm", ["fedasync", "fedbuff"])
-def test_nobody_delivers(algorithm):
-    # Update 1 is by nobody, but client 1 starts from its model all the same.
+def test_no_client_delivers(algorithm):
+    # Update 1 has no delivery, but client 1 starts from its model all the same.
     trace = trace_of([[0], [-1], [1], [1]], [[0], [0], [0], [2]], [[1], [0], [0], [0]])
     schedule = replay.schedule_of(trace, SIZES)
     assert schedule.delivery is None
     delivery = Delivery(
         client=np.array([[0], [0], [1], [1]]),
         task=np.array([[0], [0], [0], [1]]),
-        base=np.array([[0], [0], [0], [1]]),
+        snapshot=np.array([[0], [0], [0], [1]]),
         lag=np.array([[0], [0], [2], [1]]),
         keep=np.array([2, 1, 2, 2]),
         group=np.zeros(4, int),
@@ -519,7 +519,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     ],
 )
 def test_several_devices_give_the_result_of_one(framework):
-    # Two places over 2 devices, and over 3, one of which has nothing to do.
+    # Two clients each over 2 devices, and over 3, one of which has nothing to do.
     one, *others = (
         tsfl_jax.simulate(timed(framework, devices=count)) for count in (1, 2, 3)
     )
@@ -547,20 +547,20 @@ def test_a_sweep_over_seeds_equals_single_runs(framework, tmp_path):
     (tmp_path / "speeds.csv").write_text(speeds)
     settings.timeline.speeds = str(tmp_path / "speeds.csv")
     swept = tsfl_jax.sweep(settings, {"seed": [0, 3]})
-    for place, seed in enumerate((0, 3)):
+    for lane, seed in enumerate((0, 3)):
         settings.seed = seed
         single = tsfl_jax.simulate(settings)
         for name in ("test_loss", "train_loss", "rho"):
             np.testing.assert_allclose(
-                swept.history[name][place],
+                swept.history[name][lane],
                 single.history[name],
                 rtol=1e-5,
                 atol=1e-5,
                 err_msg=name,
             )
         times = prepare.prepare(settings).workload.schedule
-        np.testing.assert_array_equal(swept.history["tau"][place], times.tau)
-        assert swept.rows[place]["final_test_loss"] == pytest.approx(
+        np.testing.assert_array_equal(swept.history["tau"][lane], times.tau)
+        assert swept.rows[lane]["final_test_loss"] == pytest.approx(
             single.summary["final_test_loss"], rel=1e-5
         )
 

@@ -150,7 +150,7 @@ def test_dropout_only_takes_away():
     np.testing.assert_array_equal(thin.size, whole.size)
     stays = thin.tau != 0
     np.testing.assert_array_equal(thin.tau[stays], whole.tau[stays])
-    # 10,000 independent draws: 5 standard errors. Anybody, at any time.
+    # 10,000 independent draws: 5 standard errors. Any client, at any time.
     away = (thin.tau == 0) & (whole.tau > 0)
     rate = away.sum() / (whole.tau > 0).sum()
     assert abs(rate - 0.3) < 0.025

@@ -110,7 +110,7 @@ def test_offline_clients():
     assert trace.time.tolist() == [3.25, 4.5]
     assert trace.start.tolist() == [[1, 0], [3.25, 3.25]]
     assert trace.arrival.tolist() == [[3.25, 0.75], [4.5, 4.0]]
-    # Nobody waits for who is gone for good.
+    # The server does not wait for a client that never returns.
     gone = fleet_of([1, 0.5], online=[[(0, 1.5)], []])
     assert rows(run("sfl", gone, horizon=2), "client") == [
         (1, [(0,), (1,)]),
@@ -147,7 +147,7 @@ def test_afl():
 def test_ties_go_to_the_smaller_id():
     trace = run("afl", fleet_of([1, 1, 1]), horizon=2)
     assert trace.client[:, 0].tolist() == [0, 1, 2] * 2
-    # Whoever delivers goes on at once, before the others of the same moment.
+    # A client that delivers goes on at once, before other arrivals of the moment.
     assert trace.version[:, 0].tolist() == [0, 0, 0, 1, 2, 3]
 
 
@@ -226,7 +226,7 @@ def test_fedcs_deadline():
     fleet = fleet_of([1, 1], upload=1, lost=[True, False])
     trace = run("fedcs", fleet, horizon=3, deadline=4)
     assert rows(trace, "client", "arrival") == [(3, [(1, 3)])]
-    # Offline clients are not picked; a round waits until somebody is there.
+    # Offline clients are not picked; a round waits until a client is online.
     fleet = fleet_of([1, 1], upload=1, online=[[(2, 99)], [(5, 99)]])
     trace = run("fedcs", fleet, horizon=9, deadline=4)
     # 2–4 and 4–6 with client 0; 6–9 with both, one upload after the other.
@@ -316,7 +316,7 @@ def test_tsfl():
     # With carry client 2 has 3, 6 → 1 done and 2 left, 5 → 1, 4 → 0, 3 seconds.
     trace = run("tsfl", fleet, num_intervals=5, interval=3.0, carry=True)
     assert trace.iterations.T.tolist() == [[5] * 5, [1] * 5, [0, 1, 1, 1, 0]]
-    # Counts and places with nothing delivered.
+    # Counts and slots with nothing delivered.
     assert summary(trace, 3)["deliveries"] == [5, 5, 3]
     assert summary(trace, 3)["max_staleness"] == 0
 
@@ -408,7 +408,7 @@ def test_properties(name):
         there = trace.client >= 0
         r = np.broadcast_to(np.arange(R)[:, None], there.shape)
         assert ((trace.version >= 0) & (trace.version <= r)).all()
-        assert (there[:, :-1] >= there[:, 1:]).all()  # empty places at the end
+        assert (there[:, :-1] >= there[:, 1:]).all()  # empty slots at the end
         for field in (trace.version, trace.iterations, trace.task):
             assert (field[~there] == 0).all()
         assert np.isnan(trace.start[~there]).all()
@@ -425,9 +425,9 @@ def test_properties(name):
             assert (np.diff(trace.task[mine]) > 0).all()
             assert (trace.start[mine][1:] >= trace.arrival[mine][:-1]).all()
             assert not fleet.lost[i, trace.task[mine] % 7].any()
-        told = summary(trace, 5)
-        assert sum(told["deliveries"]) == came.sum() and told["updates"] == R
-        assert told["iterations"] == trace.iterations.sum()
+        found = summary(trace, 5)
+        assert sum(found["deliveries"]) == came.sum() and found["updates"] == R
+        assert found["iterations"] == trace.iterations.sum()
 
 
 @settings(deadline=None, max_examples=20)
@@ -524,7 +524,7 @@ def test_nothing_delivered():
         UserError, match="is 2.4 s: .*first tasks end from 2.5 s to 3.5 s"
     ):
         run("afl", fleet, horizon=2.4)
-    # Everything is lost, nobody is ever there: they end, and say so.
+    # All is lost, or no client is ever online: they end with an error.
     for bad in (
         fleet._replace(lost=~fleet.lost),
         fleet._replace(online=(np.array([[0, 1.0]]),) * 2),
@@ -571,7 +571,7 @@ class Sim:
             seconds -= piece
 
     def task(self, i, k, H, version, channel=None):
-        """Everybody uploads at the same time, or waits for the channel."""
+        """All clients upload at the same time, or waits for the channel."""
         J = self.fleet.iteration.shape[1]
         yield from self.come_online(i)
         start = self.env.now
@@ -667,7 +667,7 @@ class Sim:
                 yield self.env.any_of(
                     [self.env.process(self.come_online(i)) for i in able]
                 )
-                # Of each round its own: what is dropped goes on, and harms nobody.
+                # Rounds are independent: a dropped upload does not delay the next.
                 channel = self.simpy.Resource(self.env, capacity=1)
                 version, works = len(self.updates), []
                 for i in select({i for i in able if there(i)}):

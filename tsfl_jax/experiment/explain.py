@@ -208,10 +208,10 @@ def _bytes(tree: Any) -> int:
 def _state_of(prepared: Prepared) -> scan.State:
     """Shapes of the state; nothing is computed."""
     model, rule = prepared.network.model, prepared.rule
-    counts, places = counts_of(prepared), prepared.workload.schedule.places
+    counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
     x = jax.ShapeDtypeStruct((1, *prepared.dataset.x_train.shape[1:]), np.float32)
     return jax.eval_shape(
-        lambda x: scan.init_state(model, rule, rng.key(0), x, counts, places), x
+        lambda x: scan.init_state(model, rule, rng.key(0), x, counts, snapshots), x
     )
 
 

@@ -83,7 +83,7 @@ def signature(prepared: Prepared) -> dict[str, str]:
         # Lanes share the shape of a timeline, and when the model is tested.
         times = prepared.workload.schedule
         fixed |= {
-            "timeline": f"{times.tau.shape}, {times.places} kept, {counts}",
+            "timeline": f"{times.tau.shape}, {times.snapshots} kept, {counts}",
             "evaluated": data.fingerprint(evaluated(prepared)),
         }
     return fixed

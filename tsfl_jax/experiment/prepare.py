@@ -296,7 +296,7 @@ def _fingerprints(
     dataset: Dataset, split: Partition, times: Schedule, data_fingerprint: str
 ) -> dict[str, str]:
     """Digests of the drawn arrays by what they are."""
-    drawn = times._replace(seconds=None, places=None, notes=())
+    drawn = times._replace(seconds=None, snapshots=None, notes=())
     classes = np.asarray(dataset.num_classes, np.int64)
     return {
         "data": data_fingerprint or data.fingerprint(*dataset[1:5]),

@@ -237,7 +237,7 @@ def make_inputs(prepared: Prepared, num_devices: int) -> scan.Inputs:
     if times.reported is not None:
         filled.reported[end:] = 0
     if times.delivery is not None:
-        filled.delivery.keep[end:] = times.places
+        filled.delivery.keep[end:] = times.snapshots
     return filled
 
 
@@ -257,7 +257,7 @@ def initial_state(
         key,
         local.scaled(samples, samples.x[:1]),
         counts_of(prepared)._replace(size=size),
-        prepared.workload.schedule.places,
+        prepared.workload.schedule.snapshots,
     )
 
 

@@ -366,13 +366,13 @@ def write_results(
         replay.dense(np.asarray(a)[:finished], times, clients)
         for a in (times.tau, history.rho, history.selected)
     )
-    more = {}
+    arrays = {"tau": tau, "size": sizes, "rho": rho, "selected": selected}
     if times.delivery is None and not np.isnan(history.grad_square).all():
-        more = {
+        arrays |= {
             "variance": np.asarray(history.client_variance),
             "dissimilarity": np.asarray(history.client_dissimilarity),
         }
-    report.write_clients(folder / "clients.npz", tau, sizes, rho, selected, **more)
+    report.write_arrays(folder / "clients.npz", arrays, compress=True)
     report.write_arrays(folder / "model.npz", named_arrays(params))
     report.write_json(folder / "summary.json", summary)
     runs.plot_curves(folder)

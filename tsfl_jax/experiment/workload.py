@@ -75,7 +75,7 @@ def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
     clients = {}
     if drawn.delivery is not None:
         clients = {"client": drawn.delivery.client, "num_clients": config.num_clients}
-    done, reported, _ = free_riders.ride(
+    done, reported, _ = free_riders.make_free_riders(
         drawn.tau,
         s.free_riding,
         s.free_riders,

@@ -20,7 +20,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -32,11 +32,13 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+_Path = str | pathlib.Path
+
 _LOCK = ".lock"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "tsfl_jax")
 
 
-def new_workdir(root: str | pathlib.Path, label: str) -> pathlib.Path:
+def new_workdir(root: _Path, label: str) -> pathlib.Path:
     """Make a new folder ``root/label-20261121-0642``, local time.
 
     Args:
@@ -57,7 +59,7 @@ def new_workdir(root: str | pathlib.Path, label: str) -> pathlib.Path:
     return path
 
 
-def folder_of(path: str | pathlib.Path) -> pathlib.Path:
+def folder_of(path: _Path) -> pathlib.Path:
     """The folder as a path, with ~ expanded; it is not made.
 
     Raises:
@@ -78,7 +80,7 @@ def folder_of(path: str | pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def prepare_workdir(path: str | pathlib.Path) -> pathlib.Path:
+def prepare_workdir(path: _Path) -> pathlib.Path:
     """Make the folder if needed and checks that files can be written there.
 
     Raises:
@@ -98,9 +100,7 @@ def prepare_workdir(path: str | pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def lock(
-    folder: str | pathlib.Path, warn: Callable[[str], None]
-) -> Iterator[Callable[[], None]]:
+def lock(folder: _Path, warn: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """Lock a workdir for this process; it contains the file .lock meanwhile.
 
     The operating system holds the lock, so that it ends with the process, even if that
@@ -175,7 +175,7 @@ def _check_held(path: pathlib.Path, handle: int) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | pathlib.Path) -> Iterator[IO[bytes]]:
+def replacing(path: _Path) -> Iterator[IO[bytes]]:
     """Open a binary file that replaces `path` once all of it is on the disk.
 
     Raises:
@@ -194,19 +194,19 @@ def replacing(path: str | pathlib.Path) -> Iterator[IO[bytes]]:
         beside.unlink(missing_ok=True)
 
 
-def write_json(path: str | pathlib.Path, obj: Any) -> None:
+def write_json(path: _Path, obj: Any) -> None:
     """Write strict JSON: arrays as lists, NaN and ±inf as null; key order is kept."""
     text = json.dumps(plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     write_text(path, text)
 
 
-def write_text(path: str | pathlib.Path, text: str) -> None:
+def write_text(path: _Path, text: str) -> None:
     """Write a text file in UTF-8."""
     with replacing(path) as file:
         file.write(text.encode())
 
 
-def write_csv(path: str | pathlib.Path, rows: list[dict[str, Any]]) -> None:
+def write_csv(path: _Path, rows: list[dict[str, Any]]) -> None:
     """Write a table with the union of the rows' keys as columns."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     table = io.StringIO()
@@ -234,7 +234,7 @@ def write_table(
     return paths
 
 
-def read_json(path: str | pathlib.Path) -> dict | None:
+def read_json(path: _Path) -> dict | None:
     """The object that `write_json` wrote; None if the file is missing or damaged."""
     try:
         found = json.loads(pathlib.Path(path).read_bytes())
@@ -243,7 +243,7 @@ def read_json(path: str | pathlib.Path) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def size_of(path: str | pathlib.Path) -> int | None:
+def size_of(path: _Path) -> int | None:
     """Bytes of a file, None if there is none."""
     try:
         return pathlib.Path(path).stat().st_size
@@ -251,13 +251,13 @@ def size_of(path: str | pathlib.Path) -> int | None:
         return None
 
 
-def write_metrics(path: str | pathlib.Path, rows: Iterable[dict]) -> None:
+def write_metrics(path: _Path, rows: Iterable[dict]) -> None:
     """Write the whole of metrics.jsonl, one object per interval."""
     with replacing(path) as file:
         file.write(_lines(rows))
 
 
-def append_metrics(path: str | pathlib.Path, rows: Iterable[dict]) -> None:
+def append_metrics(path: _Path, rows: Iterable[dict]) -> None:
     """Add rows to metrics.jsonl; they are on the disk when this returns."""
     with _user_errors(path), open(path, "ab") as file:
         file.write(_lines(rows))
@@ -265,7 +265,7 @@ def append_metrics(path: str | pathlib.Path, rows: Iterable[dict]) -> None:
         os.fsync(file.fileno())
 
 
-def read_metrics(path: str | pathlib.Path) -> list[dict]:
+def read_metrics(path: _Path) -> list[dict]:
     """The rows of metrics.jsonl, without an incomplete last line.
 
     Raises:
@@ -299,28 +299,17 @@ def _is_row(row: Any) -> bool:
     )
 
 
-def write_clients(
-    path: str | pathlib.Path,
-    tau: np.ndarray,
-    size: np.ndarray,
-    rho: np.ndarray,
-    selected: np.ndarray,
-    **more: np.ndarray,
+def write_arrays(
+    path: _Path, arrays: Mapping[str, np.ndarray], *, compress: bool = False
 ) -> None:
-    """Write clients.npz: local iterations, samples, weights and selection, [T, N]."""
-    arrays = {"tau": tau, "size": size, "rho": rho, "selected": selected} | more
+    """Write named arrays as an .npz; models are hardly smaller compressed."""
+    save = np.savez_compressed if compress else np.savez
     with replacing(path) as file:
         # The stub takes arrays for the option `allow_pickle`.
-        np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
+        save(file, **arrays)  # pyright: ignore[reportArgumentType]
 
 
-def write_arrays(path: str | pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write named arrays as an .npz, uncompressed as weights hardly shrink."""
-    with replacing(path) as file:
-        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
-
-
-def read_arrays(path: str | pathlib.Path) -> dict[str, np.ndarray]:
+def read_arrays(path: _Path) -> dict[str, np.ndarray]:
     """All arrays of an .npz.
 
     Raises:
@@ -345,7 +334,7 @@ def versions() -> dict[str, str | None]:
 
 
 @contextlib.contextmanager
-def _user_errors(path: str | pathlib.Path) -> Iterator[None]:
+def _user_errors(path: _Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

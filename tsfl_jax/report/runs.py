@@ -69,14 +69,15 @@ def _plot_losses(
     metrics: dict[str, np.ndarray],
     style: plot_style.Style,
 ) -> None:
-    train = plot_style.line_style("#555555", "--", "s")
-    test = style | {"linestyle": "-", "marker": "o"}
-    for name, look in (("train", train), ("test", test)):
-        label = "training" if name == "train" else name
-        loss = metrics[f"{name}_loss"]
-        plot_style.plot_line(axes, metrics["interval"], loss, look, label=label)
+    interval, train, test = (
+        metrics[name] for name in ("interval", "train_loss", "test_loss")
+    )
+    dashed = plot_style.line_style("#555555", "--", "s")
+    plot_style.plot_line(axes, interval, train, dashed, label="training")
+    solid = style | {"linestyle": "-", "marker": "o"}
+    plot_style.plot_line(axes, interval, test, solid, label="test")
     axes.set_ylabel("loss")
-    seen = np.concatenate([metrics["train_loss"], metrics["test_loss"]])
+    seen = np.concatenate([train, test])
     seen = seen[np.isfinite(seen)]
     if seen.size and seen.min() > 0 and seen.max() > 100 * seen.min():
         axes.set_yscale("log")
@@ -189,6 +190,5 @@ def _about(folder: pathlib.Path) -> dict[str, str]:
 def _title(about: dict[str, str]) -> str:
     algorithm = plot_style.NAMES.get(about["algorithm"], about["algorithm"])
     seed = about["seed"] and f"seed {about['seed']}"
-    return plot_style.escape(
-        ", ".join(part for part in (about["data"], algorithm, seed) if part)
-    )
+    parts = filter(None, [about["data"], algorithm, seed])
+    return plot_style.escape(", ".join(parts))

@@ -39,50 +39,43 @@ def line_style(color: str, linestyle: Any, marker: str) -> Style:
     return {"color": color, "linestyle": linestyle, "marker": marker}
 
 
-ALGORITHM_STYLE: dict[str, Style] = {
-    "dms": line_style(_BLUE, "-", "o"),
-    "fedavg": line_style(_RED, "--", "s"),
-    "fedprox": line_style(_GREEN, "-.", "^"),
-    "fedasync": line_style(_PINK, ":", "D"),
-    "fedbuff": line_style(_ORANGE, _MIXED, "P"),
-    "fedat": line_style(_SKY, _DOTS, "X"),
-    "fednova": line_style(_BLACK, _LONG, "v"),
-    "bound_optimal": line_style(_GREEN, _LONG, "1"),
-    "scaffold": line_style(_GREY, "-", "*"),
-    "fedavgm": line_style(_BLACK, _DOTS, "<"),
-    "fedadam": line_style(_ORANGE, _LONG, ">"),
-    "fedyogi": line_style(_SKY, _LONG, "p"),
-    "median": line_style(_BLACK, "-", "h"),
-    "trimmed_mean": line_style(_GREY, _LONG, "d"),
-    "geometric_median": line_style(_GREY, _MIXED, "8"),
-    "krum": line_style(_ORANGE, "-", "H"),
-    "multi_krum": line_style(_SKY, "-", "."),
+_RULES = {  # name in figures and tables, color, dashes and marker
+    "dms": ("DMS", _BLUE, "-", "o"),
+    "fedavg": ("FedAvg", _RED, "--", "s"),
+    "fedprox": ("FedProx", _GREEN, "-.", "^"),
+    "fedasync": ("FedAsync", _PINK, ":", "D"),
+    "fedbuff": ("FedBuff", _ORANGE, _MIXED, "P"),
+    "fedat": ("FedAT", _SKY, _DOTS, "X"),
+    "fednova": ("FedNova", _BLACK, _LONG, "v"),
+    "bound_optimal": ("minimiser of the bound", _GREEN, _LONG, "1"),
+    "scaffold": ("SCAFFOLD", _GREY, "-", "*"),
+    "fedavgm": ("FedAvgM", _BLACK, _DOTS, "<"),
+    "fedadam": ("FedAdam", _ORANGE, _LONG, ">"),
+    "fedyogi": ("FedYogi", _SKY, _LONG, "p"),
+    "median": ("median", _BLACK, "-", "h"),
+    "trimmed_mean": ("trimmed mean", _GREY, _LONG, "d"),
+    "geometric_median": ("geometric median", _GREY, _MIXED, "8"),
+    "krum": ("Krum", _ORANGE, "-", "H"),
+    "multi_krum": ("multi-Krum", _SKY, "-", "."),
 }
 # A framework looks like the rule that it is usually run with.
-FRAMEWORK_STYLE: dict[str, Style] = {
-    "tsfl_dms": ALGORITHM_STYLE["dms"],
-    "tsfl": ALGORITHM_STYLE["fedavg"],
-    "afl": ALGORITHM_STYLE["fedasync"],
-    "sfl": ALGORITHM_STYLE["fednova"],
-    "fedcs": ALGORITHM_STYLE["trimmed_mean"],
-    "esync": ALGORITHM_STYLE["fedprox"],
-    "safa": ALGORITHM_STYLE["fedyogi"],
+_FRAMEWORKS = {
+    "tsfl_dms": ("T-SFL, DMS", "dms"),
+    "tsfl": ("T-SFL, FedAvg", "fedavg"),
+    "afl": ("AFL, FedAsync", "fedasync"),
+    "sfl": ("SFL", "fednova"),
+    "fedcs": ("FedCS", "trimmed_mean"),
+    "esync": ("ESync", "fedprox"),
+    "safa": ("SAFA", "fedyogi"),
 }
-OTHER_STYLES: tuple[Style, ...] = (
+_OTHERS: tuple[Style, ...] = (
     line_style(_BLACK, _LONG, "v"),
     line_style(_ORANGE, _MIXED, "P"),
     line_style(_SKY, _DOTS, "X"),
     line_style(_GREY, (0, (4, 2, 1, 2)), "*"),
 )
-NAMES = {"dms": "DMS", "fedavg": "FedAvg", "fedprox": "FedProx"}
-NAMES |= {"fedasync": "FedAsync", "fedbuff": "FedBuff", "fedat": "FedAT"}
-NAMES |= {"fednova": "FedNova", "scaffold": "SCAFFOLD", "fedavgm": "FedAvgM"}
-NAMES |= {"fedadam": "FedAdam", "fedyogi": "FedYogi", "median": "median"}
-NAMES |= {"trimmed_mean": "trimmed mean", "geometric_median": "geometric median"}
-NAMES |= {"bound_optimal": "minimiser of the bound"}
-NAMES |= {"krum": "Krum", "multi_krum": "multi-Krum"}
-NAMES |= {"tsfl": "T-SFL, FedAvg", "tsfl_dms": "T-SFL, DMS", "sfl": "SFL"}
-NAMES |= {"afl": "AFL, FedAsync", "fedcs": "FedCS", "esync": "ESync", "safa": "SAFA"}
+ALGORITHM_STYLE = {rule: line_style(*look) for rule, (_, *look) in _RULES.items()}
+NAMES = {label: name for label, (name, *_) in (_RULES | _FRAMEWORKS).items()}
 
 
 def styled(plot: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -185,8 +178,8 @@ def interval_axis(
 
 def style_of(label: str, index: int) -> Style:
     """The style of a rule or framework; other labels take the other styles in turn."""
-    known = FRAMEWORK_STYLE | ALGORITHM_STYLE
-    return known.get(label, OTHER_STYLES[index % len(OTHER_STYLES)])
+    _, rule = _FRAMEWORKS.get(label, ("", label))
+    return ALGORITHM_STYLE.get(rule, _OTHERS[index % len(_OTHERS)])
 
 
 def name_of(label: str) -> str:

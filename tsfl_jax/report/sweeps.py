@@ -23,20 +23,16 @@ Row = dict[str, Any]  # one lane: swept settings and results by name
 _MOST = 12  # curves that a reader can distinguish
 
 
-def grouped(swept: Sequence[str], rows: list[Row]) -> dict[tuple, list[int]]:
-    """Lanes with the same swept values except for the seed, by those values."""
-    names = [name for name in swept if name != "seed"]
-    groups: dict[tuple, list[int]] = {}
+def grouped(swept: Sequence[str], rows: list[Row]) -> dict[str, list[int]]:
+    """Lanes with the same swept values except for the seed, by label.
+
+    A label is "lr=0.01, algorithm=dms", or "all" if only seeds differ.
+    """
+    groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
-        groups.setdefault(tuple(row[name] for name in names), []).append(index)
+        pairs = [f"{name}={row[name]}" for name in swept if name != "seed"]
+        groups.setdefault(", ".join(pairs) or "all", []).append(index)
     return groups
-
-
-def label(swept: Sequence[str], values: tuple) -> str:
-    """The name of a group, "lr=0.01, algorithm=dms"; "all" if only seeds differ."""
-    names = [name for name in swept if name != "seed"]
-    pairs = [f"{n}={v}" for n, v in zip(names, values, strict=True)]
-    return ", ".join(pairs) or "all"
 
 
 def _accuracies(good: list[Row]) -> tuple[list[str], float]:
@@ -62,12 +58,13 @@ def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
     results = ["final test loss", "lowest"] if losses else results
     head = [*names, "lanes", *results, "diverged", "seconds per lane"]
     table, means = [], {}
-    for values, indices in grouped(swept, rows).items():
+    for label, indices in grouped(swept, rows).items():
         lanes = [rows[i] for i in indices]
+        values = [lanes[0][name] for name in names]
         good = [lane for lane in lanes if lane["diverged_at"] is None]
         cells = ["–"] * len(results)
         if good:
-            cells, means[values] = cells_of(good)
+            cells, means[label] = cells_of(good)
         seconds = np.mean([lane["seconds"] for lane in lanes])
         lost = len(lanes) - len(good)
         row = [*values, len(lanes), *cells, lost, f"{seconds:.1f}"]
@@ -79,7 +76,7 @@ def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
     if means and names:
         winner = (min if losses else max)(means, key=means.__getitem__)
         which = "Lowest mean of final" if losses else "Highest mean of best"
-        text += f"\n{which}: {label(swept, winner)}.\n"
+        text += f"\n{which}: {winner}.\n"
     return text
 
 
@@ -107,8 +104,7 @@ def write_sweep(
         losses = bool(np.isnan(history["test_accuracy"]).all())
         measured = history["test_loss" if losses else "test_accuracy"]
         curves = {
-            label(swept, values): measured[indices]
-            for values, indices in grouped(swept, rows).items()
+            label: measured[lanes] for label, lanes in grouped(swept, rows).items()
         }
         plot_bands(curves, folder / "curves", about, losses=losses)
 

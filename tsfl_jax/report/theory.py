@@ -113,9 +113,7 @@ def _read_run(workdir: pathlib.Path) -> Run:
     if "variance" not in clients or len(rows) != len(clients["tau"]):
         raise UserError(f"{workdir}: its files do not belong together; repeat the run")
     measured = {
-        name: np.array(
-            [np.nan if row[name] is None else row[name] for row in rows], float
-        )
+        name: np.array([row[name] for row in rows], float)  # None becomes NaN
         for name in ("grad_square", "grad_sq_norm", "smoothness")
     }
     used = _usable(clients, measured)
@@ -349,7 +347,7 @@ def _text(run: Run, found: Weights, bound: theory.Bound) -> str:
         "mean Γ_i": known.dissimilarity,
     }
     values = ", ".join(f"{n} = {np.mean(value):.3g}" for n, value in scalars.items())
-    total = len(run.interval)
+    total, finite = len(run.interval), found.residual[np.isfinite(found.residual)]
     lines = [f"{run.about}. {values}."]
     lines += [f"Outside the theory: {'; '.join(run.notes)}."] if run.notes else []
     lines += [
@@ -358,14 +356,10 @@ def _text(run: Run, found: Weights, bound: theory.Bound) -> str:
         f"Interval by interval, from w^t: the bound is not void in {found.valid.sum()} "
         f"of {total}, the printed weights of Theorem 2 have a fixed point in "
         f"{found.converged.sum()}, the minimiser's largest KKT residual is "
-        f"{_largest(found.residual):.1g}.",
+        f"{np.max(finite, initial=0.0):.1g}.",
         "Mean weight in % of the clients that did τ iterations:",
     ]
     return "\n\n".join(lines)
-
-
-def _largest(values: np.ndarray) -> float:
-    return float(np.max(values[np.isfinite(values)], initial=0.0))
 
 
 def item_rows(run: Run, found: Items) -> list[dict[str, Any]]:

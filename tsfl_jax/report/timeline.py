@@ -19,30 +19,44 @@ _COLUMNS = 99  # of the text, with the clients' names
 _ROWS = 20  # clients of the text
 _BARS = 40  # bars that a reader can distinguish on a page
 _LINES = 12  # updates that may be plotted across the bars
-_INK = {
-    segments.DOWNLOAD: "<",
-    segments.ITERATION: "█▓",  # alternating, so that each can be seen
-    segments.UNFINISHED: "░",
-    segments.UPLOAD: ">",
-    segments.WAITING: "·",
-    segments.OFFLINE: " ",
-}
+
+
+class _Look(NamedTuple):
+    """How an activity is shown in text and in the figure."""
+
+    ink: str  # character, or two that alternate
+    words: str  # in the legend of the text
+    label: str  # in the legend of the figure
+    bar: style.Style
+    half: float = 0.38  # of the bar's height
+
+
+def _bar(
+    face: str, hatch: str, edge: str = "#222222", width: float = 0.4
+) -> style.Style:
+    return {"facecolor": face, "hatch": hatch, "edgecolor": edge, "linewidth": width}
+
+
 # The colors of Okabe and Ito; in grey, hatches and lightness distinguish them.
-_LOOK = {
-    segments.DOWNLOAD: {"facecolor": "#56B4E9", "hatch": "////"},
-    segments.ITERATION: {"facecolor": "#0072B2", "hatch": ""},
-    segments.UNFINISHED: {"facecolor": "#FFFFFF", "hatch": "xxxx"},
-    segments.UPLOAD: {"facecolor": "#E69F00", "hatch": ""},
-    segments.WAITING: {"facecolor": "#E6E6E6", "hatch": ""},
-    segments.OFFLINE: {"facecolor": "#FFFFFF", "hatch": "...."},
+_LOOKS = {
+    segments.DOWNLOAD: _Look("<", "< download", "download", _bar("#56B4E9", "////")),
+    segments.ITERATION: _Look(
+        "█▓",
+        "█▓ iterations, alternating",
+        "local iteration, one box each",
+        _bar("#0072B2", "", "#FFFFFF", 0.6),  # the edge is between dark boxes
+    ),
+    segments.UNFINISHED: _Look(
+        "░", "░ unfinished iteration", "unfinished iteration", _bar("#FFFFFF", "xxxx")
+    ),
+    segments.UPLOAD: _Look(">", "> upload", "upload", _bar("#E69F00", "")),
+    segments.WAITING: _Look(
+        "·", "· waiting", "waiting", _bar("#E6E6E6", "", "#999999"), 0.14
+    ),
+    segments.OFFLINE: _Look(
+        " ", "blank: offline", "offline", _bar("#FFFFFF", "....", "#999999"), 0.14
+    ),
 }
-_NAMES = {
-    segments.ITERATION: "local iteration, one box each",
-    segments.UNFINISHED: "unfinished iteration",
-}
-_FRAMEWORKS = {"tsfl": "T-SFL", "fedbuff": "FedBuff", "fedat": "FedAT"}
-_FRAMEWORKS |= {"fedcs": "FedCS", "esync": "ESync"}
-_THIN = (segments.WAITING, segments.OFFLINE)
 
 
 class Timeline(NamedTuple):
@@ -99,6 +113,11 @@ def losses(timeline: Timeline, end: float) -> list[tuple[int, float]]:
     ]
 
 
+def _column(at: float, end: float, columns: int) -> int:
+    """The character that ends at a moment, or the nearest one."""
+    return min(max(math.ceil(at / end * columns) - 1, 0), columns - 1)
+
+
 def _characters(
     timeline: Timeline, end: float, clients: list[int], columns: int
 ) -> list[list[str]]:
@@ -111,7 +130,7 @@ def _characters(
     for segment in timeline.found:
         if segment.client not in row_of or segment.start >= end:
             continue
-        ink = _INK[segment.kind]
+        ink = _LOOKS[segment.kind].ink
         if segment.kind == segments.ITERATION:
             ink = ink[count[segment.client] % 2]
             count[segment.client] += 1
@@ -126,8 +145,7 @@ def _characters(
     ]
     for client, seconds in losses(timeline, end):
         if client in row_of:
-            column = math.ceil(seconds / end * columns) - 1
-            rows[row_of[client]][min(max(column, 0), columns - 1)] = "x"
+            rows[row_of[client]][_column(seconds, end, columns)] = "x"
     return rows
 
 
@@ -151,8 +169,7 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
     rows = _characters(timeline, end, clients, columns)
     marks = [" "] * columns
     for update in updates_until(timeline, end):
-        column = math.ceil(update / end * columns) - 1
-        marks[min(max(column, 0), columns - 1)] = "|"
+        marks[_column(update, end, columns)] = "|"
     right = f"{end:.4g} {'s' if timeline.seconds else 'intervals'}"
     lines = [f"{'updates':<{margin}}{''.join(marks)}"]
     lines += [f"{n:<{margin}}{''.join(r)}" for n, r in zip(names, rows, strict=True)]
@@ -164,15 +181,10 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
 def _legend(timeline: Timeline, end: float, clients: list[int]) -> str:
     """The characters that the text uses, explained."""
     used = {s.kind for s in timeline.found if s.start < end and s.client in clients}
-    words = [
-        (segments.DOWNLOAD, "< download"),
-        (segments.ITERATION, "█▓ iterations, alternating"),
-        (segments.UNFINISHED, "░ unfinished iteration"),
-        (segments.UPLOAD, "> upload"),
-        (segments.WAITING, "· waiting" if timeline.seconds else "· rest of H"),
-        (segments.OFFLINE, "blank: offline"),
-    ]
-    present = [word for kind, word in words if kind in used]
+    words = {kind: look.words for kind, look in _LOOKS.items() if kind in used}
+    if segments.WAITING in used and not timeline.seconds:
+        words[segments.WAITING] = "· rest of H"
+    present = list(words.values())
     if losses(timeline, end):
         present.append("x lost or given up")
     return ", ".join([*present, "| global update"])
@@ -201,8 +213,8 @@ def plot_timeline(
     found = _plot_bars(axes, line, clients, end)
     _plot_updates(axes, updates_until(line, end), len(clients))
     handles: list[Patch | Line2D] = [
-        Patch(**_style(kind), label=_label(kind, line))
-        for kind in segments.KINDS
+        Patch(**look.bar, label=_label(kind, line))
+        for kind, look in _LOOKS.items()
         if kind in found
     ]
     handles.append(
@@ -227,19 +239,10 @@ def plot_timeline(
     return style.save_both(figure, pathlib.Path(path))
 
 
-def _style(kind: str) -> style.Style:
-    """Face, hatch and edge of a bar."""
-    edge = "#999999" if kind in _THIN else "#222222"
-    width = 0.4
-    if kind == segments.ITERATION:  # seen between dark boxes
-        edge, width = "#FFFFFF", 0.6
-    return _LOOK[kind] | {"edgecolor": edge, "linewidth": width}
-
-
 def _label(kind: str, line: Timeline) -> str:
-    if not line.seconds and kind == segments.WAITING:
+    if kind == segments.WAITING and not line.seconds:
         return f"rest of H = {line.most}"
-    return _NAMES.get(kind, kind)
+    return _LOOKS[kind].label
 
 
 def _plot_bars(
@@ -252,14 +255,13 @@ def _plot_bars(
     kinds: dict[str, list[list[tuple[float, float]]]] = {}
     for client, kind, first, last in line.found:
         if client in row_of and first < end:
-            half = 0.14 if kind in _THIN else 0.38
-            y, last = row_of[client], min(last, end)
-            low, high = y - half, y + half
+            row, half, last = row_of[client], _LOOKS[kind].half, min(last, end)
+            low, high = row - half, row + half
             corners = [(first, low), (first, high), (last, high), (last, low)]
             kinds.setdefault(kind, []).append(corners)
     for kind, corners in kinds.items():
         # One collection each, which is fast for thousands of iterations.
-        axes.add_collection(PolyCollection(corners, **_style(kind), zorder=2))
+        axes.add_collection(PolyCollection(corners, **_LOOKS[kind].bar, zorder=2))
     return set(kinds)
 
 
@@ -309,8 +311,7 @@ def _axes(
 
 def _title(line: Timeline, settings: Mapping[str, Any]) -> str:
     """Framework or schedule, and how much of the experiment the figure shows."""
-    name = settings["timeline.framework"]
-    name = _FRAMEWORKS.get(name, name.upper())
+    name, *_ = style.name_of(settings["timeline.framework"]).split(",")
     if not line.seconds:
         name = f"schedule {settings['schedule.kind']}"
     clients, few = f"{settings['num_clients']} clients", chosen(line, _BARS)

@@ -3,18 +3,13 @@ the clock (tsfl).
 """
 
 import heapq
+import itertools
 import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from tsfl_jax.timeline.fleet import (
-    Fleet,
-    finish,
-    latest_start,
-    online_seconds,
-    within,
-)
+from tsfl_jax.timeline.fleet import Fleet, finish, latest_start, online_seconds, within
 from tsfl_jax.timeline.trace import (
     COUNTED,
     LOST,
@@ -67,8 +62,7 @@ def fedbuff(
       A `Simulation` with that K. Arrivals in a buffer that is not full at the end do
       not count.
 
-    Raises:
-      UserError: a value out of range, no update within the horizon.
+    Raises: as `afl`.
 
     Source: J. Nguyen et al., "Federated Learning with Buffered Asynchronous
     Aggregation", AISTATS 2022.
@@ -78,8 +72,8 @@ def fedbuff(
     check("timeline.buffer", buffer, N, "num_clients")
     updates: list[Update] = []
     arrived: list[Task] = []
-    lost: list[Task] = []
-    begun = [0] * N  # tasks of each client
+    begun: list[Task] = []
+    number = [itertools.count() for _ in range(N)]  # of a client's next task
     # A client is in here once: with the task it will deliver, or with None where it
     # will download. Ties go to the smaller id.
     events: list[tuple[float, int, Task | None]] = [
@@ -89,24 +83,17 @@ def fedbuff(
     while within(events[0][0], horizon):
         now, i, done = heapq.heappop(events)
         if done is None:
-            done = begin(
-                fleet,
-                i,
-                begun[i],
-                version=len(updates),
-                now=now,
-                iterations=iterations,
-            )
-            begun[i] += 1
-            heapq.heappush(events, (done.arrival, i, done))
+            new = {"version": len(updates), "now": now, "iterations": iterations}
+            begun.append(begin(fleet, i, next(number[i]), **new))
+            heapq.heappush(events, (begun[-1].arrival, i, begun[-1]))
             continue
-        (lost if done.lost else arrived).append(done)
+        if not done.lost:
+            arrived.append(done)
         if len(arrived) == buffer:
             updates.append(Update(now, arrived))
             arrived = []
         heapq.heappush(events, (finish(fleet, i, now, 0.0), i, None))
-    others = lost + arrived + [task for _, _, task in events if task]
-    return make_simulation(updates, others, buffer, fleet, horizon, iterations)
+    return make_simulation(updates, begun, buffer, fleet, horizon, iterations)
 
 
 def tsfl(

@@ -42,7 +42,10 @@ def read_rows(
                     continue
                 if header is None:
                     header = [cell.lower() for cell in cells]
-                    _check_header(where, header, required, optional, wanted)
+                    if wrong := _wrong_columns(header, required, optional):
+                        raise UserError(
+                            f"{where}: {wrong[0]}; expected the header {wanted}"
+                        )
                 elif len(cells) != len(header):
                     raise UserError(
                         f"{where}: {len(cells)} cells; expected {len(header)} "
@@ -100,26 +103,12 @@ def seconds(
     return value
 
 
-def _check_header(
-    where: str,
-    header: list[str],
-    required: Sequence[str],
-    optional: Sequence[str],
-    wanted: str,
-) -> None:
+def _wrong_columns(
+    header: list[str], required: Sequence[str], optional: Sequence[str]
+) -> list[str]:
     known = (*required, *optional)
-    for i, name in enumerate(header):
-        if name not in known:
-            raise UserError(
-                f"{where}: unknown column {name!r}{nearest(name, known)}; expected the "
-                f"header {wanted}"
-            )
-        if name in header[:i]:
-            raise UserError(
-                f"{where}: column {name!r} twice; expected the header {wanted}"
-            )
-    missing = [name for name in required if name not in header]
-    if missing:
-        raise UserError(
-            f"{where}: no column {', '.join(missing)}; expected the header {wanted}"
-        )
+    unknown = [name for name in header if name not in known]
+    wrong = [f"unknown column {name!r}{nearest(name, known)}" for name in unknown]
+    wrong += [f"column {n!r} twice" for i, n in enumerate(header) if n in header[:i]]
+    missing = ", ".join(name for name in required if name not in header)
+    return wrong + ([f"no column {missing}"] if missing else [])

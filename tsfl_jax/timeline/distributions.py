@@ -121,29 +121,21 @@ def _draw(
     out = np.empty((*rows, len(group)))
     streams = rng.spawn(len(parsed))
     for g, ((name, numbers), stream) in enumerate(zip(parsed, streams, strict=True)):
-        members = np.flatnonzero(group == g)
+        (members,) = np.nonzero(group == g)
         shape = (*rows, len(members))
-        out[..., members] = _sample(name, numbers, shape, stream, whole)
+        first, last = numbers[0], numbers[-1]
+        if name == "normal":
+            drawn = stream.normal(first, last, shape)
+        elif name == "lognormal":
+            drawn = stream.lognormal(math.log(first) - last**2 / 2, last, shape)
+        elif name == "constant":
+            drawn = first
+        elif whole:
+            drawn = stream.integers(int(first), int(last), shape, endpoint=True)
+        else:
+            drawn = stream.uniform(first, last, shape)
+        out[..., members] = drawn
     return out
-
-
-def _sample(
-    name: str,
-    numbers: list[float],
-    shape: tuple[int, ...],
-    rng: np.random.Generator,
-    whole: bool,
-) -> np.ndarray:
-    first, last = numbers[0], numbers[-1]
-    if name == "normal":
-        return rng.normal(first, last, shape)
-    if name == "uniform" and not whole:
-        return rng.uniform(first, last, shape)
-    if name == "uniform":
-        return rng.integers(int(first), int(last), shape, endpoint=True)
-    if name == "lognormal":
-        return rng.lognormal(math.log(first) - last**2 / 2, last, shape)
-    return np.full(shape, first)
 
 
 def _parse(text: str, flag: str, whole: bool = True) -> tuple[str, list[float]]:

@@ -17,6 +17,8 @@ from tsfl_jax.validate import check
 Seconds = Float[np.ndarray, " N"]
 Windows = tuple[Float[np.ndarray, "W 2"], ...]
 
+_ALWAYS = np.array([[0.0, math.inf]])
+
 
 class Fleet(NamedTuple):
     """Seconds of everything N clients do; draw j of a client wraps after J."""
@@ -100,6 +102,12 @@ def within(time: float, limit: float) -> bool:
     return time <= limit * (1 + 1e-12)
 
 
+def windows_of(fleet: Fleet, client: int) -> Float[np.ndarray, "W 2"]:
+    """The online windows of a client, at least one."""
+    windows = fleet.online[client] if fleet.online else _ALWAYS
+    return windows if len(windows) else _ALWAYS
+
+
 def finish(fleet: Fleet, client: int, start: float, seconds: float) -> float:
     """When `seconds` of a client's online time have passed since `start`.
 
@@ -113,8 +121,8 @@ def finish(fleet: Fleet, client: int, start: float, seconds: float) -> float:
       Virtual seconds; for 0 seconds the first online moment ≥ start, inf if it never
       happens.
     """
-    windows = fleet.online[client] if fleet.online else ()
-    if len(windows) == 0:
+    windows = windows_of(fleet, client)
+    if windows is _ALWAYS:  # fast, for most fleets
         return float(start + seconds)
     for begin, end in windows[np.searchsorted(windows[:, 1], start, "right") :]:
         begin = max(begin, start)
@@ -127,10 +135,7 @@ def finish(fleet: Fleet, client: int, start: float, seconds: float) -> float:
 
 def latest_start(fleet: Fleet, client: int, end: float, seconds: float) -> float:
     """The latest moment from which on `seconds` of online time end by `end`."""
-    windows = fleet.online[client] if fleet.online else ()
-    if len(windows) == 0:
-        return end - seconds
-    for first, last in windows[::-1]:
+    for first, last in windows_of(fleet, client)[::-1]:
         last = min(last, end)
         if first < last:
             if seconds <= last - first:
@@ -141,8 +146,8 @@ def latest_start(fleet: Fleet, client: int, end: float, seconds: float) -> float
 
 def online_seconds(fleet: Fleet, client: int, start: float, end: float) -> float:
     """How many seconds of [start, end) a client is online."""
-    windows = fleet.online[client] if fleet.online else ()
-    if len(windows) == 0:
+    windows = windows_of(fleet, client)
+    if windows is _ALWAYS:
         return end - start
     overlap = np.minimum(windows[:, 1], end) - np.maximum(windows[:, 0], start)
     return float(np.maximum(overlap, 0).sum())

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from tsfl_jax.validate import check
 
 
-def ride(
+def make_free_riders(
     tau: Int[np.ndarray, "T K"],
     kind: str,
     number: int,
@@ -42,15 +42,15 @@ def ride(
     clients = tau.shape[1] if client is None else num_clients
     check("schedule.free_riding", kind)
     check("schedule.free_riders", number, clients, "num_clients")
-    rides = np.zeros(clients, bool)
-    rides[rng.permutation(clients)[:number]] = True
-    here = rides if client is None else rides[client]
+    free_rider = np.zeros(clients, bool)
+    free_rider[rng.permutation(clients)[:number]] = True
+    here = free_rider if client is None else free_rider[client]
     if kind == "visit":
         away = (np.arange(intervals) // period) % 2 == 1
         done = np.where(away[:, None] & here, 0, tau).astype(np.int32)
-        return done, done, rides
+        return done, done, free_rider
     busiest = tau.max(axis=1, keepdims=True)
     there = here & (tau > 0)  # an absent client reports nothing
     least = np.minimum(tau, 1) if kind == "claim" else 0
     done = np.where(there, least, tau).astype(np.int32)
-    return done, np.where(there, busiest, tau).astype(np.int32), rides
+    return done, np.where(there, busiest, tau).astype(np.int32), free_rider

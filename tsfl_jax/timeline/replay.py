@@ -28,11 +28,11 @@ def schedule_of(trace: Trace, size: Int[np.ndarray, " N"]) -> Schedule:
     update = np.arange(len(trace.time))
     newest = trace.version == update[:, None]
     seconds = trace.time.astype(np.float64)
-    in_step = (newest | ~real).all() and not trace.group.any()
-    if in_step and not _twice(trace.client, real):
+    row, delivers = np.nonzero(real)[0], trace.client[real]
+    once = len(np.unique(row * len(size) + delivers)) == len(row)
+    if once and (newest | ~real).all() and not trace.group.any():
         tau = np.zeros((len(update), len(size)), np.int32)
-        row, column = np.nonzero(real)
-        tau[row, trace.client[row, column]] = trace.iterations[row, column]
+        tau[row, delivers] = trace.iterations[real]
         sizes = np.broadcast_to(size, tau.shape).astype(np.int32)
         return Schedule(tau, sizes, seconds)
     client = np.where(real, trace.client, 0).astype(np.int32)
@@ -41,7 +41,7 @@ def schedule_of(trace: Trace, size: Int[np.ndarray, " N"]) -> Schedule:
     delivery = Delivery(
         client=client,
         task=np.where(real, trace.task, 0).astype(np.int32),
-        base=np.where(real, snapshot[version], 0).astype(np.int32),
+        snapshot=np.where(real, snapshot[version], 0).astype(np.int32),
         lag=np.where(real, update[:, None] - version, 0).astype(np.int32),
         keep=snapshot[1:].astype(np.int32),
         group=trace.group.astype(np.int32),
@@ -49,14 +49,6 @@ def schedule_of(trace: Trace, size: Int[np.ndarray, " N"]) -> Schedule:
     tau = np.where(real, trace.iterations, 0).astype(np.int32)
     sizes = np.where(real, size[client], 1).astype(np.int32)
     return Schedule(tau, sizes, seconds, delivery, snapshots)
-
-
-def _twice(client: Int[np.ndarray, "R K"], real: Bool[np.ndarray, "R K"]) -> bool:
-    """Whether a client delivers more than once in one update."""
-    return any(
-        len(np.unique(row[seen])) < seen.sum()
-        for row, seen in zip(client, real, strict=True)
-    )
 
 
 def _snapshots(
@@ -124,7 +116,6 @@ def dense(
     updates = len(values)
     out = np.zeros((updates, num_clients), values.dtype)
     there = schedule.tau[:updates] > 0
-    row, column = np.nonzero(there)
-    client = schedule.delivery.client[:updates][row, column]
-    put.at(out, (row, client), values[row, column])
+    client = np.asarray(schedule.delivery.client)[:updates][there]
+    put.at(out, (np.nonzero(there)[0], client), values[there])
     return out

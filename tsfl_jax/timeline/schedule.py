@@ -202,13 +202,12 @@ def _draw_sizes(
     size = distributions.draw_whole(groups, group, T, rng, least=1, flag=flag)
     most = np.maximum(np.floor(distributions.limits(groups, flag=flag)[group]), 1)
     over = int((size > most).sum())
-    if not over:
-        return size, ()
     note = (
         f"{over} of {size.size} drawn data sizes were cut off at three standard "
         "deviations above the mean"
     )
-    return np.minimum(size, most.clip(max=_LARGEST).astype(np.int64)), (note,)
+    size = np.minimum(size, most.clip(max=_LARGEST).astype(np.int64))
+    return size, (note,) if over else ()
 
 
 def _cannot_upload(tau: Table, upload_above: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from tsfl_jax.timeline.fleet import Fleet, finish, latest_start
+from tsfl_jax.timeline.fleet import Fleet, finish, latest_start, windows_of
 from tsfl_jax.timeline.trace import Task
 
 DOWNLOAD, ITERATION, UPLOAD = "download", "iteration", "upload"
@@ -31,12 +31,10 @@ def _online(
     fleet: Fleet, client: int, start: float, end: float
 ) -> Iterator[tuple[float, float]]:
     """The client's online time from start to end, window by window."""
-    windows = fleet.online[client] if fleet.online else ()
-    if len(windows) == 0:
-        windows = ((0.0, math.inf),)
-    for first, last in windows:
-        if max(first, start) < min(last, end):
-            yield float(max(first, start)), float(min(last, end))
+    for first, last in windows_of(fleet, client).tolist():
+        first, last = max(first, start), min(last, end)
+        if first < last:
+            yield first, last
 
 
 def _parts(fleet: Fleet, task: Task) -> Iterator[tuple[str, float, float]]:

@@ -18,6 +18,7 @@ from tsfl_jax.timeline.trace import (
     Simulation,
     Task,
     Update,
+    add_round,
     begin,
     check_task,
     expected_seconds,
@@ -92,8 +93,7 @@ def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Simul
     Returns:
       A `Simulation` with `group` = tier and K = ⌈N/M⌉.
 
-    Raises:
-      UserError: a value out of range, no update within the horizon.
+    Raises: as `sfl`.
 
     Source: Z. Chai et al., "FedAT: A High-Performance and Communication-Efficient
     Federated Learning System with Asynchronous Tiers", SC 2021.
@@ -117,32 +117,27 @@ def _tier_rounds(
 ) -> Simulation:
     """Synchronous rounds of each tier; counts: iterations of each client."""
     updates: list[Update] = []
-    others: list[Task] = []
+    begun: list[Task] = []
     ends: list[tuple[float, int, int, list[Task]]] = []  # a heap
 
     def start(tier: int, number: int, now: float) -> None:
-        version = len(updates)
-        begun = [
-            begin(fleet, i, number, version=version, now=now, iterations=counts[i])
-            for i in tiers[tier]
+        new = {"version": len(updates), "now": now}
+        tasks = [
+            begin(fleet, i, number, **new, iterations=counts[i]) for i in tiers[tier]
         ]
-        others.extend(task for task in begun if task.arrival == math.inf)
-        begun = [task for task in begun if task.arrival < math.inf]
-        if begun:
-            heapq.heappush(ends, (max(t.arrival for t in begun), tier, number, begun))
+        begun.extend(tasks)
+        tasks = [task for task in tasks if task.arrival < math.inf]
+        if tasks:
+            heapq.heappush(ends, (max(tasks).arrival, tier, number, tasks))
 
     for tier in range(len(tiers)):
         start(tier, 0, 0.0)
     while ends and within(ends[0][0], horizon):
-        now, tier, number, begun = heapq.heappop(ends)
-        others += [task for task in begun if task.lost]
-        arrived = [task for task in begun if not task.lost]
-        if arrived:
-            updates.append(Update(now, arrived, tier))
+        now, tier, number, ended = heapq.heappop(ends)
+        add_round(updates, ended, now, tier)
         start(tier, number + 1, now)
-    others += [task for *_, begun in ends for task in begun]
-    width = max(len(members) for members in tiers)
-    return make_simulation(updates, others, width, fleet, horizon, iterations)
+    width = max(map(len, tiers))
+    return make_simulation(updates, begun, width, fleet, horizon, iterations)
 
 
 def fedcs(
@@ -183,7 +178,7 @@ def fedcs(
     # As if uploads took no time: they wait for the channel.
     silent = fleet._replace(upload=np.zeros_like(fleet.upload))
     updates: list[Update] = []
-    others: list[Task] = []
+    begun: list[Task] = []
     number = [itertools.count() for _ in ready]  # of a client's next task
     now = 0.0
     while True:
@@ -197,12 +192,10 @@ def fedcs(
         tasks, now = _upload_in_turn(fleet, tasks, now, now + deadline)
         if not within(now, horizon):
             break
-        arrived = [t for t in tasks if t.arrival == t.stop and not t.lost]
-        others += [t for t in tasks if t.arrival > t.stop or t.lost]
-        if arrived:
-            updates.append(Update(now, sorted(arrived, key=lambda t: t.client)))
-    width = max((len(u.tasks) for u in updates), default=1)
-    return make_simulation(updates, others, width, fleet, horizon, iterations)
+        begun += tasks
+        add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
+    width = max((len(update.tasks) for update in updates), default=1)
+    return make_simulation(updates, begun, width, fleet, horizon, iterations)
 
 
 def _upload_in_turn(
@@ -270,8 +263,7 @@ def safa(
     Returns:
       A `Simulation` with K = ⌈C·N⌉.
 
-    Raises:
-      UserError: a value out of range, no update within the horizon.
+    Raises: as `sfl`.
 
     Source: W. Wu et al., "SAFA: A Semi-Asynchronous Protocol for Fast Federated
     Learning with Low Overhead", IEEE TC 2021; its lag tolerance, without its caches.
@@ -282,7 +274,7 @@ def safa(
     N = len(fleet.iteration)
     quota = math.ceil(fraction * N * (1 - 1e-12))  # 0.1 · 30 is a little more than 3
     updates: list[Update] = []
-    others: list[Task] = []
+    begun: list[Task] = []  # without those that are under way
     number = [itertools.count() for _ in range(N)]  # of a client's next task
     flying: dict[int, Task] = {}  # by client
     now = 0.0
@@ -294,19 +286,16 @@ def safa(
                 # What arrived at the very end of the last round waits at the server.
                 if task.arrival <= now or len(updates) - task.version <= lag:
                     continue
-                others.append(task._replace(stop=now))
+                begun.append(task._replace(stop=now))
             flying[i] = begin(fleet, i, next(number[i]), **new)
         ended, now = _next_round(flying, quota, now)
         if not ended or not within(now, horizon):
             break
         for task in ended:
-            del flying[task.client]
-        others += [task for task in ended if task.lost]
-        arrived = [task for task in ended if not task.lost]
-        if arrived:
-            updates.append(Update(now, sorted(arrived, key=lambda t: t.client)))
-    others += flying.values()
-    return make_simulation(updates, others, quota, fleet, horizon, iterations)
+            begun.append(flying.pop(task.client))
+        add_round(updates, ended, now)
+    begun += flying.values()
+    return make_simulation(updates, begun, quota, fleet, horizon, iterations)
 
 
 def _next_round(

@@ -120,7 +120,7 @@ def expected_seconds(fleet: Fleet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def make_simulation(
     updates: Sequence[Update],
-    others: Sequence[Task],
+    begun: Sequence[Task],
     width: int,
     fleet: Fleet,
     horizon: float,
@@ -130,7 +130,7 @@ def make_simulation(
 
     Args:
       updates: R of them, in time, with the tasks that count.
-      others: the tasks that began and count in none of them, in any order.
+      begun: all tasks, also those that count, in any order.
       width: K, the most deliveries of an update.
       fleet, horizon, iterations: the error message says how long first tasks of H
         iterations take.
@@ -153,22 +153,22 @@ def make_simulation(
             "intervals, and less --config.schedule.dropout if deliveries are lost"
         )
     last = updates[-1].time
-    tasks = [t._replace(fate=COUNTED) for u in updates for t in u.tasks]
-    for task in others:
-        if task.stop < task.arrival:
-            task = task._replace(fate=GIVEN_UP)
+    counted = {(t.client, t.number) for update in updates for t in update.tasks}
+    tasks = {(t.client, t.number): t for t in begun if t.start < last}
+    for name, task in tasks.items():
+        if name in counted:
+            tasks[name] = task._replace(fate=COUNTED)
+        elif task.stop < task.arrival:
+            tasks[name] = task._replace(fate=GIVEN_UP)
         elif task.lost and task.arrival <= last:
-            task = task._replace(fate=LOST)
-        tasks.append(task)
-    tasks = [task for task in tasks if task.start < last]
-    tasks.sort(key=lambda task: (task.client, task.number))
-    return Simulation(_trace(updates, width), tasks)
+            tasks[name] = task._replace(fate=LOST)
+    return Simulation(_trace(updates, width), [tasks[name] for name in sorted(tasks)])
 
 
 def _trace(updates: Sequence[Update], width: int) -> Trace:
     """The updates' tasks as rows of one width."""
 
-    def column(name: str, empty: float, dtype: type) -> np.ndarray:
+    def column(name: str, empty: int | float, dtype: type) -> np.ndarray:
         out = np.full((len(updates), width), empty, dtype)
         for r, update in enumerate(updates):
             out[r, : len(update.tasks)] = [getattr(t, name) for t in update.tasks]
@@ -184,6 +184,15 @@ def _trace(updates: Sequence[Update], width: int) -> Trace:
         arrival=column("arrival", math.nan, np.float64),
         group=np.array([u.group for u in updates], np.int32),
     )
+
+
+def add_round(
+    updates: list[Update], ended: Sequence[Task], now: float, group: int = 0
+) -> None:
+    """Append the update of a round that ends now, unless all its tasks were lost."""
+    arrived = sorted((t for t in ended if not t.lost), key=lambda task: task.client)
+    if arrived:
+        updates.append(Update(now, arrived, group))
 
 
 def summary(trace: Trace, num_clients: int) -> dict[str, Any]:

@@ -7,8 +7,10 @@ import jaxlib
 import jaxtyping
 import pytest
 
+import tests.checked  # noqa: F401, named below
+
 # Modules whose annotations are checked at run time, shapes and dtypes included; before
-# the package is imported.
+# the package is imported. Not fleets and frameworks, which answer wrong types.
 CHECKED = [
     "tsfl_jax.data",
     "tsfl_jax.engine",
@@ -18,6 +20,9 @@ CHECKED = [
     "tsfl_jax.experiment.program",
     "tsfl_jax.experiment.workload",
     "tsfl_jax.models",
+    "tsfl_jax.report.statistics",
+    "tsfl_jax.report.style",
+    "tsfl_jax.report.sweeps",
     "tsfl_jax.report.tensorboard",
     "tsfl_jax.report.theory",
     "tsfl_jax.report.timeline",
@@ -35,7 +40,7 @@ CHECKED = [
     "tsfl_jax.timeline.segments",
     "tsfl_jax.trees",
 ]
-jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
+jaxtyping.install_import_hook(CHECKED, "tests.checked.checked")
 
 from tsfl_jax.engine import devices  # noqa: E402
 

@@ -99,7 +99,7 @@ def within(time: float, limit: float) -> bool:
     A relative 1e-12 later still is: times are sums of float64, so that an exact
     multiple such as 3 · 0.1 ends a rounding error after 0.3.
     """
-    return time <= limit * (1 + 1e-12)
+    return bool(time <= limit * (1 + 1e-12))
 
 
 def windows_of(fleet: Fleet, client: int) -> Float[np.ndarray, "W 2"]:

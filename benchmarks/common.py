@@ -18,7 +18,7 @@ import numpy as np
 
 from tsfl_jax import config
 from tsfl_jax.config import ModelConfig
-from tsfl_jax.engine import client
+from tsfl_jax.engine import client, devices, scan
 from tsfl_jax.experiment import assemble, program
 from tsfl_jax.models import networks
 from tsfl_jax.report import files
@@ -64,8 +64,14 @@ def first_chunk(
     inputs = inputs._replace(evaluate=np.full_like(inputs.evaluate, evaluate))
     arrays = arrays._replace(inputs=inputs)
     compiled = program.compile(arrays)
-    arguments = program.arguments(arrays, arrays.start, 0)
-    return lambda: jax.block_until_ready(compiled.call(*arguments)), compiled
+    _, *others = program.arguments(arrays, arrays.start, 0)
+
+    def run() -> None:
+        # A call takes over the memory of its state.
+        state = devices.place(program.mesh, arrays.start, scan.WHOLE)
+        jax.block_until_ready(compiled.call(state, *others))
+
+    return run, compiled
 
 
 def compiled(exp: assemble.Experiment, evaluate: bool = False) -> Callable[[], None]:

@@ -12,10 +12,11 @@ from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, lanes
 from tsfl_jax.experiment.prepare import Own, Prepared, load_dataset, prepare_all
 
+WORK = {"schedule__kind": "case1", "schedule__data_size": 256}
 
-def several(seeds: int, model: str) -> list[Prepared]:
+
+def several(seeds: int, model: str, work: dict) -> list[Prepared]:
     """Experiments that differ in their seed only."""
-    work = {"schedule__kind": "case1", "schedule__data_size": 256}
     configs = [common.make_config(model, seed=s, **work) for s in range(seeds)]
     return prepare_all(configs, Own(dataset=load_dataset(configs[0])))
 
@@ -35,10 +36,9 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=0)
     options = parser.parse_args()
     devices.start(options.devices)
-    work = {"schedule__kind": "case1", "schedule__data_size": 256}
-    single = common.make_experiment(options.model, **work)
+    single = common.make_experiment(options.model, **WORK)
     runs = {"single run": common.compiled(single)}
-    found = several(max(options.lanes), options.model)
+    found = several(max(options.lanes), options.model, WORK)
     for count in options.lanes:
         runs[f"{count} lanes"] = compiled(found[:count])
     seconds = common.side_by_side(runs, options.repeats)

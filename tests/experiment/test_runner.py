@@ -356,3 +356,21 @@ def test_one_trace_and_no_transfer_in_a_run():
         for argument in arguments:
             jax.block_until_ready(run(*argument))
     assert len(traces) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_a_call_takes_over_the_memory_of_its_state(algorithm):
+    settings = small(algorithm=algorithm)
+    exp = assemble.build(settings)
+    compiled = exp.program.compile(exp.arrays)
+    state = sum(a.nbytes for a in jax.tree.leaves(exp.arrays.start))
+    models = 1 if algorithm == "fedavg" else 5  # SCAFFOLD: one per client as well
+    params = sum(a.nbytes for a in jax.tree.leaves(exp.arrays.start.params))
+    assert state >= models * params
+    history = compiled.memory()["results"]
+    assert history < compiled.call.memory_analysis().output_size_in_bytes - state + 512
+    first = next(compiled.chunks(exp.arrays))
+    # The start stays on the host, so that another run can begin from it.
+    again = next(compiled.chunks(exp.arrays))
+    for a, b in zip(*map(jax.tree.leaves, (first.state, again.state)), strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -31,6 +31,7 @@ _PATIENCE = (
     "xla_cpu_collective_call_terminate_timeout_seconds",
 )
 _WEEK = 7 * 24 * 3600  # seconds
+_CAPTURED = "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE"
 _MOST = 1024  # JAX starts these in half a second, but 100,000 not in 90 s
 
 
@@ -78,6 +79,19 @@ def make_mesh(count: int, num_clients: int) -> Mesh:
     if jax.process_count() == 1:  # a mesh has to span all processes
         found = found[: min(count or len(found), num_clients)]
     return Mesh(np.array(found), (AXIS,))
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
+    """Options of XLA that programs for the devices of a mesh need.
+
+    On GPUs, loops join the command buffers (CUDA graphs), so that the host launches
+    the training of a whole interval at once. The list names all that XLA puts there by
+    default, and WHILE; an addition such as "+WHILE" works in XLA_FLAGS only, which
+    would have to be set before JAX is used.
+    """
+    if mesh.devices.flat[0].platform == "cpu":
+        return {}
+    return {"xla_gpu_enable_command_buffer": _CAPTURED}
 
 
 def place(mesh: Mesh, tree: Any, spec: Any) -> Any:

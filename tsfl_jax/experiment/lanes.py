@@ -89,7 +89,7 @@ def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Ar
     rows = [np.pad(r, ((0, 0), (0, group.width - r.shape[1]))) for r in tables]
     rows = devices.place(mesh, np.stack(rows), scan.WHOLE)
     return programs.Arrays(
-        start=state,
+        start=jax.device_get(state),
         key=train_keys,
         hparams=_stacked(hparams),
         problem=group.problem._replace(rows=rows),

@@ -6,7 +6,7 @@ The same generator of chunks serves runs and sweeps.
 
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from tsfl_jax.types import Array, HParams, Params, PRNGKey, UserError
 class Arrays(NamedTuple):
     """What a program runs on; lanes have a leading axis ``[L]``, see `Recipe`."""
 
-    start: scan.State  # w^0 and the rule's state
+    start: scan.State  # w^0 and the rule's state, on the host: a call takes its own
     key: PRNGKey  # of the seed; the run folds its streams from it
     hparams: HParams
     problem: scan.Problem  # on the devices
@@ -38,7 +38,7 @@ class Chunk(NamedTuple):
 
     first: int  # interval before which it began
     last: int  # intervals that have finished after it
-    state: scan.State  # on the devices
+    state: scan.State  # on the devices, until the next chunk takes its memory
     history: scan.History  # on the host, [last − first, ...]; lanes [L, ...]
     seconds: float  # of the call
 
@@ -52,28 +52,37 @@ class Program(NamedTuple):
     intervals: int  # T, intervals or updates of a whole run
     chunk: int  # R, of one call
 
-    def arguments(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
-        """What `run` takes for the chunk from interval `first` on, on the devices."""
+    def chunk_of_arrays(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
+        """What `run` takes for the chunk from interval `first` on, wherever it is."""
         part, lanes = slice(first, first + self.chunk), bool(self.recipe.lanes)
         shared = arrays.inputs.interval[part], arrays.inputs.evaluate[part]
         own = arrays.inputs._replace(interval=None, evaluate=None)
         inputs = jax.tree.map(lambda a: a[:, part] if lanes else a[part], own)
         inputs = inputs._replace(interval=shared[0], evaluate=shared[1])
-        spec = scan.LANES_INPUTS_SPEC if lanes else scan.INPUTS_SPEC
-        whole = (state, arrays.key, arrays.hparams)
-        return (
-            *devices.place(self.mesh, whole, scan.WHOLE),
-            arrays.problem,
-            devices.place(self.mesh, inputs, spec),
-        )
+        return state, arrays.key, arrays.hparams, arrays.problem, inputs
+
+    def specs(self) -> tuple:
+        """How the devices share the arguments of `run`."""
+        inputs = scan.LANES_INPUTS_SPEC if self.recipe.lanes else scan.INPUTS_SPEC
+        return scan.WHOLE, scan.WHOLE, scan.WHOLE, scan.PROBLEM_SPEC, inputs
+
+    def arguments(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
+        """What `run` takes for the chunk from interval `first` on, on the devices."""
+        *whole, problem, inputs = self.chunk_of_arrays(arrays, state, first)
+        whole = devices.place(self.mesh, whole, scan.WHOLE)
+        return *whole, problem, devices.place(self.mesh, inputs, self.specs()[-1])
+
+    def lower(self, *arguments: Any) -> jax.stages.Lowered:
+        """Trace for arrays or shapes; a call takes over the memory of its state."""
+        return jax.jit(self.run, donate_argnums=0).lower(*arguments)
 
     def compile(self, arrays: Arrays, state: scan.State | None = None) -> "Compiled":
         """Lower and compile for arrays of these shapes; `state` None: their start."""
         arguments = self.arguments(arrays, arrays.start if state is None else state, 0)
         begun = time.perf_counter()
-        lowered = jax.jit(self.run).lower(*arguments)
+        lowered = self.lower(*arguments)
         middle = time.perf_counter()
-        call = lowered.compile()
+        call = lowered.compile(devices.compiler_options(self.mesh))
         end = time.perf_counter()
         devices.meet()  # one process may compile what another finds in its cache
         return Compiled(self, call, middle - begun, end - begun)
@@ -106,18 +115,24 @@ class Compiled(NamedTuple):
 
     def memory(self) -> dict[str, int]:
         """Bytes on every device as the compiler reports them; {} where it does not."""
-        found = self.call.memory_analysis()
-        if found is None:
-            return {}
-        return {
-            "arguments": found.argument_size_in_bytes,
-            "temporary": found.temp_size_in_bytes,
-            "results": found.output_size_in_bytes,
-        }
+        return memory_of(self.call)
 
     def cost(self) -> dict[str, float]:
         """XLA's cost analysis of one call: "flops", "bytes accessed", …"""
         return self.call.cost_analysis() or {}
+
+
+def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
+    """Bytes of a compiled call on every device; {} where the compiler is silent."""
+    found = call.memory_analysis()
+    if found is None:
+        return {}
+    return {
+        "arguments": found.argument_size_in_bytes,
+        "temporary": found.temp_size_in_bytes,
+        # The new state takes the place of the old one.
+        "results": found.output_size_in_bytes - found.alias_size_in_bytes,
+    }
 
 
 def recipe_of(
@@ -192,6 +207,7 @@ def make_arrays(prepared: Prepared, mesh: Mesh) -> Arrays:
     )
     check_output(prepared, start.params, problem)
     inputs = make_inputs(prepared, mesh.size)
+    start = jax.device_get(start)
     return Arrays(start, key, prepared.hparams, problem, inputs)
 
 

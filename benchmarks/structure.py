@@ -1,0 +1,150 @@
+"""``python -m benchmarks.structure``: what a GPU executes, from the compiler alone.
+
+Compiles one interval of FedAvg (τ = 1, batch 32) for an H100 or A100 on a machine that
+needs none: host launches, kernels of a training step, command buffers, temporary
+memory, and the roofline of bytes and FLOP. Nothing runs, so no column is a time that
+was measured. Needs the extra ``[aot]``; every program compiles in a process of its own.
+"""
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+
+from tsfl_jax.experiment import ahead
+
+MAPPINGS = ("vmap", "sequential")
+FORMS = ("slices", "fast", "lax")
+
+
+def worker(work: dict) -> dict:
+    """The row of one program; the process has not used JAX before."""
+    folder = ahead.start(work.get("flags", ""))
+    from benchmarks import common, lanes
+    from tsfl_jax.experiment import backend, prepare, program
+    from tsfl_jax.experiment.lanes import make_group, make_lanes
+
+    settings = {
+        "num_clients": work["clients"],
+        "mapping": work["mapping"],
+        "convolution": work["form"],
+        "algorithm": work.get("algorithm", "fedavg"),
+        "schedule__kind": "explicit",
+        "schedule__tau": (work.get("tau", 1),),
+        "schedule__data_size": work["size"],
+        "devices": 1,
+    }
+    mesh = ahead.make_mesh(work["target"])
+    if work["lanes"] > 1:
+        found = lanes.several(work["lanes"], work["network"], settings)
+        backend.start_jax(found[0].config)
+        arrays = make_lanes(
+            make_group(found, backend.start_jax(found[0].config)), found, len(found)
+        )
+        made = make_group(found, mesh).program
+    else:
+        config = common.make_config(work["network"], **settings)
+        host = backend.start_jax(config)
+        prepared = prepare.prepare_validated(config, prepare.Own())
+        arrays = program.make_arrays(prepared, host)
+        made = program.make_program([prepared], mesh)
+    result = ahead.compile_ahead(made, arrays, work["target"], folder)
+    return {
+        "structure": result.structure._asdict(),
+        "memory": result.memory,
+        "cost": result.cost._asdict(),
+        "seconds": result.seconds,
+    }
+
+
+def compiled(**work) -> dict:
+    """`worker` in a process of its own.
+
+    Args:
+      **work: network, mapping, form, clients, size, lanes, target; and optional
+        algorithm, tau, flags.
+
+    Raises:
+      RuntimeError: XLA cannot compile it.
+    """
+    work = {"clients": 20, "size": 128, "lanes": 1, "target": "h100"} | work
+    command = [sys.executable, "-m", "benchmarks.structure", "--worker"]
+    done = subprocess.run([*command, json.dumps(work)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["?"])[-1][:300])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def row(work: dict) -> dict:
+    """One row of the table."""
+    named = {
+        "network": work["network"],
+        "mapping": work["mapping"],
+        "convolution": work["form"],
+        "clients": work["clients"],
+        "lanes": work["lanes"],
+    }
+    try:
+        found = compiled(**work)
+    except RuntimeError as error:
+        return named | {"launches an interval": f"not compiled: {error}"}
+    s, cost = found["structure"], found["cost"]
+    return named | {
+        "launches an interval": s["launches"],
+        "launches a step": s["step_launches"],
+        "kernels a step": s["step_kernels"],
+        "captured": f"{s['captured']}/{s['kernels']}",
+        "temporary, MiB": f"{found['memory']['temporary'] / 2**20:,.0f}",
+        "bytes, GB": f"{cost['bytes'] / 1e9:,.2f}",
+        "GFLOP": f"{cost['flop'] / 1e9:,.1f}",
+        "roofline, µs": f"{cost['seconds'] * 1e6:,.0f}",
+        "compile, s": f"{found['seconds']:.0f}",
+    }
+
+
+def main() -> None:
+    """Prints the table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    networks = ("mnist_cnn", "fashion_cnn", "vgg11", "resnet18")
+    parser.add_argument("--networks", nargs="+", default=networks, choices=networks)
+    parser.add_argument("--mappings", nargs="+", default=MAPPINGS, choices=MAPPINGS)
+    parser.add_argument("--forms", nargs="+", default=FORMS)
+    parser.add_argument("--clients", type=int, nargs="+", default=[20])
+    parser.add_argument("--lanes", type=int, nargs="+", default=[1])
+    parser.add_argument("--size", type=int, default=128, help="samples per client")
+    parser.add_argument("--target", default="h100", choices=ahead.TARGETS)
+    parser.add_argument("--flags", default="", help="further flags of XLA")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        print(json.dumps(worker(json.loads(options.worker))))
+        return
+    cases = itertools.product(
+        options.networks,
+        options.mappings,
+        options.forms,
+        options.clients,
+        options.lanes,
+    )
+    rows = []
+    for network, mapping, form, clients, lanes in cases:
+        work = {
+            "network": network,
+            "mapping": mapping,
+            "form": form,
+            "clients": clients,
+            "lanes": lanes,
+            "size": options.size,
+            "target": options.target,
+            "flags": options.flags,
+        }
+        rows.append(row(work))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    from benchmarks import common
+
+    print(common.table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Bytes and FLOP of HLO text, counted by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tsfl_jax.engine import roofline
+
+DEVICE = roofline.Device("test", bandwidth=1e3, flops=1e4)
+
+PRODUCT = """\
+HloModule jit_f, is_scheduled=true
+
+%inside (p0: f32[100,8], p1: s32[], p2: f32[8,5]) -> f32[4,5] {
+  %p1 = s32[] parameter(1)
+  %p0 = f32[100,8]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %part = f32[4,8]{1,0} dynamic-slice(%p0, %p1, %zero), dynamic_slice_sizes={4,8}
+  %p2 = f32[8,5]{1,0} parameter(2)
+  ROOT %dot = f32[4,5]{1,0} dot(%part, %p2), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+%body (state: (s32[], f32[100,8], f32[8,5])) -> (s32[], f32[100,8], f32[8,5]) {
+  %state = (s32[], f32[100,8]{1,0}, f32[8,5]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %a = f32[100,8]{1,0} get-tuple-element(%state), index=1
+  %b = f32[8,5]{1,0} get-tuple-element(%state), index=2
+  %f = f32[4,5]{1,0} fusion(%a, %i, %b), kind=kCustom, calls=%inside
+  ROOT %next = (s32[], f32[100,8]{1,0}, f32[8,5]{1,0}) tuple(%i, %a, %b)
+}
+
+%condition (state.1: (s32[], f32[100,8], f32[8,5])) -> pred[] {
+  %state.1 = (s32[], f32[100,8]{1,0}, f32[8,5]{1,0}) parameter(0)
+  ROOT %less = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[100,8], y: f32[8,5]) -> f32[8,5] {
+  %x = f32[100,8]{1,0} parameter(0)
+  %y = f32[8,5]{1,0} parameter(1)
+  %start = s32[] constant(0)
+  %begin = (s32[], f32[100,8]{1,0}, f32[8,5]{1,0}) tuple(%start, %x, %y)
+  %loop = (s32[], f32[100,8]{1,0}, f32[8,5]{1,0}) while(%begin), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"7"},"x":1}
+  ROOT %copy = f32[8,5]{1,0} copy(%y)
+}
+"""  # noqa: E501
+
+
+def test_a_loop_counts_as_often_as_it_runs():
+    found = roofline.cost(PRODUCT, DEVICE)
+    # Of the 100 rows a step reads four: 4·8 floats, an index, 8·5 floats, 4·5 out.
+    step, flop = 4 * (4 * 8 + 1 + 8 * 5 + 4 * 5), 2 * 4 * 5 * 8
+    copy = 4 * 2 * 8 * 5
+    assert found.bytes == 7 * step + copy
+    assert found.flop == 7 * flop
+    assert found.kernels == 8
+    assert found.seconds == pytest.approx((7 * step + copy) / 1e3)
+    # With slow arithmetic the product is bound by it.
+    slow = roofline.cost(PRODUCT, DEVICE._replace(flops=1.0))
+    assert slow.seconds == pytest.approx(7 * flop + copy / 1e3)
+
+
+def test_what_does_not_count_is_left_out():
+    found = roofline.cost(PRODUCT, DEVICE, lambda i: i.opcode != "while")
+    assert found == roofline.Cost(0.32, 320, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "kind, a, b, out",
+    [
+        ("Forward", "f32[2,3,8,8]", "f32[4,3,5,5]", "f32[2,4,4,4]"),
+        ("BackwardFilter", "f32[2,3,8,8]", "f32[2,4,4,4]", "f32[4,3,5,5]"),
+        ("BackwardInput", "f32[2,4,4,4]", "f32[4,3,5,5]", "f32[2,3,8,8]"),
+    ],
+)
+def test_convolutions_of_a_library(kind, a, b, out):
+    text = f"""\
+ENTRY %main (x: {a}, y: {b}) -> {out} {{
+  %x = {a} parameter(0)
+  %y = {b} parameter(1)
+  ROOT %conv = {out} custom-call(%x, %y), window={{size=5x5}}, dim_labels=bf01_oi01->bf01, custom_call_target="__cudnn$conv{kind}"
+}}
+"""  # noqa: E501
+    # All three multiply as often: 2 · outputs · taps · input channels.
+    assert roofline.cost(text, DEVICE).flop == 2 * (2 * 4 * 4 * 4) * 25 * 3
+
+
+def test_flop_of_a_compiled_product():
+    a = jnp.ones((16, 32))
+    text = jax.jit(lambda a: a @ a.T).lower(a).compile().as_text()
+    assert roofline.cost(text, DEVICE).flop == 2 * 16 * 16 * 32
+    assert np.isfinite(roofline.cost(text, DEVICE).seconds)

@@ -1,0 +1,93 @@
+"""XLA's thunk sequence of a GPU program, read and counted by hand."""
+
+import pytest
+
+from tsfl_jax.engine import thunks
+
+CAPTURED = """\
+000: kCommandBuffer [source       | next=169 (1)]
+    001: kCopy         [source        | next=037 (36)] kCopy
+    002: kCustomKernel [source        | next=037 (35)] loop_multiply_fusion_6 grid: [1]
+    003: kWhile        [prev=002 (1)  | next=084 (1) ]
+condition:
+        004: kCustomKernel [source | sink] loop_compare_fusion_1 grid: [1, 1, 1]
+      body:
+        005: kCustomKernel [source | next=006 (1)] loop_multiply_fusion grid: [1]
+        006: kCustomKernel [prev=005 | sink] gemm_fusion_dot_general_45 grid: [1]
+    007: kCustomKernel [prev=003 (1)  | sink] input_scatter_fusion grid: [1, 1, 1]
+008: kConditional   [prev=000 (1) | next=000 (1)]
+  false_branch:
+    000: kCommandBuffer [source       | next=143 (1)]
+        009: kCopy         [source       | sink        ] kCopy
+    010: kWhile         [prev=000 (1) | sink]
+condition:
+        011: kCustomKernel [source | sink] loop_compare_fusion grid: [1, 1, 1]
+      body:
+        000: kCommandBuffer [source | sink]
+            012: kCustomKernel       [source | sink] input_transpose_fusion_1
+            013: kDynamicSliceFusion [source | sink] params=1, results=1
+                014: kCopy [source | sink] kCopy
+  true_branch:
+    015: kCopy [source       | next=168 (1)] kCopy
+000: kCommandBuffer [prev=008 (1) | sink        ]
+    016: kCopy [source | sink] kCopy
+"""
+
+# The same work without command buffers, in a scan over two intervals.
+ON_THE_HOST = """\
+000: kCopy [source | sink] kCopy
+001: kWhile [prev=000 | sink]
+condition:
+    002: kCustomKernel [source | sink] compare grid: [1]
+  body:
+    003: kCopy [source | sink] kCopy
+    004: kWhile [prev=003 | sink]
+condition:
+        005: kCustomKernel [source | sink] compare grid: [1]
+      body:
+        006: kConvolution [source | sink] cudnn
+        007: kGemm [source | sink] cublas
+    008: kConditional [prev=004 | sink]
+      true_branch:
+        009: kCopy [source | sink] kCopy
+"""
+
+
+def test_a_captured_loop_needs_no_launch():
+    found = thunks.structure(thunks.read(CAPTURED))
+    assert found == thunks.Structure(
+        launches=2,  # two command buffers
+        step_launches=0,
+        step_kernels=3,  # the condition's and the body's
+        buffers=2,
+        captured=7,
+        kernels=7,
+        conditionals=1,
+        host_loops=0,
+    )
+
+
+def test_a_loop_on_the_host_launches_in_every_step():
+    found = thunks.structure(thunks.read(ON_THE_HOST))
+    assert found == thunks.Structure(
+        launches=1,  # the copy of an interval
+        step_launches=3,
+        step_kernels=3,
+        buffers=0,
+        captured=0,
+        kernels=4,
+        conditionals=1,
+        host_loops=1,
+    )
+
+
+def test_what_a_branch_holds_is_found():
+    *_, conditional, _ = thunks.read(CAPTURED)
+    assert set(conditional.parts) == {"false_branch", "true_branch"}
+    assert thunks.kernels(conditional.parts["false_branch"]) == 4
+    assert [t.kind for t in conditional.parts["true_branch"]] == ["Copy"]
+
+
+def test_text_without_thunks_is_refused():
+    with pytest.raises(ValueError, match="no thunk sequence"):
+        thunks.read("HloModule jit_run\n")

@@ -1,0 +1,133 @@
+"""Compile an experiment for a GPU that this machine does not have.
+
+XLA needs no GPU to compile for one: a description of the device is enough (files
+``*.txtpb``). Nothing runs, so there are no times; kernels, host launches, command
+buffers (CUDA graphs) and memory are those of the real compiler, but for kernels that
+would be tuned on the device. `start` has to be called before JAX is used.
+"""
+
+import glob
+import importlib.util
+import os
+import pathlib
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tsfl_jax.engine import devices, roofline, thunks
+from tsfl_jax.experiment import program as programs
+from tsfl_jax.types import UserError
+
+_TARGETS = pathlib.Path(__file__).parent
+TARGETS = tuple(sorted(path.stem for path in _TARGETS.glob("*.txtpb")))
+_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+
+
+class Ahead(NamedTuple):
+    """What the compiler says of a program on a GPU."""
+
+    target: str
+    memory: dict[str, int]  # bytes, as `program.Compiled.memory`
+    structure: thunks.Structure  # of one interval
+    cost: roofline.Cost  # the least that one call takes without evaluation
+    seconds: float  # of compiling
+
+
+class Folder(NamedTuple):
+    """Where XLA writes what it makes; kept as long as this value lives."""
+
+    path: str
+    keep: Any
+
+
+def start(flags: str = "") -> Folder:
+    """Prepare this process: JAX on the CPU, XLA's dumps in a temporary folder.
+
+    Args:
+      flags: further flags of XLA.
+
+    Raises:
+      UserError: the compiler for GPUs is not installed.
+    """
+    if not any(importlib.util.find_spec(name) for name in _PLUGINS):
+        raise UserError(
+            "compiling for a GPU needs its compiler: pip install 'tsfl_jax[aot]'"
+        )
+    keep = tempfile.TemporaryDirectory(prefix="tsfl_jax-")
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = (
+        f"{given} --xla_gpu_autotune_level=0 --xla_dump_to={keep.name} "
+        f"--xla_dump_hlo_module_re=jit_.*(intervals|lanes) {flags}"
+    ).strip()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_enable_compilation_cache", False)
+    return Folder(keep.name, keep)
+
+
+def make_mesh(target: str) -> Mesh:
+    """A mesh of one GPU of a kind.
+
+    Raises:
+      UserError: there is no description of this GPU.
+    """
+    if target not in TARGETS:
+        raise UserError(f"GPU {target!r}: expected one of {', '.join(TARGETS)}")
+    topology = topologies.get_topology_desc(
+        platform="cuda",
+        target_config=(_TARGETS / f"{target}.txtpb").read_text(encoding="utf-8"),
+        topology="1x1x1",
+    )
+    return topologies.make_mesh(topology, (1,), (devices.AXIS,))
+
+
+def _shapes(mesh: Mesh, tree: Any, spec: Any) -> Any:
+    """The arrays of a tree as shapes on the devices of a mesh."""
+
+    def put(part: PartitionSpec, below: Any) -> Any:
+        sharding = NamedSharding(mesh, part)
+        return jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), below
+        )
+
+    return jax.tree.map(put, spec, tree, is_leaf=lambda s: isinstance(s, PartitionSpec))
+
+
+def compile_ahead(
+    program: programs.Program, arrays: programs.Arrays, target: str, folder: Folder
+) -> Ahead:
+    """Compile a program for another device.
+
+    Args:
+      program: made for the mesh `make_mesh`.
+      arrays: of any device; only their shapes count.
+      target: one of `TARGETS`.
+      folder: from `start`.
+    """
+    given = program.chunk_of_arrays(arrays, arrays.start, 0)
+    pairs = zip(given, program.specs(), strict=True)
+    shapes = [_shapes(program.mesh, *pair) for pair in pairs]
+    begun = time.perf_counter()
+    lowered = program.lower(*shapes)
+    compiled = lowered.compile(devices.compiler_options(program.mesh))
+    seconds = time.perf_counter() - begun
+    hlo = compiled.as_text() or ""
+    return Ahead(
+        target,
+        programs.memory_of(compiled),
+        thunks.structure(thunks.read(_newest(folder, "after_thunk_passes"))),
+        roofline.cost(
+            hlo, roofline.DEVICES[target], lambda i: i.opcode != "conditional"
+        ),
+        seconds,
+    )
+
+
+def _newest(folder: Folder, kind: str) -> str:
+    """The text of the newest file of a kind in the dumps."""
+    found = glob.glob(f"{folder.path}/*thunk_sequence_{kind}.txt")
+    newest = max(found, key=os.path.getmtime)
+    return pathlib.Path(newest).read_text(encoding="utf-8")

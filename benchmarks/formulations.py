@@ -2,12 +2,13 @@
 
 One interval of FedAvg, τ = 1, batch 32, of every combination, taken in turns; the
 table in `experiment.backend` follows it. On a GPU with PyTorch it also runs the loop
-over clients there, counts kernel launches and says what XLA captured as command
-buffers (CUDA graphs).
+over clients there, counts the kernels that run, and says how many of the program's
+kernels XLA put in how many command buffers (CUDA graphs).
 """
 
 import glob
 import itertools
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -16,13 +17,13 @@ import jax
 
 from benchmarks import common
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, program
+from tsfl_jax.experiment import ahead, backend
 
 MAPPINGS = ("sequential", "vmap")
 FORMS = ("fast", "slices", "lax")
 
 
-def launches(run: Callable[[], None]) -> str:
+def kernels(run: Callable[[], None]) -> str:
     """Kernels that one call starts on a GPU, "–" without one."""
     if jax.default_backend() != "gpu":
         return "–"
@@ -37,16 +38,8 @@ def launches(run: Callable[[], None]) -> str:
         return str(sum(len(list(line.events)) for line in streams))
 
 
-def captured(compiled: program.Compiled) -> str:
-    """How many parts of the program XLA made command buffers of, "–" on a CPU."""
-    if jax.default_backend() != "gpu":
-        return "–"
-    text = compiled.call.as_text()
-    return str(sum("to_apply=%command_buffer" in line for line in text.splitlines()))
-
-
-def measure(name: str, options) -> list[dict]:
-    """The rows of one network."""
+def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
+    """The rows of one network; `folder` of `ahead.dump` on a GPU."""
     built, runs = {}, {}
     for mapping, form in itertools.product(options.mappings, FORMS):
         if form == "lax" and jax.default_backend() == "cpu" and not options.all:
@@ -60,8 +53,8 @@ def measure(name: str, options) -> list[dict]:
             schedule__tau=(1,),
             schedule__data_size=options.size,
         )
-        run, compiled = common.first_chunk(exp.program, exp.arrays)
-        built[mapping, form], runs[mapping, form] = compiled, run
+        runs[mapping, form], _ = common.first_chunk(exp.program, exp.arrays)
+        built[mapping, form] = None if folder is None else ahead.structure_of(folder)
     theirs = common.torch_interval(name, exp)
     product, product_flop = common.matrix_product()
     seconds = common.side_by_side(
@@ -72,7 +65,7 @@ def measure(name: str, options) -> list[dict]:
     samples = options.clients * options.size
     flop = common.flop_per_sample(name)
     rows = []
-    for (mapping, form), compiled in built.items():
+    for (mapping, form), structure in built.items():
         speed = samples / statistics.median(seconds[mapping, form])
         against = (
             common.spread(common.ratios(seconds["torch"], seconds[mapping, form]))
@@ -89,8 +82,16 @@ def measure(name: str, options) -> list[dict]:
                 "× PyTorch": against,
                 "TFLOP/s": f"{speed * flop / 1e12:.2f}",
                 "of large products": f"{speed * flop / rate:.2f}",
-                "launches": launches(runs[mapping, form]),
-                "command buffers": captured(compiled),
+                "kernels": kernels(runs[mapping, form]),
+                "captured": (
+                    "–"
+                    if structure is None
+                    else f"{structure.captured} of {structure.kernels} in "
+                    f"{structure.buffers}"
+                ),
+                "launches per step": (
+                    "–" if structure is None else structure.step_launches
+                ),
                 "default": "yes" if chosen == (mapping, form) else "",
             }
         )
@@ -107,8 +108,10 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="lax on a CPU too")
     parser.add_argument("--devices", type=int, default=0)
     options = parser.parse_args()
+    # Before JAX starts and can be asked.
+    folder = ahead.dump() if shutil.which("nvidia-smi") else None
     devices.start(options.devices)
-    rows = [row for name in options.models for row in measure(name, options)]
+    rows = [row for name in options.models for row in measure(name, options, folder)]
     common.show(rows)
 
 

@@ -12,7 +12,9 @@ import json
 import subprocess
 import sys
 
-from tsfl_jax.experiment import ahead
+from benchmarks import common, lanes
+from tsfl_jax.experiment import ahead, backend, prepare, program
+from tsfl_jax.experiment.lanes import make_group, make_lanes
 
 MAPPINGS = ("vmap", "sequential")
 FORMS = ("slices", "fast", "lax")
@@ -21,10 +23,6 @@ FORMS = ("slices", "fast", "lax")
 def worker(work: dict) -> dict:
     """The row of one program; the process has not used JAX before."""
     folder = ahead.start(work.get("flags", ""))
-    from benchmarks import common, lanes
-    from tsfl_jax.experiment import backend, prepare, program
-    from tsfl_jax.experiment.lanes import make_group, make_lanes
-
     settings = {
         "num_clients": work["clients"],
         "mapping": work["mapping"],
@@ -38,11 +36,9 @@ def worker(work: dict) -> dict:
     mesh = ahead.make_mesh(work["target"])
     if work["lanes"] > 1:
         found = lanes.several(work["lanes"], work["network"], settings)
-        backend.start_jax(found[0].config)
-        arrays = make_lanes(
-            make_group(found, backend.start_jax(found[0].config)), found, len(found)
-        )
-        made = make_group(found, mesh).program
+        host = backend.start_jax(found[0].config)
+        arrays = make_lanes(make_group(found, host), found, len(found))
+        made = program.make_program(found, mesh, "vmap")
     else:
         config = common.make_config(work["network"], **settings)
         host = backend.start_jax(config)
@@ -106,7 +102,7 @@ def row(work: dict) -> dict:
 def main() -> None:
     """Prints the table as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    networks = ("mnist_cnn", "fashion_cnn", "vgg11", "resnet18")
+    networks = list(common.SHAPES)
     parser.add_argument("--networks", nargs="+", default=networks, choices=networks)
     parser.add_argument("--mappings", nargs="+", default=MAPPINGS, choices=MAPPINGS)
     parser.add_argument("--forms", nargs="+", default=FORMS)
@@ -128,22 +124,20 @@ def main() -> None:
         options.lanes,
     )
     rows = []
-    for network, mapping, form, clients, lanes in cases:
+    for network, mapping, form, clients, several in cases:
         work = {
             "network": network,
             "mapping": mapping,
             "form": form,
             "clients": clients,
-            "lanes": lanes,
+            "lanes": several,
             "size": options.size,
             "target": options.target,
             "flags": options.flags,
         }
         rows.append(row(work))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    from benchmarks import common
-
-    print(common.table(rows))
+    common.show(rows)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from tsfl_jax import command, types
 from tsfl_jax.config import SETTINGS, Config, effective, flat
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import (
+    ahead,
     assemble,
     backend,
     explain,
@@ -64,6 +65,13 @@ _EXPLAIN = flags.DEFINE_enum(
     ["estimate", "compile"],
     "Do not train: print and plot the timeline, work, padding and memory; "
     "--explain=compile also asks the compiler for the memory.",
+)
+_EXPLAIN_FOR = flags.DEFINE_enum(
+    "explain_for",
+    None,
+    ahead.TARGETS,
+    "With --explain=compile: compile for this GPU, which need not be there (needs the "
+    "extra aot), and count what it would execute.",
 )
 _WORKDIR = flags.DEFINE_string(
     "workdir", "", "Folder for results; empty: a new one under runs/."
@@ -236,8 +244,15 @@ def _interrupts() -> Callable[[], bool]:
     return lambda: bool(asked)
 
 
-def _explain(config: Config) -> None:
-    """Print and plot what a run would do, and do not run it."""
+def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
+    """Print and plot what a run would do, and do not run it.
+
+    Args:
+      config: all settings.
+      gpu: to compile for, and where XLA writes what it makes; None: these devices.
+    """
+    if gpu is not None:
+        config = backend.for_backend(config, "gpu")
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare_validated(config, prepare.Own())
@@ -248,10 +263,14 @@ def _explain(config: Config) -> None:
     if _EXPLAIN.value == "compile":
         progress.log(sys.stderr, "compiling …")
         arrays = program.make_arrays(prepared, mesh)
-        compiled = program.make_program([prepared], mesh).compile(arrays).memory()
+        if gpu is None:
+            compiled = program.make_program([prepared], mesh).compile(arrays).memory()
+        else:
+            made = program.make_program([prepared], ahead.make_mesh(gpu[0]))
+            compiled = ahead.compile_ahead(made, arrays, *gpu)
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
-    folder = report.prepare_workdir(workdir)
-    paths = timeline.plot_timeline(known.timeline, known.settings, folder / "timeline")
+    path = report.prepare_workdir(workdir) / "timeline"
+    paths = timeline.plot_timeline(known.timeline, known.settings, path)
     chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
     words = explain.text(known, compiled)
     files = f"{'files':<15}{', '.join(map(str, paths))}"
@@ -335,6 +354,11 @@ def _check_combination() -> None:
             f"--explain and --{other}: only one experiment in one process can be "
             f"explained; leave out --{other}"
         )
+    if _EXPLAIN_FOR.value and _EXPLAIN.value != "compile":
+        raise UserError(
+            f"--explain_for={_EXPLAIN_FOR.value}: would be ignored without "
+            "--explain=compile"
+        )
     if flags.FLAGS["lanes_per_call"].present and not _SWEEP.value:
         raise UserError(
             f"--lanes_per_call={_LANES.value}: would be ignored without --sweep"
@@ -356,12 +380,14 @@ def main(argv: list[str]) -> None:
         rule_settings.validate(config)
         _check_combination()
         # First of all: the first use of JAX starts it with one CPU device.
+        target = _EXPLAIN_FOR.value
+        gpu = (target, ahead.start()) if target else None
         devices.start(config.devices)
         group = _joined(config)
         if _WORKDIR.value and devices.first():
             _check_workdir(pathlib.Path(_WORKDIR.value))
         if _EXPLAIN.value:
-            _explain(config)
+            _explain(config, gpu)
         elif _SWEEP.value:
             _sweep(config)
         else:

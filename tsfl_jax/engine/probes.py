@@ -135,6 +135,8 @@ def estimate_constants(
             parts, variables, item[0], item[1], samples, hparams
         ),
         (keys[chosen], trees.take(clients, chosen)),
+        # Side by side where clients train so: a loop would be launched by the host.
+        batch_size=min(parts.recipe.width, number) if parts.recipe.width > 1 else None,
     )
     found = jax.tree.map(lambda a: jnp.where(taking_part, a, 0.0), found)
     largest = found.smoothness.max()

@@ -105,10 +105,11 @@ def _launches(thunks: list[Thunk]) -> int:
 
 
 def _training_loop(thunks: list[Thunk]) -> Thunk | None:
-    """Of the loops without an inner loop, the one with most kernels."""
+    """Of the loops without an inner loop, the last large one: probes come before it."""
     loops = [t for t in _outside_branches(thunks) if t.kind == "While"]
     loops = [t for t in loops if all(i.kind != "While" for i in walk(t.held()))]
-    return max(loops, key=lambda t: kernels([t]), default=None)
+    most = max((kernels([t]) for t in loops), default=0)
+    return next((t for t in reversed(loops) if 2 * kernels([t]) > most), None)
 
 
 def structure(thunks: list[Thunk]) -> Structure:

@@ -44,8 +44,24 @@ class Folder(NamedTuple):
     keep: Any
 
 
+def dump(flags: str = "") -> Folder:
+    """Make XLA write what it compiles to a temporary folder, before JAX is used.
+
+    Args:
+      flags: further flags of XLA.
+    """
+    keep = tempfile.TemporaryDirectory(prefix="tsfl_jax-")
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = (
+        f"{given} --xla_dump_to={keep.name} "
+        f"--xla_dump_hlo_module_re=jit_.*(intervals|lanes) {flags}"
+    ).strip()
+    jax.config.update("jax_enable_compilation_cache", False)
+    return Folder(keep.name, keep)
+
+
 def start(flags: str = "") -> Folder:
-    """Prepare this process: JAX on the CPU, XLA's dumps in a temporary folder.
+    """Prepare this process: JAX on the CPU, and `dump`.
 
     Args:
       flags: further flags of XLA.
@@ -57,15 +73,8 @@ def start(flags: str = "") -> Folder:
         raise UserError(
             "compiling for a GPU needs its compiler: pip install 'tsfl_jax[aot]'"
         )
-    keep = tempfile.TemporaryDirectory(prefix="tsfl_jax-")
-    given = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = (
-        f"{given} --xla_gpu_autotune_level=0 --xla_dump_to={keep.name} "
-        f"--xla_dump_hlo_module_re=jit_.*(intervals|lanes) {flags}"
-    ).strip()
     jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_compilation_cache", False)
-    return Folder(keep.name, keep)
+    return dump(f"--xla_gpu_autotune_level=0 {flags}")
 
 
 def make_mesh(target: str) -> Mesh:
@@ -118,7 +127,7 @@ def compile_ahead(
     return Ahead(
         target,
         programs.memory_of(compiled),
-        thunks.structure(thunks.read(_newest(folder, "after_thunk_passes"))),
+        structure_of(folder),
         roofline.cost(
             hlo, roofline.DEVICES[target], lambda i: i.opcode != "conditional"
         ),
@@ -126,8 +135,8 @@ def compile_ahead(
     )
 
 
-def _newest(folder: Folder, kind: str) -> str:
-    """The text of the newest file of a kind in the dumps."""
-    found = glob.glob(f"{folder.path}/*thunk_sequence_{kind}.txt")
-    newest = max(found, key=os.path.getmtime)
-    return pathlib.Path(newest).read_text(encoding="utf-8")
+def structure_of(folder: Folder) -> thunks.Structure:
+    """What a GPU executes for the newest program of `dump`."""
+    found = glob.glob(f"{folder.path}/*thunk_sequence_after_thunk_passes.txt")
+    newest = pathlib.Path(max(found, key=os.path.getmtime))
+    return thunks.structure(thunks.read(newest.read_text(encoding="utf-8")))

@@ -6,6 +6,7 @@ the alternatives. JAX's persistent compilation cache lets the second launch of a
 skip XLA.
 """
 
+import dataclasses
 import os
 import pathlib
 import tempfile
@@ -27,9 +28,11 @@ class Formulation(NamedTuple):
 
 
 _CPU = Formulation("sequential", "fast")
-# Not measured: no GPU was at hand. What a GPU is expected to like: all clients in
-# lock-step, one batched kernel per operation, with XLA's own convolution.
-_NOT_MEASURED = Formulation("vmap", "lax")
+# By structure, see docs/performance.md; times on a GPU were not measured. All clients
+# in lock-step with convolutions as matrix products: the training of an interval is one
+# command buffer (CUDA graph). With "lax" cuDNN's calls stay outside of it, 16 to 60
+# launches in each step.
+_GPU = Formulation("vmap", "slices")
 # By backend and network; `choose` has the rest.
 FORMULATIONS: dict[tuple[str, str], Formulation] = {}
 
@@ -44,8 +47,16 @@ def choose(backend: str, model: str) -> Formulation:
       backend: "cpu", "gpu", …
       model: name of the network, "own" for one of the user's.
     """
-    default = _CPU if backend == "cpu" else _NOT_MEASURED
+    default = _CPU if backend == "cpu" else _GPU
     return FORMULATIONS.get((backend, model), default)
+
+
+def for_backend(config: Config, backend: str) -> Config:
+    """The config with what is "auto" chosen for a backend that is not in use."""
+    best = choose(backend, config.model.name)
+    mapping = best.mapping if config.mapping == "auto" else config.mapping
+    form = best.convolution if config.convolution == "auto" else config.convolution
+    return dataclasses.replace(config, mapping=mapping, convolution=form, devices=1)
 
 
 def start_jax(config: Config) -> Mesh:

@@ -1,0 +1,64 @@
+"""``python -m benchmarks.gpu``: all that docs/performance.md leaves open about a GPU.
+
+Runs every benchmark on the GPU of this machine, unattended, each in a process with a
+limit of its own, and writes their tables to one Markdown file. A part that fails or
+takes too long is reported there; the others go on.
+"""
+
+import argparse
+import pathlib
+import subprocess
+import sys
+import time
+
+# (title, seconds at most, module and arguments), the most wanted first.
+PARTS = (
+    (
+        "Formulations, small networks",
+        300,
+        "formulations --models mnist_cnn fashion_cnn",
+    ),
+    ("Against PyTorch", 300, "interval --repeats 5"),
+    ("Lanes", 180, "lanes --lanes 1 10 40"),
+    ("Large networks", 300, "formulations --models vgg11 resnet18"),
+    ("Clients", 120, "clients --repeats 3"),
+    ("Compilation", 200, "compile --repeats 1"),
+    ("Evaluation and estimates", 120, "shares --repeats 5"),
+)
+
+
+def measure(command: str, seconds: float) -> str:
+    """The table of one benchmark, or why there is none."""
+    module, *arguments = command.split()
+    words = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"not measured: more than {seconds:.0f} s"
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["?"])[-1]
+        return f"not measured: {last}"
+    return done.stdout.strip()
+
+
+def main() -> None:
+    """Writes the tables; prints where."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu.md"))
+    parser.add_argument("--minutes", type=float, default=20, help="for all parts")
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
+    text = "# Measured on a GPU\n"
+    for title, seconds, command in PARTS:
+        left = end - time.monotonic()
+        found = measure(command, min(seconds, left)) if left > 0 else "no time left"
+        text += f"\n## {title}\n\n`python -m benchmarks.{command}`\n\n{found}\n"
+        part = options.out.with_suffix(".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(options.out)
+        print(f"{title}: {found.splitlines()[-1][:100]}", flush=True)
+    print(options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -71,41 +71,45 @@ TrainOne = Callable[[Client, Array | int | None], Trained]
 class _Totals(NamedTuple):
     """Sums over clients; each is the same in any order of the clients."""
 
-    moved: list[exact_sums.Sum]  # Σ ρ_i (w_i − start_i), one per inexact leaf
+    moved: exact_sums.Sum  # Σ ρ_i (w_i − start_i), all inexact leaves in one vector
     kept: exact_sums.Sum  # Σ ρ_i of clients whose model stayed finite
     asked: exact_sums.Sum  # Σ ρ_i
     dropped: Int[Array, ""]  # clients with weight whose model was not finite
 
 
 def _zeros(template: Params) -> _Totals:
-    leaves = [w for w in jax.tree.leaves(template) if trees.inexact(w)]
-    moved = [exact_sums.zeros(w.shape) for w in leaves]
-    return _Totals(moved, exact_sums.zeros(()), exact_sums.zeros(()), jnp.int32(0))
+    size = sum(w.size for w in jax.tree.leaves(template) if trees.inexact(w))
+    zeros = exact_sums.zeros(())
+    return _Totals(exact_sums.zeros((size,)), zeros, zeros, jnp.int32(0))
 
 
-def _terms(client: Trained, weight: Float[Array, ""]) -> list[Array]:
-    """ρ_i (w_i − start_i) of one client in float32, 0 where it is not finite."""
+def _terms(client: Trained, weight: Float[Array, ""]) -> Float[Array, "m"]:
+    """ρ_i (w_i − start_i) of one client in float32, 0 where it is not finite.
+
+    All leaves in one vector: exact sums are long code, compiled once and not for each
+    leaf.
+    """
     leaves = zip(
         jax.tree.leaves(client.model), jax.tree.leaves(client.start), strict=True
     )
-    # 0·NaN is NaN: the model itself must be masked as well.
-    return [
-        jnp.where(client.result.finite, weight * (w - w0).astype(jnp.float32), 0.0)
-        for w, w0 in leaves
-        if trees.inexact(w)
+    moved = [
+        (w - w0).astype(jnp.float32).ravel() for w, w0 in leaves if trees.inexact(w)
     ]
+    moved = jnp.concatenate(moved) if moved else jnp.zeros(0)
+    # 0·NaN is NaN: the model itself must be masked as well.
+    return jnp.where(client.result.finite, weight * moved, 0.0)
 
 
 def _added(
     totals: _Totals,
-    terms: list[Array],
+    terms: Float[Array, "n m"],
     rho: Float[Array, "n"],
     finite: Bool[Array, "n"],
 ) -> _Totals:
     """Totals with n more clients."""
     add = exact_sums.add_all
     return _Totals(
-        [add(s, t) for s, t in zip(totals.moved, terms, strict=True)],
+        add(totals.moved, terms),
         add(totals.kept, jnp.where(finite, rho, 0.0)),
         add(totals.asked, rho),
         totals.dropped + jnp.sum(~finite & (rho > 0)),
@@ -209,7 +213,7 @@ def _vmapped(
 
         def one(
             client: Client, weight: Float[Array, ""]
-        ) -> tuple[list[Array], LocalResult]:
+        ) -> tuple[Float[Array, "m"], LocalResult]:
             trained = train(client, limit)
             return _terms(trained, weight), trained.result
 
@@ -237,12 +241,15 @@ def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
     # Only a dropped client makes rescaling necessary; otherwise keep the exact bits.
     rescale = (devices.total(totals.dropped, axis) > 0) & (kept > 0)
     scale = jnp.where(rescale, asked / jnp.where(kept > 0, kept, 1.0), 1.0)
-    moved = iter(totals.moved)
+    moved, first = over_devices(totals.moved) * scale, 0
 
     def leaf(w: Array) -> Array:
+        nonlocal first
         if not trees.inexact(w):
             return jnp.zeros_like(w)
-        return (over_devices(next(moved)) * scale).astype(w.dtype)
+        own = moved[first : first + w.size].reshape(w.shape)
+        first += w.size
+        return own.astype(w.dtype)
 
     return Weighted(jax.tree.map(leaf, template), kept, asked)
 

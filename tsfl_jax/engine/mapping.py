@@ -241,7 +241,10 @@ def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
     # Only a dropped client makes rescaling necessary; otherwise keep the exact bits.
     rescale = (devices.total(totals.dropped, axis) > 0) & (kept > 0)
     scale = jnp.where(rescale, asked / jnp.where(kept > 0, kept, 1.0), 1.0)
-    moved, first = over_devices(totals.moved) * scale, 0
+    # Without the barrier the sum's digits are put together again in the code of every
+    # leaf, which takes long to compile.
+    moved = lax.optimization_barrier(over_devices(totals.moved) * scale)
+    first = 0
 
     def leaf(w: Array) -> Array:
         nonlocal first

@@ -30,6 +30,7 @@ MODELS = ("mlp", "mnist_cnn", "fashion_cnn", "vgg11", "resnet18", "quadratic")
 NORMS = ("none", "group", "batch")
 MAPPINGS = ("auto", "sequential", "vmap")
 CONVOLUTIONS = ("auto", "fast", "slices", "lax")
+PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
 class Setting(NamedTuple):
@@ -231,6 +232,9 @@ class Config:
         0, "clients trained side by side under vmap; 0: all", low=0
     )
     convolution: str = setting("auto", "how convolutions are computed", CONVOLUTIONS)
+    precision: str = setting(
+        "float32", "of a network's arithmetic; weights stay float32", PRECISIONS
+    )
     compile_cache: str = setting(
         "auto", "folder of compiled programs; auto: below ~/.cache; or off"
     )
@@ -295,6 +299,8 @@ def effective(settings: dict) -> dict:
         kept = {n: v for n, v in kept.items() if not n.startswith("quadratic.")}
     if not settings.get("measure_clients"):
         kept.pop("measure_clients", None)
+    if settings.get("precision") == "float32":
+        kept.pop("precision")
     return kept
 
 

@@ -20,7 +20,7 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import backend, rule_settings
 from tsfl_jax.experiment.workload import Workload, draw_workload, groups
-from tsfl_jax.models import networks
+from tsfl_jax.models import networks, precision
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import replay
@@ -275,6 +275,8 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
         rng.generator(config.seed, "partition"),
     )
     network, mapping = _make_network(config, dataset, own.model)
+    model = precision.with_precision(network.model, config.precision)
+    network = network._replace(model=model)
     return Prepared(
         config=config,
         dataset=dataset,

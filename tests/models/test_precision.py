@@ -1,0 +1,77 @@
+"""Networks in bfloat16 and TF32 with float32 master weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests.experiment.test_runner import small
+from tsfl_jax.models import losses, networks
+from tsfl_jax.models.precision import with_precision
+from tsfl_jax.types import UserError
+
+KEY = jax.random.key(0)
+
+
+def loss_and_gradient(model, variables, x, y):
+    mask = jnp.ones(len(y), bool)
+
+    def loss(params):
+        outputs, changed = model.train({**variables, "params": params}, x, mask, KEY)
+        return losses.cross_entropy(outputs, y).mean(), (outputs, changed)
+
+    return jax.value_and_grad(loss, has_aux=True)(variables["params"])
+
+
+@pytest.mark.parametrize("module", [networks.MLP(), networks.MnistCNN()])
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+def test_gradients_are_those_of_float32_within_the_rounding(module, precision):
+    model = networks.from_flax(module)
+    x = jax.random.uniform(KEY, (8, 28, 28, 1))
+    y = jnp.arange(8)
+    variables = model.init(KEY, x)
+    lower = with_precision(model, precision)
+    (exact, _), expected = loss_and_gradient(model, variables, x, y)
+    (found, (outputs, changed)), gradient = loss_and_gradient(lower, variables, x, y)
+    assert outputs.dtype == jnp.float32
+    kinds = {a.dtype for a in jax.tree.leaves((changed, gradient))}
+    assert kinds == {jnp.dtype("float32")}
+    np.testing.assert_allclose(found, exact, rtol=0.02)
+    norms = [
+        jnp.sqrt(sum(jnp.vdot(a, a) for a in jax.tree.leaves(tree)))
+        for tree in (jax.tree.map(jnp.subtract, gradient, expected), expected)
+    ]
+    if precision == "bfloat16":
+        # Pooling picks other maxima among values that round to the same number.
+        assert 1e-4 * norms[1] < norms[0] < 0.15 * norms[1]
+    else:  # a CPU has no TF32
+        assert norms[0] < 1e-5 * norms[1]
+
+
+def test_statistics_of_batches_stay_float32():
+    model = networks.from_flax(networks.VGG11(norm="batch"))
+    x = jax.random.uniform(KEY, (2, 32, 32, 3))
+    shapes = jax.eval_shape(model.init, KEY, x)
+    lower = with_precision(model, "bfloat16")
+    mask = jax.ShapeDtypeStruct((2,), bool)
+    _, changed = jax.eval_shape(lower.train, shapes, x, mask, KEY)
+    assert jax.tree.map(lambda a: a.dtype, changed) == jax.tree.map(
+        lambda a: a.dtype, shapes
+    )
+
+
+def test_a_run_in_bfloat16():
+    settings = small(num_intervals=2)
+    expected = tsfl_jax.simulate(settings)
+    found = tsfl_jax.simulate(small(num_intervals=2, precision="bfloat16"))
+    assert found.history["test_loss"][-1] != expected.history["test_loss"][-1]
+    np.testing.assert_allclose(
+        found.history["test_loss"], expected.history["test_loss"], rtol=0.05
+    )
+    assert {a.dtype for a in jax.tree.leaves(found.params)} == {np.dtype("float32")}
+
+
+def test_an_unknown_precision_is_answered():
+    with pytest.raises(UserError, match="precision=half: unknown name"):
+        tsfl_jax.simulate(small(precision="half"))

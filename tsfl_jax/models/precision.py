@@ -1,0 +1,73 @@
+"""The arithmetic of a network: float32, TF32 or bfloat16, with float32 master weights.
+
+Only what happens inside of the network changes. Parameters, gradients, the optimizer,
+sums over clients and losses stay float32.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tsfl_jax.models.networks import Model
+from tsfl_jax.types import Array, Params, PRNGKey
+
+
+def _cast(tree: Any) -> Any:
+    """float32 leaves as bfloat16."""
+    return jax.tree.map(
+        lambda a: a.astype(jnp.bfloat16) if a.dtype == jnp.float32 else a, tree
+    )
+
+
+def _like(tree: Any, template: Any) -> Any:
+    return jax.tree.map(lambda a, b: a.astype(b.dtype), tree, template)
+
+
+def _bfloat16(model: Model) -> Model:
+    def lowered(variables: Params) -> Params:
+        return {**variables, "params": _cast(variables["params"])}
+
+    def train(
+        variables: Params, x: Array, mask: Array, key: PRNGKey
+    ) -> tuple[Array, Params]:
+        outputs, changed = model.train(lowered(variables), _cast(x), mask, key)
+        changed = _like({**changed, "params": variables["params"]}, variables)
+        return outputs.astype(jnp.float32), changed
+
+    def predict(variables: Params, x: Array) -> Array:
+        return model.predict(lowered(variables), _cast(x)).astype(jnp.float32)
+
+    return model._replace(train=train, predict=predict)
+
+
+def _tf32(model: Model) -> Model:
+    def within(call: Callable) -> Callable:
+        @functools.wraps(call)
+        def traced(*arguments: Any) -> Any:
+            # Read while tracing; gradients inherit it from the products.
+            with jax.default_matmul_precision("tensorfloat32"):
+                return call(*arguments)
+
+        return traced
+
+    return model._replace(train=within(model.train), predict=within(model.predict))
+
+
+@functools.lru_cache(maxsize=8)  # lanes of a sweep share the network
+def with_precision(model: Model, precision: str) -> Model:
+    """A network that computes with another precision.
+
+    Args:
+      model: the network; integer inputs stay as they are.
+      precision: "float32"; "tf32": matrix products and convolutions of 10-bit
+        mantissas on GPUs that have them, float32 elsewhere; "bfloat16": parameters and
+        inputs are rounded to bfloat16, and all inside follows them.
+
+    Returns:
+      A network with the same variables; outputs are float32.
+    """
+    made = {"float32": lambda m: m, "tf32": _tf32, "bfloat16": _bfloat16}
+    return made[precision](model)

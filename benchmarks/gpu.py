@@ -38,7 +38,7 @@ def measure(command: str, seconds: float) -> str:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["?"])[-1]
         return f"not measured: {last}"
-    return done.stdout.strip()
+    return done.stdout.strip() or "(no output)"
 
 
 def main() -> None:

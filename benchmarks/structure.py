@@ -94,7 +94,7 @@ def row(work: dict) -> dict:
         "temporary, MiB": f"{found['memory']['temporary'] / 2**20:,.0f}",
         "bytes, GB": f"{cost['bytes'] / 1e9:,.2f}",
         "GFLOP": f"{cost['flop'] / 1e9:,.1f}",
-        "roofline, µs": f"{cost['seconds'] * 1e6:,.0f}",
+        "roofline, µs": "≥ " * bool(cost["unknown"]) + f"{cost['seconds'] * 1e6:,.0f}",
         "compile, s": f"{found['seconds']:.0f}",
     }
 

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from benchmarks import gpu
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 SHORT = {
@@ -37,3 +39,16 @@ def test_benchmark_prints_a_table(name):
     lines = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert len(lines) >= 3 and len({line.count("|") for line in lines}) == 1
     assert "nan" not in done.stdout
+
+
+def test_a_part_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
+    parts = [("Good", 60, "common"), ("Bad", 60, "nothing"), ("Slow", 0.01, "common")]
+    monkeypatch.setattr(gpu, "PARTS", parts)
+    out = tmp_path / "gpu.md"
+    monkeypatch.setattr(sys, "argv", ["gpu", f"--out={out}"])
+    monkeypatch.chdir(ROOT)
+    gpu.main()
+    text = out.read_text()
+    assert "## Good" in text
+    assert "No module named benchmarks.nothing" in text
+    assert "not measured: more than 0 s" in text

@@ -90,3 +90,21 @@ def test_flop_of_a_compiled_product():
     text = jax.jit(lambda a: a @ a.T).lower(a).compile().as_text()
     assert roofline.cost(text, DEVICE).flop == 2 * 16 * 16 * 32
     assert np.isfinite(roofline.cost(text, DEVICE).seconds)
+
+
+def test_a_product_by_a_library_and_a_loop_of_unknown_length():
+    text = """\
+%body (s: f32[4,8]) -> f32[4,8] {
+  %s = f32[4,8]{1,0} parameter(0)
+  %k = f32[8,8]{1,0} constant({...})
+  ROOT %gemm = (f32[4,8]{1,0}, s8[64]{0}) custom-call(%s, %k), custom_call_target="__cublas$gemm", backend_config={"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}
+}
+
+ENTRY %main (x: f32[4,8]) -> f32[4,8] {
+  %x = f32[4,8]{1,0} parameter(0)
+  ROOT %loop = f32[4,8]{1,0} while(%x), condition=%c, body=%body
+}
+"""  # noqa: E501
+    found = roofline.cost(text, DEVICE)
+    assert found.flop == 2 * 4 * 8 * 8
+    assert found.unknown == 1

@@ -62,6 +62,7 @@ class Cost(NamedTuple):
     bytes: float = 0.0
     flop: float = 0.0
     kernels: float = 0.0
+    unknown: float = 0.0  # loops whose length the compiler does not know: once each
 
     def times(self, count: int | float) -> "Cost":
         """As often."""
@@ -132,12 +133,13 @@ def _dims(shape: str) -> tuple[int, ...]:
 def _flop_of_dot(instruction: Instruction, scope: Computation) -> float:
     left = _dims(scope[instruction.operands[0]].shape)
     found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)
-    contracted = [int(d) for d in found[1].split(",") if d] if found else []
-    return (
-        2.0
-        * math.prod(_dims(instruction.shape))
-        * math.prod(left[d] for d in contracted)
+    # A call of cuBLAS has it as JSON, "lhs_contracting_dimensions":["1"].
+    found = found or re.search(
+        r'lhs_contracting_dimensions":\[([\d,"]*)\]', instruction.rest
     )
+    contracted = [int(d) for d in re.findall(r"\d+", found[1])] if found else []
+    outputs = math.prod(_dims(instruction.shape))  # a call's first result
+    return 2.0 * outputs * math.prod(left[d] for d in contracted)
 
 
 def _flop_of_convolution(instruction: Instruction, scope: Computation) -> float:
@@ -157,7 +159,7 @@ def _flop_of_convolution(instruction: Instruction, scope: Computation) -> float:
 
 
 def _flop(instruction: Instruction, scope: Computation) -> float:
-    if instruction.opcode == "dot" or "cublas" in instruction.rest[:200]:
+    if instruction.opcode == "dot" or "__cublas$" in instruction.rest:
         return _flop_of_dot(instruction, scope)
     if instruction.opcode == "convolution" or "__cudnn$conv" in instruction.rest:
         return _flop_of_convolution(instruction, scope)
@@ -242,7 +244,9 @@ def cost(
         if instruction.opcode == "while":
             trips = re.search(r'known_trip_count":\{"n":"(\d+)', instruction.rest)
             each = of_computation(called(instruction, "body")[0])
-            return each.times(int(trips[1]) if trips else 1)
+            if trips is None:
+                return each.plus(Cost(unknown=1.0))
+            return each.times(int(trips[1]))
         if instruction.opcode == "conditional":
             names = called(instruction, "branch_computations") or [
                 *called(instruction, "true_computation"),

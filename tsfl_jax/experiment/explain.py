@@ -330,6 +330,7 @@ def _compiled(found: dict[str, int] | Ahead) -> dict[str, str]:
         if s.step_launches == 0
         else f"{s.step_launches} launches by the host per step"
     )
+    once = ", loops of unknown length once" if found.cost.unknown else ""
     return {
         f"on {found.target}": parts,
         "  launches": f"{s.launches} per interval outside training loop and "
@@ -338,7 +339,7 @@ def _compiled(found: dict[str, int] | Ahead) -> dict[str, str]:
         "  training": f"{s.step_kernels} kernels per step of all clients, {loop}",
         "  at least": f"{1e3 * found.cost.seconds:.3g} ms per call without "
         f"evaluation, by {size_text(found.cost.bytes)} moved and "
-        f"{found.cost.flop / 1e9:,.4g} GFLOP; times were not measured",
+        f"{found.cost.flop / 1e9:,.4g} GFLOP{once}; times were not measured",
     }
 
 

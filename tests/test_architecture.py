@@ -13,7 +13,10 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
 
-ROOT = ("types", "rng", "trees", "config", "host_memory", "validate", "command")
+ROOT = (
+    *("types", "rng", "trees", "config", "config_files", "host_memory", "validate"),
+    "command",
+)
 ORDER = (
     *ROOT,
     "timeline",
@@ -26,6 +29,7 @@ ORDER = (
     "experiment",
     "studies",
     "cli",
+    "__main__",
 )
 # What users run with ``python -m tsfl_jax.NAME``, a few lines each, and the public API.
 DOORS = {
@@ -77,7 +81,7 @@ def test_a_folder_imports_only_from_those_above_it(path):
 def test_the_order_names_only_what_exists():
     there = {place(path) for path in FILES} - DOORS
     assert there <= set(ORDER)
-    assert set(ORDER) - there <= {"trees", "cli"}
+    assert set(ORDER) - there <= {"trees", "cli", "__main__"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
@@ -93,7 +97,7 @@ def test_files_stay_short_and_say_what_they_do(path):
 
 def test_the_documents_show_the_folders_in_this_order():
     docs = PACKAGE.parent / "docs" / "architecture.md"
-    folders = [name for name in ORDER if name not in (*ROOT, "cli")]
+    folders = [name for name in ORDER if name not in (*ROOT, "cli", "__main__")]
     shown = re.findall(r"^\*\*(\w+)/\*\*", docs.read_text(), re.M)
     assert shown == folders
     readme = (PACKAGE.parent / "README.md").read_text()
@@ -103,13 +107,18 @@ def test_the_documents_show_the_folders_in_this_order():
 def test_all_folders_and_files_are_packaged():
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())
     settings = project["tool"]["setuptools"]
-    assert settings["packages"]["find"]["include"] == ["tsfl_jax*"]
+    configs = {"tsfl_jax.configs", "tsfl_jax.configs.frameworks"}
+    folders = {path.parent.relative_to(PACKAGE.parent) for path in FILES}
+    packages = {str(folder).replace("/", ".") for folder in folders}
+    assert set(settings["packages"]) == packages | configs
+    assert settings["package-dir"] == {"tsfl_jax.configs": "configs"}
     for path in PACKAGE.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             folder = path.parent.relative_to(PACKAGE.parent)
             assert (path.parent / "__init__.py").exists(), f"{folder} is no package"
             kinds = settings["package-data"].get(str(folder).replace("/", "."), [])
-            assert path.suffix == ".py" or f"*{path.suffix}" in kinds, path
+            kind = f"*{path.suffix}" if path.name != "py.typed" else path.name
+            assert path.suffix == ".py" or kind in kinds, path
 
 
 def test_dependencies_are_those_that_are_imported():
@@ -151,10 +160,9 @@ def test_settings_are_read_in_the_experiment_folder_only():
                 assert node.value.id != "config", f"{path}: config.{node.attr}"
 
 
-def test_only_the_command_line_reads_files_beside_the_package():
-    """What `pip install` leaves out; ``launch.py`` is not installed either."""
+def test_one_module_knows_where_the_files_of_experiments_are():
     for path in FILES:
-        if path.stem != "cli":
+        if path.stem != "config_files":
             assert '/ "configs"' not in path.read_text(), path
 
 

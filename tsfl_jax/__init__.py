@@ -31,6 +31,8 @@ from tsfl_jax.theory import (
 )
 from tsfl_jax.types import Dataset, HParams, UserError
 
+__version__ = "0.2.0"
+
 __all__ = [
     "AGGREGATORS",
     "Aggregator",
@@ -60,6 +62,11 @@ __all__ = [
     "theorem4_bound",
     "theory",
 ]
+
+
+def __dir__() -> list[str]:
+    """The names meant for users; submodules are not listed."""
+    return sorted([*__all__, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

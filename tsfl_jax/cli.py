@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from absl import flags
 from ml_collections import config_flags
 
-from tsfl_jax import command, types
+from tsfl_jax import command, config_files, types
 from tsfl_jax.config import SETTINGS, Config, effective, flat
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import (
@@ -33,9 +33,6 @@ from tsfl_jax.experiment import (
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, timeline
 from tsfl_jax.types import UserError
-
-CONFIGS = pathlib.Path(__file__).resolve().parents[1] / "configs"
-DEFAULT = CONFIGS / "digits_case3.py"
 
 # `parse` adds the default file: one given here would be read, and its overrides
 # applied, while flags are defined, where a wrong value cannot end in one clear line.
@@ -85,14 +82,9 @@ def _check_flags(argv: list[str]) -> None:
             continue
         flag, equals, value = argument.lstrip("-").partition("=")
         if flag == "config":
-            path = value if equals else (argv[position + 1 : position + 2] or [""])[0]
-            path = path.rpartition(".py:")[0] + ".py" if ".py:" in path else path
-            if not pathlib.Path(path).is_file():
-                folders = {pathlib.Path(path).parent, CONFIGS}
-                known = [str(p) for folder in folders for p in folder.glob("*.py")]
-                raise UserError(
-                    f"--config={path}: no such file{types.nearest(path, known)}"
-                )
+            config_files.find(
+                value if equals else (argv[position + 1 : position + 2] or [""])[0]
+            )
         elif flag.startswith("config."):
             name = flag.removeprefix("config.")
             if name not in SETTINGS:
@@ -123,16 +115,16 @@ def _config_first(argv: list[str]) -> list[str]:
     chosen, rest, words = [], [], iter(_last_overrides(argv[1:]))
     for word in words:
         if word.lstrip("-") == "config" and word.startswith("-"):
-            chosen.append(f"--config={next(words, '')}")
+            chosen.append(f"--config={config_files.find(next(words, ''))}")
         elif word.startswith(("--config=", "-config=")):
-            chosen.append(word)
+            chosen.append(f"--config={config_files.find(word.partition('=')[2])}")
         elif word in ("--explain", "-explain"):  # a value is optional
             rest.append("--explain=estimate")
         else:
             rest.append(word)
     if len(chosen) > 1:
         raise UserError(f"--config is given {len(chosen)} times; choose one")
-    return argv[:1] + (chosen or [f"--config={DEFAULT}"]) + rest
+    return argv[:1] + (chosen or [f"--config={config_files.DEFAULT}"]) + rest
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -152,6 +144,12 @@ def parse(argv: list[str]) -> list[str]:
     return rest
 
 
+def _program() -> str:
+    """What the user called."""
+    name = pathlib.Path(sys.argv[0]).stem
+    return "tsfl" if name in ("tsfl", "__main__") else "launch.py"
+
+
 def _stop(
     message: str, code: int = 2, group: processes.Group | None = None
 ) -> NoReturn:
@@ -159,7 +157,7 @@ def _stop(
     if group is not None:
         processes.stopped(group, message, code)
         _end(message, code)
-    print(f"launch.py: {message}", file=sys.stderr)
+    print(f"{_program()}: {message}", file=sys.stderr)
     sys.exit(code)
 
 
@@ -167,7 +165,7 @@ def _end(message: str, code: int) -> NoReturn:
     """End from any thread, even while the main one waits."""
     sys.stdout.flush()
     line = "\n" if sys.stderr.isatty() else ""  # below a progress line
-    print(f"{line}launch.py: {message}", file=sys.stderr, flush=True)
+    print(f"{line}{_program()}: {message}", file=sys.stderr, flush=True)
     os._exit(code)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from tsfl_jax.models.networks import Model
-from tsfl_jax.types import Array, Params, PRNGKey
+from tsfl_jax.types import Params, PRNGKey
 
 
 def _cast(tree: Any) -> Any:

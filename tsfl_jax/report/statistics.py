@@ -4,6 +4,7 @@ Student's t; NaN and ±inf count as missing only where the caller says so.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over th
 
 def confidence_interval(
     values: np.ndarray | Sequence[float], level: float = 0.95, *, omit: bool = False
-) -> tuple[np.ndarray | np.floating, np.ndarray | np.floating]:
+) -> tuple[Any, Any]:
     """Mean over the first axis, and half the width of its confidence interval.
 
     x̄ and t((1 + level) / 2; n − 1) s / √n.
@@ -24,7 +25,7 @@ def confidence_interval(
       omit: leave out values that are not finite; otherwise they make the mean NaN.
 
     Returns:
-      Two float64 arrays ``[…]``, scalars for ``[n]``. The mean is NaN without a
+      Two float64 arrays ``[…]``, NumPy scalars for ``[n]``. The mean is NaN without a
       value, half the width with fewer than two.
     """
     from scipy import stats

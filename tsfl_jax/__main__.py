@@ -1,0 +1,116 @@
+"""The command ``tsfl``, also ``python -m tsfl_jax``: one word for what to do.
+
+``tsfl run`` is launch.py; the other words are the modules of the same purpose.
+"""
+
+import importlib
+import math
+import sys
+
+from absl import app, flags, logging
+
+from tsfl_jax import command, config_files
+from tsfl_jax.config import SETTINGS, Config, Setting, get
+from tsfl_jax.types import UserError, nearest
+
+# Words that train or explain, with the flags that they stand for.
+_CLI = {"run": (), "sweep": (), "explain": ("--explain",)}
+# Word -> module with a function main(arguments).
+_MODULES = {
+    "compare": "tsfl_jax.studies.compare",
+    "reproduce": "tsfl_jax.studies.reproduce",
+    "bounds": "tsfl_jax.studies.bounds",
+    "theory": "tsfl_jax.report.theory",
+    "tensorboard": "tsfl_jax.report.tensorboard",
+}
+_HELP = """\
+usage: tsfl WORD [arguments]
+
+  run          train one experiment: tsfl run --config=mnist_case1 --config.lr=0.01
+  sweep        train many: tsfl sweep --config=mnist_case1 --sweep seed=0:5
+  explain      describe a run without training it
+  compare      frameworks on one virtual clock: tsfl compare configs/frameworks/*.py
+  reproduce    tables and figures of the paper: tsfl reproduce table1
+  theory       the terms of the theory beside a finished run
+  bounds       the bounds of the theory on quadratic clients
+  tensorboard  event files of a finished run
+  configs      list the experiments that --config knows by name
+  settings     list settings with default, range and help: tsfl settings data
+
+tsfl WORD --help explains the arguments of a word.
+"""
+
+
+def run_cli(words: list[str]) -> None:
+    """Do what launch.py does with these arguments."""
+    from tsfl_jax import cli  # defines flags: not for the other words
+
+    flags.adopt_module_key_flags(cli)  # for --help
+    logging.set_verbosity(logging.WARNING)
+    app.run(cli.main, argv=["tsfl", *words], flags_parser=cli.parse)
+
+
+def list_configs(words: list[str]) -> None:
+    """Print the experiments that --config knows by name."""
+    if words:
+        raise UserError(f"configs {words[0]}: expected no arguments")
+    for name, about in config_files.known().items():
+        print(f"{name:<22}{about}")
+
+
+def list_settings(words: list[str]) -> None:
+    """Print settings with default, range and help.
+
+    Raises:
+      UserError: no setting begins with that name.
+    """
+    group = words[0] if words else ""
+    chosen = [n for n in SETTINGS if not group or f"{n}.".startswith(f"{group}.")]
+    if not chosen:
+        groups = {name.split(".")[0] for name in SETTINGS}
+        hint = nearest(group, groups)
+        raise UserError(f"settings {group}: there is no such group{hint}")
+    default = Config()
+    for name in chosen:
+        kind, known = SETTINGS[name]
+        about = "; ".join(filter(None, (known.help, range_of(known))))
+        print(f"--config.{name}={get(default, name)!r}  ({kind.__name__})\n    {about}")
+
+
+def range_of(known: Setting) -> str:
+    """The choices or bounds of a setting as text, "" if there are none."""
+    if known.choices:
+        return ", ".join(known.choices)
+    bounds = {"≥": known.low, ">": known.above, "≤": known.high, "<": known.below}
+    limits = [f"{sign} {b:g}" for sign, b in bounds.items() if math.isfinite(b)]
+    return " and ".join(limits)
+
+
+def main() -> None:
+    """Do what the first word asks for; without one, print what there is."""
+    word, words = (sys.argv[1:2] or [""])[0], sys.argv[2:]
+    own = {"configs": list_configs, "settings": list_settings}
+    if word in ("", "-h", "--help", "help"):
+        print(_HELP, end="")
+    elif word == "sweep" and not any("-sweep" in w or "-help" in w for w in words):
+        print("tsfl: sweep: which settings? add --sweep NAME=VALUES", file=sys.stderr)
+        sys.exit(2)
+    elif word in _CLI:
+        run_cli([*_CLI[word], *words])
+    elif word in _MODULES:
+        sys.argv[1:] = words
+        command.run(f"tsfl {word}", importlib.import_module(_MODULES[word]).main)
+    elif word in own:
+        sys.argv[1:] = words
+        command.run("tsfl", own[word])
+    else:
+        names = [*_CLI, *_MODULES, *own]
+        print(
+            f"tsfl: {word}: there is no such word{nearest(word, names)}",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

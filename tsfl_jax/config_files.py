@@ -1,0 +1,53 @@
+"""Where the files of experiments are: ``configs/`` of a checkout, or in the package.
+
+``--config`` takes a path, or the name of one of these files without folder and ending.
+"""
+
+import pathlib
+
+from tsfl_jax.types import UserError, nearest
+
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+# An installed package has the folder inside, a checkout beside it.
+FOLDER = next(
+    (p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir()),
+    _PACKAGE / "configs",
+)
+DEFAULT = FOLDER / "digits_case3.py"
+
+
+def _files() -> dict[str, pathlib.Path]:
+    """By name: "mnist_case1", "frameworks/afl"."""
+    found = sorted(FOLDER.glob("*.py")) + sorted(FOLDER.glob("*/*.py"))
+    return {str(p.relative_to(FOLDER).with_suffix("")): p for p in found}
+
+
+def known() -> dict[str, str]:
+    """Name of each experiment and the first line of its description."""
+    texts = {name: path.read_text(encoding="utf-8") for name, path in _files().items()}
+    return {n: text.strip('"').split("\n")[0].strip('" ') for n, text in texts.items()}
+
+
+def find(given: str) -> str:
+    """The path of an experiment's file.
+
+    Args:
+      given: a path, or a name such as ``mnist_case1``, ``frameworks/afl``, ``afl`` or
+        ``configs/mnist_case1.py``; ``papers.py:NAME`` passes NAME to the file.
+
+    Raises:
+      UserError: there is no such file.
+    """
+    path, chosen, argument = given.partition(".py:")
+    path += ".py" * bool(chosen)
+    if pathlib.Path(path).is_file():
+        return given
+    files = _files()
+    name = path.removeprefix("configs/").removesuffix(".py")
+    inside = files.get(name) or files.get(f"frameworks/{name}")
+    if inside is None:
+        beside = [str(p) for p in pathlib.Path(path).parent.glob("*.py")]
+        raise UserError(
+            f"--config={path}: no such file{nearest(path, [*beside, *files])}"
+        )
+    return f"{inside}:{argument}" if chosen else str(inside)

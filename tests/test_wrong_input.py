@@ -433,7 +433,7 @@ PAPERS = ROOT / "configs" / "papers.py"
 # Command, its arguments, words that the answer must hold. Files are those of `files`.
 COMMANDS = [
     ("launch", "--config=configs/smok.py", "no such file"),
-    ("launch", "--config=configs/papers.py:mnist_case4", "no such file"),
+    ("launch", "--config=configs/papers.py:mnist_case4", "no such experiment"),
     ("launch", f"--config={PAPERS}:mnist_case4", "you mean 'mnist_case"),
     ("launch", f"--config={LONG}", "too long"),
     ("launch", "--config=broken.py", "SyntaxError"),

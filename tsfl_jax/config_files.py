@@ -47,7 +47,6 @@ def find(given: str) -> str:
     inside = files.get(name) or files.get(f"frameworks/{name}")
     if inside is None:
         beside = [str(p) for p in pathlib.Path(path).parent.glob("*.py")]
-        raise UserError(
-            f"--config={path}: no such file{nearest(path, [*beside, *files])}"
-        )
+        names = [*beside, *files, *(f"configs/{n}.py" for n in files)]
+        raise UserError(f"--config={path}: no such file{nearest(path, names)}")
     return f"{inside}:{argument}" if chosen else str(inside)

@@ -6,11 +6,14 @@ empty one is filled; cached: it is used. Tracing and lowering are part of all.
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 
 from benchmarks import common
 from tsfl_jax.engine import devices
+from tsfl_jax.experiment import lanes, prepare, program, sweeps
+from tsfl_jax.experiment.backend import start_jax
 
 CASES = {
     "MNIST CNN, FedAvg": ("mnist_cnn", "fedavg"),
@@ -18,23 +21,58 @@ CASES = {
     "Fashion-MNIST CNN, DMS": ("fashion_cnn", "dms"),
     "VGG11, DMS": ("vgg11", "dms"),
     "ResNet-18, DMS": ("resnet18", "dms"),
+    "MNIST CNN, sweep over eight rules": (
+        "mnist_cnn",
+        "dms fedavg fedprox fedasync fedbuff fednova fedat scaffold",
+    ),
 }
 
 
+def compiled(model: str, rules: list[str], cache: str) -> list[program.Compiled]:
+    """Every program of an experiment, or of a sweep over several rules."""
+    several = {"schedule__kind": "case1", "compile_cache": cache}
+    if len(rules) == 1:
+        exp = common.make_experiment(model, algorithm=rules[0], **several)
+        return [exp.program.compile(exp.arrays)]
+    configs = [common.make_config(model, algorithm=r, **several) for r in rules]
+    mesh = start_jax(configs[0])
+    prepared = prepare.prepare_all(configs, prepare.Own())
+    found = []
+    for indices in lanes.group(prepared)[0]:
+        members = [prepared[i] for i in indices]
+        group = lanes.make_group(members, mesh)
+        count = sweeps.lanes_of_call(group)
+        arrays = lanes.make_lanes(group, members[:count], count)
+        found.append(group.program.compile(arrays))
+    return found
+
+
+def cpu_seconds() -> float:
+    """Of this process, all threads."""
+    times = os.times()
+    return times.user + times.system
+
+
 def worker(name: str, cache: str) -> None:
-    """Prints the seconds until the program of one process can start."""
-    model, algorithm = CASES[name]
-    exp = common.make_experiment(
-        model, algorithm=algorithm, schedule__kind="case1", compile_cache=cache
+    """Prints the seconds until the programs of one process can start."""
+    model, rules = CASES[name]
+    found = compiled(model, rules.split(), cache)
+    print(
+        json.dumps(
+            {
+                "programs": len(found),
+                "trace": sum(c.lower_seconds for c in found),
+                "total": sum(c.seconds for c in found),
+                "process": cpu_seconds(),
+            }
+        )
     )
-    compiled = exp.program.compile(exp.arrays)
-    print(json.dumps({"trace": compiled.lower_seconds, "total": compiled.seconds}))
 
 
 def measure(name: str, repeats: int) -> dict:
     """One row of the table."""
     seconds = {"without": [], "filling": [], "cached": []}
-    trace = []
+    trace, processes, programs = [], [], 0
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
             for kind in seconds:
@@ -44,9 +82,17 @@ def measure(name: str, repeats: int) -> dict:
                 )
                 seconds[kind].append(found["total"])
                 trace.append(found["trace"])
+                programs = found["programs"]
+                if kind == "without":
+                    processes.append(found["process"])
     share = common.ratios(seconds["cached"], seconds["without"])
     return (
-        {"program": name, "of it tracing, s": f"{statistics.median(trace):.1f}"}
+        {
+            "case": name,
+            "programs": programs,
+            "of it tracing, s": f"{statistics.median(trace):.1f}",
+            "CPU s of the process, without": common.spread(processes, 1),
+        }
         | {f"{kind}, s": common.spread(v, 1) for kind, v in seconds.items()}
         | {"cached / without": common.spread(share)}
     )

@@ -1,6 +1,9 @@
 """Clients over several devices: the dealing out, and the same results."""
 
 import os
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
@@ -12,6 +15,7 @@ import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
 from tsfl_jax.engine import devices
+from tsfl_jax.experiment import backend
 from tsfl_jax.types import UserError
 
 
@@ -97,3 +101,34 @@ def test_far_too_many_devices_are_refused_before_jax_starts_them():
 def test_never_more_devices_than_clients():
     result = tsfl_jax.simulate(small(num_clients=2, devices=4))
     assert result.summary["num_devices"] == 2
+
+
+@pytest.mark.parametrize(
+    ("competitors", "changes", "used"),
+    [
+        (0.5, {}, 4),
+        (2.0, {}, 1),
+        (2.0, {"devices": 4}, 4),  # asked for
+        (2.0, {"mapping": "vmap"}, 4),  # other bits on another number of devices
+    ],
+)
+def test_a_busy_machine_has_one_device(monkeypatch, competitors, changes, used):
+    monkeypatch.setattr(devices, "competitors", lambda: competitors)
+    settings = small(**({"num_clients": 5, "devices": 0} | changes))
+    mesh = backend.start_jax(settings)
+    assert mesh.size == used
+    notes = backend.notes_of(settings, mesh)
+    assert len(notes) == (used == 1)
+    assert all("1 device instead of 4" in note for note in notes)
+
+
+def test_busy_processes_are_seen():
+    loop = [sys.executable, "-c", "while True: pass"]
+    busy = [subprocess.Popen(loop) for _ in range(2 * os.cpu_count())]
+    try:
+        time.sleep(0.5)
+        assert max(devices.competitors() for _ in range(5)) >= 1.0
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()

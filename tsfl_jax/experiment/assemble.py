@@ -62,7 +62,7 @@ def build(config: Config, **own: Any) -> Experiment:
         identity=identity,
         labels=labels_of(prepared)
         | {"num_parameters": sum(sizes), "num_devices": mesh.size},
-        notes=prepared.notes,
+        notes=prepared.notes + backend.notes_of(config, mesh),
     )
 
 

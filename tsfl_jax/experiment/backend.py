@@ -19,6 +19,8 @@ from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.types import UserError
 
+BUSY = 2.0  # see `devices.competitors`: from here on a run uses one CPU device
+
 
 class Formulation(NamedTuple):
     """How clients are mapped and convolutions are computed."""
@@ -63,7 +65,34 @@ def start_jax(config: Config) -> Mesh:
     """Start the devices and the compilation cache of a config; returns the mesh."""
     devices.start(config.devices)
     use_cache(config.compile_cache)
-    return devices.make_mesh(config.devices, config.num_clients)
+    count = 1 if _shares_a_busy_cpu(config) else config.devices
+    return devices.make_mesh(count, config.num_clients)
+
+
+def _shares_a_busy_cpu(config: Config) -> bool:
+    """Whether all devices would do for a run, but other programs hold the cores.
+
+    Devices meet at every sum, each time after waiting for a core again: with four busy
+    processes on two cores a run of short intervals took twice as long on two devices as
+    on one. Clients one after another give the same bits on any number of devices.
+    """
+    if config.devices or jax.default_backend() != "cpu" or jax.process_count() > 1:
+        return False
+    mapping = config.mapping
+    if mapping == "auto":
+        mapping = choose("cpu", config.model.name).mapping
+    return mapping == "sequential" and devices.competitors() >= BUSY
+
+
+def notes_of(config: Config, mesh: Mesh) -> tuple[str, ...]:
+    """What a user should know of the devices that `start_jax` has chosen."""
+    if config.devices or mesh.size == min(jax.device_count(), config.num_clients):
+        return ()
+    return (
+        f"other programs keep the cores busy: {mesh.size} device instead of "
+        f"{min(jax.device_count(), config.num_clients)}, with the same results; "
+        "--config.devices=N uses N",
+    )
 
 
 def default_folder() -> pathlib.Path:

@@ -26,7 +26,7 @@ from tsfl_jax import host_memory
 from tsfl_jax.config import Config
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment import explain, grid, lanes
-from tsfl_jax.experiment.backend import start_jax
+from tsfl_jax.experiment.backend import notes_of, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.prepare import Own, Prepared, drawn_bytes, prepare_all
 from tsfl_jax.experiment.program import Arrays, Compiled
@@ -252,7 +252,8 @@ def _train(
 ) -> list[dict[str, np.ndarray]]:
     """Histories of all lanes, from the folder or trained and kept there."""
     store = None if folder is None else folder / "lanes"
-    for note in dict.fromkeys(n for p in several for n in p.notes):
+    notes = [n for p in several for n in p.notes]
+    for note in dict.fromkeys((*notes, *notes_of(several[0].config, mesh))):
         progress.log(stream, f"note: {note}")
     names = [_digest(p) for p in several]
     done = {} if store is None else _finished(store, names, progress.warn_to(stream))

@@ -223,7 +223,9 @@ class Config:
     )
     checkpoint: bool = setting(True, "save after every report, resume from the workdir")
     devices: int = setting(
-        0, "devices that share the clients; 0: all (a CPU: one per core, one if it is busy)", low=0
+        0,
+        "devices that share the clients; 0: all (CPU: one per core, 1 if it is busy)",
+        low=0,
     )
     mapping: str = setting(
         "auto", "clients one after another or side by side", MAPPINGS

@@ -27,6 +27,7 @@ def worker(work: dict) -> dict:
         "num_clients": work["clients"],
         "mapping": work["mapping"],
         "convolution": work["form"],
+        "precision": work.get("precision", "float32"),
         "algorithm": work.get("algorithm", "fedavg"),
         "schedule__kind": "explicit",
         "schedule__tau": (work.get("tau", 1),),
@@ -78,6 +79,7 @@ def row(work: dict) -> dict:
         "network": work["network"],
         "mapping": work["mapping"],
         "convolution": work["form"],
+        "precision": work.get("precision", "float32"),
         "clients": work["clients"],
         "lanes": work["lanes"],
     }
@@ -109,6 +111,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[20])
     parser.add_argument("--lanes", type=int, nargs="+", default=[1])
     parser.add_argument("--size", type=int, default=128, help="samples per client")
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--target", default="h100", choices=ahead.TARGETS)
     parser.add_argument("--flags", default="", help="further flags of XLA")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -132,6 +135,7 @@ def main() -> None:
             "clients": clients,
             "lanes": several,
             "size": options.size,
+            "precision": options.precision,
             "target": options.target,
             "flags": options.flags,
         }

@@ -114,7 +114,9 @@ def hand_written(intervals: int, data: tuple, lanes_by: str = "vmap") -> Callabl
 def arrays_of(several: list[prepare.Prepared]) -> tuple[tuple, tuple]:
     """Data and (parameters, keys, rows) of `hand_written`, from prepared seeds."""
     dataset, model = several[0].dataset, several[0].network.model
-    scale = [(x - dataset.mean) / dataset.std for x in (dataset.x_train, dataset.x_test)]
+    scale = [
+        (x - dataset.mean) / dataset.std for x in (dataset.x_train, dataset.x_test)
+    ]
     x, x_test = (jnp.asarray(a.reshape(len(a), -1), jnp.float32) for a in scale)
     data = x, jnp.asarray(dataset.y_train), x_test, jnp.asarray(dataset.y_test)
     init, keys = zip(*map(program.keys_of, several), strict=True)
@@ -157,10 +159,14 @@ def cpu_seconds(*arguments: str | int) -> float:
 
 def processes(model: str, count: int, repeats: int) -> dict[str, list[float]]:
     """CPU milliseconds of an interval of all lanes, by kind of process."""
-    kinds = ("vmap", "map", "memory", "files") if count > 1 else (
-        "vmap",
-        "memory",
-        "files",
+    kinds = (
+        ("vmap", "map", "memory", "files")
+        if count > 1
+        else (
+            "vmap",
+            "memory",
+            "files",
+        )
     )
     few, many = LENGTHS[count]
     found = {kind: [] for kind in kinds}

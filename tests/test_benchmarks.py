@@ -4,9 +4,12 @@ import pathlib
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 
-from benchmarks import gpu
+import tsfl_jax
+from benchmarks import gpu, small
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -18,6 +21,10 @@ SHORT = {
     "formulations": [
         *("--models", "mnist_cnn", "--clients", "2"),
         *("--size", "32", "--repeats", "1"),
+    ],
+    "small": [
+        *("--models", "logistic", "--lanes", "1"),
+        *("--repeats", "1", "--what", "program"),
     ],
     "lanes": ["--lanes", "1", "2", "--repeats", "1"],
 }
@@ -52,3 +59,14 @@ def test_a_part_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatc
     assert "## Good" in text
     assert "No module named benchmarks.nothing" in text
     assert "not measured: more than 0 s" in text
+
+
+@pytest.mark.parametrize("lanes_by", ["vmap", "map"])
+@pytest.mark.parametrize("model", small.HIDDEN)
+def test_the_hand_written_program_gives_our_result(model, lanes_by):
+    data, own = small.arrays_of(small.seeds(model, 4, 2))
+    with jax.numpy_rank_promotion("allow"):  # as in a program of a user's own
+        _, (accuracy, loss) = small.hand_written(4, data, lanes_by)(*own)
+    history = tsfl_jax.sweep(small.make_config(model, 4), {"seed": range(2)}).history
+    np.testing.assert_allclose(accuracy, history["test_accuracy"], atol=1e-6)
+    np.testing.assert_allclose(loss, history["test_loss"], rtol=1e-5)

@@ -131,9 +131,9 @@ def test_initial_parameters_and_dropout_have_keys_of_their_own():
 
 def test_a_client_draws_another_order_than_another():
     key = jax.random.fold_in(rng.fold(rng.key(0), "training"), 0)
-    size = jax.numpy.int32(8)
+    held = client.Client(0, 1, jax.numpy.int32(8), jax.numpy.arange(8))
     orders = [
-        np.asarray(client._orders(jax.random.fold_in(key, i), size, 2, 8))
+        np.asarray(client._draw_pass(jax.random.fold_in(key, i), held, 0, 8))
         .ravel()
         .tolist()
         for i in range(4)

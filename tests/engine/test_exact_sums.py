@@ -129,3 +129,23 @@ def test_the_order_of_the_clients_does_not_change_a_bit():
     jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
     np.testing.assert_array_equal(history.train_loss, other.train_loss)
     np.testing.assert_array_equal(history.test_loss, other.test_loss)
+
+
+def test_matrices_are_added_as_vectors_are():
+    """Many terms of more than one axis take a loop of their own."""
+    x = np.concatenate([terms(30, 40), -terms(5, 40), np.zeros((2, 7), np.float32)])
+    x[3, 2], x[4, 3] = 3e38, 1e-40
+
+    @jax.jit
+    def matrices(x):
+        total = exact_sums.add_all(exact_sums.zeros((7, 2)), jnp.stack([x, x / 2], 2))
+        return exact_sums.value(exact_sums.add_all(total, jnp.stack([x, x / 2], 2)))
+
+    whole, half = (np.asarray(one_by_one(np.concatenate([a, a]))) for a in (x, x / 2))
+    np.testing.assert_array_equal(matrices(x), np.stack([whole, half], 1))
+
+
+def test_the_place_of_a_digit_is_the_exponent_over_twelve():
+    exponents = np.arange(255, dtype=np.int32)
+    found = exact_sums._place((exponents << 23).view(np.float32))
+    np.testing.assert_array_equal(found, np.maximum(exponents // 12, 2))

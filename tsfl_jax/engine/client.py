@@ -136,15 +136,43 @@ def most_passes(
     return max(int((-(-steps // -(-size // batch_size))).max()), 1)
 
 
-def _orders(
-    key: PRNGKey, size: Int[Array, ""], passes: int, capacity: int
-) -> Int[Array, "H D"]:
-    """In each of H = `passes` rows a random order of 0..size−1, then the rest."""
-    scores = jax.vmap(
-        lambda h: jax.random.uniform(jax.random.fold_in(key, h), (capacity,))
-    )(jnp.arange(passes))
-    held = jnp.arange(capacity)[None] < size
-    return jnp.argsort(jnp.where(held, scores, 2.0), axis=1).astype(jnp.int32)
+_FEW = 128  # XLA's CPU backend sorts so few slower than it compares all pairs
+
+
+def _argsort(scores: Float[Array, "D"]) -> Int[Array, "D"]:
+    """Indices in order of the scores; equal ones keep theirs."""
+    number = scores.shape[0]
+
+    def sort(scores: Float[Array, "D"]) -> Int[Array, "D"]:
+        return jnp.argsort(scores).astype(jnp.int32)
+
+    def count(scores: Float[Array, "D"]) -> Int[Array, "D"]:
+        index = jnp.arange(number, dtype=jnp.int32)
+        before = scores[:, None] < scores[None]
+        before |= (scores[:, None] == scores[None]) & (index[:, None] < index[None])
+        ranks = before.sum(axis=0, dtype=jnp.int32)
+        return jnp.zeros_like(index).at[ranks].set(index, unique_indices=True)
+
+    if number > _FEW:
+        return sort(scores)
+    return lax.platform_dependent(scores, cpu=count, default=sort)
+
+
+def _draw_pass(
+    key: PRNGKey, client: Client, number: Int[Array, ""] | int, batch_size: int
+) -> Int[Array, "b B"]:
+    """The mini-batches of one pass in random order; the first ⌈|D_i|/B⌉ are used.
+
+    A short last batch is filled up with the first samples of the pass: real rows keep
+    every activation finite.
+    """
+    capacity = client.row.shape[0]
+    scores = jax.random.uniform(jax.random.fold_in(key, number), (capacity,))
+    held = jnp.arange(capacity) < client.size
+    order = _argsort(jnp.where(held, scores, 2.0))
+    batches = -(-capacity // batch_size)
+    places = jnp.arange(batches * batch_size) % client.size
+    return client.row[order[places]].reshape(batches, batch_size)
 
 
 class _Carry(NamedTuple):
@@ -156,32 +184,21 @@ class _Carry(NamedTuple):
     samples: Int[Array, ""]
 
 
-def _batch(
-    step: Int[Array, ""], client: Client, orders: Int[Array, "H D"], batch_size: int
-) -> tuple[Int[Array, "B"], Bool[Array, "B"]]:
-    """The samples of a mini-batch, and which rows are not padding."""
-    batches = -(-client.size // batch_size)  # in one pass
-    position = (step % batches) * batch_size + jnp.arange(batch_size)
-    order = orders[jnp.minimum(step // batches, orders.shape[0] - 1)]
-    # A short last batch is filled up with the first samples of the pass, masked out:
-    # real rows keep every activation finite.
-    return client.row[order[position % client.size]], position < client.size
-
-
 def _step(
     model: Model,
     optimizer: optax.GradientTransformation,
     start: Start,
-    mu: Scalar,
+    mu: Scalar | None,
     carry: _Carry,
     batch: Batch,
 ) -> _Carry:
     """One step of SGD on ∇F_i + μ(w − w^t), plus the rule's correction if any."""
     (_, (changed, loss)), gradient = batch_gradient(model, carry.variables, batch)
     params, anchor = carry.variables["params"], start.variables["params"]
-    gradient = jax.tree.map(
-        lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor
-    )
+    if mu is not None:
+        gradient = jax.tree.map(
+            lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor
+        )
     if start.correction is not None:
         gradient = optax.tree.add(gradient, start.correction)
     updates, state = optimizer.update(gradient, carry.optimizer, params)
@@ -205,9 +222,8 @@ def train(
       client: one client, without a leading axis.
       samples: the training samples.
       hparams: η, μ and what else the optimizer takes from them.
-      limit: None: the loop ends with this client's own work. Else a number of steps
-        shared by all clients of a `vmap`: all run that many in lock-step, and α
-        freezes those that have finished.
+      limit: None: the loop ends with this client's own work. Else the steps that all
+        clients of a `vmap` run in lock-step; α freezes those that have finished.
 
     Returns:
       The client's variables, which may hold NaN, and its `LocalResult`.
@@ -217,22 +233,36 @@ def train(
         client.size, recipe.batch_size, recipe.iteration
     )
     order_key, dropout_key = rng.keys(start.key, "sample order", "training dropout")
-    orders = _orders(order_key, client.size, recipe.passes, client.row.shape[0])
+    batches = -(-client.size // recipe.batch_size)  # in one pass
+    mu = hparams.mu if recipe.proximal else None
 
-    def step(k: Int[Array, ""], carry: _Carry) -> _Carry:
-        rows, mask = _batch(k, client, orders, recipe.batch_size)
+    def step(k: Array, place: Array, rows: Int[Array, "B"], carry: _Carry) -> _Carry:
+        mask = place * recipe.batch_size + jnp.arange(recipe.batch_size) < client.size
         batch = batch_of(samples, rows, mask, jax.random.fold_in(dropout_key, k))
-        return _step(parts.model, optimizer, start, hparams.mu, carry, batch)
+        return _step(parts.model, optimizer, start, mu, carry, batch)
 
-    def step_or_freeze(k: Int[Array, ""], carry: _Carry) -> _Carry:
+    def one_pass(number: Int[Array, ""], carry: _Carry) -> _Carry:
+        rows = _draw_pass(order_key, client, number, recipe.batch_size)
+        first = number * batches
+        count = jnp.minimum(batches, work - first)
+        return lax.fori_loop(
+            0, count, lambda b, c: step(first + b, b, rows[b], c), carry
+        )
+
+    def in_step(k: Int[Array, ""], carry: _Carry) -> _Carry:
+        number, place = jnp.minimum(k // batches, recipe.passes - 1), k % batches
+        new = step(k, place, orders[number, place], carry)
         # `where`, never α·update: a NaN in the frozen branch must not leak.
-        return optax.tree.where(k < work, step(k, carry), carry)
+        return new if recipe.even else optax.tree.where(k < work, new, carry)
 
     state = optimizer.init(start.variables["params"])
     carry = _Carry(start.variables, state, jnp.float32(0), jnp.int32(0))
-    if limit is None:
-        carry = lax.fori_loop(0, work, step, carry)
+    if limit is None:  # only the passes that this client makes are drawn
+        carry = lax.fori_loop(0, -(-work // batches), one_pass, carry)
     else:
-        carry = lax.fori_loop(0, limit, step_or_freeze, carry)
+        orders = jax.vmap(_draw_pass, (None, None, 0, None))(
+            order_key, client, jnp.arange(recipe.passes), recipe.batch_size
+        )
+        carry = lax.fori_loop(0, limit, in_step, carry)
     finite = jnp.asarray(losses.all_finite(carry.variables))
     return carry.variables, LocalResult(carry.loss, carry.samples, finite)

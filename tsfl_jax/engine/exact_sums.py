@@ -42,18 +42,14 @@ def _power(exponent: Int[Array, "..."]) -> Float[Array, "..."]:
     return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
-def _split(
-    terms: Shaped[Array, "n ..."],
-) -> tuple[Float[Array, "n ..."], Int[Array, "n ..."]]:
-    """float32 terms within the range, and the position of their highest digit."""
-    # The clip also keeps the compiler from fusing the product that made the terms with
-    # the subtraction below: one rounding less would be other bits.
-    terms = jnp.clip(terms.astype(jnp.float32), -_LARGEST, _LARGEST)
-    exponent = (lax.bitcast_convert_type(terms, jnp.int32) >> 23) & 255
-    return terms, jnp.maximum(exponent // _BITS, _LEAST_TOP)
+def _place(magnitude: Float[Array, "..."]) -> Int[Array, "..."]:
+    """The position of the highest digit of float32 numbers ≥ 0 within the range."""
+    exponent = lax.bitcast_convert_type(magnitude, jnp.int32) >> 23
+    # exponent // 12 of 0..255; a division of integers is slow.
+    return jnp.maximum((exponent * 171) >> 11, _LEAST_TOP)
 
 
-def _digits(terms: Float[Array, "n ..."], top: Int[Array, "1 ..."]) -> list[Array]:
+def _digits(terms: Float[Array, "..."], top: Int[Array, "..."]) -> list[Array]:
     found = []
     for s in range(3):
         unit = _BITS * (top - s) - 126
@@ -82,13 +78,36 @@ def zeros(shape: tuple[int, ...]) -> Sum:
     return Sum(nothing + _LEAST_TOP, (nothing, nothing, nothing))
 
 
+def _add_in_one(total: Sum, terms: Float[Array, "n ..."]) -> Sum:
+    top = jnp.maximum(total.top, _place(jnp.abs(terms).max(axis=0)))
+    new = [d.sum(axis=0) for d in _digits(terms, top[None])]
+    return Sum(top, tuple(map(jnp.add, _raised(total, top), new)))
+
+
+def _add_in_turn(total: Sum, terms: Float[Array, "n ..."]) -> Sum:
+    number = terms.shape[0]
+
+    def larger(i: Array, most: Array) -> Array:
+        return jnp.maximum(most, jnp.abs(terms[i]))
+
+    most = lax.fori_loop(1, number, larger, jnp.abs(terms[0]))
+    top = jnp.maximum(total.top, _place(most))
+
+    def added(i: Array, digits: list[Array]) -> list[Array]:
+        return list(map(jnp.add, digits, _digits(terms[i], top)))
+
+    return Sum(top, tuple(lax.fori_loop(0, number, added, _raised(total, top))))
+
+
 def add_all(total: Sum, terms: Shaped[Array, "n ..."]) -> Sum:
     """The sum with n more arrays of finite terms, each of its shape."""
-    terms, places = _split(terms)
-    top = jnp.maximum(total.top, places.max(axis=0))
-    new = _digits(terms, top[None])
-    old = _raised(total, top)
-    return Sum(top, tuple(o + n.sum(axis=0) for o, n in zip(old, new, strict=True)))
+    # The clip also keeps the compiler from fusing the product that made the terms with
+    # the subtraction of digits: one rounding less would be other bits.
+    terms = jnp.clip(terms.astype(jnp.float32), -_LARGEST, _LARGEST)
+    if terms.ndim == 1 or terms.shape[0] == 1:
+        return _add_in_one(total, terms)
+    # XLA's CPU backend does not vectorize reductions over the leading axis.
+    return lax.platform_dependent(total, terms, cpu=_add_in_turn, default=_add_in_one)
 
 
 def over_devices(total: Sum, axis: str | None) -> Sum:

@@ -40,6 +40,9 @@ class Recipe:
       block: clients side by side under "vmap".
       longest: mini-batch steps of the longest client in any interval, so that loops
         have known lengths under "vmap"; None: determined as the program runs.
+      even: every client does `longest` steps in every interval, so that no step is
+        frozen under "vmap".
+      proximal: whether μ of some experiment is not 0.
       probes: which estimates the program can make.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows`` and
@@ -53,6 +56,8 @@ class Recipe:
     mapping: str = "sequential"
     block: int = 1
     longest: int | None = None
+    even: bool = False
+    proximal: bool = True
     probes: Probes = Probes()
     lanes: str = ""
     axis: str | None = None

@@ -7,17 +7,20 @@ skip XLA.
 """
 
 import dataclasses
+import math
 import os
 import pathlib
 import tempfile
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Int
 
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
-from tsfl_jax.types import UserError
+from tsfl_jax.types import Params, UserError
 
 BUSY = 2.0  # see `devices.competitors`: from here on a run uses one CPU device
 
@@ -59,6 +62,30 @@ def for_backend(config: Config, backend: str) -> Config:
     mapping = best.mapping if config.mapping == "auto" else config.mapping
     form = best.convolution if config.convolution == "auto" else config.convolution
     return dataclasses.replace(config, mapping=mapping, convolution=form, devices=1)
+
+
+_SMALL_STEP = 2**20  # FLOP; a larger step fills the processor by itself
+
+
+def small_and_even(
+    params: Params, steps: Int[np.ndarray, "T N"], batch_size: int
+) -> bool:
+    """Whether a CPU runs clients faster side by side than one after another.
+
+    So it is where a mini-batch step is so small that what a loop costs counts, and no
+    step would be frozen: all clients do the same number of steps. Kernels of
+    convolutions are left out, since one per client is slow on a CPU.
+
+    Args:
+      params: shapes of the network's parameters.
+      steps: mini-batch steps of each client.
+      batch_size: B.
+    """
+    leaves = jax.tree.leaves(params)
+    dense = all(len(leaf.shape) <= 2 for leaf in leaves)
+    flop = 6 * batch_size * sum(math.prod(leaf.shape) for leaf in leaves)
+    even = steps.size > 0 and 0 < steps.min() == steps.max()
+    return dense and flop <= _SMALL_STEP and bool(even)
 
 
 def start_jax(config: Config) -> Mesh:

@@ -74,6 +74,7 @@ def signature(prepared: Prepared) -> dict[str, str]:
         "server state": own or describe(rule.init),
         "updates of": "all" if not rule.deltas else "each",
         "algorithm": "weighted mean",
+        "clients": prepared.mapping,
         "timeline": "none",
         "evaluated": "by interval",
     }

@@ -50,8 +50,14 @@ class Group(NamedTuple):
 
 
 def make_group(members: list[Prepared], mesh: Mesh) -> Group:
-    """The program of some experiments; lanes are mapped as their clients are."""
-    how = "sequential" if members[0].mapping == "sequential" else "vmap"
+    """The program of some experiments; lanes are mapped as their clients are.
+
+    On a CPU whose clients were put side by side by choice of `prepare`, lanes run one
+    after another: they fit into its cache, and a lane has the bits of a single run.
+    """
+    first, cpu = members[0], jax.default_backend() == "cpu"
+    by_choice = cpu and first.config.mapping == "auto"
+    how = "sequential" if first.mapping == "sequential" or by_choice else "vmap"
     return Group(
         members=members,
         program=programs.make_program(members, mesh, how),

@@ -169,6 +169,27 @@ def _make_network(config: Config, dataset: Dataset, own: Any) -> tuple[Network, 
     return _our_network(name, num_classes, shape, form, **settings), mapping
 
 
+def _side_by_side(
+    config: Config, network: Network, mapping: str, steps: Int[np.ndarray, "T N"]
+) -> tuple[str, tuple[str, ...]]:
+    """The mapping for this work, and a note if it is not the backend's usual one.
+
+    Only for one device by choice: side by side, the last bits depend on how many
+    devices share the clients, which must not follow from the machine.
+    """
+    chosen = config.mapping == "auto" and config.devices == 1
+    if not chosen or mapping != "sequential" or config.client_chunk:
+        return mapping, ()
+    params = network.params["params"]
+    if not backend.small_and_even(params, steps, config.batch_size):
+        return mapping, ()
+    note = (
+        f"a small network and {steps.max():,} steps for every client: clients are "
+        "trained side by side, equal to --config.mapping=sequential within rounding"
+    )
+    return "vmap", (note,)
+
+
 def _capacity(times: Schedule, num_clients: int) -> Int[np.ndarray, "N"]:
     """The most samples that each client ever holds, ``[N]``."""
     if times.delivery is None:
@@ -277,6 +298,7 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
     network, mapping = _make_network(config, dataset, own.model)
     model = precision.with_precision(network.model, config.precision)
     network = network._replace(model=model)
+    mapping, mapping_notes = _side_by_side(config, network, mapping, steps)
     return Prepared(
         config=config,
         dataset=dataset,
@@ -290,7 +312,7 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
         mapping=mapping,
         own=own._replace(dataset=None),
         fingerprints=_fingerprints(dataset, split, times, data_fingerprint),
-        notes=times.notes + split.notes + rule_notes + network.notes,
+        notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
 
 

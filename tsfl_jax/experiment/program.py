@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from tsfl_jax import rng
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, evaluation, scan
+from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.recipe import Probes, Recipe
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
 from tsfl_jax.rules.base import Aggregator
@@ -167,12 +167,30 @@ def recipe_of(
         mapping=several[0].mapping,
         block=min(config.client_chunk or config.num_clients, config.num_clients),
         longest=max(int(p.steps.max()) for p in several),
+        even=_even(several),
+        proximal=any(float(p.hparams.mu) != 0 for p in several),
         probes=Probes(
             constants=tuple(map(estimates, rules)),
             gradients=tuple(bool(r.uses_gradients or measures) for r in rules),
         ),
         lanes=lanes,
     )
+
+
+def _even(several: list[Prepared]) -> bool:
+    """Whether all clients do the same number of steps in all intervals."""
+    first = several[0].steps.flat[0]
+    return all(p.steps.min() == p.steps.max() == first for p in several)
+
+
+def _optimizer_of(several: list[Prepared], recipe: Recipe) -> optimizers.Factory:
+    """Of all experiments; even steps side by side need no norm if none clips."""
+    optimizer = several[0].optimizer
+    clips = any(np.isfinite(p.hparams.clip_norm) for p in several)
+    side_by_side = recipe.mapping == "vmap" and recipe.even
+    if optimizer is optimizers.sgd and side_by_side and not clips:
+        return optimizers.unclipped_sgd
+    return optimizer
 
 
 def rules_of(several: list[Prepared]) -> tuple[Aggregator, ...]:
@@ -184,8 +202,9 @@ def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Progra
     """The program of experiments that differ in arrays only; see `recipe_of`."""
     first, rules = several[0], rules_of(several)
     recipe = recipe_of(several, rules, lanes)
+    optimizer = _optimizer_of(several, recipe)
     return Program(
-        run=scan.make_run(first.network.model, rules, first.optimizer, recipe, mesh),
+        run=scan.make_run(first.network.model, rules, optimizer, recipe, mesh),
         recipe=recipe,
         mesh=mesh,
         intervals=len(first.steps),

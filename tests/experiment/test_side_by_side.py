@@ -1,0 +1,101 @@
+"""Small networks with even work on one CPU device: clients side by side by choice."""
+
+import jax
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests.experiment.test_runner import small
+from tsfl_jax.engine import optimizers
+from tsfl_jax.experiment import lanes, prepare, program
+from tsfl_jax.experiment.backend import start_jax
+
+pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a CPU")
+
+
+def even(tau=(2,), **settings):
+    config = small(algorithm="fedavg", **settings)
+    config.schedule.kind, config.schedule.tau = "explicit", tau
+    return config
+
+
+def mapping(config):
+    return prepare.prepare(config).mapping
+
+
+def test_the_work_decides():
+    found = prepare.prepare(even())
+    assert found.mapping == "vmap"
+    assert any("side by side" in note for note in found.notes)
+    for other in (
+        even(tau=(1, 2, 2, 1)),  # steps would be frozen
+        even(devices=2),  # bits would depend on the number of devices
+        even(devices=0),  # and here on the machine
+        even(mapping="sequential"),
+        small(),
+    ):
+        assert mapping(other) == "sequential"
+    wide = even()
+    wide.model.hidden = 2000
+    assert mapping(wide) == "sequential"  # a step is enough work
+    images = even(num_intervals=1)
+    images.data.name, images.data.train_size = "synthetic", 256
+    images.model.name = "mnist_cnn"
+    assert mapping(images) == "sequential"  # one kernel per client
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "dms", "fedprox", "scaffold", "median"]
+)
+def test_side_by_side_equals_one_after_another(algorithm):
+    by_choice, sequential = even(), even(mapping="sequential")
+    by_choice.algorithm = sequential.algorithm = algorithm
+    assert mapping(by_choice) == "vmap"
+    found, wanted = map(tsfl_jax.simulate, (by_choice, sequential))
+    for a, b in zip(
+        jax.tree.leaves(found.params), jax.tree.leaves(wanted.params), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    for name in ("train_loss", "test_loss", "samples", "rho"):
+        np.testing.assert_allclose(
+            found.history[name], wanted.history[name], rtol=1e-4, err_msg=name
+        )
+
+
+def test_lanes_have_the_bits_of_single_runs():
+    history = tsfl_jax.sweep(even(), {"seed": range(3)}).history
+    for seed in range(3):
+        alone = tsfl_jax.simulate(even(seed=seed)).history
+        np.testing.assert_array_equal(history["test_loss"][seed], alone["test_loss"])
+
+
+def test_lanes_of_both_mappings_are_two_programs():
+    several = [prepare.prepare(even(tau=tau)) for tau in ((2,), (1, 2, 2, 1))]
+    assert len(lanes.group(several)[0]) == 2
+
+
+def test_the_norm_is_left_out_only_where_nothing_clips():
+    several = [prepare.prepare(even(clip_norm=c)) for c in (0.0, 1.0)]
+
+    def optimizer(several):
+        recipe = program.recipe_of(several, program.rules_of(several))
+        assert recipe.even
+        return program._optimizer_of(several, recipe)
+
+    assert optimizer(several[:1]) is optimizers.unclipped_sgd
+    assert optimizer(several) is optimizers.sgd
+
+
+def test_no_step_of_even_work_is_frozen():
+    """α would select between every weight and its update in every step."""
+
+    def selects(config):
+        several = [prepare.prepare(config)]
+        mesh = start_jax(config)
+        made = program.make_program(several, mesh)
+        arrays = program.make_arrays(several[0], mesh)
+        arguments = made.arguments(arrays, arrays.start, 0)
+        return str(jax.make_jaxpr(made.run)(*arguments)).count("select_n")
+
+    frozen = even(tau=(1, 2, 2, 1), mapping="vmap")
+    assert selects(even()) < selects(frozen)

@@ -86,6 +86,16 @@ def test_the_norm_is_left_out_only_where_nothing_clips():
     assert optimizer(several) is optimizers.sgd
 
 
+def test_the_proximal_term_is_left_out_only_where_mu_is_0():
+    def proximal(*several):
+        several = [prepare.prepare(config) for config in several]
+        return program.recipe_of(several, program.rules_of(several)).proximal
+
+    assert not proximal(even())
+    assert proximal(even(), even(proximal=True))
+    assert proximal(even(mapping="sequential"))
+
+
 def test_no_step_of_even_work_is_frozen():
     """α would select between every weight and its update in every step."""
 

@@ -42,7 +42,7 @@ class Recipe:
         have known lengths under "vmap"; None: determined as the program runs.
       even: every client does `longest` steps in every interval, so that no step is
         frozen under "vmap".
-      proximal: whether μ of some experiment is not 0.
+      proximal: whether gradients get μ(w − w^t); False only if μ = 0 everywhere.
       probes: which estimates the program can make.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows`` and

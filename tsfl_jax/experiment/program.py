@@ -147,7 +147,7 @@ def recipe_of(
     """
     config, measures = several[0].config, several[0].config.measure_clients
     batch_size, iteration = config.batch_size, config.schedule.iteration
-    schedules = [p.workload.schedule for p in several]
+    schedules, even = [p.workload.schedule for p in several], _even(several)
 
     def estimates(rule: Aggregator) -> bool:
         given = [
@@ -167,8 +167,10 @@ def recipe_of(
         mapping=several[0].mapping,
         block=min(config.client_chunk or config.num_clients, config.num_clients),
         longest=max(int(p.steps.max()) for p in several),
-        even=_even(several),
-        proximal=any(float(p.hparams.mu) != 0 for p in several),
+        even=even,
+        # Elsewhere the term stays where μ = 0: without it last bits would differ.
+        proximal=not (even and several[0].mapping == "vmap")
+        or any(float(p.hparams.mu) != 0 for p in several),
         probes=Probes(
             constants=tuple(map(estimates, rules)),
             gradients=tuple(bool(r.uses_gradients or measures) for r in rules),

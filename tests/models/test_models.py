@@ -1,6 +1,7 @@
 """Networks and the fast convolution against XLA's own, values and gradients."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +115,39 @@ def in_float64(conv, x, w):
     with jax.enable_x64():
         x, w = (jnp.asarray(a, jnp.float64) for a in (x, w))
         return jax.device_get(jax.jit(conv)(x, w))
+
+
+@pytest.mark.parametrize(
+    ("points", "shape"),
+    [
+        ((6,), (12, 256, 64)),
+        ((), (12, 256, 32)),
+        ((6,), (12, 256, 65)),
+        ((), (3, 8, 2)),
+    ],
+)
+def test_products_with_large_filters_do_not_transpose_them(points, shape):
+    channels, filters, columns = shape
+    keys = jax.random.split(jax.random.key(0), 2)
+    w = jax.random.normal(keys[0], (*points, channels, filters))
+    x = jax.random.normal(keys[1], (*points, channels, columns))
+    run = jax.jit(winograd.product_of).lower(w, x).compile()
+    exact = np.swapaxes(np.asarray(w, np.float64), -1, -2) @ np.asarray(x, np.float64)
+    close(run(w, x), exact)
+    turned = ",".join(map(str, (*points, columns, filters)))
+    few = filters >= 256 and columns <= filters // 4
+    found = re.search(rf"= f32\[{turned}\]\S* (dot|fusion)\(", run.as_text())
+    assert bool(found) == few
+
+
+def test_gradients_of_products_with_large_filters():
+    for a, b in zip(
+        in_double(convolution.conv_taps, (4, 2, 2, 16), (3, 3), 256),
+        in_double(convolution.conv_lax, (4, 2, 2, 16), (3, 3), 256),
+        strict=True,
+    ):
+        assert a.shape == b.shape
+        close(a, b, 1e-12)
 
 
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 3), (1, 1)])

@@ -90,7 +90,7 @@ def conv_taps(x: Images, kernel: Kernel) -> Outputs:
             if top >= bottom or left >= right:
                 continue
             part = x[:, top:bottom, left:right]
-            product = kernel[i, j].T @ part.reshape(channels, -1)
+            product = winograd.product_of(kernel[i, j], part.reshape(channels, -1))
             product = product.reshape(filters, bottom - top, right - left, batch)
             rows = (top - down, height - bottom + down)
             columns = (left - across, width - right + across)

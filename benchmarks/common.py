@@ -80,14 +80,20 @@ def compiled(exp: assemble.Experiment, evaluate: bool = False) -> Callable[[], N
     return first_chunk(exp.program, exp.arrays, evaluate)[0]
 
 
-def torch_interval(name: str, exp: assemble.Experiment) -> Callable[[], None] | None:
-    """The first interval as a PyTorch loop over clients; None without PyTorch."""
+def torch_interval(
+    name: str, exp: assemble.Experiment, best: bool = False
+) -> Callable[[], None] | None:
+    """The first interval as a PyTorch loop over clients; None without PyTorch.
+
+    best: in PyTorch's fastest set-up, see `torch_loop.make_best`.
+    """
     try:
         from benchmarks import torch_loop
     except ImportError:
         return None
     problem, inputs = exp.arrays.problem, exp.arrays.inputs
-    return torch_loop.make_interval(
+    make = torch_loop.make_best if best else torch_loop.make_interval
+    return make(
         name,
         np.asarray(problem.samples.x),
         np.asarray(problem.samples.y),

@@ -4,7 +4,8 @@ Side by side in one run: same data, networks, τ, batch 32, float32; evaluation 
 compilation left out. Case 1 of 1,024 samples per client for the two small networks;
 one pass over 128 samples per client for VGG11 and ResNet-18. The floor is the FLOP of
 direct convolutions at the rate of large matrix products here, taken in the same turns;
-fewer multiplications can pass it. Needs the extra ``[bench]``.
+fewer multiplications can pass it. ``--best``: against the fastest set-up of PyTorch
+that was found. Needs the extra ``[bench]``.
 """
 
 import statistics
@@ -26,10 +27,10 @@ WORK = {
 }
 
 
-def measure(name: str, repeats: int, clients: int) -> dict:
+def measure(name: str, repeats: int, clients: int, best: bool) -> dict:
     """One row of the table."""
     exp = common.make_experiment(name, num_clients=clients, **WORK[name])
-    ours, theirs = common.compiled(exp), common.torch_interval(name, exp)
+    ours, theirs = common.compiled(exp), common.torch_interval(name, exp, best)
     if theirs is None:
         raise SystemExit("benchmarks.interval needs PyTorch: install the extra [bench]")
     tau, size = exp.arrays.inputs.tau[0], exp.arrays.inputs.size[0]
@@ -61,9 +62,14 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(WORK), choices=list(WORK))
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--devices", type=int, default=0)
+    best = "PyTorch in two processes with one thread each, channels_last, fused SGD"
+    parser.add_argument("--best", action="store_true", help=best)
     options = parser.parse_args()
     devices.start(options.devices)
-    rows = [measure(m, options.repeats, options.clients) for m in options.models]
+    rows = [
+        measure(m, options.repeats, options.clients, options.best)
+        for m in options.models
+    ]
     common.show(rows)
 
 

@@ -6,8 +6,11 @@ they are, one `load_state_dict` per client, no per-sample Python, no bookkeeping
 beyond the optimizer.
 """
 
+import contextlib
 import copy
+import multiprocessing
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -86,7 +89,39 @@ NETWORKS = {
 }
 
 
-def make_interval(name, images, labels, rows, tau, size, *, batch_size, lr, momentum):
+def _make_sum(name, images, labels, rows, tau, size, weights, settings, best):
+    """The network, and Σ weight · trained as a function of the state to start from."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    memory = torch.channels_last if best else torch.contiguous_format
+    model = NETWORKS[name]().to(device, memory_format=memory)
+    x = torch.tensor(images).permute(0, 3, 1, 2).contiguous(memory_format=memory)
+    x = x.to(device)
+    y = torch.tensor(labels).long().to(device)
+    rows = [torch.tensor(row).long().to(device) for row in rows]
+    lr, momentum = settings["lr"], settings["momentum"]
+
+    def total(start):
+        mean = {k: torch.zeros_like(v) for k, v in start.items()}
+        for i, row in enumerate(rows):
+            model.load_state_dict(start)
+            optimizer = torch.optim.SGD(
+                model.parameters(), lr, momentum, fused=best or None
+            )
+            for _ in range(int(tau[i])):
+                order = row[torch.randperm(int(size[i]), device=device)]
+                for batch in order.split(settings["batch_size"]):
+                    optimizer.zero_grad(set_to_none=True)
+                    output = model(x[batch].float() / 255)
+                    functional.cross_entropy(output, y[batch]).backward()
+                    optimizer.step()
+            for k, v in model.state_dict().items():
+                mean[k] += float(weights[i]) * v
+        return mean
+
+    return model, total
+
+
+def make_interval(name, images, labels, rows, tau, size, **settings):
     """One FedAvg interval as a function without arguments; returns the global model.
 
     Args:
@@ -95,33 +130,58 @@ def make_interval(name, images, labels, rows, tau, size, *, batch_size, lr, mome
       labels: ``[M]`` integers.
       rows: ``[N, D]`` indices into the samples.
       tau, size: ``[N]`` passes and samples of every client.
-      batch_size, lr, momentum: of local SGD.
+      settings: batch_size, lr, momentum of local SGD.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = NETWORKS[name]().to(device)
-    x = torch.tensor(images).permute(0, 3, 1, 2).contiguous().to(device)
-    y = torch.tensor(labels).long().to(device)
-    rows = [torch.tensor(row).long().to(device) for row in rows]
-    weights = torch.tensor(size / size.sum(), dtype=torch.float32)
+    weights = size / size.sum()
+    arguments = (name, images, labels, rows, tau, size, weights, settings, False)
+    model, total = _make_sum(*arguments)
 
     def interval():
-        start = copy.deepcopy(model.state_dict())
-        mean = {k: torch.zeros_like(v) for k, v in start.items()}
-        for i, row in enumerate(rows):
-            model.load_state_dict(start)
-            optimizer = torch.optim.SGD(model.parameters(), lr, momentum)
-            for _ in range(int(tau[i])):
-                order = row[torch.randperm(int(size[i]), device=device)]
-                for batch in order.split(batch_size):
-                    optimizer.zero_grad(set_to_none=True)
-                    output = model(x[batch].float() / 255)
-                    functional.cross_entropy(output, y[batch]).backward()
-                    optimizer.step()
-            for k, v in model.state_dict().items():
-                mean[k] += weights[i] * v
+        mean = total(copy.deepcopy(model.state_dict()))
         model.load_state_dict(mean)
-        if device == "cuda":
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
         return mean
+
+    return interval
+
+
+def _work(pipe, arguments):
+    """A process with one thread: sums for states that come through the pipe."""
+    torch.set_num_threads(1)
+    _, total = _make_sum(*arguments)
+    with contextlib.suppress(EOFError):  # the end of the process that asks
+        while True:
+            start = {k: torch.from_numpy(v) for k, v in pipe.recv().items()}
+            pipe.send({k: v.numpy() for k, v in total(start).items()})
+
+
+def make_best(name, images, labels, rows, tau, size, processes=2, **settings):
+    """`make_interval` in the fastest set-up of PyTorch that was found on a CPU.
+
+    Processes with one thread each, channels_last, fused SGD. The clients are dealt so
+    that the processes have about equal work. They end with this process.
+    """
+    loads, shares = [0] * processes, [[] for _ in range(processes)]
+    for i in np.argsort(-(tau * size), kind="stable"):
+        least = int(np.argmin(loads))
+        loads[least] += tau[i] * size[i]
+        shares[least].append(int(i))
+    context, pipes = multiprocessing.get_context("spawn"), []
+    for share in filter(None, shares):
+        pipe, theirs = context.Pipe()
+        weights = size[share] / size.sum()
+        own = (rows[share], tau[share], size[share], weights)
+        arguments = (name, images, labels, *own, settings, True)
+        context.Process(target=_work, args=(theirs, arguments), daemon=True).start()
+        pipes.append(pipe)
+    state = {k: v.numpy() for k, v in NETWORKS[name]().state_dict().items()}
+
+    def interval():
+        for pipe in pipes:
+            pipe.send(state)
+        sums = [pipe.recv() for pipe in pipes]
+        state.update({k: sum(part[k] for part in sums) for k in state})
+        return state
 
     return interval

@@ -2,7 +2,7 @@
 
 Reproduces: no table; Wu et al., 2021 (SAFA), its lag tolerance only,
 on the clients that all files of this folder share: MNIST, 20 clients, 512 samples each,
-0.25 to 1 s an iteration, 0.1 s a transfer, 80 virtual seconds.
+0.25 to 1 s per iteration, 0.1 s per transfer, 80 virtual seconds.
 Expected: 95.78 % at best, 90 % after 19.44 virtual seconds, means of 3 seeds.
 Time: about 56 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/safa.py

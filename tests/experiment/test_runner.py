@@ -222,7 +222,7 @@ def test_own_model_data_optimizer_and_rule():
 
 def test_damaged_data_in_memory_is_answered_in_one_line():
     data = problems.dataset(samples=400)
-    spoilt = [
+    damaged = [
         (data._replace(y_train=data.y_train[:-1]), "y_train has 399 labels"),
         (data._replace(y_train=data.y_train + 5), "y_train holds the label 7"),
         (data._replace(y_test=data.y_test - 1), "y_test holds -1"),
@@ -232,7 +232,7 @@ def test_damaged_data_in_memory_is_answered_in_one_line():
         (data._replace(std=np.zeros(5)), "std="),
         (tuple(data), "expected a tsfl_jax.Dataset"),
     ]
-    for wrong, words in spoilt:
+    for wrong, words in damaged:
         with pytest.raises(UserError, match=words) as error:
             tsfl_jax.simulate(small(), dataset=wrong)
         assert "\n" not in str(error.value)

@@ -12,7 +12,7 @@ import tsfl_jax
 from tests import problems, reference
 from tests.engine.test_scan import DATA, PROBLEM, TAU, as_reference, permuted
 from tests.experiment.test_runner import small
-from tests.timeline.test_replay import SIZES, spoilt
+from tests.timeline.test_replay import SIZES, damaged
 from tsfl_jax.experiment import lanes, prepare, sweeps
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Counts, Event, Situation
@@ -388,7 +388,7 @@ LOST = np.array([[2, 4, 2, 3, 1], [0] * 5, [0] * 5])
 
 @every_rule
 def test_a_spoiled_client_is_left_out(name):
-    clean, bad = spoilt(1)
+    clean, bad = damaged(1)
     start, state, history = run(name, LOST, bad)
     assert history.num_dropped.tolist() == [1, 0, 0]
     assert not history.diverged.any()

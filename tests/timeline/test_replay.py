@@ -375,7 +375,7 @@ def test_mappings_agree(name):
         )
 
 
-def spoilt(client):
+def damaged(client):
     """The problem with NaN in the samples of one client, which no other client has."""
     own = np.asarray(PROBLEM.rows[client])
     rows = np.asarray(PROBLEM.rows).copy()
@@ -387,9 +387,9 @@ def spoilt(client):
     return clean, clean._replace(samples=PROBLEM.samples._replace(x=x))
 
 
-def test_a_spoilt_delivery_is_left_out_and_the_pool_unharmed():
+def test_a_damaged_delivery_is_left_out_and_the_pool_unharmed():
     _, schedule, hp, *_ = case("fedbuff")
-    clean, bad = spoilt(1)
+    clean, bad = damaged(1)
     _, state, history = problems.replayed("fedbuff", bad, schedule, hp=hp)
     theirs = (schedule.delivery.client == 1) & (schedule.tau > 0)
     assert theirs.any() and not (theirs | (schedule.tau == 0)).all(axis=1).any()

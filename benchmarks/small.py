@@ -33,7 +33,7 @@ from tsfl_jax.experiment import backend, lanes, prepare, program, sweeps
 
 HIDDEN = {"MLP": 64, "logistic": 0}
 # By lanes: intervals of the short and of the long process.
-LENGTHS = {1: (100, 4100), 8: (20, 520), 64: (4, 68)}
+LENGTHS = {1: (100, 1100), 8: (20, 220), 64: (4, 36)}
 LR, MOMENTUM, BATCH, TAU = 0.03, 0.9, 8, 2
 
 
@@ -178,7 +178,7 @@ def processes(model: str, count: int, repeats: int) -> dict[str, list[float]]:
 
 def programs(model: str, count: int, repeats: int) -> dict[str, list[float]]:
     """CPU milliseconds of an interval of all lanes, of the compiled programs alone."""
-    intervals = LENGTHS[count][1] // 16
+    intervals = max(LENGTHS[count][1] // 8, 4)
     several = seeds(model, intervals, count)
     data, own = arrays_of(several)
     runs = {}
@@ -195,9 +195,7 @@ def programs(model: str, count: int, repeats: int) -> dict[str, list[float]]:
         group = lanes.make_group(several, mesh)
         width = min(count, sweeps.lanes_of_call(group))
         one, arrays = group.program, lanes.make_lanes(group, several[:width], width)
-    compiled = one.compile(arrays)
-    arguments = one.arguments(arrays, arrays.start, 0)
-    runs["ours"] = lambda: jax.block_until_ready(compiled.call(*arguments))
+    runs["ours"] = common.first_chunk(one, arrays, evaluate=True)[0]
     lanes_of = {"vmap": count, "map": count, "ours": width}
     found = {kind: [] for kind in runs}
     for turn, (kind, run) in itertools.product(range(repeats + 1), runs.items()):
@@ -299,7 +297,7 @@ def main() -> None:
         for model, count in itertools.product(options.models, options.lanes):
             for what in options.what:
                 rows += rows_of(model, count, options.repeats, what)
-    print(f"{common.machine()}\n\n{common.table(rows)}")
+    common.show(rows)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over th
 
 
 def confidence_interval(
-    values: np.ndarray | Sequence[float], level: float = 0.95, *, omit: bool = False
+    values: np.ndarray | Sequence[float | np.floating],
+    level: float = 0.95,
+    *,
+    omit: bool = False,
 ) -> tuple[Any, Any]:
     """Mean over the first axis, and half the width of its confidence interval.
 
@@ -40,7 +43,9 @@ def confidence_interval(
     return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
 
 
-def spread(values: np.ndarray | Sequence[float], form: str = ".2f") -> str:
+def spread(
+    values: np.ndarray | Sequence[float | np.floating], form: str = ".2f"
+) -> str:
     """Format a mean ± half of its 95 % confidence interval: "97.40 ± 0.12".
 
     Args:

@@ -65,11 +65,11 @@ class Cost(NamedTuple):
     unknown: float = 0.0  # loops whose length the compiler does not know: once each
 
     def times(self, count: int | float) -> "Cost":
-        """As often."""
+        """The cost of running them `count` times."""
         return Cost(*(value * count for value in self))
 
     def plus(self, other: "Cost") -> "Cost":
-        """Both."""
+        """The sum of two costs."""
         return Cost(*(a + b for a, b in zip(self, other, strict=True)))
 
 

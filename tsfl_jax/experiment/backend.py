@@ -35,7 +35,7 @@ class Formulation(NamedTuple):
 _CPU = Formulation("sequential", "fast")
 # By structure, see docs/performance.md; times on a GPU were not measured. All clients
 # in lock-step with convolutions as matrix products: the training of an interval is one
-# command buffer (CUDA graph). With "lax" cuDNN's calls stay outside of it, 16 to 60
+# command buffer (CUDA graph). With "lax" cuDNN's calls stay outside of it, 16 to 143
 # launches in each step.
 _GPU = Formulation("vmap", "slices")
 # By backend and network; `choose` has the rest.
@@ -56,15 +56,22 @@ def choose(backend: str, model: str) -> Formulation:
     return FORMULATIONS.get((backend, model), default)
 
 
+def formulation(config: Config, backend: str, model: str) -> Formulation:
+    """The formulation of a config; what is "auto" is chosen for the backend."""
+    best = choose(backend, model)
+    return Formulation(
+        best.mapping if config.mapping == "auto" else config.mapping,
+        best.convolution if config.convolution == "auto" else config.convolution,
+    )
+
+
 def for_backend(config: Config, backend: str) -> Config:
     """The config with what is "auto" chosen for a backend that is not in use."""
-    best = choose(backend, config.model.name)
-    mapping = best.mapping if config.mapping == "auto" else config.mapping
-    form = best.convolution if config.convolution == "auto" else config.convolution
-    return dataclasses.replace(config, mapping=mapping, convolution=form, devices=1)
+    chosen = formulation(config, backend, config.model.name)
+    return dataclasses.replace(config, **chosen._asdict(), devices=1)
 
 
-_SMALL_STEP = 2**20  # FLOP; a larger step fills the processor by itself
+_SMALL_STEP = 2**20  # FLOP; larger steps use the processor well one after another
 
 
 def small_and_even(
@@ -105,9 +112,7 @@ def _shares_a_busy_cpu(config: Config) -> bool:
     """
     if config.devices or jax.default_backend() != "cpu" or jax.process_count() > 1:
         return False
-    mapping = config.mapping
-    if mapping == "auto":
-        mapping = choose("cpu", config.model.name).mapping
+    mapping = formulation(config, "cpu", config.model.name).mapping
     return mapping == "sequential" and devices.competitors() >= BUSY
 
 

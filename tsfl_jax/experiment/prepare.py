@@ -155,9 +155,7 @@ def _known_network(
 def _make_network(config: Config, dataset: Dataset, own: Any) -> tuple[Network, str]:
     """The network of a config, or the user's own, and how its clients are mapped."""
     name = config.model.name if own is None else "own"
-    best = backend.choose(jax.default_backend(), name)
-    form = best.convolution if config.convolution == "auto" else config.convolution
-    mapping = best.mapping if config.mapping == "auto" else config.mapping
+    mapping, form = backend.formulation(config, jax.default_backend(), name)
     shape, num_classes = dataset.x_train.shape[1:], dataset.num_classes
     if own is not None:
         network = _known_network(own, type(own).__name__, form, shape, num_classes)

@@ -22,7 +22,7 @@ STALENESS = ("constant", "polynomial", "hinge", "exponential")
 FREE_RIDING = ("claim", "echo", "visit")
 DATA_NAMES = (
     *("digits", "mnist", "fashion_mnist", "cifar10", "svhn_cropped"),
-    *("npz", "synthetic", "quadratic"),
+    *("idx", "npz", "synthetic", "quadratic"),
 )
 PARTITIONS = ("iid", "dirichlet", "shards", "label")
 SCHEDULES = ("case1", "case2", "case3", "explicit", "distribution", "trace")
@@ -57,7 +57,9 @@ class DataConfig:
     name: str = setting(
         "digits", "data set; svhn is svhn_cropped", (*DATA_NAMES, "svhn")
     )
-    dir: str = setting("", 'TFDS data; "": $TFDS_DATA_DIR or ~/tensorflow_datasets')
+    dir: str = setting(
+        "", 'TFDS data, "": $TFDS_DATA_DIR or ~/tensorflow_datasets; idx: the files'
+    )
     file: str = setting("", "npz: file with x_train, y_train, x_test, y_test")
     download: bool = setting(True, "fetch and prepare a missing TFDS data set")
     normalize: str = setting(

@@ -8,7 +8,7 @@ from jaxtyping import Float32, Int, UInt8
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.config import DataConfig
-from tsfl_jax.data import in_memory, tfds
+from tsfl_jax.data import idx, in_memory, tfds
 from tsfl_jax.types import Dataset
 
 _BLOCK = 1024  # synthetic samples made at a time
@@ -131,6 +131,7 @@ DATASETS: dict[str, Callable[[DataConfig, int], Dataset]] = {
     "cifar10": tfds.read,
     "svhn_cropped": tfds.read,
     "svhn": tfds.read,  # short for svhn_cropped
+    "idx": idx.read,
     "npz": in_memory.read_npz,
     "synthetic": synthetic,
 }

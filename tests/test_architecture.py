@@ -125,6 +125,7 @@ def test_dependencies_are_those_that_are_imported():
     """What the package imports is declared, and chex is not."""
     names = {"absl": "absl-py", "orbax": "orbax-checkpoint", "sklearn": "scikit-learn"}
     names |= {"tensorflow_datasets": "tensorflow-datasets", "jaxlib": "jax"}
+    names |= {"yaml": "pyyaml"}
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
     optional = sum(project["optional-dependencies"].values(), [])
     declared = {

@@ -28,6 +28,7 @@ from tsfl_jax.experiment import (
     program,
     rule_settings,
     runner,
+    sweep_file,
     sweeps,
 )
 from tsfl_jax.report import files as report
@@ -48,7 +49,16 @@ _JOIN_TIMEOUT = flags.DEFINE_float(
     "join_timeout", 300, "Several processes: seconds to wait for all of them to start."
 )
 _SWEEP = flags.DEFINE_multi_string(
-    "sweep", [], "Setting and its values: seed=0:10 or lr=0.01,0.1; repeatable."
+    "sweep",
+    [],
+    "Setting and its values: seed=0:10, lr=0.01,0.1, lr=log(1e-3,1e-1,5), lin(…), "
+    "0.1:0.5:0.1; repeatable.",
+)
+_SWEEP_FILE = flags.DEFINE_string(
+    "sweep_file", "", "Sweep of a YAML or JSON file: grid, list, random points."
+)
+_SAMPLES = flags.DEFINE_integer(
+    "samples", 0, "With --sweep_file: random points, instead of as many as it says."
 )
 _LANES = flags.DEFINE_integer(
     "lanes_per_call",
@@ -202,7 +212,7 @@ def _joined(config: Config) -> processes.Group | None:
 def _label(config: Config) -> str:
     path = getattr(flags.FLAGS["config"], "config_filename")  # noqa: B009
     path = pathlib.Path(path.rpartition(".py:")[2])  # configs/papers.py:mnist_case1
-    if _SWEEP.value:
+    if _sweeps():
         return f"{path.stem}-sweep"
     return f"{path.stem}-{config.algorithm}-seed{config.seed}"
 
@@ -275,10 +285,22 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
     progress.log(sys.stdout, f"{words}\n{files}\n\n{chart}")
 
 
+def _sweeps() -> bool:
+    """Whether the flags ask for a sweep."""
+    return bool(_SWEEP.value or _SWEEP_FILE.value)
+
+
+def _points() -> list[dict[str, Any]]:
+    """The points of the sweep that the flags ask for."""
+    swept = grid.parse(_SWEEP.value)
+    if _SWEEP_FILE.value:
+        return sweep_file.points(_SWEEP_FILE.value, _SAMPLES.value, swept)
+    return grid.points(swept)
+
+
 def _sweep(config: Config) -> None:
     """All lanes, then the summary."""
-    swept = grid.parse(_SWEEP.value)
-    points = grid.points(swept)
+    points = _points()
     configs = [grid.changed(config, values) for values in points]
     workdir = _WORKDIR.value or report.new_workdir("runs", _label(config))
     print(f"{len(points)} lanes; results in {workdir}", file=sys.stderr)
@@ -346,8 +368,8 @@ def _resumable(
 def _check_combination() -> None:
     """Raise UserError for flags that exclude each other."""
     several = _PROCESSES.value > 1
-    if _EXPLAIN.value and (_SWEEP.value or several):
-        other = "sweep" if _SWEEP.value else "processes"
+    if _EXPLAIN.value and (_sweeps() or several):
+        other = "sweep" if _sweeps() else "processes"
         raise UserError(
             f"--explain and --{other}: only one experiment in one process can be "
             f"explained; leave out --{other}"
@@ -357,11 +379,17 @@ def _check_combination() -> None:
             f"--explain_for={_EXPLAIN_FOR.value}: would be ignored without "
             "--explain=compile"
         )
-    if flags.FLAGS["lanes_per_call"].present and not _SWEEP.value:
+    if flags.FLAGS["lanes_per_call"].present and not _sweeps():
         raise UserError(
             f"--lanes_per_call={_LANES.value}: would be ignored without --sweep"
         )
-    if _SWEEP.value and several:
+    if flags.FLAGS["samples"].present and not (
+        _SWEEP_FILE.value and _SAMPLES.value > 0
+    ):
+        raise UserError(
+            f"--samples={_SAMPLES.value}: expected at least 1, with --sweep_file"
+        )
+    if _sweeps() and several:
         raise UserError(
             "--sweep and --processes: a sweep runs in one process; give every "
             "process its own part"
@@ -386,7 +414,7 @@ def main(argv: list[str]) -> None:
             _check_workdir(pathlib.Path(_WORKDIR.value))
         if _EXPLAIN.value:
             _explain(config, gpu)
-        elif _SWEEP.value:
+        elif _sweeps():
             _sweep(config)
         else:
             _train(config, group)

@@ -52,6 +52,7 @@ STREAMS = {
     "gradients batches": 27,
     "gradients dropout": 28,
     "linearity": 29,  # of an optimizer, tried out on the host, with seed 0
+    "sweep points": 30,  # on the host; the seed is that of the sweep file
 }
 
 

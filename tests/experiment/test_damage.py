@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.experiment.test_runner import files, same, small
-from tsfl_jax.experiment import assemble, runner, sweeps
+from tsfl_jax.experiment import assemble, calls, runner
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs, tensorboard, theory
 from tsfl_jax.types import UserError
@@ -392,12 +392,12 @@ LANES = [
 
 @pytest.mark.parametrize("damage", LANES)
 def test_damaged_lanes_are_left_out(whole, tmp_path, damage):
-    names = {*sweeps.scan.History._fields, "tau", "virtual_time", "seconds"}
+    names = {*calls.scan.History._fields, "tau", "virtual_time", "seconds"}
     lane = {name: np.ones((T, N)) for name in names}
     report.write_arrays(tmp_path / "a.npz", lane | {"lane": np.array("a")})
     notices = []
-    found = sweeps._finished(tmp_path, ["a"], notices.append)
+    found = calls.finished_lanes(tmp_path, ["a"], notices.append)
     assert set(found["a"]) == names and not notices
     damage(tmp_path / "a.npz")
-    assert sweeps._finished(tmp_path, ["a", "b"], notices.append) == {}
+    assert calls.finished_lanes(tmp_path, ["a", "b"], notices.append) == {}
     assert len(notices) == 1 and "runs again" in notices[0]

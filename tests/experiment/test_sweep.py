@@ -1,6 +1,7 @@
 """Sweeps: parsing, lanes against single runs, one trace, divergence, resuming."""
 
 import csv
+import io
 import json
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 import tsfl_jax
 from tsfl_jax import config
 from tsfl_jax.engine import scan
-from tsfl_jax.experiment import backend, grid, lanes, sweeps
+from tsfl_jax.experiment import backend, grid, lanes, sweep_file, sweeps
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.models import networks
 from tsfl_jax.report.statistics import confidence_interval
@@ -57,12 +58,38 @@ def test_parsing():
     name = "schedule.tau_groups"  # a comma within parentheses is no end of a value
     groups = ["normal(2,0.4); uniform(1,5)", "constant(3)"]
     assert grid.parse([f"{name}={','.join(groups)}"]) == {name: groups}
+    assert grid.parse(["schedule.tau=(1,4),'(2,2)'"]) == {
+        "schedule.tau": [(1, 4), (2, 2)]
+    }
+    names = "data.file='a,b.npz',\"c.npz\""
+    assert grid.parse([names]) == {"data.file": ["a,b.npz", "c.npz"]}
     assert grid.product({"a": [1, 2], "b": [3]}) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("lr=log(1e-3,1e-1,3), 1", [0.001, 0.01, 0.1, 1.0]),
+        ("lr=lin(0.1,0.5,5)", [0.1, 0.2, 0.3, 0.4, 0.5]),
+        ("lr=0.1:0.4:0.1", [0.1, 0.2, 0.3]),  # the end is not in a range
+        ("lr=0.3:0.05:-0.1", [0.3, 0.2, 0.1]),
+        ("batch_size=log(8,64,4)", [8, 16, 32, 64]),
+        ("seed=0:3,7", [0, 1, 2, 7]),
+    ],
+)
+def test_ranges_of_numbers(text, values):
+    assert list(grid.parse([text]).values()) == [values]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("lr=log(0,1,3)", "log needs numbers > 0"),
+        ("lr=log(1,2)", r"expected log\(first,last,count\)"),
+        ("lr=lin(1,2,1)", "a count of at least 2"),
+        ("lr=0.1:0.2", "expected first:end:step"),
+        ("lr=nan:1:1", "expected first:end:step"),
+        ("seed=lin(0,1,5)", "given twice"),
         ("seed", "expected setting=values"),
         ("lrr=1", "no such setting; did you mean 'lr'"),
         ("lr=a", "'a' is not a float"),
@@ -70,7 +97,7 @@ def test_parsing():
         ("seed=1:5:0", "expected first:end"),
         ("seed=1,1", "given twice"),
         ("checkpoint=maybe", "neither True nor False"),
-        ("schedule.tau=1", "cannot be swept"),
+        ("schedule.tau=1", r"'1' is not a tuple; expected such as \(1,4\)"),
     ],
 )
 def test_slips_are_answered_in_one_line(text, message):
@@ -228,7 +255,6 @@ def test_points_of_a_list(whole):
     )
     for bad, message in (
         ([], "no points"),
-        ([{"lr": 1.0}, {"seed": 1}], "every point needs the same settings"),
         ([3], "expected settings as a dict"),
     ):
         with pytest.raises(UserError, match=message):
@@ -294,7 +320,14 @@ def test_files(whole):
     with open(folder / "results.csv", newline="") as file:
         table = list(csv.DictReader(file))
     assert len(rows) == len(table) == 16
-    assert list(rows[0])[:3] == list(SWEPT)
+    assert list(rows[0])[:4] == ["lane", *SWEPT]
+    assert [row["lane"] for row in rows] == list(range(16))
+    with open(folder / "history.csv", newline="") as file:
+        long = list(csv.DictReader(file))
+    assert len(long) == 16 * 4 and list(long[0])[:5] == ["lane", *SWEPT, "interval"]
+    line = long[4 * 5 + 2]  # the third interval of lane 5
+    assert line["lane"] == "5" and line["interval"] == "3"
+    assert float(line["test_loss"]) == pytest.approx(result.history["test_loss"][5, 2])
     for row, line in zip(rows, table, strict=True):
         assert float(line["best_test_accuracy"]) == row["best_test_accuracy"]
         assert {"momentum", "partition.alpha", "data_sha", "split_sha"} <= set(row)
@@ -331,3 +364,117 @@ def test_memory_decides_how_many_lanes_run_side_by_side(monkeypatch):
         counts.append(sweeps.lanes_of_call(group))
         monkeypatch.undo()
     assert counts[0] >= 1 and counts == sorted(counts) and counts[-1] == 6
+
+
+SWEEP_FILE = """
+grid: {seed: "0:2", lr: [1e-2, 0.1]}
+list:
+  - {algorithm: fedprox, mu: 0.1}
+  - {algorithm: dms, schedule: {kind: case1}}
+random: {momentum: "lin(0,0.9)", gamma: "log(1e-3,0.5)", batch_size: [8, 16]}
+samples: 3
+seed: 7
+"""
+
+
+def test_a_sweep_file(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(SWEEP_FILE)
+    found = sweep_file.points(str(path), 0, {})
+    assert len(found) == 2 * 2 * 2 * 3
+    drawn = {(p["momentum"], p["gamma"], p["batch_size"]) for p in found}
+    assert len(drawn) == 3
+    for momentum, gamma, size in drawn:
+        assert 0 <= momentum <= 0.9 and 1e-3 <= gamma <= 0.5 and size in (8, 16)
+    prox = [p for p in found if p["algorithm"] == "fedprox"]
+    assert all(p["mu"] == 0.1 and "schedule.kind" not in p for p in prox)
+    assert {p["lr"] for p in prox} == {0.01, 0.1} and {p["seed"] for p in prox} == {
+        0,
+        1,
+    }
+    # More samples begin with the same ones; further settings make a product.
+    more = sweep_file.points(str(path), 5, {"clip_norm": [1.0, 2.0]})
+    assert len(more) == 2 * 2 * 2 * 5 * 2
+    assert drawn <= {(p["momentum"], p["gamma"], p["batch_size"]) for p in more}
+    path.write_text(json.dumps([{"lr": 0.1}, {"seed": 3}]))
+    assert sweep_file.points(str(path), 0, {}) == [{"lr": 0.1}, {"seed": 3}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gird: {lr: [0.1]}", "gird: expected one of .* did you mean 'grid'"),
+        ("grid: [1]", "grid: expected settings and their values"),
+        ("list: {lr: 1}", "list: expected a list of points"),
+        ("grid: {lrr: [1]}", "lrr|no such setting; did you mean 'lr'"),
+        ("random: {lr: 'log(1,2)'}", "samples: expected a whole number >= 1, got 0"),
+        ("{grid: {lr: [1]}, samples: 3}", "ignored without random"),
+        ("{grid: {lr: [1]}, list: [{lr: 2}]}", "lr is swept twice"),
+        ("{random: {lr: 'log(0,2)'}, samples: 1}", "log needs numbers > 0"),
+        ("a: [", "neither YAML nor JSON"),
+        ("", "expected grid, list"),
+    ],
+)
+def test_slips_in_a_sweep_file(tmp_path, text, message):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        sweep_file.points(str(path), 0, {})
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="cannot be read"):
+        sweep_file.points(str(tmp_path / "none.yaml"), 0, {})
+
+
+def test_points_with_settings_of_their_own(tmp_path):
+    points = [{"algorithm": "fedprox", "mu": 0.5}, {"algorithm": "fedavg", "seed": 1}]
+    result = tsfl_jax.sweep(small(), points, workdir=tmp_path)
+    shown = [[row[n] for n in ("algorithm", "mu", "seed")] for row in result.rows]
+    assert shown == [["fedprox", 0.5, 0], ["fedavg", 0.01, 1]]
+    assert "| fedprox | 0.5 |" in (tmp_path / "summary.md").read_text()
+
+
+def test_an_interrupted_call_goes_on_inside_and_tables_grow(tmp_path, whole, caplog):
+    stream, calls_of = io.StringIO(), []
+
+    def stop():
+        calls_of.append(1)
+        return len(calls_of) == 3  # after the first chunk of the second call
+
+    options = {"workdir": tmp_path, "lanes_per_call": 4, "stream": stream}
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run(small(), SWEPT, **options, stop=stop)
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["lane"] for line in lines] == [0, 1, 2, 3]
+    assert "4 of 16 lanes so far" in (tmp_path / "summary.md").read_text()
+    assert len(list((tmp_path / "running").iterdir())) == 1
+    text = stream.getvalue()
+    assert "4 of 16 lanes, interval 2/4 of 4 more, best " in text
+    assert " left" in text and "(algorithm=" in text
+    trained = []
+    resumed = sweeps.run(
+        small(), SWEPT, **options, stop=lambda: bool(trained.append(1))
+    )
+    # Two calls whole, with two chunks each, and one more chunk of the interrupted one;
+    # nothing is asked after a call's last chunk, but once between two calls.
+    assert len(trained) == 2 * 1 + 2
+    assert not (tmp_path / "running").exists()
+    for name in FLOATS:
+        np.testing.assert_array_equal(
+            resumed.history[name], whole[1].history[name], err_msg=name
+        )
+
+
+def test_a_damaged_file_of_a_call_is_left_out(tmp_path):
+    def stop():
+        return True
+
+    options = {"workdir": tmp_path, "lanes_per_call": 2}
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run(small(), {"seed": [0, 3]}, **options, stop=stop)
+    (file,) = (tmp_path / "running").iterdir()
+    file.write_bytes(file.read_bytes()[:500])
+    stream = io.StringIO()
+    sweeps.run(small(), {"seed": [0, 3]}, **options, stream=stream)
+    assert "is damaged or of an earlier version; its lanes start again" in (
+        stream.getvalue()
+    )

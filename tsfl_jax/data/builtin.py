@@ -23,7 +23,8 @@ def digits(settings: DataConfig, seed: int = 0) -> Dataset:
     del settings, seed
     from sklearn import datasets  # slow to import
 
-    pixels, y = datasets.load_digits(return_X_y=True)
+    pixels, labels = datasets.load_digits(return_X_y=True)
+    y = np.asarray(labels)
     x = pixels.astype(np.uint8).reshape(-1, 8, 8, 1)
     generator = rng.generator(0, "digits test set")
     test = np.zeros(len(y), bool)

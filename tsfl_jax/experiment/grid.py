@@ -4,61 +4,27 @@ import importlib.util
 import itertools
 import math
 import pathlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tsfl_jax import host_memory
 from tsfl_jax.config import SETTINGS, Config, replace
+from tsfl_jax.experiment import sweep_values
 from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.types import UserError, nearest
 
 Axes = dict[str, list]  # setting → the values it takes, in order
-_LANE_BYTES = 10_000  # of one lane's `Config`, roughly
 
 
-def _known(name: str, shown: str) -> type:
-    """The type of a setting."""
+def kind_of(name: str, shown: str) -> type:
+    """The type of a setting; UserError for an unknown one."""
     if name not in SETTINGS:
         raise UserError(f"{shown}: there is no such setting{nearest(name, SETTINGS)}")
-    kind = SETTINGS[name][0]
-    if kind is tuple:
-        raise UserError(f"{shown}: {name} holds several numbers and cannot be swept")
-    return kind
-
-
-def _value(text: str, kind: type, shown: str) -> Any:
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise UserError(f"{shown}: {text!r} is neither True nor False")
-        return text.lower() == "true"
-    try:
-        return kind(text)
-    except ValueError as error:
-        raise UserError(f"{shown}: {text!r} is not a {kind.__name__}") from error
-
-
-def _check_lanes(number: int, shown: str) -> None:
-    host_memory.require(
-        shown, number * _LANE_BYTES, f"the settings of {number:,} lanes"
-    )
-
-
-def _values(text: str, kind: type, shown: str) -> list:
-    """ "0:10", "0:10:2" (whole numbers) or "0.1,0.2"; no cut within parentheses."""
-    if kind is int and ":" in text:
-        parts = [_value(part, int, shown) for part in text.split(":")]
-        if len(parts) > 3 or 0 in parts[2:]:
-            raise UserError(f"{shown}: expected first:end or first:end:step")
-        first, end, step = parts if len(parts) == 3 else (*([0, *parts][-2:]), 1)
-        _check_lanes(max(0, -((first - end) // step)), shown)
-        return list(range(*parts))
-    parts = re.split(r",(?![^()]*\))", text)  # "normal(2,0.4)" is one value
-    return [_value(part.strip(), kind, shown) for part in parts]
+    return SETTINGS[name][0]
 
 
 def parse(texts: Iterable[str]) -> Axes:
-    """Parse command-line sweeps, such as ``["seed=0:10", "lr=0.001,0.01"]``.
+    """Parse command-line sweeps, such as ``["seed=0:10", "lr=log(1e-3,1e-1,5)"]``.
 
     Raises:
       UserError: an unknown setting, a value that is not of its type, none or twice.
@@ -71,7 +37,8 @@ def parse(texts: Iterable[str]) -> Axes:
             raise UserError(f"{shown}: expected setting=values, such as seed=0:10")
         if name in axes:
             raise UserError(f"{shown}: {name} is swept twice; give all values at once")
-        axes[name] = _values(values, _known(name, shown), shown)
+        kind = kind_of(name, shown)
+        axes[name] = sweep_values.values(values.strip(), kind, shown)
     check(axes)
     return axes
 
@@ -141,14 +108,14 @@ def check(axes: Mapping[str, Sequence]) -> Axes:
     """Convert axes to lists of plain values; UserError for what cannot be swept."""
     found = {}
     for name, values in axes.items():
-        kind = _known(name, f"sweep {name}")
+        kind = kind_of(name, f"sweep {name}")
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise UserError(f"sweep {name}: expected a list of values, got {values!r}")
         # Neither a generator without end nor range(10**10) is turned into a list.
-        most = host_memory.total() // _LANE_BYTES
+        most = host_memory.total() // sweep_values.LANE_BYTES
         values = list(itertools.islice(values, most + 1))
         if len(values) > most:
-            _check_lanes(len(values), f"sweep {name}")
+            sweep_values.check_lanes(len(values), f"sweep {name}")
         if not values:
             raise UserError(f"sweep {name}: no values; a range is first:end")
         # NumPy's and JAX's numbers as plain ones, and an int where a float is meant.
@@ -158,6 +125,8 @@ def check(axes: Mapping[str, Sequence]) -> Axes:
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     raise UserError(f"sweep {name}: {value!r} is not a number")
             plain = [float(value) for value in plain]
+        if kind is tuple:
+            plain = [tuple(v) if isinstance(v, list) else v for v in plain]
         if len(set(map(str, plain))) < len(plain):
             raise UserError(f"sweep {name}: a value is given twice in {plain}")
         found[name] = plain
@@ -169,11 +138,14 @@ def points(
 ) -> list[dict[str, Any]]:
     """Make the sweep points: the product of axes, or the points of a list.
 
+    The points of a list may name different settings, as a setting that only one rule
+    reads: one that a point lacks keeps the config's value.
+
     Returns:
       {setting: value} of every lane.
 
     Raises:
-      UserError: what cannot be swept; points without the same settings, or none.
+      UserError: what cannot be swept, or no points.
     """
     if isinstance(swept, Mapping):
         if not swept:
@@ -191,14 +163,14 @@ def points(
         found.append(
             {k: v for k, (v,) in check({k: [v] for k, v in point.items()}).items()}
         )
-        if found[-1].keys() != found[0].keys():
-            raise UserError(
-                f"sweep: every point needs the same settings, but {sorted(found[-1])} "
-                f"differs from {sorted(found[0])}"
-            )
     if not found:
         raise UserError("sweep: no points")
     return found
+
+
+def names_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The settings that some point names, each once."""
+    return list(dict.fromkeys(name for point in points for name in point))
 
 
 def product(axes: Axes) -> list[dict[str, Any]]:
@@ -207,7 +179,9 @@ def product(axes: Axes) -> list[dict[str, Any]]:
     Raises:
       UserError: more lanes than memory holds.
     """
-    _check_lanes(math.prod(map(len, axes.values())), f"sweep {', '.join(axes)}")
+    sweep_values.check_lanes(
+        math.prod(map(len, axes.values())), f"sweep {', '.join(axes)}"
+    )
     return [
         dict(zip(axes, values, strict=True))
         for values in itertools.product(*axes.values())

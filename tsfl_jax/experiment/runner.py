@@ -16,7 +16,7 @@ import numpy as np
 
 from tsfl_jax.config import Config, effective, flat
 from tsfl_jax.engine import devices, optimizers, scan
-from tsfl_jax.experiment import assemble, checkpoint
+from tsfl_jax.experiment import assemble, checkpoint, compile_times
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, runs
 from tsfl_jax.rules.base import Aggregator
@@ -250,10 +250,12 @@ def _train(
     if finished >= total or done.state.diverged:
         return finished, done, 0.0
     size = None if files is None else report.size_of(files.folder / "metrics.jsonl")
-    compiled = exp.program.compile(exp.arrays, done.state)
-    progress.log(stream, f"compiled in {compiled.seconds:.1f} s")
+    compiled = compile_times.compile_program(
+        exp.program, exp.arrays, stream, done.state
+    )
     started, begun = finished, time.perf_counter()
-    for chunk in compiled.chunks(exp.arrays, done.state, finished):
+    chunks = compiled.chunks(exp.arrays, done.state, finished)
+    for chunk in progress.watched(chunks, stream, finished, total):
         lost = bool(chunk.history.diverged[-1])
         # After a total loss nothing more happens: forget the empty intervals.
         length = (

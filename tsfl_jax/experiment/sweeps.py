@@ -1,7 +1,8 @@
 """Run or resume a sweep: groups of lanes, calls of lanes, one file per lane.
 
 Each finished lane is one file named by a digest of its settings, so that a killed sweep
-goes on where it stopped, and a larger one reuses what a smaller one has run.
+goes on where it stopped, and a larger one reuses what a smaller one has run. Tables are
+written anew after each call; `calls` has what runs inside of one.
 """
 
 import contextlib
@@ -10,11 +11,9 @@ import functools
 import hashlib
 import json
 import pathlib
+import shutil
 import sys
-import time
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import IO, Any, NamedTuple
 
@@ -24,17 +23,16 @@ from jax.sharding import Mesh
 
 from tsfl_jax import host_memory
 from tsfl_jax.config import Config
-from tsfl_jax.engine import scan
-from tsfl_jax.experiment import explain, grid, lanes
+from tsfl_jax.experiment import calls, compile_times, explain, grid, lanes, live
 from tsfl_jax.experiment.backend import notes_of, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.prepare import Own, Prepared, drawn_bytes, prepare_all
-from tsfl_jax.experiment.program import Arrays, Compiled
 from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.experiment.runner import scores_of
-from tsfl_jax.report import files, progress, sweeps
+from tsfl_jax.report import files, frames, progress, sweeps
 from tsfl_jax.types import UserError
 
+_RUNNING = "running"  # folder of the files of running calls
 ONE_CALL = 4  # lanes that run one after another: a killed call loses their work
 
 
@@ -45,41 +43,14 @@ class SweepResult(NamedTuple):
     # [L, T] or [L, T, N], NaN after a divergence. What differs in shape between the
     # lanes (T, N were swept) is left out: it is in the lanes' files.
     history: dict[str, np.ndarray]
+    swept: Sequence[str] = ()  # names of the swept settings
+    series: Sequence[dict[str, np.ndarray]] = ()  # per lane, [T]: what is one number
 
 
 def _digest(prepared: Prepared) -> str:
     identity = files.plain(identity_of(prepared))
     text = json.dumps(identity, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
-_OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
-_NAME = "lane"  # the digest again: a file's name is not proof of its content
-
-
-def _finished(
-    folder: pathlib.Path, names: list[str], notice: Callable[[str], None]
-) -> dict[str, dict]:
-    """Lanes that are whole on the disk, as {digest: arrays}; others are left out."""
-    wanted = {*scan.History._fields, *_OF_LANE}
-    found = {}
-    for name in names:
-        with (
-            contextlib.suppress(
-                OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error
-            ),
-            open(folder / f"{name}.npz", "rb") as file,
-            np.load(file) as arrays,
-        ):
-            lane = {key: arrays[key] for key in arrays.files}
-            if str(lane.pop(_NAME)) == name and set(lane) == wanted:
-                found[name] = lane
-        if name not in found and (folder / f"{name}.npz").exists():
-            notice(
-                f"{folder / name}.npz is damaged or of an earlier version; that lane "
-                "runs again"
-            )
-    return found
 
 
 def lanes_of_call(group: lanes.Group) -> int:
@@ -100,9 +71,12 @@ def lanes_of_call(group: lanes.Group) -> int:
     return max(1, min(fits, len(members)))
 
 
-def _row(prepared: Prepared, values: dict, history: dict, num_devices: int) -> dict:
+def _row(
+    lane: int, prepared: Prepared, swept: list[str], history: dict, num_devices: int
+) -> dict:
     """One line of results.csv."""
     settings = settings_of(prepared)
+    values = {"lane": lane} | {name: settings[name] for name in swept}
     fingerprints = {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
     return (
         values
@@ -137,33 +111,6 @@ def _cut(history: dict) -> dict:
     }
 
 
-def _show(
-    stream: IO[str] | None, numbers: str, begun: float, interval: int, total: int
-) -> None:
-    """Print the progress of a call."""
-    passed = time.perf_counter() - begun
-    text = f"{numbers}, interval {interval}/{total}, {passed:.0f} s"
-    progress.update_line(text, stream, last=interval == total)
-
-
-def _run_lanes(
-    compiled: Compiled,
-    arrays: Arrays,
-    show: Callable[[int, int], None],
-    stop: Callable[[], bool],
-) -> tuple[dict[str, np.ndarray], float]:
-    """Run lanes to the end; history ``[L, T, …]`` and seconds of the calls."""
-    parts, seconds, total = [], 0.0, compiled.program.intervals
-    for chunk in compiled.chunks(arrays):
-        seconds += chunk.seconds
-        parts.append(chunk.history)
-        show(chunk.last, total)
-        if chunk.last < total and stop():
-            raise KeyboardInterrupt
-    history = jax.tree.map(lambda *a: np.concatenate(a, axis=1), *parts)
-    return history._asdict(), seconds
-
-
 def run(
     config: Config, swept: Mapping[str, Sequence] | Sequence[Mapping], **options: Any
 ) -> SweepResult:
@@ -172,12 +119,13 @@ def run(
     Args:
       config: all settings that are not swept.
       swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``,
-        for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``.
+        for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``,
+        where a setting that a point lacks keeps the config's value.
       workdir: folder for files; None keeps everything in memory.
       lanes_per_call: lanes of one compiled call; 0 chooses, see `lanes_of_call`.
       stream: where progress is printed; None: nowhere.
-      stop: called after every compiled call; True ends the sweep with
-        KeyboardInterrupt, finished lanes kept.
+      stop: called after each chunk of intervals; True ends the sweep with
+        KeyboardInterrupt. Finished lanes are kept, and where the others stand.
       model, dataset, optimizer, aggregator: as in `runner.simulate`.
 
     Returns:
@@ -215,15 +163,16 @@ def run_validated(
     if jax.process_count() > 1:
         raise UserError("a sweep runs in one process; give every process its own part")
     host_memory.require(
-        f"sweep {', '.join(points[0])}",
+        f"sweep {', '.join(grid.names_of(points))}",
         sum(map(drawn_bytes, configs)),
         f"schedules and splits of {len(configs):,} lanes",
     )
     with contextlib.ExitStack() as stack:
         folder = None if workdir is None else _opened(workdir, stream, stack)
         several = prepare_all(configs, Own(**own))
-        done = _train(several, mesh, folder, lanes_per_call, stream, stop)
-        return _result(config, points, several, done, mesh.size, folder)
+        names = [_digest(p) for p in several]
+        every = _Sweep(points, several, names, mesh, folder, stream, stop)
+        return _result(config, every, _train(every, lanes_per_call))
 
 
 def _opened(
@@ -242,81 +191,141 @@ def _opened(
     return folder
 
 
-def _train(
-    several: list[Prepared],
-    mesh: Mesh,
-    folder: pathlib.Path | None,
-    lanes_per_call: int,
-    stream: IO[str] | None,
-    stop: Callable[[], bool],
-) -> list[dict[str, np.ndarray]]:
+class _Sweep(NamedTuple):
+    """What all calls of a sweep share."""
+
+    points: list[dict[str, Any]]
+    several: list[Prepared]
+    names: list[str]  # digest of each lane
+    mesh: Mesh
+    folder: pathlib.Path | None
+    stream: IO[str] | None
+    stop: Callable[[], bool]
+
+    def swept(self) -> list[str]:
+        """Names of the swept settings."""
+        return grid.names_of(self.points)
+
+    def row(self, lane: int, history: dict) -> dict:
+        """The lane's line of the tables."""
+        size = self.mesh.size
+        return _row(lane, self.several[lane], self.swept(), history, size)
+
+
+def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     """Histories of all lanes, from the folder or trained and kept there."""
-    store = None if folder is None else folder / "lanes"
+    several, names, stream = every.several, every.names, every.stream
     notes = [n for p in several for n in p.notes]
-    for note in dict.fromkeys((*notes, *notes_of(several[0].config, mesh))):
+    for note in dict.fromkeys((*notes, *notes_of(several[0].config, every.mesh))):
         progress.log(stream, f"note: {note}")
-    names = [_digest(p) for p in several]
-    done = {} if store is None else _finished(store, names, progress.warn_to(stream))
-    todo = [i for i, name in enumerate(names) if name not in done]
+    done = {}
+    if every.folder is not None:
+        warn = progress.warn_to(stream)
+        done = calls.finished_lanes(every.folder / "lanes", names, warn)
+    rows = {i: every.row(i, done[n]) for i, n in enumerate(names) if n in done}
+    todo = [i for i in range(len(names)) if i not in rows]
     if done:
-        progress.log(stream, f"{len(several) - len(todo)} lanes were finished already")
+        progress.log(stream, f"{len(rows)} lanes were finished already")
     groups, causes = lanes.group([several[i] for i in todo])
     for cause in causes:
         progress.log(stream, f"{len(groups)} programs, because of {cause}")
-    begun = time.perf_counter()
+    shown = live.begin(every.points, several, rows, todo)
     for members in groups:
-        explain.check_memory(several[todo[members[0]]], mesh.size)
-        group = lanes.make_group([several[todo[i]] for i in members], mesh)
-        count = min(lanes_per_call or lanes_of_call(group), len(members))
-        compiled = None
-        for first in range(0, len(members), count):
-            indices = [todo[i] for i in members[first : first + count]]
-            numbers = f"lanes {indices[0] + 1}–{indices[-1] + 1} of {len(several)}"
-            show = functools.partial(_show, stream, numbers, begun)
-            here = [several[i] for i in indices]
-            arrays = lanes.make_lanes(group, here, count)
-            compiled = compiled or group.program.compile(arrays)
-            history, seconds = _run_lanes(compiled, arrays, show, stop)
-            for lane, index in enumerate(indices):
-                workload = several[index].workload
-                own = {name: a[lane] for name, a in history.items()} | {
+        for indices, histories in _run_group(
+            every, [todo[i] for i in members], lanes_per_call, shown
+        ):
+            for index, history in zip(indices, histories, strict=True):
+                done[names[index]] = history
+                rows[index] = every.row(index, _cut(history))
+            if every.folder is not None and len(rows) < len(several):
+                ordered = [rows[i] for i in sorted(rows)]
+                about = f"{_about(several)}, {len(rows)} of {len(several)} lanes so far"
+                sweeps.write_tables(every.folder, every.swept(), ordered, about)
+            if len(rows) < len(several) and every.stop():
+                raise KeyboardInterrupt
+    if every.folder is not None:  # of calls that another division into calls replaced
+        shutil.rmtree(every.folder / _RUNNING, ignore_errors=True)
+    return [_cut(done[name]) for name in names]
+
+
+def _run_group(
+    every: _Sweep, members: list[int], lanes_per_call: int, shown: live.Live
+) -> Iterator[tuple[list[int], list[dict[str, np.ndarray]]]]:
+    """Run the lanes of one program, a call at a time; indices and histories."""
+    several, stream = every.several, every.stream
+    explain.check_memory(several[members[0]], every.mesh.size)
+    group = lanes.make_group([several[i] for i in members], every.mesh)
+    count = min(lanes_per_call or lanes_of_call(group), len(members))
+    compiled = None
+    for first in range(0, len(members), count):
+        indices = members[first : first + count]
+        here = [several[i] for i in indices]
+        arrays = lanes.make_lanes(group, here, count)
+        compiled = compiled or compile_times.compile_program(
+            group.program, arrays, stream
+        )
+        with progress.heartbeat(stream) as doing:
+            history, seconds = calls.run_call(
+                compiled,
+                arrays,
+                _path_of(every, indices, count),
+                functools.partial(live.show, shown, stream, indices, doing),
+                every.stop,
+                progress.warn_to(stream),
+            )
+        found = []
+        for lane, index in enumerate(indices):
+            workload = several[index].workload
+            found.append(
+                {name: a[lane] for name, a in history.items()}
+                | {
                     "tau": workload.schedule.tau,
                     "virtual_time": workload.seconds,
                     "seconds": np.float64(seconds / len(indices)),
                 }
-                done[names[index]] = own
-                if store is not None:
-                    kept = own | {_NAME: np.array(names[index])}
-                    files.write_arrays(store / f"{names[index]}.npz", kept)
-            if not all(name in done for name in names) and stop():
-                raise KeyboardInterrupt
-    return [_cut(done[name]) for name in names]
+            )
+            if every.folder is not None:
+                name = every.names[index]
+                calls.write_lane(every.folder / "lanes", name, found[-1])
+        path = _path_of(every, indices, count)
+        if path is not None:
+            path.unlink(missing_ok=True)
+        yield indices, found
+
+
+def _path_of(every: _Sweep, indices: list[int], count: int) -> pathlib.Path | None:
+    """The file of a running call; None: nothing is kept."""
+    first = every.several[indices[0]]
+    if every.folder is None or not first.config.checkpoint:
+        return None
+    files.prepare_workdir(every.folder / _RUNNING)
+    # Side by side, the width of a block can change last bits.
+    devices = every.mesh.size if first.mapping == "vmap" else ""
+    names = [every.names[i] for i in indices]
+    return calls.path_of(every.folder / _RUNNING, names, count, str(devices))
+
+
+def _about(several: list[Prepared]) -> str:
+    names = [f"{p.dataset.name}, {p.network.name}" for p in several]
+    return "; ".join(dict.fromkeys(names))
 
 
 def _result(
-    config: Config,
-    values: list[dict],
-    several: list[Prepared],
-    histories: list[dict],
-    num_devices: int,
-    folder: pathlib.Path | None,
+    config: Config, every: _Sweep, histories: list[dict[str, np.ndarray]]
 ) -> SweepResult:
     """Rows and histories of all lanes; written to the folder."""
-    rows = [
-        _row(p, v, h, num_devices)
-        for p, v, h in zip(several, values, histories, strict=True)
-    ]
+    swept, folder = every.swept(), every.folder
+    rows = [every.row(lane, history) for lane, history in enumerate(histories)]
     fields = [name for name in histories[0] if name != "seconds"]
     same = {f: len({h[f].shape for h in histories}) == 1 for f in fields}
     whole = {f: np.stack([h[f] for h in histories]) for f in fields if same[f]}
-    result = SweepResult(rows, whole)
+    series = [frames.series_of(history) for history in histories]
+    result = SweepResult(rows, whole, swept, series)
     if folder is not None:
-        settings = {"config": dataclasses.asdict(config), "lanes": values}
+        settings = {"config": dataclasses.asdict(config), "lanes": every.points}
         files.write_json(folder / "sweep.json", settings)
-        about = ", ".join(
-            dict.fromkeys(f"{p.dataset.name}, {p.network.name}" for p in several)
-        )
-        sweeps.write_sweep(folder, list(values[0]), rows, whole, about)
+        about = _about(every.several)
+        sweeps.write_sweep(folder, swept, rows, whole, series, about)
     return result
 
 

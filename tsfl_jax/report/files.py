@@ -216,6 +216,16 @@ def write_csv(path: _Path, rows: list[dict[str, Any]]) -> None:
     write_text(path, table.getvalue())
 
 
+def write_columns(path: _Path, columns: Mapping[str, Iterable[Any]]) -> None:
+    """Write a table of columns of one length; NaN and ±inf stay empty."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(columns)
+    cells = [plain(list(column)) for column in columns.values()]
+    writer.writerows(zip(*cells, strict=True))
+    write_text(path, table.getvalue())
+
+
 def markdown(rows: list[dict[str, Any]]) -> str:
     """Format rows with the same keys as a Markdown table."""
     names = list(rows[0])

@@ -1,13 +1,17 @@
 """Progress and results as text for a terminal or a log file."""
 
+import contextlib
 import logging
 import math
 import pathlib
 import shutil
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 _BAR = 10  # characters
+BEAT = 10.0  # seconds of silence before a line says what is being done
 
 
 def summary_text(
@@ -70,7 +74,7 @@ def progress_line(
     if here > 0 and elapsed_s > 0:
         speed = here / elapsed_s
         rate = f"{speed:.1f}" if speed >= 1 else f"{speed:.2g}"
-        left = _clock((total - done) / speed)
+        left = clock((total - done) / speed)
     line = f"interval {done}/{total}, accuracy {_percent(accuracy)}, loss "
     if loss is None or math.isnan(loss):
         line += "–"
@@ -78,7 +82,7 @@ def progress_line(
         line += f"{loss:{'.3f' if 0.001 <= loss < 1000 else '.3g'}}"
     line += f", {rate} intervals/s"
     if done >= total:
-        return f"{line}, done in {_clock(elapsed_s)}"
+        return f"{line}, done in {clock(elapsed_s)}"
     full = _BAR * done // total
     return f"{line}, {left} left [{'#' * full}{'-' * (_BAR - full)}]"
 
@@ -110,6 +114,74 @@ def log(stream: IO[str] | None, text: str) -> None:
     update_line(text, stream, last=True)
 
 
+@contextlib.contextmanager
+def heartbeat(
+    stream: IO[str] | None, every: float = BEAT
+) -> Iterator[Callable[[str], None]]:
+    """Write a line whenever the same thing has been done for a while.
+
+    A thread writes them: compiling and a call of a compiled program hold up this one.
+
+    Args:
+      stream: of the lines; None: none.
+      every: seconds between them.
+
+    Yields:
+      A function that takes what is being done from now on.
+    """
+    now = [("", time.perf_counter())]  # one element, replaced as a whole
+
+    def doing(text: str) -> None:
+        now[0] = text, time.perf_counter()
+
+    if stream is None:
+        yield doing
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_beat, args=(stream, now, ended, every))
+    thread.daemon = True  # it must not keep a process that ends
+    thread.start()
+    try:
+        yield doing
+    finally:
+        ended.set()
+        thread.join()
+
+
+def watched(
+    chunks: Iterable[Any], stream: IO[str] | None, first: int, total: int
+) -> Iterator[Any]:
+    """Pass on the chunks of a run, with a `heartbeat` while one takes long.
+
+    Args:
+      chunks: with the number of finished intervals, ``last``.
+      stream: of the lines; None: none.
+      first: intervals that have finished before.
+      total: intervals of the run.
+    """
+    with heartbeat(stream) as doing:
+        doing(f"training, after interval {first} of {total}")
+        for chunk in chunks:
+            doing(f"training, after interval {chunk.last} of {total}")
+            yield chunk
+
+
+def _beat(
+    stream: IO[str],
+    now: list[tuple[str, float]],
+    ended: threading.Event,
+    every: float,
+) -> None:
+    """What the thread of `heartbeat` does."""
+    wait = every
+    while not ended.wait(wait):
+        text, since = now[0]
+        passed = time.perf_counter() - since
+        if text and passed >= every:
+            update_line(f"{text}: {clock(passed)} so far", stream)
+        wait = every - passed % every
+
+
 def warn_to(stream: IO[str] | None) -> Callable[[str], None]:
     """A function that writes warnings; without a stream it passes them to `logging`."""
     if stream is None:
@@ -122,7 +194,7 @@ def _percent(share: float | None) -> str:
     return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """Minutes and seconds, with hours if there are any."""
     minutes, s = divmod(round(seconds), 60)
     h, m = divmod(minutes, 60)

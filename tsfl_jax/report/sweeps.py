@@ -1,4 +1,4 @@
-"""Files of a sweep: results.csv, results.jsonl, summary.md, curves.
+"""Files of a sweep: results.csv, results.jsonl, history.csv, summary.md, curves.
 
 Lanes that differ only in their seed are one group: a row of the table, and a curve
 with its confidence band.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tsfl_jax.report import files
+from tsfl_jax.report import files, frames
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.statistics import confidence_interval, spread
 
@@ -80,26 +80,43 @@ def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
     return text
 
 
+def write_tables(
+    folder: pathlib.Path, swept: Sequence[str], rows: list[Row], about: str
+) -> None:
+    """Write results.jsonl, results.csv and summary.md of the lanes that have finished.
+
+    Args:
+      folder: exists already.
+      swept: names of the settings that were swept.
+      rows: results of each lane.
+      about: title of the table.
+    """
+    plain: list[Row] = [files.plain(row) for row in rows]
+    files.write_metrics(folder / "results.jsonl", plain)
+    files.write_csv(folder / "results.csv", plain)
+    files.write_text(folder / "summary.md", f"# {about}\n\n{sweep_table(swept, rows)}")
+
+
 def write_sweep(
     folder: pathlib.Path,
     swept: Sequence[str],
     rows: list[Row],
     history: dict[str, np.ndarray],
+    series: Sequence[dict[str, np.ndarray]],
     about: str,
 ) -> None:
-    """Write every file of a sweep.
+    """Write every file of a finished sweep.
 
     Args:
       folder: exists already.
       swept: names of the settings that were swept.
       rows: results of each lane.
       history: arrays ``[lanes, T, …]`` by name.
+      series: per lane, arrays ``[T]`` by name.
       about: title of the table and the figure.
     """
-    plain: list[Row] = [files.plain(row) for row in rows]
-    files.write_metrics(folder / "results.jsonl", plain)
-    files.write_csv(folder / "results.csv", plain)
-    files.write_text(folder / "summary.md", f"# {about}\n\n{sweep_table(swept, rows)}")
+    write_tables(folder, swept, rows, about)
+    files.write_columns(folder / "history.csv", frames.of_sweep(swept, rows, series))
     if "test_accuracy" in history:
         losses = bool(np.isnan(history["test_accuracy"]).all())
         measured = history["test_loss" if losses else "test_accuracy"]

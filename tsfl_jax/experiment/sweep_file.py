@@ -1,0 +1,140 @@
+"""Sweeps from a file, ``--sweep_file``: a grid, a list of points, random points.
+
+```yaml
+grid: {seed: "0:3"}                # all combinations
+list:                              # points as they stand, each with its own settings
+  - {algorithm: fedprox, mu: 0.1}
+  - {algorithm: dms}
+random: {lr: "log(1e-3,1e-1)"}     # drawn, `samples` times
+samples: 10
+seed: 0                            # of the drawing
+```
+
+The sweep is the product of the parts that are there. JSON is read as well.
+"""
+
+import itertools
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from tsfl_jax import rng
+from tsfl_jax.config import flat
+from tsfl_jax.experiment import grid, sweep_values
+from tsfl_jax.types import UserError, nearest
+
+_KEYS = ("grid", "list", "random", "samples", "seed")
+Points = list[dict[str, Any]]
+
+
+def read(path: str) -> dict[str, Any]:
+    """The content of a sweep file, with its keys checked.
+
+    Raises:
+      UserError: it cannot be read, or is no sweep.
+    """
+    import yaml  # JSON is YAML, too
+
+    shown = f"--sweep_file={path}"
+    try:
+        text = pathlib.Path(path).read_text(encoding="utf-8")
+        found = yaml.safe_load(text)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{shown}: cannot be read ({reason})") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{shown}: neither YAML nor JSON ({reason})") from error
+    found = {"list": found} if isinstance(found, list) else found
+    if not isinstance(found, dict) or not found:
+        raise UserError(f"{shown}: expected {', '.join(_KEYS)}, or a list of points")
+    for key in found:
+        if key not in _KEYS:
+            hint = nearest(str(key), _KEYS)
+            raise UserError(f"{shown}: {key}: expected one of {', '.join(_KEYS)}{hint}")
+    for key, kind in (("grid", dict), ("list", list), ("random", dict)):
+        if key in found and (not isinstance(found[key], kind) or not found[key]):
+            form = "a list of points" if kind is list else "settings and their values"
+            raise UserError(f"{shown}: {key}: expected {form}, got {found[key]!r}")
+    return found
+
+
+def _whole(number: Any, low: int, shown: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int) or number < low:
+        raise UserError(f"{shown}: expected a whole number >= {low}, got {number!r}")
+    return number
+
+
+def _values(name: str, given: Any, shown: str) -> list:
+    """The values of one setting: a text as on the command line, a list, or one."""
+    kind = grid.kind_of(name, shown)
+    if isinstance(given, str):
+        return sweep_values.values(given, kind, f"{shown}: {name}={given}")
+    several = isinstance(given, list)
+    if kind is tuple and several and not isinstance(given[0] if given else 0, list):
+        several = False  # [1, 4] is one tuple
+    return [_one(name, v, shown) for v in (given if several else [given])]
+
+
+def _one(name: str, given: Any, shown: str) -> Any:
+    """One value; YAML takes 1e-3 for a text."""
+    kind = grid.kind_of(name, shown)
+    if isinstance(given, str) and kind is not str:
+        return sweep_values.value(given, kind, f"{shown}: {name}={given}")
+    return tuple(given) if kind is tuple and isinstance(given, list) else given
+
+
+def _random(found: dict[str, Any], samples: int, shown: str) -> Points:
+    """The random points: more of them begin with the same ones."""
+    if "random" not in found:
+        if samples or "samples" in found:
+            raise UserError(f"{shown}: samples: would be ignored without random")
+        return [{}]
+    count = _whole(samples or found.get("samples", 0), 1, f"{shown}: samples")
+    sweep_values.check_lanes(count, shown)
+    seed = _whole(found.get("seed", 0), 0, f"{shown}: seed")
+    draws = {}
+    for name, given in flat(found["random"]).items():
+        if isinstance(given, str):
+            kind, text = grid.kind_of(name, shown), f"{shown}: {name}={given}"
+            draws[name] = sweep_values.distribution(given, kind, text)
+        else:
+            draws[name] = sweep_values.one_of(_values(name, given, shown))
+    stream = rng.generator(seed, "sweep points")
+    return [{n: draw(stream) for n, draw in draws.items()} for _ in range(count)]
+
+
+def points(path: str, samples: int, swept: Mapping[str, list]) -> Points:
+    """All points of a sweep file.
+
+    Args:
+      path: of the file.
+      samples: random points; 0: as many as the file says.
+      swept: further settings and their values, from ``--sweep``.
+
+    Raises:
+      UserError: what cannot be swept, in one line.
+    """
+    shown, found = f"--sweep_file={path}", read(path)
+    axes = {n: _values(n, v, shown) for n, v in flat(found.get("grid", {})).items()}
+    listed: Points = [{}]
+    if "list" in found:
+        for point in found["list"]:
+            if not isinstance(point, dict):
+                raise UserError(f"{shown}: list: expected settings, got {point!r}")
+        listed = [
+            {n: _one(n, v, shown) for n, v in flat(p).items()} for p in found["list"]
+        ]
+    parts = [listed, _random(found, samples, shown)]
+    parts += [[{n: v} for v in values] for n, values in axes.items()]
+    parts += [[{n: v} for v in values] for n, values in swept.items()]
+    sweep_values.check_lanes(math.prod(map(len, parts)), shown)
+    seen: set[str] = set()
+    for part in parts:
+        names = {name for point in part for name in point}
+        if seen & names:
+            raise UserError(f"{shown}: {min(seen & names)} is swept twice")
+        seen |= names
+    product = itertools.product(*parts)
+    return grid.points([{k: v for p in each for k, v in p.items()} for each in product])

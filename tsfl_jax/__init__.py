@@ -10,17 +10,20 @@ from typing import Any
 from tsfl_jax import rules, theory
 from tsfl_jax.config import Config
 from tsfl_jax.data.in_memory import make_dataset
+from tsfl_jax.experiment.function import as_function
 from tsfl_jax.experiment.runner import Result, simulate
 from tsfl_jax.experiment.sweeps import SweepResult, sweep
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules import AGGREGATORS, dms
-from tsfl_jax.rules.base import Aggregator, Situation, Weights
+from tsfl_jax.rules.base import Aggregator, Counts, Event, Situation, Weights
 from tsfl_jax.rules.dms import (
     affine_weights,
     coupling,
     dms_weights,
     filter_probability,
 )
+from tsfl_jax.rules.optax_aggregators import from_optax, to_optax
+from tsfl_jax.rules.own import aggregate, init_rule, rule
 from tsfl_jax.theory import (
     BoundConstants,
     bound_optimal_weights,
@@ -38,7 +41,9 @@ __all__ = [
     "Aggregator",
     "BoundConstants",
     "Config",
+    "Counts",
     "Dataset",
+    "Event",
     "HParams",
     "Model",
     "Result",
@@ -47,13 +52,18 @@ __all__ = [
     "UserError",
     "Weights",
     "affine_weights",
+    "aggregate",
+    "as_function",
     "bound_optimal_weights",
     "coupling",
     "dms",
     "dms_weights",
     "filter_probability",
+    "from_optax",
+    "init_rule",
     "kkt_residual",
     "make_dataset",
+    "rule",
     "rules",
     "simulate",
     "sweep",
@@ -61,6 +71,7 @@ __all__ = [
     "theorem2_weights",
     "theorem4_bound",
     "theory",
+    "to_optax",
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from tsfl_jax.types import Array, Params
 
@@ -53,3 +54,23 @@ def scattered(entries: Any, index: Any, count: int) -> Any:
 def repeated(tree: Any, count: int) -> Any:
     """Leaves ``[count, ...]``, every entry a copy of the tree."""
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], count, 0), tree)
+
+
+@jax.custom_jvp
+def with_tangent_of(
+    value: Float[jax.Array, "..."], other: Float[jax.Array, "..."]
+) -> Float[jax.Array, "..."]:
+    """`value`, with the derivatives of `other`."""
+    del other
+    return value
+
+
+@with_tangent_of.defjvp
+def _with_tangent_of_jvp(primals: tuple, tangents: tuple) -> tuple[Any, Any]:
+    return primals[0], tangents[1]
+
+
+def settled(total: Float[Array, ""]) -> Float[jax.Array, ""]:
+    """A sum of weights, 1 where it is that but for rounding; its derivatives stay."""
+    total = jnp.asarray(total)
+    return with_tangent_of(jnp.where(jnp.abs(total - 1) < 1e-5, 1.0, total), total)

@@ -13,14 +13,20 @@ below the largest term are kept.
 Source: Demmel and Nguyen, "Parallel Reproducible Summation", IEEE Transactions on
 Computers 2015; here with integers in place of floating-point bins. NOT done: terms
 beyond ±2^127 count as that, and what is below 2^-126 is lost.
+
+Digits are integers, which have no derivatives. A sum is linear in its terms, so its
+derivative is the plain sum of theirs, carried along in a field of its own.
 """
 
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float, Int, Shaped
 
+from tsfl_jax import trees
 from tsfl_jax.engine import devices
 from tsfl_jax.types import Array
 
@@ -35,6 +41,8 @@ class Sum(NamedTuple):
 
     top: Int[Array, "..."]  # int32, position of the highest digit that is kept
     digits: tuple[Int[Array, "..."], ...]  # three, int32, the highest first
+    # Always 0: only its tangent, the sum of the terms' tangents, is used.
+    linear: Float[Array, "..."]
 
 
 def _power(exponent: Int[Array, "..."]) -> Float[Array, "..."]:
@@ -75,13 +83,14 @@ def _raised(total: Sum, top: Int[Array, "..."]) -> list[Array]:
 def zeros(shape: tuple[int, ...]) -> Sum:
     """The sum of no terms."""
     nothing = jnp.zeros(shape, jnp.int32)
-    return Sum(nothing + _LEAST_TOP, (nothing, nothing, nothing))
+    linear = jnp.zeros(shape, jnp.float32)
+    return Sum(nothing + _LEAST_TOP, (nothing, nothing, nothing), linear)
 
 
 def _add_in_one(total: Sum, terms: Float[Array, "n ..."]) -> Sum:
     top = jnp.maximum(total.top, _place(jnp.abs(terms).max(axis=0)))
     new = [d.sum(axis=0) for d in _digits(terms, top[None])]
-    return Sum(top, tuple(map(jnp.add, _raised(total, top), new)))
+    return Sum(top, tuple(map(jnp.add, _raised(total, top), new)), total.linear)
 
 
 def _add_in_turn(total: Sum, terms: Float[Array, "n ..."]) -> Sum:
@@ -96,14 +105,43 @@ def _add_in_turn(total: Sum, terms: Float[Array, "n ..."]) -> Sum:
     def added(i: Array, digits: list[Array]) -> list[Array]:
         return list(map(jnp.add, digits, _digits(terms[i], top)))
 
-    return Sum(top, tuple(lax.fori_loop(0, number, added, _raised(total, top))))
+    digits = lax.fori_loop(0, number, added, _raised(total, top))
+    return Sum(top, tuple(digits), total.linear)
+
+
+@jax.custom_jvp
+def _follow(linear: Float[Array, "..."], terms: Float[Array, "n ..."]) -> Array:
+    """`linear`; its tangent takes in those of the terms."""
+    del terms
+    return linear
+
+
+@_follow.defjvp
+def _follow_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    return primals[0], tangents[0] + tangents[1].sum(axis=0)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _follow_devices(linear: Float[Array, "..."], axis: str) -> Array:
+    """`linear`; its tangent is added up over the devices of a mesh axis."""
+    del axis
+    return linear
+
+
+@_follow_devices.defjvp
+def _follow_devices_jvp(
+    axis: str, primals: tuple, tangents: tuple
+) -> tuple[Array, Array]:
+    return primals[0], lax.psum(tangents[0], axis)
 
 
 def add_all(total: Sum, terms: Shaped[Array, "n ..."]) -> Sum:
     """The sum with n more arrays of finite terms, each of its shape."""
     # The clip also keeps the compiler from fusing the product that made the terms with
     # the subtraction of digits: one rounding less would be other bits.
-    terms = jnp.clip(terms.astype(jnp.float32), -_LARGEST, _LARGEST)
+    terms = terms.astype(jnp.float32)
+    total = total._replace(linear=_follow(total.linear, terms))
+    terms = jnp.clip(lax.stop_gradient(terms), -_LARGEST, _LARGEST)
     if terms.ndim == 1 or terms.shape[0] == 1:
         return _add_in_one(total, terms)
     # XLA's CPU backend does not vectorize reductions over the leading axis.
@@ -115,7 +153,8 @@ def over_devices(total: Sum, axis: str | None) -> Sum:
     if axis is None:
         return total
     top = lax.pmax(total.top, axis)
-    return Sum(top, tuple(lax.psum(_raised(total, top), axis)))
+    linear = _follow_devices(total.linear, axis)
+    return Sum(top, tuple(lax.psum(_raised(total, top), axis)), linear)
 
 
 def value(total: Sum) -> Float[Array, "..."]:
@@ -124,7 +163,8 @@ def value(total: Sum) -> Float[Array, "..."]:
         digit.astype(jnp.float32) * _power(_BITS * (total.top - s) - 126)
         for s, digit in enumerate(total.digits)
     ]
-    return parts[0] + (parts[1] + parts[2])
+    found = parts[0] + (parts[1] + parts[2])
+    return trees.with_tangent_of(found, total.linear)
 
 
 def scalar(terms: Float[Array, "n"], axis: str | None) -> Float[Array, ""]:

@@ -236,7 +236,7 @@ def train_and_combine(
         weighted, results = mapping.weighted_updates(train, share, state.params, recipe)
         total = jnp.float32(1.0) if rule.deltas else weighted.asked
         # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
-        total = jnp.where(jnp.abs(total - 1) < 1e-5, 1.0, total)
+        total = trees.settled(total)
         mean = trees.map_inexact(
             lambda w, m: total.astype(w.dtype) * w + m, state.params, weighted.moved
         )

@@ -96,8 +96,10 @@ def _terms(client: Trained, weight: Float[Array, ""]) -> Float[Array, "m"]:
         (w - w0).astype(jnp.float32).ravel() for w, w0 in leaves if trees.inexact(w)
     ]
     moved = jnp.concatenate(moved) if moved else jnp.zeros(0)
-    # 0·NaN is NaN: the model itself must be masked as well.
-    return jnp.where(client.result.finite, weight * moved, 0.0)
+    # 0·NaN is NaN: the model itself must be masked as well, also before the product,
+    # which has it as a factor in its derivative.
+    finite = client.result.finite
+    return jnp.where(finite, weight * jnp.where(finite, moved, 0.0), 0.0)
 
 
 def _added(

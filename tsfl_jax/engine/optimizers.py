@@ -37,13 +37,19 @@ def clip_by_global_norm(limit: Scalar) -> optax.GradientTransformation:
     """g ← g · min(1, limit/‖g‖), which leaves g unchanged if the limit is infinite.
 
     With optax's own an infinite limit still changes rounding (the division is compiled
-    into the step), and a finite gradient whose norm overflows becomes NaN.
+    into the step), and a finite gradient whose norm overflows becomes NaN. Its
+    derivatives are finite, too, where nothing is clipped.
     """
 
     def clip(updates: Params, params: Params | None = None) -> Params:
         del params
-        norm = optax.tree.norm(updates)
-        factor = jnp.where(norm > limit, limit / norm, 1.0)
+        square = optax.tree.norm(updates, squared=True)
+        # Only a norm that is clipped is differentiated: ∞/‖g‖, and the root at 0, have
+        # derivatives that are not finite.
+        norm = jnp.sqrt(jnp.where(square > 0, square, 1.0))
+        over = (square > 0) & (norm > limit)
+        shorter = jnp.where(over, limit, 1.0) / jnp.where(over, norm, 1.0)
+        factor = jnp.where(over, shorter, 1.0)
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
 
     return optax.stateless(clip)

@@ -76,8 +76,7 @@ def mix(
     """
     gain = 1 - hparams.gamma
     # Σ ρ = 1 but for rounding where nothing is stale: then the weights are γ, 1 − γ.
-    total = event.rho.sum()
-    share = jnp.where(jnp.abs(total - 1) < 1e-5, 1.0, total)
+    share = trees.settled(event.rho.sum())
 
     def mixed(m: Array, w: Array) -> Array:
         return (1 - gain * share).astype(w.dtype) * w + gain * m

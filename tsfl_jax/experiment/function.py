@@ -1,0 +1,62 @@
+"""An experiment as a pure function of arrays, for `jax.jit`, `jax.grad`, `jax.vmap`.
+
+NOT done here: several devices, checkpoints, files. `runner` has those.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+
+from tsfl_jax.config import Config, replace
+from tsfl_jax.engine import devices, scan
+from tsfl_jax.experiment import program
+from tsfl_jax.experiment.prepare import Own, prepare_validated
+from tsfl_jax.experiment.rule_settings import validate
+from tsfl_jax.types import HParams, PRNGKey
+
+
+class Arguments(NamedTuple):
+    """What the function of an experiment takes, in this order."""
+
+    state: scan.State  # w^0 in `params`, and the rule's state
+    key: PRNGKey  # that all random streams of training are folded from
+    hparams: HParams  # float32 scalars
+    problem: scan.Problem  # samples, test set, index table
+    inputs: scan.Inputs  # the schedule, leading axis [T]
+
+
+def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
+    """Make the pure function of an experiment, and the arrays it runs on.
+
+    ``run(*arguments) -> (state, history)`` trains all T intervals. Where the network is
+    smooth it has derivatives with respect to every float among the arguments, and to
+    what an aggregation rule of the user's own closes over. Reverse mode needs clients
+    side by side, which is what ``mapping="auto"`` means here.
+
+    Args:
+      config: all settings; `devices` and `checkpoint` have no effect.
+      **own: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
+
+    Returns:
+      (run, `Arguments`), for one device.
+
+    Raises:
+      UserError: an input that cannot work, in one line.
+    """
+    validate(config)
+    if config.mapping == "auto":
+        config = replace(config, {"mapping": "vmap"})
+    with jax.ensure_compile_time_eval():  # also while a caller is being traced
+        prepared = prepare_validated(config, Own(**own))
+        arrays = program.make_arrays(prepared, devices.make_mesh(1, config.num_clients))
+    rules = program.rules_of([prepared])
+    recipe = program.recipe_of([prepared], rules)
+    # The term of μ stays where μ = 0, for its derivative.
+    recipe = dataclasses.replace(recipe, proximal=True)
+    model = prepared.network.model
+    run = scan.make_run(model, rules, prepared.optimizer, recipe)
+    updates = len(prepared.steps)  # without those that fill up a chunk
+    inputs = jax.tree.map(lambda leaf: leaf[:updates], arrays.inputs)
+    given = arrays.start, arrays.key, arrays.hparams, arrays.problem, inputs
+    return run, Arguments(*given)

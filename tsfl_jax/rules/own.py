@@ -1,0 +1,228 @@
+"""A rule of the user's own from a function of weights, and any rule in any loop."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Num
+
+from tsfl_jax import rng, trees
+from tsfl_jax.rules.base import (
+    Aggregator,
+    Counts,
+    Event,
+    Situation,
+    Weights,
+    normalized,
+    weights_of,
+)
+from tsfl_jax.types import (
+    ClientGradients,
+    Constants,
+    HParams,
+    Params,
+    PRNGKey,
+    UserError,
+)
+
+# Plain SGD without limits; the constants of DMS are to be given.
+HPARAMS = HParams(
+    lr=0.003,
+    momentum=0.0,
+    mu=0.0,
+    gamma=0.5,
+    clip_norm=jnp.inf,
+    smoothness=jnp.nan,
+    grad_sq_norm=jnp.nan,
+    grad_variance=jnp.nan,
+    weight_limit=jnp.inf,
+)
+
+
+def rule(
+    weights: Callable[..., Any] | Any, *, normalize: bool = True, **fields: Any
+) -> Aggregator:
+    """Make an aggregation rule of a function of weights; all else has defaults.
+
+    ρ_i = v_i / Σ_j v_j over the clients with τ_i > 0, v being what the function
+    returns.
+
+    Args:
+      weights: (`Situation`) or (`Situation`, `HParams`) → v ≥ 0, ``[N]``, or `Weights`,
+        which are used as they are. A pure function of JAX arrays.
+      normalize: False: ρ = v, still 0 where τ_i = 0.
+      **fields: other fields of `Aggregator`, such as `update` or `deltas`.
+
+    Raises:
+      UserError: not a function of one or two arguments, or no such field.
+    """
+    wanted = "expected a function of (situation) or (situation, hparams)"
+    if not callable(weights):
+        raise UserError(f"rule({weights!r}): {wanted}")
+    try:
+        kinds = [p.kind for p in inspect.signature(weights).parameters.values()]
+    except ValueError:  # some compiled functions have none
+        kinds = [inspect.Parameter.POSITIONAL_ONLY]
+    several = inspect.Parameter.VAR_POSITIONAL in kinds or len(kinds) > 1
+    for name in fields:
+        if name not in Aggregator._fields:
+            raise UserError(
+                f"rule({name}=…): expected a field of tsfl_jax.Aggregator, one of "
+                f"{', '.join(Aggregator._fields[1:])}"
+            )
+
+    def found(situation: Situation, hparams: HParams) -> Weights:
+        made = weights(situation, hparams) if several else weights(situation)
+        if isinstance(made, Weights):
+            return made
+        value = jnp.asarray(made, jnp.float32)
+        if value.shape != situation.tau.shape:
+            raise UserError(
+                f"the rule's weights have shape {list(value.shape)}; expected "
+                f"{list(situation.tau.shape)}, a number per client"
+            )
+        if normalize:
+            return weights_of(normalized(value, situation.tau), situation.tau)
+        return weights_of(jnp.where(situation.tau > 0, value, 0.0), situation.tau)
+
+    return Aggregator(found, **fields)
+
+
+def init_rule(
+    rule: Aggregator, params: Params, num_clients: int, groups: int = 1
+) -> Any:
+    """Make the first state of a rule, for `aggregate`.
+
+    Args:
+      rule: such as ``AGGREGATORS["fedadam"]``.
+      params: the global model, any tree of arrays.
+      num_clients: N.
+      groups: tiers of FedAT.
+    """
+    return rule.init(_variables(params), Counts(num_clients, groups))
+
+
+def aggregate(
+    rule: Aggregator,
+    updates: Params,
+    params: Params,
+    state: Any = (),
+    *,
+    tau: Num[Array, "N"] | Any = None,
+    size: Num[Array, "N"] | Any = None,
+    steps: Num[Array, "N"] | Any = None,
+    lag: Num[Array, "N"] | Any = None,
+    group: int = 0,
+    gradients: ClientGradients | None = None,
+    key: PRNGKey | None = None,
+    hparams: HParams = HPARAMS,
+) -> tuple[Params, Any]:
+    """Apply any rule to clients' updates, for a training loop of one's own.
+
+    w^{t+1} = update(w^t + Σ_i ρ_i (w_i − base_i), w^t), or with the rule's `combine`
+    for medians, Krum and SCAFFOLD. A pure function: it can be jitted, vmapped and
+    differentiated.
+
+    Args:
+      rule: such as ``AGGREGATORS["dms"]`` or from `tsfl_jax.rule`.
+      updates: w_i − base_i, leaves ``[N, ...]``; a client whose update is not finite is
+        left out.
+      params: w^t, leaves ``[...]``.
+      state: of the rule, from `init_rule`; () for those without one.
+      tau: ``[N]`` int32, local iterations ≥ 0; None: 1 each.
+      size: ``[N]`` int32, samples ≥ 1; None: 1 each.
+      steps: ``[N]`` int32, mini-batch steps; None: τ.
+      lag: ``[N]`` int32, global updates since base_i; None: 0 each.
+      group: tier that delivers (FedAT).
+      gradients: σ_i² and dissimilarities at w^t, for `bound_optimal` only.
+      key: of the rule's random numbers (DMS); None: of seed 0.
+      hparams: η and what else the rule reads; L, G², σ² must be given for DMS.
+
+    Returns:
+      (w^{t+1}, new state).
+
+    Raises:
+      UserError: a rule that needs `gradients`, without them.
+    """
+    if rule.uses_gradients and gradients is None:
+        raise UserError(
+            "aggregate: this rule's weights depend on the clients' gradients; expected "
+            "gradients=, a tsfl_jax.types.ClientGradients"
+        )
+    number = len(jax.tree.leaves(updates)[0])
+    key = rng.key(0) if key is None else key
+    columns = _columns(number, tau, size, steps, lag)
+    constants = Constants(
+        hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance
+    )
+    situation = Situation(key, *columns, jnp.int32(group), constants, gradients)
+    bare = not _has_collections(params)
+    updates, params = _variables(updates), _variables(params)
+    new, state = _applied(rule, updates, params, state, situation, hparams)
+    return (new["params"] if bare else new), state
+
+
+def _columns(
+    number: int, tau: Any, size: Any, steps: Any, lag: Any
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Ids, τ, sizes, steps and lags ``[N]`` int32, with their defaults."""
+
+    def column(value: Any, default: Any) -> Array:
+        return jnp.asarray(default if value is None else value, jnp.int32)
+
+    ones = jnp.ones(number, jnp.int32)
+    tau = column(tau, ones)
+    ids = jnp.arange(number, dtype=jnp.int32)
+    return ids, tau, column(size, ones), column(steps, tau), column(lag, 0 * ones)
+
+
+def _has_collections(params: Params) -> bool:
+    return isinstance(params, dict) and "params" in params
+
+
+def _variables(params: Params) -> Params:
+    """The tree as Flax variables, whose collection "params" is what rules optimize."""
+    return params if _has_collections(params) else {"params": params}
+
+
+def _applied(
+    rule: Aggregator,
+    updates: Params,
+    params: Params,
+    state: Any,
+    situation: Situation,
+    hparams: HParams,
+) -> tuple[Params, Any]:
+    """w^{t+1} and the rule's state."""
+    rho, present = rule.weights(situation, hparams).rho, situation.tau > 0
+    present &= _finite(updates)
+    updates = jax.tree.map(
+        lambda u: jnp.where(_column(present, u), u, jnp.zeros_like(u)), updates
+    )
+    event = Event(situation, rho, present)
+    if rule.combine is not None:
+        moved, state = rule.combine(updates, state, event, hparams)
+        total = jnp.float32(1.0)
+    else:
+        kept = jnp.where(present, rho, 0.0).sum()
+        asked = rho.sum()
+        rho = rho * jnp.where(kept > 0, asked / jnp.where(kept > 0, kept, 1.0), 1.0)
+        moved = jax.tree.map(
+            lambda u: jnp.tensordot(rho.astype(u.dtype), u, 1), updates
+        )
+        total = jnp.float32(1.0) if rule.deltas else trees.settled(asked)
+    mean = trees.map_inexact(lambda w, m: total.astype(w.dtype) * w + m, params, moved)
+    return rule.update(mean, params, state, event, hparams)
+
+
+def _column(values: Array, leaf: Array) -> Array:
+    return values.reshape(values.shape + (1,) * (leaf.ndim - 1))
+
+
+def _finite(updates: Params) -> Array:
+    """Which clients' updates have no NaN and no infinity, ``[N]``."""
+    leaves = jax.tree.leaves(updates)
+    each = [jnp.isfinite(u.reshape(len(u), -1)).all(axis=1) for u in leaves]
+    return jnp.stack(each).all(axis=0)

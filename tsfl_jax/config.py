@@ -28,6 +28,10 @@ PARTITIONS = ("iid", "dirichlet", "shards", "label")
 SCHEDULES = ("case1", "case2", "case3", "explicit", "distribution", "trace")
 MODELS = ("mlp", "mnist_cnn", "fashion_cnn", "vgg11", "resnet18", "quadratic")
 NORMS = ("none", "group", "batch")
+CONSTANTS = ("interval", "once", "given")
+UNITS = ("iteration", "step")
+THRESHOLDS = ("uploads", "all")
+BY_SIZE = ("auto", "yes", "no")
 MAPPINGS = ("auto", "sequential", "vmap")
 CONVOLUTIONS = ("auto", "fast", "slices", "lax")
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -94,6 +98,13 @@ class PartitionConfig:
     )
     classes_per_client: int = setting(2, "shards: classes of a client", low=1)
     replacement: bool = setting(False, "let clients share samples if there are too few")
+    iid_share: float = setting(
+        0.0, "share of each client's samples that is drawn IID", low=0, below=1
+    )
+    common: bool = setting(False, "the IID share is the same samples for all clients")
+    online: bool = setting(
+        False, "in every interval new samples of the same classes, from all there are"
+    )
 
 
 @dataclasses.dataclass
@@ -169,6 +180,9 @@ class ServerConfig:
     trim: float = setting(
         0.1, "share of clients that may be wrong: trimmed_mean, krum", low=0, below=0.5
     )
+    by_size: str = setting(
+        "auto", "weights ∝ |D_i|; auto: fedavg and its kin yes, dms no", BY_SIZE
+    )
     staleness: str = setting("constant", "what a stale update still counts", STALENESS)
     staleness_a: float = setting(0.5, "a of polynomial and hinge", low=0)
     staleness_b: float = setting(4.0, "b of hinge, in updates", low=0)
@@ -189,9 +203,33 @@ class ModelConfig:
 class DMSConfig:
     """Constants of Corollary 1."""
 
-    smoothness: float = setting(-1.0, "L; negative: estimated in every interval")
-    grad_sq_norm: float = setting(-1.0, "G²; negative: estimated in every interval")
-    grad_variance: float = setting(-1.0, "σ²; negative: estimated in every interval")
+    constants: str = setting(
+        "interval",
+        "when L, G², σ² are estimated if negative: in every interval, or once, at w⁰; "
+        "given: none is negative",
+        CONSTANTS,
+    )
+    smoothness: float = setting(-1.0, "L; negative: estimated")
+    grad_sq_norm: float = setting(-1.0, "G²; negative: estimated")
+    grad_variance: float = setting(-1.0, "σ²; negative: estimated")
+    coupling: float = setting(
+        -1.0, "c in ρ_i − ρ_j = c(τ_i − τ_j); negative: of L, G², σ²"
+    )
+    unit: str = setting(
+        "iteration", "what τ counts in c(τ_i − τ_j) and in c itself", UNITS
+    )
+    threshold: str = setting(
+        "uploads",
+        "K is the mean τ of uploads (0 of others), or of all work",
+        THRESHOLDS,
+    )
+    drop: float = setting(1.0, "factor on P_i, the chance to be dropped", low=0, high=1)
+    late: int = setting(0, "intervals before the two factors below; 0: never", low=0)
+    drop_late: float = setting(1.0, "factor on P_i from then on", low=0, high=1)
+    coupling_late: float = setting(1.0, "factor on c from then on", low=0)
+    project: bool = setting(
+        True, "weights below 0 or above θ/N are projected; False: used as they are"
+    )
     weight_limit: float = setting(0.0, "θ ≥ 1 in ρ_i ≤ θ/N; 0: no limit")
 
 
@@ -283,6 +321,14 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
 
 # Settings that cannot change a result: a checkpoint may be resumed with others.
 # Data is compared by its fingerprint.
+# Settings that did not exist in earlier versions: left out while they change nothing.
+_ADDED = tuple(
+    f"dms.{name}"
+    for name in (
+        *("constants", "coupling", "unit", "threshold", "drop", "late", "drop_late"),
+        *("coupling_late", "project"),
+    )
+) + ("server.by_size", "partition.iid_share", "partition.common", "partition.online")
 WITHOUT_EFFECT = {
     "checkpoint",
     "compile_cache",
@@ -305,6 +351,10 @@ def effective(settings: dict) -> dict:
         kept.pop("measure_clients", None)
     if settings.get("precision") == "float32":
         kept.pop("precision")
+    default = Config()
+    for name in _ADDED:
+        if name in kept and kept[name] == get(default, name):
+            del kept[name]
     return kept
 
 

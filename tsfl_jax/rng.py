@@ -51,6 +51,8 @@ STREAMS = {
     "gradients entries": 26,
     "gradients batches": 27,
     "gradients dropout": 28,
+    "online samples": 30,  # new samples of a client in every interval
+    "pilot": 31,  # L, G², σ² at w⁰
     "linearity": 29,  # of an optimizer, tried out on the host, with seed 0
     "sweep points": 30,  # on the host; the seed is that of the sweep file
 }

@@ -55,6 +55,7 @@ free rider      a client that reports work it did not do
 """
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -128,6 +129,14 @@ class HParams(NamedTuple):
     staleness_b: Scalar = 4.0  # b ≥ 0 of the hinge, in global updates
     staleness: Scalar = 0  # int32, index into `config.STALENESS`
     rule: Scalar = 0  # int32, which of the rules in a program; `rules.base.one_of`
+    coupling: Scalar = math.nan  # c ≥ 0 of DMS; NaN: from L, G², σ²
+    in_steps: Scalar = 0.0  # 1: c is per mini-batch step, 0: per local iteration
+    drop: Scalar = 1.0  # in [0, 1], factor on P_i of DMS
+    late: Scalar = math.inf  # interval from which on the next two are factors as well
+    drop_late: Scalar = 1.0  # in [0, 1], instead of `drop`
+    coupling_late: Scalar = 1.0  # ≥ 0, on c
+    raw: Scalar = 0.0  # 1: the affine weights of DMS are not projected
+    by_size: Scalar = math.nan  # 1: weights ∝ |D_i|, 0: not; NaN: as the rule has it
 
 
 class Delivery(NamedTuple):
@@ -157,6 +166,7 @@ class Schedule(NamedTuple):
     delivery: Delivery | None = None  # of NumPy arrays, leading axis [T]
     snapshots: int = 0  # P, kept at a time
     reported: Int[np.ndarray, "T N"] | None = None  # int32; None: as many as done
+    threshold: Float[np.ndarray, "T"] | None = None  # K of DMS; None: the mean of τ
     notes: tuple[str, ...] = ()  # what a user should know about the draw
 
 

@@ -201,10 +201,35 @@ def _check_constants(config: c.Config) -> None:
             f"--config.dms.weight_limit={limit}: θ in ρ ≤ θ/N must be at least 1 "
             "(or 0 for no limit), else the weights cannot sum to 1"
         )
+    d = config.dms
+    constants = {"smoothness": d.smoothness, "grad_sq_norm": d.grad_sq_norm}
+    constants |= {"grad_variance": d.grad_variance}
+    missing = [f"--config.dms.{name}" for name, value in constants.items() if value < 0]
+    if d.constants == "given" and missing and d.coupling < 0:
+        raise UserError(
+            f"--config.dms.constants=given: {listed(missing)} is not given; give "
+            "it, or choose once or interval"
+        )
+    if d.threshold == "all" and not config.schedule.upload_above:
+        raise UserError(
+            "--config.dms.threshold=all: would be ignored without "
+            "--config.schedule.upload_above, as all clients upload"
+        )
+    for name in ("drop_late", "coupling_late"):
+        if getattr(d, name) != 1 and not d.late:
+            raise UserError(
+                f"--config.dms.{name}={getattr(d, name)}: would be ignored with "
+                "--config.dms.late=0; say from which interval on"
+            )
+    if config.partition.common and not config.partition.iid_share:
+        raise UserError(
+            "--config.partition.common=True: would be ignored with "
+            "--config.partition.iid_share=0.0"
+        )
     if config.dms.grad_variance == 0:
         raise UserError(
             "--config.dms.grad_variance=0.0: must be finite and not 0; a negative "
-            "value has it estimated in every interval"
+            "value has it estimated"
         )
     if config.data.name == "synthetic" and (
         not config.data.shape or min(config.data.shape) < 1

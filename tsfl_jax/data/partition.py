@@ -10,6 +10,8 @@ for Federated Visual Classification" (2019); shards: McMahan et al.,
 "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017).
 """
 
+import dataclasses
+
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
@@ -35,6 +37,9 @@ def make_partition(
     - label: client i gets samples of the i-th class only; needs as many clients as
       classes.
 
+    With `iid_share` that share of every client's samples is drawn IID instead, and the
+    rest as above from what is left; with `common` it is the same samples for all.
+
     No client holds a sample twice, and no two clients hold the same sample unless
     Σ capacity > M and `replacement` allows it. Where a class has too few samples, the
     shortage is spread over all clients that request it. Each of them takes other
@@ -56,6 +61,9 @@ def make_partition(
       UserError: a value out of range, or more samples requested than there are.
     """
     capacity = capacity.astype(np.int64)
+    check("partition.iid_share", settings.iid_share)
+    if settings.iid_share > 0:
+        return _partly_iid(labels, capacity, settings, rng)
     check("partition.kind", settings.kind)
     check("partition.alpha", settings.alpha)
     _check_stock(len(labels), capacity, settings.replacement)
@@ -71,6 +79,44 @@ def make_partition(
             "share samples (--config.partition.replacement=True).",
         )
     return _partition(counts, pools, notes, rng)
+
+
+def _partly_iid(
+    labels: Shaped[np.ndarray, "M"],
+    capacity: Int[np.ndarray, "N"],
+    settings: PartitionConfig,
+    rng: np.random.Generator,
+) -> Partition:
+    """A share of every client's samples drawn IID, the rest by kind.
+
+    As in Karimireddy et al., "SCAFFOLD", ICML 2020 (s % similarity), or with samples
+    that all clients have in Zhao et al., "Federated Learning with Non-IID Data" (2018).
+    """
+    N, whole, common = len(capacity), np.arange(len(labels)), settings.common
+    part = np.minimum(np.rint(capacity * settings.iid_share), capacity - 1)
+    part = part.astype(np.int64)
+    used = int(part.max() if common else part.sum())
+    left = int((capacity - part).sum())
+    if used + left > len(labels) and not settings.replacement:
+        raise UserError(
+            f"--config.partition.iid_share={settings.iid_share}: the clients need "
+            f"{used + left} training samples in all, but there are only {len(labels)}; "
+            "use a smaller --config.schedule.data_size"
+        )
+    order = rng.permutation(len(labels))
+    # With too few samples both parts are drawn from all of them.
+    rest = np.sort(order[used:]) if used + left <= len(labels) else whole
+    own = make_partition(
+        labels[rest], capacity - part, dataclasses.replace(settings, iid_share=0.0), rng
+    )
+    start = np.zeros(N, np.int64) if common else np.cumsum(part) - part
+    most = int(capacity.max())
+    indices = np.empty((N, most), np.int32)
+    for i in range(N):
+        drawn = order[(start[i] + np.arange(part[i])) % len(order)]
+        held = np.concatenate([drawn, rest[own.indices[i, : capacity[i] - part[i]]]])
+        indices[i] = np.resize(rng.permutation(held), most)
+    return Partition(indices, capacity.astype(np.int32), own.notes)
 
 
 def _by_class(

@@ -32,6 +32,14 @@ class Samples(NamedTuple):
     inverse_std: Float[Array, "..."]  # [C] or []
 
 
+class Pools(NamedTuple):
+    """All training samples by class, for clients that get new ones."""
+
+    first: Int[Array, "C"]  # place of a class's first sample in `order`
+    count: Int[Array, "C"]  # samples of the class
+    order: Int[Array, "M"]  # indices into Samples, sorted by class
+
+
 class Client(NamedTuple):
     """One client in one interval; with a leading axis, all of them."""
 

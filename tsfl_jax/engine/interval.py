@@ -55,6 +55,8 @@ class Problem(NamedTuple):
     test: evaluation.TestSet
     rows: Int[Array, "N D"]  # which samples each client may use
     client: Int[Array, "N"]  # ids, which name the clients' random streams
+    # Clients get new samples in every interval, of the classes of those in their rows.
+    pools: local.Pools | None = None
 
 
 class Inputs(NamedTuple):
@@ -70,6 +72,7 @@ class Inputs(NamedTuple):
     reported: Int[Array, "... N"] | None = None
     # None: all clients, from w^t. Else N above is the number of slots of a delivery.
     delivery: Delivery | None = None
+    threshold: Float[Array, "..."] | None = None  # K of DMS; NaN, None: the mean of τ
 
 
 class History(NamedTuple):
@@ -117,6 +120,7 @@ def run_interval(
       The state with w^{t+1}, and the record of the interval.
     """
     streams = rng.keys(key, "training", "estimates", "rule")
+    problem = renewed(problem, key, inputs.interval)
     train_key, probe_key, rule_key = jax.vmap(
         lambda stream: jax.random.fold_in(stream, inputs.interval)
     )(streams)
@@ -124,7 +128,7 @@ def run_interval(
     reported = inputs.tau if inputs.reported is None else inputs.reported
     claimed = clients._replace(tau=reported)
     estimates = probe(parts, state.params, probe_key, claimed, problem.samples, hparams)
-    situation = observe(parts.recipe, rule_key, claimed, inputs.delivery, estimates)
+    situation = observe(parts.recipe, rule_key, claimed, inputs, estimates)
     weights = parts.rule.weights(situation, hparams)
     # Whether updates are measured against the models they started from, not w^t.
     moved = parts.rule.deltas or parts.rule.combine is not None
@@ -163,10 +167,11 @@ def observe(
     recipe: Recipe,
     key: PRNGKey,
     claimed: local.Client,
-    delivery: Delivery | None,
+    inputs: Inputs,
     estimates: tuple[Constants, ClientGradients],
 ) -> Situation:
     """What a rule may see: the work that clients claim, ages, and the probes."""
+    delivery, threshold = inputs.delivery, inputs.threshold
     per_iteration = local.steps_per_iteration(
         claimed.size, recipe.batch_size, recipe.iteration
     )
@@ -179,7 +184,28 @@ def observe(
         jnp.zeros_like(claimed.tau) if delivery is None else jnp.asarray(delivery.lag),
         jnp.int32(0) if delivery is None else jnp.asarray(delivery.group),
         *estimates,
+        interval=jnp.asarray(inputs.interval),
+        threshold=jnp.float32(jnp.nan) if threshold is None else jnp.asarray(threshold),
     )
+
+
+def renewed(problem: Problem, key: PRNGKey, interval: Int[Array, ""]) -> Problem:
+    """The problem with the samples that clients hold in this interval.
+
+    The same as before, or with `Problem.pools` a random sample of the same class for
+    each: what a client holds changes, and its shares of the classes do not.
+    """
+    if problem.pools is None:
+        return problem
+    stream = jax.random.fold_in(rng.fold(key, "online samples"), interval)
+    rows, client = jnp.asarray(problem.rows), jnp.asarray(problem.client)
+    keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(client)
+    drawn = jax.vmap(lambda k: jax.random.uniform(k, rows.shape[1:]))(keys)
+    first, count, order = map(jnp.asarray, problem.pools)
+    label = problem.samples.y[rows]
+    place = jnp.floor(drawn * count[label]).astype(jnp.int32)
+    place = first[label] + jnp.minimum(place, count[label] - 1)
+    return problem._replace(rows=order[place])
 
 
 def start_of(

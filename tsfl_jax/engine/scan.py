@@ -44,7 +44,9 @@ def _spec(*axes: str | None) -> Any:  # stands for an array, or for a tree of th
 
 # What every device has a copy of, and what the devices share.
 WHOLE, _SHARED = _spec(), _spec(devices.AXIS)
-PROBLEM_SPEC = Problem(samples=WHOLE, test=_SHARED, rows=WHOLE, client=WHOLE)
+PROBLEM_SPEC = Problem(
+    samples=WHOLE, test=_SHARED, rows=WHOLE, client=WHOLE, pools=WHOLE
+)
 INPUTS_SPEC = Inputs(
     interval=WHOLE,
     tau=WHOLE,
@@ -53,6 +55,7 @@ INPUTS_SPEC = Inputs(
     assigned=_spec(None, devices.AXIS),
     reported=WHOLE,
     delivery=WHOLE,
+    threshold=WHOLE,
 )
 LANES_INPUTS_SPEC = INPUTS_SPEC._replace(assigned=_spec(None, None, devices.AXIS))
 

@@ -19,7 +19,10 @@ from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 # between its lanes; data is compared by its fingerprint.
 _ARGUMENTS = {"algorithm", "clip_norm", "gamma", "lr", "momentum", "mu", "seed"}
 _PARTS = ("data.", "dms.", "partition.", "schedule.", "server.", "timeline.")
-_SHAPES = {"schedule.iteration"}  # it shapes loops, unlike the others of its section
+_SHAPES = {
+    "schedule.iteration",
+    "partition.online",
+}  # it shapes loops, unlike the others of its section
 _DEPTH = 10  # of nested closures
 
 

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, scan
+from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment import program as programs
 from tsfl_jax.experiment.identity import signature
 from tsfl_jax.experiment.prepare import Prepared
@@ -87,10 +88,21 @@ def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Ar
     sizes = np.stack([p.partition.capacity.astype(np.float32) for p in several])
     own = devices.place(mesh, (init_keys, sizes), scan.WHOLE)
     state = jax.jit(init)(own, group.problem.samples)
-    one = jax.tree.map(lambda a: a[0], state.params)
+    start = state.params
+    one = jax.tree.map(lambda a: a[0], start)
     programs.check_output(first, one, group.problem)
     rules = programs.rules_of(group.members)
-    hparams = [p.hparams._replace(rule=np.int32(rules.index(p.rule))) for p in several]
+    hparams = [
+        pilot.fill(
+            p,
+            key,
+            jax.tree.map(lambda a, i=i: a[i], start),
+            group.problem,
+            p.hparams,
+            group.members[0],
+        )._replace(rule=np.int32(rules.index(p.rule)))
+        for i, (p, (_, key)) in enumerate(zip(several, keys, strict=True))
+    ]
     tables = [p.partition.indices for p in several]
     rows = [np.pad(r, ((0, 0), (0, group.width - r.shape[1]))) for r in tables]
     rows = devices.place(mesh, np.stack(rows), scan.WHOLE)

@@ -92,6 +92,14 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
         trim=server.trim,
         staleness_a=server.staleness_a,
         staleness_b=server.staleness_b,
+        coupling=given(config.dms.coupling),
+        in_steps=config.dms.unit == "step",
+        drop=config.dms.drop,
+        late=config.dms.late or np.inf,
+        drop_late=config.dms.drop_late,
+        coupling_late=config.dms.coupling_late,
+        raw=not config.dms.project,
+        by_size={"auto": np.nan, "yes": 1.0, "no": 0.0}[server.by_size],
     )
     values = HParams(*(jnp.float32(value) for value in values))
     kind = jnp.int32(STALENESS.index(server.staleness))

@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from tsfl_jax import rng
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.recipe import Probes, Recipe
+from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
+from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, HParams, Params, PRNGKey, UserError
 
@@ -153,10 +155,10 @@ def recipe_of(
         given = [
             (p.hparams.smoothness, p.hparams.grad_sq_norm, p.hparams.grad_variance)
             for p in several
-            if p.rule == rule
+            if p.rule == rule and not _needs_no_estimate(p)
         ]
         used = bool(rule.uses_constants or measures)
-        return used and bool(np.isnan(np.asarray(given)).any())
+        return used and bool(np.isnan(np.asarray(given, np.float32)).any())
 
     return Recipe(
         batch_size=batch_size,
@@ -177,6 +179,14 @@ def recipe_of(
         ),
         lanes=lanes,
     )
+
+
+def _needs_no_estimate(prepared: Prepared) -> bool:
+    """DMS with a given c, or with constants of a pilot before training."""
+    dms = prepared.config.dms
+    given = prepared.rule is AGGREGATORS["dms"] and dms.coupling >= 0
+    measures = prepared.config.measure_clients
+    return (given and not measures) or dms.constants == "once"
 
 
 def _even(several: list[Prepared]) -> bool:
@@ -228,8 +238,8 @@ def make_arrays(prepared: Prepared, mesh: Mesh) -> Arrays:
     )
     check_output(prepared, start.params, problem)
     inputs = make_inputs(prepared, mesh.size)
-    start = jax.device_get(start)
-    return Arrays(start, key, prepared.hparams, problem, inputs)
+    hparams = pilot.fill(prepared, key, start.params, problem, prepared.hparams)
+    return Arrays(jax.device_get(start), key, hparams, problem, inputs)
 
 
 def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
@@ -246,8 +256,16 @@ def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
         test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size),
         rows=prepared.partition.indices,
         client=np.arange(prepared.config.num_clients, dtype=np.int32),
+        pools=_pools(dataset.y_train) if prepared.config.partition.online else None,
     )
     return devices.place(mesh, problem, scan.PROBLEM_SPEC)
+
+
+def _pools(labels: Int[np.ndarray, "M"]) -> local.Pools:
+    """All training samples by class."""
+    count = np.bincount(labels).astype(np.int32)
+    first = np.cumsum(count, dtype=np.int32) - count
+    return local.Pools(first, count, np.argsort(labels, kind="stable").astype(np.int32))
 
 
 def make_inputs(prepared: Prepared, num_devices: int) -> scan.Inputs:
@@ -261,6 +279,10 @@ def make_inputs(prepared: Prepared, num_devices: int) -> scan.Inputs:
         assigned=devices.deal(prepared.steps, num_devices),
         reported=times.reported,
         delivery=times.delivery,
+        # An array in any case, so that all lanes have one.
+        threshold=np.full(len(times.tau), np.nan, np.float32)
+        if times.threshold is None
+        else times.threshold.astype(np.float32),
     )
     missing = -len(times.tau) % chunk_of(prepared)
     if not missing:

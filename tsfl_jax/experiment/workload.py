@@ -137,6 +137,7 @@ def _draw_by_cases(config: Config) -> Schedule:
         trace=s.trace,
         upload_above=s.upload_above,
         dropout=s.dropout,
+        all_work=config.dms.threshold == "all",
         rng=rng.generator(config.seed, "schedule"),
     )
     ends = np.arange(1, config.num_intervals + 1, dtype=np.float64)

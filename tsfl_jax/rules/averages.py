@@ -36,11 +36,15 @@ def _staleness(situation: Situation, hparams: HParams) -> Float[Array, "N"]:
 def size_weights(situation: Situation, hparams: HParams) -> Weights:
     """Weights by data size, ρ_i ∝ |D_i| s(lag_i): FedAvg, FedProx.
 
+    With ``server.by_size="no"`` it is 1 instead of |D_i|.
+
     With an exponential s it is temporally weighted aggregation: Chen, Sun and Jin,
     "Communication-Efficient Federated Deep Learning with Layerwise Asynchronous Model
     Update and Temporally Weighted Aggregation", IEEE TNNLS 2020.
     """
-    share = situation.size * _staleness(situation, hparams)
+    # NaN, the rule's own choice, counts as 1.
+    sized = jnp.asarray(hparams.by_size) != 0
+    share = jnp.where(sized, situation.size, 1) * _staleness(situation, hparams)
     return weights_of(normalized(share, situation.tau), situation.tau)
 
 
@@ -54,15 +58,36 @@ def stale_uniform_weights(situation: Situation, hparams: HParams) -> Weights:
 
 
 def dms_rule(situation: Situation, hparams: HParams) -> Weights:
-    """Weights of DMS: Algorithm 1, equations (6)–(9); the parts are in `dms`."""
+    """Weights of DMS: Algorithm 1, equations (6)–(9); the parts are in `dms`.
+
+    The settings ``dms.*`` depart from the paper where it is silent: c as a number, in
+    steps, or falling; P_i times a factor; K given; no projection; ρ_i times |D_i|.
+    """
     key, tau, constants = situation.key, situation.tau, situation.constants
-    selected = dms.select(key, tau, situation.client)
-    coupling = dms.coupling(tau, lr=hparams.lr, **constants._asdict())
+    late = situation.interval >= jnp.asarray(hparams.late)
+    drop = jnp.where(late, hparams.drop_late, hparams.drop)
+    selected = dms.select(
+        key,
+        tau,
+        situation.client,
+        threshold_value=situation.threshold,
+        drop=drop,
+    )
+    work = jnp.where(jnp.asarray(hparams.in_steps) > 0, situation.steps, tau)
+    coupling = dms.coupling(work, lr=hparams.lr, **constants._asdict())
+    given = jnp.asarray(hparams.coupling)
+    coupling = jnp.where(jnp.isnan(given), coupling, given)
     # A gradient that overflowed in the estimate must not spoil every weight.
     coupling = jnp.where(jnp.isnan(coupling), 0.0, coupling)
-    rho = dms.affine_weights(tau, selected, coupling, hparams.weight_limit)
-    rho = rho.astype(jnp.float32)
-    return Weights(rho, selected, dms.threshold(tau), coupling)
+    coupling = coupling * jnp.where(late, hparams.coupling_late, 1.0)
+    raw = jnp.asarray(hparams.raw) > 0
+    rho = dms.affine_weights(work, selected, coupling, hparams.weight_limit, raw)
+    sized = normalized(rho * situation.size, tau)
+    rho = jnp.where(jnp.asarray(hparams.by_size) == 1, sized, rho.astype(jnp.float32))
+    threshold = jnp.asarray(situation.threshold, jnp.float32)
+    own = jnp.isnan(threshold)
+    threshold = jnp.where(own, dms.threshold(tau), threshold).astype(jnp.float32)
+    return Weights(rho, selected, threshold, coupling)
 
 
 def mix(
@@ -147,9 +172,9 @@ def normalized_by_work(work: Work = local_work.of_sgd) -> Aggregator:
     return Aggregator(weights, deltas=True)
 
 
-_OTHERS = Settings(staleness="others")
+_OTHERS = Settings(("by_size",), "others")
 
-DMS = Aggregator(dms_rule, uses_constants=True)
+DMS = Aggregator(dms_rule, uses_constants=True, settings=Settings(("by_size",)))
 FEDAVG = Aggregator(size_weights, settings=_OTHERS)
 FEDPROX = Aggregator(size_weights, proximal=True, settings=_OTHERS)
 FEDASYNC = Aggregator(

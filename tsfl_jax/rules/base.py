@@ -6,6 +6,7 @@ did no iteration (τ_i = 0) gets weight 0 under every rule. The rules are in the
 modules of this folder, and the table of all in `rules` itself.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ class Situation(NamedTuple):
     group: Int[Array, ""]  # tier that delivers
     constants: Constants
     gradients: ClientGradients | None = None  # of w^t, for a rule that uses them
+    interval: Int[Array, ""] | int = 0  # t
+    threshold: Float[Array, ""] | float = math.nan  # K of DMS; NaN: the mean of τ
 
 
 class Weights(NamedTuple):

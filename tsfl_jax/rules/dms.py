@@ -8,7 +8,9 @@ Theorem 1 bound, but the printed proof of Theorem 2 has a sign error (X and Z en
 derivative with a minus), and the true minimizer of that bound favors clients with
 *few* iterations. DMS is a heuristic, to be judged by experiments. The paper does not
 say what to do with affine weights below 0 or above θ/N. Here they are replaced by the
-nearest point of {ρ ≥ 0, Σρ = 1, ρ ≤ θ/N} (Euclidean projection).
+nearest point of {ρ ≥ 0, Σρ = 1, ρ ≤ θ/N} (Euclidean projection). In Algorithm 1 G and
+σ are inputs; a run estimates L, G² and σ² anew in every interval unless
+``dms.constants`` says otherwise, which is a departure from the paper.
 
 τ_i: iterations of client i, H = max τ, K: threshold, P_i: probability of being dropped,
 β_i: selected, S: the selected with τ_i > 0, c: coupling, θ: weight limit, u = θ/N;
@@ -89,7 +91,9 @@ def threshold(tau: Numbers) -> Float[Array, ""]:
     return jnp.minimum(tau.sum() / _num_clients(tau), tau.max())
 
 
-def filter_probability(tau: Numbers) -> Float[Array, "N"]:
+def filter_probability(
+    tau: Numbers, threshold_value: Numbers | None = None
+) -> Float[Array, "N"]:
     """The probability that a client is dropped: equation (8).
 
     P_i = (K − τ_i)/H where τ_i < K, else 0.
@@ -99,18 +103,24 @@ def filter_probability(tau: Numbers) -> Float[Array, "N"]:
 
     Args:
       tau: ``[N]`` local iterations ≥ 0, integer or floating.
+      threshold_value: K ``[]``, if it is not that of these τ; None or NaN: it is.
 
     Returns:
       P in [0, 1), floating; 0 everywhere if all τ are 0.
     """
     tau = _tau(tau)
-    mean = threshold(tau)
+    mean = _given_or(threshold_value, tau)
     most = jnp.where(tau.max() > 0, tau.max(), 1.0)  # 0/0 would reach gradients
     return jnp.where(tau < mean, (mean - tau) / most, 0.0)
 
 
 def select(
-    key: PRNGKey | Any, tau: Numbers, client: Numbers | None = None
+    key: PRNGKey | Any,
+    tau: Numbers,
+    client: Numbers | None = None,
+    *,
+    threshold_value: Numbers | None = None,
+    drop: Numbers = 1.0,
 ) -> Bool[Array, "N"]:
     """Decide at random which clients are kept: β_i = 1 with probability 1 − P_i (9).
 
@@ -119,13 +129,17 @@ def select(
       tau: ``[N]`` local iterations ≥ 0, integer or floating.
       client: ``[N]`` integer ids, default 0..N−1. Client i uses the key
         ``fold_in(key, client[i])``, so the order of the clients does not matter.
+      threshold_value: K as in `filter_probability`.
+      drop: factor on P ``[]`` in [0, 1]; 1 is the paper's, 0 drops nobody.
 
     Returns:
       β. True where τ_i ≥ K > 0; False where τ_i = 0, as such a client has nothing to
       deliver.
     """
     _check_key(key)
+    check("drop", drop, (), lambda x: (x >= 0) & (x <= 1), "a factor in [0, 1]")
     tau = _tau(tau)
+    chance = filter_probability(tau, threshold_value) * drop
     client = jnp.arange(tau.shape[0]) if client is None else client
     ids = _vector("client", client, np.isfinite, "integer ids", tau.shape)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -135,7 +149,18 @@ def select(
     def uniform(client: Int[Array, ""]) -> Float[Array, ""]:
         return jax.random.uniform(jax.random.fold_in(key, client), dtype=jnp.float32)
 
-    return (jax.vmap(uniform)(ids) >= filter_probability(tau)) & (tau > 0)
+    return (jax.vmap(uniform)(ids) >= chance) & (tau > 0)
+
+
+def _given_or(given: Numbers | None, tau: Float[Array, "N"]) -> Float[Array, ""]:
+    """K as it was given, at most H; that of τ where it is None or NaN."""
+    own = threshold(tau)
+    if given is None:
+        return own
+    check("threshold_value", given, (), lambda x: ~(x < 0), "K ≥ 0", finite=False)
+    value = jnp.asarray(given, tau.dtype)
+    # Above H, as where only slow clients can upload, it would drop all of them.
+    return jnp.where(jnp.isnan(value), own, jnp.minimum(value, tau.max()))
 
 
 def coupling(
@@ -148,7 +173,11 @@ def coupling(
 ) -> Float[Array, ""]:
     """The slope c of the weights in τ, ρ_i − ρ_j = c(τ_i − τ_j): Corollary 1.
 
-    c = ηL(H−1)G²/(2Nσ²).
+    c = ηL(H−1)G²/(2Nσ²). Units: G² and σ² are of one mini-batch gradient, while τ and
+    H − 1 count what the paper calls local iterations, here passes unless
+    ``schedule.iteration`` is "step"; and η is the rate of one step without momentum
+    (with momentum m a step moves by η/(1 − m) in the end). With τ in mini-batch steps,
+    as ``dms.unit="step"`` has it, c is that of the theorem's own iteration.
 
     Args:
       tau: ``[N]`` local iterations ≥ 0, integer or floating.
@@ -211,6 +240,7 @@ def affine_weights(
     selected: Numbers,
     coupling: Numbers,
     weight_limit: Numbers | None = None,
+    raw: Numbers = False,
 ) -> Float[Array, "N"]:
     """Weights that are affine in τ on the selected clients, made feasible.
 
@@ -228,10 +258,11 @@ def affine_weights(
         τ in S, in equal parts.
       weight_limit: θ ``[]`` ≥ 1 in ρ ≤ θ/N, N being all clients in `tau`; None or inf
         for no limit. Where |S|·θ/N ≤ 1 (up to rounding) the weights are 1/|S| each.
+      raw: bool ``[]``; True: the affine values whatever they are, without a limit.
 
     Returns:
-      ρ, floating: the affine values themselves if all are in [0, θ/N], else their
-      Euclidean projection. 0 outside S; all 0 if S is empty.
+      ρ, floating: the affine values themselves if all are in [0, θ/N] or if `raw`, else
+      their Euclidean projection. 0 outside S; all 0 if S is empty.
     """
     check("coupling", coupling, (), lambda x: x >= 0, "c ≥ 0", finite=False)
     weight_limit = float("inf") if weight_limit is None else weight_limit
@@ -248,14 +279,16 @@ def affine_weights(
     mean = jnp.where(inside, tau, 0.0).sum() / size
     # Feasible values never reach the bounds of this clip. It keeps XLA from fusing the
     # product and the sum into one rounding: same bits inside and outside jit.
-    affine = 1 / size + jnp.clip(c * (tau - mean), -2, 2)
+    raw = jnp.asarray(raw, bool)
+    most = jnp.where(raw, jnp.finfo(tau.dtype).max, 2)
+    affine = 1 / size + jnp.clip(c * (tau - mean), -most, most)
     # A large c amplifies the rounding of the mean; then the sum is far from 1.
     slack = 4 * jnp.finfo(tau.dtype).eps * size * jnp.maximum(mean, 1)
     feasible = jnp.abs(jnp.where(inside, affine, 0).sum() - 1) <= slack
     feasible &= jnp.all(~inside | ((affine >= 0) & (affine <= limit)))
     # The projection does not depend on a common shift, so it needs c·τ only.
     rho = simplex.project(tau, c, inside, jnp.minimum(limit, 1.0))
-    return jnp.where(inside, jnp.where(feasible, affine, rho), 0.0)
+    return jnp.where(inside, jnp.where(feasible | raw, affine, rho), 0.0)
 
 
 def dms_weights(

@@ -50,6 +50,7 @@ def make_schedule(
     trace: str = "",
     upload_above: int = 0,
     dropout: float = 0.0,
+    all_work: bool = False,
     rng: np.random.Generator,
 ) -> Schedule:
     """Draw τ and data sizes of all clients in all intervals.
@@ -64,6 +65,7 @@ def make_schedule(
       trace: trace only, a CSV file, see `read_trace`.
       upload_above: a client with τ ≤ this cannot upload: its τ becomes 0.
       dropout: in [0, 1), chance that a client is away in an interval (τ = 0).
+      all_work: DMS's K counts the τ of clients that cannot upload as well.
       rng: generator of all draws.
 
     Returns:
@@ -91,8 +93,10 @@ def make_schedule(
         size, notes = _draw_sizes(kind, size_groups, data_size, shape, size_rng)
     # Drawn always, so that a dropout rate of 0 changes nothing else.
     away = dropout_rng.random(shape) < dropout
+    threshold = np.where(away, 0, drawn).mean(axis=1) if all_work else None
     drawn = np.where(_cannot_upload(drawn, upload_above) | away, 0, drawn)
-    return Schedule(drawn.astype(np.int32), size.astype(np.int32), notes=notes)
+    found = Schedule(drawn.astype(np.int32), size.astype(np.int32), notes=notes)
+    return found._replace(threshold=threshold)
 
 
 def read_trace(

@@ -1,0 +1,232 @@
+"""Readings of the paper as settings: constants, c, selection, weights, splits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests import problems
+from tsfl_jax.config import Config, PartitionConfig, effective, flat, replace
+from tsfl_jax.data import partition
+from tsfl_jax.engine import client as local
+from tsfl_jax.engine import interval
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.rules.base import Situation
+from tsfl_jax.timeline.schedule import make_schedule
+from tsfl_jax.types import Constants, UserError
+from tsfl_jax.validate import validate
+
+TAU, SIZE = [1, 3, 4, 4], [64, 64, 32, 96]
+
+
+def weights(algorithm="dms", tau=TAU, t=0, seed=0, threshold=np.nan, **changes):
+    """A rule's decision; two mini-batch steps in a local iteration."""
+    tau = jnp.array(tau)
+    situation = Situation(
+        key=jax.random.key(seed),
+        client=jnp.arange(len(tau)),
+        tau=tau,
+        size=jnp.array(SIZE[: len(tau)]),
+        steps=2 * tau,
+        lag=jnp.zeros_like(tau),
+        group=jnp.int32(0),
+        constants=Constants(1.0, 1.0, 1.0),
+        interval=jnp.int32(t),
+        threshold=jnp.float32(threshold),
+    )
+    hp = problems.hparams(lr=0.04, **changes)
+    return AGGREGATORS[algorithm].weights(situation, hp)
+
+
+def test_coupling_in_both_units():
+    # c = 0.04 · 3/(2 · 4) = 0.015 per iteration; per step 0.04 · 7/8 = 0.035.
+    centered = np.array(TAU) - 3
+    found = weights(drop=0.0)
+    np.testing.assert_allclose(found.rho, 0.25 + 0.015 * centered, rtol=1e-6)
+    found = weights(drop=0.0, in_steps=1.0)
+    np.testing.assert_allclose(found.rho, 0.25 + 0.035 * 2 * centered, rtol=1e-5)
+    for units, factor in ((0.0, 1), (1.0, 2)):
+        found = weights(drop=0.0, in_steps=units, coupling=0.02)
+        np.testing.assert_allclose(found.coupling, 0.02)
+        np.testing.assert_allclose(found.rho, 0.25 + 0.02 * factor * centered)
+
+
+def test_late_factors_hold_from_their_interval_on():
+    steps = dict(coupling=0.02, drop=0.0, late=3.0, coupling_late=0.5, drop_late=1.0)
+    early, late = (weights(t=t, **steps) for t in (2, 3))
+    np.testing.assert_allclose([early.coupling, late.coupling], [0.02, 0.01])
+    # P_0 = (3 − 1)/4 = 1/2.
+    kept = [
+        [weights(t=t, seed=s, **steps).selected[0] for s in range(30)] for t in (2, 3)
+    ]
+    assert all(kept[0]) and 0 < sum(kept[1]) < 30
+
+
+def test_raw_weights_are_the_formula_even_below_zero():
+    found = weights(drop=0.0, coupling=0.3, raw=1.0)
+    np.testing.assert_allclose(found.rho, 0.25 + 0.3 * (np.array(TAU) - 3), rtol=1e-5)
+    assert found.rho.min() < 0
+    assert weights(drop=0.0, coupling=0.3).rho.min() == 0
+    # Beyond what the projection needs, too: c·(τ − mean) = −8.
+    np.testing.assert_allclose(
+        weights(drop=0.0, coupling=4.0, raw=1.0).rho[0], -7.75, rtol=1e-6
+    )
+
+
+def test_by_size():
+    even = weights("fedavg", by_size=0.0).rho
+    np.testing.assert_allclose(even, 0.25)
+    for name in ("auto", "yes"):
+        by_size = {"auto": np.nan, "yes": 1.0}[name]
+        found = weights("fedavg", by_size=by_size).rho
+        np.testing.assert_allclose(found, np.array(SIZE) / 256)
+    plain = np.asarray(weights(drop=0.0, by_size=0.0).rho)
+    np.testing.assert_array_equal(plain, weights(drop=0.0).rho)
+    share = plain * np.array(SIZE)
+    found = weights(drop=0.0, by_size=1.0).rho
+    np.testing.assert_allclose(found, share / share.sum(), rtol=1e-6)
+
+
+def test_threshold_of_all_work():
+    # K = 4 instead of 3: client 1, with τ = 3, may be dropped too.
+    for value, certain in ((np.nan, True), (4.0, False)):
+        kept = [weights(seed=s, threshold=value).selected[1] for s in range(60)]
+        assert all(kept) is certain
+        expected = 3.0 if certain else 4.0
+        assert float(weights(threshold=value).threshold) == expected
+    # Above H it is H, so that a client is always left.
+    assert weights(threshold=9.0).selected[2:].all()
+    size = dict(num_intervals=3, num_clients=4, data_size=8)
+    for all_work, threshold in ((False, None), (True, [2.5] * 3)):
+        drawn = make_schedule(
+            "case2",
+            upload_above=2,
+            all_work=all_work,
+            rng=np.random.default_rng(0),
+            **size,
+        )
+        assert drawn.tau.tolist() == [[0, 0, 3, 4]] * 3
+        found = drawn.threshold
+        assert (None if found is None else found.tolist()) == threshold
+
+
+LABELS = np.repeat(np.arange(10), 40)
+
+
+def split(**settings):
+    return partition.make_partition(
+        LABELS, np.full(8, 32), PartitionConfig(**settings), np.random.default_rng(3)
+    )
+
+
+def test_a_share_drawn_iid():
+    pure = split(kind="shards", classes_per_client=1)
+    mixed = split(kind="shards", classes_per_client=1, iid_share=0.5)
+    assert (mixed.capacity == 32).all() and mixed.indices.shape == (8, 32)
+    assert len(np.unique(mixed.indices)) == 8 * 32  # no sample twice
+    most = [np.bincount(LABELS[row], minlength=10).max() for row in mixed.indices]
+    assert [len(np.unique(LABELS[row])) for row in pure.indices] == [1] * 8
+    assert min(most) >= 16 and max(most) < 26
+    # A client's own class is not only at the end of its row.
+    assert any(len(np.unique(LABELS[row[:8]])) > 2 for row in mixed.indices)
+
+
+def test_a_common_share():
+    mixed = split(kind="shards", classes_per_client=1, iid_share=0.25, common=True)
+    common = set(mixed.indices[0])
+    for row in mixed.indices[1:]:
+        common &= set(row)
+        assert len(np.unique(row)) == 32
+    assert len(common) == 8
+
+
+def test_new_samples_have_the_classes_of_the_old_ones():
+    data = problems.dataset(samples=120)
+    problem = problems.problem(data, 3, 20)
+    labels = data.y_train
+    order = np.argsort(labels, kind="stable")
+    count = np.bincount(labels)
+    pools = local.Pools(np.cumsum(count) - count, count, order)
+    key = jax.random.key(0)
+    same = interval.renewed(problem, key, jnp.int32(0))
+    assert same is problem
+    rows = [
+        np.asarray(
+            interval.renewed(problem._replace(pools=pools), key, jnp.int32(t)).rows
+        )
+        for t in range(40)
+    ]
+    for new in rows:
+        np.testing.assert_array_equal(labels[new], labels[problem.rows])
+    assert len(np.unique(np.stack(rows))) == 120  # all samples, not those of the rows
+    assert (rows[0] != rows[1]).mean() > 0.8
+    moved = problem._replace(pools=pools, client=problem.client[::-1])
+    other = np.asarray(interval.renewed(moved, key, jnp.int32(0)).rows)
+    assert (other[1] == rows[0][1]).all() and (other[0] != rows[0][0]).any()
+
+
+SMALL = {"num_clients": 4, "num_intervals": 2, "batch_size": 8, "report_every": 2}
+SMALL |= {"schedule.kind": "case1", "schedule.data_size": 32, "devices": 1}
+
+
+def test_constants_once_are_those_of_the_initial_model():
+    config = replace(Config(), SMALL | {"num_intervals": 4, "report_every": 4})
+    points = [
+        {"dms.constants": c, "dms.coupling": v, "partition.online": o}
+        for c, v, o in (("once", -1.0, False), ("interval", -1.0, False))
+    ]
+    found = tsfl_jax.sweep(config, points).history
+    once, every = (found["smoothness"][lane] for lane in (0, 1))
+    assert (once == once[0]).all() and once[0] > 0
+    assert len(np.unique(every)) == 4
+    # The same alone, where no other lane needs estimates; and no c is needed then.
+    alone = tsfl_jax.simulate(replace(config, points[0])).history
+    for name in ("smoothness", "grad_sq_norm", "grad_variance"):
+        np.testing.assert_allclose(alone[name], found[name][0], rtol=1e-5)
+    np.testing.assert_allclose(alone["coupling"], found["coupling"][0], rtol=1e-5)
+
+
+def test_online_samples_in_a_whole_run():
+    config = replace(Config(), SMALL | {"algorithm": "fedavg"})
+    losses = [
+        tsfl_jax.simulate(replace(config, {"partition.online": online})).history
+        for online in (False, True)
+    ]
+    assert np.isfinite(losses[1]["test_loss"]).all()
+    assert (losses[0]["test_loss"] != losses[1]["test_loss"]).all()
+
+
+def test_settings_at_their_defaults_leave_old_runs_what_they_were():
+    known = effective(flat(dataclasses.asdict(Config())))
+    new = ("dms.constants", "dms.coupling", "server.by_size", "partition.online")
+    assert not set(new) & set(known) and "dms.smoothness" in known
+    changed = replace(Config(), {"dms.constants": "once"})
+    assert effective(flat(dataclasses.asdict(changed)))["dms.constants"] == "once"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dms.constants": "given"}, "smoothness, --config.dms.grad_sq_norm or"),
+        ({"dms.threshold": "all"}, "without --config.schedule.upload_above"),
+        ({"dms.drop_late": 0.5}, "dms.drop_late=0.5: would be ignored"),
+        ({"dms.drop": 1.5}, "dms.drop=1.5: must be in"),
+        ({"partition.common": True}, "would be ignored with --config.partition.iid_"),
+    ],
+)
+def test_wrong_settings(changes, message):
+    with pytest.raises(UserError, match=message):
+        validate(replace(Config(), changes))
+
+
+def test_too_few_samples_for_a_common_share():
+    with pytest.raises(UserError, match="iid_share=0.9: the clients need 4"):
+        partition.make_partition(
+            LABELS[:350],
+            np.full(2, 240),
+            PartitionConfig(iid_share=0.9, kind="iid"),
+            np.random.default_rng(0),
+        )

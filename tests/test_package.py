@@ -100,6 +100,6 @@ def test_wrong_words(words, message):
 def test_settings_are_listed_by_group(capsys):
     tsfl.list_settings(["dms"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 * 4 and lines[0].startswith("--config.dms.smoothness=")
+    assert len(lines) == 2 * 13 and lines[0].startswith("--config.dms.constants=")
     tsfl.list_settings(["lr"])
     assert capsys.readouterr().out.startswith("--config.lr=")

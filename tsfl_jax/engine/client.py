@@ -20,6 +20,7 @@ from tsfl_jax import rng
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
+from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import HParams, Params, PRNGKey, Scalar
 
 
@@ -35,9 +36,9 @@ class Samples(NamedTuple):
 class Pools(NamedTuple):
     """All training samples by class, for clients that get new ones."""
 
-    first: Int[Array, "C"]  # place of a class's first sample in `order`
-    count: Int[Array, "C"]  # samples of the class
-    order: Int[Array, "M"]  # indices into Samples, sorted by class
+    first: Int[AnyArray, "C"]  # place of a class's first sample in `order`
+    count: Int[AnyArray, "C"]  # samples of the class
+    order: Int[AnyArray, "M"]  # indices into Samples, sorted by class
 
 
 class Client(NamedTuple):

@@ -81,7 +81,6 @@ def fill(
     )
     size = np.asarray(prepared.partition.capacity, np.int32)
     found = jax.device_get(_mean(parts, params, keys, problem, size, hparams))
-    whole = (
-        np.float32(f if np.isnan(g) else g) for g, f in zip(given, found, strict=True)
-    )
+    pairs = zip(given, found, strict=True)
+    whole = [jnp.float32(f if np.isnan(g) else g) for g, f in pairs]
     return hparams._replace(**Constants(*whole)._asdict())

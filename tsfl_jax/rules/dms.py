@@ -139,7 +139,7 @@ def select(
     _check_key(key)
     check("drop", drop, (), lambda x: (x >= 0) & (x <= 1), "a factor in [0, 1]")
     tau = _tau(tau)
-    chance = filter_probability(tau, threshold_value) * drop
+    chance = filter_probability(tau, threshold_value) * jnp.asarray(drop)
     client = jnp.arange(tau.shape[0]) if client is None else client
     ids = _vector("client", client, np.isfinite, "integer ids", tau.shape)
     if not jnp.issubdtype(ids.dtype, jnp.integer):

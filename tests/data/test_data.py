@@ -13,7 +13,7 @@ import pytest
 
 from tsfl_jax import data
 from tsfl_jax.config import DATA_NAMES, Config, DataConfig
-from tsfl_jax.data import builtin, in_memory, tfds
+from tsfl_jax.data import builtin, in_memory, tfds, tfds_cache
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
@@ -84,6 +84,28 @@ assert "tensorflow" not in sys.modules
 """
 
 
+# A process in which the extra is not installed.
+WITHOUT_TFDS = """
+import sys
+class Refuse:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] in ("tensorflow_datasets", "tensorflow", "array_record",
+                                  "importlib_resources", "requests"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+sys.meta_path.insert(0, Refuse())
+from tsfl_jax import data
+from tsfl_jax.config import DataConfig
+from tsfl_jax.types import UserError
+for line in sys.argv[1:]:
+    name, root, download = line.split(",")
+    try:
+        held = data.load(DataConfig(name, root, download=download == "True"))
+        print(data.fingerprint(*held[1:5]))
+    except UserError as error:
+        print(error)
+"""
+
+
 def run_python(code, *args):
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True
@@ -95,6 +117,7 @@ def run_python(code, *args):
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
     """A data folder with all four data sets in TFDS's own format."""
+    pytest.importorskip("tensorflow_datasets", reason="the extra tfds")
     root = tmp_path_factory.mktemp("tfds")
     run_python(PREPARE, root)
     return root
@@ -187,6 +210,58 @@ def test_cache(mnist):
     np.testing.assert_array_equal(again.y_train, first.y_train)
 
 
+def test_decoded_data_are_read_without_the_extra(prepared, mnist, tmp_path):
+    """A cache is enough; all else names the extra and the other ways."""
+    first = load("mnist", dir=str(prepared))
+    svhn = load("svhn", dir=str(prepared))
+    whole, other = prepared, mnist.parents[1]
+    (tmp_path / "empty").mkdir()
+    lines = [
+        f"mnist,{whole},True",
+        f"svhn,{whole},False",
+        f"mnist,{other},True",
+        f"mnist,{tmp_path / 'empty'},True",
+        f"mnist,{tmp_path / 'empty'},False",
+    ]
+    done = run_python(WITHOUT_TFDS, *lines)
+    shown = done.stdout.splitlines()
+    assert done.stderr == ""
+    assert shown[0] == data.fingerprint(*first[1:5])
+    assert shown[1] == data.fingerprint(*svhn[1:5])
+    install = "pip install 'tsfl_jax[tfds]'"
+    assert str(mnist) in shown[2] and "not decoded" in shown[2] and install in shown[2]
+    assert f"no mnist in {tmp_path / 'empty'}" in shown[3] and install in shown[3]
+    assert "digits" in shown[3] and "--config.data.dir" in shown[3]
+    assert "download=False" in shown[4] and install not in shown[4]
+    # A cache that does not fit to the files counts as none.
+    load("mnist", dir=str(other))
+    assert tfds_cache.load(mnist, "mnist") is not None
+    file = next(mnist.glob("mnist-test*"))
+    file.write_bytes(file.read_bytes() + b"more")
+    assert tfds_cache.load(mnist, "mnist") is None
+    (mnist / "features.json").write_text("{}")
+    assert tfds_cache.load(mnist, "mnist") is None
+
+
+def test_preparing_without_tensorflow_names_the_extra(tmp_path, monkeypatch):
+    pytest.importorskip("tensorflow_datasets", reason="the extra tfds")
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(UserError, match=r"pip install 'tsfl_jax\[tfds\]'") as error:
+        load("mnist", dir=str(tmp_path))
+    assert f"no mnist in {tmp_path}" in one_line(error)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_newest_prepared_version_is_found(tmp_path):
+    assert tfds_cache.find(tmp_path / "missing", "mnist") is None
+    for version in ("3.0.1", "3.0.10", "3.0.2", "3.0.11.incomplete", "downloads"):
+        folder = tmp_path / "mnist" / version
+        folder.mkdir(parents=True)
+        (folder / "dataset_info.json").touch()
+    (tmp_path / "mnist" / "4.0.0").mkdir()  # half prepared
+    assert tfds_cache.find(tmp_path, "mnist") == tmp_path / "mnist" / "3.0.10"
+
+
 def forge(cache, image, label, **more):
     """Another content with the digest of the files."""
     with np.load(cache) as held:
@@ -274,6 +349,7 @@ def test_damaged_tfds_files(mnist, file):
 
 
 def test_half_prepared_folder(tmp_path):
+    pytest.importorskip("tensorflow_datasets", reason="the extra tfds")
     folder = tmp_path / "cifar10" / "3.0.2"
     folder.mkdir(parents=True)
     with pytest.raises(UserError, match="not a complete cifar10"):
@@ -281,6 +357,7 @@ def test_half_prepared_folder(tmp_path):
 
 
 def test_offline(tmp_path, monkeypatch, capfd, caplog):
+    pytest.importorskip("tensorflow_datasets", reason="the extra tfds")
     import requests
 
     def get(url, **kwargs):
@@ -306,6 +383,7 @@ def test_download_forbidden(tmp_path, monkeypatch):
 
 
 def test_data_dir_that_cannot_be_written(tmp_path, monkeypatch):
+    pytest.importorskip("tensorflow_datasets", reason="the extra tfds")
     monkeypatch.setattr(tfds, "_unreachable", lambda url: "")
     file = tmp_path / "file"
     file.write_text("")
@@ -318,6 +396,8 @@ def test_data_dir_that_cannot_be_written(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("status", "answer"), [(200, ""), (403, "answers HTTP 403")])
 def test_unreachable(monkeypatch, status, answer):
+    pytest.importorskip("requests", reason="the extra tfds")
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):  # noqa: N802
             self.send_response(status)

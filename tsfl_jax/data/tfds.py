@@ -1,14 +1,13 @@
 """Data sets of TensorFlow Datasets (TFDS), read from array_record files.
 
-Reading needs no TensorFlow; only preparing does (download and write), if a data set is
-missing. The decoded arrays are kept beside the prepared files (tsfl_cache_*.npz),
-because decoding one PNG after another takes seconds. A cache holds the digest of the
-files that it was made from. It is made again if the digest does not agree, or if it
-has other shapes or labels than the data set.
+Preparing (download and write) needs the extra `tfds`, which brings TensorFlow, and so
+does the first reading. The decoded arrays are kept beside the prepared files, because
+decoding one PNG after another takes seconds; later runs read only them (`tfds_cache`)
+and do not import TFDS. Arrays that do not fit to the files are decoded again.
 """
 
 import contextlib
-import hashlib
+import importlib.util
 import logging
 import os
 import pathlib
@@ -21,10 +20,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int32, UInt8
 
 from tsfl_jax.config import DataConfig
-from tsfl_jax.data import in_memory
+from tsfl_jax.data import in_memory, tfds_cache
 from tsfl_jax.types import Dataset, UserError
 
 _BLOCK = 4096  # records decoded at a time
@@ -34,7 +32,7 @@ _WAYS_OUT = (
     "machine with network, or use --config.data.name=digits or "
     "--config.data.name=npz --config.data.file=FILE.npz"
 )
-Split = tuple[UInt8[np.ndarray, "M H W C"], Int32[np.ndarray, "M"]]  # images, labels
+_INSTALL = "pip install 'tsfl_jax[tfds]'"
 Builder = Any  # tfds.core.DatasetBuilder; imported only if a TFDS data set is used
 
 
@@ -51,7 +49,8 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
       A `Dataset`, uint8 [M, H, W, C].
 
     Raises:
-      UserError: missing and cannot be prepared, unreadable, or in another file format.
+      UserError: missing and cannot be prepared, unreadable, in another file format, or
+        not yet decoded where the extra `tfds` is not installed.
     """
     del seed
     name = "svhn_cropped" if settings.name == "svhn" else settings.name
@@ -76,6 +75,20 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
 
 
 def _read(name: str, root: pathlib.Path, download: bool) -> Dataset:
+    folder = tfds_cache.find(root, name)
+    held = tfds_cache.load(folder, name) if folder else None
+    if held:
+        arrays = (*held.train, *held.test)
+        return in_memory.from_arrays(name, *arrays, held.num_classes, 255.0)
+    try:
+        return _decode(name, root, download)
+    except ImportError as error:
+        text = _without_tfds(name, root, folder, download)
+        raise UserError(text) from error
+
+
+def _decode(name: str, root: pathlib.Path, download: bool) -> Dataset:
+    """Read with TFDS, which is imported here; prepare first if that is needed."""
     builder = _builder(name, root)
     if not builder.is_prepared():
         _prepare(name, root, builder, download)
@@ -91,6 +104,8 @@ def _read(name: str, root: pathlib.Path, download: bool) -> Dataset:
     try:
         classes = builder.info.features["label"].num_classes
         arrays = (*_split(builder, "train", classes), *_split(builder, "test", classes))
+    except ImportError:
+        raise
     except Exception as error:  # depends on how the files are damaged
         raise UserError(_damaged(folder, name, error)) from error
     return in_memory.from_arrays(name, *arrays, classes, 255.0)
@@ -106,6 +121,28 @@ def _builder(name: str, root: pathlib.Path) -> Builder:
         raise UserError(_damaged(root / name, name, error)) from error
 
 
+def _without_tfds(
+    name: str, root: pathlib.Path, folder: pathlib.Path | None, download: bool
+) -> str:
+    """What to do where the extra is not installed and the caches cannot be used."""
+    if folder:
+        return (
+            f"{folder}: {name} is not decoded to tsfl_cache_*.npz, or these files "
+            f"do not fit; reading it then needs TensorFlow Datasets: {_INSTALL}, or "
+            "copy the folder from a machine that has read it once"
+        )
+    if not download:
+        return _forbidden(name, root)
+    return (
+        f"no {name} in {root}, and preparing it needs TensorFlow Datasets: {_INSTALL}, "
+        f"{_WAYS_OUT}"
+    )
+
+
+def _forbidden(name: str, root: pathlib.Path) -> str:
+    return f"no {name} in {root}, and --config.data.download=False; {_WAYS_OUT}"
+
+
 def _damaged(folder: pathlib.Path, name: str, error: Exception) -> str:
     return (
         f"{folder} cannot be read ({_reason(error)}); delete it to have "
@@ -119,74 +156,24 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def _split(builder: Builder, split: str, classes: int) -> Split:
+def _split(builder: Builder, split: str, classes: int) -> tfds_cache.Split:
     """Images and labels of one split, from the cache if it is up to date."""
     source = builder.as_data_source(split=split)
     files = [pathlib.Path(f) for f in builder.info.splits[split].filepaths]
-    features = builder.info.features
-    x = np.empty((len(source), *features["image"].shape), np.uint8)
-    y = np.empty(len(source), np.int32)
-    origin = _digest(files)
-    cache = files[0].parent / f"tsfl_cache_{split}.npz"
-    if _read_cache(cache, origin, x, y, classes):
-        return x, y
+    shape = (len(source), *builder.info.features["image"].shape)
+    origin = tfds_cache.digest(files)
+    cache = tfds_cache.path(files[0].parent, split)
+    held = tfds_cache.read(cache, origin, shape, classes)
+    if held:
+        return held
+    x, y = np.empty(shape, np.uint8), np.empty(len(source), np.int32)
     for start in range(0, len(y), _BLOCK):
         # One call for many records: 2.5 times as fast as one call for each.
         rows = range(start, min(start + _BLOCK, len(y)))
         for row, record in zip(rows, source.__getitems__(rows), strict=True):
             x[row], y[row] = record["image"], record["label"]
-    _write_cache(cache, files[0], image=x, label=y, origin=np.array(origin))
+    tfds_cache.write(cache, files[0], image=x, label=y, origin=np.array(origin))
     return x, y
-
-
-def _digest(files: list[pathlib.Path]) -> str:
-    """Of the content: times and sizes may agree by chance, or differ after a copy."""
-    whole = hashlib.sha256()
-    for path in files:
-        with open(path, "rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
-
-
-def _read_cache(
-    cache: pathlib.Path,
-    origin: str,
-    x: UInt8[np.ndarray, "M H W C"],
-    y: Int32[np.ndarray, "M"],
-    classes: int,
-) -> bool:
-    """Fill x and y; return False if the cache is missing, damaged or stale."""
-    try:
-        # Opened here: np.load alone leaves a damaged file open.
-        with open(cache, "rb") as file, np.load(file, allow_pickle=False) as held:
-            if str(held["origin"]) != origin:
-                return False
-            arrays = held["image"], held["label"]  # zip checks their CRC-32
-    except in_memory.UNREADABLE:
-        return False
-    like = [(a.dtype, a.shape) for a in (x, y)]
-    if like != [(a.dtype, a.shape) for a in arrays]:
-        return False
-    if not ((arrays[1] >= 0) & (arrays[1] < classes)).all():
-        return False
-    x[...], y[...] = arrays
-    return True
-
-
-def _write_cache(cache: pathlib.Path, like: pathlib.Path, **arrays: np.ndarray) -> None:
-    """Write the cache in one rename; do nothing if the folder is read-only."""
-    part = ""
-    try:
-        handle, part = tempfile.mkstemp(dir=cache.parent, prefix=cache.stem)
-        with open(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        shutil.copymode(like, part)  # who may read the data may read its cache
-        os.replace(part, cache)
-    except OSError:
-        pass
-    finally:
-        with contextlib.suppress(OSError):  # gone after the rename
-            os.unlink(part)
 
 
 @contextlib.contextmanager
@@ -219,6 +206,7 @@ def _prepare(name: str, root: pathlib.Path, builder: Builder, download: bool) ->
 
     Raises:
       UserError: not allowed, no network, no write access, or any other failure.
+      ImportError: TensorFlow is not installed.
     """
     folder = pathlib.Path(builder.data_path)
     if folder.exists():
@@ -227,9 +215,9 @@ def _prepare(name: str, root: pathlib.Path, builder: Builder, download: bool) ->
             "prepared again, or choose another --config.data.dir"
         )
     if not download:
-        raise UserError(
-            f"no {name} in {root}, and --config.data.download=False; {_WAYS_OUT}"
-        )
+        raise UserError(_forbidden(name, root))
+    if importlib.util.find_spec("tensorflow") is None:
+        raise ImportError("tensorflow")
     # TFDS itself retries for minutes before it gives up.
     problem = _unreachable(next(iter(builder.url_infos)))
     if problem:

@@ -46,7 +46,7 @@ def test_sweep_example():
 def test_search_recipe():
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    variables, _ = run_block(0, (ROOT / "docs" / "search.md").read_text())
+    variables, _ = run_block(0, (ROOT / "docs" / "howto" / "tune.md").read_text())
     study = variables["study"]
     assert len(study.trials) == 12 and study.best_value > 0.5
 

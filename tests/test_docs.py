@@ -1,0 +1,77 @@
+"""The documentation: its links lead somewhere, its site builds."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+PAGES = [p for p in PAGES if not {"_build", "api"} & set(p.relative_to(ROOT).parts)]
+
+
+def anchors(path):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    found = set()
+    for heading in re.findall(r"^#{1,4} (.+)$", text, re.M):
+        plain = re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower())
+        found.add(plain.strip().replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith(("https:", "http:")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_in_a_menu():
+    """Except tables that studies wrote, pages of the site's root, and sources."""
+    menu = (DOCS / "index.md").read_text()
+    for page in DOCS.rglob("*.md"):
+        name = page.relative_to(DOCS).with_suffix("")
+        if {"_build", "api"} & set(name.parts) or str(name) in ("README", "index"):
+            continue
+        if name.parts[0] == "results" and name.name != "README":
+            continue
+        assert re.search(rf"^{re.escape(str(name))}$", menu, re.M), name
+
+
+def test_markup_in_docstrings_is_escaped():
+    sys.path.insert(0, str(DOCS / "_extensions"))
+    try:
+        import docstrings
+    finally:
+        sys.path.pop(0)
+    assert docstrings.escape("‖w* − w‖, |D_i| and Σ_ `a*b` ``c*``") == (
+        r"‖w\* − w‖, \|D_i\| and Σ\_ `a*b` ``c*``"
+    )
+    assert docstrings.is_formula(["K = (1/N) Σ_i τ_i."])
+    assert not docstrings.is_formula(["Weights by data size, ρ_i ∝ |D_i|: FedAvg."])
+    from tsfl_jax.types import Delivery
+
+    found = docstrings.fields(Delivery)
+    assert tuple(found) == Delivery._fields and all(note for _, note in found.values())
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings(tmp_path):
+    pytest.importorskip("sphinx")
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_nb")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    done = subprocess.run(
+        [*command, "docs", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "api" / "public.html").exists()

@@ -71,6 +71,19 @@ def statements(source: str) -> Iterator[tuple[list[tokenize.TokenInfo], str]]:
             line.append(token)
 
 
+def unfenced(lines: list[str]) -> list[str]:
+    """Blocks between lines of three backquotes as literal blocks."""
+    found: list[str] = []
+    inside = False
+    for line in lines:
+        if line.strip().startswith("```"):
+            inside = not inside
+            found += ["::", ""] if inside else [""]
+        else:
+            found.append("    " + line if inside else line)
+    return found
+
+
 def fields(kind: Any) -> dict[str, tuple[str, str]]:
     """Annotation and comment of each field of a NamedTuple, from its source."""
     try:
@@ -101,7 +114,7 @@ def process(
     del app, name, options
     found: list[str] = []
     literal = False  # inside a block after "::", a table or an example
-    for paragraph in paragraphs(lines):
+    for paragraph in paragraphs(unfenced(lines)):
         first = paragraph[0]
         literal = first.startswith((">>>", "===", "..", "::")) or (
             literal and first.startswith(" ")

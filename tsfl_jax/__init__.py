@@ -1,7 +1,19 @@
 """tsfl_jax: time-driven synchronous federated learning, vectorized in JAX.
 
 Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Analysis
-and Optimizations". The symbols are explained in `tsfl_jax.types`.
+and Optimizations". The symbols are explained in `tsfl_jax.types`. The names:
+
+  Settings       Config, HParams, UserError
+  Running        simulate, sweep, as_function, Result, SweepResult
+  Data, models   make_dataset, Dataset, Model
+  Own rules      rule, init_rule, aggregate, Aggregator, Situation, Weights, Event,
+                 Counts, AGGREGATORS, rules, from_optax, to_optax
+  DMS            dms, dms_weights, affine_weights, coupling, filter_probability
+  Theory         theory, BoundConstants, bound_optimal_weights, kkt_residual,
+                 theorem1_bound, theorem2_weights, theorem4_bound
+
+Timelines without training are in `tsfl_jax.timeline`, tables and figures in
+`tsfl_jax.report`. The command line: ``tsfl --help``.
 """
 
 import warnings

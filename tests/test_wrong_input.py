@@ -84,7 +84,7 @@ SETTINGS = [
     ("batch_size", 2**31, "<= 2147483647", {}),
     ("eval_every", 0, ">= 1", {}),
     ("eval_every", 99999999999999999999, "<= 2147483647", {}),
-    ("report_every", 0, ">= 1", {}),
+    ("report_every", -1, ">= 0", {}),
     ("report_every", 10**30, "<= 2147483647", {}),
     ("checkpoint", "yes", "expected bool", {}),
     ("checkpoint", 1, "expected bool", {}),

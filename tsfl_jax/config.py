@@ -259,9 +259,9 @@ class Config:
     clip_norm: float = setting(0.0, "clip gradients to this global norm; 0: off", low=0)
     eval_every: int = setting(1, "intervals between two evaluations", low=1)
     report_every: int = setting(
-        5, "intervals per compiled call, between two progress lines", low=1
+        0, "intervals per compiled call and progress line; 0: by their work", low=0
     )
-    checkpoint: bool = setting(True, "save after every report, resume from the workdir")
+    checkpoint: bool = setting(True, "save from time to time, resume from the workdir")
     devices: int = setting(
         0,
         "devices that share the clients; 0: all (CPU: one per core, 1 if it is busy)",
@@ -355,6 +355,8 @@ def effective(settings: dict) -> dict:
     for name in _ADDED:
         if name in kept and kept[name] == get(default, name):
             del kept[name]
+    if settings.get("report_every") == 0:  # no result depends on it; 5 was the default
+        kept["report_every"] = 5
     return kept
 
 

@@ -155,7 +155,7 @@ def test_a_killed_pair_resumes_to_the_same_bits(tmp_path, victim):
     killed_in_interval_4(start_pair([cut, cut], *LONG), victim)
     (_, err), _ = pair([cut, cut], *LONG)
     resumed = int(re.search(r"resuming after interval (\d+) of 60", err).group(1))
-    assert 4 <= resumed < 60
+    assert 2 <= resumed < 60  # the first chunk is saved, later ones when it is due
     assert metrics(cut) == metrics(whole)
 
 

@@ -148,7 +148,7 @@ def test_resumed_run_ends_with_the_same_bits(
 def test_damaged_checkpoint_falls_back_to_the_one_before(finished, tmp_path):
     tsfl_jax.simulate(small(), workdir=tmp_path)
     steps = sorted((tmp_path / "checkpoints").iterdir(), key=lambda p: int(p.name))
-    assert [p.name for p in steps] == ["4", "6"]
+    assert len(steps) == 2 and steps[-1].name == "6"
     largest = max(
         (p for p in steps[-1].rglob("*") if p.is_file()), key=lambda p: p.stat().st_size
     )

@@ -117,7 +117,8 @@ def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Ar
 
 def _make_lanes_inputs(group: Group, several: list[Prepared], busy: int) -> scan.Inputs:
     """Inputs ``[L, T, ...]``, interval and evaluate ``[T]``; idle from `busy` on."""
-    inputs = [programs.make_inputs(p, group.program.mesh.size) for p in several]
+    sizes = group.program.mesh.size, group.program.chunk
+    inputs = [programs.make_inputs(p, *sizes) for p in several]
     if group.reports:  # honest clients report what they did
         inputs = [
             i._replace(reported=i.tau.copy()) if i.reported is None else i

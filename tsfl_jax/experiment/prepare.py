@@ -5,6 +5,7 @@ functions. Nothing is compiled and nothing is put on a device.
 """
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import backend, rule_settings
 from tsfl_jax.experiment.workload import Workload, draw_workload, groups
-from tsfl_jax.models import networks, precision
+from tsfl_jax.models import flop, networks, precision
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import replay
@@ -349,14 +350,46 @@ def evaluated(prepared: Prepared) -> Bool[np.ndarray, "T"]:
 def chunk_of(prepared: Prepared) -> int:
     """R, the intervals or updates of one compiled call; all calls have the same shape.
 
-    R divides T. On a timeline it is the number of updates that happen in R intervals on
-    average; the last call is filled up with updates without deliveries.
+    On a timeline R is the number of updates that happen in R intervals on average. The
+    last call is filled up: on a timeline, or where no divisor of T is near R.
     """
     config, updates = prepared.config, len(prepared.steps)
-    most = min(config.report_every, config.num_intervals)
+    most = min(config.report_every or _by_work(prepared), config.num_intervals)
     if config.timeline.framework != "none":
         return -(-updates * most // config.num_intervals)
-    return max(r for r in range(1, most + 1) if config.num_intervals % r == 0)
+    divisor = max(r for r in range(1, most + 1) if updates % r == 0)
+    if 2 * divisor >= most or config.report_every:
+        return divisor
+    return -(-updates // -(-updates // most))
+
+
+_FEW_INTERVALS = 5  # of a call, whatever they cost
+_CALLS = 10  # at least, if there are enough intervals: each has a line of progress
+# A small network on one CPU core: FLOP per second, and seconds that an interval and a
+# mini-batch step take at least. Calls are of about a second.
+_RATE, _INTERVAL, _STEP = 5e9, 1e-4, 5e-6
+
+
+def _by_work(prepared: Prepared) -> int:
+    """Intervals of a call that takes about a second; more where they are short.
+
+    The host's part in a call does not depend on its length: for small networks calls of
+    a few intervals would be mostly that. The choice depends on the settings only, never
+    on the machine.
+    """
+    config, network = prepared.config, prepared.network
+    steps = prepared.steps.sum(dtype=np.int64) / config.num_intervals
+    samples = 3 * config.batch_size * steps  # forward once, backward about twice
+    samples += len(prepared.dataset.x_test) / config.eval_every
+    seconds = _INTERVAL + _STEP * steps
+    most = max(_FEW_INTERVALS, -(-config.num_intervals // _CALLS))
+    weights = sum(math.prod(p.shape) for p in jax.tree.leaves(network.params))
+    # A lower bound first: to count the FLOP of a large network takes a while.
+    if seconds + samples * 2 * weights / _RATE > 1 / _FEW_INTERVALS:
+        return _FEW_INTERVALS
+    x = jax.ShapeDtypeStruct((1, *prepared.dataset.x_test.shape[1:]), np.float32)
+    seconds += samples * flop.count(network.model.predict, network.params, x) / _RATE
+    return int(np.clip(1 / seconds, _FEW_INTERVALS, most))
 
 
 def counts_of(prepared: Prepared) -> Counts:

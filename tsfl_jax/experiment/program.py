@@ -104,6 +104,9 @@ class Compiled(NamedTuple):
         """Run from interval `first` and `state` to the end; None: ``arrays.start``."""
         program = self.program
         now: scan.State = arrays.start if state is None else state
+        # Once, not for each call; the state is on the devices after the first one.
+        given = devices.place(program.mesh, (arrays.key, arrays.hparams), scan.WHOLE)
+        arrays = arrays._replace(key=given[0], hparams=given[1])
         while first < program.intervals:
             arguments = program.arguments(arrays, now, first)
             begun = time.perf_counter()
@@ -268,8 +271,16 @@ def _pools(labels: Int[np.ndarray, "M"]) -> local.Pools:
     return local.Pools(first, count, np.argsort(labels, kind="stable").astype(np.int32))
 
 
-def make_inputs(prepared: Prepared, num_devices: int) -> scan.Inputs:
-    """Inputs of all intervals, ``[T, ...]`` on the host, filled up to whole chunks."""
+def make_inputs(
+    prepared: Prepared, num_devices: int, chunk: int | None = None
+) -> scan.Inputs:
+    """Inputs of all intervals, ``[T, ...]`` on the host, filled up to whole chunks.
+
+    Args:
+      prepared: one experiment.
+      num_devices: that share the clients.
+      chunk: R; None: as `chunk_of` chooses for this experiment.
+    """
     times = prepared.workload.schedule
     inputs = scan.Inputs(
         interval=np.arange(len(times.tau), dtype=np.int32),
@@ -284,15 +295,16 @@ def make_inputs(prepared: Prepared, num_devices: int) -> scan.Inputs:
         if times.threshold is None
         else times.threshold.astype(np.float32),
     )
-    missing = -len(times.tau) % chunk_of(prepared)
+    missing = -len(times.tau) % (chunk or chunk_of(prepared))
     if not missing:
         return inputs
-    # The padding has no deliveries, no evaluations and no snapshots.
+    # The padding has no clients, no evaluations and no snapshots: it changes nothing.
     filled = jax.tree.map(
         lambda a: np.concatenate([a, a[-1:].repeat(missing, 0)]), inputs
     )
     end = len(times.tau)
     filled.tau[end:], filled.evaluate[end:] = 0, False
+    filled.assigned[end:] = times.tau.shape[1]
     if times.reported is not None:
         filled.reported[end:] = 0
     if times.delivery is not None:

@@ -1,7 +1,7 @@
 """Run or resume an experiment: chunks of intervals, progress, files, checkpoints.
 
-After each chunk the host writes the checkpoint first and the metrics after it, so that
-a killed run resumes with the same bits.
+After a chunk the host writes what is due (see `saves`), the checkpoint before the
+metrics, so that a killed run resumes with the same bits.
 """
 
 import contextlib
@@ -16,28 +16,12 @@ import numpy as np
 
 from tsfl_jax.config import Config, effective, flat
 from tsfl_jax.engine import devices, optimizers, scan
-from tsfl_jax.experiment import assemble, checkpoint, compile_times
+from tsfl_jax.experiment import assemble, checkpoint, compile_times, program, saves
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, runs
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.timeline import replay
 from tsfl_jax.types import Array, Dataset, Params, UserError
-
-# Columns of metrics.jsonl beside the interval and its virtual time.
-_COLUMNS = (
-    "test_accuracy",
-    "test_loss",
-    "train_loss",
-    "threshold",
-    "num_selected",
-    "weight_entropy",
-    "smoothness",
-    "grad_sq_norm",
-    "grad_variance",
-    "grad_square",
-    "coupling",
-    "num_dropped",
-)
 
 
 class Result(NamedTuple):
@@ -49,41 +33,27 @@ class Result(NamedTuple):
     summary: dict[str, Any]  # as in summary.json
 
 
-class _Progress(NamedTuple):
-    """All that a checkpoint holds."""
-
-    state: scan.State
-    history: scan.History  # [T, ...], filled up to the finished intervals
-    seconds: np.float64  # time spent in compiled calls so far
-
-
-def _empty(exp: assemble.Experiment) -> _Progress:
-    program, start = exp.program, exp.arrays.start
-    _, chunk = jax.eval_shape(program.run, *program.arguments(exp.arrays, start, 0))
+def _empty(exp: assemble.Experiment) -> saves.Progress:
+    made, start = exp.program, exp.arrays.start
+    _, chunk = jax.eval_shape(made.run, *made.arguments(exp.arrays, start, 0))
     history = jax.tree.map(
-        lambda a: np.zeros((program.intervals,) + a.shape[1:], a.dtype), chunk
+        lambda a: np.zeros((made.intervals,) + a.shape[1:], a.dtype), chunk
     )
-    return _Progress(jax.device_get(start), history, np.float64(0))
-
-
-class _Files(NamedTuple):
-    """The workdir of a run, locked by it."""
-
-    folder: pathlib.Path
-    check: Callable[[], None]  # raises UserError once the folder was removed
+    return saves.Progress(jax.device_get(start), history, np.float64(0))
 
 
 def _opened(
     exp: assemble.Experiment,
     workdir: str | pathlib.Path,
-    done: _Progress,
+    done: saves.Progress,
     stream: IO[str] | None,
     stack: contextlib.ExitStack,
-) -> tuple[_Files, int, _Progress]:
+) -> tuple[saves.Files, int, saves.Progress]:
     """The locked folder, and where a run in it stands."""
     folder, finished = report.prepare_workdir(workdir), 0
     notice = progress.warn_to(stream)
-    files = _Files(folder, stack.enter_context(report.lock(folder, notice)))
+    check = stack.enter_context(report.lock(folder, notice))
+    files = saves.Files(folder, check, notice)
     if (folder / "lanes").is_dir():
         raise UserError(f"{folder} holds a sweep; choose another --workdir")
     refused, found = _other_settings(folder, exp), None
@@ -108,7 +78,7 @@ def _opened(
     return files, finished, done
 
 
-def _followed(finished: int, done: _Progress) -> tuple[int, _Progress]:
+def _followed(finished: int, done: saves.Progress) -> tuple[int, saves.Progress]:
     """Where the first process stands; its clock stays its own."""
     shared = (np.int32(finished), done.state, done.history)
     finished, state, history = devices.from_first(shared)
@@ -146,7 +116,7 @@ def _begin(
     workdir: str | pathlib.Path | None,
     stream: IO[str] | None,
     stack: contextlib.ExitStack,
-) -> tuple[_Files | None, int, _Progress]:
+) -> tuple[saves.Files | None, int, saves.Progress]:
     """Where the run stands, the same in all processes; the first one has the files."""
     done, finished = _empty(exp), 0
     devices.connect(exp.program.mesh)
@@ -162,37 +132,7 @@ def _begin(
     finished, done = _followed(finished, done)
     if files is not None:
         report.write_json(files.folder / "config.json", exp.settings)
-        rows = _rows(exp, done.history, 0, finished)
-        report.write_metrics(files.folder / "metrics.jsonl", rows)
     return files, finished, done
-
-
-def _keep(
-    exp: assemble.Experiment,
-    files: _Files,
-    done: _Progress,
-    first: int,
-    finished: int,
-    size: int | None,
-    notice: Callable[[str], None],
-) -> int | None:
-    """Write the checkpoint, then the rows from `first` on; metrics.jsonl's new size.
-
-    A metrics.jsonl that does not have its last `size` is written anew.
-    """
-    files.check()
-    if exp.checkpoint:
-        folder = files.folder / "checkpoints"
-        checkpoint.save(folder, finished, done, exp.identity)
-    path = files.folder / "metrics.jsonl"
-    if report.size_of(path) == size:
-        rows = _rows(exp, done.history, first, finished)
-        report.append_metrics(path, rows)
-    else:
-        notice(f"{path} was changed during the run; it is written anew")
-        rows = _rows(exp, done.history, 0, finished)
-        report.write_metrics(path, rows)
-    return report.size_of(path)
 
 
 def run(
@@ -200,6 +140,7 @@ def run(
     workdir: str | pathlib.Path | None = None,
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Result:
     """Run or resume an experiment.
 
@@ -207,7 +148,9 @@ def run(
       exp: from `assemble.build`.
       workdir: folder for files and checkpoints; None keeps everything in memory.
       stream: where progress is printed; None: nowhere.
-      stop: called after every chunk; True ends the run there with KeyboardInterrupt.
+      stop: called after every chunk; True ends the run there, all saved, with
+        KeyboardInterrupt.
+      clock: seconds; it decides when files are due.
 
     Returns:
       `Result`. Where no client's model is finite any more, the run stops there with the
@@ -219,7 +162,7 @@ def run(
     with contextlib.ExitStack() as stack:
         files, finished, done = _begin(exp, workdir, stream, stack)
         finished, done, compile_seconds = _train(
-            exp, files, finished, done, stream, stop
+            exp, files, finished, done, stream, stop, clock
         )
         history = jax.tree.map(lambda a: a[:finished], done.history)
         summary = summarize(exp, history, float(done.seconds), compile_seconds)
@@ -239,38 +182,41 @@ def run(
 
 def _train(
     exp: assemble.Experiment,
-    files: _Files | None,
+    files: saves.Files | None,
     finished: int,
-    done: _Progress,
+    done: saves.Progress,
     stream: IO[str] | None,
     stop: Callable[[], bool],
-) -> tuple[int, _Progress, float]:
+    clock: Callable[[], float],
+) -> tuple[int, saves.Progress, float]:
     """Runs the remaining chunks; finished intervals, progress, seconds of compiling."""
-    total, notice = exp.program.intervals, progress.warn_to(stream)
+    total = exp.program.intervals
+    kept = None if files is None else saves.begin(exp, files, done, finished)
     if finished >= total or done.state.diverged:
         return finished, done, 0.0
-    size = None if files is None else report.size_of(files.folder / "metrics.jsonl")
     compiled = compile_times.compile_program(
         exp.program, exp.arrays, stream, done.state
     )
     started, begun = finished, time.perf_counter()
+
+    def keep(save: bool, everything: bool) -> saves.Kept | None:
+        if files is None or kept is None:
+            return None
+        choices = {"save": save, "everything": everything}
+        return saves.keep(exp, files, kept, done, finished, clock, **choices)
+
     chunks = compiled.chunks(exp.arrays, done.state, finished)
     for chunk in progress.watched(chunks, stream, finished, total):
-        lost = bool(chunk.history.diverged[-1])
-        # After a total loss nothing more happens: forget the empty intervals.
-        length = (
-            int(np.argmax(chunk.history.diverged)) + 1 if lost else exp.program.chunk
-        )
-        first, finished = finished, min(finished + length, chunk.last)
-        parts = map(jax.tree.leaves, (done.history, chunk.history))
-        for whole, part in zip(*parts, strict=True):
-            whole[first:finished] = part[:length]
-        seconds = done.seconds + chunk.seconds
-        done = _Progress(jax.device_get(chunk.state), done.history, seconds)
-        if files is not None:
-            size = _keep(exp, files, done, first, finished, size, notice)
+        lost, finished, done = _added(exp, done, chunk)
         ended = finished == total or lost
+        save = ended or (kept is not None and saves.due(exp, kept, clock()))
+        if save:  # else the state stays on the devices
+            done = done._replace(state=jax.device_get(chunk.state))
+        kept = keep(save, ended)
         stopping = not ended and devices.any_process(stop())
+        if stopping:
+            done = done._replace(state=jax.device_get(chunk.state))
+            kept = keep(not save, True)
         line = progress.progress_line(
             finished,
             total,
@@ -287,16 +233,18 @@ def _train(
     return finished, done, compiled.seconds
 
 
-def _rows(
-    exp: assemble.Experiment, history: scan.History, first: int, last: int
-) -> list[dict[str, Any]]:
-    """One plain dict per interval of ``[first, last)``, as in metrics.jsonl."""
-    seconds = exp.workload.seconds
-    return [
-        {"interval": t + 1, "virtual_time": seconds[t].item()}
-        | {name: getattr(history, name)[t].item() for name in _COLUMNS}
-        for t in range(first, last)
-    ]
+def _added(
+    exp: assemble.Experiment, done: saves.Progress, chunk: program.Chunk
+) -> tuple[bool, int, saves.Progress]:
+    """Whether all models are lost, finished intervals, and the history with a chunk."""
+    lost = bool(chunk.history.diverged[-1])
+    # After a total loss nothing more happens: forget the empty intervals.
+    length = int(np.argmax(chunk.history.diverged)) + 1 if lost else exp.program.chunk
+    finished = min(chunk.first + length, chunk.last)
+    parts = map(jax.tree.leaves, (done.history, chunk.history))
+    for whole, part in zip(*parts, strict=True):
+        whole[chunk.first : finished] = part[:length]
+    return lost, finished, done._replace(seconds=done.seconds + chunk.seconds)
 
 
 def last_measured(values: Array | np.ndarray) -> float:

@@ -1,0 +1,179 @@
+"""Files between chunks: how often they are written, and what a kill can lose."""
+
+import jax
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests.experiment.test_runner import files, same, small
+from tsfl_jax.experiment import (
+    assemble,
+    backend,
+    checkpoint,
+    lanes,
+    prepare,
+    runner,
+    saves,
+)
+from tsfl_jax.report import files as report
+
+T = 40
+
+
+@pytest.fixture(scope="module")
+def exp():
+    return assemble.build(small(num_intervals=T, report_every=1))
+
+
+@pytest.fixture(scope="module")
+def whole(exp, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    runner.run(exp, folder)
+    return folder
+
+
+class Clock:
+    """Seconds that pass only in chunks, saves and appends."""
+
+    def __init__(self, monkeypatch, chunk, save, append):
+        self.now, self.chunk, self.saved, self.appended = 0.0, chunk, [], []
+        real_save, real_append = checkpoint.save, report.append_metrics
+
+        def slow_save(folder, interval, *rest):
+            real_save(folder, interval, *rest)
+            self.saved.append((interval, self.now))
+            self.now += save
+
+        def slow_append(path, rows):
+            real_append(path, rows)
+            self.appended.append([row["interval"] for row in rows])
+            self.now += append
+
+        monkeypatch.setattr(checkpoint, "save", slow_save)
+        monkeypatch.setattr(report, "append_metrics", slow_append)
+
+    def __call__(self):
+        return self.now
+
+    def stop(self):
+        """After each chunk, until the next one."""
+        self.now += self.chunk
+        return False
+
+
+def test_saving_takes_its_share_of_the_time(exp, whole, tmp_path, monkeypatch):
+    clock = Clock(monkeypatch, chunk=1.0, save=0.2, append=0.001)
+    runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
+    intervals = [interval for interval, _ in clock.saved]
+    # 0.2 s are 2 % of 10 s. The first chunk and the end are saved in any case.
+    assert intervals == [1, 11, 21, 31, T]
+    same(files(tmp_path), files(whole))
+
+
+def test_costly_saves_lose_minutes_at_most(exp, tmp_path, monkeypatch):
+    clock = Clock(monkeypatch, chunk=60.0, save=1000.0, append=0.0)
+    runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
+    seconds = np.array([at for _, at in clock.saved])
+    gaps = np.diff(seconds) - 1000  # between the end of one and the next
+    assert (gaps <= saves.MOST_SECONDS + 60).all()
+    assert len(seconds) < T / 4
+
+
+def test_rows_are_written_once_and_many_at_a_time(exp, whole, tmp_path, monkeypatch):
+    clock = Clock(monkeypatch, chunk=0.1, save=0.0, append=0.02)
+    runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
+    assert sum(clock.appended, []) == list(range(1, T + 1))
+    # 0.02 s are 2 % of 1 s, ten chunks.
+    assert [len(rows) for rows in clock.appended] == [1, 10, 10, 10, 9]
+    same(files(tmp_path), files(whole))
+
+
+def test_a_chunk_is_one_write(tmp_path, monkeypatch):
+    exp = assemble.build(small(report_every=3))
+    clock = Clock(monkeypatch, chunk=1.0, save=0.0, append=0.0)
+    runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
+    assert clock.appended == [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_an_end_between_two_saves(exp, whole, tmp_path, monkeypatch, killed, capsys):
+    """Killed: from the last save; stopped: from there. Both to the same bits."""
+    clock = Clock(monkeypatch, chunk=1.0, save=0.2, append=0.0)
+
+    def stop():
+        clock.stop()
+        if clock.now < 16:
+            return False
+        if killed:
+            raise SystemError  # nothing is written after it
+        return True
+
+    with pytest.raises(SystemError if killed else KeyboardInterrupt):
+        runner.run(exp, tmp_path, stop=stop, clock=clock)
+    written = report.read_metrics(tmp_path / "metrics.jsonl")
+    saved = [interval for interval, _ in clock.saved]
+    assert saved == ([1, 11] if killed else [1, 11, len(written)])
+    assert len(written) > 11  # rows go ahead of the checkpoint
+    rows = report.read_metrics(whole / "metrics.jsonl")
+    assert written == rows[: len(written)]
+    runner.run(exp, tmp_path)
+    same(files(tmp_path), files(whole))
+
+
+# The length of a chunk
+
+
+def chunk(**settings):
+    chosen = small(**{"report_every": 0, **settings})
+    return prepare.chunk_of(prepare.prepare(chosen))
+
+
+def test_short_intervals_make_long_chunks():
+    few, many = chunk(num_intervals=50), chunk(num_intervals=20_000)
+    assert few == 5  # so that there are ten lines of progress
+    assert 100 < many <= 2000 and 20_000 % many == 0
+    # Four times the work, a quarter of the intervals.
+    harder = chunk(num_intervals=20_000, num_clients=16)
+    assert many / 6 < harder < many / 2
+
+
+def test_long_intervals_make_short_chunks():
+    settings = small(num_intervals=1000, report_every=0)
+    settings.data.name, settings.data.shape = "synthetic", (28, 28, 1)
+    settings.model.name = "mnist_cnn"
+    assert prepare.chunk_of(prepare.prepare(settings)) == 5
+
+
+def test_a_number_of_intervals_without_divisors():
+    assert chunk(num_intervals=1009) > 50
+    assert chunk(num_intervals=7) == 4
+    assert chunk(num_intervals=7, report_every=5) == 1  # as asked for: no padding
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tau"), [("fedavg", (2,)), ("scaffold", (2,)), ("dms", (0, 1, 2, 3))]
+)
+def test_padding_does_not_change_a_bit(algorithm, tau):
+    settings = small(num_intervals=7, report_every=0, algorithm=algorithm)
+    settings.schedule.kind, settings.schedule.tau = "explicit", tau
+    padded = tsfl_jax.simulate(settings)
+    settings.report_every = 7
+    whole = tsfl_jax.simulate(settings)
+    jax.tree.map(np.testing.assert_array_equal, padded.params, whole.params)
+    for name, values in whole.history.items():
+        np.testing.assert_array_equal(values, padded.history[name], err_msg=name)
+
+
+def test_lanes_of_different_work_share_a_chunk():
+    several = []
+    for tau in (1, 40):
+        settings = small(num_intervals=1009, report_every=0)
+        settings.schedule.kind, settings.schedule.tau = "explicit", (tau,)
+        several.append(prepare.prepare(settings))
+    first, second = map(prepare.chunk_of, several)
+    assert first > second
+    group = lanes.make_group(several, backend.start_jax(settings))
+    inputs = lanes.make_lanes(group, several, 2).inputs
+    whole = -(-1009 // first) * first
+    assert inputs.tau.shape == (2, whole, 4) and inputs.interval.shape == (whole,)
+    assert (inputs.assigned[:, 1009:] == 4).all()

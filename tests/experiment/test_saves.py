@@ -80,7 +80,7 @@ def test_costly_saves_lose_minutes_at_most(exp, tmp_path, monkeypatch):
 
 
 def test_rows_are_written_once_and_many_at_a_time(exp, whole, tmp_path, monkeypatch):
-    clock = Clock(monkeypatch, chunk=0.1, save=0.0, append=0.02)
+    clock = Clock(monkeypatch, chunk=0.1, save=5.0, append=0.02)
     runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
     assert sum(clock.appended, []) == list(range(1, T + 1))
     # 0.02 s are 2 % of 1 s, ten chunks.
@@ -117,6 +117,22 @@ def test_an_end_between_two_saves(exp, whole, tmp_path, monkeypatch, killed, cap
     rows = report.read_metrics(whole / "metrics.jsonl")
     assert written == rows[: len(written)]
     runner.run(exp, tmp_path)
+    same(files(tmp_path), files(whole))
+
+
+def test_a_run_goes_on_in_the_middle_of_a_chunk(exp, whole, tmp_path):
+    """As one of an earlier version, which had other chunks."""
+    calls = []
+
+    def stop():
+        calls.append(1)
+        return len(calls) == 13
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(exp, tmp_path, stop=stop)
+    other = assemble.build(small(num_intervals=T, report_every=10))
+    # The chunk's length is part of the settings if it was asked for.
+    runner.run(other._replace(identity=exp.identity, settings=exp.settings), tmp_path)
     same(files(tmp_path), files(whole))
 
 
@@ -174,6 +190,6 @@ def test_lanes_of_different_work_share_a_chunk():
     assert first > second
     group = lanes.make_group(several, backend.start_jax(settings))
     inputs = lanes.make_lanes(group, several, 2).inputs
-    whole = -(-1009 // first) * first
-    assert inputs.tau.shape == (2, whole, 4) and inputs.interval.shape == (whole,)
+    filled = 1009 + first - 1
+    assert inputs.tau.shape == (2, filled, 4) and inputs.interval.shape == (filled,)
     assert (inputs.assigned[:, 1009:] == 4).all()

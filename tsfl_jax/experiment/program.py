@@ -274,7 +274,10 @@ def _pools(labels: Int[np.ndarray, "M"]) -> local.Pools:
 def make_inputs(
     prepared: Prepared, num_devices: int, chunk: int | None = None
 ) -> scan.Inputs:
-    """Inputs of all intervals, ``[T, ...]`` on the host, filled up to whole chunks.
+    """Inputs of all intervals on the host, ``[T + R − 1, ...]``.
+
+    The last R − 1 fill up the last chunk, in whatever interval a run goes on: an
+    earlier version may have saved it in another one.
 
     Args:
       prepared: one experiment.
@@ -295,7 +298,7 @@ def make_inputs(
         if times.threshold is None
         else times.threshold.astype(np.float32),
     )
-    missing = -len(times.tau) % (chunk or chunk_of(prepared))
+    missing = (chunk or chunk_of(prepared)) - 1
     if not missing:
         return inputs
     # The padding has no clients, no evaluations and no snapshots: it changes nothing.

@@ -20,6 +20,7 @@ CHECKED = [
     "tsfl_jax.experiment.program",
     "tsfl_jax.experiment.workload",
     "tsfl_jax.models",
+    "tsfl_jax.report.bands",
     "tsfl_jax.report.statistics",
     "tsfl_jax.report.style",
     "tsfl_jax.report.sweeps",

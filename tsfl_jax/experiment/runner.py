@@ -18,7 +18,7 @@ from tsfl_jax.config import Config, effective, flat
 from tsfl_jax.engine import devices, optimizers, scan
 from tsfl_jax.experiment import assemble, checkpoint, compile_times, program, saves
 from tsfl_jax.report import files as report
-from tsfl_jax.report import progress, runs
+from tsfl_jax.report import frames, progress, results, runs
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.timeline import replay
 from tsfl_jax.types import Array, Dataset, Params, UserError
@@ -31,6 +31,26 @@ class Result(NamedTuple):
     # Per interval, [T] or [T, N]: `scan.History` and "virtual_time" in seconds.
     history: dict[str, np.ndarray]
     summary: dict[str, Any]  # as in summary.json
+
+    def __repr__(self) -> str:
+        """Three lines: what it is, what came out, what one can do with it."""
+        return results.run_text(self.summary)
+
+    def _repr_html_(self) -> str:
+        """The results as a table, for notebooks."""
+        return results.run_html(self.summary)
+
+    def to_pandas(self) -> Any:
+        """A data frame with one line per interval (needs pandas).
+
+        Raises:
+          UserError: pandas is not installed.
+        """
+        return frames.to_pandas(frames.of_run(self.history))
+
+    def plot(self) -> Any:
+        """A Matplotlib figure of accuracy and losses against the interval."""
+        return results.run_figure(self.history, self.summary)
 
 
 def _empty(exp: assemble.Experiment) -> saves.Progress:

@@ -29,7 +29,7 @@ from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.prepare import Own, Prepared, drawn_bytes, prepare_all
 from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.experiment.runner import scores_of
-from tsfl_jax.report import files, frames, progress, sweeps
+from tsfl_jax.report import files, frames, progress, results, sweeps
 from tsfl_jax.types import UserError
 
 _RUNNING = "running"  # folder of the files of running calls
@@ -45,6 +45,30 @@ class SweepResult(NamedTuple):
     history: dict[str, np.ndarray]
     swept: Sequence[str] = ()  # names of the swept settings
     series: Sequence[dict[str, np.ndarray]] = ()  # per lane, [T]: what is one number
+
+    def __repr__(self) -> str:
+        """Three lines: what it is, the best lane, what one can do with it."""
+        return results.sweep_text(self.swept, self.rows)
+
+    def _repr_html_(self) -> str:
+        """The groups of lanes as a table, for notebooks."""
+        return results.sweep_html(self.swept, self.rows)
+
+    def to_pandas(self) -> Any:
+        """A data frame with one line per lane and interval (needs pandas).
+
+        Raises:
+          UserError: pandas is not installed.
+        """
+        return frames.to_pandas(frames.of_sweep(self.swept, self.rows, self.series))
+
+    def plot(self) -> Any:
+        """A Matplotlib figure of accuracy against the interval, a line per group.
+
+        Raises:
+          UserError: the lanes differ in their number of intervals.
+        """
+        return results.sweep_figure(self.swept, self.rows, self.history)
 
 
 def _digest(prepared: Prepared) -> str:

@@ -4,6 +4,7 @@ How they look is in `report.style`.
 """
 
 import pathlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from tsfl_jax.types import UserError
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.collections
+    import matplotlib.figure
 
 _FEW_CLIENTS = 60  # bars that a reader can distinguish
 
@@ -34,10 +36,21 @@ def plot_curves(workdir: _PathLike) -> pathlib.Path:
       UserError: metrics.jsonl is missing or unreadable.
     """
     folder = pathlib.Path(workdir)
-    metrics = _metrics(folder)
-    about = _about(folder)
-    style = plot_style.style_of(about["algorithm"], 0)
+    figure = curves_of(_metrics(folder), _about(folder))
+    return plot_style.save(figure, folder / "curves.png")
 
+
+@plot_style.styled
+def curves_of(
+    metrics: Mapping[str, np.ndarray], about: dict[str, str]
+) -> "matplotlib.figure.Figure":
+    """The figure of accuracy and losses against the interval.
+
+    Args:
+      metrics: interval, test_accuracy, test_loss and train_loss, ``[T]`` each.
+      about: data, algorithm and seed, for the title.
+    """
+    style = plot_style.style_of(about["algorithm"], 0)
     both = np.isfinite(metrics["test_accuracy"]).any()
     both |= not np.isfinite(metrics["test_loss"]).any()
     figure, panels = plot_style.figure_of(2.7, ncols=2 if both else 1)
@@ -48,17 +61,18 @@ def plot_curves(workdir: _PathLike) -> pathlib.Path:
     for axes in panels:
         plot_style.interval_axis(axes, metrics["interval"])
     figure.suptitle(_title(about))
-    return plot_style.save(figure, folder / "curves.png")
+    return figure
 
 
 def _plot_accuracy(
     axes: "matplotlib.axes.Axes",
-    metrics: dict[str, np.ndarray],
+    metrics: Mapping[str, np.ndarray],
     style: plot_style.Style,
 ) -> None:
     accuracy = 100 * metrics["test_accuracy"]
     plot_style.plot_line(axes, metrics["interval"], accuracy, style)
     axes.set_ylabel("test accuracy in %")
+    plot_style.accuracy_axis(axes)
     if not axes.lines:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "not evaluated", ha="center", transform=axes.transAxes)
@@ -66,7 +80,7 @@ def _plot_accuracy(
 
 def _plot_losses(
     axes: "matplotlib.axes.Axes",
-    metrics: dict[str, np.ndarray],
+    metrics: Mapping[str, np.ndarray],
     style: plot_style.Style,
 ) -> None:
     interval, train, test = (

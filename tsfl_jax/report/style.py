@@ -8,7 +8,7 @@ markers, not only in color. Matplotlib is imported when a figure is plotted.
 import functools
 import pathlib
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -74,6 +74,12 @@ _OTHERS: tuple[Style, ...] = (
     line_style(_SKY, _DOTS, "X"),
     line_style(_GREY, (0, (4, 2, 1, 2)), "*"),
 )
+# A line of another panel, for comparison.
+FAINT: Style = {"color": "#CCCCCC", "linestyle": "-", "marker": "", "linewidth": 0.7}
+# Of lines that are no rules: each color with the first dashes, then with the second, …
+_COLORS = (_BLUE, _RED, _GREEN, _PINK, _BLACK, _ORANGE, _SKY, _GREY)
+_DASHES = ("-", "--", "-.", ":", _LONG, _MIXED, _DOTS, (0, (4, 2, 1, 2)))
+_MARKERS = "os^DvPX*<>phdH8"
 ALGORITHM_STYLE = {rule: line_style(*look) for rule, (_, *look) in _RULES.items()}
 NAMES = {label: name for label, (name, *_) in (_RULES | _FRAMEWORKS).items()}
 
@@ -180,6 +186,106 @@ def style_of(label: str, index: int) -> Style:
     """The style of a rule or framework; other labels take the other styles in turn."""
     _, rule = _FRAMEWORKS.get(label, ("", label))
     return ALGORITHM_STYLE.get(rule, _OTHERS[index % len(_OTHERS)])
+
+
+def _rule_style(value: Any) -> Style | None:
+    """The style of a rule or framework; None for anything else."""
+    _, rule = _FRAMEWORKS.get(str(value), ("", str(value)))
+    return ALGORITHM_STYLE.get(rule)
+
+
+def _different(styles: list[Style]) -> bool:
+    looks = [(s["color"], str(s["linestyle"])) for s in styles]
+    return len(set(looks)) == len(looks)
+
+
+def _of_values(values: list[Any], part: str, others: Sequence[Any]) -> dict[Any, Any]:
+    """A color or dashes for each value of a setting; rules keep their colors."""
+    own = [_rule_style(value) for value in values]
+    if part == "color" and all(own):
+        colors = [style["color"] for style in own if style]
+        if len(set(colors)) == len(colors):
+            return dict(zip(values, colors, strict=True))
+    return {v: others[i % len(others)] for i, v in enumerate(values)}
+
+
+def varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The settings that differ between some lines, with their values in order."""
+    names = dict.fromkeys(name for one in settings for name in one)
+    found = {n: list(dict.fromkeys(one.get(n) for one in settings)) for n in names}
+    return {name: values for name, values in found.items() if len(values) > 1}
+
+
+def styles_of(settings: Sequence[Mapping[str, Any]]) -> list[Style]:
+    """A style for each line, no two the same: color = one setting, dashes = another.
+
+    Args:
+      settings: of each line, what distinguishes it, ``{"algorithm": "dms"}``.
+
+    Returns:
+      Styles in the same order. The algorithm has the colors, else the first setting;
+      the combinations of all others have the dashes.
+    """
+    differing = varied(settings)
+    if len(differing) == 1:
+        (name,) = differing
+        own = [_rule_style(one.get(name)) for one in settings]
+        known = [style for style in own if style]
+        if len(known) == len(settings) and _different(known):
+            return known
+    if len(differing) > 1:
+        first = "algorithm" if "algorithm" in differing else next(iter(differing))
+        rest = [
+            tuple(str(one.get(n)) for n in differing if n != first) for one in settings
+        ]
+        color = _of_values(differing[first], "color", _COLORS)
+        dash = _of_values(list(dict.fromkeys(rest)), "linestyle", _DASHES)
+        marks = {value: i for i, value in enumerate(differing[first])}
+        styles = [
+            line_style(
+                color[one.get(first)],
+                dash[other],
+                _MARKERS[marks[one.get(first)] % len(_MARKERS)],
+            )
+            for one, other in zip(settings, rest, strict=True)
+        ]
+        if _different(styles):
+            return styles
+    return [
+        line_style(
+            _COLORS[i % len(_COLORS)],
+            _DASHES[(i + i // len(_COLORS)) % len(_DASHES)],
+            _MARKERS[i % len(_MARKERS)],
+        )
+        for i in range(len(settings))
+    ]
+
+
+def accuracy_axis(axes: "matplotlib.axes.Axes") -> None:
+    """Keep the axis of an accuracy in % within 0 to 100: bands may end outside."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, 0), min(high, 100))
+
+
+def legend_below(
+    figure: "matplotlib.figure.Figure",
+    lines: Sequence[Any],
+    labels: Sequence[str],
+    note: str = "",
+) -> None:
+    """A legend below the figure, outside of the data; none for a single line."""
+    if len(labels) < 2 and not note:
+        return
+    columns = max(1, min(4, 105 // (max(map(len, labels), default=0) + 9)))
+    figure.legend(
+        lines,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        title=note or None,
+        fontsize="small",
+        title_fontsize="small",
+    )
 
 
 def name_of(label: str) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 import sys
 import time
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +25,10 @@ from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.studies import arguments
 from tsfl_jax.timeline import trace
 from tsfl_jax.types import Dataset, UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Settings of the data and the clients, which all configs must share.
 _PARTS = ("data.", "partition.", "quadratic.")
@@ -236,42 +240,82 @@ def comparison_rows(
     return found
 
 
+def _panels(count: int) -> "tuple[Figure, list[Axes], Axes]":
+    """A figure, the axes of the curves (one for up to four) and those of the times."""
+    if count <= 4:
+        figure, (left, right) = plot_style.figure_of(
+            3.8, ncols=2, gridspec_kw={"width_ratios": [1.7, 1]}
+        )
+        return figure, [left], right
+    columns = 3
+    rows = -(-count // columns)
+    figure, grid = plot_style.figure_of(
+        1.0 + 1.3 * rows,
+        nrows=rows,
+        ncols=columns + 1,
+        gridspec_kw={"width_ratios": [1] * columns + [1.5]},
+    )
+    for axes in (*grid[:, -1], *np.ravel(grid[:, :-1])[count:]):
+        axes.remove()
+    panels = list(np.ravel(grid[:, :-1])[:count])
+    for index, axes in enumerate(panels):
+        axes.sharex(panels[0])
+        axes.sharey(panels[0])
+        axes.tick_params(
+            labelleft=index % columns == 0, labelbottom=index >= count - columns
+        )
+    return figure, panels, figure.add_subplot(grid[0, 0].get_gridspec()[:, -1])
+
+
 @plot_style.styled
 def plot_frameworks(
     results: list[FrameworkResult], target: float, path: pathlib.Path, title: str
 ) -> list[pathlib.Path]:
     """Plot accuracy against virtual time, and the time to the target accuracy."""
-    figure, (left, right) = plot_style.figure_of(
-        3.4, ncols=2, gridspec_kw={"width_ratios": [1.7, 1]}
-    )
+    figure, panels, right = _panels(len(results))
     curves = [curve for result in results for curve in result.curves]
     x = np.linspace(0, max(seconds[-1] for seconds, _ in curves), _TIMES)
     names = [plot_style.name_of(result.label) for result in results]
-    for index, result in enumerate(results):
-        style = plot_style.style_of(result.label, index)
-        values = np.array([at_times(x, *curve) for curve in result.curves])
-        plot_style.plot_mean(left, x, 100 * values, style, names[index], alpha=0.15)
-        times = times_of(result, target)
-        if np.isfinite(times).all():
-            mean, half = confidence_interval(times)
-            look = {"color": style["color"], "edgecolor": "#333333", "linewidth": 0.6}
-            right.barh(index, mean, xerr=half, **look)
-        else:
-            note = {"va": "center", "fontsize": "small"}
-            right.text(0, index, " not reached by every seed", **note)
+    styles = plot_style.styles_of([{"framework": r.label} for r in results])
+    values = [100 * np.array([at_times(x, *c) for c in r.curves]) for r in results]
+    for index, (result, style) in enumerate(zip(results, styles, strict=True)):
+        axes = panels[index % len(panels)]
+        if len(panels) > 1:
+            axes.set_title(names[index], fontsize="small")
+            for other in values:
+                mean, _ = confidence_interval(other, omit=True)
+                plot_style.plot_line(axes, x, mean, plot_style.FAINT)
+        plot_style.plot_mean(axes, x, values[index], style, names[index], alpha=0.15)
+        _plot_time(right, index, times_of(result, target), style)
     tested = np.concatenate([accuracy for _, accuracy in curves])
     # The bands of few seeds would determine the scale.
-    left.set_ylim(100 * tested.min() - 3, 100 * tested.max() + 3)
-    left.axhline(100 * target, color="#777777", linewidth=0.8)
-    left.set_xlabel("virtual time in seconds")
-    left.set_ylabel("test accuracy in %")
-    left.legend(fontsize="small")
+    panels[0].set_ylim(100 * tested.min() - 3, 100 * tested.max() + 3)
+    plot_style.accuracy_axis(panels[0])
+    for axes in panels:
+        axes.axhline(100 * target, color="#777777", linewidth=0.8)
+    panels[-2 if len(panels) > 1 else 0].set_xlabel("virtual time in seconds")
+    figure.supylabel("test accuracy in %", fontsize="medium")
+    if len(panels) == 1:
+        plot_style.legend_below(figure, *panels[0].get_legend_handles_labels())
     right.set_yticks(range(len(results)), names)
     right.invert_yaxis()
     right.set_xlim(left=0)
     right.set_xlabel(f"virtual seconds to {100 * target:g} %")
     figure.suptitle(plot_style.title(title))
     return plot_style.save_both(figure, path)
+
+
+def _plot_time(
+    axes: "Axes", row: int, times: np.ndarray, style: plot_style.Style
+) -> None:
+    """Plot one bar: the time to the target accuracy."""
+    if np.isfinite(times).all():
+        mean, half = confidence_interval(times)
+        look = {"color": style["color"], "edgecolor": "#333333", "linewidth": 0.6}
+        axes.barh(row, mean, xerr=half, **look)
+    else:
+        text = " not reached by every seed"
+        axes.text(0, row, text, va="center", fontsize="small")
 
 
 def write_comparison(

@@ -18,8 +18,8 @@ from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
+from tsfl_jax.report.bands import plot_bands
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
-from tsfl_jax.report.sweeps import plot_bands
 from tsfl_jax.studies import (
     arguments,
     free_riders,

@@ -1,0 +1,117 @@
+"""Figures of sweeps: styles, panels, legends and axes."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from tsfl_jax.report import bands
+from tsfl_jax.report import style as plot_style
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.studies import compare
+
+SEEDS, LENGTH = 2, 6
+
+
+def sweep_of(**swept):
+    """Rows and accuracies of a product, with two seeds."""
+    points = [
+        dict(zip(swept, values, strict=True))
+        for values in itertools.product(*swept.values())
+    ]
+    rows = [{**point, "seed": s} for point in points for s in range(SEEDS)]
+    rng = np.random.default_rng(0)
+    return [*swept, "seed"], rows, rng.uniform(0.9, 1.0, (len(rows), LENGTH))
+
+
+def looks(figure):
+    """(color, dashes) of every labeled line."""
+    return {
+        line.get_label(): (
+            line.get_color(),
+            str(line.get_linestyle()),
+            line._dash_pattern,
+        )
+        for axes in figure.axes
+        for line in axes.lines
+        if not line.get_label().startswith("_")
+    }
+
+
+@pytest.mark.parametrize(
+    "swept",
+    [
+        {"lr": [0.1, 0.2, 0.3, 0.4]},
+        {"lr": list(np.geomspace(1e-3, 1, 12).round(6))},
+        {"algorithm": ["dms", "fedavg", "fedprox", "fedasync"], "lr": [0.1, 0.2, 0.3]},
+        {"lr": [0.1, 0.2], "mu": [0.1, 0.2], "gamma": [0.1, 0.3]},
+        {"algorithm": list(AGGREGATORS)[:12]},
+    ],
+)
+def test_every_line_has_a_style_of_its_own(swept):
+    figure = bands.of_sweep(*sweep_of(**swept), "title")
+    found = [str(look) for look in looks(figure).values()]
+    assert len(found) == np.prod([len(v) for v in swept.values()])
+    assert len(set(found)) == len(found)
+
+
+def test_color_is_one_setting_and_dashes_another():
+    settings = [
+        {"algorithm": a, "lr": lr} for a in ("dms", "fedavg") for lr in (0.1, 0.2)
+    ]
+    first, second, third, fourth = plot_style.styles_of(settings)
+    own = plot_style.ALGORITHM_STYLE
+    assert first["color"] == second["color"] == own["dms"]["color"]
+    assert third["color"] == fourth["color"] == own["fedavg"]["color"]
+    assert first["linestyle"] == third["linestyle"] != second["linestyle"]
+    assert second["linestyle"] == fourth["linestyle"]
+
+
+def test_four_lines_share_axes_and_five_have_panels():
+    few = bands.of_sweep(*sweep_of(lr=[0.1, 0.2, 0.3, 0.4]), "few")
+    assert len(few.axes) == 1 and len(few.axes[0].lines) == 4
+    many = bands.of_sweep(*sweep_of(lr=[0.1, 0.2, 0.3, 0.4, 0.5]), "many")
+    titles = [axes.get_title() for axes in many.axes if axes.get_title()]
+    assert titles == [f"lr={v}" for v in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    product = sweep_of(algorithm=["dms", "fedavg", "fedprox"], lr=[0.1, 0.2])
+    both = bands.of_sweep(*product, "both")
+    assert [axes.get_title() for axes in both.axes] == ["lr=0.1", "lr=0.2"]
+
+
+def test_legends_are_outside_and_accuracies_within_their_range():
+    for swept in ({"lr": [0.1, 0.2]}, {"lr": [0.1, 0.2, 0.3], "mu": [0.0, 1.0]}):
+        figure = bands.of_sweep(*sweep_of(**swept), "title")
+        assert len(figure.legends) == 1
+        figure.draw_without_rendering()
+        legend = figure.legends[0].get_window_extent()
+        for axes in figure.axes:
+            assert axes.get_legend() is None
+            assert not legend.overlaps(axes.get_window_extent())
+            low, high = axes.get_ylim()
+            assert low >= 0 and high <= 100
+
+
+def test_frameworks_are_compared_in_panels(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        plot_style, "save_both", lambda figure, path: figures.append(figure) or []
+    )
+    empty = dict.fromkeys(compare.FrameworkResult._fields)
+    time, accuracy = np.arange(1, 11.0), np.linspace(0.1, 0.99, 10)
+    for count in (3, 9):
+        labels = ["tsfl_dms", "tsfl", "sfl", "afl", "fedbuff", "fedat", "fedcs"]
+        labels = [*labels, "esync", "safa"][:count]
+        results = [
+            compare.FrameworkResult(
+                **empty | {"label": label, "curves": [(time, accuracy)] * 2}
+            )
+            for label in labels
+        ]
+        compare.plot_frameworks(results, 0.5, tmp_path / "x", "title")
+    few, many = figures
+    assert len(few.axes) == 2 and len(few.legends) == 1
+    assert len(many.axes) == 9 + 1
+    for figure in figures:
+        assert figure.axes[0].get_ylim()[1] <= 100
+    found = list(looks(many).values())
+    assert len(found) == 9 and len(set(map(str, found))) == 9

@@ -1,0 +1,123 @@
+"""What `Result` and `SweepResult` show, give to pandas and plot."""
+
+import builtins
+import math
+
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tsfl_jax.experiment import runner, sweeps
+from tsfl_jax.types import UserError
+
+T, N = 3, 2
+
+
+def series(value=0.5):
+    return {
+        "virtual_time": np.arange(1.0, T + 1),
+        "test_accuracy": np.full(T, value),
+        "test_loss": np.array([1.0, np.nan, 0.5]),
+        "train_loss": np.ones(T),
+    }
+
+
+def run_result(**changes):
+    summary = {
+        "algorithm": "dms",
+        "data": "digits",
+        "seed": 0,
+        "num_intervals": T,
+        "best_test_accuracy": 0.5,
+        "final_test_accuracy": 0.25,
+        "final_test_loss": 0.5,
+        "diverged_at": None,
+    }
+    history = series() | {"rho": np.ones((T, N)), "coupling": np.zeros(T)}
+    return runner.Result({}, history, summary | changes)
+
+
+def sweep_result(lanes=3):
+    rows = [
+        {
+            "lane": lane,
+            "lr": 0.1 * (lane + 1),
+            "best_test_accuracy": 0.5 + 0.1 * lane,
+            "final_test_accuracy": 0.5,
+            "final_test_loss": 1.0,
+            "diverged_at": 2 if lane == 2 else None,
+            "seconds": 1.0,
+            "data": "<b>digits",
+        }
+        for lane in range(lanes)
+    ]
+    one = [series(0.1 * lane) for lane in range(lanes)]
+    history = {name: np.stack([s[name] for s in one]) for name in one[0]}
+    return sweeps.SweepResult(rows, history, ["lr"], one)
+
+
+def test_three_lines():
+    lines = repr(run_result()).splitlines()
+    assert len(lines) == 3
+    assert lines[0] == "Result of dms on digits: 3 intervals, seed 0"
+    assert lines[1] == "  test accuracy: best 50.0 %, final 25.0 %"
+    lost = repr(run_result(best_test_accuracy=math.nan, diverged_at=2))
+    assert "final test loss 0.5; every model was lost in interval 2" in lost
+    lines = repr(sweep_result()).splitlines()
+    assert len(lines) == 3
+    assert lines[0] == "SweepResult: 3 lanes over lr"
+    assert lines[1] == (
+        "  best test accuracy 60.0 % in lane 1 (lr=0.2); 1 lanes diverged"
+    )
+
+
+def test_html_is_escaped():
+    text = run_result(data="<b>")._repr_html_()
+    assert text.startswith("<table>") and "&lt;b&gt;" in text and "<b>" not in text
+    text = sweep_result(60)._repr_html_()
+    assert text.count("<tr>") == 51 and "and 10 more" in text
+
+
+def test_long_form_in_pandas():
+    frame = run_result().to_pandas()
+    assert list(frame)[:3] == ["interval", "virtual_time", "test_accuracy"]
+    assert len(frame) == T and "rho" not in frame and "coupling" in frame
+    assert frame["test_loss"].isna().tolist() == [False, True, False]
+    frame = sweep_result().to_pandas()
+    assert list(frame)[:4] == ["lane", "lr", "interval", "virtual_time"]
+    means = frame.groupby("lane")["test_accuracy"].mean()
+    np.testing.assert_allclose(means, [0, 0.1, 0.2])
+
+
+def test_without_pandas_the_message_names_the_extra(monkeypatch):
+    found = builtins.__import__
+
+    def without(name, *rest, **options):
+        if name == "pandas":
+            raise ImportError(name)
+        return found(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(UserError, match=r"pip install 'tsfl_jax\[pandas\]'"):
+        run_result().to_pandas()
+
+
+def test_plots():
+    left, right = run_result().plot().axes
+    np.testing.assert_allclose(left.lines[0].get_ydata(), 50)
+    assert len(right.lines) == 2
+    figure = sweep_result().plot()
+    assert len(figure.axes[0].lines) == 3
+    uneven = sweep_result()._replace(history={})
+    with pytest.raises(UserError, match="differ in their number of intervals"):
+        uneven.plot()
+
+
+def test_real_results_have_all_of_it():
+    config = tsfl_jax.Config(num_intervals=2, num_clients=2, batch_size=4, devices=1)
+    config.schedule.data_size = 16
+    config.model.hidden = 0
+    result = tsfl_jax.sweep(config, {"seed": [0, 1]})
+    frame = result.to_pandas()
+    assert len(frame) == 4 and list(frame)[:3] == ["lane", "seed", "interval"]
+    assert "2 lanes over seed" in repr(result) and "<td>2</td>" in result._repr_html_()

@@ -114,6 +114,22 @@ SLIPS = {
     "misspelt nested field": (["--config.data.nam=x"], ["data.name"]),
     "wrong type": (["--config.lr=fast"], ["lr", "fast"]),
     "misspelt flag": (["--workdri=x"], ["workdir"]),
+    "setting without config": (
+        ["--lr=0.1"],
+        ["--lr: settings begin with config: --config.lr=0.1"],
+    ),
+    "setting of a section without config": (
+        ["--alpha", "0.1"],
+        ["--config.partition.alpha"],
+    ),
+    "samples without a file": (
+        [*SMALL, "--sweep=seed=0:2", "--samples=3"],
+        ["--samples=3: expected at least 1, with --sweep_file"],
+    ),
+    "no sweep file": (
+        [*SMALL, "--sweep_file=none.yaml"],
+        ["--sweep_file=none.yaml: cannot be read"],
+    ),
     "stray word": (["mnist"], ["mnist", "--config.lr"]),
     "no value": (["--config.lr"], ["lr"]),
     "two configs": (["--config=a.py", "--config=b.py"], ["--config"]),
@@ -348,7 +364,9 @@ def test_a_sweep_from_the_command_line(tmp_path):
     swept = ["--sweep=seed=0:2", "--sweep=algorithm=dms,fedavg", "--workdir=swept"]
     code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
     assert code == 0, err
-    assert "4 lanes; results in swept" in err and "interval 2/2" in err
+    assert "4 lanes; results in swept" in err
+    assert "0 of 4 lanes, interval 1/2 of 4 more, best " in err
+    assert "4 of 4 lanes, best " in err
     assert "| dms | 2 |" in out and "| fedavg | 2 |" in out
     rows = (tmp_path / "swept" / "results.jsonl").read_text().splitlines()
     # There are two clients.

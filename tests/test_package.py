@@ -10,6 +10,8 @@ import pytest
 import tsfl_jax
 from tsfl_jax import __main__ as tsfl
 from tsfl_jax import config_files
+from tsfl_jax.config import SETTINGS
+from tsfl_jax.report import settings
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -100,6 +102,33 @@ def test_wrong_words(words, message):
 def test_settings_are_listed_by_group(capsys):
     tsfl.list_settings(["dms"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 * 13 and lines[0].startswith("--config.dms.constants=")
+    names = [line for line in lines if line.startswith("--config.dms.")]
+    assert len(names) == 13 and lines[0].startswith("--config.dms.constants=")
+    assert max(map(len, lines)) <= 99
     tsfl.list_settings(["lr"])
     assert capsys.readouterr().out.startswith("--config.lr=")
+    tsfl.list_settings([])
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split("=")[0] for line in lines if line.startswith("--config.")]
+    assert shown == [f"--config.{name}" for name in SETTINGS]
+
+
+def test_the_page_of_settings_is_up_to_date(capsys):
+    tsfl.list_settings(["--markdown"])
+    page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    remake = "tsfl settings --markdown > docs/settings.md"
+    assert capsys.readouterr().out == page, remake
+    assert all(f"| `{name}` |" in page for name in SETTINGS)
+
+
+def test_help_shows_flags_and_common_settings():
+    code, out, error = call("run", "--help")
+    assert code == 0 and not error
+    for name in settings.COMMON:
+        assert f"--config.{name}=" in out
+    assert "--config.algorithm='dms'" in out and ", krum" in out
+    assert "--config.partition.kind='dirichlet'" in out and "iid, dirichlet" in out
+    for flag in ("--sweep=", "--sweep_file=", "--explain=", "--workdir="):
+        assert f"  {flag}" in out
+    assert f"All {len(SETTINGS)} settings: tsfl settings" in out
+    assert max(map(len, out.splitlines())) <= 100

@@ -4,13 +4,12 @@
 """
 
 import importlib
-import math
 import sys
 
 from absl import app, flags, logging
 
 from tsfl_jax import command, config_files
-from tsfl_jax.config import SETTINGS, Config, Setting, get
+from tsfl_jax.report import settings
 from tsfl_jax.types import UserError, nearest
 
 # Words that train or explain, with the flags that they stand for.
@@ -59,31 +58,17 @@ def list_configs(words: list[str]) -> None:
 
 
 def list_settings(words: list[str]) -> None:
-    """Print settings with default, range and help.
+    """Print settings with default, range and help; ``--markdown``: the page of docs.
 
     Raises:
-      UserError: no setting begins with that name.
+      UserError: no setting begins with that name, or several words.
     """
-    group = words[0] if words else ""
-    chosen = [n for n in SETTINGS if not group or f"{n}.".startswith(f"{group}.")]
-    if not chosen:
-        groups = {name.split(".")[0] for name in SETTINGS}
-        hint = nearest(group, groups)
-        raise UserError(f"settings {group}: there is no such group{hint}")
-    default = Config()
-    for name in chosen:
-        kind, known = SETTINGS[name]
-        about = "; ".join(filter(None, (known.help, range_of(known))))
-        print(f"--config.{name}={get(default, name)!r}  ({kind.__name__})\n    {about}")
-
-
-def range_of(known: Setting) -> str:
-    """The choices or bounds of a setting as text, "" if there are none."""
-    if known.choices:
-        return ", ".join(known.choices)
-    bounds = {"≥": known.low, ">": known.above, "≤": known.high, "<": known.below}
-    limits = [f"{sign} {b:g}" for sign, b in bounds.items() if math.isfinite(b)]
-    return " and ".join(limits)
+    if words == ["--markdown"]:
+        print(settings.markdown(), end="")
+        return
+    if len(words) > 1:
+        raise UserError(f"settings {' '.join(words)}: expected one group or setting")
+    print("\n".join(map(settings.entry, settings.chosen(words[0] if words else ""))))
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from tsfl_jax.experiment import (
     sweeps,
 )
 from tsfl_jax.report import files as report
-from tsfl_jax.report import progress, timeline
+from tsfl_jax.report import progress, settings, timeline
 from tsfl_jax.types import UserError
 
 # `parse` adds the default file: one given here would be read, and its overrides
@@ -100,6 +100,11 @@ def _check_flags(argv: list[str]) -> None:
             if name not in SETTINGS:
                 hint = types.nearest(name, SETTINGS)
                 raise UserError(f"--{flag}: there is no such setting{hint}")
+        elif flag not in flags.FLAGS and settings.suggestion(flag):
+            given = argument.lstrip("-").replace(
+                flag, f"--config.{settings.suggestion(flag)}", 1
+            )
+            raise UserError(f"--{flag}: settings begin with config: {given}")
 
 
 def _last_overrides(words: list[str]) -> list[str]:
@@ -137,8 +142,20 @@ def _config_first(argv: list[str]) -> list[str]:
     return argv[:1] + (chosen or [f"--config={config_files.DEFAULT}"]) + rest
 
 
+def _shown(flag: flags.Flag) -> settings.Flag:
+    """A flag for ``--help``."""
+    choices = tuple(getattr(flag.parser, "enum_values", None) or ())
+    text = str(flag.help).split(";\n")[0].split(">: ")[-1]  # without absl's additions
+    default = flag.default if isinstance(flag.default, str | int | float) else None
+    return settings.Flag(flag.name, choices, text, default)
+
+
 def parse(argv: list[str]) -> list[str]:
     """Parse the command line; a mistake in it ends the process with one line."""
+    if any(word in ("-h", "--h", "-help", "--help") for word in argv[1:]):
+        own = flags.FLAGS.get_flags_for_module(__name__)
+        print(settings.help_text(_program(), map(_shown, own)))
+        sys.exit(0)
     try:
         _check_flags(argv)
         rest = flags.FLAGS(_config_first(argv))

@@ -239,13 +239,13 @@ class Config:
 
     algorithm: str = setting("dms", "aggregation rule")
     seed: int = setting(0, "decides every random draw", low=0, high=2**32 - 1)
-    num_intervals: int = setting(50, "T", low=1, high=10**6)
-    num_clients: int = setting(20, "N", low=1, high=10**7)
-    lr: float = setting(0.003, "η", above=0)
+    num_intervals: int = setting(50, "T, intervals of a run", low=1, high=10**6)
+    num_clients: int = setting(20, "N, number of clients", low=1, high=10**7)
+    lr: float = setting(0.003, "η, learning rate of the clients", above=0)
     momentum: float = setting(
-        0.9, "reset at the start of every interval", low=0, below=1
+        0.9, "of the clients' SGD, reset at the start of every interval", low=0, below=1
     )
-    batch_size: int = setting(32, "B", low=1)
+    batch_size: int = setting(32, "B, samples of a mini-batch", low=1)
     mu: float = setting(0.01, "μ, the proximal coefficient of fedprox", low=0)
     gamma: float = setting(
         0.5, "γ, fedasync's share of the old global model", low=0, below=1

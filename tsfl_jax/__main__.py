@@ -21,6 +21,7 @@ _MODULES = {
     "bounds": "tsfl_jax.studies.bounds",
     "theory": "tsfl_jax.report.theory",
     "tensorboard": "tsfl_jax.report.tensorboard",
+    "report": "tsfl_jax.report.page",
 }
 _HELP = """\
 usage: tsfl WORD [arguments]
@@ -30,6 +31,7 @@ usage: tsfl WORD [arguments]
   explain      describe a run without training it
   compare      frameworks on one virtual clock: tsfl compare configs/frameworks/*.py
   reproduce    tables and figures of the paper: tsfl reproduce table1
+  report       one HTML file of runs, sweeps and studies: tsfl report runs/sweep
   theory       the terms of the theory beside a finished run
   bounds       the bounds of the theory on quadratic clients
   tensorboard  event files of a finished run

@@ -247,8 +247,16 @@ def write_table(
 def read_json(path: _Path) -> dict | None:
     """The object that `write_json` wrote; None if the file is missing or damaged."""
     try:
-        found = json.loads(pathlib.Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return parse_json(pathlib.Path(path).read_bytes())
+    except OSError:
+        return None
+
+
+def parse_json(text: str | bytes) -> dict | None:
+    """The object in a text of JSON; None if it is damaged or something else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 
 # Said above every table whose cells are made by `spread`.
 OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over the seeds"
@@ -55,3 +56,27 @@ def spread(
     mean, half = confidence_interval(values)
     text = f"{mean:{form}}"
     return text if np.isnan(half) else f"{text} ± {half:{form.lstrip('+')}}"
+
+
+def time_to(
+    target: float, seconds: Float[np.ndarray, "E"], accuracy: Float[np.ndarray, "E"]
+) -> float:
+    """Virtual seconds until the accuracy was first reached; inf: never."""
+    reached = np.flatnonzero(accuracy >= target)
+    return float(seconds[reached[0]]) if len(reached) else np.inf
+
+
+def at_times(
+    times: Float[np.ndarray, "X"],
+    seconds: Float[np.ndarray, "E"],
+    accuracy: Float[np.ndarray, "E"],
+) -> Float[np.ndarray, "X"]:
+    """Accuracy of the newest tested model at each time; NaN before the first one."""
+    index = np.searchsorted(seconds, times, "right") - 1
+    return np.where(index >= 0, accuracy[np.maximum(index, 0)], np.nan)
+
+
+def spread_of_times(times: Float[np.ndarray, "S"]) -> str:
+    """Mean ± half its confidence interval, or how many seeds never reached it."""
+    never = int(np.isinf(times).sum())
+    return f"never ({never} of {len(times)})" if never else spread(times)

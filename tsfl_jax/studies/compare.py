@@ -21,7 +21,14 @@ from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble, grid, prepare, runner
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
-from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.report.statistics import (
+    OVER_SEEDS,
+    at_times,
+    confidence_interval,
+    spread,
+    spread_of_times,
+    time_to,
+)
 from tsfl_jax.studies import arguments
 from tsfl_jax.timeline import trace
 from tsfl_jax.types import Dataset, UserError
@@ -181,24 +188,6 @@ def _over_seeds(
     )
 
 
-def time_to(
-    target: float, seconds: Float[np.ndarray, "E"], accuracy: Float[np.ndarray, "E"]
-) -> float:
-    """Virtual seconds until the accuracy was first reached; inf: never."""
-    reached = np.flatnonzero(accuracy >= target)
-    return float(seconds[reached[0]]) if len(reached) else np.inf
-
-
-def at_times(
-    times: Float[np.ndarray, "X"],
-    seconds: Float[np.ndarray, "E"],
-    accuracy: Float[np.ndarray, "E"],
-) -> Float[np.ndarray, "X"]:
-    """Accuracy of the newest tested model at each time; NaN before the first one."""
-    index = np.searchsorted(seconds, times, "right") - 1
-    return np.where(index >= 0, accuracy[np.maximum(index, 0)], np.nan)
-
-
 def times_of(result: FrameworkResult, target: float) -> Float[np.ndarray, "S"]:
     """Virtual seconds to the target accuracy, inf: never."""
     return np.array([time_to(target, *curve) for curve in result.curves])
@@ -207,12 +196,6 @@ def times_of(result: FrameworkResult, target: float) -> Float[np.ndarray, "S"]:
 def best_accuracy(result: FrameworkResult) -> str:
     """The highest test accuracy in %, mean over the seeds."""
     return spread([100 * accuracy.max() for _, accuracy in result.curves])
-
-
-def spread_of_times(times: Float[np.ndarray, "S"]) -> str:
-    """Mean ± half its confidence interval, or how many seeds never reached it."""
-    never = int(np.isinf(times).sum())
-    return f"never ({never} of {len(times)})" if never else spread(times)
 
 
 def comparison_rows(

@@ -1,0 +1,233 @@
+"""Figures of a report as inline SVG: curves of groups, weights and work of clients.
+
+Text stays text, and black, white and the grid take the colors of the page, so that one
+figure serves light, dark and print. The same values give the same bytes.
+"""
+
+import html
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from tsfl_jax.report import style as plot_style
+from tsfl_jax.report.statistics import at_times
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+MOST_LINES = 12  # that a reader can distinguish in one figure
+_TIMES = 200  # at which curves of several runs are averaged
+_BINS = 150  # of virtual time, in figures of clients
+# Their numbers have no common divisor: 35 pairs of color and dashes.
+_COLORS = "#0072B2 #D55E00 #009E73 #CC79A7 #000000 #E69F00 #56B4E9".split()
+_DASHES = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1, 1)),
+    (0, (6, 1.5, 1, 1.5)),
+    (0, (3, 1, 1, 1, 1, 1)),
+)
+_MARKERS = "os^DvPX"
+# Of the page, by what Matplotlib writes.
+_PAGE_COLORS = {
+    "#000000": "currentColor",
+    "#333333": "currentColor",
+    "#ffffff": "var(--paper)",
+    "#dddddd": "var(--grid)",
+}
+
+
+class Curves(NamedTuple):
+    """The curves of runs that differ in their seed only."""
+
+    label: str
+    index: int  # of the group, which gives its look
+    runs: list[tuple[np.ndarray, np.ndarray]]  # x and y per run, [T], without NaN
+
+
+def look(index: int) -> plot_style.Style:
+    """Color, dashes and marker of a group; distinct for 35 of them."""
+    dashes = _DASHES[index % len(_DASHES)]
+    marker = _MARKERS[index % len(_MARKERS)]
+    return plot_style.line_style(_COLORS[index % len(_COLORS)], dashes, marker)
+
+
+def inline_svg(figure: "matplotlib.figure.Figure", prefix: str, label: str) -> str:
+    """The figure as an element to put into a page.
+
+    Args:
+      figure: plotted under `plot_style.styled`.
+      prefix: of all ids, another one for each figure of the page.
+      label: for those who cannot see it.
+    """
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tsfl_jax"}):
+        options = {"metadata": {"Date": None}, "transparent": True, "dpi": 72}
+        figure.savefig(buffer, format="svg", **options)
+    text = buffer.getvalue().decode()
+    text = text[text.index("<svg") :]
+    for part in (r"<!--.*?-->", r"<metadata>.*?</metadata>", r"<style.*?</style>"):
+        text = re.sub(part, "", text, flags=re.DOTALL)
+    text = re.sub(r"<[^>]*>", lambda tag: _own_ids(tag[0], prefix), text)
+    head, rest = text.split(">", 1)
+    view = re.search(r'viewBox="[^"]*"', head)
+    assert view is not None  # Matplotlib writes it always
+    name = html.escape(label)
+    return f'<svg {view[0]} role="img" aria-label="{name}">{rest}'
+
+
+def _own_ids(tag: str, prefix: str) -> str:
+    """A tag with ids and colors of the page, and without names of other documents."""
+    tag = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", tag)
+    tag = tag.replace("xlink:href=", "href=").replace('href="#', f'href="#{prefix}-')
+    tag = tag.replace("url(#", f"url(#{prefix}-").replace(' id="', f' id="{prefix}-')
+    if 'href="data:' not in tag:
+        for old, new in _PAGE_COLORS.items():
+            tag = tag.replace(old, new)
+    return tag
+
+
+def _averaged(curves: Curves, time: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Common x ``[X]`` and values ``[n, X]``; NaN where a run has none."""
+    if time:
+        x = np.linspace(0, max(seconds[-1] for seconds, _ in curves.runs), _TIMES)
+        return x, np.array([at_times(x, *run) for run in curves.runs])
+    x = np.unique(np.concatenate([x for x, _ in curves.runs]))
+    values = np.full((len(curves.runs), len(x)), np.nan)
+    for row, (own, y) in zip(values, curves.runs, strict=True):
+        row[np.searchsorted(x, own)] = y
+    return x, values
+
+
+@plot_style.styled
+def curves_svg(
+    curves: Sequence[Curves], prefix: str, ylabel: str, *, time: bool, percent: bool
+) -> str:
+    """Curves of groups with 95 % bands over their runs, against interval or time.
+
+    Args:
+      curves: at most `MOST_LINES`, each with a run or more.
+      prefix: see `inline_svg`.
+      ylabel: of the vertical axis.
+      time: x is virtual seconds, else the interval.
+      percent: the values are in %: the axis stays within 0 to 100.
+    """
+    figure, axes = plot_style.figure_of(3.3 + 0.2 * (len(curves) // 3))
+    for group in curves:
+        x, values = _averaged(group, time)
+        # A single point has no line: its marker shows it.
+        style, label = look(group.index), plot_style.escape(group.label)
+        plot_style.plot_mean(axes, x, values, style, label, alpha=0.15)
+    axes.set_xlabel("virtual time in seconds" if time else "interval")
+    axes.set_ylabel(ylabel)
+    if percent:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, 0), min(high, 100))
+    if not time:
+        axes.xaxis.set_major_locator(plot_style.whole_numbers())
+    longest = max((len(group.label) for group in curves), default=0)
+    figure.legend(
+        loc="outside lower center",
+        ncols=max(1, min(len(curves), 100 // (longest + 12))),
+        fontsize="small",
+    )
+    where = "virtual time" if time else "intervals"
+    return inline_svg(figure, prefix, f"{ylabel} over {where}")
+
+
+def _binned(
+    values: np.ndarray, seconds: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Sums of the updates in each bin ``[bins, N]``, their number, the axis' end."""
+    count, end = len(values), float(len(values))
+    bins, place = count, np.arange(count)
+    if seconds is not None:
+        bins, end = min(count, _BINS), float(seconds[-1])
+        place = np.ceil(seconds / end * bins).astype(int).clip(1, bins) - 1
+    elif count > _BINS:
+        bins, place = _BINS, place * _BINS // count
+    total = np.zeros((bins, values.shape[1]))
+    np.add.at(total, place, values)
+    return total, np.bincount(place, minlength=bins), end
+
+
+@plot_style.styled
+def clients_svg(
+    tau: np.ndarray,
+    rho: np.ndarray,
+    seconds: np.ndarray | None,
+    prefix: str,
+    label: str,
+) -> str:
+    """Weight and work of each client over time, and how often it counted.
+
+    Args:
+      tau: ``[T, N]`` delivered local iterations.
+      rho: ``[T, N]`` weights.
+      seconds: ``[T]`` virtual times of the updates, > 0 at the end; None: intervals.
+      prefix, label: see `inline_svg`.
+    """
+    clients = tau.shape[1]
+    weight, number, end = _binned(rho, seconds)
+    with np.errstate(invalid="ignore"):
+        weight = 100 * weight / number[:, None]  # without an update: NaN
+    work = _binned(tau, seconds)[0]
+    figure, grid = plot_style.figure_of(
+        2.6 + min(2 * 0.07 * clients, 2.2),
+        nrows=2,
+        ncols=2,
+        sharey=True,
+        sharex="col",
+        gridspec_kw={"width_ratios": [4, 1]},
+    )
+    often = 100 * (rho > 0).mean(axis=0)
+    _plot_clients(grid[0], weight, end, "weight ρ in %", often)
+    _plot_clients(
+        grid[1], work, end, "local iterations τ", 100 * (tau > 0).mean(axis=0)
+    )
+    whole = "interval" if seconds is None else "virtual time in seconds"
+    grid[1, 0].set_xlabel(whole)
+    grid[1, 1].set_xlabel("% of updates")
+    grid[0, 1].set_title("has weight", fontsize="small")
+    grid[1, 1].set_title("delivers", fontsize="small")
+    return inline_svg(figure, prefix, label)
+
+
+def _plot_clients(
+    row: "Sequence[matplotlib.axes.Axes]",
+    values: np.ndarray,
+    end: float,
+    label: str,
+    share: np.ndarray,
+) -> None:
+    """Plot ``[bins, N]`` values as an image beside bars ``[N]`` of a share in %."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    left, right = row
+    clients = len(share)
+    shades = ListedColormap(colormaps["YlGnBu"](np.linspace(0.25, 1, 256)))
+    # "none": the pixels go into the file as they are, one per bin and client.
+    image = left.imshow(
+        np.ma.masked_where(~(values.T > 0), values.T),
+        aspect="auto",
+        interpolation="none",
+        origin="lower",
+        extent=(0, end, -0.5, clients - 0.5),
+        cmap=shades,
+        vmin=0,
+    )
+    left.grid(visible=False)
+    left.set_ylabel("client")
+    left.yaxis.set_major_locator(plot_style.whole_numbers())
+    figure = left.get_figure()
+    assert figure is not None
+    figure.colorbar(image, ax=left, pad=0.01, aspect=15).set_label(label)
+    right.barh(np.arange(clients), share, height=0.75, color="#0072B2")
+    right.set_xlim(0, 105)

@@ -156,14 +156,15 @@ def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:
     about = files.read_json(folder / "sweep.json") or {}
     if not about:
         missing.append(
-            f"{folder / 'sweep.json'} is not there or damaged: which settings were "
-            "swept is not known."
+            f"{folder / 'sweep.json'} is not there or damaged: the sweep has not "
+            "finished, or how many lanes it has is not known."
         )
     rows = _read_rows(folder / "results.jsonl", missing)
     points = [p for p in about.get("lanes", []) if isinstance(p, dict)]
     if len(rows) < len(points):
         missing.append(f"{folder}: {len(rows)} of {len(points)} lanes have finished.")
-    swept = list(dict.fromkeys(n for point in points for n in point))
+    given = set().union(*points)
+    swept = [name for name in _varied(rows) if not given or name in given]
     series, arrays = _long_history(folder / "history.csv"), _lanes(folder / "lanes")
     runs, without = [], 0
     for index, row in enumerate(rows):
@@ -176,7 +177,7 @@ def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:
         settings = {n: v for n, v in row.items() if n in SETTINGS}
         facts = {n: v for n, v in row.items() if n not in SETTINGS}
         facts |= {"algorithm": row.get("algorithm"), "data": row.get("data")}
-        facts |= {n: about[n] for n in ("versions", "device") if n in about}
+        facts |= {n: about[n] for n in ("versions", "device", "backend") if n in about}
         facts["fingerprints"] = {
             n.removesuffix("_sha"): v for n, v in facts.items() if n.endswith("_sha")
         }
@@ -190,6 +191,12 @@ def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:
         )
     config = flat(about.get("config") or {})
     return Source(folder, SWEEP, runs, missing, config, points, [], [])
+
+
+def _varied(rows: list[dict[str, Any]]) -> list[str]:
+    """Settings with several values."""
+    names = dict.fromkeys(n for row in rows for n in row if n in SETTINGS)
+    return [n for n in names if len({str(row.get(n)) for row in rows}) > 1]
 
 
 def _shown(value: Any) -> str:
@@ -248,10 +255,11 @@ def _lanes(folder: pathlib.Path) -> dict[tuple, dict[str, np.ndarray]]:
             end = lost[0] + 1 if len(lost) else len(arrays["diverged"])
             lane = {n: a[:end] for n, a in arrays.items() if a.ndim}
             facts = _scores(lane) | {"samples_trained": int(lane["samples"].sum())}
+            _clients(lane)
         except (UserError, KeyError, IndexError):
             continue  # counted by the caller
         key = _key(files.plain(facts))
-        if key in found and not np.array_equal(found[key].get("rho"), lane.get("rho")):
+        if key in found and not np.array_equal(found[key]["rho"], lane["rho"]):
             twice.add(key)
         found[key] = lane
     return {key: lane for key, lane in found.items() if key not in twice}

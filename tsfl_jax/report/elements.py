@@ -81,6 +81,11 @@ def details(summary: str, *inside: str) -> str:
     return f"<details>{head}{''.join(inside)}</details>"
 
 
+def grid(parts: Sequence[str]) -> str:
+    """Figures, beside each other where there is room; "" if there are none."""
+    return f'<div class="grid">{"".join(parts)}</div>' if parts else ""
+
+
 def section(name: str, title: str, *inside: str) -> str:
     """A part of the page with a heading; "" if there is nothing inside."""
     whole = "\n".join(filter(None, inside))

@@ -5,100 +5,35 @@ files; what is missing there is listed in the page.
 """
 
 import argparse
-import base64
 import math
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tsfl_jax.config import Config, SETTINGS, get
+from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.report import collect, elements, files, repeat, vector
-from tsfl_jax.report.collect import Run, Source
+from tsfl_jax.report.collect import Run
 from tsfl_jax.report.elements import Cell, markup, tag
+from tsfl_jax.report.groups import (
+    Report,
+    best_target,
+    grouped,
+    lost,
+    moved_bytes,
+    score,
+    seen_values,
+)
+from tsfl_jax.report.page_figures import client_figures, curve_figures, images
 from tsfl_jax.report.statistics import OVER_SEEDS, spread, spread_of_times, time_to
 from tsfl_jax.report.style import NAMES
 from tsfl_jax.types import UserError
 
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 _MOST_ROWS = 2000  # of a table
-_MOST_CLIENTS = 6  # figures of clients
 _MOST_COLUMNS = 8  # groups beside each other in the table of settings
-_STEP = 0.05  # the target accuracy is a multiple of it
-_BYTES = 4  # of a parameter that is sent
-
-
-class Group(NamedTuple):
-    """Runs that differ in their seed only."""
-
-    name: str
-    runs: list[Run]
-
-
-class Report(NamedTuple):
-    """All that the sections of a page are made of."""
-
-    sources: list[Source]
-    groups: list[Group]
-    target: float | None  # accuracy in (0, 1]; None: nothing was measured
-    chosen: bool  # the target was chosen here
-
-
-def grouped(sources: Sequence[Source]) -> list[Group]:
-    """Groups of runs with the same name and settings, except for the seed."""
-    found: dict[tuple, list[Run]] = {}
-    for source in sources:
-        prefix = f"{source.folder.resolve().name}: " if len(sources) > 1 else ""
-        prefix = prefix if source.kind != collect.RUN else ""
-        for run in source.runs:
-            settings = {n: v for n, v in run.settings.items() if n != "seed"}
-            key = (prefix + run.name, str(sorted(settings.items(), key=str)))
-            found.setdefault(key, []).append(run)
-    groups, names = [], {}
-    for (name, _), runs in found.items():
-        names[name] = names.get(name, 0) + 1
-        number = f" ({names[name]})" if names[name] > 1 else ""
-        groups.append(Group(name + number, runs))
-    return groups
-
-
-def _seen(run: Run, column: str = "test_accuracy") -> tuple[np.ndarray, np.ndarray]:
-    """Indices and values of what was measured."""
-    values = run.series.get(column, np.zeros(0))
-    index = np.flatnonzero(np.isfinite(values))
-    return index, values[index]
-
-
-def _target(groups: Sequence[Group]) -> float | None:
-    """The highest multiple of 5 % that half of the runs reach."""
-    best = [_score(run, "best_test_accuracy") for group in groups for run in group.runs]
-    best = [value for value in best if math.isfinite(value)]
-    if not best:
-        return None
-    steps = math.floor(float(np.median(best)) / _STEP + 1e-9)
-    return round(steps * _STEP, 2) if steps else None
-
-
-def _score(run: Run, name: str) -> float:
-    value = run.facts.get(name)
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _lost(run: Run) -> bool:
-    return run.facts.get("diverged_at") is not None
-
-
-def moved_bytes(run: Run) -> float:
-    """Bytes of the models to and from the clients: 2 · 4 · parameters · deliveries.
-
-    NaN where the number of parameters or the deliveries are not known.
-    """
-    parameters = run.facts.get("num_parameters")
-    if run.tau is None or not isinstance(parameters, int):
-        return math.nan
-    return 2.0 * _BYTES * parameters * int((run.tau > 0).sum())
 
 
 def _readable(count: float) -> str:
@@ -118,11 +53,18 @@ def _mean_cell(values: Sequence[float], form: str) -> Cell:
     return Cell(spread(known, form), repr(float(np.mean(known))), True)
 
 
+def _same_cell(values: Sequence[float]) -> Cell:
+    """A value that most often is the same in all runs."""
+    if len(set(values)) == 1 and math.isfinite(values[0]):
+        return Cell(f"{values[0]:.10g}", repr(values[0]), True)
+    return _mean_cell(values, ".4g")
+
+
 def _time_cell(runs: Sequence[Run], target: float | None) -> Cell:
     """Virtual seconds until the target accuracy."""
     times = []
     for run in runs:
-        index, accuracy = _seen(run)
+        index, accuracy = seen_values(run)
         seconds = run.series.get("virtual_time", np.zeros(0))
         if target is not None and len(accuracy) and len(seconds):
             times.append(time_to(target, seconds[index], accuracy))
@@ -138,25 +80,14 @@ def _last(run: Run, column: str) -> float:
     return float(values[-1]) if len(values) else math.nan
 
 
-def swatch(index: int) -> str:
-    """The look of a group's line, as in the figures."""
-    style = vector.look(index)
-    dashes = style["linestyle"]
-    color = str(style["color"]).replace("#000000", "currentColor")
-    drawn = "" if dashes == "-" else " ".join(f"{2 * n:g}" for n in dashes[1])
-    line = f'<path d="M0 5H40" fill="none" stroke="{color}" stroke-width="3"'
-    line += f' stroke-dasharray="{drawn}"' if drawn else ""
-    return f'<svg class="swatch" viewBox="0 0 40 10" aria-hidden="true">{line}/></svg>'
-
-
 def _result_cells(runs: Sequence[Run], target: float | None) -> list[Cell]:
     """Results of runs: those that diverged are counted, and in no mean."""
-    good = [run for run in runs if not _lost(run)]
+    good = [run for run in runs if not lost(run)]
     best, final = (
-        [100 * _score(run, f"{which}_test_accuracy") for run in good]
+        [100 * score(run, f"{which}_test_accuracy") for run in good]
         for which in ("best", "final")
     )
-    loss = [_score(run, "final_test_loss") for run in good]
+    loss = [score(run, "final_test_loss") for run in good]
     intervals = [_last(run, "interval") for run in runs]
     seconds = [_last(run, "virtual_time") for run in runs]
     moved = [b for b in map(moved_bytes, runs) if math.isfinite(b)]
@@ -165,8 +96,8 @@ def _result_cells(runs: Sequence[Run], target: float | None) -> list[Cell]:
         _mean_cell(final, ".2f"),
         _mean_cell(best, ".2f"),
         _mean_cell(loss, ".4g"),
-        _mean_cell(intervals, ".4g"),
-        _mean_cell(seconds, ".5g"),
+        _same_cell(intervals),
+        _same_cell(seconds),
         _time_cell(good, target),
         Cell(_readable(mean), repr(mean) if moved else "", True),
         Cell(str(len(runs) - len(good)), None, True),
@@ -175,22 +106,27 @@ def _result_cells(runs: Sequence[Run], target: float | None) -> list[Cell]:
 
 def _heads(target: float | None) -> list[str]:
     reach = "s to target" if target is None else f"s to {100 * target:g} %"
-    heads = ["final accuracy, %", "best accuracy, %", "final loss", "intervals"]
-    return [*heads, "virtual time, s", reach, "bytes moved", "diverged"]
+    heads = [
+        "final accuracy,\u00a0%",
+        "best accuracy,\u00a0%",
+        "final loss",
+        "intervals",
+    ]
+    return [*heads, "virtual time,\u00a0s", reach, "bytes moved", "diverged"]
 
 
 def results(report: Report) -> str:
     """The table of groups, and that of all runs where they are not the same."""
     rows = []
-    for index, (name, runs) in enumerate(report.groups):
+    for index, (name, runs, look) in enumerate(report.groups):
         seeds = sorted({str(run.settings.get("seed", "?")) for run in runs}, key=_order)
         listed = f"{len(runs)}" + (f" ({', '.join(seeds)})" if len(seeds) < 6 else "")
-        mark = swatch(index) if index < vector.MOST_LINES else ""
-        first = [Cell(NAMES.get(name, name), name, before=mark)]
+        mark = vector.swatch(look) if index < vector.MOST_LINES else ""
+        first = [Cell(name, name, before=mark)]
         first.append(Cell(listed, str(len(runs)), True))
         rows.append(first + _result_cells(runs, report.target))
     heads = _heads(report.target)
-    parts = [elements.table(["run", "seeds", *heads], rows[:_MOST_ROWS], "results")]
+    parts = [_without_empty(["run", "seeds", *heads], rows[:_MOST_ROWS], "results")]
     parts.append(_cut(len(rows)))
     runs = [(group.name, run) for group in report.groups for run in group.runs]
     if len(runs) > len(report.groups):
@@ -200,9 +136,21 @@ def results(report: Report) -> str:
             + [Cell(run.place)]
             for name, run in runs[:_MOST_ROWS]
         ]
-        inner = elements.table(["run", "seed", *heads, "place"], every, "runs")
+        inner = _without_empty(["run", "seed", *heads, "place"], every, "runs")
         parts.append(elements.details(f"All {len(runs)} runs", inner, _cut(len(runs))))
     return elements.section("results-part", "Results", *parts, _notes_on(report))
+
+
+def _without_empty(head: list[str], rows: list[list[Cell]], name: str) -> str:
+    """A table without columns that say nothing; the notes below it say which."""
+    kept = [
+        i
+        for i, title in enumerate(head)
+        if not (title == "diverged" and all(row[i].text == "0" for row in rows))
+        and not (title == "bytes moved" and all(row[i].text == "–" for row in rows))
+    ]
+    cells = [[row[i] for i in kept] for row in rows]
+    return elements.table([head[i] for i in kept], cells, name)
 
 
 def _order(text: str) -> tuple:
@@ -224,132 +172,16 @@ def _notes_on(report: Report) -> str:
     elif report.chosen:
         text += f"The target {100 * report.target:g} % is the highest multiple of 5 % "
         text += "that half of the runs reach; --target chooses another one. "
-    text += "Bytes moved are estimated: a float32 model down and up for each delivery "
-    text += "that counted; – means that the folder does not say how large the model is "
-    text += "or who delivered."
+    runs = [run for group in report.groups for run in group.runs]
+    if not any(map(lost, runs)):
+        text += "No run diverged. "
+    if any(math.isfinite(moved_bytes(run)) for run in runs):
+        text += "Bytes moved are estimated: a float32 model down and up for each "
+        text += "delivery that counted."
+    else:
+        text += "Bytes moved are not known: the files do not say how large the model "
+        text += "is, or who delivered."
     return markup(tag("p", text, class_="note"))
-
-
-def _curves(report: Report, column: str, scale: float) -> list[vector.Curves]:
-    """Curves of the groups over the interval, best end first to be kept."""
-    found = []
-    for index, (name, runs) in enumerate(report.groups):
-        lines = []
-        for run in runs:
-            seen, values = _seen(run, column)
-            if len(seen):
-                lines.append((run.series["interval"][seen], scale * values))
-        if lines:
-            found.append(vector.Curves(NAMES.get(name, name), index, lines))
-    return found
-
-
-def _in_time(report: Report) -> list[vector.Curves]:
-    """Accuracy over virtual time, for groups whose runs have it."""
-    found = []
-    for index, (name, runs) in enumerate(report.groups):
-        lines = []
-        for run in runs:
-            seen, values = _seen(run)
-            seconds = run.series.get("virtual_time", np.zeros(0))
-            if len(seen) and len(seconds) and np.isfinite(seconds[seen]).all():
-                lines.append((seconds[seen], 100 * values))
-        if lines:
-            found.append(vector.Curves(NAMES.get(name, name), index, lines))
-    return found
-
-
-def _regular(report: Report) -> bool:
-    """Whether virtual time says the same as the number of the interval."""
-    steps = set()
-    for group in report.groups:
-        for run in group.runs:
-            seconds = run.series.get("virtual_time", np.zeros(0))
-            times = np.diff(seconds, prepend=0.0).round(9)
-            steps |= set(times.tolist())
-    return len(steps) <= 1
-
-
-def _figure(svg: str, caption: str) -> str:
-    return f"<figure>{svg}{markup(tag('figcaption', caption))}</figure>"
-
-
-def _shown(curves: list[vector.Curves]) -> tuple[list[vector.Curves], str]:
-    """The curves that fit into a figure, and what is left out in words."""
-    if len(curves) <= vector.MOST_LINES:
-        return curves, ""
-    text = f" The first {vector.MOST_LINES} of {len(curves)} are shown."
-    return curves[: vector.MOST_LINES], text
-
-
-def curve_figures(report: Report) -> list[str]:
-    """Accuracy over virtual time and intervals, losses over intervals."""
-    band = " Lines are means over the seeds, bands their 95 % confidence interval."
-    several = any(len(group.runs) > 1 for group in report.groups)
-    note = band if several else ""
-    found = []
-    in_time, left = _shown(_in_time(report))
-    if in_time and not _regular(report):
-        svg = vector.curves_svg(
-            in_time, "time", "test accuracy in %", time=True, percent=True
-        )
-        found.append(_figure(svg, f"Test accuracy over virtual time.{note}{left}"))
-    for column, label, scale in (
-        ("test_accuracy", "test accuracy in %", 100.0),
-        ("test_loss", "test loss", 1.0),
-        ("train_loss", "training loss", 1.0),
-    ):
-        curves, left = _shown(_curves(report, column, scale))
-        if curves:
-            name = column.replace("_", "-")
-            svg = vector.curves_svg(
-                curves, name, label, time=False, percent=scale == 100
-            )
-            title = label.removesuffix(" in %").capitalize()
-            found.append(_figure(svg, f"{title} over the intervals.{note}{left}"))
-    return found
-
-
-def client_figures(report: Report) -> list[str]:
-    """Weights and work of the clients, for the first run of each group."""
-    found = []
-    having = [
-        (group.name, run)
-        for group in report.groups
-        for run in [next((r for r in group.runs if r.rho is not None), None)]
-        if run is not None and run.rho is not None and run.rho.size
-    ]
-    for number, (name, run) in enumerate(having[:_MOST_CLIENTS]):
-        seconds = run.series.get("virtual_time")
-        assert run.tau is not None and run.rho is not None
-        if seconds is not None:
-            even = len(set(np.diff(seconds, prepend=0.0).round(9).tolist())) <= 1
-            if even or len(seconds) != len(run.rho) or not seconds[-1] > 0:
-                seconds = None
-        seed = run.settings.get("seed")
-        title = NAMES.get(name, name) + (f", seed {seed}" if seed is not None else "")
-        label = f"Weights and local iterations of the clients: {title}"
-        svg = vector.clients_svg(run.tau, run.rho, seconds, f"clients{number}", label)
-        text = f"{title}: mean weight ρ of each client, and its delivered local "
-        text += "iterations τ; blank is zero. Right: the share of updates."
-        found.append(_figure(svg, text))
-    if len(having) > _MOST_CLIENTS:
-        text = f"The first {_MOST_CLIENTS} of {len(having)} are shown."
-        found.append(markup(tag("p", text, class_="note")))
-    return found
-
-
-def images(report: Report) -> list[str]:
-    """Figures that a study wrote, as they are."""
-    found = []
-    for source in report.sources:
-        for path in source.images:
-            data = base64.b64encode(path.read_bytes()).decode()
-            image = markup(
-                tag("img", src=f"data:image/png;base64,{data}", alt=path.stem)
-            )
-            found.append(_figure(image, f"{path.name}, as the study wrote it."))
-    return found
 
 
 def _value(value: Any) -> str:
@@ -500,7 +332,7 @@ def _title(report: Report) -> str:
         )
     source = report.sources[0]
     name = source.folder.resolve().name
-    return f"{source.kind.capitalize()} {name}"
+    return f"{source.kind.capitalize()}: {name}"
 
 
 def overview(report: Report) -> str:
@@ -528,15 +360,19 @@ def overview(report: Report) -> str:
     )
     parts.append(markup(tag("p", where, class_="sub")))
     missing = [text for source in report.sources for text in source.missing]
-    for title, texts in (
-        ("Missing in these folders", missing),
-        ("Notes of the runs", _notes(runs)),
+    for title, kind, texts in (
+        ("Missing in these folders", "missing", missing),
+        ("Notes of the runs", "notes", _notes(runs)),
     ):
         if texts:
             shown = [tag("li", text) for text in texts[:20]]
             if len(texts) > 20:
                 shown.append(tag("li", f"and {len(texts) - 20} more"))
-            parts.append(markup(tag("aside", tag("strong", title), tag("ul", *shown))))
+            parts.append(
+                markup(
+                    tag("aside", tag("strong", title), tag("ul", *shown), class_=kind)
+                )
+            )
     return f"<header>{''.join(parts)}</header>"
 
 
@@ -546,7 +382,7 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     for run in runs:
         notes = run.facts.get("notes") or []
         notes = notes.split("; ") if isinstance(notes, str) else notes
-        if _lost(run):
+        if lost(run):
             notes = [*notes, f"Diverged in interval {run.facts['diverged_at']}."]
         for note in notes if isinstance(notes, list) else []:
             found[str(note)] = found.get(str(note), 0) + 1
@@ -577,13 +413,14 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
     sources = [collect.read_source(path) for path in paths]
     groups = grouped(sources)
     chosen = target is None
-    report = Report(sources, groups, _target(groups) if chosen else target, chosen)
+    report = Report(sources, groups, best_target(groups) if chosen else target, chosen)
     figures = [*curve_figures(report), *images(report)]
+    clients = client_figures(report)
     parts = {
         "results-part": results(report) if groups else "",
         "tables": tables(report),
-        "figures": elements.section("figures", "Figures", *figures),
-        "clients": elements.section("clients", "Clients", *client_figures(report)),
+        "figures": elements.section("figures", "Figures", elements.grid(figures)),
+        "clients": elements.section("clients", "Clients", elements.grid(clients)),
         "settings": settings(report),
         "provenance": provenance(report),
     }

@@ -1,6 +1,9 @@
 """The command line that repeats a run or a sweep, from its settings."""
 
+import dataclasses
+import functools
 import itertools
+import re
 import runpy
 import shlex
 from collections.abc import Mapping, Sequence
@@ -13,17 +16,16 @@ from tsfl_jax.report import files
 Known = dict[str, dict[str, Any]]  # settings of the experiments, by name
 
 
+@functools.cache
 def known_settings() -> Known:
     """The flat settings of each experiment that --config knows by name."""
-    import dataclasses
-
     found = {}
     for name in config_files.known():
-        make = runpy.run_path(config_files.find(name)).get("get_config")
         try:
-            found[name] = files.plain(flat(dataclasses.asdict(make())))  # type: ignore
-        except (TypeError, ValueError):
+            config = runpy.run_path(config_files.find(name))["get_config"]()
+        except TypeError:
             continue  # its get_config() needs an argument, as papers.py
+        found[name] = files.plain(flat(dataclasses.asdict(config)))
     return found
 
 
@@ -35,7 +37,7 @@ def _text(value: Any) -> str:
 
 
 def _changes(settings: Mapping[str, Any], known: Known) -> list[str]:
-    """--config and what differs from it, from the experiment with the fewest changes."""
+    """--config and the changes, of the experiment that needs the fewest."""
     best: list[str] = []
     own = {n: v for n, v in files.plain(dict(settings)).items() if n in SETTINGS}
     for name, there in known.items():
@@ -72,9 +74,8 @@ def sweep_command(
     ]
     if product != [{n: _text(v) for n, v in point.items()} for point in points]:
         return ""
-    if any(
-        "'" in value or '"' in value for values in axes.values() for value in values
-    ):
-        return ""
+    every = [value for values in axes.values() for value in values]
+    if any(re.search(r"""['"]|,(?![^()]*\))""", value) for value in every):
+        return ""  # it would be cut in two
     swept = [f"--sweep={n}={','.join(values)}" for n, values in axes.items()]
     return shlex.join(["tsfl", "sweep", *_changes(settings, known), *swept])

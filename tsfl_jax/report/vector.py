@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     import matplotlib.figure
 
 MOST_LINES = 12  # that a reader can distinguish in one figure
+_WIDTH = 6.0  # inches; the page shows two figures beside each other
 _TIMES = 200  # at which curves of several runs are averaged
 _BINS = 150  # of virtual time, in figures of clients
 # Their numbers have no common divisor: 35 pairs of color and dashes.
-_COLORS = "#0072B2 #D55E00 #009E73 #CC79A7 #000000 #E69F00 #56B4E9".split()
+_BLUE = "#0072B2"
+_COLORS = (_BLUE, "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 _DASHES = (
     "-",
     (0, (5, 1.5)),
@@ -45,15 +47,31 @@ class Curves(NamedTuple):
     """The curves of runs that differ in their seed only."""
 
     label: str
-    index: int  # of the group, which gives its look
+    look: tuple[int, int]  # color and dashes, see `look`
     runs: list[tuple[np.ndarray, np.ndarray]]  # x and y per run, [T], without NaN
 
 
-def look(index: int) -> plot_style.Style:
-    """Color, dashes and marker of a group; distinct for 35 of them."""
-    dashes = _DASHES[index % len(_DASHES)]
-    marker = _MARKERS[index % len(_MARKERS)]
-    return plot_style.line_style(_COLORS[index % len(_COLORS)], dashes, marker)
+def look(numbers: tuple[int, int]) -> plot_style.Style:
+    """Color, dashes and marker of a group.
+
+    Args:
+      numbers: of the color and of the dashes; (i, i) is distinct for 35 groups.
+    """
+    color, dashes = numbers
+    marker = _MARKERS[color % len(_MARKERS)]
+    color = _COLORS[color % len(_COLORS)]
+    return plot_style.line_style(color, _DASHES[dashes % len(_DASHES)], marker)
+
+
+def swatch(numbers: tuple[int, int]) -> str:
+    """The look of a group as a short line, for a table or legend."""
+    style = look(numbers)
+    dashes = style["linestyle"]
+    drawn = "" if dashes == "-" else " ".join(f"{2 * n:g}" for n in dashes[1])
+    color = _PAGE_COLORS.get(style["color"], style["color"])
+    line = f'<path d="M0 5H40" fill="none" stroke="{color}" stroke-width="3"'
+    line += f' stroke-dasharray="{drawn}"' if drawn else ""
+    return f'<svg class="swatch" viewBox="0 0 40 10" aria-hidden="true">{line}/></svg>'
 
 
 def inline_svg(figure: "matplotlib.figure.Figure", prefix: str, label: str) -> str:
@@ -118,25 +136,25 @@ def curves_svg(
       time: x is virtual seconds, else the interval.
       percent: the values are in %: the axis stays within 0 to 100.
     """
-    figure, axes = plot_style.figure_of(3.3 + 0.2 * (len(curves) // 3))
+    figure, axes = plot_style.figure_of(3.0)
+    figure.set_figwidth(_WIDTH)
     for group in curves:
         x, values = _averaged(group, time)
         # A single point has no line: its marker shows it.
-        style, label = look(group.index), plot_style.escape(group.label)
-        plot_style.plot_mean(axes, x, values, style, label, alpha=0.15)
+        style, label = look(group.look), plot_style.escape(group.label)
+        plot_style.plot_mean(axes, x, values, style, label, alpha=0.12)
     axes.set_xlabel("virtual time in seconds" if time else "interval")
     axes.set_ylabel(ylabel)
+    # The bands of few seeds would determine the scale.
+    low, high = (
+        f(y for c in curves for _, run in c.runs for y in run) for f in (min, max)
+    )
+    margin = 0.05 * (high - low) or 1.0
+    axes.set_ylim(low - margin, high + margin)
     if percent:
-        low, high = axes.get_ylim()
-        axes.set_ylim(max(low, 0), min(high, 100))
+        axes.set_ylim(max(low - margin, 0), min(high + margin, 100.5))
     if not time:
         axes.xaxis.set_major_locator(plot_style.whole_numbers())
-    longest = max((len(group.label) for group in curves), default=0)
-    figure.legend(
-        loc="outside lower center",
-        ncols=max(1, min(len(curves), 100 // (longest + 12))),
-        fontsize="small",
-    )
     where = "virtual time" if time else "intervals"
     return inline_svg(figure, prefix, f"{ylabel} over {where}")
 
@@ -178,6 +196,7 @@ def clients_svg(
     with np.errstate(invalid="ignore"):
         weight = 100 * weight / number[:, None]  # without an update: NaN
     work = _binned(tau, seconds)[0]
+    across = (0.5, end + 0.5) if seconds is None else (0.0, end)
     figure, grid = plot_style.figure_of(
         2.6 + min(2 * 0.07 * clients, 2.2),
         nrows=2,
@@ -186,23 +205,26 @@ def clients_svg(
         sharex="col",
         gridspec_kw={"width_ratios": [4, 1]},
     )
+    figure.set_figwidth(_WIDTH)
     often = 100 * (rho > 0).mean(axis=0)
-    _plot_clients(grid[0], weight, end, "weight ρ in %", often)
+    _plot_clients(grid[0], weight, across, "weight ρ in %, mean", often)
     _plot_clients(
-        grid[1], work, end, "local iterations τ", 100 * (tau > 0).mean(axis=0)
+        grid[1], work, across, "local iterations τ", 100 * (tau > 0).mean(axis=0)
     )
+    if seconds is None:
+        grid[1, 0].xaxis.set_major_locator(plot_style.whole_numbers())
     whole = "interval" if seconds is None else "virtual time in seconds"
     grid[1, 0].set_xlabel(whole)
     grid[1, 1].set_xlabel("% of updates")
-    grid[0, 1].set_title("has weight", fontsize="small")
-    grid[1, 1].set_title("delivers", fontsize="small")
+    for axes, title in zip(grid[:, 1], ("with weight", "with a delivery"), strict=True):
+        axes.set_title(title, fontsize="small", loc="left")
     return inline_svg(figure, prefix, label)
 
 
 def _plot_clients(
     row: "Sequence[matplotlib.axes.Axes]",
     values: np.ndarray,
-    end: float,
+    across: tuple[float, float],
     label: str,
     share: np.ndarray,
 ) -> None:
@@ -219,7 +241,7 @@ def _plot_clients(
         aspect="auto",
         interpolation="none",
         origin="lower",
-        extent=(0, end, -0.5, clients - 0.5),
+        extent=(*across, -0.5, clients - 0.5),
         cmap=shades,
         vmin=0,
     )
@@ -228,6 +250,7 @@ def _plot_clients(
     left.yaxis.set_major_locator(plot_style.whole_numbers())
     figure = left.get_figure()
     assert figure is not None
-    figure.colorbar(image, ax=left, pad=0.01, aspect=15).set_label(label)
-    right.barh(np.arange(clients), share, height=0.75, color="#0072B2")
+    figure.colorbar(image, ax=left, pad=0.01, aspect=15)
+    left.set_title(label, fontsize="small", loc="left")
+    right.barh(np.arange(clients), share, height=0.75, color=_BLUE)
     right.set_xlim(0, 105)

@@ -221,6 +221,13 @@ def test_what_is_missing_is_said(tmp_path):
     check_whole(page.make_page([tmp_path / "a"]))
 
 
+def test_an_interrupted_sweep_is_not_left_out(tmp_path):
+    run_folder(tmp_path / "a")
+    (tmp_path / "cells" / "b" / "lanes").mkdir(parents=True)
+    words = " ".join(collect.read_source(tmp_path).missing)
+    assert "results.jsonl is not there" in words and "cells" in words
+
+
 def test_an_edited_summary_is_noticed(tmp_path):
     run_folder(tmp_path)
     summary = files.read_json(tmp_path / "summary.json")

@@ -295,6 +295,7 @@ def summarize(
             "notes": list(exp.notes),
             "device": jax.devices()[0].device_kind,
             "backend": jax.default_backend(),
+            "processor": report.processor(),
             "versions": report.versions(),
         }
     )
@@ -318,6 +319,7 @@ def _provenance(old: dict[str, Any]) -> dict[str, Any]:
     All results are computed from the history instead: a summary may be edited.
     """
     kinds = {"compile_seconds": float, "device": str, "backend": str, "versions": dict}
+    kinds["processor"] = str
     return {n: old[n] for n, kind in kinds.items() if isinstance(old.get(n), kind)}
 
 

@@ -347,6 +347,12 @@ def _result(
     result = SweepResult(rows, whole, swept, series)
     if folder is not None:
         settings = {"config": dataclasses.asdict(config), "lanes": every.points}
+        settings |= {
+            "device": jax.devices()[0].device_kind,
+            "backend": jax.default_backend(),
+            "processor": files.processor(),
+            "versions": files.versions(),
+        }
         files.write_json(folder / "sweep.json", settings)
         about = _about(every.several)
         sweeps.write_sweep(folder, swept, rows, whole, series, about)

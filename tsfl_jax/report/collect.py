@@ -87,7 +87,8 @@ def _is_run(folder: pathlib.Path) -> bool:
 
 
 def _is_sweep(folder: pathlib.Path) -> bool:
-    return any((folder / n).is_file() for n in ("results.jsonl", "sweep.json"))
+    named = any((folder / n).is_file() for n in ("results.jsonl", "sweep.json"))
+    return named or (folder / "lanes").is_dir()
 
 
 def _read_run(folder: pathlib.Path, name: str) -> tuple[Run, list[str]]:
@@ -177,7 +178,11 @@ def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:
         settings = {n: v for n, v in row.items() if n in SETTINGS}
         facts = {n: v for n, v in row.items() if n not in SETTINGS}
         facts |= {"algorithm": row.get("algorithm"), "data": row.get("data")}
-        facts |= {n: about[n] for n in ("versions", "device", "backend") if n in about}
+        facts |= {
+            n: about[n]
+            for n in ("versions", "device", "backend", "processor")
+            if n in about
+        }
         facts["fingerprints"] = {
             n.removesuffix("_sha"): v for n, v in facts.items() if n.endswith("_sha")
         }

@@ -351,6 +351,16 @@ def versions() -> dict[str, str | None]:
     return found | {"git_commit": _commit(pathlib.Path(__file__).parents[2])}
 
 
+def processor() -> str:
+    """The name of this machine's processor, as the operating system has it."""
+    with contextlib.suppress(OSError):
+        text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
+        found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
 @contextlib.contextmanager
 def _user_errors(path: _Path) -> Iterator[None]:
     try:

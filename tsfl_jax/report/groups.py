@@ -93,11 +93,13 @@ def best_target(groups: Sequence[Group]) -> float | None:
 
 
 def score(run: Run, name: str) -> float:
+    """A result of a run; NaN if it is not known."""
     value = run.facts.get(name)
     return float(value) if isinstance(value, int | float) else math.nan
 
 
 def lost(run: Run) -> bool:
+    """Whether all models of a run became infinite or NaN."""
     return run.facts.get("diverged_at") is not None
 
 

@@ -69,8 +69,7 @@ def curve_figures(report: Report) -> list[str]:
         if len(run.series.get("virtual_time", ()))
     }
     time = any(map(irregular, runs)) or len(lengths) > 1
-    band = " Lines are means over the seeds, bands their 95 % confidence interval."
-    note = band if any(len(group.runs) > 1 for group in report.groups) else ""
+    several = any(len(group.runs) > 1 for group in report.groups)
     wanted = [("test_accuracy", time)]
     wanted += [("test_accuracy", False)] * time
     wanted += [("test_loss", time), ("train_loss", time)]
@@ -90,9 +89,17 @@ def curve_figures(report: Report) -> list[str]:
         )
         title = titles[column].removesuffix(" in %").capitalize()
         where = "virtual time" if over_time else "the intervals (global updates)"
+        note = _spread_note(len(curves)) if several else ""
         text = f"{title} over {where}.{note}{left}"
         found.append(_figure(svg, text, _legend(curves)))
     return found
+
+
+def _spread_note(lines: int) -> str:
+    """What the lines and bands of a figure are."""
+    if lines > vector.MOST_BANDS:
+        return " Lines are means over the seeds; the table has their spread."
+    return " Lines are means over the seeds, bands their 95 % confidence interval."
 
 
 def client_figures(report: Report) -> list[str]:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from tsfl_jax.report import style as plot_style
-from tsfl_jax.report.statistics import at_times
+from tsfl_jax.report.statistics import at_times, confidence_interval
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
 
 MOST_LINES = 12  # that a reader can distinguish in one figure
+MOST_BANDS = 4  # more would hide the lines
 _WIDTH = 6.0  # inches; the page shows two figures beside each other
 _TIMES = 200  # at which curves of several runs are averaged
 _BINS = 150  # of virtual time, in figures of clients
@@ -127,7 +128,7 @@ def _averaged(curves: Curves, time: bool) -> tuple[np.ndarray, np.ndarray]:
 def curves_svg(
     curves: Sequence[Curves], prefix: str, ylabel: str, *, time: bool, percent: bool
 ) -> str:
-    """Curves of groups with 95 % bands over their runs, against interval or time.
+    """Curves of groups, few of them with 95 % bands, against interval or time.
 
     Args:
       curves: at most `MOST_LINES`, each with a run or more.
@@ -140,9 +141,12 @@ def curves_svg(
     figure.set_figwidth(_WIDTH)
     for group in curves:
         x, values = _averaged(group, time)
-        # A single point has no line: its marker shows it.
         style, label = look(group.look), plot_style.escape(group.label)
-        plot_style.plot_mean(axes, x, values, style, label, alpha=0.12)
+        if len(curves) <= MOST_BANDS:
+            plot_style.plot_mean(axes, x, values, style, label, alpha=0.12)
+        else:
+            mean, _ = confidence_interval(values, omit=True)
+            plot_style.plot_line(axes, x, mean, style, label)
     axes.set_xlabel("virtual time in seconds" if time else "interval")
     axes.set_ylabel(ylabel)
     # The bands of few seeds would determine the scale.

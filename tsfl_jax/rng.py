@@ -54,7 +54,7 @@ STREAMS = {
     "online samples": 30,  # new samples of a client in every interval
     "pilot": 31,  # L, G², σ² at w⁰
     "linearity": 29,  # of an optimizer, tried out on the host, with seed 0
-    "sweep points": 30,  # on the host; the seed is that of the sweep file
+    "sweep points": 32,  # on the host; the seed is that of the sweep file
 }
 
 

@@ -26,7 +26,10 @@ DATA_NAMES = (
 )
 PARTITIONS = ("iid", "dirichlet", "shards", "label")
 SCHEDULES = ("case1", "case2", "case3", "explicit", "distribution", "trace")
-MODELS = ("mlp", "mnist_cnn", "fashion_cnn", "vgg11", "resnet18", "quadratic")
+MODELS = (
+    *("mlp", "mnist_cnn", "mnist_dropout_cnn", "fashion_cnn", "vgg11", "resnet18"),
+    "quadratic",
+)
 NORMS = ("none", "group", "batch")
 CONSTANTS = ("interval", "once", "given")
 UNITS = ("iteration", "step")
@@ -195,7 +198,9 @@ class ModelConfig:
     name: str = setting("mlp", "network", MODELS)
     norm: str = setting("none", "vgg11, resnet18: normalization layers", NORMS)
     hidden: int = setting(
-        50, "width of the hidden layer, mlp, mnist_cnn; 0: none", low=0
+        50,
+        "width of the hidden layer, mlp, mnist_cnn, mnist_dropout_cnn; 0: none",
+        low=0,
     )
 
 

@@ -18,6 +18,7 @@ from tsfl_jax.types import UserError
 IMAGES = {
     "mlp": (8, 8, 1),
     "mnist_cnn": (28, 28, 1),
+    "mnist_dropout_cnn": (28, 28, 1),
     "fashion_cnn": (28, 28, 1),
     "vgg11": (32, 32, 3),
     "resnet18": (32, 32, 3),
@@ -271,6 +272,41 @@ def test_mnist_cnn_is_the_papers_network():
     close(model.predict(variables, x), layer_by_layer(variables["params"], x))
 
 
+def test_mnist_cnn_with_dropout():
+    model = networks.from_flax(networks.MnistDropoutCNN())
+    x = jax.random.normal(jax.random.key(0), (64, 28, 28, 1))
+    variables = jax.jit(model.init)(jax.random.key(1), x)
+    # PyTorch's default: U(−b, b), b² = 1/fan_in, kernels and biases alike.
+    fans = {"Conv_0": 25, "Conv_1": 250, "Dense_0": 320, "Dense_1": 50}
+    fans |= {"ChannelBias_0": 25, "ChannelBias_1": 250}
+    for layer, fan in fans.items():
+        for name, value in variables["params"][layer].items():
+            most = np.abs(value).max()
+            assert 0.5 < most * fan**0.5 <= 1, (layer, name)
+    # Without training the network of the same weights without dropout.
+    plain = networks.from_flax(networks.MnistCNN())
+    close(model.predict(variables, x), plain.predict(variables, x))
+    # Whole channels, and hidden units, are dropped: with all weights of the last layer
+    # equal, the logit of a sample counts its hidden units.
+    counting = jax.tree.map(jnp.zeros_like, variables)
+    counting["params"]["Dense_0"]["bias"] = jnp.ones(50)
+    counting["params"]["Dense_1"]["kernel"] = jnp.ones((50, 10))
+    mask = jnp.ones(64, bool)
+    logits, _ = model.train(counting, x, mask, jax.random.key(2))
+    kept = np.asarray(logits)[:, 0] / 2  # survivors count twice
+    assert (kept == np.round(kept)).all() and len(np.unique(kept)) > 5
+    assert abs(kept.mean() - 25) < 3 * 3.54 / 8  # binomial, 64 samples
+    counting["params"]["Conv_1"]["kernel"] *= 0
+    counting["params"]["ChannelBias_1"]["bias"] = jnp.ones(20)
+    counting["params"]["Dense_0"]["bias"] *= 0
+    counting["params"]["Dense_0"]["kernel"] = jnp.ones((320, 50)) / 16
+    logits, _ = model.train(counting, x, mask, jax.random.key(2))
+    # A sample's hidden units are all 2·(channels kept): never a part of a channel.
+    channels = np.asarray(logits)[:, 0] / kept / 4
+    assert (np.abs(channels - np.round(channels)) < 1e-4).all()
+    assert abs(channels.mean() - 10) < 3 * 2.24 / 8
+
+
 LARGE = ("fashion_cnn", "vgg11", "resnet18")
 
 
@@ -325,6 +361,7 @@ def test_forms_agree_in_loss_gradient(name, form):
     ("name", "norm", "count"),
     [
         ("mnist_cnn", "none", 21_840),
+        ("mnist_dropout_cnn", "none", 21_840),
         ("fashion_cnn", "none", 282_954),
         ("vgg11", "none", 9_225_610),
         ("vgg11", "batch", 9_228_362),

@@ -275,7 +275,9 @@ def check_memory(prepared: Prepared, num_devices: int) -> None:
         "index table": f"num_clients={config.num_clients}",
         "stacked models": f"num_clients={config.num_clients}",
     }.get(most, f"model.name={network.name}")
-    if setting.startswith("model.") and network.name in ("mlp", "mnist_cnn"):
+    if setting.startswith("model.") and network.name in (
+        *("mlp", "mnist_cnn", "mnist_dropout_cnn"),
+    ):
         setting = f"model.hidden={config.model.hidden}"
     host_memory.require(
         f"--config.{setting}", needed, f"training (the largest part: {most})"

@@ -136,11 +136,12 @@ class Conv(nn.Module):
     same: bool = True
     form: str = "slices"
     pool: bool = False  # followed by a 2x2 maximum; stride 1 only
+    kernel_init: nn.initializers.Initializer = HE
 
     @nn.compact
     def __call__(self, x: Images) -> Outputs:
         shape = (self.kernel, self.kernel, x.shape[0], self.filters)
-        kernel = self.param("kernel", HE, shape)
+        kernel = self.param("kernel", self.kernel_init, shape)
         if self.pool:
             return pooling.conv_pool(x, kernel, self.same, self.form)
         conv = convolution.CONVOLUTIONS[self.form]
@@ -150,9 +151,11 @@ class Conv(nn.Module):
 class ChannelBias(nn.Module):
     """Adds one number per channel to ``[C, H, W, B]``."""
 
+    bias_init: nn.initializers.Initializer = nn.initializers.zeros
+
     @nn.compact
     def __call__(self, x: Images) -> Outputs:
-        bias = self.param("bias", nn.initializers.zeros, x.shape[:1])
+        bias = self.param("bias", self.bias_init, x.shape[:1])
         return x + bias[:, None, None, None]
 
 
@@ -188,6 +191,16 @@ class Norm(nn.Module):
             return GroupNorm()(x)
         norm = nn.BatchNorm(use_running_average=not train, axis=0, momentum=0.9)
         return norm(x, mask=None if mask is None else mask[None, None, None, :])
+
+
+def _uniform(fan_in: int) -> nn.initializers.Initializer:
+    """Initial values U(−b, b), b = 1/√fan_in."""
+    bound = fan_in**-0.5
+
+    def init(key: PRNGKey, shape: Any, dtype: Any = float) -> Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
 
 
 def _flat(x: Images) -> Float[Array, "B features"]:
@@ -230,6 +243,36 @@ class MnistCNN(nn.Module):
             x = Conv(filters, kernel=5, same=False, form=self.form, pool=True)(x)
             x = nn.relu(ChannelBias()(x))
         return _head(_flat(x), self.num_classes, self.hidden)
+
+
+class MnistDropoutCNN(nn.Module):
+    """`MnistCNN` as an often copied PyTorch example has it, with dropout.
+
+    Half of the channels of the second convolution and half of the hidden units are
+    dropped in training. Initial kernels and biases are U(−b, b), b = 1/√fan_in, which
+    is PyTorch's default (Paszke et al., 2019), instead of He's normal and 0.
+    """
+
+    num_classes: int = 10
+    hidden: int = 50
+    form: str = "slices"
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B H W C"], train: bool = False) -> Logits:
+        x = x.transpose(3, 1, 2, 0)
+        for filters in (10, 20):
+            init = _uniform(25 * x.shape[0])
+            form, pool = self.form, True
+            x = Conv(filters, 5, same=False, form=form, pool=pool, kernel_init=init)(x)
+            x = nn.relu(ChannelBias(init)(x))
+        x = nn.Dropout(0.5, broadcast_dims=(1, 2), deterministic=not train)(x)
+        x = _flat(x)
+        if self.hidden:
+            init = _uniform(x.shape[1])
+            x = nn.relu(nn.Dense(self.hidden, kernel_init=init, bias_init=init)(x))
+            x = nn.Dropout(0.5, deterministic=not train)(x)
+        init = _uniform(x.shape[1])
+        return nn.Dense(self.num_classes, kernel_init=init, bias_init=init)(x)
 
 
 class FashionCNN(nn.Module):
@@ -307,12 +350,15 @@ class ResNet18(nn.Module):
 MODELS: dict[str, Callable[[int, ModelConfig, str], nn.Module]] = {
     "mlp": lambda k, settings, form: MLP(k, settings.hidden),
     "mnist_cnn": lambda k, settings, form: MnistCNN(k, settings.hidden, form),
+    "mnist_dropout_cnn": lambda k, settings, form: MnistDropoutCNN(
+        k, settings.hidden, form
+    ),
     "fashion_cnn": lambda k, settings, form: FashionCNN(k, form),
     "vgg11": lambda k, settings, form: VGG11(k, settings.norm, form),
     "resnet18": lambda k, settings, form: ResNet18(k, settings.norm, form),
 }
 # Smallest height and width of an image; 0: samples of any shape.
-SMALLEST = {"mlp": 0, "mnist_cnn": 16}
+SMALLEST = {"mlp": 0, "mnist_cnn": 16, "mnist_dropout_cnn": 16}
 
 
 def make_model(

@@ -6,6 +6,7 @@ resumes. Cells whose data set is not available are listed as such.
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 import time
@@ -22,6 +23,7 @@ from tsfl_jax.report.bands import plot_bands
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.studies import (
     arguments,
+    calibrate,
     free_riders,
     heterogeneity,
     paper_results,
@@ -34,6 +36,7 @@ from tsfl_jax.types import UserError
 STUDY_CONFIG = "mnist_case1"  # the experiment that the studies vary
 # Targets that are not made of cells: Fig. 2, what the paper leaves open, free riders.
 STUDIES = ("fig2a", "fig2b", "sensitivity", "riders")
+LONG = ("calibrate",)  # hours: not among "all"
 _DATA = {
     "mnist": "MNIST",
     "cifar10": "CIFAR-10",
@@ -60,11 +63,12 @@ def changed_config(name: str, given: argparse.Namespace) -> tuple[Config, str]:
       name: of the experiment, such as "mnist_case1".
       given: the arguments of the command line, as in all functions here.
     """
-    labels = dict(given.set)
+    labels, config = dict(given.set), settings.paper(name)
     if given.intervals:
         labels["num_intervals"] = given.intervals
-    changes = {"data.download": False} | given.data_dir | labels
-    config = grid.changed(settings.paper(name), changes)
+    changes = {"data.download": False} | given.data_dir
+    changes |= given.idx.get(get(config, "data.name"), {}) | labels
+    config = grid.changed(config, changes)
     return config, arguments.joined(*(f"{k}={v}" for k, v in labels.items()))
 
 
@@ -241,19 +245,69 @@ def wanted(targets: Sequence[str], data: Sequence[str]) -> list[str]:
     ]
 
 
+def _idx_settings(
+    parser: argparse.ArgumentParser, texts: list[str], known: list[str]
+) -> dict[str, dict]:
+    """Settings of each data set that is read from a folder of IDX files."""
+    found = {}
+    for text in texts:
+        name, equals, folder = text.partition("=")
+        if name not in known or not equals or not pathlib.Path(folder).is_dir():
+            parser.error(
+                f"--idx={text}: expected DATA=FOLDER, a folder of IDX files; DATA is "
+                f"one of {', '.join(known)}"
+            )
+        found[name] = {"data.name": "idx", "data.dir": folder}
+    return found
+
+
+def run_calibrate(given: argparse.Namespace, device: str) -> list[pathlib.Path]:
+    """Run or resume the calibration on the cells of these data sets."""
+    data = given.data or ["mnist"]
+    cells = [
+        name for name in wanted(["table1", "table2"], data) if "select" not in name
+    ]
+    note = changed_config(cells[0], given)[1]
+    readings = calibrate.READINGS[: given.readings or None]
+    return calibrate.run_calibration(
+        lambda name: changed_config(name, given)[0],
+        cells,
+        readings,
+        seeds=given.seeds,
+        workdir=given.out / "cells" / "calibrate",
+        out=given.table or given.out,
+        about=arguments.joined(", ".join(data), note, f"device: {device}"),
+    )
+
+
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
     known = sorted({cell.data for cell in paper_results.CELLS.values()})
     targets = [*paper_results.TARGETS, *STUDIES]
+    several = [*targets, *LONG, "all"]
     parser = arguments.make_parser("reproduce", __doc__, 5, "runs/reproduce")
     arguments.add_settings(parser)
-    parser.add_argument("target", nargs="+", choices=[*targets, "all"])
+    parser.add_argument("target", nargs="+", choices=several)
     parser.add_argument("--data", nargs="+", default=[], choices=known)
     parser.add_argument("--intervals", type=int, default=0, help="fewer than the paper")
     parser.add_argument(
         "--accuracy", type=float, default=0.9, help="fig2b: time until this is reached"
     )
+    parser.add_argument(
+        "--idx",
+        nargs="+",
+        default=[],
+        metavar="DATA=FOLDER",
+        help="read a data set from a folder of IDX files: mnist=FOLDER",
+    )
+    parser.add_argument(
+        "--readings", type=int, default=0, help="calibrate: only the first so many"
+    )
+    parser.add_argument(
+        "--table", type=pathlib.Path, help="calibrate: folder of the tables, if not out"
+    )
     given = arguments.parse(parser, texts, "accuracy")
+    given.idx = _idx_settings(parser, given.idx, known)
     if given.intervals < 0:
         parser.error("--intervals must be at least 0")
     if "all" in given.target:
@@ -276,8 +330,13 @@ def main(texts: list[str]) -> None:
     device = arguments.device_text()
     available = any(result.best is not None for result in results.values())
     for target in targets:
-        if target in STUDIES:
-            paths = run_study(target, given, device)
+        if target in STUDIES or target in LONG:
+            run = (
+                run_calibrate
+                if target in LONG
+                else functools.partial(run_study, target)
+            )
+            paths = run(given, device)
             available = available or bool(paths)
         else:
             cells = paper_results.TARGETS[target]

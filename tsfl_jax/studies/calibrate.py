@@ -1,0 +1,385 @@
+"""``tsfl reproduce calibrate``: which reading of the paper gives its own baselines.
+
+What the paper leaves open is chosen by FedAvg, FedProx and FedAsync alone: a reading is
+scored by how far they are from Tables 1 and 2. DMS is not run until that is decided;
+then it is, with FedAvg, under the two nearest readings.
+
+Readings are run in rungs: all of them with little work, the nearest of each rung with
+more (successive halving: Jamieson and Talwalkar, "Non-stochastic Best Arm
+Identification and Hyperparameter Optimization", AISTATS 2016). Every finished lane is
+kept, so the same command goes on where it was stopped, and the table is written anew
+after each cell.
+"""
+
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tsfl_jax.config import Config
+from tsfl_jax.experiment import grid, sweeps
+from tsfl_jax.report import files, style
+from tsfl_jax.report.statistics import OVER_SEEDS, spread
+from tsfl_jax.studies.paper_results import ALGORITHMS, CELLS
+from tsfl_jax.types import UserError
+
+BASELINES = ("fedavg", "fedprox", "fedasync")  # DMS must not decide
+
+
+class Reading(NamedTuple):
+    """One way to fill the gaps of the paper, for all algorithms."""
+
+    label: str
+    changes: Mapping[str, Any]  # setting → value
+    # Settings of single algorithms; "auto" for the others.
+    by_size: Mapping[str, str] = {}
+
+
+class Rung(NamedTuple):
+    """How much work the remaining readings get."""
+
+    keep: int  # the nearest so many of the rung before; 0: all
+    cells: tuple[str, ...]  # names of experiments, as in `paper_results.CELLS`
+    algorithms: tuple[str, ...]
+    seeds: int
+
+
+_IID = {"partition.kind": "iid"}
+_SPLITS: dict[str, dict] = {
+    "IID": _IID,
+    "Dirichlet(1)": {"partition.alpha": 1.0},
+    "Dirichlet(0.5)": {"partition.alpha": 0.5},
+    "2 classes": {"partition.kind": "shards"},
+    "4 classes": {"partition.kind": "shards", "partition.classes_per_client": 4},
+    "half IID, half 2 classes": {
+        "partition.kind": "shards",
+        "partition.iid_share": 0.5,
+    },
+    "IID, drawn anew in every interval": _IID | {"partition.online": True},
+    "Dirichlet(0.5), drawn anew in every interval": {
+        "partition.alpha": 0.5,
+        "partition.online": True,
+    },
+}
+
+
+def _reading(momentum: float, inputs: str, split: str, network: str = "") -> Reading:
+    changes = {"momentum": momentum, "data.normalize": inputs} | _SPLITS[split]
+    shown = "standardized" if inputs == "standard" else "in [0, 1]"
+    label = f"momentum {momentum:g}, inputs {shown}, {split}"
+    if network:
+        label, changes = f"{label}, dropout", changes | {"model.name": network}
+    return Reading(label, changes)
+
+
+# Most plausible first; today's choices are the seventh.
+READINGS: tuple[Reading, ...] = (
+    _reading(0.0, "standard", "IID"),
+    _reading(0.0, "standard", "Dirichlet(0.5)"),
+    _reading(0.5, "standard", "IID"),
+    _reading(0.5, "standard", "Dirichlet(0.5)"),
+    _reading(0.0, "standard", "IID, drawn anew in every interval"),
+    _reading(0.5, "standard", "IID", "mnist_dropout_cnn"),
+    _reading(0.9, "unit", "Dirichlet(0.5)"),
+    _reading(0.5, "standard", "Dirichlet(0.5), drawn anew in every interval"),
+    _reading(0.0, "standard", "Dirichlet(1)"),
+    _reading(0.5, "standard", "half IID, half 2 classes"),
+    _reading(0.5, "standard", "Dirichlet(0.5)", "mnist_dropout_cnn"),
+    _reading(0.0, "standard", "4 classes"),
+    _reading(0.5, "unit", "Dirichlet(0.5)"),
+    _reading(0.5, "standard", "2 classes"),
+    _reading(0.9, "unit", "IID"),
+    _reading(0.9, "unit", "2 classes"),
+    _reading(0.0, "standard", "Dirichlet(0.5)")._replace(
+        label="momentum 0, inputs standardized, Dirichlet(0.5), FedAvg without |D_i|",
+        by_size={"fedavg": "no", "fedprox": "no"},
+    ),
+)
+# What only DMS depends on: run under each of the nearest readings, not chosen by it.
+DMS_READINGS: dict[str, dict] = {
+    "constants in every interval": {},
+    "constants once, at w⁰": {"dms.constants": "once"},
+}
+
+
+def rungs(cells: Sequence[str], count: int) -> tuple[Rung, ...]:
+    """The rungs for so many readings.
+
+    On the first data set FedAvg alone in the first and the last cell for all; all three
+    baselines for a third; a second seed for three. Then the other cells for two, and
+    FedAvg in the first cell of the other data sets.
+    """
+    data = CELLS[cells[0]].data
+    own = tuple(cell for cell in cells if CELLS[cell].data == data)
+    others = {CELLS[c].data: c for c in reversed(cells) if CELLS[c].data != data}
+    few = tuple(dict.fromkeys((own[0], own[-1])))
+    found = (
+        Rung(0, few, BASELINES[:1], 1),
+        Rung(max(-(-count // 3), 3), few, BASELINES, 1),
+        Rung(3, few, BASELINES, 2),
+    )
+    if len(own) > len(few):
+        found += (Rung(2, own, BASELINES, 1),)
+    if others:
+        found += (Rung(2, tuple(others.values()), BASELINES[:1], 1),)
+    return found
+
+
+def pairs_of(steps: Sequence[Rung]) -> list[tuple[str, str]]:
+    """All (cell, algorithm) of these rungs, each once."""
+    return list(
+        dict.fromkeys((c, a) for r in steps for c in r.cells for a in r.algorithms)
+    )
+
+
+class Measured(NamedTuple):
+    """One algorithm of one cell under one reading."""
+
+    best: np.ndarray  # [S] in %, each run's best test accuracy
+    of_mean: float  # in %, best of the mean curve
+    seconds: float  # of training and evaluation, all seeds
+
+
+Key = tuple[str, str, str]  # label of the reading, cell, algorithm
+Load = Callable[[str], Config]  # the settings of a cell
+
+
+def run_reading(
+    load: Load,
+    reading: Reading,
+    cell: str,
+    algorithms: Sequence[str],
+    seeds: int,
+    workdir: pathlib.Path,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[Key, Measured]:
+    """Run or reuse algorithms × seeds of one cell as lanes of one program.
+
+    Args:
+      load: settings of a cell.
+      reading: what is changed in them.
+      cell: name of the experiment.
+      algorithms: names of rules.
+      seeds: lanes of each.
+      workdir: folder of finished lanes, one for each cell.
+      changes: settings beside those of the reading.
+    """
+    config = grid.changed(load(cell), {**reading.changes, **(changes or {})})
+    lanes = [{"algorithm": a, "seed": s} for a in algorithms for s in range(seeds)]
+    if reading.by_size:
+        sized = [reading.by_size.get(lane["algorithm"], "auto") for lane in lanes]
+        lanes = [
+            lane | {"server.by_size": value}
+            for lane, value in zip(lanes, sized, strict=True)
+        ]
+    result = sweeps.run(config, lanes, workdir=workdir / cell, stream=sys.stderr)
+    curves = 100 * result.history["test_accuracy"].reshape(len(algorithms), seeds, -1)
+    seconds = np.reshape([row["seconds"] for row in result.rows], (-1, seeds)).sum(1)
+    best = np.reshape([row["best_test_accuracy"] for row in result.rows], (-1, seeds))
+    return {
+        (reading.label, cell, a): Measured(
+            100 * best[i], float(np.nanmax(curves[i].mean(0))), float(seconds[i])
+        )
+        for i, a in enumerate(algorithms)
+    }
+
+
+def target(cell: str, algorithm: str) -> float:
+    """What the paper reports, in %."""
+    return CELLS[cell].accuracy[ALGORITHMS.index(algorithm)]
+
+
+def distance(
+    measured: Mapping[Key, Measured], label: str, pairs: Sequence[tuple[str, str]]
+) -> float:
+    """Root mean square of measured − paper over (cell, algorithm), in points.
+
+    inf where something is missing or lost, so that such a reading is last.
+    """
+    gaps = [
+        measured[label, cell, a].best.mean() - target(cell, a)
+        if (label, cell, a) in measured
+        else np.inf
+        for cell, a in pairs
+    ]
+    found = float(np.sqrt(np.mean(np.square(gaps))))
+    return found if np.isfinite(found) else np.inf
+
+
+def nearest(
+    measured: Mapping[Key, Measured],
+    readings: Sequence[Reading],
+    steps: Sequence[Rung],
+) -> list[Reading]:
+    """The readings in order of their distance on what these rungs have run."""
+    pairs = pairs_of(steps)
+    return sorted(readings, key=lambda r: distance(measured, r.label, pairs))
+
+
+def calibration_rows(
+    measured: Mapping[Key, Measured],
+    readings: Sequence[Reading],
+    steps: Sequence[Rung],
+    reached: Mapping[str, int],
+) -> list[dict[str, str]]:
+    """The table as text: the readings that came furthest first, then by distance."""
+    found = []
+    for reading in readings:
+        at = reached.get(reading.label, -1)
+        if at < 0:
+            continue
+        score = distance(measured, reading.label, pairs_of(steps[: at + 1]))
+        row = {"reading": reading.label, "rung": str(at + 1)}
+        row["distance, points"] = f"{score:.2f}" if np.isfinite(score) else "–"
+        for cell in dict.fromkeys(c for step in steps for c in step.cells):
+            for a in BASELINES:
+                one = measured.get((reading.label, cell, a))
+                name = f"{CELLS[cell].case} {CELLS[cell].data}, {style.NAMES[a]}"
+                text = "–" if one is None else spread(one.best)
+                row[f"{name} (paper {target(cell, a):.2f})"] = text
+        mine = [m for key, m in measured.items() if key[0] == reading.label]
+        row["seeds"] = str(max(len(m.best) for m in mine) if mine else 0)
+        row["minutes"] = f"{sum(m.seconds for m in mine) / 60:.1f}"
+        found.append((-at, score, row))
+    return [row for _, _, row in sorted(found, key=lambda item: item[:2])]
+
+
+def final_rows(
+    measured: Mapping[Key, Measured], several: Sequence[Reading], cells: Sequence[str]
+) -> list[dict[str, str]]:
+    """DMS and FedAvg under the nearest readings, paired by seed."""
+    rows = []
+    for reading in several:
+        for cell in cells:
+            fedavg = measured.get((reading.label, cell, "fedavg"))
+            for name in DMS_READINGS:
+                dms = measured.get((f"{reading.label}; {name}", cell, "dms"))
+                if fedavg is None or dms is None:
+                    continue
+                paper = target(cell, "dms") - target(cell, "fedavg")
+                of_mean = dms.of_mean - fedavg.of_mean
+                rows.append(
+                    {
+                        "reading": reading.label,
+                        "DMS": name,
+                        "case": f"{CELLS[cell].case} {CELLS[cell].data}",
+                        "FedAvg": spread(fedavg.best),
+                        "DMS, %": spread(dms.best),
+                        "DMS − FedAvg, paired": spread(dms.best - fedavg.best, "+.2f"),
+                        "of the mean curves": f"{of_mean:+.2f}",
+                        "paper": f"{paper:+.2f}",
+                        "seeds": str(len(dms.best)),
+                    }
+                )
+    return rows
+
+
+class _Study(NamedTuple):
+    """What stays the same from call to call."""
+
+    load: Load
+    workdir: pathlib.Path
+    out: pathlib.Path
+    about: str
+
+
+def _attempt(study: _Study, reading: Reading, *arguments: Any, **more: Any) -> dict:
+    """`run_reading`; {} with a line on stderr where it cannot work."""
+    begun = time.perf_counter()
+    try:
+        found = run_reading(study.load, reading, *arguments, study.workdir, **more)
+    except UserError as error:
+        print(f"{reading.label}: not available: {error}", file=sys.stderr)
+        return {}
+    passed = time.perf_counter() - begun
+    print(f"{reading.label}, {arguments[0]}: {passed:.0f} s", file=sys.stderr)
+    return found
+
+
+def _joined(old: dict[Key, Measured], new: dict[Key, Measured]) -> dict[Key, Measured]:
+    """Both; where both have an entry, that of more seeds."""
+    more = {
+        k: m for k, m in new.items() if k not in old or len(m.best) > len(old[k].best)
+    }
+    return old | more
+
+
+def choose(
+    study: _Study, readings: Sequence[Reading], steps: Sequence[Rung]
+) -> list[Reading]:
+    """Run the rungs; the readings of the last one, the nearest first."""
+    measured: dict[Key, Measured] = {}
+    reached: dict[str, int] = {}
+    left, about = list(readings), f"{study.about}. Distance: root mean square of"
+    about += " FedAvg, FedProx and FedAsync minus the paper's, over what the rung ran;"
+    about += f" accuracies: {OVER_SEEDS}, of each run's best."
+    for at, rung in enumerate(steps):
+        left = left[: rung.keep or None]
+        for reading in left:
+            reached[reading.label] = at
+            for cell in rung.cells:
+                work = (cell, rung.algorithms, rung.seeds)
+                measured = _joined(measured, _attempt(study, reading, *work))
+                rows = calibration_rows(measured, readings, steps, reached)
+                files.write_table(study.out, "calibration", rows, about)
+        left = nearest(measured, left, steps[: at + 1])
+    return left
+
+
+def confirm(
+    study: _Study, several: Sequence[Reading], cells: Sequence[str], seeds: int
+) -> None:
+    """Run DMS and FedAvg under the nearest readings; writes their table."""
+    measured: dict[Key, Measured] = {}
+    about = f"{study.about}. {OVER_SEEDS.capitalize()}, of each run's best in %."
+    for reading in several:
+        for cell in cells:
+            measured |= _attempt(study, reading, cell, ("fedavg",), seeds)
+            for name, changes in DMS_READINGS.items():
+                one = reading._replace(label=f"{reading.label}; {name}")
+                work = (cell, ("dms",), seeds)
+                measured |= _attempt(study, one, *work, changes=changes)
+                rows = final_rows(measured, several, cells)
+                if rows:
+                    files.write_table(study.out, "calibration_dms", rows, about)
+
+
+def run_calibration(
+    load: Load,
+    cells: Sequence[str],
+    readings: Sequence[Reading],
+    *,
+    seeds: int,
+    workdir: pathlib.Path,
+    out: pathlib.Path,
+    about: str,
+) -> list[pathlib.Path]:
+    """Run or resume both stages; the paths of the tables.
+
+    Args:
+      load: the settings of a cell.
+      cells: names of experiments; the first and the last are those of the first rung.
+      readings: the grid, the most plausible first.
+      seeds: of the second stage.
+      workdir: folder of finished lanes.
+      out: folder of the tables.
+      about: said above the tables.
+
+    Raises:
+      UserError: no reading could be run.
+    """
+    study = _Study(load, workdir, files.prepare_workdir(out), about)
+    steps = rungs(cells, len(readings))
+    best = choose(study, readings, steps)[:2]
+    confirm(study, best, steps[0].cells, seeds)
+    made = [
+        out / f"{n}.{e}"
+        for n in ("calibration", "calibration_dms")
+        for e in ("md", "csv")
+    ]
+    if not made[-1].exists():
+        raise UserError("calibrate: no reading could be run; see the lines above")
+    return made

@@ -13,6 +13,7 @@ from tsfl_jax.config import Config, PartitionConfig, effective, flat, replace
 from tsfl_jax.data import partition
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import interval
+from tsfl_jax.experiment import prepare
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Situation
 from tsfl_jax.timeline.schedule import make_schedule
@@ -173,13 +174,20 @@ SMALL |= {"schedule.kind": "case1", "schedule.data_size": 32, "devices": 1}
 
 
 def test_constants_once_are_those_of_the_initial_model():
-    config = replace(Config(), SMALL | {"num_intervals": 4, "report_every": 4})
+    changes = {"num_intervals": 4, "report_every": 4, "schedule.kind": "case3"}
+    config = replace(Config(), SMALL | changes)
+    # Under Case 3 the largest client of each seed decides the width of its table.
     points = [
-        {"dms.constants": c, "dms.coupling": v, "partition.online": o}
-        for c, v, o in (("once", -1.0, False), ("interval", -1.0, False))
+        {"dms.constants": when, "seed": seed}
+        for when, seed in (("once", 3), ("interval", 0), ("once", 1), ("once", 2))
     ]
+    widths = [
+        prepare.prepare(replace(config, p)).partition.indices.shape[1] for p in points
+    ]
+    assert max(widths[1:]) > widths[0]
     found = tsfl_jax.sweep(config, points).history
     once, every = (found["smoothness"][lane] for lane in (0, 1))
+    assert len(np.unique(found["smoothness"][[0, 2, 3], 0])) == 3
     assert (once == once[0]).all() and once[0] > 0
     assert len(np.unique(every)) == 4
     # The same alone, where no other lane needs estimates; and no c is needed then.

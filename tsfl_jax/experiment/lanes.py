@@ -100,6 +100,7 @@ def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Ar
             group.problem,
             p.hparams,
             group.members[0],
+            group.width,
         )._replace(rule=np.int32(rules.index(p.rule)))
         for i, (p, (_, key)) in enumerate(zip(several, keys, strict=True))
     ]

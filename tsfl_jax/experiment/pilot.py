@@ -53,6 +53,7 @@ def fill(
     problem: scan.Problem,
     hparams: HParams,
     like: Prepared | None = None,
+    width: int = 0,
 ) -> HParams:
     """The hyper-parameters with constants of a pilot in place of missing ones.
 
@@ -63,6 +64,7 @@ def fill(
       problem: its samples and index table.
       hparams: its scalars; NaN marks a constant that was not given.
       like: another one of the same program, whose compiled pilot is used.
+      width: columns of the index tables of that program, at least.
     """
     given = Constants(hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
     missing = np.isnan([float(value) for value in given]).any()
@@ -76,9 +78,8 @@ def fill(
     stream = rng.fold(key, "pilot")
     keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(jnp.arange(DRAWS))
     rows = prepared.partition.indices
-    problem = problem._replace(
-        rows=np.pad(rows, ((0, 0), (0, problem.rows.shape[1] - rows.shape[1])))
-    )
+    extra = max(width - rows.shape[1], 0)
+    problem = problem._replace(rows=np.pad(rows, ((0, 0), (0, extra))))
     size = np.asarray(prepared.partition.capacity, np.int32)
     found = jax.device_get(_mean(parts, params, keys, problem, size, hparams))
     pairs = zip(given, found, strict=True)

@@ -286,16 +286,25 @@ class _Study(NamedTuple):
     about: str
 
 
-def _attempt(study: _Study, reading: Reading, *arguments: Any, **more: Any) -> dict:
+def _attempt(
+    study: _Study,
+    reading: Reading,
+    cell: str,
+    algorithms: Sequence[str],
+    seeds: int,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[Key, Measured]:
     """`run_reading`; {} with a line on stderr where it cannot work."""
     begun = time.perf_counter()
     try:
-        found = run_reading(study.load, reading, *arguments, study.workdir, **more)
+        found = run_reading(
+            study.load, reading, cell, algorithms, seeds, study.workdir, changes
+        )
     except UserError as error:
         print(f"{reading.label}: not available: {error}", file=sys.stderr)
         return {}
     passed = time.perf_counter() - begun
-    print(f"{reading.label}, {arguments[0]}: {passed:.0f} s", file=sys.stderr)
+    print(f"{reading.label}, {cell}: {passed:.0f} s", file=sys.stderr)
     return found
 
 
@@ -340,8 +349,7 @@ def confirm(
             measured |= _attempt(study, reading, cell, ("fedavg",), seeds)
             for name, changes in DMS_READINGS.items():
                 one = reading._replace(label=f"{reading.label}; {name}")
-                work = (cell, ("dms",), seeds)
-                measured |= _attempt(study, one, *work, changes=changes)
+                measured |= _attempt(study, one, cell, ("dms",), seeds, changes)
                 rows = final_rows(measured, several, cells)
                 if rows:
                     files.write_table(study.out, "calibration_dms", rows, about)

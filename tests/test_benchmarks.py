@@ -61,12 +61,16 @@ def test_a_part_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatc
     assert "not measured: more than 0 s" in text
 
 
-@pytest.mark.parametrize("lanes_by", ["vmap", "map"])
+@pytest.mark.parametrize(
+    ("lanes_by", "work"),
+    [("vmap", "even"), ("map", "even"), ("vmap", "uneven"), ("loop", "uneven")],
+)
 @pytest.mark.parametrize("model", small.HIDDEN)
-def test_the_hand_written_program_gives_our_result(model, lanes_by):
-    data, own = small.arrays_of(small.seeds(model, 4, 2))
+def test_the_hand_written_program_gives_our_result(model, lanes_by, work):
+    data, own = small.arrays_of(small.seeds(model, 4, 2, work))
     with jax.numpy_rank_promotion("allow"):  # as in a program of a user's own
-        _, (accuracy, loss) = small.hand_written(4, data, lanes_by)(*own)
-    history = tsfl_jax.sweep(small.make_config(model, 4), {"seed": range(2)}).history
+        _, (accuracy, loss) = small.hand_written(4, data, lanes_by, work)(*own)
+    config = small.make_config(model, 4, work)
+    history = tsfl_jax.sweep(config, {"seed": range(2)}).history
     np.testing.assert_allclose(accuracy, history["test_accuracy"], atol=1e-6)
     np.testing.assert_allclose(loss, history["test_loss"], rtol=1e-5)

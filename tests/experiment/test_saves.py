@@ -6,6 +6,7 @@ import pytest
 
 import tsfl_jax
 from tests.experiment.test_runner import files, same, small
+from tsfl_jax.engine import scan
 from tsfl_jax.experiment import (
     assemble,
     backend,
@@ -86,6 +87,19 @@ def test_rows_are_written_once_and_many_at_a_time(exp, whole, tmp_path, monkeypa
     # 0.02 s are 2 % of 1 s, ten chunks.
     assert [len(rows) for rows in clock.appended] == [1, 10, 10, 10, 9]
     same(files(tmp_path), files(whole))
+
+
+def test_rows_are_plain_numbers(exp, whole):
+    """So that each one is encoded at once: for short intervals that takes a while."""
+    history = scan.History(
+        *[np.full((T, 4), np.nan, np.float32) for _ in scan.History._fields]
+    )
+    history = jax.tree.map(lambda a: a[:, 0], history)
+    found = saves.rows_of(exp, history, 0, T)
+    read = report.read_metrics(whole / "metrics.jsonl")
+    assert [row.keys() for row in found] == [row.keys() for row in read]
+    assert found == [report.plain(row) for row in found]
+    assert found[3]["test_loss"] is None and type(found[3]["interval"]) is int
 
 
 def test_a_chunk_is_one_write(tmp_path, monkeypatch):

@@ -383,8 +383,17 @@ def plain(obj: Any) -> Any:
 
 
 def _lines(rows: Iterable[dict]) -> bytes:
-    texts = [json.dumps(plain(row), allow_nan=False) for row in rows]
-    return "".join(f"{text}\n" for text in texts).encode()
+    return "".join(f"{_line(row)}\n" for row in rows).encode()
+
+
+_encode = json.JSONEncoder(allow_nan=False).encode
+
+
+def _line(row: dict) -> str:
+    try:  # most rows are plain already, and there may be many
+        return _encode(row)
+    except (TypeError, ValueError):
+        return _encode(plain(row))
 
 
 def _commit(checkout: pathlib.Path) -> str | None:

@@ -72,7 +72,7 @@ def test_sizes_and_distinctness(problem):
         allowed = options | {"replacement": True}  # allows, does not force
         again = split(labels, capacity, kind, seed, **allowed)
         np.testing.assert_array_equal(again.indices, part.indices)
-    assert any("share samples" in note for note in part.notes) == (not fits)
+    assert any("held by several" in note for note in part.notes) == (not fits)
     more = (histogram(part, labels) > 0).sum(1).max() > options["classes_per_client"]
     if kind == "shards":
         assert any("hold more than" in note for note in part.notes) == more
@@ -173,7 +173,8 @@ def test_a_class_that_runs_out_is_reported_and_fairly_shared(monkeypatch):
     found = histogram(part, labels)
     assert found.sum(0).tolist() == [400, 500, 100]  # class 2 only when both are gone
     (note,) = part.notes
-    assert "class 0" in note and "400 of 1000 samples, at 20 of 20 clients" in note
+    assert "class 0" in note and note.startswith("40 % of the clients' samples")
+    assert "(400 of 1000)" in note
     # 20 of class 0 each on average, standard deviation 3.1; no first or last come.
     assert found[:, 0].min() >= 5 and found[:, 0].max() <= 35
 
@@ -200,7 +201,7 @@ def test_shards_that_use_all_the_data():
     part = split(labels, [len(labels) // 20] * 20, "shards")
     found = np.sort(histogram(part, labels), axis=1)
     assert found[:, :8].sum() < 0.02 * len(labels)
-    assert any("Not enough" in note for note in part.notes)
+    assert any("of other classes than drawn" in note for note in part.notes)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -261,3 +262,16 @@ def test_wrong_settings(capacity, options, message):
     with pytest.raises(UserError, match=message) as error:
         split([0, 1] * 5, capacity, **({"kind": "iid"} | options))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "ending"),
+    [(np.repeat(np.arange(4), 70), "harmless"), (np.repeat([0, 1], 100), "avoids")],
+)
+def test_notes_say_what_replaced_samples_mean(labels, ending, monkeypatch):
+    shares = np.tile([0.4, 0.2, 0.2, 0.2][: labels.max() + 1], (10, 1))
+    shares = shares / shares.sum(1, keepdims=True)
+    monkeypatch.setattr(partition, "_dirichlet", lambda *args: shares)
+    (note,) = split(labels, [20] * 10, "dirichlet").notes
+    share = float(note.split(" %")[0]) / 100
+    assert (ending == "harmless") == (share <= 0.1) and ending in note

@@ -62,6 +62,7 @@ def test_tables_by_hand(tmp_path, measured):
 
 def test_wrong_input(capsys):
     for arguments, message in (
+        (["table1", "--case", "4"], "invalid choice: '4'"),
         (["tabel1"], "invalid choice: 'tabel1'"),
         (["table1", "--seeds", "0"], "--seeds must be at least 1"),
         (["table1", "--set", "lrr=1"], "--set=lrr=1: there is no such setting"),
@@ -106,6 +107,29 @@ def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
     reproduce.main(command)
     assert "8 lanes were finished already" in capsys.readouterr().err
     assert (out / "table1.md").read_text() == text
+
+
+def test_cases_are_chosen_and_the_table_grows(tmp_path, monkeypatch):
+    given = reproduce.parse(["table1", "table2", "--case", "1", "3"])
+    names = reproduce.wanted(given.target, given.data, given.case)
+    assert {paper_results.CELLS[n].case for n in names} == {"Case 1", "Case 3"}
+    assert len(names) == 8
+    one = reproduce.parse(["table2", "--case", "2-iteration"])
+    assert reproduce.wanted(one.target, [], one.case) == ["mnist_select2"]
+    seen = []
+
+    def run_cell(cell, given, stream):
+        table = tmp_path / "table1.md"
+        seen.append(table.read_text().count("| Case 1 |") if table.exists() else 0)
+        return reproduce.CellResult(cell, None, None, 0.0, "not available")
+
+    monkeypatch.setattr(reproduce, "run_cell", run_cell)
+    words = ["table1", "--case", "1", "--out", str(tmp_path)]
+    with pytest.raises(UserError, match="nothing could be run"):
+        reproduce.main(words)
+    assert seen == [0, 1, 2, 3]
+    text = (tmp_path / "table1.md").read_text()
+    assert text.count("| Case 1 |") == 4 and "of 4 cells" not in text
 
 
 def test_synthetic_cells_have_the_data_of_each_seed(tmp_path, monkeypatch):

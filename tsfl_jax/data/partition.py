@@ -75,8 +75,9 @@ def make_partition(
         pools, counts, notes = _by_class(labels, capacity, settings, sharing, rng)
     if sharing:
         notes += (
-            f"The clients request {capacity.sum()} samples of {len(labels)}: they "
-            "share samples (--config.partition.replacement=True).",
+            f"the clients hold {capacity.sum()} samples and there are {len(labels)}: "
+            "some samples are held by several clients, as "
+            "--config.partition.replacement=True allows",
         )
     return _partition(counts, pools, notes, rng)
 
@@ -244,6 +245,9 @@ def _shards(
     return shares
 
 
+_FEW = 0.1  # share of replaced samples that hardly changes a split
+
+
 def _notes(
     wanted: Int[np.ndarray, "N C"],
     counts: Int[np.ndarray, "N C"],
@@ -255,10 +259,17 @@ def _notes(
     notes, moved = (), np.maximum(wanted - counts, 0)
     if moved.any():
         short = ", ".join(str(c) for c in classes[moved.any(axis=0)])
+        share = moved.sum() / counts.sum()
+        meaning = (
+            "harmless, the split is hardly less skewed and the same for every algorithm"
+            if share <= _FEW
+            else "the split is less skewed than its settings say; a smaller "
+            "--config.schedule.data_size avoids that"
+        )
         notes += (
-            f"Not enough samples of class {short}: {moved.sum()} of {counts.sum()} "
-            f"samples, at {moved.any(axis=1).sum()} of {len(counts)} clients, are of "
-            "other classes than requested.",
+            f"{100 * share:.2g} % of the clients' samples ({moved.sum()} of "
+            f"{counts.sum()}) are of other classes than drawn, because class {short} "
+            f"has too few: {meaning}",
         )
     # A client with few samples may have one of another class and still at most k.
     many = (counts > 0).sum(axis=1, keepdims=True) > k
@@ -266,7 +277,7 @@ def _notes(
     if extra.any():
         notes += (
             f"{extra.any(axis=1).sum()} of {len(counts)} clients hold more than {k} "
-            f"classes, for {extra.sum()} samples.",
+            f"classes, for {extra.sum()} of {counts.sum()} samples",
         )
     return notes
 

@@ -230,18 +230,28 @@ def run_study(
         return []
 
 
-def wanted(targets: Sequence[str], data: Sequence[str]) -> list[str]:
+def case_of(cell: paper_results.Cell) -> str:
+    """A cell's case in one word, as on the command line: "1", "2-iteration"."""
+    return cell.case.removeprefix("Case ")
+
+
+def wanted(
+    targets: Sequence[str], data: Sequence[str], cases: Sequence[str] = ()
+) -> list[str]:
     """Cells of these tables and figures, each once, in the tables' order.
 
     Args:
       targets: names of tables and figures.
       data: only cells of these data sets; empty: of all.
+      cases: only cells of these cases, see `case_of`; empty: of all.
     """
     names = {n for target in targets for n in paper_results.TARGETS.get(target, ())}
     return [
         name
         for name, cell in paper_results.CELLS.items()
-        if name in names and (not data or cell.data in data)
+        if name in names
+        and (not data or cell.data in data)
+        and (not cases or case_of(cell) in cases)
     ]
 
 
@@ -289,6 +299,8 @@ def parse(texts: list[str]) -> argparse.Namespace:
     arguments.add_settings(parser)
     parser.add_argument("target", nargs="+", choices=several)
     parser.add_argument("--data", nargs="+", default=[], choices=known)
+    cases = list(dict.fromkeys(map(case_of, paper_results.CELLS.values())))
+    parser.add_argument("--case", nargs="+", default=[], choices=cases)
     parser.add_argument("--intervals", type=int, default=0, help="fewer than the paper")
     parser.add_argument(
         "--accuracy", type=float, default=0.9, help="fig2b: time until this is reached"
@@ -321,12 +333,7 @@ def main(texts: list[str]) -> None:
     targets = given.target
     devices.start(0)  # all devices; the first question to JAX would start it with one
     given.out = files.prepare_workdir(given.out)
-    results = {}
-    for name in wanted(targets, given.data):
-        print(f"{name}: {given.seeds} seeds", file=sys.stderr)
-        begun = time.perf_counter()
-        results[name] = run_cell(paper_results.CELLS[name], given, sys.stderr)
-        print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+    results = run_cells(given)
     device = arguments.device_text()
     available = any(result.best is not None for result in results.values())
     for target in targets:
@@ -339,13 +346,35 @@ def main(texts: list[str]) -> None:
             paths = run(given, device)
             available = available or bool(paths)
         else:
-            cells = paper_results.TARGETS[target]
-            cells = [results[name] for name in cells if name in results]
-            paths = write_target(given.out, target, cells, device)
+            paths = write_target(given.out, target, _cells(target, results), device)
         for path in paths:
             print(path)
     if not available:
         raise UserError(
             f"{' '.join(targets)}: nothing could be run; give prepared data with "
-            "--data_dir, and with --data only data sets that these targets use"
+            "--data_dir, and with --data and --case only what these targets use"
         )
+
+
+def _cells(target: str, results: dict[str, CellResult]) -> list[CellResult]:
+    """The results that a table or figure is made of, as far as there are any."""
+    return [results[n] for n in paper_results.TARGETS[target] if n in results]
+
+
+def run_cells(given: argparse.Namespace) -> dict[str, CellResult]:
+    """Run or reuse all cells; tables are written anew after each one."""
+    results: dict[str, CellResult] = {}
+    names = wanted(given.target, given.data, given.case)
+    for number, name in enumerate(names, start=1):
+        print(
+            f"{name}: {given.seeds} seeds, cell {number} of {len(names)}",
+            file=sys.stderr,
+        )
+        begun = time.perf_counter()
+        results[name] = run_cell(paper_results.CELLS[name], given, sys.stderr)
+        print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
+        for target in given.target:
+            if target.startswith("table") and number < len(names):
+                device = f"{arguments.device_text()}; {number} of {len(names)} cells"
+                write_target(given.out, target, _cells(target, results), device)
+    return results

@@ -208,7 +208,8 @@ def _draw_sizes(
     over = int((size > most).sum())
     note = (
         f"{over} of {size.size} drawn data sizes were cut off at three standard "
-        "deviations above the mean"
+        "deviations above the mean: harmless, so that few outliers do not decide how "
+        "much data there must be"
     )
     size = np.minimum(size, most.clip(max=_LARGEST).astype(np.int64))
     return size, (note,) if over else ()

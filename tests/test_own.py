@@ -6,12 +6,15 @@ import pathlib
 import re
 import sys
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import tsfl_jax
+from tsfl_jax.models import networks
 from tsfl_jax.rules import own
 
 TEXT = (pathlib.Path(__file__).parents[1] / "docs" / "own.md").read_text()
@@ -119,3 +122,133 @@ def test_optax_without_aggregators_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "optax.experimental", None)
     with pytest.raises(tsfl_jax.UserError, match="install a newer optax"):
         tsfl_jax.to_optax(tsfl_jax.AGGREGATORS["krum"], 4)
+
+
+def test_a_model_of_nnx():
+    variables, out = run("A model")
+    assert out.splitlines() == ["(64, 32)", "['mean', 'var']"]
+    result = variables["result"]
+    assert set(result.params) == {"params", "state"}
+    assert np.abs(np.asarray(result.params["state"]["norm"]["mean"])).max() > 0
+
+
+def test_nnx_trains_as_linen_does():
+    """The same network with the same first parameters, trained in both forms."""
+
+    class Same(nnx.Module):
+        def __init__(self, kernel, bias):
+            self.kernel, self.bias = nnx.Param(kernel), nnx.Param(bias)
+
+        def __call__(self, x):
+            return x.reshape(x.shape[0], -1) @ self.kernel[...] + self.bias[...][None]
+
+    config = small()
+    config.model.hidden, config.num_intervals = 0, 1
+    run, arguments = tsfl_jax.as_function(config)
+    dense = arguments.state.params["params"]["Dense_0"]
+    state, _ = jax.jit(run)(*arguments)
+    module = Same(jnp.asarray(dense["kernel"]), jnp.asarray(dense["bias"]))
+    run, arguments = tsfl_jax.as_function(config, model=module)
+    np.testing.assert_array_equal(
+        arguments.state.params["params"]["kernel"], dense["kernel"]
+    )
+    other, _ = jax.jit(run)(*arguments)
+    for name in ("kernel", "bias"):
+        np.testing.assert_allclose(
+            other.params["params"][name],
+            state.params["params"]["Dense_0"][name],
+            rtol=1e-5,
+            atol=1e-6,
+        )
+
+
+def test_dropout_of_nnx_draws_anew_in_training_and_not_in_tests():
+    class Drop(nnx.Module):
+        def __init__(self, rngs):
+            self.drop = nnx.Dropout(0.5, rngs=rngs)
+            self.scale = nnx.Param(jnp.ones(()))
+
+        def __call__(self, x):
+            return self.drop(x) * self.scale[...]
+
+    model, x = networks.from_flax(lambda rngs: Drop(rngs)), jnp.ones((4, 50))
+    variables = model.init(jax.random.key(0), x)
+    drawn = [
+        model.train(variables, x, jnp.ones(4, bool), jax.random.key(i))[0]
+        for i in (1, 1, 2)
+    ]
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert (drawn[0] != drawn[2]).any() and set(np.unique(drawn[0])) == {0, 2}
+    np.testing.assert_array_equal(model.predict(variables, x), x)
+
+
+def test_a_loss_and_metrics(tmp_path):
+    variables, _ = run("A loss and metrics")
+    result, given = variables["result"], variables
+    top = result.history["top_3"]
+    assert top.shape == (2,) and (top >= result.history["test_accuracy"]).all()
+    assert np.isfinite(top).all() and "metrics" not in result.history
+    swept = tsfl_jax.sweep(
+        given["config"],
+        {"seed": [0]},
+        loss=given["smoothed"],
+        metrics={"top_3": given["top_3"]},
+        workdir=tmp_path,
+    )
+    np.testing.assert_allclose(swept.history["top_3"], [top], rtol=1e-5)
+    assert "top_3" in (tmp_path / "history.csv").read_text().splitlines()[0]
+
+
+def test_tokens():
+    variables, _ = run("Tokens")
+    history = variables["result"].history
+    assert history["test_accuracy"][-1] > 0.6
+    notes = variables["result"].summary["notes"]
+    assert any("tokens, given to the network as they are" in note for note in notes)
+    with pytest.raises(tsfl_jax.UserError, match="taken for tokens"):
+        tsfl_jax.simulate(variables["config"], dataset=variables["data"])
+
+
+def test_augmentation_and_a_step():
+    variables, _ = run("Augmentation and a client's own step")
+    config = small()
+    both = variables["result"].history["train_loss"]
+    plain = tsfl_jax.simulate(
+        config,
+        augment=lambda key, x, y: (x, y),
+        client_step=lambda step: step.apply(step.gradient(step.variables["params"])),
+    )
+    nothing = tsfl_jax.simulate(config)
+    jax.tree.map(np.testing.assert_array_equal, plain.params, nothing.params)
+    assert (plain.history["train_loss"] != both).all()
+
+
+BAD = {
+    "a mean": ({"loss": lambda o, y: (o - y[:, None]).mean()}, r"gives \[\] for 3"),
+    "no loss": ({"loss": 3}, "expected a function"),
+    "fails": ({"metrics": {"m": lambda o, y: o @ y}}, "fails"),
+    "name": ({"metrics": {"rho": lambda o, y: y}}, "a name of the history"),
+    "word": ({"metrics": {"top 3": lambda o, y: y}}, "is no name"),
+    "dict": ({"metrics": [3]}, "expected a dict"),
+    "augment": ({"augment": lambda k, x, y: (x[:2], y)}, "same shapes"),
+    "augment 3": ({"augment": 3}, "expected a function"),
+    "step": ({"client_step": 3}, "expected a function"),
+    "model": ({"model": lambda rngs: 3}, "makes no network"),
+    "class": ({"model": nn.Dense}, "expected an instance"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_work_is_one_line(case):
+    given, message = BAD[case]
+    with pytest.raises(tsfl_jax.UserError, match=message) as error:
+        tsfl_jax.simulate(small(), **given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("algorithm", ["fednova", "scaffold"])
+def test_a_step_that_a_rule_does_not_know_is_refused(algorithm):
+    config = small()
+    config.algorithm = algorithm
+    with pytest.raises(tsfl_jax.UserError, match="leave out client_step="):
+        tsfl_jax.simulate(config, client_step=lambda step: None)

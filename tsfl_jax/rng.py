@@ -53,6 +53,11 @@ STREAMS = {
     "gradients dropout": 28,
     "online samples": 30,  # new samples of a client in every interval
     "pilot": 31,  # L, G², σ² at w⁰
+    # Of an initial nnx module: all its streams but parameters and dropout.
+    "initial streams": 33,
+    # Of a client in training, only where the user has given such a function.
+    "augmentation": 34,
+    "own step": 35,
     "linearity": 29,  # of an optimizer, tried out on the host, with seed 0
     "sweep points": 32,  # on the host; the seed is that of the sweep file
 }

@@ -61,7 +61,8 @@ def make_dataset(
 
     Args:
       x_train, x_test: [M, H, W, C], [M, H, W] (gets one channel) or [M, F]; uint8
-        (full scale 255) or float (taken as already scaled).
+        (full scale 255), float (taken as already scaled), or other whole numbers
+        [M, S] (tokens, given to the network as int32).
       y_train, y_test: [M] integers ≥ 0.
       name: shown in every output.
       num_classes: 0 = the largest training label + 1.
@@ -91,7 +92,7 @@ def make_dataset(
     if x_test.dtype != x_train.dtype:
         raise UserError(
             f"{name}: x_test is {raw['x_test'].dtype}, x_train is "
-            f"{raw['x_train'].dtype}; expected both uint8 or both float"
+            f"{raw['x_train'].dtype}; expected both uint8, both float or both tokens"
         )
     y_train = _labels(name, "y_train", raw["y_train"], len(x_train))
     y_test = _labels(name, "y_test", raw["y_test"], len(x_test))
@@ -125,6 +126,13 @@ def check(dataset: Dataset | Any) -> Dataset:
                 f"number{' > 0' if key == 'std' else ''}, or {channels} of them"
             )
         moments[key] = value
+    if checked.x_train.dtype == np.int32 and (
+        (moments["mean"] != 0).any() or (moments["std"] != 1).any()
+    ):
+        raise UserError(
+            f"{dataset.name}: mean={dataset.mean}, std={dataset.std}: tokens are not "
+            "scaled; expected 0 and 1"
+        )
     return checked._replace(**moments)
 
 
@@ -166,9 +174,12 @@ def _samples(
         raise UserError(f"{name}: {key} is empty, shape {raw.shape}")
     x = raw
     if x.dtype != np.uint8:
+        if x.dtype.kind in "iu":
+            return _tokens(name, key, x)
         if x.dtype.kind != "f":
             raise UserError(
-                f"{name}: {key} is {x.dtype}; expected uint8 (0..255) or float"
+                f"{name}: {key} is {x.dtype}; expected uint8 (0..255), float, or whole "
+                "numbers (tokens)"
             )
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
@@ -180,6 +191,25 @@ def _samples(
                 f"({bad.sum()} such values); expected finite float32 numbers"
             )
     return x[..., None] if x.ndim == 3 else x
+
+
+def _tokens(
+    name: str, key: str, x: Integer[np.ndarray, "M ..."]
+) -> Int[np.ndarray, "M S"]:
+    """Tokens as int32."""
+    if x.ndim != 2:
+        raise UserError(
+            f"{name}: {key} is {x.dtype} of shape {x.shape}; images are expected as "
+            "uint8 (0..255) or float, tokens as whole numbers [M, S]"
+        )
+    wrong = (x < 0) | (x >= 2**31)
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise UserError(
+            f"{name}: {key} holds {x[row, column]} in sample {row}; expected tokens "
+            ">= 0 that int32 holds"
+        )
+    return x.astype(np.int32)
 
 
 def _labels(

@@ -14,9 +14,10 @@ import numpy as np
 import optax
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from tsfl_jax import rng
+from tsfl_jax.engine import hooks
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
@@ -72,8 +73,10 @@ class LocalResult(NamedTuple):
 
 def scaled(
     samples: Samples, x: Shaped[Array, "B ..."] | Shaped[np.ndarray, "B ..."]
-) -> Float[Array, "B ..."]:
-    """Stored samples as float32 network input: (x − mean) / std."""
+) -> Num[Array, "B ..."]:
+    """Stored samples as network input: (x − mean) / std in float32, tokens as int32."""
+    if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype != jnp.uint8:
+        return jnp.asarray(x, jnp.int32)
     shape = (1,) * (x.ndim - samples.mean.ndim) + samples.mean.shape
     mean, inverse_std = samples.mean.reshape(shape), samples.inverse_std.reshape(shape)
     return (jnp.asarray(x, jnp.float32) - mean) * inverse_std
@@ -82,7 +85,7 @@ def scaled(
 class Batch(NamedTuple):
     """One mini-batch."""
 
-    x: Float[Array, "B ..."]  # scaled network input
+    x: Num[Array, "B ..."]  # scaled network input
     y: Int[Array, "B"]
     mask: Bool[Array, "B"]  # False on padding
     key: PRNGKey  # for dropout
@@ -193,26 +196,71 @@ class _Carry(NamedTuple):
     samples: Int[Array, ""]
 
 
-def _step(
-    model: Model,
-    optimizer: optax.GradientTransformation,
-    start: Start,
-    mu: Scalar | None,
-    carry: _Carry,
-    batch: Batch,
-) -> _Carry:
-    """One step of SGD on ∇F_i + μ(w − w^t), plus the rule's correction if any."""
-    (_, (changed, loss)), gradient = batch_gradient(model, carry.variables, batch)
-    params, anchor = carry.variables["params"], start.variables["params"]
+def _found(
+    model: Model, start: Start, mu: Scalar | None, variables: Params, batch: Batch
+) -> hooks.Found:
+    """∇F_i + μ(w − w^t), plus the rule's correction if any."""
+    (_, (changed, loss)), gradient = batch_gradient(model, variables, batch)
+    params, anchor = variables["params"], start.variables["params"]
     if mu is not None:
         gradient = jax.tree.map(
             lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor
         )
     if start.correction is not None:
         gradient = optax.tree.add(gradient, start.correction)
-    updates, state = optimizer.update(gradient, carry.optimizer, params)
-    changed = {**changed, "params": optax.apply_updates(params, updates)}
-    return _Carry(changed, state, carry.loss + loss, carry.samples + batch.mask.sum())
+    return hooks.Found(gradient, changed, loss)
+
+
+def _applied(
+    optimizer: optax.GradientTransformation, carry: _Carry, found: hooks.Found
+) -> hooks.Stepped:
+    """The optimizer's step from where the client stands."""
+    params = carry.variables["params"]
+    updates, state = optimizer.update(found.gradient, carry.optimizer, params)
+    changed = {**found.variables, "params": optax.apply_updates(params, updates)}
+    return hooks.Stepped(changed, state, found.loss)
+
+
+def _step(
+    parts: Parts,
+    optimizer: optax.GradientTransformation,
+    start: Start,
+    hparams: HParams,
+    carry: _Carry,
+    batch: Batch,
+    k: Int[Array, ""],
+) -> _Carry:
+    """Step k of a client: of SGD, or of the user's own kind."""
+    model, variables = parts.model, carry.variables
+    mu = hparams.mu if parts.recipe.proximal else None
+
+    def gradient(params: Params) -> hooks.Found:
+        at = {**variables, "params": params}
+        return _found(model, start, mu, at, batch)
+
+    def apply(found: hooks.Found) -> hooks.Stepped:
+        return _applied(optimizer, carry, found)
+
+    if parts.hooks.client_step is None:
+        made = apply(gradient(variables["params"]))
+    else:
+        key = jax.random.fold_in(rng.fold(start.key, "own step"), k)
+        given = variables, carry.optimizer, batch.x, batch.y, batch.mask, key
+        step = hooks.Step(*given, start.variables, hparams, gradient, apply)
+        made = hooks.Stepped(*parts.hooks.client_step(step))
+    loss, samples = carry.loss + made.loss, carry.samples + batch.mask.sum()
+    return _Carry(made.variables, made.optimizer, loss, samples)
+
+
+def _augmented(
+    own: hooks.Hooks, key: PRNGKey, k: Int[Array, ""], batch: Batch
+) -> Batch:
+    """The mini-batch of step k, changed by the user's function if there is one."""
+    if own.augment is None:
+        return batch
+    key = jax.random.fold_in(rng.fold(key, "augmentation"), k)
+    x, y = own.augment(key, batch.x, batch.y)
+    return batch._replace(x=x, y=y)
 
 
 def train(
@@ -243,12 +291,12 @@ def train(
     )
     order_key, dropout_key = rng.keys(start.key, "sample order", "training dropout")
     batches = -(-client.size // recipe.batch_size)  # in one pass
-    mu = hparams.mu if recipe.proximal else None
 
     def step(k: Array, place: Array, rows: Int[Array, "B"], carry: _Carry) -> _Carry:
         mask = place * recipe.batch_size + jnp.arange(recipe.batch_size) < client.size
         batch = batch_of(samples, rows, mask, jax.random.fold_in(dropout_key, k))
-        return _step(parts.model, optimizer, start, mu, carry, batch)
+        batch = _augmented(parts.hooks, start.key, k, batch)
+        return _step(parts, optimizer, start, hparams, carry, batch, k)
 
     def one_pass(number: Int[Array, ""], carry: _Carry) -> _Carry:
         rows = _draw_pass(order_key, client, number, recipe.batch_size)

@@ -22,6 +22,14 @@ class TestSet(NamedTuple):
     mask: Bool[Array, "E b"]  # False on padding
 
 
+class Scores(NamedTuple):
+    """A model on the test set, float32."""
+
+    accuracy: Float[Array, ""]  # in [0, 1]; NaN: the model does not classify
+    loss: Float[Array, ""]  # mean
+    metrics: Float[Array, "m"] | None  # means of the model's metrics; None: it has none
+
+
 def make_test_set(
     x: Shaped[np.ndarray, "M ..."], y: Int[np.ndarray, "M"], num_devices: int = 1
 ) -> TestSet:
@@ -44,7 +52,7 @@ def make_test_set(
 
 def evaluate(
     model: Model, variables: Params, samples: Samples, test: TestSet, axis: str | None
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+) -> Scores:
     """Evaluates a model on the whole test set.
 
     Args:
@@ -55,19 +63,35 @@ def evaluate(
       axis: mesh axis of devices that share the test set; None: one device.
 
     Returns:
-      Accuracy in [0, 1], NaN if the model does not classify; and mean loss.
+      `Scores`.
     """
 
-    def batch(item: TestSet) -> tuple[Int[Array, ""], Float[Array, ""]]:
+    def batch(item: TestSet) -> tuple[Int[Array, ""], Float[Array, ""], list[Array]]:
         outputs = model.predict(variables, scaled(samples, item.x))
         loss = jnp.where(item.mask, model.loss(outputs, item.y), 0.0)
+        own = [
+            jnp.where(item.mask, metric(outputs, item.y), 0).sum(dtype=jnp.float32)
+            for _, metric in model.metrics
+        ]
         right = jnp.int32(0)
         if model.classifies:
             correct = losses.correct(outputs, item.y)
             right = jnp.where(item.mask, correct, False).sum()
-        return right, loss.sum()
+        return right, loss.sum(), own
 
-    right, loss = lax.map(batch, test)
+    right, loss, own = lax.map(batch, test)
     right, count = devices.total((right.sum(), test.mask.sum()), axis)
     accuracy = right / count if model.classifies else jnp.float32(jnp.nan)
-    return accuracy, exact_sums.scalar(loss, axis) / count
+    means = [exact_sums.scalar(sums, axis) / count for sums in own]
+    metrics = jnp.stack(means) if means else None
+    return Scores(
+        jnp.asarray(accuracy, jnp.float32),
+        exact_sums.scalar(loss, axis) / count,
+        metrics,
+    )
+
+
+def nothing(model: Model) -> Scores:
+    """Scores that were not measured."""
+    missing, number = jnp.float32(jnp.nan), len(model.metrics)
+    return Scores(missing, missing, jnp.full(number, jnp.nan) if number else None)

@@ -12,6 +12,7 @@ Random streams are those of `rng`, by interval and client, so results do not dep
 how clients are grouped in blocks or ordered, nor on where a run was resumed.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -96,6 +97,15 @@ class History(NamedTuple):
     selected: Bool[Array, "... N"]
     client_variance: Float[Array, "... N"]  # σ_i²
     client_dissimilarity: Float[Array, "... N"]  # ‖∇F_i − ∇F‖²
+    metrics: Float[Array, "... m"] | None = (
+        None  # of the user's own; None: there are none
+    )
+
+    def named(self, metrics: Sequence[str] = ()) -> dict[str, Any]:
+        """All fields by name, the user's own metrics each under its own."""
+        found = self._asdict()
+        own = found.pop("metrics")
+        return found | {name: own[..., i] for i, name in enumerate(metrics)}
 
 
 def run_interval(
@@ -333,32 +343,31 @@ def advance(
 
 def evaluate_if_due(
     parts: Parts, params: Params, problem: Problem, due: Bool[Array, ""]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Accuracy and loss of w^{t+1} on the test set; NaN if it is not due."""
+) -> evaluation.Scores:
+    """Accuracy, loss and metrics of w^{t+1} on the test set; NaN if it is not due."""
     axis = parts.recipe.axis
     return lax.cond(
         due,
         lambda w: evaluation.evaluate(
             parts.model, w, problem.samples, problem.test, axis
         ),
-        lambda w: (jnp.float32(jnp.nan), jnp.float32(jnp.nan)),
+        lambda w: evaluation.nothing(parts.model),
         params,
     )
 
 
 def record(
     new: State,
-    scores: tuple[Float[Array, ""], Float[Array, ""]],
+    scores: evaluation.Scores,
     tally: Tally,
     weights: Weights,
     estimates: tuple[Constants, ClientGradients],
 ) -> History:
     """The record of an interval."""
     constants, gradients = estimates
-    accuracy, loss = scores
     return History(
-        test_accuracy=accuracy.astype(jnp.float32),
-        test_loss=loss.astype(jnp.float32),
+        test_accuracy=scores.accuracy.astype(jnp.float32),
+        test_loss=scores.loss.astype(jnp.float32),
         train_loss=tally.loss.astype(jnp.float32),
         threshold=weights.threshold,
         num_selected=weights.selected.sum(),
@@ -375,4 +384,5 @@ def record(
         selected=weights.selected,
         client_variance=gradients.variance,
         client_dissimilarity=gradients.dissimilarity,
+        metrics=scores.metrics,
     )

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import optax
 
+from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import HParams
@@ -76,3 +77,4 @@ class Parts(NamedTuple):
     # Hyper-parameters → optax transformation of the clients, fresh in every interval.
     optimizer: Callable[[HParams], optax.GradientTransformation]
     recipe: Recipe
+    hooks: Hooks = Hooks()

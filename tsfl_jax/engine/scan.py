@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array, Num
 
 from tsfl_jax import trees
 from tsfl_jax.engine import devices
+from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import History, Inputs, Problem, State, run_interval
 from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.models.networks import Model
@@ -85,7 +86,7 @@ def init_state(
     model: Model,
     rule: Aggregator,
     key: PRNGKey,
-    x: Float[Array, "B ..."],
+    x: Num[Array, "B ..."],
     counts: Counts,
     snapshots: int = 0,
 ) -> State:
@@ -114,6 +115,7 @@ def make_run(
     optimizer: Callable[[HParams], optax.GradientTransformation],
     recipe: Recipe,
     mesh: Mesh | None = None,
+    hooks: Hooks = Hooks(),  # noqa: B008
 ) -> Run:
     """Builds the scan over a chunk of intervals.
 
@@ -123,13 +125,14 @@ def make_run(
       optimizer: hyper-parameters → optax transformation of the clients.
       recipe: all else that shapes the program.
       mesh: devices that share the clients, with the axis `devices.AXIS`; None: one.
+      hooks: functions of the user's own inside of training.
 
     Returns:
       ``run(state, key, hparams, problem, inputs[R]) -> (state, history[R])``, pure and
       to be jitted by the caller.
     """
     recipe = dataclasses.replace(recipe, axis=None if mesh is None else devices.AXIS)
-    parts = Parts(model, one_of(rules), optimizer, recipe)
+    parts = Parts(model, one_of(rules), optimizer, recipe, hooks)
 
     def intervals(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs

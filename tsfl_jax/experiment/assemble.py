@@ -31,6 +31,7 @@ class Experiment(NamedTuple):
     identity: dict[str, Any]  # what a checkpoint must agree on
     labels: dict[str, Any]  # algorithm, data, model, fingerprints: for summaries
     notes: tuple[str, ...]  # what a user should know before the run
+    metrics: tuple[str, ...] = ()  # names of the user's own
 
 
 def build(config: Config, **own: Any) -> Experiment:
@@ -63,6 +64,7 @@ def build(config: Config, **own: Any) -> Experiment:
         labels=labels_of(prepared)
         | {"num_parameters": sum(sizes), "num_devices": mesh.size},
         notes=prepared.notes + backend.notes_of(config, mesh),
+        metrics=tuple(prepared.own.metrics or ()),
     )
 
 

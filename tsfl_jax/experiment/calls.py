@@ -45,7 +45,7 @@ def finished_lanes(
     folder: pathlib.Path, names: list[str], notice: Notice
 ) -> dict[str, dict]:
     """Lanes that are whole on the disk, as {digest: arrays}; others are left out."""
-    wanted = {*scan.History._fields, *OF_LANE}
+    wanted = {*scan.History._fields, *OF_LANE} - {"metrics"}
     found = {}
     for name in names:
         with (
@@ -54,7 +54,7 @@ def finished_lanes(
             np.load(file) as arrays,
         ):
             lane = {key: arrays[key] for key in arrays.files}
-            if str(lane.pop(_NAME)) == name and set(lane) == wanted:
+            if str(lane.pop(_NAME)) == name and wanted <= set(lane):
                 found[name] = lane
         if name not in found and (folder / f"{name}.npz").exists():
             notice(
@@ -92,7 +92,7 @@ def write_part(path: pathlib.Path, part: Part) -> None:
     files.write_arrays(
         path,
         {f"{_STATE}{number}": np.asarray(leaf) for number, leaf in enumerate(state)}
-        | {f"{_HISTORY}{name}": a for name, a in history.items()}
+        | {f"{_HISTORY}{name}": a for name, a in history.items() if a is not None}
         | about
         | {_NAME: np.array(path.stem)},
     )
@@ -117,7 +117,11 @@ def read_part(path: pathlib.Path, start: scan.State, notice: Notice) -> Part | N
             for a, b in zip(state, leaves, strict=True)
         ]
         history = scan.History(
-            **{name: found[f"{_HISTORY}{name}"] for name in scan.History._fields}
+            **{
+                name: found[f"{_HISTORY}{name}"]
+                for name in scan.History._fields
+                if name != "metrics" or f"{_HISTORY}{name}" in found
+            }
         )
         finished = int(found["finished"])
         lengths = {a.shape[1] for a in jax.tree.leaves(history)}
@@ -139,7 +143,7 @@ def run_call(
     show: Callable[[Chunk], None],
     stop: Callable[[], bool],
     notice: Notice,
-) -> tuple[dict[str, np.ndarray], float]:
+) -> tuple[scan.History, float]:
     """Run lanes to the end, from the file of an earlier process if there is one.
 
     Args:
@@ -176,7 +180,7 @@ def run_call(
             writing = _written(path, part, writing, stopping)
         if stopping:
             raise KeyboardInterrupt
-    return _joined(part.history)._asdict(), part.seconds
+    return _joined(part.history), part.seconds
 
 
 class _Writing(NamedTuple):

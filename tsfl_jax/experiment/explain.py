@@ -17,6 +17,7 @@ from tsfl_jax import host_memory, rng
 from tsfl_jax.engine import devices, optimizers, scan
 from tsfl_jax.experiment.ahead import Ahead
 from tsfl_jax.experiment.identity import labels_of, settings_of
+from tsfl_jax.experiment.own_hooks import input_dtype
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of
 from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report.timeline import Timeline, losses
@@ -210,7 +211,8 @@ def _state_of(prepared: Prepared) -> scan.State:
     """Shapes of the state; nothing is computed."""
     model, rule = prepared.network.model, prepared.rule
     counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
-    x = jax.ShapeDtypeStruct((1, *prepared.dataset.x_train.shape[1:]), np.float32)
+    shape = (1, *prepared.dataset.x_train.shape[1:])
+    x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
     return jax.eval_shape(
         lambda x: scan.init_state(model, rule, rng.key(0), x, counts, snapshots), x
     )

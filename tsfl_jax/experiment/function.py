@@ -55,7 +55,7 @@ def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
     # The term of μ stays where μ = 0, for its derivative.
     recipe = dataclasses.replace(recipe, proximal=True)
     model = prepared.network.model
-    run = scan.make_run(model, rules, prepared.optimizer, recipe)
+    run = scan.make_run(model, rules, prepared.optimizer, recipe, hooks=prepared.hooks)
     updates = len(prepared.steps)  # without those that fill up a chunk
     inputs = jax.tree.map(lambda leaf: leaf[:updates], arrays.inputs)
     given = arrays.start, arrays.key, arrays.hparams, arrays.problem, inputs

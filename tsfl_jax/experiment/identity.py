@@ -50,6 +50,9 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint must agree on: all settings that can change a result."""
     own = prepared.own
     parts = {"model": own.model, "optimizer": own.optimizer, "rule": own.aggregator}
+    # Left out where there are none, as in runs from before these could be given.
+    others = "loss", "metrics", "augment", "client_step"
+    parts |= {n: getattr(own, n) for n in others if getattr(own, n) is not None}
     described = {
         f"own {n}": None if part is None else describe(part)
         for n, part in parts.items()

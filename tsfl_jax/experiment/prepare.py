@@ -19,9 +19,12 @@ from tsfl_jax.data import in_memory, partition
 from tsfl_jax.data.quadratic import Quadratic, curvature, make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
-from tsfl_jax.experiment import backend, rule_settings
+from tsfl_jax.engine.hooks import Hooks
+from tsfl_jax.experiment import backend, own_hooks, rule_settings
+from tsfl_jax.experiment.own_hooks import input_dtype
 from tsfl_jax.experiment.workload import Workload, draw_workload, groups
-from tsfl_jax.models import flop, networks, precision
+from tsfl_jax.models import flop, networks, nnx_modules, precision
+from tsfl_jax.models.model import with_measures
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import replay
@@ -33,10 +36,14 @@ _MOST_SAMPLES = 2**31 - 1  # of a client in an interval: what the device counts 
 class Own(NamedTuple):
     """A user's own parts, in place of those that the settings name; None: those."""
 
-    model: Any = None  # a Flax module or a `networks.Model`
+    model: Any = None  # a Flax module, linen or nnx, or a `networks.Model`
     dataset: Dataset | None = None
     optimizer: optimizers.Optimizer | None = None  # of the clients
     aggregator: Aggregator | None = None
+    loss: Any = None  # (outputs [B, K], labels [B]) -> [B]
+    metrics: Any = None  # functions like a loss, by name
+    augment: Any = None  # (key, x [B, ...], y [B]) -> (x, y)
+    client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
 
 
 class Network(NamedTuple):
@@ -60,6 +67,7 @@ class Prepared(NamedTuple):
     network: Network
     rule: Aggregator
     optimizer: optimizers.Factory
+    hooks: Hooks
     hparams: HParams
     mapping: str  # "sequential" or "vmap"
     own: Own  # without its dataset, which is the one above
@@ -151,29 +159,57 @@ def _our_network(
 
 
 def _known_network(
-    model: Any, name: str, form: str, sample_shape: tuple[int, ...], num_classes: int
+    model: Any,
+    name: str,
+    form: str,
+    sample_shape: tuple[int, ...],
+    num_classes: int,
+    dtype: Any = np.float32,
+    measures: tuple[Any, Any] = (None, None),
 ) -> Network:
+    """A network; `measures` are the user's own loss and metrics."""
     if not isinstance(model, networks.Model):
         model = networks.from_flax(model)
-    model, notes = networks.decide_task(model, sample_shape, num_classes)
-    x = jax.ShapeDtypeStruct((1, *sample_shape), np.float32)
+    model = with_measures(model, *measures, sample_shape, dtype)
+    model, notes = networks.decide_task(model, sample_shape, num_classes, dtype)
+    x = jax.ShapeDtypeStruct((1, *sample_shape), dtype)
     params = jax.eval_shape(lambda x: model.init(rng.key(0), x), x)
     return Network(model, name, form, params, notes)
 
 
-def _make_network(config: Config, dataset: Dataset, own: Any) -> tuple[Network, str]:
+def _make_network(config: Config, dataset: Dataset, own: Own) -> tuple[Network, str]:
     """The network of a config, or the user's own, and how its clients are mapped."""
-    name = config.model.name if own is None else "own"
+    name = config.model.name if own.model is None else "own"
     mapping, form = backend.formulation(config, jax.default_backend(), name)
     shape, num_classes = dataset.x_train.shape[1:], dataset.num_classes
-    if own is not None:
-        network = _known_network(own, type(own).__name__, form, shape, num_classes)
+    dtype, measures = input_dtype(dataset), (own.loss, own.metrics)
+    if own.model is not None:
+        kind = getattr(own.model, "__name__", type(own.model).__name__)
+        kind = "own" if kind == "<lambda>" else kind
+        given = own.model, kind, form, shape, num_classes, dtype, measures
+        network = _known_network(*given)
+        if dtype == np.int32:
+            note = (
+                f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "
+                "to the network as they are"
+            )
+            network = network._replace(notes=(*network.notes, note))
         return network, mapping
+    if dtype == np.int32:
+        raise UserError(
+            f"--config.model.name={name}: the samples of {dataset.name} are whole "
+            f"numbers ({dataset.x_train.dtype}), taken for tokens; give a network for "
+            "them as model=, or make the samples uint8 or float"
+        )
     if name == "quadratic":
         settings = {"curvature": tuple(curvature_of(config, shape).tolist())}
     else:
         settings = {k: v for k, v in vars(config.model).items() if k != "name"}
-    return _our_network(name, num_classes, shape, form, **settings), mapping
+    network = _our_network(name, num_classes, shape, form, **settings)
+    if own.loss is None and not own.metrics:
+        return network, mapping
+    given = network.model, name, form, shape, num_classes, dtype, measures
+    return _known_network(*given), mapping
 
 
 def _side_by_side(
@@ -251,6 +287,8 @@ def _make_rule(
         return own.aggregator, hparams_of(config, own.aggregator), ()
     rule = AGGREGATORS[config.algorithm]
     hparams = hparams_of(config, rule)
+    if own.client_step is not None:
+        rule_settings.check_client_step(config, rule)
     if own.optimizer is not None:
         rule = rule_settings.with_optimizer(config, rule, own.optimizer, hparams, times)
     return rule, hparams, rule_settings.notes(config, hparams, times)
@@ -302,7 +340,9 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
         config.partition,
         rng.generator(config.seed, "partition"),
     )
-    network, mapping = _make_network(config, dataset, own.model)
+    network, mapping = _make_network(config, dataset, own)
+    own_hooks.check_metrics(own.metrics)
+    hooks = own_hooks.checked(own.augment, own.client_step, dataset, config.batch_size)
     model = precision.with_precision(network.model, config.precision)
     network = network._replace(model=model)
     mapping, mapping_notes = _side_by_side(config, network, mapping, steps)
@@ -315,12 +355,21 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
         network=network,
         rule=rule,
         optimizer=optimizers.as_factory(own.optimizer),
+        hooks=hooks,
         hparams=hparams,
         mapping=mapping,
         own=own._replace(dataset=None),
-        fingerprints=_fingerprints(dataset, split, times, data_fingerprint),
+        fingerprints=_fingerprints(dataset, split, times, data_fingerprint)
+        | _start_of(own.model),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
+
+
+def _start_of(model: Any) -> dict[str, str]:
+    """The digest of an instance that brings its own first parameters."""
+    if not nnx_modules.is_nnx(model):
+        return {}
+    return {"model": data.fingerprint(*nnx_modules.arrays_of(model))}
 
 
 def _fingerprints(
@@ -387,7 +436,8 @@ def _by_work(prepared: Prepared) -> int:
     # A lower bound first: to count the FLOP of a large network takes a while.
     if seconds + samples * 2 * weights / _RATE > 1 / _FEW_INTERVALS:
         return _FEW_INTERVALS
-    x = jax.ShapeDtypeStruct((1, *prepared.dataset.x_test.shape[1:]), np.float32)
+    shape = (1, *prepared.dataset.x_test.shape[1:])
+    x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
     seconds += samples * flop.count(network.model.predict, network.params, x) / _RATE
     return int(np.clip(1 / seconds, _FEW_INTERVALS, most))
 

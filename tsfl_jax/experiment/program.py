@@ -219,7 +219,9 @@ def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Progra
     recipe = recipe_of(several, rules, lanes)
     optimizer = _optimizer_of(several, recipe)
     return Program(
-        run=scan.make_run(first.network.model, rules, optimizer, recipe, mesh),
+        run=scan.make_run(
+            first.network.model, rules, optimizer, recipe, mesh, first.hooks
+        ),
         recipe=recipe,
         mesh=mesh,
         intervals=len(first.steps),

@@ -123,6 +123,19 @@ def _fednova(optimizer: optimizers.Optimizer, most: int) -> Aggregator:
     return normalized_by_work(local_work.measured_accumulation(optimizer, most))
 
 
+def check_client_step(config: Config, rule: Aggregator) -> None:
+    """Check that a rule can do with clients whose steps it does not know.
+
+    Raises:
+      UserError: it knows what SGD does and counts on it.
+    """
+    if rule.correction is not None or config.algorithm == "fednova":
+        raise UserError(
+            f"--config.algorithm={config.algorithm}: it is made for the steps of SGD; "
+            "leave out client_step="
+        )
+
+
 def with_optimizer(
     config: Config,
     rule: Aggregator,

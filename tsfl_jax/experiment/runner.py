@@ -8,7 +8,7 @@ import contextlib
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any, NamedTuple
 
 import jax
@@ -197,7 +197,7 @@ def run(
         # On the host, where an integer has 64 bits.
         "samples": history.samples.sum(axis=1, dtype=np.int64),
     }
-    return Result(done.state.params, history._asdict() | more, summary)
+    return Result(done.state.params, history.named(exp.metrics) | more, summary)
 
 
 def _train(
@@ -367,19 +367,28 @@ def simulate(
     dataset: Dataset | None = None,
     optimizer: optimizers.Optimizer | None = None,
     aggregator: Aggregator | None = None,
+    loss: Callable[[Array, Array], Array] | None = None,
+    metrics: Mapping[str, Callable[[Array, Array], Array]] | None = None,
+    augment: Callable[..., Any] | None = None,
+    client_step: Callable[..., Any] | None = None,
     workdir: str | pathlib.Path | None = None,
     verbose: bool = False,
 ) -> Result:
-    """Run one experiment from Python.
+    """Run one experiment from Python; docs/own.md has an example of each argument.
 
     Args:
       config: all settings.
-      model: a Flax module (images ``[B, H, W, C]`` → logits) or a `models.Model`,
-        instead of ``config.model``.
+      model: a Flax module (images ``[B, H, W, C]`` → logits), linen or nnx, a function
+        of `nnx.Rngs` that makes one, or a `Model`, instead of ``config.model``.
       dataset: samples in memory, instead of ``config.data``.
       optimizer: an optax transformation for the clients, or a function `HParams` →
         transformation, instead of SGD with momentum.
       aggregator: a rule of the user's own, instead of ``config.algorithm``.
+      loss: (outputs ``[B, K]``, labels ``[B]``) → ``[B]``, instead of cross-entropy.
+      metrics: functions like `loss` by name; their means over the test set are in the
+        history.
+      augment: (key, x ``[B, ...]``, y ``[B]``) → (x, y), in training.
+      client_step: `Step` → `Stepped`, instead of a step of the optimizer.
       workdir: where to write files and checkpoints; None: nowhere.
       verbose: print progress on stderr.
 
@@ -391,6 +400,15 @@ def simulate(
     """
     if workdir is not None:
         report.folder_of(workdir)  # before the work
-    own = {"model": model, "optimizer": optimizer, "aggregator": aggregator}
-    exp = assemble.build(config, dataset=dataset, **own)
+    exp = assemble.build(
+        config,
+        model=model,
+        dataset=dataset,
+        optimizer=optimizer,
+        aggregator=aggregator,
+        loss=loss,
+        metrics=metrics,
+        augment=augment,
+        client_step=client_step,
+    )
     return run(exp, workdir, sys.stderr if verbose else None)

@@ -88,6 +88,8 @@ def rows_of(
     columns = {"interval": range(first + 1, last + 1)}
     columns["virtual_time"] = exp.workload.seconds[part].tolist()
     columns |= {name: _plain(getattr(history, name)[part]) for name in _COLUMNS}
+    named = history.named(exp.metrics)
+    columns |= {name: _plain(named[name][part]) for name in exp.metrics}
     names = list(columns)
     return [
         dict(zip(names, row, strict=True))

@@ -150,7 +150,8 @@ def run(
       stream: where progress is printed; None: nowhere.
       stop: called after each chunk of intervals; True ends the sweep with
         KeyboardInterrupt. Finished lanes are kept, and where the others stand.
-      model, dataset, optimizer, aggregator: as in `runner.simulate`.
+      model, dataset, optimizer, aggregator, loss, metrics, augment, client_step: as in
+        `runner.simulate`.
 
     Returns:
       `SweepResult`.
@@ -297,11 +298,12 @@ def _run_group(
                 every.stop,
                 progress.warn_to(stream),
             )
+        metrics = tuple(several[indices[0]].own.metrics or ())
         found = []
         for lane, index in enumerate(indices):
             workload = several[index].workload
             found.append(
-                {name: a[lane] for name, a in history.items()}
+                {name: a[lane] for name, a in history.named(metrics).items()}
                 | {
                     "tau": workload.schedule.tau,
                     "virtual_time": workload.seconds,

@@ -11,7 +11,7 @@ To add a network, write its module here, add it to `MODELS`, and add the name to
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,13 @@ from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
 from tsfl_jax.config import ModelConfig
-from tsfl_jax.models import convolution, losses, pooling
+from tsfl_jax.models import convolution, nnx_modules, pooling
+from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import Params, PRNGKey, UserError
+
+__all__ = ["MODELS", "SMALLEST", "Model", "decide_task", "from_flax", "make_model"]
 
 HE = nn.initializers.he_normal()
 
@@ -31,18 +34,22 @@ Logits = Float[Array, "B K"]
 Mask = Bool[Array, "B"]  # False: padding of a short last batch
 
 
-class Model(NamedTuple):
-    """What training needs of a network, from any library."""
+def _goes_to_nnx(module: Any) -> bool:
+    """Whether it is of nnx, or a function that should make such a module.
 
-    init: Callable[[PRNGKey, Array], Params]  # (key, x [B, ...]) -> variables
-    # (variables, x [B, ...], mask [B] bool, key) -> (logits [B, K], new variables)
-    train: Callable[[Params, Array, Array, PRNGKey], tuple[Array, Params]]
-    predict: Callable[[Params, Array], Array]  # (variables, x [B, ...]) -> logits
-    # (outputs [B, K], labels [B]) -> [B], whose mean training minimizes
-    loss: Callable[[Array, Array], Array] = losses.cross_entropy
-    # True: the largest output is the class. False: a regression, accuracy is NaN.
-    # None: see `decide_task`.
-    classifies: bool | None = True
+    Raises:
+      UserError: nothing of Flax.
+    """
+    if isinstance(module, nn.Module):
+        return False
+    linen_class = isinstance(module, type) and issubclass(module, nn.Module)
+    if nnx_modules.is_nnx(module) or (callable(module) and not linen_class):
+        return True
+    raise UserError(
+        f"model={' '.join(repr(module).split())[:60]}: expected an instance of a "
+        "flax.linen.Module or flax.nnx.Module, a function of nnx.Rngs that makes one, "
+        "or a tsfl_jax.Model"
+    )
 
 
 def from_flax(module: nn.Module | Any) -> Model:
@@ -58,14 +65,14 @@ def from_flax(module: nn.Module | Any) -> Model:
     False`` the module is a regression, without accuracy and with outputs of any width;
     without that attribute, `decide_task` decides by the width of the outputs.
 
+    An nnx module, or a function of `nnx.Rngs` that makes one, goes to
+    `nnx_modules.from_nnx`.
+
     Raises:
-      UserError: not an instance of a Flax (linen) module.
+      UserError: not an instance of a Flax module, nor a function that makes one.
     """
-    if not isinstance(module, nn.Module):
-        raise UserError(
-            f"model={' '.join(repr(module).split())[:60]}: expected an instance of a "
-            "flax.linen.Module (see flax.nnx.bridge for nnx) or a tsfl_jax.Model"
-        )
+    if _goes_to_nnx(module):
+        return nnx_modules.from_nnx(module)
     accepted = set(inspect.signature(type(module).__call__).parameters)
 
     def options(**values: Any) -> dict[str, Any]:
@@ -97,34 +104,6 @@ def from_flax(module: nn.Module | Any) -> Model:
         return Model(init, train, predict)
     classifies = getattr(module, "classifies", None)
     return Model(init, train, predict, module.loss, classifies)
-
-
-def decide_task(
-    model: Model, sample_shape: tuple[int, ...], num_classes: int
-) -> tuple[Model, tuple[str, ...]]:
-    """Decide whether a model classifies, if it does not declare it.
-
-    Args:
-      model: the network.
-      sample_shape: shape of one sample.
-      num_classes: K.
-
-    Returns:
-      The model, which classifies if it has K ≥ 2 outputs; and notes for the user.
-    """
-    if model.classifies is not None:
-        return model, ()
-    x = jax.ShapeDtypeStruct((1, *sample_shape), jnp.float32)
-    variables = jax.eval_shape(lambda x: model.init(rng.key(0), x), x)
-    width = jax.eval_shape(model.predict, variables, x).shape[1:]
-    if width == (num_classes,) and num_classes > 1:
-        return model._replace(classifies=True), ()
-    note = (
-        f"the network has a loss of its own and outputs of shape {list(width)} for "
-        f"{num_classes} classes: taken for a regression, without accuracy; "
-        "classifies = False in the module says so"
-    )
-    return model._replace(classifies=False), (note,)
 
 
 class Conv(nn.Module):

@@ -1,0 +1,75 @@
+"""Checks of the functions that a user puts into a client's training."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from tsfl_jax.engine.hooks import Hooks
+from tsfl_jax.engine.interval import History
+from tsfl_jax.types import Dataset, UserError
+
+
+def input_dtype(dataset: Dataset) -> Any:
+    """dtype of a network's input: int32 for tokens, else float32."""
+    kind = dataset.x_train.dtype
+    return np.int32 if kind.kind in "iu" and kind != np.uint8 else np.float32
+
+
+_TAKEN = {*History._fields, "interval", "virtual_time", "tau", "seconds", "lane"}
+
+
+def check_metrics(metrics: Any) -> None:
+    """Check that no metric has the name of something else in the history.
+
+    Raises:
+      UserError: one has.
+    """
+    for name in metrics or ():
+        if name in _TAKEN:
+            raise UserError(f"metrics: {name!r} is a name of the history; use another")
+
+
+def checked(augment: Any, client_step: Any, dataset: Dataset, batch_size: int) -> Hooks:
+    """The hooks, each None or a function that can work.
+
+    Args:
+      augment: (key, x ``[B, ...]``, y ``[B]``) → (x, y) of the same shapes and dtypes.
+      client_step: `hooks.Step` → `hooks.Stepped`.
+      dataset: for the shape of a sample.
+      batch_size: B.
+
+    Raises:
+      UserError: no function, or one that changes a shape or a dtype.
+    """
+    given: tuple[Any, Any] = augment, client_step
+    if client_step is not None and not callable(client_step):
+        raise UserError(
+            f"client_step={client_step!r}: expected a function of a "
+            "tsfl_jax.engine.hooks.Step"
+        )
+    if augment is None:
+        return Hooks(*given)
+    expected = "expected a function (key, x, y) -> (x, y), same shapes and dtypes"
+    if not callable(augment):
+        raise UserError(f"augment={augment!r}: {expected}")
+    shape = (batch_size, *dataset.x_train.shape[1:])
+    x = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
+    y = jax.ShapeDtypeStruct((batch_size,), np.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    try:
+        found = jax.eval_shape(augment, key, x, y)
+    except Exception as error:  # a user's function may raise anything
+        first = (str(error).splitlines() or [""])[0]
+        raise UserError(
+            f"augment fails ({type(error).__name__}: {first}); {expected}"
+        ) from error
+    wanted = [(a.shape, a.dtype) for a in (x, y)]
+    got = [(a.shape, a.dtype) for a in jax.tree.leaves(found)]
+    if got != wanted:
+        text = [f"{dtype}{list(shape)}" for shape, dtype in got]
+        raise UserError(
+            f"augment gives {', '.join(text)} for {x.dtype}{list(x.shape)}, "
+            f"int32{list(y.shape)}; {expected}"
+        )
+    return Hooks(*given)

@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 import tsfl_jax
+from tsfl_jax.experiment import prepare
 from tsfl_jax.models import networks
 from tsfl_jax.rules import own
 
@@ -252,3 +253,80 @@ def test_a_step_that_a_rule_does_not_know_is_refused(algorithm):
     config.algorithm = algorithm
     with pytest.raises(tsfl_jax.UserError, match="leave out client_step="):
         tsfl_jax.simulate(config, client_step=lambda step: None)
+
+
+def test_a_partition(tmp_path):
+    variables, _ = run("A partition")
+    tau = variables["result"].history["samples"]
+    assert tau.shape == (2,)
+    data, config = variables["data"], variables["config"]
+    lists = variables["lists"]
+    own_lists = prepare.prepare(config, dataset=data, partition=lists)
+    rows, capacity = own_lists.partition.indices, own_lists.partition.capacity
+    assert capacity.tolist() == [100, 310]
+    for i, wanted in enumerate(lists):
+        assert sorted(rows[i, : capacity[i]]) == wanted.tolist()
+    assert (own_lists.workload.schedule.size == [[100, 310]] * 2).all()
+    file = tmp_path / "data.npz"
+    arrays = dict(
+        zip(("x_train", "y_train", "x_test", "y_test"), data[1:5], strict=True)
+    )
+    np.savez(file, client=data.client * 7, **arrays)
+    config = tsfl_jax.Config(num_intervals=2, num_clients=3)
+    config.data.name, config.data.file = "npz", str(file)
+    config.partition.kind = "client"
+    natural = prepare.prepare(config)
+    first = natural.partition.indices[0, : natural.partition.capacity[0]]
+    assert (data.client[first] == 0).all() and len(first) == 500
+    config.timeline.framework = "afl"
+    times = prepare.prepare(config).workload.schedule
+    assert (times.size == 500).all()
+
+
+WRONG_LISTS = {
+    "two": ([[0]], "num_clients=4: partition= has lists for 1"),
+    "empty": ([[0], [1], [2], []], "client 3 has"),
+    "beyond": ([[0], [1], [2], [10**6]], "client 3 has index 1000000"),
+    "twice": ([[0], [1], [2], [3, 3]], "a sample twice"),
+    "number": (3, "expected a list"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_LISTS)
+def test_wrong_partitions(case):
+    lists, message = WRONG_LISTS[case]
+    config = tsfl_jax.Config(num_clients=4, batch_size=1)
+    with pytest.raises(tsfl_jax.UserError, match=message):
+        prepare.prepare(config, partition=lists)
+
+
+def test_given_samples_refuse_settings_of_sizes():
+    with pytest.raises(tsfl_jax.UserError, match="schedule.data_size=32: would be"):
+        prepare.prepare(small(), partition=[[0], [1], [2], [3]])
+    config = tsfl_jax.Config()
+    config.partition.kind = "client"
+    with pytest.raises(tsfl_jax.UserError, match="does not say which client"):
+        prepare.prepare(config)
+
+
+def test_a_schedule_and_a_fleet_from_files(monkeypatch):
+    monkeypatch.chdir(pathlib.Path(__file__).parents[1])
+    _, out = run("A schedule or a fleet from files")
+    first, second = out.splitlines()
+    assert "1 of 6 pairs of interval and client have no row" in first
+    assert second.endswith(
+        "online.csv: 1 of 3 clients have no row and are always online"
+    )
+
+
+def test_a_subset_keeps_the_clients_of_its_samples(tmp_path):
+    x = np.arange(60, dtype=np.float32)[:, None]
+    file, y = tmp_path / "data.npz", np.arange(60) % 3
+    np.savez(file, x_train=x, y_train=y, x_test=x, y_test=y, client=np.arange(60) // 15)
+    config = tsfl_jax.Config(num_clients=4, num_intervals=1, batch_size=1)
+    config.data.name, config.data.file = "npz", str(file)
+    config.data.train_size, config.partition.kind = 40, "client"
+    made = prepare.prepare(config)
+    data = made.dataset
+    np.testing.assert_array_equal(data.client, data.x_train[:, 0] // 15)
+    assert made.partition.capacity.sum() == 40

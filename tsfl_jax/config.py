@@ -24,7 +24,7 @@ DATA_NAMES = (
     *("digits", "mnist", "fashion_mnist", "cifar10", "svhn_cropped"),
     *("idx", "npz", "synthetic", "quadratic"),
 )
-PARTITIONS = ("iid", "dirichlet", "shards", "label")
+PARTITIONS = ("iid", "dirichlet", "shards", "label", "client")
 SCHEDULES = ("case1", "case2", "case3", "explicit", "distribution", "trace")
 MODELS = (
     *("mlp", "mnist_cnn", "mnist_dropout_cnn", "fashion_cnn", "vgg11", "resnet18"),
@@ -95,7 +95,9 @@ class QuadraticConfig:
 class PartitionConfig:
     """Which training samples each client gets."""
 
-    kind: str = setting("dirichlet", "the split", PARTITIONS)
+    kind: str = setting(
+        "dirichlet", "the split; client: as the data set says", PARTITIONS
+    )
     alpha: float = setting(
         0.5, "dirichlet: concentration; small values skew the labels more", above=0
     )

@@ -95,6 +95,8 @@ class Dataset(NamedTuple):
     num_classes: int
     mean: Float[np.ndarray, "..."]  # [C] or [] float32, in units of x
     std: Float[np.ndarray, "..."]  # [C] or [] float32, in units of x, > 0
+    # int32 in [0, clients): which client each training sample belongs to; None: unknown
+    client: Int[np.ndarray, "M"] | None = None
 
 
 class Partition(NamedTuple):

@@ -10,7 +10,7 @@ add the name to `config.DATA_NAMES`.
 import hashlib
 
 import numpy as np
-from jaxtyping import Float32, Int32, Shaped
+from jaxtyping import Float32, Int, Shaped
 from numpy.typing import ArrayLike
 
 from tsfl_jax import rng
@@ -38,12 +38,24 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
       UserError: data missing or malformed, or fewer samples than requested.
     """
     dataset = builtin.DATASETS[settings.name](settings, seed)
-    x_train, y_train = _subset(dataset, "train", settings.train_size)
-    x_test, y_test = _subset(dataset, "test", settings.test_size)
+    kept = _subset(dataset, "train", settings.train_size)
+    tested = _subset(dataset, "test", settings.test_size)
+    x_train, client = dataset.x_train[kept], dataset.client
+    if client is not None and settings.train_size:  # some may be gone altogether
+        client = np.unique(client[kept], return_inverse=True)[1].astype(np.int32)
     dataset = dataset._replace(
-        x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test
+        x_train=x_train,
+        y_train=dataset.y_train[kept],
+        x_test=dataset.x_test[tested],
+        y_test=dataset.y_test[tested],
+        client=client,
     )
     if settings.normalize == "standard":
+        if x_train.dtype == np.int32:
+            raise UserError(
+                f"--config.data.normalize=standard: the samples of {dataset.name} are "
+                "tokens, which are not scaled; leave it out"
+            )
         mean, std = _moments(x_train)
         dataset = dataset._replace(mean=mean, std=std)
     return dataset
@@ -60,13 +72,11 @@ def fingerprint(*arrays: ArrayLike) -> str:
     return digest.hexdigest()[:16]
 
 
-def _subset(
-    dataset: Dataset, part: str, size: int
-) -> tuple[Shaped[np.ndarray, "M ..."], Int32[np.ndarray, "M"]]:
-    """A random subset of the training or test samples, in their order; 0 = all."""
-    x, y = getattr(dataset, f"x_{part}"), getattr(dataset, f"y_{part}")
+def _subset(dataset: Dataset, part: str, size: int) -> slice | Int[np.ndarray, "_"]:
+    """Rows of a random subset of the training or test samples, sorted; 0 = all."""
+    y = getattr(dataset, f"y_{part}")
     if not size:
-        return x, y
+        return slice(None)
     if size > len(y):
         raise UserError(
             f"--config.data.{part}_size={size}: {dataset.name} has only {len(y)} "
@@ -74,8 +84,7 @@ def _subset(
         )
     # Runs with different seeds see the same samples.
     order = rng.generator(0, f"{part} subset").permutation(len(y))
-    keep = np.sort(order[:size])  # sorted: all of them is the data set itself
-    return x[keep], y[keep]
+    return np.sort(order[:size])  # sorted: all of them is the data set itself
 
 
 def _moments(

@@ -56,6 +56,7 @@ def make_dataset(
     *,
     name: str | Any = "arrays",
     num_classes: int | Any = 0,
+    client: Numbers | None = None,
 ) -> Dataset:
     """Make a `Dataset` of arrays in memory.
 
@@ -66,6 +67,8 @@ def make_dataset(
       y_train, y_test: [M] integers ≥ 0.
       name: shown in every output.
       num_classes: 0 = the largest training label + 1.
+      client: [M], which client each training sample belongs to, as numbers or names,
+        for ``partition.kind="client"``; clients are numbered in sorted order.
 
     Returns:
       A `Dataset`.
@@ -97,8 +100,10 @@ def make_dataset(
     y_train = _labels(name, "y_train", raw["y_train"], len(x_train))
     y_test = _labels(name, "y_test", raw["y_test"], len(x_test))
     classes = _class_count(name, y_train, y_test, int(num_classes))
+    ids = None if client is None else _clients(name, client, len(x_train))
     full_scale = 255.0 if x_train.dtype == np.uint8 else 1.0
-    return from_arrays(name, x_train, y_train, x_test, y_test, classes, full_scale)
+    made = from_arrays(name, x_train, y_train, x_test, y_test, classes, full_scale)
+    return made._replace(client=ids)
 
 
 def check(dataset: Dataset | Any) -> Dataset:
@@ -113,7 +118,10 @@ def check(dataset: Dataset | Any) -> Dataset:
             "tsfl_jax.make_dataset makes one of four arrays"
         )
     checked = make_dataset(
-        *dataset[1:5], name=dataset.name, num_classes=dataset.num_classes
+        *dataset[1:5],
+        name=dataset.name,
+        num_classes=dataset.num_classes,
+        client=dataset.client,
     )
     channels = checked.x_train.shape[-1]
     moments = {}
@@ -138,6 +146,8 @@ def check(dataset: Dataset | Any) -> Dataset:
 
 def read_npz(settings: DataConfig, seed: int = 0) -> Dataset:
     """Read x_train, y_train, x_test, y_test of an .npz file, as in `make_dataset`.
+
+    An array `client` in the file is read, too.
 
     Args:
       settings: `file` is the path.
@@ -238,6 +248,17 @@ def _labels(
     return y.astype(np.int64)
 
 
+def _clients(name: str, client: Numbers, count: int) -> Int[np.ndarray, "M"]:
+    """Clients numbered from 0, of names or numbers."""
+    ids = _array(name, "client", client)
+    if ids.shape != (count,) or ids.dtype.kind not in "iuUS":
+        raise UserError(
+            f"{name}: client is {ids.dtype} of shape {ids.shape}; expected [{count}], "
+            "a whole number or a name per training sample"
+        )
+    return np.unique(ids, return_inverse=True)[1].astype(np.int32)
+
+
 def _class_count(
     name: str, y_train: Int[np.ndarray, "M"], y_test: Int[np.ndarray, "Q"], given: int
 ) -> int:
@@ -291,7 +312,7 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
                     f"{', '.join(held.files) or 'nothing'}; expected {', '.join(_KEYS)}"
                 )
             arrays = {}
-            for key in _KEYS:
+            for key in (*_KEYS, *({"client"} & set(held.files))):
                 arrays[key] = held[key]
             return arrays
     except UserError:

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import data, host_memory, rng
 from tsfl_jax.config import STALENESS, Config, ModelConfig
-from tsfl_jax.data import in_memory, partition
+from tsfl_jax.data import given_partition, in_memory, partition
 from tsfl_jax.data.quadratic import Quadratic, curvature, make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
@@ -44,6 +44,7 @@ class Own(NamedTuple):
     metrics: Any = None  # functions like a loss, by name
     augment: Any = None  # (key, x [B, ...], y [B]) -> (x, y)
     client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
+    partition: Any = None  # N lists of indices into the training samples
 
 
 class Network(NamedTuple):
@@ -325,21 +326,23 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
         raise UserError(
             f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator"
         )
-    workload = draw_workload(config)
-    times, dataset = workload.schedule, own.dataset
+    dataset = own.dataset
     if dataset is None:
         dataset = load_dataset(config)
     elif not data_fingerprint:
         dataset = in_memory.check(dataset)
+    lists = given_partition.lists_of(
+        own.partition, config.partition.kind, dataset, config.num_clients
+    )
+    if lists is not None:
+        rule_settings.check_given_partition(config)
+    held = None if lists is None else np.array([len(rows) for rows in lists])
+    workload = draw_workload(config, held)
+    times = workload.schedule
     steps, capacity = _steps(config, times), _capacity(times, config.num_clients)
     _check_batch(config.batch_size, capacity)
     rule, hparams, rule_notes = _make_rule(config, own, times)
-    split = partition.make_partition(
-        dataset.y_train,
-        capacity,
-        config.partition,
-        rng.generator(config.seed, "partition"),
-    )
+    split = _split(config, dataset, capacity, lists)
     network, mapping = _make_network(config, dataset, own)
     own_hooks.check_metrics(own.metrics)
     hooks = own_hooks.checked(own.augment, own.client_step, dataset, config.batch_size)
@@ -370,6 +373,20 @@ def _start_of(model: Any) -> dict[str, str]:
     if not nnx_modules.is_nnx(model):
         return {}
     return {"model": data.fingerprint(*nnx_modules.arrays_of(model))}
+
+
+def _split(
+    config: Config,
+    dataset: Dataset,
+    capacity: Int[np.ndarray, "N"],
+    lists: given_partition.Lists | None,
+) -> Partition:
+    """The samples of each client, drawn or given."""
+    generator = rng.generator(config.seed, "partition")
+    if lists is not None:
+        return given_partition.as_partition(lists, generator)
+    labels = dataset.y_train
+    return partition.make_partition(labels, capacity, config.partition, generator)
 
 
 def _fingerprints(

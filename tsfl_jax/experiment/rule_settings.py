@@ -8,7 +8,7 @@ import functools
 import jax
 import numpy as np
 
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, get
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.rules import AGGREGATORS, local_work
@@ -121,6 +121,28 @@ def _fednova(optimizer: optimizers.Optimizer, most: int) -> Aggregator:
     """The same function for the same optimizer, so that lanes share a program."""
     optimizer = optimizers.as_factory(optimizer)
     return normalized_by_work(local_work.measured_accumulation(optimizer, most))
+
+
+def check_given_partition(config: Config) -> None:
+    """Check that no setting asks for sizes or samples that are given.
+
+    Raises:
+      UserError: one does.
+    """
+    default = Config()
+    for name in ("schedule.data_size", "schedule.size_groups", "partition.iid_share"):
+        value = get(config, name)
+        if value != get(default, name):
+            raise UserError(
+                f"--config.{name}={value}: would be ignored, since each client's "
+                "samples are given (partition= or --config.partition.kind=client); "
+                "leave it out"
+            )
+    if config.partition.online:
+        raise UserError(
+            "--config.partition.online=True: draws samples anew, but each client's "
+            "are given; leave it out"
+        )
 
 
 def check_client_step(config: Config, rule: Aggregator) -> None:

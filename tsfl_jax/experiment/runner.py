@@ -371,6 +371,7 @@ def simulate(
     metrics: Mapping[str, Callable[[Array, Array], Array]] | None = None,
     augment: Callable[..., Any] | None = None,
     client_step: Callable[..., Any] | None = None,
+    partition: Any = None,
     workdir: str | pathlib.Path | None = None,
     verbose: bool = False,
 ) -> Result:
@@ -389,6 +390,7 @@ def simulate(
         history.
       augment: (key, x ``[B, ...]``, y ``[B]``) → (x, y), in training.
       client_step: `Step` → `Stepped`, instead of a step of the optimizer.
+      partition: N lists of indices into the training samples, instead of a drawn split.
       workdir: where to write files and checkpoints; None: nowhere.
       verbose: print progress on stderr.
 
@@ -410,5 +412,6 @@ def simulate(
         metrics=metrics,
         augment=augment,
         client_step=client_step,
+        partition=partition,
     )
     return run(exp, workdir, sys.stderr if verbose else None)

@@ -43,11 +43,12 @@ def groups(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(";") if part.strip())
 
 
-def draw_workload(config: Config) -> Workload:
+def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> Workload:
     """Draw the workload of a validated config.
 
     Args:
       config: all settings.
+      held: samples of each client, where they are given and not drawn.
 
     Returns:
       `Workload`; its schedule has notes on idle intervals and clients.
@@ -56,10 +57,16 @@ def draw_workload(config: Config) -> Workload:
       UserError: a setting that cannot work, in one line.
     """
     if config.timeline.framework == "none":
-        workload = Workload(_draw_by_cases(config))
+        drawn = _draw_by_cases(config)
+        if held is not None:
+            size = np.broadcast_to(held.astype(np.int32), drawn.tau.shape)
+            drawn = drawn._replace(size=size)
+        workload = Workload(drawn)
     else:
         size, notes = _draw_sizes(config)
+        size = size if held is None else held.astype(size.dtype)
         fleet = _draw_fleet(config, size)
+        notes += _gaps(config.timeline.availability, fleet)
         trace, tasks = simulate_timeline(config, fleet)
         times = replay.schedule_of(trace, size)._replace(notes=notes)
         workload = Workload(times, fleet, trace, tasks)
@@ -157,6 +164,17 @@ def _draw_sizes(config: Config) -> tuple[Int[np.ndarray, "N"], tuple[str, ...]]:
         rng=rng.generator(config.seed, "schedule"),
     )
     return drawn.size[0], drawn.notes
+
+
+def _gaps(path: str, fleet: Fleet) -> tuple[str, ...]:
+    """A note on clients that a file of hours leaves out."""
+    missing = sum(len(windows) == 0 for windows in fleet.online) if path else 0
+    if not missing:
+        return ()
+    return (
+        f"{path}: {missing} of {len(fleet.online)} clients have no row and are always "
+        "online",
+    )
 
 
 def _draw_fleet(config: Config, size: Int[np.ndarray, "N"]) -> Fleet:

@@ -100,8 +100,6 @@ def test_the_documents_show_the_folders_in_this_order():
     folders = [name for name in ORDER if name not in (*ROOT, "cli", "__main__")]
     shown = re.findall(r"^\*\*(\w+)/\*\*", docs.read_text(), re.M)
     assert shown == folders
-    readme = (PACKAGE.parent / "README.md").read_text()
-    assert re.findall(r"^  (\w+)/ ", readme, re.M) == folders
 
 
 def test_all_folders_and_files_are_packaged():

@@ -19,7 +19,7 @@ def anchors(path):
     found = set()
     for heading in re.findall(r"^#{1,4} (.+)$", text, re.M):
         plain = re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower())
-        found.add(plain.strip().replace(" ", "-"))
+        found.add(plain.replace(" ", "-"))
     return found
 
 

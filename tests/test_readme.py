@@ -23,8 +23,13 @@ def run_block(number, text=README):
     return variables, out.getvalue()
 
 
+def test_own_rule_example():
+    result = run_block(0)[0]["result"]
+    np.testing.assert_allclose(result.history["rho"].sum(axis=1), 1, rtol=1e-5)
+
+
 def test_simulate_example():
-    variables, out = run_block(0)
+    variables, out = run_block(1)
     result = variables["result"]
     assert result.history["test_accuracy"].shape == (20,)
     assert result.history["rho"].shape == (20, 20)
@@ -33,12 +38,12 @@ def test_simulate_example():
 
 
 def test_dms_example():
-    rho = run_block(1)[0]["rho"]
+    rho = run_block(2)[0]["rho"]
     np.testing.assert_allclose(rho.sum(), 1, rtol=1e-5)
 
 
 def test_sweep_example():
-    _, out = run_block(2)
+    _, out = run_block(3)
     shape, rate = out.splitlines()
     assert shape == "(6, 4)" and rate in ("0.03", "0.1")
 

@@ -7,8 +7,11 @@ import importlib
 import inspect
 import pathlib
 import pkgutil
+import re
 from types import ModuleType
 from typing import Any
+
+from sphinx import addnodes
 
 import tsfl_jax
 
@@ -39,8 +42,9 @@ def entry(name: str) -> str:
         short = item.__name__.removeprefix("tsfl_jax.").split(".")[0]
         return f"``{name}``: the module :mod:`{item.__name__}` (:doc:`{short}`).\n\n"
     if inspect.isclass(item):
-        members = "   :members:\n" if not hasattr(item, "__dataclass_fields__") else ""
-        return f".. autoclass:: {name}\n{members}\n"
+        if hasattr(item, "__dataclass_fields__"):
+            return f".. autoclass:: {name}\n\n   :doc:`All settings </settings>`.\n\n"
+        return f".. autoclass:: {name}\n   :members:\n\n"
     if isinstance(item, dict):
         keys = ", ".join(f"``{key}``" for key in item)
         return f".. py:data:: {name}\n   :type: dict\n\n   By name: {keys}.\n\n"
@@ -48,8 +52,17 @@ def entry(name: str) -> str:
 
 
 def groups() -> dict[str, list[str]]:
-    """The public names by group."""
-    return {"Names": sorted(tsfl_jax.__all__)}
+    """The public names by group, from the list in the package's docstring."""
+    found: dict[str, list[str]] = {}
+    last = ""
+    for line in (tsfl_jax.__doc__ or "").splitlines():
+        row = re.fullmatch(r" {2}(.*?) {2,}(\S.*)", line)
+        if row:
+            last = row[1].strip() or last
+            found.setdefault(last, []).extend(re.findall(r"\w+", row[2]))
+    listed = {name for names in found.values() for name in names}
+    others = sorted(set(tsfl_jax.__all__) - listed)
+    return found | ({"Others": others} if others else {})
 
 
 def public_page() -> str:
@@ -75,6 +88,7 @@ def module_part(module: ModuleType) -> str:
     """A module with its functions and classes; public ones are on their own page."""
     name = module.__name__.removeprefix("tsfl_jax.")
     text = title(name, "-") + f".. automodule:: {module.__name__}\n   :members:\n"
+    text += "   :ignore-module-all:\n"
     names = public_here(module)
     if names:
         text += f"   :exclude-members: {', '.join(names)}\n\n"
@@ -141,8 +155,21 @@ def write(app: Any) -> None:
             path.write_text(text)
 
 
+def unlink(app: Any, document: Any) -> None:
+    """Leave names in annotations alone that are no classes of the package.
+
+    Those have full names; `Run`, an alias of a type, could lead to any class `Run`.
+    """
+    del app
+    for node in list(document.findall(addnodes.pending_xref)):
+        named = node.get("refdomain") == "py" and node.get("reftype") == "class"
+        if named and "." not in node["reftarget"] and "py:module" in node:
+            node.replace_self(node.children)
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Register the extension."""
     app.connect("builder-inited", write)
+    app.connect("doctree-read", unlink)
     app.connect("missing-reference", resolve)
     return {"parallel_read_safe": True}

@@ -38,7 +38,7 @@ def _bar(
 
 
 # The colors of Okabe and Ito; in grey, hatches and lightness distinguish them.
-_LOOKS = {
+LOOKS = {
     segments.DOWNLOAD: _Look("<", "< download", "download", _bar("#56B4E9", "////")),
     segments.ITERATION: _Look(
         "█▓",
@@ -130,7 +130,7 @@ def _characters(
     for segment in timeline.found:
         if segment.client not in row_of or segment.start >= end:
             continue
-        ink = _LOOKS[segment.kind].ink
+        ink = LOOKS[segment.kind].ink
         if segment.kind == segments.ITERATION:
             ink = ink[count[segment.client] % 2]
             count[segment.client] += 1
@@ -181,7 +181,7 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
 def _legend(timeline: Timeline, end: float, clients: list[int]) -> str:
     """The characters that the text uses, explained."""
     used = {s.kind for s in timeline.found if s.start < end and s.client in clients}
-    words = {kind: look.words for kind, look in _LOOKS.items() if kind in used}
+    words = {kind: look.words for kind, look in LOOKS.items() if kind in used}
     if segments.WAITING in used and not timeline.seconds:
         words[segments.WAITING] = "· rest of H"
     present = list(words.values())
@@ -210,11 +210,11 @@ def plot_timeline(
     end, clients = window(line), chosen(line, _BARS)
     figure, axes = style.figure_of(1.35 + 0.17 * max(len(clients), 4))
     axes.grid(visible=False)
-    found = _plot_bars(axes, line, clients, end)
-    _plot_updates(axes, updates_until(line, end), len(clients))
+    found = plot_bars(axes, line, clients, end)
+    plot_updates(axes, updates_until(line, end), len(clients))
     handles: list[Patch | Line2D] = [
         Patch(**look.bar, label=_label(kind, line))
-        for kind, look in _LOOKS.items()
+        for kind, look in LOOKS.items()
         if kind in found
     ]
     handles.append(
@@ -242,10 +242,10 @@ def plot_timeline(
 def _label(kind: str, line: Timeline) -> str:
     if kind == segments.WAITING and not line.seconds:
         return f"rest of H = {line.most}"
-    return _LOOKS[kind].label
+    return LOOKS[kind].label
 
 
-def _plot_bars(
+def plot_bars(
     axes: "matplotlib.axes.Axes", line: Timeline, clients: list[int], end: float
 ) -> set[str]:
     """Plot the segments; returns the kinds that occur."""
@@ -255,17 +255,17 @@ def _plot_bars(
     kinds: dict[str, list[list[tuple[float, float]]]] = {}
     for client, kind, first, last in line.found:
         if client in row_of and first < end:
-            row, half, last = row_of[client], _LOOKS[kind].half, min(last, end)
+            row, half, last = row_of[client], LOOKS[kind].half, min(last, end)
             low, high = row - half, row + half
             corners = [(first, low), (first, high), (last, high), (last, low)]
             kinds.setdefault(kind, []).append(corners)
     for kind, corners in kinds.items():
         # One collection each, which is fast for thousands of iterations.
-        axes.add_collection(PolyCollection(corners, **_LOOKS[kind].bar, zorder=2))
+        axes.add_collection(PolyCollection(corners, **LOOKS[kind].bar, zorder=2))
     return set(kinds)
 
 
-def _plot_updates(axes: "matplotlib.axes.Axes", at: np.ndarray, rows: int) -> None:
+def plot_updates(axes: "matplotlib.axes.Axes", at: np.ndarray, rows: int) -> None:
     """Plot the global updates as vertical lines."""
     if len(at) > _LINES:  # in front they would hide the bars
         looks = [{"color": "#000000", "linewidth": 0.5, "zorder": 1}]

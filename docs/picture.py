@@ -1,0 +1,103 @@
+"""Plot the picture of the README: ``python docs/picture.py``, about a minute.
+
+Left, the timelines of the same clients under SFL and T-SFL; right, test accuracy over
+virtual time, the mean of five seeds: digits, 10 clients, 0.25 to 1 s per iteration.
+"""
+
+import pathlib
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+import tsfl_jax
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import explain, prepare
+from tsfl_jax.report import style, timeline
+from tsfl_jax.studies import compare
+
+PATH = pathlib.Path(__file__).with_suffix(".png")
+SEEDS, CLIENTS, SHOWN = 5, 10, 6.0  # SHOWN: seconds of the timelines
+SECONDS = (0.25, 0.3, 0.4, 0.6, 0.95)  # of an iteration, of two clients each
+ENTRIES = {  # label of its style: framework and rule
+    "sfl": ("sfl", "fedavg"),
+    "tsfl": ("tsfl", "fedavg"),
+    "tsfl_dms": ("tsfl", "dms"),
+    "afl": ("afl", "fedasync"),
+}
+
+
+def config_of(framework: str, algorithm: str) -> tsfl_jax.Config:
+    """The experiment under a framework and a rule."""
+    config = tsfl_jax.Config(
+        algorithm=algorithm,
+        num_clients=CLIENTS,
+        num_intervals=15,
+        batch_size=8,
+        lr=0.01,
+    )
+    config.schedule.data_size = 128
+    config.schedule.interval_seconds = 2.0
+    config.timeline.framework = framework
+    config.timeline.speed = "; ".join(f"constant({x})" for x in SECONDS)
+    config.timeline.download = config.timeline.upload = "constant(0.1)"
+    if algorithm == "fedasync":
+        config.server.staleness = "polynomial"
+    return config
+
+
+def plot_timeline(axes, framework: str, name: str) -> dict[str, Patch]:
+    """One framework's timeline; returns the legend's entries."""
+    prepared = prepare.prepare(config_of(framework, "fedavg"))
+    line = explain.explain(prepared, devices.make_mesh(1, CLIENTS)).timeline
+    kinds = timeline.plot_bars(axes, line, list(range(CLIENTS)), SHOWN)
+    timeline.plot_updates(axes, timeline.updates_until(line, SHOWN), CLIENTS)
+    axes.set_xlim(0, SHOWN)
+    axes.set_ylim(CLIENTS - 0.4, -0.7)
+    axes.set_yticks([])
+    axes.set_ylabel("clients")
+    axes.set_title(name, loc="left", fontsize=9)
+    looks = timeline.LOOKS
+    return {looks[k].label: Patch(**looks[k].bar) for k in looks if k in kinds}
+
+
+def plot_accuracy(axes) -> None:
+    """Test accuracy over virtual time, the mean over the seeds."""
+    seconds = np.linspace(2, 30, 561)
+    for index, (label, entry) in enumerate(ENTRIES.items()):
+        history = tsfl_jax.sweep(config_of(*entry), {"seed": range(SEEDS)}).history
+        values = []
+        for at, accuracy in zip(
+            history["virtual_time"], history["test_accuracy"], strict=True
+        ):
+            tested = ~np.isnan(accuracy)  # AFL does not test each of its updates
+            values.append(100 * compare.at_times(seconds, at[tested], accuracy[tested]))
+        look = {**style.style_of(label, index), "markersize": 4}
+        mean = np.mean(values, axis=0)
+        axes.plot(seconds, mean, **look, markevery=60, label=style.name_of(label))
+    axes.set_xlabel("virtual time in seconds")
+    axes.set_title("test accuracy in %, mean of 5 seeds", loc="left", fontsize=9)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+
+
+def main() -> None:
+    """Plot all and write the file."""
+    matplotlib.rcParams.update({"font.size": 9, "hatch.linewidth": 0.5})
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    axes = figure.subplot_mosaic([["sfl", "right"], ["tsfl", "right"]])
+    handles = plot_timeline(axes["sfl"], "sfl", "SFL: all wait for the slowest client")
+    handles |= plot_timeline(axes["tsfl"], "tsfl", "T-SFL: an update every 2 seconds")
+    axes["sfl"].set_xticklabels([])
+    axes["tsfl"].set_xlabel("virtual time in seconds (lines: global updates)")
+    figure.legend(
+        handles.values(), handles, loc="outside lower center", ncols=5, fontsize=8
+    )
+    plot_accuracy(axes["right"])
+    figure.savefig(PATH, dpi=110)
+    print(PATH.name, PATH.stat().st_size // 1024, "KB")
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,9 @@ from tsfl_jax.experiment import (
     ahead,
     assemble,
     backend,
+    compile_times,
     explain,
+    explain_sweep,
     grid,
     prepare,
     program,
@@ -30,6 +32,7 @@ from tsfl_jax.experiment import (
     runner,
     sweep_file,
     sweeps,
+    wall_time,
 )
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, settings, timeline
@@ -281,16 +284,17 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare_validated(config, prepare.Own())
-    for note in prepared.notes:
-        progress.log(sys.stderr, f"note: {note}")
-    known = explain.explain(prepared, mesh)
+    _print_notes([*prepared.notes, *backend.notes_of(config, mesh)])
+    known, wall = explain.explain(prepared, mesh), wall_time.estimate(prepared, mesh)
     compiled = None
     if _EXPLAIN.value == "compile":
-        progress.log(sys.stderr, "compiling …")
         arrays = program.make_arrays(prepared, mesh)
         if gpu is None:
-            compiled = program.make_program([prepared], mesh).compile(arrays).memory()
+            made = program.make_program([prepared], mesh)
+            run = compile_times.compile_program(made, arrays, sys.stderr)
+            compiled, wall = run.memory(), wall_time.measure(prepared, run, arrays)
         else:
+            progress.log(sys.stderr, "compiling …")
             made = program.make_program([prepared], ahead.make_mesh(gpu[0]))
             compiled = ahead.compile_ahead(made, arrays, *gpu)
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
@@ -298,8 +302,27 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
     paths = timeline.plot_timeline(known.timeline, known.settings, path)
     chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
     words = explain.text(known, compiled)
+    if gpu is None:
+        words += f"\n{'wall time':<15}{wall_time.text(wall)}"
     files = f"{'files':<15}{', '.join(map(str, paths))}"
     progress.log(sys.stdout, f"{words}\n{files}\n\n{chart}")
+
+
+def _print_notes(notes: list[str]) -> None:
+    for note in dict.fromkeys(notes):
+        progress.log(sys.stderr, f"note: {note}")
+
+
+def _explain_sweep(config: Config) -> None:
+    """Print what a sweep would do, and do not run it."""
+    points = _points()
+    configs = [grid.changed(config, values) for values in points]
+    mesh = backend.start_jax(config)
+    progress.log(sys.stderr, "preparing data and model …")
+    several = prepare.prepare_all(configs)
+    notes = [note for prepared in several for note in prepared.notes]
+    _print_notes([*notes, *backend.notes_of(config, mesh)])
+    print(explain_sweep.text(points, several, mesh, _LANES.value))
 
 
 def _sweeps() -> bool:
@@ -385,11 +408,15 @@ def _resumable(
 def _check_combination() -> None:
     """Raise UserError for flags that exclude each other."""
     several = _PROCESSES.value > 1
-    if _EXPLAIN.value and (_sweeps() or several):
-        other = "sweep" if _sweeps() else "processes"
+    if _EXPLAIN.value and several:
         raise UserError(
-            f"--explain and --{other}: only one experiment in one process can be "
-            f"explained; leave out --{other}"
+            "--explain and --processes: an explanation runs in one process; leave out "
+            "--processes"
+        )
+    if _EXPLAIN.value == "compile" and _sweeps():
+        raise UserError(
+            "--explain=compile and --sweep: only one experiment can be compiled; "
+            "--explain describes the sweep"
         )
     if _EXPLAIN_FOR.value and _EXPLAIN.value != "compile":
         raise UserError(
@@ -429,7 +456,9 @@ def main(argv: list[str]) -> None:
         group = _joined(config)
         if _WORKDIR.value and devices.first():
             _check_workdir(pathlib.Path(_WORKDIR.value))
-        if _EXPLAIN.value:
+        if _EXPLAIN.value and _sweeps():
+            _explain_sweep(config)
+        elif _EXPLAIN.value:
             _explain(config, gpu)
         elif _sweeps():
             _sweep(config)

@@ -3,17 +3,18 @@ began, and a command line that trains nothing.
 """
 
 import math
+import os
 
 import jax
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from tests.test_launch import ROOT, SMALL, launch
+from tests.test_launch import BUSY, ROOT, SMALL, launch
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, explain, prepare, program
+from tsfl_jax.experiment import backend, explain, prepare, program, wall_time
 from tsfl_jax.report import timeline
 from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous
 from tsfl_jax.timeline.fleet import online_seconds
@@ -381,11 +382,53 @@ def test_the_command_line_trains_nothing(framework, tmp_path):
     assert "client 1 " in out and "sequential" in out and "padding" in out
     assert "digits" in out and str(folder.relative_to(tmp_path)) in out
     assert "interval 1" not in err and "accuracy" not in out
+    assert "wall time      compiling about 3 s without a cache; training very" in out
+    if len(os.sched_getaffinity(0)) > 1:  # a run would say the same
+        assert (BUSY in err) == ("1 × CPU" in out)
+
+
+def test_a_sweep_is_explained(tmp_path):
+    swept = ["--sweep=seed=0:3", "--sweep=batch_size=2,4", "--lanes_per_call=2"]
+    code, out, err = launch(*SMALL, "--explain", *swept, cwd=tmp_path)
+    assert code == 0, err
+    assert "6 lanes: seed (3 values), batch_size (2 values)" in out
+    assert "programs       2, because of batch_size=2, 4" in out
+    assert out.count("3 lanes in 2 calls of 2, clients by sequential, ≥ ") == 2
+    assert "wall time      compiling about 6 s without a cache; training" in out
+    assert max(map(len, out.splitlines())) <= 99
+    assert not list(tmp_path.iterdir()), "nothing is trained or written"
+
+
+def test_wall_time_from_one_call_and_from_counts():
+    config = Config(num_intervals=6, num_clients=2, batch_size=4, devices=1)
+    config.schedule.kind, config.schedule.data_size = "case1", 16
+    prepared = prepare.prepare(config)
+    mesh = backend.start_jax(config)
+
+    class Compiled:
+        seconds = 7.0
+
+        def chunks(self, arrays):
+            yield program.Chunk(0, 2, None, None, 3.0)
+            raise AssertionError("one call is enough")
+
+    measured = wall_time.measure(prepared, Compiled(), None)
+    # Case 1 has the same steps in each interval: 6 intervals are 3 calls of two.
+    assert measured == (7.0, pytest.approx(9.0), 2)
+    assert wall_time.text(measured) == (
+        "compiling 7.0 s; training about 0:09, by the first 2 intervals, which were run"
+    )
+    first = wall_time.estimate(prepared, mesh)
+    config.num_intervals = 12
+    longer = wall_time.estimate(prepare.prepare(config), mesh)
+    assert first.measured == 0 and first.training > 0
+    assert longer.training == pytest.approx(2 * first.training)
 
 
 def test_slips(tmp_path):
     for flags, words in (
-        (["--explain", "--sweep=seed=0:2"], "leave out --sweep"),
+        (["--explain=compile", "--sweep=seed=0:2"], "--explain describes the sweep"),
+        (["--explain", "--sweep=lr=-1"], "lane lr=-1"),
         (["--explain", "--processes=2"], "leave out --processes"),
         (["--explain=all"], "estimate|compile"),
         (["--explain", "--config.batch_size=9999"], "batch_size=9999"),

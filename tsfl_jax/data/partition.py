@@ -258,7 +258,10 @@ def _notes(
     """Report where the request could not be met exactly."""
     notes, moved = (), np.maximum(wanted - counts, 0)
     if moved.any():
-        short = ", ".join(str(c) for c in classes[moved.any(axis=0)])
+        short = [str(c) for c in classes[moved.any(axis=0)]]
+        scarce = f"class {short[0]} has"
+        if len(short) > 1:
+            scarce = f"classes {', '.join(short)} have"
         share = moved.sum() / counts.sum()
         meaning = (
             "harmless, the split is hardly less skewed and the same for every algorithm"
@@ -268,8 +271,8 @@ def _notes(
         )
         notes += (
             f"{100 * share:.2g} % of the clients' samples ({moved.sum()} of "
-            f"{counts.sum()}) are of other classes than drawn, because class {short} "
-            f"has too few: {meaning}",
+            f"{counts.sum()}) are of other classes than drawn, because {scarce} "
+            f"too few: {meaning}",
         )
     # A client with few samples may have one of another class and still at most k.
     many = (counts > 0).sum(axis=1, keepdims=True) > k

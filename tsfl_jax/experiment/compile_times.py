@@ -13,7 +13,7 @@ import jax
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment.program import Arrays, Compiled, Program
 from tsfl_jax.report import files, progress
-from tsfl_jax.types import UserError
+from tsfl_jax.types import Params, UserError
 
 _FILE = "compile_seconds.json"
 _MOST = 1000  # programs, the newest
@@ -39,9 +39,9 @@ def _known(path: pathlib.Path | None) -> dict[str, Any]:
     return (files.read_json(path) or {}) if path else {}
 
 
-def guess(arrays: Arrays) -> float:
+def guess(params: Params) -> float:
     """Seconds of compiling without a cache, roughly, from the number of parameters."""
-    return _LEAST + _EACH * len(jax.tree.leaves(arrays.start.params))
+    return _LEAST + _EACH * len(jax.tree.leaves(params))
 
 
 def text(program: Program, arrays: Arrays) -> str:
@@ -50,7 +50,8 @@ def text(program: Program, arrays: Arrays) -> str:
     try:
         low, high = (float(s) for s in found or ())
     except (TypeError, ValueError):
-        return f"compiling, about {guess(arrays):.0f} s by the size of the network"
+        rough = guess(arrays.start.params)
+        return f"compiling, about {rough:.0f} s by the size of the network"
     if high < 2 * low:
         return f"compiling, about {high:.0f} s as before"
     return f"compiling, {low:.0f} s if cached, else about {high:.0f} s as before"

@@ -433,7 +433,7 @@ _FEW_INTERVALS = 5  # of a call, whatever they cost
 _CALLS = 10  # at least, if there are enough intervals: each has a line of progress
 # A small network on one CPU core: FLOP per second, and seconds that an interval and a
 # mini-batch step take at least. Calls are of about a second.
-_RATE, _INTERVAL, _STEP = 5e9, 1e-4, 5e-6
+FLOP_RATE, INTERVAL_SECONDS, STEP_SECONDS = 5e9, 1e-4, 5e-6
 
 
 def _by_work(prepared: Prepared) -> int:
@@ -447,15 +447,16 @@ def _by_work(prepared: Prepared) -> int:
     steps = prepared.steps.sum(dtype=np.int64) / config.num_intervals
     samples = 3 * config.batch_size * steps  # forward once, backward about twice
     samples += len(prepared.dataset.x_test) / config.eval_every
-    seconds = _INTERVAL + _STEP * steps
+    seconds = INTERVAL_SECONDS + STEP_SECONDS * steps
     most = max(_FEW_INTERVALS, -(-config.num_intervals // _CALLS))
     weights = sum(math.prod(p.shape) for p in jax.tree.leaves(network.params))
     # A lower bound first: to count the FLOP of a large network takes a while.
-    if seconds + samples * 2 * weights / _RATE > 1 / _FEW_INTERVALS:
+    if seconds + samples * 2 * weights / FLOP_RATE > 1 / _FEW_INTERVALS:
         return _FEW_INTERVALS
     shape = (1, *prepared.dataset.x_test.shape[1:])
     x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
-    seconds += samples * flop.count(network.model.predict, network.params, x) / _RATE
+    each = flop.count(network.model.predict, network.params, x)
+    seconds += samples * each / FLOP_RATE
     return int(np.clip(1 / seconds, _FEW_INTERVALS, most))
 
 

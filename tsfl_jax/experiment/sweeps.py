@@ -77,6 +77,13 @@ def _digest(prepared: Prepared) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
+def most_lanes(prepared: Prepared) -> int:
+    """Most lanes of a call, as far as it is known without compiling."""
+    stats = jax.devices()[0].memory_stats() or {}
+    one_by_one = prepared.mapping == "sequential" or "bytes_limit" not in stats
+    return ONE_CALL if one_by_one else sys.maxsize
+
+
 def lanes_of_call(group: lanes.Group) -> int:
     """Choose the number of lanes of one compiled call.
 
@@ -85,9 +92,9 @@ def lanes_of_call(group: lanes.Group) -> int:
     """
     members = group.members
     few = min(ONE_CALL, len(members))
-    stats = jax.devices()[0].memory_stats() or {}
-    if members[0].mapping == "sequential" or "bytes_limit" not in stats:
+    if most_lanes(members[0]) == ONE_CALL:
         return few
+    stats = jax.devices()[0].memory_stats() or {}
     one = lanes.make_lanes(group, members[:1], 1)
     memory = group.program.compile(one).memory()
     free = 0.8 * stats["bytes_limit"] - memory["arguments"]

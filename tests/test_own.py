@@ -10,11 +10,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
 import tsfl_jax
-from tsfl_jax.experiment import prepare
+from tsfl_jax.config import LR_SCHEDULES
+from tsfl_jax.engine import optimizers
+from tsfl_jax.experiment import lanes, prepare
 from tsfl_jax.models import networks
 from tsfl_jax.rules import own
 
@@ -330,3 +333,69 @@ def test_a_subset_keeps_the_clients_of_its_samples(tmp_path):
     data = made.dataset
     np.testing.assert_array_equal(data.client, data.x_train[:, 0] // 15)
     assert made.partition.capacity.sum() == 40
+
+
+def test_an_optimizer_and_a_learning_rate_that_varies():
+    variables, _ = run("An optimizer and a learning rate that varies")
+    assert variables["swept"].history["test_accuracy"].shape == (2, 4)
+
+
+def test_learning_rates_of_intervals():
+    hparams = own.HPARAMS._replace(lr=0.5, lr_decay=0.25, lr_every=2.0, lr_total=4.0)
+
+    def rates(kind):
+        given = hparams._replace(lr_schedule=LR_SCHEDULES.index(kind))
+        of = jax.vmap(lambda t: optimizers.in_interval(given, t).lr)
+        return of(jnp.arange(4))
+
+    wanted = {
+        "constant": [0.5] * 4,
+        "exponential": [0.5, 0.125, 0.03125, 0.0078125],
+        "steps": [0.5, 0.5, 0.125, 0.125],
+        "cosine": [0.125 + 0.375 * (1 + np.cos(np.pi * t / 4)) / 2 for t in range(4)],
+    }
+    assert set(wanted) == set(LR_SCHEDULES)
+    for kind, values in wanted.items():
+        np.testing.assert_allclose(rates(kind), values, rtol=1e-6)
+
+
+def test_the_steps_of_a_schedule_of_optax_start_anew_in_every_interval():
+    """Steps 0 and 1 of each interval learn, later ones do not, in every interval."""
+    config = small()
+    config.schedule.kind, config.schedule.tau = "explicit", (1,)
+    config.schedule.iteration, config.batch_size = "pass", 8
+
+    def only_two(hparams):
+        schedule = optax.piecewise_constant_schedule(hparams.lr, {2: 0.0})
+        return optax.sgd(schedule)
+
+    two = tsfl_jax.simulate(config, optimizer=only_two)
+    config.schedule.iteration, config.schedule.tau = "step", (2,)
+    short = tsfl_jax.simulate(config, optimizer=lambda h: optax.sgd(h.lr))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        two.params,
+        short.params,
+    )
+
+
+def test_a_learning_rate_that_falls_is_seen_in_the_models():
+    config = small()
+    config.lr_schedule, config.lr_decay = "steps", 1e-6
+    config.lr_every = 1
+    falling = tsfl_jax.simulate(config)
+    losses = falling.history["test_loss"]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    with pytest.raises(tsfl_jax.UserError, match="lr_every=3: would be ignored"):
+        config.lr_schedule, config.lr_every = "cosine", 3
+        tsfl_jax.simulate(config)
+
+
+def test_schedules_of_the_learning_rate_share_a_program():
+    several = []
+    for kind, decay in (("constant", 0.1), ("cosine", 0.2), ("steps", 0.3)):
+        config = small()
+        config.lr_schedule, config.lr_decay = kind, decay
+        several.append(prepare.prepare_validated(config, prepare.Own()))
+    groups, causes = lanes.group(several)
+    assert groups == [[0, 1, 2]] and not causes

@@ -19,6 +19,7 @@ FRAMEWORKS = (
     *("none", "tsfl", "sfl", "afl", "fedbuff", "fedat", "fedcs", "esync", "safa"),
 )
 STALENESS = ("constant", "polynomial", "hinge", "exponential")
+LR_SCHEDULES = ("constant", "exponential", "cosine", "steps")
 FREE_RIDING = ("claim", "echo", "visit")
 DATA_NAMES = (
     *("digits", "mnist", "fashion_mnist", "cifar10", "svhn_cropped"),
@@ -249,6 +250,16 @@ class Config:
     num_intervals: int = setting(50, "T, intervals of a run", low=1, high=10**6)
     num_clients: int = setting(20, "N, number of clients", low=1, high=10**7)
     lr: float = setting(0.003, "η, learning rate of the clients", above=0)
+    lr_schedule: str = setting(
+        "constant", "η_t over the intervals or updates t = 0..T−1", LR_SCHEDULES
+    )
+    lr_decay: float = setting(
+        0.1,
+        "d; exponential: η dᵗ; steps: η d^⌊t/E⌋; cosine: from η to d η",
+        above=0,
+        high=1,
+    )
+    lr_every: int = setting(10, "E, intervals between two drops of steps", low=1)
     momentum: float = setting(
         0.9, "of the clients' SGD, reset at the start of every interval", low=0, below=1
     )
@@ -356,6 +367,8 @@ def effective(settings: dict) -> dict:
         kept = {n: v for n, v in kept.items() if not n.startswith("quadratic.")}
     if not settings.get("measure_clients"):
         kept.pop("measure_clients", None)
+    if settings.get("lr_schedule") == "constant":
+        kept = {n: v for n, v in kept.items() if not n.startswith("lr_")}
     if settings.get("precision") == "float32":
         kept.pop("precision")
     default = Config()

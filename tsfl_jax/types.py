@@ -110,7 +110,7 @@ class Partition(NamedTuple):
 class HParams(NamedTuple):
     """Scalars that may be swept without another compilation.
 
-    float32 in the program, except for `staleness` and `rule`.
+    float32 in the program, except for `staleness`, `rule` and `lr_schedule`.
     """
 
     lr: Scalar  # η > 0
@@ -139,6 +139,10 @@ class HParams(NamedTuple):
     coupling_late: Scalar = 1.0  # ≥ 0, on c
     raw: Scalar = 0.0  # 1: the affine weights of DMS are not projected
     by_size: Scalar = math.nan  # 1: weights ∝ |D_i|, 0: not; NaN: as the rule has it
+    lr_schedule: Scalar = 0  # int32, index into `config.LR_SCHEDULES`
+    lr_decay: Scalar = 1.0  # d in (0, 1]
+    lr_every: Scalar = 1.0  # E ≥ 1
+    lr_total: Scalar = 1.0  # T ≥ 1 of cosine
 
 
 class Delivery(NamedTuple):

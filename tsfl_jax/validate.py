@@ -155,6 +155,8 @@ _DECIDE_TAU = tuple(
 # Settings that other values of a second setting would ignore: that setting, and the
 # values that use the first one.
 _USED_BY = {
+    "lr_decay": ("lr_schedule", c.LR_SCHEDULES[1:]),
+    "lr_every": ("lr_schedule", ("steps",)),
     "schedule.tau": ("schedule.kind", ("explicit",)),
     "schedule.tau_groups": ("schedule.kind", ("distribution",)),
     "schedule.size_groups": (

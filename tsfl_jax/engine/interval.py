@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, evaluation, exact_sums, mapping
+from tsfl_jax.engine import devices, evaluation, exact_sums, mapping, optimizers
 from tsfl_jax.engine.probes import probe
 from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.models.losses import weight_entropy
@@ -129,6 +129,8 @@ def run_interval(
     Returns:
       The state with w^{t+1}, and the record of the interval.
     """
+    if parts.recipe.lr_varies:
+        hparams = optimizers.in_interval(hparams, jnp.asarray(inputs.interval))
     streams = rng.keys(key, "training", "estimates", "rule")
     problem = renewed(problem, key, inputs.interval)
     train_key, probe_key, rule_key = jax.vmap(

@@ -9,11 +9,32 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Int
 
 from tsfl_jax.types import HParams, Params, Scalar, UserError
 
 Factory = Callable[[HParams], optax.GradientTransformation]
 Optimizer = optax.GradientTransformation | Factory
+
+
+def in_interval(hparams: HParams, interval: Int[Array, ""]) -> HParams:
+    """The hyper-parameters with the learning rate η_t of an interval.
+
+    constant: η; exponential: η dᵗ; cosine: η (d + (1 − d)(1 + cos(π t/T))/2); steps:
+    η d^⌊t/E⌋.
+
+    Args:
+      hparams: with η and the schedule's d, E and T.
+      interval: t = 0..T−1, int32; on a timeline the number of the update.
+    """
+    t, d = interval.astype(jnp.float32), jnp.float32(hparams.lr_decay)
+    factors = (
+        jnp.float32(1.0),
+        d**t,
+        d + (1 - d) * 0.5 * (1 + jnp.cos(jnp.pi * t / hparams.lr_total)),
+        d ** jnp.floor(t / hparams.lr_every),
+    )  # in the order of `config.LR_SCHEDULES`
+    return hparams._replace(lr=hparams.lr * jnp.stack(factors)[hparams.lr_schedule])
 
 
 def sgd(hparams: HParams) -> optax.GradientTransformation:

@@ -44,6 +44,8 @@ class Recipe:
       even: every client does `longest` steps in every interval, so that no step is
         frozen under "vmap".
       proximal: whether gradients get μ(w − w^t); False only if μ = 0 everywhere.
+      lr_varies: whether η follows a schedule over intervals; False only if it is
+        constant everywhere.
       probes: which estimates the program can make.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows`` and
@@ -59,6 +61,7 @@ class Recipe:
     longest: int | None = None
     even: bool = False
     proximal: bool = True
+    lr_varies: bool = False
     probes: Probes = Probes()
     lanes: str = ""
     axis: str | None = None

@@ -18,6 +18,7 @@ from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 # Settings that reach a compiled program as arrays or arguments, so that they may differ
 # between its lanes; data is compared by its fingerprint.
 _ARGUMENTS = {"algorithm", "clip_norm", "gamma", "lr", "momentum", "mu", "seed"}
+_ARGUMENTS |= {"lr_schedule", "lr_decay", "lr_every"}
 _PARTS = ("data.", "dms.", "partition.", "schedule.", "server.", "timeline.")
 _SHAPES = {
     "schedule.iteration",

@@ -5,8 +5,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from tsfl_jax import data
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import History
+from tsfl_jax.models import nnx_modules
 from tsfl_jax.types import Dataset, UserError
 
 
@@ -14,6 +16,13 @@ def input_dtype(dataset: Dataset) -> Any:
     """dtype of a network's input: int32 for tokens, else float32."""
     kind = dataset.x_train.dtype
     return np.int32 if kind.kind in "iu" and kind != np.uint8 else np.float32
+
+
+def start_of(model: Any) -> dict[str, str]:
+    """The digest of an instance that brings its own first parameters."""
+    if not nnx_modules.is_nnx(model):
+        return {}
+    return {"model": data.fingerprint(*nnx_modules.arrays_of(model))}
 
 
 _TAKEN = {*History._fields, "interval", "virtual_time", "tau", "seconds", "lane"}

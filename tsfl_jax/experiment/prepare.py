@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import data, host_memory, rng
-from tsfl_jax.config import STALENESS, Config, ModelConfig
+from tsfl_jax.config import LR_SCHEDULES, STALENESS, Config, ModelConfig
 from tsfl_jax.data import given_partition, in_memory, partition
 from tsfl_jax.data.quadratic import Quadratic, curvature, make_quadratic
 from tsfl_jax.engine import client as local
@@ -23,7 +23,7 @@ from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.experiment import backend, own_hooks, rule_settings
 from tsfl_jax.experiment.own_hooks import input_dtype
 from tsfl_jax.experiment.workload import Workload, draw_workload, groups
-from tsfl_jax.models import flop, networks, nnx_modules, precision
+from tsfl_jax.models import flop, networks, precision
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
@@ -109,11 +109,14 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
         drop_late=config.dms.drop_late,
         coupling_late=config.dms.coupling_late,
         raw=not config.dms.project,
+        lr_decay=config.lr_decay,
+        lr_every=config.lr_every,
         by_size={"auto": np.nan, "yes": 1.0, "no": 0.0}[server.by_size],
     )
     values = HParams(*(jnp.float32(value) for value in values))
     kind = jnp.int32(STALENESS.index(server.staleness))
-    return values._replace(staleness=kind, rule=jnp.int32(0))
+    shape = jnp.int32(LR_SCHEDULES.index(config.lr_schedule))
+    return values._replace(staleness=kind, rule=jnp.int32(0), lr_schedule=shape)
 
 
 def load_dataset(config: Config) -> Dataset:
@@ -342,6 +345,7 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
     steps, capacity = _steps(config, times), _capacity(times, config.num_clients)
     _check_batch(config.batch_size, capacity)
     rule, hparams, rule_notes = _make_rule(config, own, times)
+    hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
     split = _split(config, dataset, capacity, lists)
     network, mapping = _make_network(config, dataset, own)
     own_hooks.check_metrics(own.metrics)
@@ -363,16 +367,9 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
         mapping=mapping,
         own=own._replace(dataset=None),
         fingerprints=_fingerprints(dataset, split, times, data_fingerprint)
-        | _start_of(own.model),
+        | own_hooks.start_of(own.model),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
-
-
-def _start_of(model: Any) -> dict[str, str]:
-    """The digest of an instance that brings its own first parameters."""
-    if not nnx_modules.is_nnx(model):
-        return {}
-    return {"model": data.fingerprint(*nnx_modules.arrays_of(model))}
 
 
 def _split(

@@ -176,6 +176,7 @@ def recipe_of(
         # Elsewhere the term stays where μ = 0: without it last bits would differ.
         proximal=not (even and several[0].mapping == "vmap")
         or any(float(p.hparams.mu) != 0 for p in several),
+        lr_varies=any(p.config.lr_schedule != "constant" for p in several),
         probes=Probes(
             constants=tuple(map(estimates, rules)),
             gradients=tuple(bool(r.uses_gradients or measures) for r in rules),

@@ -41,6 +41,9 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_preprocess_types = False
 default_role = "py:obj"
+# Names of this package must exist; words in backticks may also be arguments and files.
+nitpicky = True
+nitpick_ignore_regex = [("py:obj", r"(?!tsfl_jax\.).*"), ("py:.*", r"(?!tsfl_jax).*")]
 
 html_theme = "furo"
 html_title = f"tsfl_jax {version}"

@@ -14,10 +14,17 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.md"))
 MOST_BYTES = 300_000
 
 
+def parts(name):
+    """The cells of a notebook's text: prose and code in turn."""
+    text = (FOLDER / f"{name}.md").read_text()
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.S)
+    fence = r"^```\{code-cell\} ipython3\n(.*?)\n?^```"
+    return [part.strip() for part in re.split(fence, text, flags=re.M | re.S)]
+
+
 def cells(name):
     """The code cells of a notebook's text."""
-    text = (FOLDER / f"{name}.md").read_text()
-    return re.findall(r"^```\{code-cell\} ipython3\n(.*?)\n?^```", text, re.M | re.S)
+    return parts(name)[1::2]
 
 
 def test_there_are_a_quick_start_and_five_tutorials():
@@ -32,7 +39,8 @@ def test_outputs_are_those_of_the_text(name):
     notebook = json.loads(path.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     again = "run python docs/execute.py " + name
-    assert ["".join(cell["source"]) for cell in code] == cells(name), again
+    text = ["".join(cell["source"]).strip() for cell in notebook["cells"]]
+    assert text == [part for part in parts(name) if part], again
     outputs = [output for cell in code for output in cell["outputs"]]
     assert outputs, again
     for output in outputs:

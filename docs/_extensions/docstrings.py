@@ -155,6 +155,8 @@ class _Linked(ast.NodeTransformer):
         module = getattr(found, "__module__", None) or ""
         if not inspect.isclass(found) or not module.startswith("tsfl_jax"):
             return node
+        if found.__name__.startswith("_"):  # has no entry to link to
+            return node
         if getattr(tsfl_jax, found.__name__, None) is found:
             module = "tsfl_jax"
         return ast.Name(f"~{module}.{found.__name__}")

@@ -24,7 +24,7 @@ extensions = [
     "markdown_pages",
 ]
 # Notebooks are stored with their outputs; the Markdown beside each is its source.
-exclude_patterns = ["_build", "README.md", "tutorials/*.md", "quickstart.md"]
+exclude_patterns = ["_build", "tutorials/*.md"]
 nb_execution_mode = "off"
 nb_merge_streams = True
 

@@ -56,6 +56,7 @@ def test_markup_in_docstrings_is_escaped():
     assert docstrings.escape("‖w* − w‖, |D_i| and Σ_ `a*b` ``c*``") == (
         r"‖w\* − w‖, \|D_i\| and Σ\_ `a*b` ``c*``"
     )
+    assert docstrings.escape("*as printed* w* a *b") == r"*as printed* w\* a \*b"
     assert docstrings.is_formula(["K = (1/N) Σ_i τ_i."])
     assert not docstrings.is_formula(["Weights by data size, ρ_i ∝ |D_i|: FedAvg."])
     from tsfl_jax.types import Delivery

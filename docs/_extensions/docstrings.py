@@ -16,8 +16,9 @@ from typing import Any
 
 import tsfl_jax
 
-# What stays as it is: literals, roles, links.
-_KEPT = re.compile(r"(``.+?``|:\w+(?::\w+)?:`[^`]+`|`[^`\n]+`_?)")
+# What stays as it is: literals, roles, links, emphasized words.
+_EMPHASIS = r"(?<!\S)\*[A-Za-z][\w ]*[A-Za-z]\*(?!\w)"
+_KEPT = re.compile(rf"(``.+?``|:\w+(?::\w+)?:`[^`]+`|`[^`\n]+`_?|{_EMPHASIS})")
 _MARKS = re.compile(r"(?<!\\)([*|])|(?<=\w)_(?=[^\w{]|$)")
 _BARS = str.maketrans("|*", "∣∗")
 # At most a word of three letters before the relation: else it is a sentence.

@@ -277,6 +277,26 @@ def test_theorem_1_as_printed_fails_for_a_convex_quadratic(n):
     assert 1.6 * float(printed.total) < w**2 < float(repaired.total)
 
 
+def test_theorem_1_as_printed_fails_with_a_limit_of_at_most_n():
+    """N = θ = 20, L = 10, η = 1/210: Definition 1.3 holds with equality, W = 1.
+
+    F_i = (L/2)(w ∓ 1)², w⁰ = w* = 0, τ = 2 and 1, q = 1 − ηL = 20/21: ∇F(w¹)/L = w¹ =
+    {(1 − q²) − (1 − q)}/2 = q(1 − q)/2 = 10/441, whose square is 5.14e-4. G² = L², so
+    X = η³·10·1·100·(4 + 1)/2 = 2.70e-4, Z = η²(2 + 1)/2 = 3.40e-5: 3.04e-4.
+    """
+    n, L, lr = 20, 10.0, 1 / 210
+    rho, tau = np.full((1, n), 1 / n), np.resize([2, 1], (1, n))
+    optimum = np.resize([1.0, -1.0], n)
+    w, most = gradient_descent(rho, tau, optimum, 0.0, lr * L)  # in units of L
+    assert w == pytest.approx(10 / 441) and most == 1
+    known = BoundConstants(lr, L, L**2, float(n), 0.0, np.zeros(n), optimum**2)
+    with precision(np.float64):
+        printed, repaired = (bound(rho, tau, known, flag) for flag in (False, True))
+    assert bool(printed.valid) and bool(repaired.valid)
+    assert printed.total == pytest.approx(2500 / 210**3 + 1.5 / 210**2)
+    assert 1.6 * float(printed.total) < w**2 < float(repaired.total)
+
+
 def test_the_repaired_bound_holds_for_random_convex_quadratics():
     """‖w^T − w*‖² itself is compared, which is above the left side of (2)."""
     rng = np.random.default_rng(0)
@@ -299,11 +319,13 @@ def test_the_repaired_bound_holds_for_random_convex_quadratics():
     assert checked > 100 and broken > 0
 
 
-def test_neither_bounds_the_distance_where_the_loss_is_not_convex():
+def test_the_inequality_of_the_proof_fails_where_the_loss_is_not_convex():
     """F = 1 − cos w + w²/100, L = 1.02, w* = 0: beyond a hill, w moves away from w*.
 
     One client, one step: ρ = 1, θ = 1, η = 1/(2L), so W = 1, and X = Y = Z = 0. This
-    is step (c): the proof takes ⟨w − w*, ∇F⟩ ≥ 0 from "optimization theory".
+    is step (c): the proof takes ⟨w − w*, ∇F⟩ ≥ 0 from "optimization theory". It breaks
+    ‖w^T − w*‖² ≤ bound. Theorem 1 itself, ‖∇F(w^T)‖²/L² ≤ bound, cannot fail with one
+    client: F does not rise, and ‖∇F‖²/L² ≤ 2(F − F*)/L ≤ ‖w⁰ − w*‖².
     """
     w, L = 4.0, 1.02
     g = math.sin(w) + w / 50
@@ -312,7 +334,38 @@ def test_neither_bounds_the_distance_where_the_loss_is_not_convex():
     for repaired in (False, True):
         found = bound(np.ones(1), np.array([1]), known, repaired)
         assert bool(found.valid) and found.total == pytest.approx(16, rel=1e-6)
-    assert (w - 0.5 / L * g) ** 2 > 18
+    end = w - 0.5 / L * g
+    assert end**2 > 18 and (math.sin(end) + end / 50) ** 2 / L**2 < 16
+
+
+def test_theorem_1_fails_where_a_loss_is_not_convex():
+    """‖∇F(w^T)‖²/L² itself, in either form, although all clients have the same optimum.
+
+    N = 400 = θ, L = 1.02, η = 1/{L(1 + θ)}: Definition 1.3 with equality, W = 1. 80
+    clients have F_i = 1 − cos w + w²/100 and τ = 60, the others F_i = (L/2)w² and τ =
+    1, each its minimum at w* = 0, so Γ_i = 0 and Y = Z = 0. The clients that do more
+    pull the model off w* = 0, into their valley near 2π, and up the others' losses.
+    """
+    N, T, L, w0 = 400, 200, 1.02, 3.5
+    lr, wavy = 1 / (L * (N + 1)), np.arange(N) < 80
+    w, most = w0, 0.0
+    for _ in range(T):
+        x = w
+        for _ in range(60):
+            g = math.sin(x) + x / 50
+            most, x = max(most, g * g), x - lr * g
+        most = max(most, (L * w) ** 2)
+        w = 0.2 * x + 0.8 * (w - lr * L * w)
+    slope = 0.2 * (math.sin(w) + w / 50) + 0.8 * L * w
+    rho = np.full((T, N), 1 / N)
+    tau = np.broadcast_to(np.where(wavy, 60, 1), (T, N))
+    zeros = np.zeros(N)
+    known = BoundConstants(lr, L, most, float(N), w0**2, zeros, zeros)
+    with precision(np.float64):
+        for repaired in (False, True):
+            found = bound(rho, tau, known, repaired)
+            assert bool(found.valid) and abs(found.W - 1) < 1e-9
+            assert slope**2 / L**2 > 1.1 * found.total > 1.1 * w0**2
 
 
 # ---- The proof of Theorem 2: the sign ----

@@ -16,7 +16,7 @@ nearest point of {ρ ≥ 0, Σρ = 1, ρ ≤ θ/N} (Euclidean projection). In Al
 β_i: selected, S: the selected with τ_i > 0, c: coupling, θ: weight limit, u = θ/N;
 other symbols are in `types`. All functions are pure and work under jit, vmap and grad.
 All raise `UserError` for a wrong shape and, except while tracing, a value out of its
-range.
+range. While tracing, such a value gives NaN, and `select` then selects no client.
 """
 
 from collections.abc import Callable
@@ -70,6 +70,11 @@ def _tau(tau: Numbers, *scalars: Numbers) -> Float[Array, "N"]:
     return array.astype(jnp.result_type(float, array, *scalars))
 
 
+def _counts(tau: Float[Array, "N"]) -> Bool[Array, ""]:
+    """Whether τ are finite and ≥ 0, which is checked by value while tracing, too."""
+    return jnp.all((tau >= 0) & (tau < jnp.inf))
+
+
 def _num_clients(tau: Float[Array, "N"]) -> Float[Array, ""]:
     """N, hidden from XLA, which would replace a division by N by · rounded 1/N."""
     return lax.optimization_barrier(jnp.asarray(tau.shape[0], tau.dtype))
@@ -88,7 +93,8 @@ def threshold(tau: Numbers) -> Float[Array, ""]:
     """
     tau = _tau(tau)
     # A mean can round to just above the maximum; then (8) could drop every client.
-    return jnp.minimum(tau.sum() / _num_clients(tau), tau.max())
+    mean = jnp.minimum(tau.sum() / _num_clients(tau), tau.max())
+    return jnp.where(_counts(tau), mean, jnp.nan)
 
 
 def filter_probability(
@@ -111,7 +117,8 @@ def filter_probability(
     tau = _tau(tau)
     mean = _given_or(threshold_value, tau)
     most = jnp.where(tau.max() > 0, tau.max(), 1.0)  # 0/0 would reach gradients
-    return jnp.where(tau < mean, (mean - tau) / most, 0.0)
+    chance = jnp.where(tau < mean, (mean - tau) / most, 0.0)
+    return jnp.where(_counts(tau) & ~jnp.isnan(mean), chance, jnp.nan)
 
 
 def select(
@@ -139,7 +146,9 @@ def select(
     _check_key(key)
     check("drop", drop, (), lambda x: (x >= 0) & (x <= 1), "a factor in [0, 1]")
     tau = _tau(tau)
-    chance = filter_probability(tau, threshold_value) * jnp.asarray(drop)
+    drop = jnp.asarray(drop)
+    drop = jnp.where((drop >= 0) & (drop <= 1), drop, jnp.nan)
+    chance = filter_probability(tau, threshold_value) * drop
     client = jnp.arange(tau.shape[0]) if client is None else client
     ids = _vector("client", client, np.isfinite, "integer ids", tau.shape)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
@@ -160,7 +169,8 @@ def _given_or(given: Numbers | None, tau: Float[Array, "N"]) -> Float[Array, ""]
     check("threshold_value", given, (), lambda x: ~(x < 0), "K ≥ 0", finite=False)
     value = jnp.asarray(given, tau.dtype)
     # Above H, as where only slow clients can upload, it would drop all of them.
-    return jnp.where(jnp.isnan(value), own, jnp.minimum(value, tau.max()))
+    within = jnp.where(value < 0, jnp.nan, jnp.minimum(value, tau.max()))
+    return jnp.where(jnp.isnan(value), own, within)
 
 
 def coupling(
@@ -188,6 +198,7 @@ def coupling(
       c ≥ 0, per local iteration, finite. 0 if H ≤ 1 or G² = 0, even if σ² = 0.
       If σ² = 0 otherwise, or on overflow, the dtype's largest number, with gradient 0:
       `affine_weights` then gives all weight to the largest τ, the limit for c → ∞.
+      While tracing, η = 0 gives 0, for rates that end there.
     """
     scalars = (lr, smoothness, grad_sq_norm, grad_variance)
     check("lr", lr, (), lambda x: x > 0, "0 < η < ∞")
@@ -208,7 +219,9 @@ def coupling(
     infinite = (above > 0) & (zero | jnp.isinf(above / within))
     apart = infinite | zero
     quotient = jnp.where(apart, 0.0, above) / jnp.where(apart, 1.0, below)
-    return jnp.where(infinite, jnp.finfo(tau.dtype).max, quotient)
+    found = jnp.where(infinite, jnp.finfo(tau.dtype).max, quotient)
+    good = _counts(tau) & (eta >= 0) & (L >= 0) & (G2 >= 0) & (variance >= 0)
+    return jnp.where(good, found, jnp.nan)
 
 
 def project(v: Numbers, mask: Numbers, upper: Numbers) -> Float[Array, "N"]:
@@ -232,7 +245,9 @@ def project(v: Numbers, mask: Numbers, upper: Numbers) -> Float[Array, "N"]:
     check("upper", upper, (), lambda x: x > 0, "u > 0", finite=False)
     dtype = jnp.result_type(float, v, upper)
     limit = jnp.minimum(jnp.asarray(upper, dtype), 1.0)
-    return simplex.project(v.astype(dtype), jnp.ones((), dtype), kept, limit)
+    rho = simplex.project(v.astype(dtype), jnp.ones((), dtype), kept, limit)
+    good = (limit > 0) & jnp.all(~kept | jnp.isfinite(v))
+    return jnp.where(good, rho, jnp.nan)
 
 
 def affine_weights(
@@ -288,7 +303,9 @@ def affine_weights(
     feasible &= jnp.all(~inside | ((affine >= 0) & (affine <= limit)))
     # The projection does not depend on a common shift, so it needs c·τ only.
     rho = simplex.project(tau, c, inside, jnp.minimum(limit, 1.0))
-    return jnp.where(inside, jnp.where(feasible | raw, affine, rho), 0.0)
+    weights = jnp.where(inside, jnp.where(feasible | raw, affine, rho), 0.0)
+    good = _counts(tau) & (c >= 0) & (jnp.asarray(weight_limit) >= 1)
+    return jnp.where(good, weights, jnp.nan)
 
 
 def dms_weights(

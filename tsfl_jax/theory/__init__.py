@@ -10,6 +10,7 @@ from tsfl_jax.theory.bounds import (
     theorem4_bound,
     tightest_limit,
 )
+from tsfl_jax.theory.convex import convex_bound
 from tsfl_jax.theory.fixed_point import theorem2_weights
 from tsfl_jax.theory.minimum import bound_optimal_weights, kkt_residual
 
@@ -17,6 +18,7 @@ __all__ = [
     "BoundConstants",
     "bound_optimal_weights",
     "coefficients",
+    "convex_bound",
     "heterogeneity_degree",
     "kkt_residual",
     "printed_derivative",

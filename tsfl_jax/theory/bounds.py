@@ -7,10 +7,11 @@ and 3 are solved in `fixed_point`; Corollary 1 and (7)–(9) are in `dms`.
 
 All functions are pure and work under jit, vmap and grad, in float32 and float64. All
 raise `UserError` for a wrong shape and, except while tracing, a value out of its range.
+While tracing, such a value gives NaN.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Num
 
 from tsfl_jax.types import ClientGradients, Numbers, UserError
+
+Found = TypeVar("Found")
 
 
 class BoundConstants(NamedTuple):
@@ -212,9 +215,27 @@ def check_constants(constants: BoundConstants, num_clients: int | None) -> None:
         check(f"constants.{name}", getattr(constants, name), shape, valid, expected)
 
 
+def _in_range(constants: CheckedConstants) -> Bool[Array, ""]:
+    """Whether every constant is in its range, by value, while tracing, too."""
+    values = [(getattr(constants, name), valid) for name, (valid, _) in _RANGES.items()]
+    return jnp.stack([(valid(x) & jnp.isfinite(x)).all() for x, valid in values]).all()
+
+
+def nan_unless(good: Bool[Array, ""], found: Found) -> Found:
+    """Replace floating leaves by NaN and booleans by False unless `good`."""
+
+    def one(x: Array) -> Array:
+        if x.dtype == bool:
+            return x & good
+        floating = jnp.issubdtype(x.dtype, jnp.floating)
+        return jnp.where(good, x, jnp.nan) if floating else x
+
+    return jax.tree.map(one, found)
+
+
 def inputs(
     constants: BoundConstants, tau: Numbers, rho: Numbers | None = None
-) -> tuple[CheckedConstants, Float[Array, "T N"], Float[Array, "T N"]]:
+) -> tuple[CheckedConstants, Float[Array, "T N"], Float[Array, "T N"], Bool[Array, ""]]:
     """Check the constants, τ and ρ, and convert them to one floating dtype.
 
     Args:
@@ -223,7 +244,8 @@ def inputs(
       rho: like `tau`, finite; None: τ stands in for it.
 
     Returns:
-      The constants, then τ and ρ as ``[T, N]``.
+      The constants, then τ and ρ as ``[T, N]``, and whether all values are in their
+      ranges, for `nan_unless`.
     """
     expected = "finite local iterations ≥ 0, [N] or [T, N]"
     shape = shape_of("tau", tau, expected)
@@ -237,7 +259,12 @@ def inputs(
     arrays = [jnp.atleast_2d(jnp.asarray(x)) for x in (tau, rho)]
     dtype = jnp.result_type(float, *scalars, *arrays)
     tau, rho = (x.astype(dtype) for x in arrays)
-    return CheckedConstants(*(x.astype(dtype) for x in scalars)), tau, rho
+    known = CheckedConstants(*(x.astype(dtype) for x in scalars))
+    good = jnp.ones((), bool)
+    if any(isinstance(x, Tracer) for x in (*known, tau, rho)):
+        good = _in_range(known) & jnp.all((tau >= 0) & jnp.isfinite(tau))
+        good &= jnp.isfinite(rho).all()
+    return known, tau, rho, good
 
 
 def coefficients(
@@ -291,8 +318,8 @@ def theorem1_terms(rho: Numbers, tau: Numbers, constants: BoundConstants) -> Ter
     Args:
       rho, tau, constants: as in `theorem1_bound`.
     """
-    known, tau, rho = inputs(constants, tau, rho)
-    return _terms(rho, tau, known)[1]
+    known, tau, rho, good = inputs(constants, tau, rho)
+    return nan_unless(good, _terms(rho, tau, known)[1])
 
 
 def theorem1_bound(
@@ -300,11 +327,12 @@ def theorem1_bound(
 ) -> Bound:
     """The bound of Theorem 1 on the distance to the optimum: equations (2)–(3).
 
-    (‖w⁰ − w*‖² + X + Y + Z)/W ≥ ‖w^T − w*‖² ≥ ‖∇F(w^T)‖²/L².
+    ‖∇F(w^T)‖²/L² ≤ (‖w⁰ − w*‖² + X + Y + Z)/W, in the proof also ‖w^T − w*‖² ≤ it.
 
     The printed proof has several errors (docs/theory.md, point 2). Because of one of
     them, the factor η² instead of 1 in Z and A, quadratic losses violate the bound as
-    printed; `repaired` corrects only that one.
+    printed; `repaired` corrects only that one. Then it holds for convex losses and
+    exact gradients if ηL ≤ 1, see `convex`; losses that are not convex can violate it.
 
     Where ηL(1+θ) ≥ 1, as Definition 1.3 demands, B ≤ 0 and W ≤ 1, so the bound is never
     below the initial distance: it limits how far w can drift and does not show
@@ -325,7 +353,7 @@ def theorem1_bound(
       bound is void. Elsewhere they are the values of (2), whether or not `limit_holds`,
       which is decided up to rounding.
     """
-    known, tau, rho = inputs(constants, tau, rho)
+    known, tau, rho, good = inputs(constants, tau, rho)
     _, (X, Y, Z, W) = _terms(rho, tau, known, repaired)
     slack = 1 + 8 * jnp.finfo(tau.dtype).eps
     theta, N = known.weight_limit, tau.shape[1]
@@ -337,7 +365,8 @@ def theorem1_bound(
         jnp.where(positive, x / divisor, jnp.inf) for x in (known.distance, X, Y, Z)
     ]
     total = jnp.asarray(sum(items))
-    return Bound._make([*items, total, W, limit, positive & limit])
+    found = Bound._make([*items, total, W, limit, positive & limit])
+    return nan_unless(good, found)
 
 
 def so_far(
@@ -384,13 +413,13 @@ def printed_derivative(
     Returns:
       Like `rho`, without L².
     """
-    known, many, weights = inputs(constants, tau, rho)
+    known, many, weights, good = inputs(constants, tau, rho)
     (A, B, C), (X, Y, Z, W) = _terms(weights, many, known)
     variance, gamma = known.grad_variance[None], known.dissimilarity[None]
     linear = A * gamma * many + C * many**2
     square = 2 * known.lr**2 * many.shape[1] * variance * weights * many
     slope = W * (square + sign * linear) - B * many * (known.distance + X + Y + Z)
-    return slope.reshape(np.shape(rho))
+    return nan_unless(good, slope.reshape(np.shape(rho)))
 
 
 def theorem4_bound(
@@ -436,11 +465,14 @@ def theorem4_bound(
     below = 2 * eps - eta * L * V2
     valid = (below > 0) & (eta > 0)
     quotient = 2 * difference / (T * jnp.where(valid, below, 1.0))
-    return GradientBound(
+    found = GradientBound(
         printed=jnp.where(valid, eta * quotient, jnp.inf),
         derived=jnp.where(valid, quotient / jnp.where(valid, eta, 1.0), jnp.inf),
         valid=valid,
     )
+    above_zero = jnp.stack([T, eta, L, eps, V2])
+    good = jnp.isfinite(above_zero).all() & (above_zero > 0).all() & (T >= 1)
+    return nan_unless(good & (difference >= 0) & jnp.isfinite(difference), found)
 
 
 def heterogeneity_degree(tau: Numbers) -> float | np.ndarray | Array:

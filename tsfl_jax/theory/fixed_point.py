@@ -23,6 +23,7 @@ from tsfl_jax.theory.bounds import (
     check,
     coefficients,
     inputs,
+    nan_unless,
 )
 from tsfl_jax.types import Numbers, UserError
 
@@ -185,7 +186,7 @@ def theorem2_weights(
       a solution. Converged means a residual of at most eps^(2/3) of the dtype.
       Gradients are those of the solution, and meaningless where not converged.
     """
-    known, many, _ = inputs(constants, tau)
+    known, many, _, good = inputs(constants, tau)
     shape = np.shape(tau)
     selected = np.ones(shape, bool) if selected is None else selected
     check("selected", selected, shape, np.isfinite, "booleans, as many as τ has")
@@ -199,4 +200,4 @@ def theorem2_weights(
             )
 
     found = _solution(_Problem(many, kept, known), max_iterations)
-    return found._replace(rho=found.rho.reshape(shape))
+    return nan_unless(good, found._replace(rho=found.rho.reshape(shape)))

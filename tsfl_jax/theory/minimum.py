@@ -17,7 +17,7 @@ differences of b matter there, so only these are computed.
 
 All functions are pure and work under jit and vmap. Reverse-mode gradients raise an
 error (`lax.while_loop`). All raise `UserError` for a wrong shape and, except while
-tracing, a value out of its range.
+tracing, a value out of its range. While tracing, such a value gives NaN, not `valid`.
 """
 
 from typing import NamedTuple
@@ -34,6 +34,7 @@ from tsfl_jax.theory.bounds import (
     check,
     coefficients,
     inputs,
+    nan_unless,
     shape_of,
 )
 from tsfl_jax.theory.simplex import fill
@@ -290,9 +291,9 @@ def kkt_residual(
       terms of v can make there (what all clients have in common does not matter as
       Σρ = 1). Of feasibility: |Σρ − 1|, and ρ beyond its limits. inf where W(ρ) ≤ 0.
     """
-    known, many, weights = inputs(constants, tau, rho)
-    here = _presence(present, tau)
-    return _certify(weights, many, known, here, _limit(limit, many))
+    known, many, weights, good = inputs(constants, tau, rho)
+    here, most = _presence(present, tau), _limit(limit, many)
+    return nan_unless(good & (most >= 1), _certify(weights, many, known, here, most))
 
 
 def bound_optimal_weights(
@@ -322,7 +323,8 @@ def bound_optimal_weights(
       (up to rounding) they are 1/M, the only choice. If W ≤ 0 for all weights, the
       bound is void: `valid` False, `value` inf, ρ = 1/M for each of the M present.
     """
-    known, many, _ = inputs(constants, tau)
-    here = _presence(present, tau)
-    found = _minimize(many, known, here, _limit(limit, many))
-    return found._replace(rho=found.rho.reshape(np.shape(tau)))
+    known, many, _, good = inputs(constants, tau)
+    here, most = _presence(present, tau), _limit(limit, many)
+    found = _minimize(many, known, here, most)
+    found = found._replace(rho=found.rho.reshape(np.shape(tau)))
+    return nan_unless(good & (most >= 1), found)

@@ -18,6 +18,8 @@ from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend
 from tsfl_jax.types import UserError
 
+COMPETITORS = devices.competitors  # tests see an idle machine instead, see conftest.py
+
 
 def test_clients_are_dealt_to_and_fro_by_work():
     # In order of work: 2, 0, 3, 1, 4. Device 0 gets 2, 1, 4 and device 1 gets 0, 3.
@@ -127,7 +129,7 @@ def test_busy_processes_are_seen():
     busy = [subprocess.Popen(loop) for _ in range(2 * os.cpu_count())]
     try:
         time.sleep(0.5)
-        assert max(devices.competitors() for _ in range(5)) >= 1.0
+        assert max(COMPETITORS() for _ in range(5)) >= 1.0
     finally:
         for process in busy:
             process.kill()

@@ -1,6 +1,7 @@
 """Estimates of L, G² and σ² against exact values of a linear softmax model."""
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
@@ -100,6 +101,33 @@ def test_smoothness_is_the_curvature_along_the_gradient():
     second = sample_gradients(moved, np.array([0]))[0]
     exact = np.linalg.norm(second - first) / (lr * np.linalg.norm(first))
     np.testing.assert_allclose(got.smoothness, exact, rtol=1e-3)
+
+
+def test_the_estimate_of_smoothness_is_a_bound_on_neither_side():
+    """Of F_i: too large for small mini-batches, too small in a single direction."""
+    model, variables, clients = setting()
+    flat, unravel = jax.flatten_util.ravel_pytree(variables)
+
+    def loss(flat, x, y):
+        layer = unravel(flat)["params"]["Dense_0"]
+        logits = x @ layer["kernel"] + layer["bias"][None]
+        return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1).mean()
+
+    x, y = SAMPLES.x[clients.row], jnp.asarray(DATA.y_train)[clients.row]
+    hessians = jax.jit(jax.vmap(jax.hessian(loss), in_axes=(None, 0, 0)))(flat, x, y)
+    exact = np.linalg.eigvalsh(hessians).max(1)  # of every client
+    keys = jax.random.split(jax.random.key(0), 50)
+
+    def mean(num, batch_size):
+        def one(key):
+            some = jax.tree.map(lambda a: a[:num], clients)
+            found = estimates(model, variables, some, key, 0.01, batch_size)
+            return found.smoothness
+
+        return float(jax.jit(jax.vmap(one))(keys).mean())
+
+    assert mean(12, 4) > 1.2 * exact.max()
+    assert mean(1, 48) < 0.95 * exact[0]
 
 
 def test_only_participants_are_probed():

@@ -9,10 +9,12 @@ to) w^t:
 - g1, g2 on two independent mini-batches at w^t: E‖g‖² and ½‖g1 − g2‖², the latter
   an unbiased estimate of the mini-batch variance E‖g − ḡ‖²;
 - g3 on the first mini-batch at w^t − η g1: ‖g3 − g1‖ / (η‖g1‖), the Lipschitz quotient
-  along the step actually taken, a lower bound of L for that client.
+  along the step actually taken: a lower bound of L for the loss of that mini-batch.
 
 G² and σ² are means over the probed clients, L their maximum (smoothness must hold for
-every client).
+every client). For the losses F_i the estimate of L is a bound on neither side: one
+direction is too low, a mini-batch and the maximum over clients too high. Measured bias
+is in docs/theory.md.
 
 σ_i², ‖∇F_i − ∇F‖² and ‖∇F‖². Every client that takes part computes g_i1 and g_i2 on two
 independent mini-batches at w^t. With ḡ_b = Σ_i p_i g_ib, p_i = |D_i|/Σ|D_j|, these are

@@ -13,6 +13,7 @@ from tests import problems, reference
 from tests.engine.test_scan import DATA, PROBLEM, TAU, as_reference, permuted
 from tests.experiment.test_runner import small
 from tests.timeline.test_replay import SIZES, damaged
+from tsfl_jax import config
 from tsfl_jax.experiment import lanes, prepare, sweeps
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Counts, Event, Situation
@@ -532,12 +533,35 @@ def test_a_sweep_over_rules_that_share_no_program_reports_why():
     assert "2 programs, because of" in "".join(written)
 
 
-def test_only_rules_with_the_same_first_state_share_a_program():
-    # Yogi's moments begin at 10⁻⁶, Adam's at 0; the state of the others is empty.
-    names = ["dms", "fedadam", "fedyogi", "fedavg", "fedasync"]
+def test_rules_with_states_and_deltas_of_their_own_share_a_program():
+    # Yogi's moments begin at 10⁻⁶, Adam's at 0; FedAT keeps a model per tier, FedBuff
+    # and FedNova add up updates.
+    names = ["dms", "fedadam", "fedyogi", "fedat", "fedbuff", "fednova", "fedavg"]
+    settings = small(num_intervals=3, mu=0.0)
+    several = prepare.prepare_all(
+        [config.replace(settings, {"algorithm": name}) for name in names]
+    )
+    assert lanes.group(several) == ([list(range(len(names)))], [])
+    swept = sweeps.run(settings, {"algorithm": names}).history["test_loss"]
+    for name, losses in zip(names, swept, strict=True):
+        single = tsfl_jax.simulate(config.replace(settings, {"algorithm": name}))
+        np.testing.assert_allclose(losses, single.history["test_loss"], rtol=1e-5)
+
+
+def test_rules_that_share_no_program():
+    # All updates at once, and updates measured against earlier models.
+    names = ["median", "fedavg", "krum"]
     several = prepare.prepare_all([small(algorithm=name, mu=0.0) for name in names])
-    groups, _ = lanes.group(several)
-    assert groups == [[0, 3, 4], [1], [2]]
+    assert lanes.group(several)[0] == [[0], [1], [2]]
+    settings = small(mu=0.0)
+    settings.timeline.framework = "afl"
+    several = prepare.prepare_all(
+        [
+            config.replace(settings, {"algorithm": name})
+            for name in ("fedbuff", "fedavg")
+        ]
+    )
+    assert lanes.group(several)[0] == [[0], [1]]
 
 
 def test_rules_that_need_all_updates_at_once():

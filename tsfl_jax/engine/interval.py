@@ -27,7 +27,7 @@ from tsfl_jax.engine import devices, evaluation, exact_sums, mapping, optimizers
 from tsfl_jax.engine.probes import probe
 from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.models.losses import weight_entropy
-from tsfl_jax.rules.base import Event, Situation, Weights
+from tsfl_jax.rules.base import Event, Situation, Weights, total_weight
 from tsfl_jax.types import (
     Array,
     ClientGradients,
@@ -143,7 +143,7 @@ def run_interval(
     situation = observe(parts.recipe, rule_key, claimed, inputs, estimates)
     weights = parts.rule.weights(situation, hparams)
     # Whether updates are measured against the models they started from, not w^t.
-    moved = parts.rule.deltas or parts.rule.combine is not None
+    moved = bool(parts.rule.deltas) or parts.rule.combine is not None
 
     def train(client: local.Client, limit: Array | int | None) -> mapping.Trained:
         start = start_of(parts, state, (streams[0], train_key), client)
@@ -272,7 +272,7 @@ def train_and_combine(
     rule, recipe = parts.rule, parts.recipe
     if rule.combine is None:
         weighted, results = mapping.weighted_updates(train, share, state.params, recipe)
-        total = jnp.float32(1.0) if rule.deltas else weighted.asked
+        total = total_weight(rule, weighted.asked, hparams)
         # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
         total = trees.settled(total)
         mean = trees.map_inexact(

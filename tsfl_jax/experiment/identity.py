@@ -76,10 +76,10 @@ def signature(prepared: Prepared) -> dict[str, str]:
     fixed |= {
         "data": f"{prepared.dataset.name} {prepared.fingerprints['data']}",
         "scale": prepared.fingerprints["scale"],
-        # Rules with the same first state can share a program. A rule of the user's own
-        # is the same in every lane.
-        "server state": own or describe(rule.init),
-        "updates of": "all" if not rule.deltas else "each",
+        # The states of several rules are kept side by side. A rule of the user's own is
+        # the same in every lane.
+        "server state": own or "of each rule",
+        "updates of": "all",
         "algorithm": "weighted mean",
         "clients": prepared.mapping,
         "timeline": "none",
@@ -87,11 +87,15 @@ def signature(prepared: Prepared) -> dict[str, str]:
     }
     if rule.combine is not None:
         fixed["algorithm"] = own or prepared.config.algorithm
+        fixed["server state"] = own or describe(rule.init)
     if prepared.config.timeline.framework != "none":
         # Lanes share the shape of a timeline, and when the model is tested.
         times = prepared.workload.schedule
         fixed |= {
             "timeline": f"{times.tau.shape}, {times.snapshots} kept, {counts}",
+            "server state": own or describe(rule.init),
+            # Measured against w^t or against earlier models.
+            "updates of": "each" if rule.deltas else "all",
             "evaluated": data.fingerprint(evaluated(prepared)),
         }
     return fixed

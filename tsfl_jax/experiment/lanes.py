@@ -19,6 +19,7 @@ from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment import program as programs
 from tsfl_jax.experiment.identity import signature
 from tsfl_jax.experiment.prepare import Prepared
+from tsfl_jax.rules.base import one_of
 
 
 def group(several: list[Prepared]) -> tuple[list[list[int]], list[str]]:
@@ -80,9 +81,12 @@ def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Ar
     keys = [programs.keys_of(p) for p in several]
     init_keys, train_keys = (jnp.stack(part) for part in zip(*keys, strict=True))
 
+    rules = programs.rules_of(group.members)
+    rule = one_of(rules)
+
     def init(own: tuple, samples: local.Samples) -> scan.State:
         return lax.map(
-            lambda lane: programs.initial_state(first, lane[0], lane[1], samples), own
+            lambda lane: programs.initial_state(first, rule, *lane, samples), own
         )
 
     sizes = np.stack([p.partition.capacity.astype(np.float32) for p in several])
@@ -91,7 +95,6 @@ def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Ar
     start = state.params
     one = jax.tree.map(lambda a: a[0], start)
     programs.check_output(first, one, group.problem)
-    rules = programs.rules_of(group.members)
     hparams = [
         pilot.fill(
             p,

@@ -239,9 +239,10 @@ def make_arrays(prepared: Prepared, mesh: Mesh) -> Arrays:
     problem = make_problem(prepared, mesh)
     init_key, key = keys_of(prepared)
     size = jnp.asarray(prepared.partition.capacity, jnp.float32)
-    start = jax.jit(lambda key, samples: initial_state(prepared, key, size, samples))(
-        init_key, problem.samples
-    )
+    rule = prepared.rule
+    start = jax.jit(
+        lambda key, samples: initial_state(prepared, rule, key, size, samples)
+    )(init_key, problem.samples)
     check_output(prepared, start.params, problem)
     inputs = make_inputs(prepared, mesh.size)
     hparams = pilot.fill(prepared, key, start.params, problem, prepared.hparams)
@@ -325,12 +326,16 @@ def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
 
 
 def initial_state(
-    prepared: Prepared, key: PRNGKey, size: Float[Array, "N"], samples: local.Samples
+    prepared: Prepared,
+    rule: Aggregator,
+    key: PRNGKey,
+    size: Float[Array, "N"],
+    samples: local.Samples,
 ) -> scan.State:
     """w^0 and the rule's state; `size` is the number of samples of each client."""
     return scan.init_state(
         prepared.network.model,
-        prepared.rule,
+        rule,
         key,
         local.scaled(samples, samples.x[:1]),
         counts_of(prepared)._replace(size=size),

@@ -115,8 +115,8 @@ class Aggregator(NamedTuple):
     uses_gradients: bool = False  # likewise on each client's σ_i² and dissimilarity
     proximal: bool = False  # whether clients add μ/2‖w − w^t‖² to their loss
     # Whether `update` gets w^t + Σ ρ_i (w_i − base_i) instead, base_i being the model
-    # that client i started from; Σ ρ need not be 1.
-    deltas: bool = False
+    # that client i started from; Σ ρ need not be 1. A tuple: of each rule of `one_of`.
+    deltas: bool | tuple[bool, ...] = False
     # (w_i − base_i [N, ...], state, event, hparams) -> (Δ, state): where no weights can
     # say how the updates are combined. `update` then gets w^t + Δ. Stacks all models.
     combine: Callable[[Params, Any, Event, HParams], tuple[Params, Any]] | None = None
@@ -144,26 +144,57 @@ def normalized(share: Num[Array, "N"], tau: Int[Array, "N"]) -> Float[Array, "N"
 def one_of(rules: Sequence[Aggregator]) -> Aggregator:
     """The rule ``rules[hparams.rule]``, so that one program holds them all.
 
+    Rules with different `init` have all their states side by side; each update changes
+    that of its rule.
+
     Args:
-      rules: with the same `init` and `deltas`, and without `combine`.
+      rules: without `combine`, `sent` and `correction`, if there is more than one.
     """
     if len(rules) == 1:
         return rules[0]
+    inits = list(dict.fromkeys(rule.init for rule in rules))
+
+    def init(params: Params, counts: Counts) -> tuple:
+        return tuple(make(params, counts) for make in inits)
 
     def weights(situation: Situation, hparams: HParams) -> Weights:
         branches = [rule.weights for rule in rules]
         return lax.switch(hparams.rule, branches, situation, hparams)
 
     def update(
-        mean: Params, params: Params, state: Any, event: Event, hparams: HParams
-    ) -> tuple[Params, Any]:
-        branches = [rule.update for rule in rules]
-        return lax.switch(hparams.rule, branches, mean, params, state, event, hparams)
+        mean: Params, params: Params, states: tuple, event: Event, hparams: HParams
+    ) -> tuple[Params, tuple]:
+        branches = [_on_its_state(rule, inits.index(rule.init)) for rule in rules]
+        return lax.switch(hparams.rule, branches, mean, params, states, event, hparams)
 
+    deltas = tuple(rule.deltas for rule in rules)
     return rules[0]._replace(
         weights=weights,
+        init=init,
         update=update,
         uses_constants=any(rule.uses_constants for rule in rules),
         uses_gradients=any(rule.uses_gradients for rule in rules),
         proximal=any(rule.proximal for rule in rules),
+        deltas=deltas if len(set(deltas)) > 1 else deltas[0],
     )
+
+
+def _on_its_state(rule: Aggregator, place: int) -> Callable:
+    """The rule's `update` where its state is one of several."""
+
+    def update(
+        mean: Params, params: Params, states: tuple, event: Event, hparams: HParams
+    ) -> tuple[Params, tuple]:
+        new, state = rule.update(mean, params, states[place], event, hparams)
+        return new, (*states[:place], state, *states[place + 1 :])
+
+    return update
+
+
+def total_weight(
+    rule: Aggregator, asked: Float[Array, ""], hparams: HParams
+) -> Float[Array, ""]:
+    """Factor of w^t in Σ_i ρ_i w_i: Σ ρ (`asked`), or 1 for a rule of `deltas`."""
+    if isinstance(rule.deltas, tuple):
+        return jnp.where(jnp.asarray(rule.deltas)[hparams.rule], 1.0, asked)
+    return jnp.float32(1.0) if rule.deltas else asked

@@ -1,9 +1,10 @@
 """``python -m benchmarks.structure``: what a GPU executes, from the compiler alone.
 
-Compiles one interval of FedAvg (τ = 1, batch 32) for an H100 or A100 on a machine that
-needs none: host launches, kernels of a training step, command buffers, temporary
-memory, and the roofline of bytes and FLOP. Nothing runs, so no column is a time that
-was measured. Needs the extra ``[aot]``; every program compiles in a process of its own.
+Compiles one interval (τ = 1, batch 32; FedAvg, or ``--algorithm``) for an H100 or A100
+on a machine that needs none: host launches, kernels of a training step, command
+buffers, temporary memory, and the roofline of bytes and FLOP. Nothing runs, so no
+column is a time that was measured. Needs the extra ``[aot]``; every program compiles in
+a process of its own.
 """
 
 import argparse
@@ -112,6 +113,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, nargs="+", default=[1])
     parser.add_argument("--size", type=int, default=128, help="samples per client")
     parser.add_argument("--precision", default="float32")
+    parser.add_argument("--algorithm", default="fedavg")
     parser.add_argument("--target", default="h100", choices=ahead.TARGETS)
     parser.add_argument("--flags", default="", help="further flags of XLA")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -138,6 +140,7 @@ def main() -> None:
             "precision": options.precision,
             "target": options.target,
             "flags": options.flags,
+            "algorithm": options.algorithm,
         }
         rows.append(row(work))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

@@ -60,6 +60,15 @@ def test_the_training_of_an_interval_is_one_command_buffer(network, target):
 
 @needs_compiler
 @pytest.mark.slow
+@pytest.mark.parametrize("network, target", list(MEASURED))
+def test_the_estimates_of_dms_are_in_the_same_command_buffer(network, target):
+    s = compiled(network, target=target, algorithm="dms")["structure"]
+    assert s["launches"] <= 3 and s["buffers"] == 1
+    assert s["step_launches"] == s["host_loops"] == 0
+
+
+@needs_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["vgg11", "resnet18"])
 def test_large_networks_need_at_most_two_launches_per_step(network):
     s = compiled(network)["structure"]

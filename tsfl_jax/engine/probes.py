@@ -167,23 +167,27 @@ def _constants_of(
     no_padding = jnp.ones(batch_size, bool)
     params = variables["params"]
 
-    # A scan, so that the gradient is traced and compiled once and not three times.
-    def gradient(first: Params, turn: tuple[Array, Array]) -> tuple[Params, Any]:
-        batch, step = turn
+    # A scan, so that the gradient is traced and compiled once and not three times: g1
+    # at w^t, g2 at w^t on the other batch, g3 at w^t − η g1 on the first one. What a
+    # turn uses is computed, not sliced: the graph of a GPU cannot hold such slices.
+    def gradient(carry: tuple[Params, Array], _: None) -> tuple[tuple, Any]:
+        first, turn = carry
+        other = turn == 1
+        # Of no effect in the first turn, where `first` is 0.
+        step = jnp.where(turn == 2, hparams.lr, 0.0)
         at = jax.tree.map(lambda w, g: w - step * g, params, first)
-        rows = client.row[places[batch]]
+        rows = client.row[jnp.where(other, places[1], places[0])]
         # g3 has the batch and the dropout of g1: they differ by the step alone.
-        noise = jax.random.fold_in(dropout_key, batch)
+        noise = jax.random.fold_in(dropout_key, other)
         drawn = local.batch_of(samples, rows, no_padding, noise)
         _, g = local.batch_gradient(parts.model, {**variables, "params": at}, drawn)
-        first = jax.tree.map(lambda f, g: jnp.where(step < 0, g, f), first, g)
+        first = jax.tree.map(lambda f, g: jnp.where(turn == 0, g, f), first, g)
         square = optax.tree.norm(g, squared=True)
-        return first, (square, optax.tree.norm(optax.tree.sub(g, first), squared=True))
+        change = optax.tree.norm(optax.tree.sub(g, first), squared=True)
+        return (first, turn + 1), (square, change)
 
-    # g1 at w^t, g2 at w^t on the other batch, g3 at w^t − η g1 on the first one; the
-    # first turn is marked by a negative step, of no effect while `first` is 0.
-    turns = (jnp.array([0, 1, 0]), jnp.stack([-1.0, 0.0, hparams.lr]))
-    _, (square, change) = lax.scan(gradient, optax.tree.zeros_like(params), turns)
+    start = optax.tree.zeros_like(params), jnp.int32(0)
+    _, (square, change) = lax.scan(gradient, start, None, length=3)
     length = hparams.lr * jnp.sqrt(square[0])
     smoothness = jnp.where(
         length > 0, jnp.sqrt(change[2]) / jnp.where(length > 0, length, 1.0), 0.0

@@ -170,7 +170,7 @@ def _constants_of(
     # A scan, so that the gradient is traced and compiled once and not three times: g1
     # at w^t, g2 at w^t on the other batch, g3 at w^t − η g1 on the first one. What a
     # turn uses is computed, not sliced: the graph of a GPU cannot hold such slices.
-    def gradient(carry: tuple[Params, Array], _: None) -> tuple[tuple, Any]:
+    def gradient(carry: tuple[Params, Array], _: Any) -> tuple[tuple, Any]:
         first, turn = carry
         other = turn == 1
         # Of no effect in the first turn, where `first` is 0.
@@ -187,7 +187,7 @@ def _constants_of(
         return (first, turn + 1), (square, change)
 
     start = optax.tree.zeros_like(params), jnp.int32(0)
-    _, (square, change) = lax.scan(gradient, start, None, length=3)
+    square, change = lax.scan(gradient, start, None, length=3)[1]
     length = hparams.lr * jnp.sqrt(square[0])
     smoothness = jnp.where(
         length > 0, jnp.sqrt(change[2]) / jnp.where(length > 0, length, 1.0), 0.0

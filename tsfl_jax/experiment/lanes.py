@@ -86,7 +86,8 @@ def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Ar
 
     def init(own: tuple, samples: local.Samples) -> scan.State:
         return lax.map(
-            lambda lane: programs.initial_state(first, rule, *lane, samples), own
+            lambda lane: programs.initial_state(first, rule, lane[0], lane[1], samples),
+            own,
         )
 
     sizes = np.stack([p.partition.capacity.astype(np.float32) for p in several])

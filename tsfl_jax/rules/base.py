@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Num
 
+from tsfl_jax import types
 from tsfl_jax.types import ClientGradients, Constants, HParams, Params, PRNGKey
 
 
@@ -192,8 +193,8 @@ def _on_its_state(rule: Aggregator, place: int) -> Callable:
 
 
 def total_weight(
-    rule: Aggregator, asked: Float[Array, ""], hparams: HParams
-) -> Float[Array, ""]:
+    rule: Aggregator, asked: Float[types.Array, ""], hparams: HParams
+) -> Float[types.Array, ""]:
     """Factor of w^t in Σ_i ρ_i w_i: Σ ρ (`asked`), or 1 for a rule of `deltas`."""
     if isinstance(rule.deltas, tuple):
         return jnp.where(jnp.asarray(rule.deltas)[hparams.rule], 1.0, asked)

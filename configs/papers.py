@@ -1,4 +1,4 @@
-"""All experiments of the paper by name; `tsfl_jax.studies.settings.PAPER` lists them.
+"""All experiments of the paper in one file, by name: papers.py:mnist_case1.
 
 Reproduces: Tables 1 and 2, Fig. 3 to 7 of Shao et al., 20 clients.
 Paper, best test accuracy in %: in the files of the same name, such as mnist_case1.py.

@@ -133,6 +133,48 @@ def test_experiments_are_known_by_name(tmp_path):
     assert config_files.known()["smoke"].startswith("A few seconds")
 
 
+def test_several_experiments_are_found_by_name_and_by_folder(tmp_path):
+    frames = sorted((config_files.FOLDER / "frameworks").glob("*.py"))
+    assert len(frames) == 9
+    for folder in ("frameworks", "configs/frameworks/"):
+        assert config_files.paths([folder]) == frames
+    own = tmp_path / "own.py"
+    own.write_text("")
+    smoke = config_files.FOLDER / "smoke.py"
+    assert config_files.paths([str(own), "smoke"]) == [own, smoke]
+    with pytest.raises(UserError, match=r"^framewroks: no such file"):
+        config_files.paths(["framewroks"])
+
+
+def test_a_pipe_that_closes_early_ends_without_a_traceback():
+    with subprocess.Popen(
+        [sys.executable, "-m", "tsfl_jax", "settings"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 1
+
+
+def test_the_version_is_shown(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tsfl", "--version"])
+    tsfl.main()
+    assert capsys.readouterr().out == f"tsfl_jax {tsfl_jax.__version__}\n"
+
+
+@pytest.mark.parametrize("word", sorted(tsfl._MODULES))
+def test_words_show_their_help(capsys, monkeypatch, word):
+    monkeypatch.setattr(sys, "argv", ["tsfl", word, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        tsfl.main()
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and out.startswith(f"usage: tsfl {word}")
+    assert "``" not in out and "python -m" not in out
+
+
 def test_words(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tsfl"])
     tsfl.main()
@@ -145,7 +187,10 @@ def test_words(capsys, monkeypatch):
     "words, message",
     [
         (["rnu"], "tsfl: rnu: there is no such word; did you mean 'run'?"),
-        (["settings", "dsm"], "tsfl: settings dsm: there is no such group; did you"),
+        (
+            ["settings", "dsm"],
+            "tsfl: settings dsm: there is no such group or setting; did you",
+        ),
         (["configs", "x"], "tsfl: configs x: expected no arguments"),
         (["run", "--config=mnist"], "tsfl: --config=mnist: no such file"),
         (["sweep"], "tsfl: sweep: which settings? add --sweep NAME=VALUES"),

@@ -4,6 +4,7 @@
 """
 
 import importlib
+import os
 import sys
 
 from absl import app, flags, logging
@@ -29,7 +30,7 @@ usage: tsfl WORD [arguments]
   run          train one experiment: tsfl run --config=mnist_case1 --config.lr=0.01
   sweep        train many: tsfl sweep --config=mnist_case1 --sweep seed=0:5
   explain      describe a run without training it
-  compare      frameworks on one virtual clock: tsfl compare configs/frameworks/*.py
+  compare      frameworks on one virtual clock: tsfl compare frameworks
   reproduce    tables and figures of the paper: tsfl reproduce table1
   report       one HTML file of runs, sweeps and studies: tsfl report runs/sweep
   theory       the terms of the theory beside a finished run
@@ -38,7 +39,7 @@ usage: tsfl WORD [arguments]
   configs      list the experiments that --config knows by name
   settings     list settings with default, range and help: tsfl settings data
 
-tsfl WORD --help explains the arguments of a word.
+tsfl WORD --help explains the arguments of a word, tsfl --version says which version.
 """
 
 
@@ -74,11 +75,24 @@ def list_settings(words: list[str]) -> None:
 
 
 def main() -> None:
+    """Do what the first word asks for; end quietly if a pipe (``| head``) closes."""
+    try:
+        _dispatch()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more at its end, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _dispatch() -> None:
     """Do what the first word asks for; without one, print what there is."""
     word, words = (sys.argv[1:2] or [""])[0], sys.argv[2:]
     own = {"configs": list_configs, "settings": list_settings}
     if word in ("", "-h", "--help", "help"):
         print(_HELP, end="")
+    elif word in ("--version", "version"):
+        print(f"tsfl_jax {sys.modules['tsfl_jax'].__version__}")
     elif word == "sweep" and not any("-sweep" in w or "-help" in w for w in words):
         print("tsfl: sweep: which settings? add --sweep NAME=VALUES", file=sys.stderr)
         sys.exit(2)
@@ -93,7 +107,8 @@ def main() -> None:
     else:
         names = [*_CLI, *_MODULES, *own]
         print(
-            f"tsfl: {word}: there is no such word{nearest(word, names)}",
+            f"tsfl: {word}: there is no such word{nearest(word, names)} (one of: "
+            f"{', '.join(names)})",
             file=sys.stderr,
         )
         sys.exit(2)

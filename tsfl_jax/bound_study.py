@@ -4,4 +4,4 @@ from tsfl_jax import command
 from tsfl_jax.studies.bounds import main
 
 if __name__ == "__main__":
-    command.run("bound_study", main)
+    command.run("tsfl bounds", main)

@@ -170,7 +170,10 @@ def parse(argv: list[str]) -> list[str]:
         reason = " ".join(str(error).split())
         _stop(f"cannot read the config: {type(error).__name__}: {reason}")
     if rest[1:]:
-        _stop(f"unexpected argument {rest[1]!r}; settings look like --config.lr=0.01")
+        _stop(
+            f"unexpected argument {rest[1]!r}; an experiment is --config=mnist_case1, "
+            "a setting --config.lr=0.01"
+        )
     return rest
 
 
@@ -240,11 +243,13 @@ def _label(config: Config) -> str:
 def _headline(exp: assemble.Experiment) -> str:
     labels, intervals = exp.labels, exp.program.intervals
     clients = len(exp.arrays.problem.client)
+    number = labels["num_devices"]
+    devices_text = f"{number} device{'s' * (number != 1)}"
     return (
         f"{labels['algorithm']} on {labels['data']}: {intervals} intervals, "
         f"{clients} clients, {labels['model']} with {labels['num_parameters']:,} "
-        f"parameters, clients by {labels['mapping']} on {labels['num_devices']} "
-        "device(s)"
+        f"parameters, clients {progress.MAPPED[labels['mapping']]} on "
+        f"{devices_text}"
     )
 
 

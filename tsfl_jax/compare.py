@@ -4,4 +4,4 @@ from tsfl_jax import command
 from tsfl_jax.studies.compare import main
 
 if __name__ == "__main__":
-    command.run("compare", main)
+    command.run("tsfl compare", main)

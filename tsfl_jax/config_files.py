@@ -4,6 +4,7 @@
 """
 
 import pathlib
+from collections.abc import Iterable
 
 from tsfl_jax.types import UserError, nearest
 
@@ -28,19 +29,48 @@ def known() -> dict[str, str]:
     return {n: text.strip('"').split("\n")[0].strip('" ') for n, text in texts.items()}
 
 
-def find(given: str) -> str:
+def _is_file(path: str, flag: str = "") -> bool:
+    try:
+        return pathlib.Path(path).is_file()
+    except (OSError, ValueError) as error:  # a name too long, or a zero byte in it
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{flag}{path}: {reason}") from error
+
+
+def paths(given: Iterable[str]) -> list[pathlib.Path]:
+    """The files of several experiments.
+
+    Args:
+      given: paths, names as for `find`, or folders of experiments: "frameworks".
+
+    Raises:
+      UserError: one of them is neither a file nor a known name.
+    """
+    found: list[pathlib.Path] = []
+    for name in given:
+        if _is_file(name):
+            found.append(pathlib.Path(name))
+            continue
+        folder = name.rstrip("/").removeprefix("configs/")
+        inside = [p for n, p in _files().items() if n.startswith(f"{folder}/")]
+        found += inside or [pathlib.Path(find(name, flag=""))]
+    return found
+
+
+def find(given: str, flag: str = "--config=") -> str:
     """The path of an experiment's file.
 
     Args:
       given: a path, or a name such as ``mnist_case1``, ``frameworks/afl``, ``afl`` or
         ``configs/mnist_case1.py``; ``papers.py:NAME`` passes NAME to the file.
+      flag: what stood before it on the command line, for messages.
 
     Raises:
       UserError: there is no such file.
     """
     path, chosen, argument = given.partition(".py:")
     path += ".py" * bool(chosen)
-    if pathlib.Path(path).is_file():
+    if _is_file(path, flag):
         return given
     files = _files()
     name = path.removeprefix("configs/").removesuffix(".py")
@@ -48,5 +78,5 @@ def find(given: str) -> str:
     if inside is None:
         beside = [str(p) for p in pathlib.Path(path).parent.glob("*.py")]
         names = [*beside, *files, *(f"configs/{n}.py" for n in files)]
-        raise UserError(f"--config={path}: no such file{nearest(path, names)}")
+        raise UserError(f"{flag}{path}: no such file{nearest(path, names)}")
     return f"{inside}:{argument}" if chosen else str(inside)

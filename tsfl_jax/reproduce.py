@@ -4,4 +4,4 @@ from tsfl_jax import command
 from tsfl_jax.studies.reproduce import main
 
 if __name__ == "__main__":
-    command.run("reproduce", main)
+    command.run("tsfl reproduce", main)

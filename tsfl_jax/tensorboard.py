@@ -4,4 +4,4 @@ from tsfl_jax import command
 from tsfl_jax.report.tensorboard import main
 
 if __name__ == "__main__":
-    command.run("tensorboard", main)
+    command.run("tsfl tensorboard", main)

@@ -4,4 +4,4 @@ from tsfl_jax import command
 from tsfl_jax.report.theory import main
 
 if __name__ == "__main__":
-    command.run("theory_report", main)
+    command.run("tsfl theory", main)

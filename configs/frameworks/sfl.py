@@ -6,7 +6,7 @@ on the clients that all files of this folder share: MNIST, 20 clients, 512 sampl
 Expected: 94.97 % at best, 90 % after 22.99 virtual seconds, means of 5 seeds.
 Time: about 20 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/sfl.py
-All: python -m tsfl_jax.compare configs/frameworks/*.py
+All: tsfl compare frameworks
 """
 
 from tsfl_jax.studies import settings

@@ -393,7 +393,7 @@ def test_a_sweep_is_explained(tmp_path):
     assert code == 0, err
     assert "6 lanes: seed (3 values), batch_size (2 values)" in out
     assert "programs       2, because of batch_size=2, 4" in out
-    assert out.count("3 lanes in 2 calls of 2, clients by sequential, ≥ ") == 2
+    assert out.count("3 lanes in 2 calls of 2, clients one after another, ≥ ") == 2
     assert "wall time      compiling about 6 s without a cache; training" in out
     assert max(map(len, out.splitlines())) <= 99
     assert not list(tmp_path.iterdir()), "nothing is trained or written"

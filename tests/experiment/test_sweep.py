@@ -92,7 +92,7 @@ def test_ranges_of_numbers(text, values):
         ("seed=lin(0,1,5)", "given twice"),
         ("seed", "expected setting=values"),
         ("lrr=1", "no such setting; did you mean 'lr'"),
-        ("lr=a", "'a' is not a float"),
+        ("lr=a", "'a' is not a number"),
         ("seed=3:3", "no values"),
         ("seed=1:5:0", "expected first:end"),
         ("seed=1,1", "given twice"),
@@ -448,7 +448,7 @@ def test_an_interrupted_call_goes_on_inside_and_tables_grow(tmp_path, whole, cap
     assert "4 of 16 lanes so far" in (tmp_path / "summary.md").read_text()
     assert len(list((tmp_path / "running").iterdir())) == 1
     text = stream.getvalue()
-    assert "4 of 16 lanes, interval 2/4 of 4 more, best " in text
+    assert "4 of 16 lanes, 4 more at interval 2/4, best " in text
     assert " left" in text and "(algorithm=" in text
     trained = []
     resumed = sweeps.run(

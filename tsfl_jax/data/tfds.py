@@ -32,6 +32,8 @@ _WAYS_OUT = (
     "machine with network, or use --config.data.name=digits or "
     "--config.data.name=npz --config.data.file=FILE.npz"
 )
+# Published as four files that `data.sources` reads without TFDS.
+_AS_IDX = ("mnist", "fashion_mnist")
 _INSTALL = "pip install 'tsfl_jax[tfds]'"
 Builder = Any  # tfds.core.DatasetBuilder; imported only if a TFDS data set is used
 
@@ -121,6 +123,14 @@ def _builder(name: str, root: pathlib.Path) -> Builder:
         raise UserError(_damaged(root / name, name, error)) from error
 
 
+def _ways_out(name: str) -> str:
+    """What to do instead of preparing a data set."""
+    if name not in _AS_IDX:
+        return _WAYS_OUT
+    idx = "read its four IDX files (--config.data.name=idx --config.data.dir=FOLDER), "
+    return _WAYS_OUT.replace("or use", f"{idx}or use")
+
+
 def _without_tfds(
     name: str, root: pathlib.Path, folder: pathlib.Path | None, download: bool
 ) -> str:
@@ -135,12 +145,12 @@ def _without_tfds(
         return _forbidden(name, root)
     return (
         f"no {name} in {root}, and preparing it needs TensorFlow Datasets: {_INSTALL}, "
-        f"{_WAYS_OUT}"
+        f"{_ways_out(name)}"
     )
 
 
 def _forbidden(name: str, root: pathlib.Path) -> str:
-    return f"no {name} in {root}, and --config.data.download=False; {_WAYS_OUT}"
+    return f"no {name} in {root}, and --config.data.download=False; {_ways_out(name)}"
 
 
 def _damaged(folder: pathlib.Path, name: str, error: Exception) -> str:
@@ -222,7 +232,8 @@ def _prepare(name: str, root: pathlib.Path, builder: Builder, download: bool) ->
     problem = _unreachable(next(iter(builder.url_infos)))
     if problem:
         raise UserError(
-            f"no {name} in {root}, and it cannot be downloaded ({problem}); {_WAYS_OUT}"
+            f"no {name} in {root}, and it cannot be downloaded ({problem}); "
+            f"{_ways_out(name)}"
         )
     made = [p for p in (root, *root.parents) if not p.exists()]
     try:
@@ -245,7 +256,7 @@ def _prepare(name: str, root: pathlib.Path, builder: Builder, download: bool) ->
                 raise
             raise UserError(
                 f"no {name} in {root}, and preparing it failed ({_reason(error)}); "
-                f"{_WAYS_OUT}"
+                f"{_ways_out(name)}"
             ) from error
 
 

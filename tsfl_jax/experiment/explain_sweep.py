@@ -64,7 +64,7 @@ def text(
         known = "" if np.isnan(seconds) else f", very roughly {progress.clock(seconds)}"
         table[f"  program {number}"] = (
             f"{len(members)} lanes in {-(-len(members) // count)} calls of {count}, "
-            f"clients by {first.mapping}, "
+            f"clients {progress.MAPPED[first.mapping]}, "
             f"≥ {explain.size_text(_memory(first, mesh, count))} on a device without "
             f"activations{known}"
         )

@@ -103,12 +103,12 @@ def show(
 
 
 def line(live: Live, lanes: list[int], interval: int) -> str:
-    """ "4 of 16 lanes, interval 10/50 of 4 more, best 93.1 % (lr=0.1), 0:20 left"."""
+    """ "4 of 16 lanes, 4 more at interval 10/50, best 93.1 % (lr=0.1), 0:20 left"."""
     running = [lane for lane in lanes if lane not in live.finished]
     parts = [f"{len(live.finished)} of {len(live.labels)} lanes"]
     if running:
         parts.append(
-            f"interval {interval}/{live.lengths[lanes[0]]} of {len(running)} more"
+            f"{len(running)} more at interval {interval}/{live.lengths[lanes[0]]}"
         )
     for best in live.best:
         value = f"{100 * best.value:.1f} %" if best.accuracy else f"{-best.value:.4g}"

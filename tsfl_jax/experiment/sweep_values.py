@@ -18,6 +18,7 @@ LANE_BYTES = 10_000  # of one lane's `Config`, roughly
 _DIGITS = 8  # of a computed value: 0.3, not 0.30000000000000004
 _SPACED = re.compile(r"(lin|log)\((.*)\)", re.S)
 _QUOTES = "\"'"
+_KINDS = {int: "a whole number", float: "a number", str: "a text"}
 
 
 def check_lanes(number: int, shown: str) -> None:
@@ -73,7 +74,7 @@ def value(text: str, kind: type, shown: str) -> Any:
     try:
         return kind(text)
     except ValueError as error:
-        raise UserError(f"{shown}: {text!r} is not a {kind.__name__}") from error
+        raise UserError(f"{shown}: {text!r} is not {_KINDS[kind]}") from error
 
 
 def _rounded(number: float, kind: type) -> Any:

@@ -437,7 +437,8 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
 def main(texts: list[str]) -> None:
     """Write the report of the given folders and print its path."""
     parser = argparse.ArgumentParser(
-        prog="tsfl report", description=str(__doc__).splitlines()[0]
+        prog="tsfl report",
+        description=str(__doc__).splitlines()[0].replace("``", ""),
     )
     parser.add_argument("folders", nargs="+", help="of runs, sweeps, comparisons, …")
     parser.add_argument("--out", help="file to write (default: FOLDER/report.html)")

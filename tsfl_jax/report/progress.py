@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any
 
 _BAR = 10  # characters
+# How clients are mapped to a device, in words.
+MAPPED = {"sequential": "one after another", "vmap": "side by side"}
 BEAT = 10.0  # seconds of silence before a line says what is being done
 
 

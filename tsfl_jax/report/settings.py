@@ -127,8 +127,12 @@ def chosen(group: str) -> list[str]:
     """
     found = [n for n in SETTINGS if not group or f"{n}.".startswith(f"{group}.")]
     if not found:
-        hint = nearest(group, {name.split(".")[0] for name in SETTINGS})
-        raise UserError(f"settings {group}: there is no such group{hint}")
+        groups = [name for name in _groups() if name]
+        hint = nearest(group, [*groups, *SETTINGS])
+        raise UserError(
+            f"settings {group}: there is no such group or setting{hint} (groups: "
+            f"{', '.join(groups)})"
+        )
     return found
 
 

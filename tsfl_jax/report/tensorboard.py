@@ -1,10 +1,11 @@
-"""``python -m tsfl_jax.tensorboard runs/a runs/b``: event files for TensorBoard.
+"""``tsfl tensorboard runs/a runs/b``: event files for TensorBoard.
 
 Reads metrics.jsonl of each workdir, of a finished or a running run, and replaces the
 event files in its folder ``tensorboard/``; then ``tensorboard --logdir runs``.
 Needs the extra ``[tensorboard]``.
 """
 
+import argparse
 import pathlib
 import shutil
 import sys
@@ -44,10 +45,14 @@ def write_events(workdir: str | pathlib.Path) -> pathlib.Path:
     return events
 
 
-def main(workdirs: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Write the event files of each run and print their folders."""
-    if not workdirs or workdirs[0].startswith("-"):
-        raise UserError("usage: python -m tsfl_jax.tensorboard WORKDIR …")
+    parser = argparse.ArgumentParser(
+        prog="tsfl tensorboard",
+        description="Write event files of runs for TensorBoard.",
+    )
+    parser.add_argument("workdirs", nargs="+", help="of finished or running runs")
+    workdirs = parser.parse_args(arguments).workdirs
     runs = [w for w in workdirs if (pathlib.Path(w) / "metrics.jsonl").is_file()]
     for workdir in workdirs:
         if workdir not in runs:

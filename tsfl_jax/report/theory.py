@@ -1,4 +1,4 @@
-"""``python -m tsfl_jax.theory_report WORKDIR``: a run compared with the theory.
+"""``tsfl theory WORKDIR``: a run compared with the theory.
 
 From the files of a run that measured its clients (``--config.measure_clients=true``):
 the four items of Theorem 1's bound after every interval, and the weights that the run
@@ -451,8 +451,8 @@ def write_theory(
 def main(arguments: list[str]) -> None:
     """Write the files and print the table."""
     parser = argparse.ArgumentParser(
-        prog="python -m tsfl_jax.theory_report",
-        description=str(__doc__).splitlines()[0],
+        prog="tsfl theory",
+        description=str(__doc__).splitlines()[0].replace("``", ""),
     )
     parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished run")
     parser.add_argument("--weight_limit", type=float, help="θ instead of the run's own")

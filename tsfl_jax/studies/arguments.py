@@ -21,18 +21,31 @@ def make_parser(
       seeds, out: the defaults, a number of runs and a folder.
     """
     parser = argparse.ArgumentParser(
-        prog=f"python -m tsfl_jax.{name}", description=str(about).splitlines()[0]
+        prog=f"tsfl {name}",
+        description=str(about).splitlines()[0].replace("``", ""),
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--seeds", type=int, default=seeds, help="runs of each setting")
-    parser.add_argument("--out", type=pathlib.Path, default=out, help="folder of files")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=out, help="folder of tables and runs"
+    )
     return parser
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add ``--data_dir`` and ``--set``, for studies of any config."""
-    parser.add_argument("--data_dir", default="", help="prepared TFDS data")
     parser.add_argument(
-        "--set", action="append", default=[], help="setting=value, in every run"
+        "--data_dir",
+        default=argparse.SUPPRESS,
+        metavar="FOLDER",
+        help="prepared TFDS data (default: $TFDS_DATA_DIR or ~/tensorflow_datasets)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SETTING=VALUE",
+        help="change a setting of all runs: --set lr=0.01; repeatable",
     )
 
 
@@ -58,7 +71,7 @@ def parse(
     try:
         if "set" in given:
             given.set = grid.parse_settings(given.set)
-            given.data_dir = grid.data_settings(given.data_dir)
+            given.data_dir = grid.data_settings(getattr(given, "data_dir", ""))
     except UserError as error:
         parser.error(str(error))
     return given

@@ -1,4 +1,4 @@
-"""``python -m tsfl_jax.bound_study``: do the bounds hold with exact constants?
+"""``tsfl bounds``: do the bounds hold with exact constants?
 
 Runs T-SFL on quadratic clients with one curvature L, so that the test loss F(w) − F(w*)
 gives ‖w − w*‖² = 2(F(w) − F(w*))/L and ‖∇F(w)‖² = 2L(F(w) − F(w*)) exactly, and
@@ -233,7 +233,7 @@ def plot_bounds(
 
 def main(texts: list[str]) -> None:
     """Run all settings, write table and figure."""
-    parser = arguments.make_parser("bound_study", __doc__, 32, "runs/bounds")
+    parser = arguments.make_parser("bounds", __doc__, 32, "runs/bounds")
     given = arguments.parse(parser, texts)
     out = files.prepare_workdir(given.out)
     devices.start(1)

@@ -1,4 +1,4 @@
-"""``python -m tsfl_jax.compare configs/frameworks/*.py``: accuracy in virtual time.
+"""``tsfl compare frameworks``: accuracy of several frameworks in virtual time.
 
 Each config file is one way to organize the same clients. All run with the same seeds,
 so that they have the same data, speeds and delays: a paired comparison. Configs with
@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tsfl_jax import data
+from tsfl_jax import config_files, data
 from tsfl_jax.config import Config, flat
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble, grid, prepare, runner
@@ -316,13 +316,19 @@ def main(texts: list[str]) -> None:
     """Run all, write table and figure."""
     parser = arguments.make_parser("compare", __doc__, 3, "runs/compare")
     arguments.add_settings(parser)
-    parser.add_argument("configs", nargs="+", type=pathlib.Path)
-    parser.add_argument("--target", type=float, default=0.9, help="test accuracy")
+    parser.add_argument(
+        "configs",
+        nargs="+",
+        help="files, names as in tsfl configs, or frameworks: all of that folder",
+    )
+    parser.add_argument(
+        "--target", type=float, default=0.9, help="test accuracy to reach, in (0, 1)"
+    )
     given = arguments.parse(parser, texts, "target")
     changes = given.set | given.data_dir
     entries = [
         Entry(path.stem, grid.changed(grid.config_at(path), changes))
-        for path in given.configs
+        for path in config_files.paths(given.configs)
     ]
     out = files.prepare_workdir(given.out)
     devices.start(0)

@@ -1,4 +1,4 @@
-"""``python -m tsfl_jax.reproduce table1``: the paper's tables and figures, run here.
+"""``tsfl reproduce table1``: the paper's tables and figures, run here.
 
 Every cell of a table is one sweep (four algorithms, several seeds) of an experiment in
 `studies.settings`, kept under ``--out``; a finished sweep is reused, an interrupted one
@@ -297,14 +297,22 @@ def parse(texts: list[str]) -> argparse.Namespace:
     several = [*targets, *LONG, "all"]
     parser = arguments.make_parser("reproduce", __doc__, 5, "runs/reproduce")
     arguments.add_settings(parser)
-    parser.add_argument("target", nargs="+", choices=several)
-    parser.add_argument("--data", nargs="+", default=[], choices=known)
-    cases = list(dict.fromkeys(map(case_of, paper_results.CELLS.values())))
-    parser.add_argument("--case", nargs="+", default=[], choices=cases)
-    parser.add_argument("--intervals", type=int, default=0, help="fewer than the paper")
     parser.add_argument(
-        "--accuracy", type=float, default=0.9, help="fig2b: time until this is reached"
+        "target", nargs="+", choices=several, metavar="TARGET", help=", ".join(several)
     )
+    about = f"only these data sets of {', '.join(known)}"
+    parser.add_argument(
+        "--data", nargs="+", default=[], choices=known, metavar="DATA", help=about
+    )
+    cases = list(dict.fromkeys(map(case_of, paper_results.CELLS.values())))
+    about = f"only these cases of {', '.join(cases)}"
+    parser.add_argument(
+        "--case", nargs="+", default=[], choices=cases, metavar="CASE", help=about
+    )
+    about = "intervals of a run; 0: as many as the paper"
+    parser.add_argument("--intervals", type=int, default=0, help=about)
+    about = "fig2b: time until this test accuracy is reached"
+    parser.add_argument("--accuracy", type=float, default=0.9, help=about)
     parser.add_argument(
         "--idx",
         nargs="+",
@@ -352,7 +360,9 @@ def main(texts: list[str]) -> None:
     if not available:
         raise UserError(
             f"{' '.join(targets)}: nothing could be run; give prepared data with "
-            "--data_dir, and with --data and --case only what these targets use"
+            "--data_dir, IDX files with --idx mnist=FOLDER, or let data be downloaded "
+            "with --set data.download=True; and with --data and --case only what these "
+            "targets use"
         )
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import io
 import json
 import pathlib
 
@@ -128,7 +129,9 @@ def test_data_that_depend_on_the_seed_are_drawn_for_each(tmp_path):
     changes = SMALL | {"data.name": "synthetic", "data.train_size": 200}
     changes |= {"data.shape": (3, 3, 1), "data.test_size": 20}
     config = axes.changed(axes.config_at(FOLDER / "sfl.py"), changes)
-    compare.run_frameworks([compare.Entry("sfl", config)], 2, tmp_path)
+    stream = io.StringIO()
+    compare.run_frameworks([compare.Entry("sfl", config)], 2, tmp_path, stream)
+    assert stream.getvalue().splitlines()[-1].endswith(", run 2 of 2")
     digests = []
     for seed in (0, 1):
         text = (tmp_path / "runs" / f"sfl-seed{seed}" / "summary.json").read_text()

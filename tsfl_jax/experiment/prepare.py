@@ -327,7 +327,8 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
         rule_settings.check(config)
     elif not isinstance(own.aggregator, Aggregator):
         raise UserError(
-            f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator"
+            f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator; "
+            "a rule of tsfl_jax is chosen by its name in config.algorithm"
         )
     dataset = own.dataset
     if dataset is None:

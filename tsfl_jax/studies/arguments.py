@@ -23,11 +23,18 @@ def make_parser(
     parser = argparse.ArgumentParser(
         prog=f"tsfl {name}",
         description=str(about).splitlines()[0].replace("``", ""),
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--seeds", type=int, default=seeds, help="runs of each setting")
     parser.add_argument(
-        "--out", type=pathlib.Path, default=out, help="folder of tables and runs"
+        "--seeds",
+        type=int,
+        default=seeds,
+        help="runs of each setting (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=out,
+        help="folder of tables and runs (default: %(default)s)",
     )
     return parser
 

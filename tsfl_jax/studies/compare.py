@@ -19,7 +19,7 @@ from tsfl_jax import config_files, data
 from tsfl_jax.config import Config, flat
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble, grid, prepare, runner
-from tsfl_jax.report import files
+from tsfl_jax.report import files, progress
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
@@ -144,16 +144,19 @@ def run_frameworks(
     check_same_clients(entries)
     loaded: dict[str, tuple[Dataset, str]] = {}
     datasets = [_load_same(entries, seed, loaded) for seed in range(seeds)]
-    found = []
-    for label, config in entries:
+    found, stream = [], stream or sys.stderr
+    for number, (label, config) in enumerate(entries):
         results = []
         for seed, dataset in enumerate(datasets):
             begun = time.perf_counter()
             changed = grid.changed(config, {"seed": seed})
             folder = out / "runs" / f"{label}-seed{seed}"
-            results.append(_run_one(changed, dataset, folder))
+            with progress.heartbeat(stream) as doing:
+                doing(f"{label}, seed {seed}")
+                results.append(_run_one(changed, dataset, folder))
             passed = f"{time.perf_counter() - begun:.0f} s"
-            print(f"{label}, seed {seed}: {passed}", file=stream or sys.stderr)
+            count = f"run {number * seeds + seed + 1} of {len(entries) * seeds}"
+            progress.log(stream, f"{label}, seed {seed}: {passed}, {count}")
         found.append(_over_seeds(label, results))
     return found
 
@@ -322,7 +325,10 @@ def main(texts: list[str]) -> None:
         help="files, names as in tsfl configs, or frameworks: all of that folder",
     )
     parser.add_argument(
-        "--target", type=float, default=0.9, help="test accuracy to reach, in (0, 1)"
+        "--target",
+        type=float,
+        default=0.9,
+        help="test accuracy to reach (default: %(default)s)",
     )
     given = arguments.parse(parser, texts, "target")
     changes = given.set | given.data_dir

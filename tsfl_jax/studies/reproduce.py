@@ -309,9 +309,9 @@ def parse(texts: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--case", nargs="+", default=[], choices=cases, metavar="CASE", help=about
     )
-    about = "intervals of a run; 0: as many as the paper"
+    about = "intervals of a run (default: as many as the paper)"
     parser.add_argument("--intervals", type=int, default=0, help=about)
-    about = "fig2b: time until this test accuracy is reached"
+    about = "fig2b: time until this test accuracy (default: %(default)s)"
     parser.add_argument("--accuracy", type=float, default=0.9, help=about)
     parser.add_argument(
         "--idx",

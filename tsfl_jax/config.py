@@ -211,15 +211,14 @@ class ModelConfig:
 class DMSConfig:
     """Constants of Corollary 1."""
 
-    constants: str = setting(
-        "interval",
-        "when L, G², σ² are estimated if negative: in every interval, or once, at w⁰; "
-        "given: none is negative",
-        CONSTANTS,
-    )
     smoothness: float = setting(-1.0, "L; negative: estimated")
     grad_sq_norm: float = setting(-1.0, "G²; negative: estimated")
     grad_variance: float = setting(-1.0, "σ²; negative: estimated")
+    constants: str = setting(
+        "interval",
+        "L, G², σ²: estimated in every interval, once at w⁰, or all of them given",
+        CONSTANTS,
+    )
     coupling: float = setting(
         -1.0, "c in ρ_i − ρ_j = c(τ_i − τ_j); negative: of L, G², σ²"
     )

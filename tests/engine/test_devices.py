@@ -112,6 +112,7 @@ def test_never_more_devices_than_clients():
         (2.0, {}, 1),
         (2.0, {"devices": 4}, 4),  # asked for
         (2.0, {"mapping": "vmap"}, 4),  # other bits on another number of devices
+        (2.0, {"algorithm": "bound_optimal"}, 4),  # likewise
     ],
 )
 def test_a_busy_machine_has_one_device(monkeypatch, competitors, changes, used):

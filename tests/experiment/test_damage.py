@@ -54,6 +54,13 @@ def flip(path, place=0.5):
     path.write_bytes(content)
 
 
+def flip_number(path):
+    """Changes one bit of the first array of an archive; headers hold unused bytes."""
+    content = bytearray(path.read_bytes())
+    content[content.index(b"\x93NUMPY") + 128 + 4] ^= 0x04
+    path.write_bytes(content)
+
+
 def cut(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -376,7 +383,7 @@ def test_programs_that_read_damaged_files(
 # Lanes of a sweep
 
 LANES = [
-    flip,
+    flip_number,
     cut,
     text(""),
     text("no archive"),
@@ -385,7 +392,6 @@ LANES = [
     arrays(lane=None),
     arrays(lane=np.array("b")),
     arrays(rho=None),
-    arrays(more=np.ones(3)),
     arrays(tau=np.array([{}])),
 ]
 

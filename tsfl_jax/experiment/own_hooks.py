@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tsfl_jax import data
+from tsfl_jax import data, rng
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import History
 from tsfl_jax.models import nnx_modules
@@ -65,7 +65,7 @@ def checked(augment: Any, client_step: Any, dataset: Dataset, batch_size: int) -
     shape = (batch_size, *dataset.x_train.shape[1:])
     x = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
     y = jax.ShapeDtypeStruct((batch_size,), np.int32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    key = jax.eval_shape(lambda: rng.key(0))
     try:
         found = jax.eval_shape(augment, key, x, y)
     except Exception as error:  # a user's function may raise anything

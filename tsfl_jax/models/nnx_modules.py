@@ -110,8 +110,9 @@ def _form_of(module: Any) -> _Form:
     kinds: list[type] = []
 
     def split(key: PRNGKey) -> tuple[Any, Any, Any, Any]:
-        names = "initial parameters", "initial dropout", "initial streams"
-        params, dropout, default = rng.keys(key, *names)
+        params, dropout, default = rng.keys(
+            key, "initial parameters", "initial dropout", "initial streams"
+        )
         made = make(nnx.Rngs(default, params=params, dropout=dropout))
         if not isinstance(made, nnx.Module):
             raise TypeError(f"it makes a {type(made).__name__}")

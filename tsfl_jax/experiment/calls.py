@@ -11,7 +11,7 @@ import pathlib
 import time
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import jax
@@ -42,10 +42,20 @@ class Part(NamedTuple):
 
 
 def finished_lanes(
-    folder: pathlib.Path, names: list[str], notice: Notice
+    folder: pathlib.Path,
+    names: list[str],
+    notice: Notice,
+    metrics: Collection[str] = (),
 ) -> dict[str, dict]:
-    """Lanes that are whole on the disk, as {digest: arrays}; others are left out."""
-    wanted = {*scan.History._fields, *OF_LANE} - {"metrics"}
+    """Lanes that are whole on the disk, as {digest: arrays}; others are left out.
+
+    Args:
+      folder: of these files.
+      names: digests of the lanes.
+      notice: gets a line for each lane that is left out.
+      metrics: names of the user's own.
+    """
+    wanted = ({*scan.History._fields, *OF_LANE} - {"metrics"}) | set(metrics)
     found = {}
     for name in names:
         with (
@@ -54,7 +64,7 @@ def finished_lanes(
             np.load(file) as arrays,
         ):
             lane = {key: arrays[key] for key in arrays.files}
-            if str(lane.pop(_NAME)) == name and wanted <= set(lane):
+            if str(lane.pop(_NAME)) == name and wanted == set(lane):
                 found[name] = lane
         if name not in found and (folder / f"{name}.npz").exists():
             notice(

@@ -253,7 +253,8 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     done = {}
     if every.folder is not None:
         warn = progress.warn_to(stream)
-        done = calls.finished_lanes(every.folder / "lanes", names, warn)
+        own = several[0].own.metrics or ()
+        done = calls.finished_lanes(every.folder / "lanes", names, warn, own)
     rows = {i: every.row(i, done[n]) for i, n in enumerate(names) if n in done}
     todo = [i for i in range(len(names)) if i not in rows]
     if done:

@@ -1,7 +1,5 @@
 """The worked examples of docs/architecture.md run, each as it stands."""
 
-import contextlib
-import io
 import pathlib
 import re
 import types
@@ -10,23 +8,15 @@ import numpy as np
 import pytest
 
 import tsfl_jax
+from tests import examples
 
-TEXT = (pathlib.Path(__file__).parents[1] / "docs" / "architecture.md").read_text()
-EXAMPLES = {
-    title: block
-    for title, section in re.findall(
-        r"^### … an? (.+?)\n(.*?)(?=^##)", TEXT, re.M | re.S
-    )
-    for block in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
-}
+TEXT = examples.text("architecture.md")
+EXAMPLES = examples.examples("architecture.md", r"^### … an? (.+?)\n(.*?)(?=^##)")
 
 
 def run(title: str) -> tuple[dict, str]:
     """Variables and output of an example."""
-    variables, out = {}, io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(EXAMPLES[title], variables)
-    return variables, out.getvalue()
+    return examples.run(EXAMPLES[title])
 
 
 def test_each_kind_of_extension_has_an_example():

@@ -1,7 +1,5 @@
 """The examples of docs/own.md run, each as it stands, and what they rest on."""
 
-import contextlib
-import io
 import pathlib
 import re
 import sys
@@ -15,26 +13,20 @@ import pytest
 from flax import nnx
 
 import tsfl_jax
+from tests import examples
 from tsfl_jax.config import LR_SCHEDULES
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import lanes, prepare
 from tsfl_jax.models import networks
 from tsfl_jax.rules import own
 
-TEXT = (pathlib.Path(__file__).parents[1] / "docs" / "own.md").read_text()
-EXAMPLES = {
-    title: block
-    for title, section in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.M | re.S)
-    for block in re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
-}
+TEXT = examples.text("own.md")
+EXAMPLES = examples.examples("own.md", r"^## (.+?)\n(.*?)(?=^## |\Z)")
 
 
 def run(title: str) -> tuple[dict, str]:
     """Variables and output of an example."""
-    variables, out = {}, io.StringIO()
-    with contextlib.redirect_stdout(out):
-        exec(EXAMPLES[title], variables)
-    return variables, out.getvalue()
+    return examples.run(EXAMPLES[title])
 
 
 def small() -> tsfl_jax.Config:

@@ -87,7 +87,6 @@ def signature(prepared: Prepared) -> dict[str, str]:
     }
     if rule.combine is not None:
         fixed["algorithm"] = own or prepared.config.algorithm
-        fixed["server state"] = own or describe(rule.init)
     if prepared.config.timeline.framework != "none":
         # Lanes share the shape of a timeline, and when the model is tested.
         times = prepared.workload.schedule

@@ -238,6 +238,10 @@ class _Sweep(NamedTuple):
         """Names of the swept settings."""
         return grid.names_of(self.points)
 
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the user's own metrics, the same in all lanes."""
+        return tuple(self.several[0].own.metrics or ())
+
     def row(self, lane: int, history: dict) -> dict:
         """The lane's line of the tables."""
         size = self.mesh.size
@@ -253,8 +257,8 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     done = {}
     if every.folder is not None:
         warn = progress.warn_to(stream)
-        own = several[0].own.metrics or ()
-        done = calls.finished_lanes(every.folder / "lanes", names, warn, own)
+        lanes_folder = every.folder / "lanes"
+        done = calls.finished_lanes(lanes_folder, names, warn, every.metrics())
     rows = {i: every.row(i, done[n]) for i, n in enumerate(names) if n in done}
     todo = [i for i in range(len(names)) if i not in rows]
     if done:
@@ -306,7 +310,7 @@ def _run_group(
                 every.stop,
                 progress.warn_to(stream),
             )
-        metrics = tuple(several[indices[0]].own.metrics or ())
+        metrics = every.metrics()
         found = []
         for lane, index in enumerate(indices):
             workload = several[index].workload

@@ -137,7 +137,7 @@ def select(
       client: ``[N]`` integer ids, default 0..N−1. Client i uses the key
         ``fold_in(key, client[i])``, so the order of the clients does not matter.
       threshold_value: K as in `filter_probability`.
-      drop: factor on P ``[]`` in [0, 1]; 1 is the paper's, 0 drops nobody.
+      drop: factor on P ``[]`` in [0, 1]; 1 is the paper's, 0 drops no client.
 
     Returns:
       β. True where τ_i ≥ K > 0; False where τ_i = 0, as such a client has nothing to

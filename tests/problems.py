@@ -93,6 +93,15 @@ def problem(data: Dataset, num_clients: int, capacity: int, seed=1) -> scan.Prob
     )
 
 
+def validated(rule, prob: scan.Problem) -> scan.Problem:
+    """With validation samples if the rule uses some: 24 that no client holds."""
+    if not rule.uses_validation:
+        return prob
+    rest = np.setdiff1d(np.arange(len(prob.samples.y)), np.asarray(prob.rows))
+    held = evaluation.make_held_out(rest[:24])
+    return prob._replace(validation=jax.tree.map(jnp.asarray, held))
+
+
 def inputs(tau, size) -> scan.Inputs:
     """A chunk of intervals that are all evaluated; tau and size ``[R, N]``."""
     tau, size = np.atleast_2d(tau), np.atleast_2d(size)
@@ -151,6 +160,7 @@ def run(
     )
     key = jax.random.key(seed)
     x = client.scaled(prob.samples, prob.samples.x[:1])
+    prob = validated(rule, prob)
     counts = base.Counts(tau.shape[1], 1, jnp.asarray(size[0]))
     start = scan.init_state(model, rule, key, x, counts)
     state, history = compiled(start, jax.random.fold_in(key, 1), hp, prob, chunk_inputs)
@@ -226,5 +236,6 @@ def replayed(
     sizes = None if sizes is None else tuple(sizes)
     start = _start(rule, prob.samples.x.shape[1], counts, schedule.snapshots, sizes)
     key = jax.random.fold_in(jax.random.key(0), 1)
+    prob = validated(rule, prob)
     state, history = compiled(start, key, hp or hparams(), prob, scheduled(schedule))
     return start, state, history

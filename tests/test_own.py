@@ -82,6 +82,10 @@ def test_every_rule_of_the_table_works_in_a_loop():
             with pytest.raises(tsfl_jax.UserError, match="gradients="):
                 tsfl_jax.aggregate(rule, updates, params, **given)
             continue
+        if rule.uses_validation:
+            with pytest.raises(tsfl_jax.UserError, match="validation="):
+                tsfl_jax.aggregate(rule, updates, params, **given)
+            given["validation"] = lambda w: ((w["params"]["w"] - 9) ** 2).sum()
         state = tsfl_jax.init_rule(rule, params, num_clients=5)
         new, _ = tsfl_jax.aggregate(rule, updates, params, state, **given)
         moved = np.asarray(new["params"]["w"]) - [1, 2]

@@ -79,6 +79,12 @@ class DataConfig:
     num_classes: int = setting(10, "synthetic: number of classes", low=2)
     train_size: int = setting(0, "training samples; 0: all, synthetic 4096", low=0)
     test_size: int = setting(0, "test samples; 0: all, synthetic 1024", low=0)
+    validation: int = setting(
+        0,
+        "V, training samples that no client holds, the same share of each class, for "
+        "oracle and measure_regret",
+        low=0,
+    )
 
 
 @dataclasses.dataclass
@@ -241,6 +247,16 @@ class DMSConfig:
 
 
 @dataclasses.dataclass
+class OracleConfig:
+    """Search for the best weights of an interval on the validation samples."""
+
+    steps: int = setting(
+        12, "evaluations of the search after those of its starts", low=0, high=1000
+    )
+    step: float = setting(0.1, "most that a weight changes in its first step", above=0)
+
+
+@dataclasses.dataclass
 class Config:
     """One experiment."""
 
@@ -272,6 +288,9 @@ class Config:
     )
     measure_clients: bool = setting(
         False, "measure σ_i², ‖∇F_i − ∇F‖² at every w^t, for theory_report"
+    )
+    measure_regret: bool = setting(
+        False, "measure what better weights would win in every interval, see oracle"
     )
     clip_norm: float = setting(0.0, "clip gradients to this global norm; 0: off", low=0)
     eval_every: int = setting(1, "intervals between two evaluations", low=1)
@@ -305,6 +324,7 @@ class Config:
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     dms: DMSConfig = dataclasses.field(default_factory=DMSConfig)
+    oracle: OracleConfig = dataclasses.field(default_factory=OracleConfig)
 
 
 def _declared(kind: type, prefix: str = "") -> dict[str, tuple[type, Setting]]:
@@ -345,7 +365,10 @@ _ADDED = tuple(
         *("constants", "coupling", "unit", "threshold", "drop", "late", "drop_late"),
         *("coupling_late", "project"),
     )
-) + ("server.by_size", "partition.iid_share", "partition.common", "partition.online")
+) + (
+    *("server.by_size", "partition.iid_share", "partition.common", "partition.online"),
+    *("data.validation", "measure_regret", "oracle.steps", "oracle.step"),
+)
 WITHOUT_EFFECT = {
     "checkpoint",
     "compile_cache",

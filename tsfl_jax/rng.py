@@ -53,6 +53,7 @@ STREAMS = {
     "gradients dropout": 28,
     "online samples": 30,  # new samples of a client in every interval
     "pilot": 31,  # L, G², σ² at w⁰
+    "validation": 36,  # on the host, samples that no client holds
     # Of an initial nnx module: all its streams but parameters and dropout.
     "initial streams": 33,
     # Of a client in training, only where the user has given such a function.

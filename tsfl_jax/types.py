@@ -143,6 +143,8 @@ class HParams(NamedTuple):
     lr_decay: Scalar = 1.0  # d in (0, 1]
     lr_every: Scalar = 1.0  # E ≥ 1
     lr_total: Scalar = 1.0  # T ≥ 1 of cosine
+    oracle_steps: Scalar = 12.0  # ≥ 0, whole
+    oracle_step: Scalar = 0.1  # > 0, most that a weight changes in the first step
 
 
 class Delivery(NamedTuple):

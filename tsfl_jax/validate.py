@@ -266,7 +266,12 @@ def _check_quadratic(config: c.Config) -> None:
             f"--config.quadratic.convexity={config.quadratic.convexity}: one dimension "
             "has one eigenvalue; set it to --config.quadratic.smoothness"
         )
-    for name, needed in (("normalize", "unit"), ("train_size", 0), ("test_size", 0)):
+    for name, needed in (
+        ("normalize", "unit"),
+        ("train_size", 0),
+        ("test_size", 0),
+        ("validation", 0),
+    ):
         value = getattr(config.data, name)
         if value != needed:
             raise UserError(

@@ -1,7 +1,7 @@
 """Data sets as plain NumPy arrays on the host, and which client holds which samples.
 
 Images stay as stored (uint8, mostly); how a model scales them is in ``mean`` and
-``std``. NOT done here: augmentation, validation splits, batches.
+``std``. NOT done here: augmentation, batches.
 
 To add a data set, write its factory in `builtin`, add it to `builtin.DATASETS`, and
 add the name to `config.DATA_NAMES`.

@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from tsfl_jax import types
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Samples, scaled
 from tsfl_jax.models import losses
@@ -20,6 +21,13 @@ class TestSet(NamedTuple):
     x: Shaped[Array, "E b ..."]  # as stored
     y: Int[Array, "E b"]  # int32
     mask: Bool[Array, "E b"]  # False on padding
+
+
+class HeldOut(NamedTuple):
+    """Validation samples in E equal batches, the last one padded."""
+
+    rows: Int[types.Array, "*lanes E b"]  # int32, indices into the training samples
+    mask: Bool[types.Array, "*lanes E b"]  # False on padding
 
 
 class Scores(NamedTuple):
@@ -38,16 +46,28 @@ def make_test_set(
     The size of a batch does not depend on the number of devices, so that no sum does;
     some devices may get one batch without samples.
     """
+    index, mask = _in_batches(len(y), num_devices)
+    x, y = x[index.ravel()].reshape(index.shape + x.shape[1:]), y[index]
+    return TestSet(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask))
+
+
+def _in_batches(
+    count: int, num_devices: int
+) -> tuple[Int[np.ndarray, "E b"], Bool[np.ndarray, "E b"]]:
+    """Indices of `count` samples in equal batches, and which are no padding."""
     # Larger batches than 128 fall out of the CPU's cache.
-    batches = -(-len(y) // 128)
-    size = -(-len(y) // batches)
+    batches = -(-count // 128)
+    size = -(-count // batches)
     batches = -(-batches // num_devices) * num_devices
-    index = np.arange(batches * size)
-    mask = index < len(y)
-    index = np.where(mask, index, 0)
-    shape = (batches, size)
-    x, y = x[index].reshape(shape + x.shape[1:]), y[index].reshape(shape)
-    return TestSet(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask.reshape(shape)))
+    index = np.arange(batches * size).reshape(batches, size)
+    mask = index < count
+    return np.where(mask, index, 0), mask
+
+
+def make_held_out(rows: Int[np.ndarray, "V"]) -> HeldOut:
+    """Cuts validation samples into equal batches, on the host."""
+    index, mask = _in_batches(len(rows), 1)
+    return HeldOut(rows[index].astype(np.int32), mask)
 
 
 def evaluate(

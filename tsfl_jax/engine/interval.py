@@ -23,11 +23,25 @@ from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, evaluation, exact_sums, mapping, optimizers
+from tsfl_jax.engine import (
+    devices,
+    evaluation,
+    exact_sums,
+    hindsight,
+    mapping,
+    optimizers,
+)
 from tsfl_jax.engine.probes import probe
 from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.models.losses import weight_entropy
-from tsfl_jax.rules.base import Event, Situation, Weights, total_weight
+from tsfl_jax.rules.base import (
+    Aggregator,
+    Event,
+    Outcome,
+    Situation,
+    Weights,
+    total_weight,
+)
 from tsfl_jax.types import (
     Array,
     ClientGradients,
@@ -58,6 +72,8 @@ class Problem(NamedTuple):
     client: Int[Array, "N"]  # ids, which name the clients' random streams
     # Clients get new samples in every interval, of the classes of those in their rows.
     pools: local.Pools | None = None
+    # Samples that no client holds; None: there are none. Lanes have their own.
+    validation: evaluation.HeldOut | None = None
 
 
 class Inputs(NamedTuple):
@@ -74,6 +90,11 @@ class Inputs(NamedTuple):
     # None: all clients, from w^t. Else N above is the number of slots of a delivery.
     delivery: Delivery | None = None
     threshold: Float[Array, "..."] | None = None  # K of DMS; NaN, None: the mean of τ
+
+
+# Fields of `History` that are None unless they were asked for.
+REGRET = hindsight.Regret._fields
+OPTIONAL = ("metrics", *REGRET)
 
 
 class History(NamedTuple):
@@ -100,11 +121,16 @@ class History(NamedTuple):
     metrics: Float[Array, "... m"] | None = (
         None  # of the user's own; None: there are none
     )
+    # See `hindsight.Regret`; None: not measured.
+    validation_loss: Float[Array, "..."] | None = None
+    regret: Float[Array, "..."] | None = None
+    gap: Float[Array, "..."] | None = None
+    slope: Float[Array, "... N"] | None = None
 
     def named(self, metrics: Sequence[str] = ()) -> dict[str, Any]:
         """All fields by name, the user's own metrics each under its own."""
-        found = self._asdict()
-        own = found.pop("metrics")
+        found = {n: a for n, a in self._asdict().items() if a is not None}
+        own = found.pop("metrics", None)
         return found | {name: own[..., i] for i, name in enumerate(metrics)}
 
 
@@ -158,11 +184,13 @@ def run_interval(
     if inputs.delivery is not None:
         sent = trees.take(state.sent, clients.snapshot)
     event = Event(situation, weights.rho, situation.tau > 0, sent)
-    arrived = train_and_combine(parts, state, train, share, event, hparams)
+    arrived = train_and_combine(
+        parts, state, train, share, event, hparams, (weights, problem)
+    )
     tally = count(arrived.results, share, inputs.tau.shape[0], parts.recipe.axis)
     new = advance(parts, state, arrived, tally, inputs.delivery, hparams)
     scores = evaluate_if_due(parts, new.params, problem, inputs.evaluate)
-    return new, record(new, scores, tally, weights, estimates)
+    return new, record(new, scores, tally, arrived, estimates)
 
 
 def participants(problem: Problem, inputs: Inputs) -> local.Client:
@@ -251,8 +279,10 @@ class Arrived(NamedTuple):
     mean: Params  # Σ ρ_i w_i, or w^t plus the combined update
     server: Any  # the rule's state
     event: Event
+    weights: Weights  # those of the rule, or the ones it chose after training
     kept: Array  # > 0: a model that counts was finite
     results: local.LocalResult  # [K], of this device's clients
+    regret: hindsight.Regret | None = None  # None: not measured
 
 
 def train_and_combine(
@@ -262,32 +292,91 @@ def train_and_combine(
     share: mapping.Share,
     event: Event,
     hparams: HParams,
+    given: tuple[Weights, Problem],
 ) -> Arrived:
     """Trains the clients and combines their models.
 
     By weights: Σ_i ρ_i w_i = (Σ ρ) w^t + Σ_i ρ_i (w_i − w^t), or with the rule's
     `deltas` w^t + Σ_i ρ_i (w_i − base_i), base_i being the model that client i started
-    from. By the rule's `combine`: w^t + Δ, with Δ made of all updates.
+    from. By the rule's `combine`: w^t + Δ, with Δ made of all updates. By the rule's
+    `hindsight`: as by weights, with ρ chosen of what training gave.
     """
     rule, recipe = parts.rule, parts.recipe
-    if rule.combine is None:
+    weights, problem = given
+    by_weights = rule.combine is None and rule.hindsight is None
+    if by_weights and not recipe.regret:
         weighted, results = mapping.weighted_updates(train, share, state.params, recipe)
-        total = total_weight(rule, weighted.asked, hparams)
-        # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
-        total = trees.settled(total)
-        mean = trees.map_inexact(
-            lambda w, m: total.astype(w.dtype) * w + m, state.params, weighted.moved
-        )
-        return Arrived(mean, state.server, event, weighted.kept, results)
-    updates, results = mapping.stacked_updates(train, share, recipe)
+        mean = mean_of(rule, state.params, weighted, hparams)
+        return Arrived(mean, state.server, event, weights, weighted.kept, results)
+    own, results = mapping.stacked_updates(train, share, recipe)
+    updates, there = gathered(own, results, share, event, recipe.axis)
+    held = problem.samples, problem.validation
+    objective = hindsight.objective(parts, state.params, updates, *held)
+    update, server, kept = None, state.server, None
+    if by_weights:
+        weighted = mapping.weighted_stack(own, share, results, state.params, recipe)
+        mean, kept = mean_of(rule, state.params, weighted, hparams), weighted.kept
+    elif rule.combine is not None:
+        update, server = rule.combine(updates, state.server, there, hparams)
+        event, mean = there, trees.map_inexact(jnp.add, state.params, update)
+    else:
+        assert rule.hindsight is not None
+        outcome = Outcome(losses_of(results, share, there, recipe.axis), objective)
+        weights, server = rule.hindsight(outcome, state.server, there, hparams)
+        event = there = there._replace(rho=weights.rho)
+        moved = hindsight.weighted(updates, weights.rho)
+        mean = trees.map_inexact(jnp.add, state.params, moved)
+    kept = there.present.sum() if kept is None else kept
+    regret = None
+    if recipe.regret:
+        at = hindsight.objective(parts, state.params, updates, *held, update)
+        assert at is not None, "checked before the run"
+        regret = hindsight.regret_of(at, there, update is None, hparams)
+    return Arrived(mean, server, event, weights, kept, results, regret)
+
+
+def mean_of(
+    rule: Aggregator, params: Params, weighted: mapping.Weighted, hparams: HParams
+) -> Params:
+    """(Σ ρ) w^t + Σ_i ρ_i (w_i − start_i), or with the rule's `deltas` from w^t."""
+    # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
+    total = trees.settled(total_weight(rule, weighted.asked, hparams))
+    return trees.map_inexact(
+        lambda w, m: total.astype(w.dtype) * w + m, params, weighted.moved
+    )
+
+
+def gathered(
+    own: Params,
+    results: local.LocalResult,
+    share: mapping.Share,
+    event: Event,
+    axis: str | None,
+) -> tuple[Params, Event]:
+    """All clients' updates ``[N, ...]`` on every device, and who is present.
+
+    Args:
+      own: updates of this device's clients ``[K, ...]``.
+      results: likewise.
+      share: which clients they are.
+      event: of the interval; N of its weights.
+      axis: mesh axis of the devices; None: one.
+    """
     # Every device gets what each has: its own in their places and 0 elsewhere.
-    own = updates, results.finite.astype(jnp.int32)
+    there = own, results.finite.astype(jnp.int32)
+    there = trees.scattered(there, share.place, event.rho.shape[0])
+    updates, finite = devices.total(there, axis)
+    return updates, event._replace(present=(finite > 0) & event.present)
+
+
+def losses_of(
+    results: local.LocalResult, share: mapping.Share, event: Event, axis: str | None
+) -> Float[Array, "N"]:
+    """The mean sample loss of each client's training; NaN: not present."""
+    own = jnp.where(results.finite, results.loss, 0.0), results.samples
     own = trees.scattered(own, share.place, event.rho.shape[0])
-    updates, finite = devices.total(own, recipe.axis)
-    event = event._replace(present=(finite > 0) & event.present)
-    update, server = rule.combine(updates, state.server, event, hparams)
-    mean = trees.map_inexact(jnp.add, state.params, update)
-    return Arrived(mean, server, event, event.present.sum(), results)
+    loss, samples = devices.total(own, axis)
+    return jnp.where(event.present, loss / jnp.maximum(samples, 1), jnp.nan)
 
 
 class Tally(NamedTuple):
@@ -362,11 +451,12 @@ def record(
     new: State,
     scores: evaluation.Scores,
     tally: Tally,
-    weights: Weights,
+    arrived: Arrived,
     estimates: tuple[Constants, ClientGradients],
 ) -> History:
     """The record of an interval."""
-    constants, gradients = estimates
+    (constants, gradients), weights = estimates, arrived.weights
+    measured = {} if arrived.regret is None else arrived.regret._asdict()
     return History(
         test_accuracy=scores.accuracy.astype(jnp.float32),
         test_loss=scores.loss.astype(jnp.float32),
@@ -387,4 +477,5 @@ def record(
         client_variance=gradients.variance,
         client_dissimilarity=gradients.dissimilarity,
         metrics=scores.metrics,
+        **measured,
     )

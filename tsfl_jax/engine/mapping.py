@@ -225,6 +225,36 @@ def _vmapped(
     return lax.scan(several, totals, blocks)
 
 
+def weighted_stack(
+    updates: Params,
+    share: Share,
+    results: LocalResult,
+    template: Params,
+    recipe: Recipe,
+) -> "Weighted":
+    """Σ ρ_i (w_i − start_i) of updates that are stacked, as `weighted_updates` has it.
+
+    Args:
+      updates: of this device's clients, from `stacked_updates`.
+      share, template, recipe: as in `weighted_updates`.
+      results: of the clients.
+    """
+
+    def one(
+        totals: _Totals, item: tuple[Params, jax.Array, jax.Array]
+    ) -> tuple[_Totals, None]:
+        update, weight, finite = item
+        nothing = jax.tree.map(jnp.zeros_like, update)
+        zero = jnp.zeros((), jnp.int32)
+        result = LocalResult(jnp.float32(0), zero, finite)
+        terms = _terms(Trained(update, nothing, result), weight)
+        return _added(totals, terms[None], weight[None], finite[None]), None
+
+    items = updates, share.rho, results.finite
+    totals, _ = lax.scan(one, _zeros(template), items)
+    return _finished(totals, template, recipe.axis)
+
+
 class Weighted(NamedTuple):
     """Σ_i ρ_i (w_i − start_i), and how much of Σ ρ is in it."""
 

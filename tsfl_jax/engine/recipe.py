@@ -47,6 +47,7 @@ class Recipe:
       lr_varies: whether η follows a schedule over intervals; False only if it is
         constant everywhere.
       probes: which estimates the program can make.
+      regret: whether the regret of the weights is measured in every interval.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows`` and
         all inputs but interval and evaluate: "sequential" or "vmap".
@@ -63,6 +64,7 @@ class Recipe:
     proximal: bool = True
     lr_varies: bool = False
     probes: Probes = Probes()
+    regret: bool = False
     lanes: str = ""
     axis: str | None = None
 

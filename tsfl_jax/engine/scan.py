@@ -17,8 +17,17 @@ from jaxtyping import Array, Num
 
 from tsfl_jax import trees
 from tsfl_jax.engine import devices
+from tsfl_jax.engine.evaluation import HeldOut
 from tsfl_jax.engine.hooks import Hooks
-from tsfl_jax.engine.interval import History, Inputs, Problem, State, run_interval
+from tsfl_jax.engine.interval import (
+    OPTIONAL,
+    REGRET,
+    History,
+    Inputs,
+    Problem,
+    State,
+    run_interval,
+)
 from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator, Counts, one_of
@@ -26,6 +35,8 @@ from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import HParams, PRNGKey
 
 __all__ = [
+    "OPTIONAL",
+    "REGRET",
     "History",
     "Inputs",
     "Probes",
@@ -46,7 +57,12 @@ def _spec(*axes: str | None) -> Any:  # stands for an array, or for a tree of th
 # What every device has a copy of, and what the devices share.
 WHOLE, _SHARED = _spec(), _spec(devices.AXIS)
 PROBLEM_SPEC = Problem(
-    samples=WHOLE, test=_SHARED, rows=WHOLE, client=WHOLE, pools=WHOLE
+    samples=WHOLE,
+    test=_SHARED,
+    rows=WHOLE,
+    client=WHOLE,
+    pools=WHOLE,
+    validation=WHOLE,
 )
 INPUTS_SPEC = Inputs(
     interval=WHOLE,
@@ -68,13 +84,18 @@ def _over_lanes(run: Run, lanes: str) -> Run:
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
     ) -> tuple[State, History]:
         def one(
-            state: State, key: PRNGKey, hparams: HParams, rows: AnyArray, own: Inputs
+            state: State,
+            key: PRNGKey,
+            hparams: HParams,
+            split: tuple[AnyArray, HeldOut | None],
+            own: Inputs,
         ) -> tuple[State, History]:
             mine = own._replace(interval=inputs.interval, evaluate=inputs.evaluate)
-            return run(state, key, hparams, problem._replace(rows=rows), mine)
+            held = problem._replace(rows=split[0], validation=split[1])
+            return run(state, key, hparams, held, mine)
 
         own = inputs._replace(interval=None, evaluate=None)
-        each = state, key, hparams, problem.rows, own
+        each = state, key, hparams, (problem.rows, problem.validation), own
         if lanes == "vmap":
             return jax.vmap(one)(*each)
         return lax.map(lambda lane: one(*lane), each)

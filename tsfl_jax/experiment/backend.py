@@ -110,13 +110,16 @@ def _shares_a_busy_cpu(config: Config) -> bool:
     Devices meet at every sum, each time after waiting for a core again: with four busy
     processes on two cores a run of short intervals took twice as long on two devices as
     on one. Clients one after another give the same bits on any number of devices,
-    except where the bound is minimized: XLA rounds the weights of that solver by the
-    program around it, so such a run keeps all devices however busy they are.
+    except where the bound is minimized or weights are chosen in hindsight: XLA rounds
+    the weights of these solvers by the program around them, so such a run keeps all
+    devices however busy they are.
     """
     if config.devices or jax.default_backend() != "cpu" or jax.process_count() > 1:
         return False
     rule = AGGREGATORS.get(config.algorithm)
-    if rule is not None and rule.uses_gradients:
+    if config.measure_regret or (
+        rule is not None and (rule.uses_gradients or rule.hindsight is not None)
+    ):
         return False
     mapping = formulation(config, "cpu", config.model.name).mapping
     return mapping == "sequential" and devices.competitors() >= BUSY

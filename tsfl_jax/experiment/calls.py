@@ -53,9 +53,10 @@ def finished_lanes(
       folder: of these files.
       names: digests of the lanes.
       notice: gets a line for each lane that is left out.
-      metrics: names of the user's own.
+      metrics: names of the user's own, and of what else was asked for.
     """
-    wanted = ({*scan.History._fields, *OF_LANE} - {"metrics"}) | set(metrics)
+    always = {*scan.History._fields} - {*scan.OPTIONAL}
+    wanted = always | {*OF_LANE, *metrics}
     found = {}
     for name in names:
         with (
@@ -130,7 +131,7 @@ def read_part(path: pathlib.Path, start: scan.State, notice: Notice) -> Part | N
             **{
                 name: found[f"{_HISTORY}{name}"]
                 for name in scan.History._fields
-                if name != "metrics" or f"{_HISTORY}{name}" in found
+                if name not in scan.OPTIONAL or f"{_HISTORY}{name}" in found
             }
         )
         finished = int(found["finished"])

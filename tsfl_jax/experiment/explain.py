@@ -218,6 +218,13 @@ def _state_of(prepared: Prepared) -> scan.State:
     )
 
 
+def stacks_models(prepared: Prepared) -> bool:
+    """Whether the updates of all clients are kept until all have finished."""
+    rule = prepared.rule
+    by_weights = rule.combine is None and rule.hindsight is None
+    return not by_weights or prepared.config.measure_regret
+
+
 def estimate_memory(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]:
     """Estimate bytes on every device by purpose, from shapes; without activations.
 
@@ -242,7 +249,7 @@ def estimate_memory(prepared: Prepared, num_devices: int, width: int) -> dict[st
         "clients in training": width * (model + trained + _bytes(optimizer)),
         "stacked models": 0,
     }
-    if prepared.rule.combine is None:
+    if not stacks_models(prepared):
         rows["sum of updates"] = 4 * model  # `exact_sums.Sum` has four arrays
     else:  # models of the device's own clients, and updates of all clients
         rows["stacked models"] = (-(-slots // num_devices) + slots) * model

@@ -19,11 +19,11 @@ from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 # between its lanes; data is compared by its fingerprint.
 _ARGUMENTS = {"algorithm", "clip_norm", "gamma", "lr", "momentum", "mu", "seed"}
 _ARGUMENTS |= {"lr_schedule", "lr_decay", "lr_every"}
-_PARTS = ("data.", "dms.", "partition.", "schedule.", "server.", "timeline.")
-_SHAPES = {
-    "schedule.iteration",
-    "partition.online",
-}  # it shapes loops, unlike the others of its section
+_PARTS = (
+    *("data.", "dms.", "oracle.", "partition.", "schedule.", "server.", "timeline."),
+)
+# These shape loops or arrays, unlike the others of their sections.
+_SHAPES = {"schedule.iteration", "partition.online", "data.validation"}
 _DEPTH = 10  # of nested closures
 
 
@@ -85,7 +85,7 @@ def signature(prepared: Prepared) -> dict[str, str]:
         "timeline": "none",
         "evaluated": "by interval",
     }
-    if rule.combine is not None:
+    if rule.combine is not None or rule.hindsight is not None:
         fixed["algorithm"] = own or prepared.config.algorithm
     if prepared.config.timeline.framework != "none":
         # Lanes share the shape of a timeline, and when the model is tested.

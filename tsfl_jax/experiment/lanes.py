@@ -46,7 +46,7 @@ class Group(NamedTuple):
 
     members: list[Prepared]
     program: programs.Program
-    problem: scan.Problem  # rows of the first lane; `make_lanes` puts in all
+    problem: scan.Problem  # split of the first lane; `make_lanes` puts in all
     width: int  # D, columns of the index tables
     reports: bool  # clients of some lane report other work than they did
 
@@ -111,11 +111,14 @@ def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Ar
     tables = [p.partition.indices for p in several]
     rows = [np.pad(r, ((0, 0), (0, group.width - r.shape[1]))) for r in tables]
     rows = devices.place(mesh, np.stack(rows), scan.WHOLE)
+    held = _stacked([programs.held_out_of(p) for p in several])
     return programs.Arrays(
         start=jax.device_get(state),
         key=train_keys,
         hparams=_stacked(hparams),
-        problem=group.problem._replace(rows=rows),
+        problem=group.problem._replace(
+            rows=rows, validation=devices.place(mesh, held, scan.WHOLE)
+        ),
         inputs=_make_lanes_inputs(group, several, busy),
     )
 

@@ -15,12 +15,12 @@ from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import data, host_memory, rng
 from tsfl_jax.config import LR_SCHEDULES, STALENESS, Config, ModelConfig
-from tsfl_jax.data import given_partition, in_memory, partition
+from tsfl_jax.data import in_memory
 from tsfl_jax.data.quadratic import Quadratic, curvature, make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
-from tsfl_jax.experiment import backend, own_hooks, rule_settings
+from tsfl_jax.experiment import backend, own_hooks, rule_settings, splits
 from tsfl_jax.experiment.own_hooks import input_dtype
 from tsfl_jax.experiment.workload import Workload, draw_workload, groups
 from tsfl_jax.models import flop, networks, precision
@@ -71,6 +71,7 @@ class Prepared(NamedTuple):
     hooks: Hooks
     hparams: HParams
     mapping: str  # "sequential" or "vmap"
+    held_out: Int[np.ndarray, "V"] | None  # validation samples; None: there are none
     own: Own  # without its dataset, which is the one above
     # Digests of the drawn arrays, to find out whether two runs had the same.
     fingerprints: dict[str, str]
@@ -111,6 +112,8 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
         raw=not config.dms.project,
         lr_decay=config.lr_decay,
         lr_every=config.lr_every,
+        oracle_steps=config.oracle.steps,
+        oracle_step=config.oracle.step,
         by_size={"auto": np.nan, "yes": 1.0, "no": 0.0}[server.by_size],
     )
     values = HParams(*(jnp.float32(value) for value in values))
@@ -330,16 +333,15 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
             f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator; "
             "a rule of tsfl_jax is chosen by its name in config.algorithm"
         )
+    rule_settings.check_validation(
+        config, own.aggregator or AGGREGATORS[config.algorithm]
+    )
     dataset = own.dataset
     if dataset is None:
         dataset = load_dataset(config)
     elif not data_fingerprint:
         dataset = in_memory.check(dataset)
-    lists = given_partition.lists_of(
-        own.partition, config.partition.kind, dataset, config.num_clients
-    )
-    if lists is not None:
-        rule_settings.check_given_partition(config)
+    held_out, lists = splits.given(config, own.partition, dataset)
     held = None if lists is None else np.array([len(rows) for rows in lists])
     workload = draw_workload(config, held)
     times = workload.schedule
@@ -347,7 +349,7 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
     _check_batch(config.batch_size, capacity)
     rule, hparams, rule_notes = _make_rule(config, own, times)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
-    split = _split(config, dataset, capacity, lists)
+    split = splits.draw_split(config, dataset, capacity, lists, held_out)
     network, mapping = _make_network(config, dataset, own)
     own_hooks.check_metrics(own.metrics)
     hooks = own_hooks.checked(own.augment, own.client_step, dataset, config.batch_size)
@@ -366,25 +368,13 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
         hooks=hooks,
         hparams=hparams,
         mapping=mapping,
+        held_out=held_out,
         own=own._replace(dataset=None),
         fingerprints=_fingerprints(dataset, split, times, data_fingerprint)
+        | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
         | own_hooks.start_of(own.model),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
-
-
-def _split(
-    config: Config,
-    dataset: Dataset,
-    capacity: Int[np.ndarray, "N"],
-    lists: given_partition.Lists | None,
-) -> Partition:
-    """The samples of each client, drawn or given."""
-    generator = rng.generator(config.seed, "partition")
-    if lists is not None:
-        return given_partition.as_partition(lists, generator)
-    labels = dataset.y_train
-    return partition.make_partition(labels, capacity, config.partition, generator)
 
 
 def _fingerprints(

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from tsfl_jax import rng
+from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.recipe import Probes, Recipe
@@ -181,6 +182,7 @@ def recipe_of(
             constants=tuple(map(estimates, rules)),
             gradients=tuple(bool(r.uses_gradients or measures) for r in rules),
         ),
+        regret=config.measure_regret,
         lanes=lanes,
     )
 
@@ -263,16 +265,28 @@ def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
         test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size),
         rows=prepared.partition.indices,
         client=np.arange(prepared.config.num_clients, dtype=np.int32),
-        pools=_pools(dataset.y_train) if prepared.config.partition.online else None,
+        pools=_pools(prepared) if prepared.config.partition.online else None,
+        validation=held_out_of(prepared),
     )
     return devices.place(mesh, problem, scan.PROBLEM_SPEC)
 
 
-def _pools(labels: Int[np.ndarray, "M"]) -> local.Pools:
-    """All training samples by class."""
+def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
+    """The validation samples in batches, None if there are none."""
+    rows = prepared.held_out
+    return None if rows is None else evaluation.make_held_out(rows)
+
+
+def _pools(prepared: Prepared) -> local.Pools:
+    """All training samples by class, without those for validation."""
+    labels, held_out = prepared.dataset.y_train, prepared.held_out
+    rest = np.arange(len(labels))
+    rest = rest if held_out is None else validation.left(len(labels), held_out)
+    labels = labels[rest]
     count = np.bincount(labels).astype(np.int32)
     first = np.cumsum(count, dtype=np.int32) - count
-    return local.Pools(first, count, np.argsort(labels, kind="stable").astype(np.int32))
+    order = rest[np.argsort(labels, kind="stable")].astype(np.int32)
+    return local.Pools(first, count, order)
 
 
 def make_inputs(

@@ -89,6 +89,34 @@ def check(config: Config) -> None:
         )
 
 
+def check_validation(config: Config, rule: Aggregator) -> None:
+    """Check that there are validation samples where some are used, and their settings.
+
+    Raises:
+      UserError: there are none, or a setting of the search would be ignored.
+    """
+    if not config.data.validation:
+        reason = ""
+        if rule.uses_validation:
+            reason = f"--config.algorithm={config.algorithm} chooses its weights"
+        if config.measure_regret:
+            reason = "--config.measure_regret=True measures"
+        if reason:
+            raise UserError(
+                f"--config.data.validation=0: {reason} on samples that no client "
+                "holds; hold some out, as --config.data.validation=500"
+            )
+    if config.measure_regret or rule is AGGREGATORS["oracle"]:
+        return
+    for name in ("oracle.steps", "oracle.step"):
+        value = get(config, name)
+        if value != get(Config(), name):
+            raise UserError(
+                f"--config.{name}={value}: would be ignored; it belongs to "
+                "--config.algorithm=oracle and --config.measure_regret=True"
+            )
+
+
 def notes(config: Config, hparams: HParams, times: Schedule) -> tuple[str, ...]:
     """What a rule does with this schedule that its settings do not say.
 

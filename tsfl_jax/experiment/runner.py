@@ -286,6 +286,7 @@ def summarize(
         exp.labels
         | {"num_intervals": len(history.diverged)}
         | scores_of(history._asdict())
+        | regret_of(history._asdict())
         | {
             "compile_seconds": compile_seconds,
             "train_seconds": seconds,
@@ -311,6 +312,18 @@ def scores_of(history: dict[str, Any]) -> dict[str, Any]:
         "final_test_loss": last_measured(history["test_loss"]),
         "diverged_at": int(lost[0]) + 1 if len(lost) else None,
     }
+
+
+def regret_of(history: dict[str, Any]) -> dict[str, float]:
+    """Means over the intervals of what `hindsight.Regret` measures; {}: it did not."""
+    found = {}
+    for name in ("regret", "gap"):
+        values = history.get(name)
+        if values is None:
+            continue
+        known = np.asarray(values, np.float64)[np.isfinite(values)]
+        found[f"mean_{name}"] = float(known.mean()) if len(known) else float("nan")
+    return found
 
 
 def _provenance(old: dict[str, Any]) -> dict[str, Any]:
@@ -344,6 +357,9 @@ def write_results(
             "variance": np.asarray(history.client_variance),
             "dissimilarity": np.asarray(history.client_dissimilarity),
         }
+    if history.slope is not None:
+        known = np.nan_to_num(np.asarray(history.slope))  # 0: not present
+        arrays["slope"] = replay.dense(known, times, clients)
     report.write_arrays(folder / "clients.npz", arrays, compress=True)
     report.write_arrays(folder / "model.npz", named_arrays(params))
     report.write_json(folder / "summary.json", summary)

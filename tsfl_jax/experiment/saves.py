@@ -9,7 +9,7 @@ checkpoint: a resumed run starts metrics.jsonl anew from the history in it.
 
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,8 @@ _COLUMNS = (
     "coupling",
     "num_dropped",
 )
+# And those that are there only if asked for.
+_ASKED = ("validation_loss", "regret", "gap")
 
 
 class Progress(NamedTuple):
@@ -85,9 +87,11 @@ def rows_of(
 ) -> list[dict[str, Any]]:
     """One plain dict per interval of ``[first, last)``, as in metrics.jsonl."""
     part = slice(first, last)
-    columns = {"interval": range(first + 1, last + 1)}
+    columns: dict[str, Sequence] = {"interval": range(first + 1, last + 1)}
     columns["virtual_time"] = exp.workload.seconds[part].tolist()
-    columns |= {name: _plain(getattr(history, name)[part]) for name in _COLUMNS}
+    asked = [n for n in _ASKED if getattr(history, n) is not None]
+    for name in (*_COLUMNS, *asked):
+        columns[name] = _plain(getattr(history, name)[part])
     named = history.named(exp.metrics)
     columns |= {name: _plain(named[name][part]) for name in exp.metrics}
     names = list(columns)

@@ -23,12 +23,13 @@ from jax.sharding import Mesh
 
 from tsfl_jax import host_memory
 from tsfl_jax.config import Config
+from tsfl_jax.engine import scan
 from tsfl_jax.experiment import calls, compile_times, explain, grid, lanes, live
 from tsfl_jax.experiment.backend import notes_of, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.prepare import Own, Prepared, drawn_bytes, prepare_all
 from tsfl_jax.experiment.rule_settings import validate
-from tsfl_jax.experiment.runner import scores_of
+from tsfl_jax.experiment.runner import regret_of, scores_of
 from tsfl_jax.report import files, frames, progress, results, sweeps
 from tsfl_jax.types import UserError
 
@@ -112,6 +113,7 @@ def _row(
     return (
         values
         | scores_of(history)
+        | regret_of(history)
         | {
             "seconds": float(history["seconds"]),
             "notes": "; ".join(prepared.notes),
@@ -242,6 +244,11 @@ class _Sweep(NamedTuple):
         """Names of the user's own metrics, the same in all lanes."""
         return tuple(self.several[0].own.metrics or ())
 
+    def asked(self) -> tuple[str, ...]:
+        """Fields of the engine's history that are there only if asked for."""
+        regret = self.several[0].config.measure_regret
+        return scan.REGRET if regret else ()
+
     def row(self, lane: int, history: dict) -> dict:
         """The lane's line of the tables."""
         size = self.mesh.size
@@ -258,7 +265,8 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     if every.folder is not None:
         warn = progress.warn_to(stream)
         lanes_folder = every.folder / "lanes"
-        done = calls.finished_lanes(lanes_folder, names, warn, every.metrics())
+        wanted = every.metrics() + every.asked()
+        done = calls.finished_lanes(lanes_folder, names, warn, wanted)
     rows = {i: every.row(i, done[n]) for i, n in enumerate(names) if n in done}
     todo = [i for i in range(len(names)) if i not in rows]
     if done:

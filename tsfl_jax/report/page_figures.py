@@ -72,9 +72,10 @@ def curve_figures(report: Report) -> list[str]:
     several = any(len(group.runs) > 1 for group in report.groups)
     wanted = [("test_accuracy", time)]
     wanted += [("test_accuracy", False)] * time
-    wanted += [("test_loss", time), ("train_loss", time)]
+    wanted += [("test_loss", time), ("train_loss", time), ("regret", time)]
     titles = {"test_accuracy": "test accuracy in %", "test_loss": "test loss"}
     titles["train_loss"] = "training loss"
+    titles["regret"] = "regret of the weights in validation loss"
     found = []
     for column, over_time in wanted:
         percent = column == "test_accuracy"

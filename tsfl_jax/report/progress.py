@@ -37,6 +37,10 @@ def summary_text(
     }
     if _percent(final) == "–" and "final_test_loss" in s:  # of a regression
         table |= {"test accuracy": "", "test loss": f"final {s['final_test_loss']:.4g}"}
+    if math.isfinite(s.get("mean_regret", math.nan)):
+        gap = s.get("mean_gap", math.nan)
+        table["regret"] = f"{s['mean_regret']:.3g} of the validation loss per interval"
+        table["regret"] += f", gap {gap:.3g}" if math.isfinite(gap) else ""
     if "train_seconds" in s:
         table["time"] = f"{s['train_seconds']:.1f} s training"
         table["time"] += f", {s.get('compile_seconds', 0):.1f} s compiling"

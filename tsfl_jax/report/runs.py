@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import matplotlib.collections
     import matplotlib.figure
 
+_CURVES = ("interval", "test_accuracy", "test_loss", "train_loss", "regret", "gap")
 _FEW_CLIENTS = 60  # bars that a reader can distinguish
 
 _PathLike = str | pathlib.Path
@@ -27,7 +28,8 @@ _PathLike = str | pathlib.Path
 def plot_curves(workdir: _PathLike) -> pathlib.Path:
     """Plot accuracy and losses against the interval; returns curves.png.
 
-    Only the losses, where a test loss was measured and no accuracy.
+    Only the losses, where a test loss was measured and no accuracy; and the regret of
+    the weights, where it was measured.
 
     Args:
       workdir: folder with metrics.jsonl, and summary.json or config.json.
@@ -47,17 +49,21 @@ def curves_of(
     """The figure of accuracy and losses against the interval.
 
     Args:
-      metrics: interval, test_accuracy, test_loss and train_loss, ``[T]`` each.
+      metrics: interval, test_accuracy, test_loss and train_loss, ``[T]`` each; regret
+        and gap if there are any.
       about: data, algorithm and seed, for the title.
     """
     style = plot_style.style_of(about["algorithm"], 0)
     both = np.isfinite(metrics["test_accuracy"]).any()
     both |= not np.isfinite(metrics["test_loss"]).any()
-    figure, panels = plot_style.figure_of(2.7, ncols=2 if both else 1)
+    regret = np.isfinite(metrics.get("regret", np.nan)).any()
+    figure, panels = plot_style.figure_of(2.7, ncols=1 + both + regret)
     panels = np.ravel(panels)
     if both:
         _plot_accuracy(panels[0], metrics, style)
-    _plot_losses(panels[-1], metrics, style)
+    _plot_losses(panels[int(both)], metrics, style)
+    if regret:
+        _plot_regret(panels[-1], metrics, style)
     for axes in panels:
         plot_style.interval_axis(axes, metrics["interval"])
     figure.suptitle(_title(about))
@@ -97,6 +103,22 @@ def _plot_losses(
         axes.set_yscale("log")
     if axes.lines:
         axes.legend(handlelength=3)
+
+
+def _plot_regret(
+    axes: "matplotlib.axes.Axes",
+    metrics: Mapping[str, np.ndarray],
+    style: plot_style.Style,
+) -> None:
+    interval, regret = metrics["interval"], metrics["regret"]
+    gap = metrics.get("gap", np.full(len(regret), np.nan))
+    dashed = plot_style.line_style("#555555", "--", "s")
+    plot_style.plot_line(axes, interval, gap, dashed, label="gap")
+    solid = style | {"linestyle": "-", "marker": "o"}
+    plot_style.plot_line(axes, interval, regret, solid, label="regret")
+    axes.set_ylabel("validation loss")
+    axes.set_yscale("symlog", linthresh=1e-3)  # 0 and below may be
+    axes.legend(handlelength=3)
 
 
 @plot_style.styled
@@ -177,7 +199,8 @@ def _metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
     rows = files.read_metrics(path / "metrics.jsonl")
     return {
         name: np.array([row.get(name) for row in rows], float)  # None becomes NaN
-        for name in ("interval", "test_accuracy", "test_loss", "train_loss")
+        for name in _CURVES
+        if name in _CURVES[:4] or any(name in row for row in rows)
     }
 
 

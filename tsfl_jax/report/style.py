@@ -57,6 +57,7 @@ _RULES = {  # name in figures and tables, color, dashes and marker
     "geometric_median": ("geometric median", _GREY, _MIXED, "8"),
     "krum": ("Krum", _ORANGE, "-", "H"),
     "multi_krum": ("multi-Krum", _SKY, "-", "."),
+    "oracle": ("oracle", _BLACK, "--", "+"),
 }
 # A framework looks like the rule that it is usually run with.
 _FRAMEWORKS = {

@@ -34,6 +34,14 @@ def _losses(good: list[Row]) -> tuple[list[str], float]:
     return [spread(final, ".4g"), f"{final.min():.4g}"], float(final.mean())
 
 
+def _regret(good: list[Row]) -> str:
+    """Table cell of the mean regret of lanes over their intervals."""
+    values = [lane.get("mean_regret", np.nan) for lane in good]
+    known = np.array([np.nan if v is None else v for v in values], float)
+    known = known[np.isfinite(known)]
+    return spread(known, ".3g") if len(known) else "–"
+
+
 def has_losses(rows: list[Row]) -> bool:
     """Whether lanes are judged by their test loss: none has an accuracy."""
     losses = np.isnan([row["best_test_accuracy"] for row in rows]).all()
@@ -49,7 +57,9 @@ def group_rows(
     cells_of = _losses if losses else _accuracies
     results = ["best test accuracy, %", "final, %", "highest, %"]
     results = ["final test loss", "lowest"] if losses else results
-    head = [*names, "lanes", *results, "diverged", "seconds per lane"]
+    regrets = any("mean_regret" in row for row in rows)
+    head = [*names, "lanes", *results, *["mean regret"] * regrets]
+    head += ["diverged", "seconds per lane"]
     table, means = [], {}
     for label, indices in grouped(swept, rows).items():
         lanes = [rows[i] for i in indices]
@@ -58,6 +68,7 @@ def group_rows(
         cells = ["–"] * len(results)
         if good:
             cells, means[label] = cells_of(good)
+        cells = cells + [_regret(good)] * regrets
         seconds = np.mean([lane["seconds"] for lane in lanes])
         lost = len(lanes) - len(good)
         row = [*values, len(lanes), *cells, lost, f"{seconds:.1f}"]

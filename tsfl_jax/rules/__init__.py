@@ -3,6 +3,7 @@
 from tsfl_jax.rules import averages, robust, server_optimizers
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
+from tsfl_jax.rules.oracle import ORACLE
 from tsfl_jax.rules.scaffold import SCAFFOLD
 
 AGGREGATORS: dict[str, Aggregator] = {
@@ -23,4 +24,5 @@ AGGREGATORS: dict[str, Aggregator] = {
     "geometric_median": robust.GEOMETRIC_MEDIAN,
     "krum": robust.KRUM,
     "multi_krum": robust.MULTI_KRUM,
+    "oracle": ORACLE,
 }

@@ -58,6 +58,22 @@ class Event(NamedTuple):
     sent: Params | None = None
 
 
+# ρ [N] -> (F_val(w(ρ)), its derivatives ∂F_val/∂ρ_i [N]) with the interval's updates
+# u_i, w(ρ) = w^t + Σ_i ρ_i u_i. NaN or infinite where that model has no finite loss.
+Objective = Callable[
+    [Float[types.Array, "N"]], tuple[Float[types.Array, ""], Float[types.Array, "N"]]
+]
+
+
+class Outcome(NamedTuple):
+    """What training gave, for weights that are chosen after it."""
+
+    loss: Float[
+        types.Array, "N"
+    ]  # mean sample loss of each client's training; NaN: absent
+    validation: Objective | None  # loss on the validation samples; None: there are none
+
+
 class Counts(NamedTuple):
     """Numbers that give a rule's state its shape."""
 
@@ -121,6 +137,12 @@ class Aggregator(NamedTuple):
     # (w_i − base_i [N, ...], state, event, hparams) -> (Δ, state): where no weights can
     # say how the updates are combined. `update` then gets w^t + Δ. Stacks all models.
     combine: Callable[[Params, Any, Event, HParams], tuple[Params, Any]] | None = None
+    # (outcome, state, event, hparams) -> (weights, state): those that count instead of
+    # `weights`, chosen after training; 0 where not present. Stacks all models.
+    hindsight: Callable[[Outcome, Any, Event, HParams], tuple[Weights, Any]] | None = (
+        None
+    )
+    uses_validation: bool = False  # whether `hindsight` reads `Outcome.validation`
     # state -> what a client downloads with the model. Kept with earlier models, so that
     # a client that is not in step uses what there was when it downloaded.
     sent: Callable[[Any], Params] | None = None
@@ -149,7 +171,8 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
     that of its rule.
 
     Args:
-      rules: without `combine`, `sent` and `correction`, if there is more than one.
+      rules: without `combine`, `hindsight`, `sent` and `correction`, if there is more
+        than one.
     """
     if len(rules) == 1:
         return rules[0]

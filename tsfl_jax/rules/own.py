@@ -6,13 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Num
+from jax import lax
+from jaxtyping import Array, Float, Num
 
 from tsfl_jax import rng, trees
 from tsfl_jax.rules.base import (
     Aggregator,
     Counts,
     Event,
+    Objective,
+    Outcome,
     Situation,
     Weights,
     normalized,
@@ -116,6 +119,8 @@ def aggregate(
     lag: Num[Array, "N"] | Any = None,
     group: int = 0,
     gradients: ClientGradients | None = None,
+    losses: Float[Array, "N"] | Any = None,
+    validation: Callable[[Params], Array] | None = None,
     key: PRNGKey | None = None,
     hparams: HParams = HPARAMS,
 ) -> tuple[Params, Any]:
@@ -137,6 +142,8 @@ def aggregate(
       lag: ``[N]`` int32, global updates since base_i; None: 0 each.
       group: tier that delivers (FedAT).
       gradients: σ_i² and dissimilarities at w^t, for `bound_optimal` only.
+      losses: ``[N]``, mean loss of each client's training; None: not known, NaN.
+      validation: params → loss on samples of the server, for `oracle` only.
       key: of the rule's random numbers (DMS); None: of seed 0.
       hparams: η and what else the rule reads; L, G², σ² must be given for DMS.
 
@@ -144,13 +151,9 @@ def aggregate(
       (w^{t+1}, new state).
 
     Raises:
-      UserError: a rule that needs `gradients`, without them.
+      UserError: a rule that needs `gradients` or `validation`, without them.
     """
-    if rule.uses_gradients and gradients is None:
-        raise UserError(
-            "aggregate: this rule's weights depend on the clients' gradients; expected "
-            "gradients=, a tsfl_jax.types.ClientGradients"
-        )
+    _check_given(rule, gradients, validation)
     number = len(jax.tree.leaves(updates)[0])
     key = rng.key(0) if key is None else key
     columns = _columns(number, tau, size, steps, lag)
@@ -160,8 +163,35 @@ def aggregate(
     situation = Situation(key, *columns, jnp.int32(group), constants, gradients)
     bare = not _has_collections(params)
     updates, params = _variables(updates), _variables(params)
-    new, state = _applied(rule, updates, params, state, situation, hparams)
+    known = jnp.full(number, jnp.nan) if losses is None else jnp.asarray(losses)
+    measured = known.astype(jnp.float32), _of_variables(validation, bare)
+    new, state = _applied(rule, updates, params, state, situation, hparams, measured)
     return (new["params"] if bare else new), state
+
+
+def _check_given(
+    rule: Aggregator, gradients: ClientGradients | None, validation: Any
+) -> None:
+    """Raise `UserError` for a rule that lacks what its weights depend on."""
+    if rule.uses_gradients and gradients is None:
+        raise UserError(
+            "aggregate: this rule's weights depend on the clients' gradients; expected "
+            "gradients=, a tsfl_jax.types.ClientGradients"
+        )
+    if rule.uses_validation and validation is None:
+        raise UserError(
+            "aggregate: this rule chooses its weights by a loss on samples of the "
+            "server; expected validation=, a function of the parameters"
+        )
+
+
+def _of_variables(
+    loss: Callable[[Params], Array] | None, bare: bool
+) -> Callable[[Params], Array] | None:
+    """The loss as a function of Flax variables; `bare`: it takes the collection."""
+    if loss is None or not bare:
+        return loss
+    return lambda variables: loss(variables["params"])
 
 
 def _columns(
@@ -194,14 +224,19 @@ def _applied(
     state: Any,
     situation: Situation,
     hparams: HParams,
+    measured: tuple[Array, Callable[[Params], Array] | None],
 ) -> tuple[Params, Any]:
-    """w^{t+1} and the rule's state."""
+    """w^{t+1} and the rule's state; `measured` are the clients' losses and F_val."""
     rho, present = rule.weights(situation, hparams).rho, situation.tau > 0
     present &= _finite(updates)
     updates = jax.tree.map(
         lambda u: jnp.where(_column(present, u), u, jnp.zeros_like(u)), updates
     )
     event = Event(situation, rho, present)
+    if rule.hindsight is not None:
+        outcome = Outcome(measured[0], _objective(updates, params, measured[1]))
+        weights, state = rule.hindsight(outcome, state, event, hparams)
+        rho, event = weights.rho, event._replace(rho=weights.rho)
     if rule.combine is not None:
         moved, state = rule.combine(updates, state, event, hparams)
         total = jnp.float32(1.0)
@@ -215,6 +250,24 @@ def _applied(
         total = jnp.float32(1.0) if rule.deltas else trees.settled(asked)
     mean = trees.map_inexact(lambda w, m: total.astype(w.dtype) * w + m, params, moved)
     return rule.update(mean, params, state, event, hparams)
+
+
+def _objective(
+    updates: Params, params: Params, loss: Callable[[Params], Array] | None
+) -> Objective | None:
+    """ρ → (F_val(w^t + Σ_i ρ_i u_i), its derivatives)."""
+    if loss is None:
+        return None
+    updates, params = lax.stop_gradient((updates, params))
+
+    def at(rho: Float[Array, "N"]) -> Array:
+        moved = jax.tree.map(
+            lambda u: jnp.tensordot(rho.astype(u.dtype), u, 1), updates
+        )
+        model = trees.map_inexact(jnp.add, params, moved)
+        return jnp.asarray(loss(model), jnp.float32)
+
+    return jax.value_and_grad(at)
 
 
 def _column(values: Array, leaf: Array) -> Array:

@@ -1,0 +1,257 @@
+"""Weights chosen in hindsight, and the regret of all rules, in whole intervals."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests import problems
+from tests.engine.test_scan import DATA, PROBLEM
+from tests.experiment.test_runner import small
+from tsfl_jax import config, rng
+from tsfl_jax.data import partition, validation
+from tsfl_jax.engine import evaluation, hindsight, optimizers, scan
+from tsfl_jax.engine.recipe import Parts, Recipe
+from tsfl_jax.experiment import lanes, prepare, program
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.types import UserError
+
+
+def with_validation(**changes):
+    """Four clients on digits, 60 samples held out, regret measured."""
+    changes = {"num_intervals": 3, "report_every": 3, "measure_regret": True} | changes
+    settings = small(**changes)
+    settings.data.validation = 60
+    return settings
+
+
+# ---- Held-out samples ----
+
+
+def test_the_same_share_of_each_class_is_held_out():
+    labels = np.repeat([3, 5, 9], [60, 30, 10])
+    held = validation.hold_out(labels, 20, np.random.default_rng(0))
+    assert (np.bincount(labels[held])[[3, 5, 9]] == [12, 6, 2]).all()
+    assert (np.diff(held) > 0).all()
+    other = validation.hold_out(labels, 20, np.random.default_rng(1))
+    assert (held != other).any()
+    rest = validation.left(100, held)
+    assert len(rest) == 80 and not np.isin(rest, held).any()
+    with pytest.raises(UserError, match="validation=100: there are only 100"):
+        validation.hold_out(labels, 100, np.random.default_rng(0))
+
+
+def test_no_client_holds_a_validation_sample():
+    lists = [np.arange(k, 1400, 4) for k in range(4)]
+    found = []
+    for changes in ({}, {"partition.online": True}, {"seed": 1}):
+        settings = config.replace(with_validation(), changes)
+        prepared = prepare.prepare(settings)
+        held = prepared.held_out
+        assert held.shape == (60,)
+        assert not np.isin(prepared.partition.indices, held).any()
+        found.append(held)
+    np.testing.assert_array_equal(found[0], found[1])
+    assert (found[0] != found[2]).any()
+    settings = with_validation()
+    settings.schedule.data_size = config.Config().schedule.data_size
+    given = prepare.prepare(settings, partition=lists).partition
+    assert not np.isin(given.indices, found[0]).any()
+    assert given.capacity.sum() == 1400 - (found[0] < 1400).sum()
+    few = [np.arange(9), np.arange(9, 20), np.arange(20, 30), found[0][:2]]
+    with pytest.raises(UserError, match="takes all 2 samples of client 3"):
+        prepare.prepare(settings, partition=few)
+    # Online: what is drawn anew has no validation samples either.
+    settings = config.replace(with_validation(), {"partition.online": True})
+    prepared = prepare.prepare(settings)
+    pools, labels = program._pools(prepared), prepared.dataset.y_train
+    assert sorted(pools.order) == sorted(np.setdiff1d(np.arange(len(labels)), found[0]))
+    assert (np.diff(labels[pools.order]) >= 0).all()
+
+
+def test_without_validation_nothing_changes():
+    """The same draws, arrays and identity as before there were such samples."""
+    prepared = prepare.prepare(small(seed=5))
+    assert prepared.held_out is None and "validation" not in prepared.fingerprints
+    labels, capacity = prepared.dataset.y_train, prepared.partition.capacity
+    settings, generator = prepared.config.partition, rng.generator(5, "partition")
+    drawn = partition.make_partition(labels, capacity, settings, generator)
+    np.testing.assert_array_equal(prepared.partition.indices, drawn.indices)
+    assert program.held_out_of(prepared) is None
+    known = config.effective(config.flat(dataclasses.asdict(config.Config())))
+    new = {"data.validation", "measure_regret", "oracle.steps", "oracle.step"}
+    assert not new & set(known)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"algorithm": "oracle"}, "validation=0: --config.algorithm=oracle chooses"),
+        ({"measure_regret": True}, "validation=0: --config.measure_regret=True mea"),
+        ({"oracle.steps": 3}, "oracle.steps=3: would be ignored; it belongs to"),
+        ({"data.validation": 1200}, "validation=1200 leaves 238 samples: the clients"),
+        ({"data.validation": 1438}, "validation=1438: there are only 1438"),
+    ],
+)
+def test_wrong_settings(changes, message):
+    settings = small()
+    settings.schedule.data_size = 90
+    with pytest.raises(UserError, match=message):
+        prepare.prepare(config.replace(settings, changes))
+
+
+# ---- The objective ----
+
+
+def objective_of(combined=None):
+    """An objective over three random updates of the small network, one device."""
+    model, draw = problems.mlp(), np.random.default_rng(0)
+    params = model.init(jax.random.key(0), jnp.zeros((1, 5)))
+    updates = jax.tree.map(
+        lambda w: jnp.asarray(draw.normal(size=(3, *w.shape)), jnp.float32), params
+    )
+    held = evaluation.make_held_out(np.arange(30, 50))
+    parts = Parts(model, AGGREGATORS["oracle"], optimizers.sgd, Recipe(4, 1))
+    given = parts, params, updates, PROBLEM.samples, held
+    combined = None if combined is None else jax.tree.map(combined, updates)
+    return jax.jit(hindsight.objective(*given, combined)), params, updates
+
+
+def test_slopes_are_finite_differences_and_the_loss_that_of_the_model():
+    objective, params, updates = objective_of()
+    rho = jnp.array([0.5, 0.3, 0.2])
+    loss, slope = objective(rho)
+    for i in range(3):
+        step = 1e-2 * jnp.zeros(3).at[i].set(1.0)
+        up, down = objective(rho + step)[0], objective(rho - step)[0]
+        np.testing.assert_allclose(slope[i], (up - down) / 2e-2, rtol=2e-2, atol=2e-3)
+    model = jax.tree.map(lambda w, u: w + jnp.tensordot(rho, u, 1), params, updates)
+    test = evaluation.make_test_set(DATA.x_train[30:50], DATA.y_train[30:50])
+    want = evaluation.evaluate(problems.mlp(), model, PROBLEM.samples, test, None)
+    np.testing.assert_allclose(loss, want.loss, rtol=1e-5)
+
+
+def test_a_combined_update_is_measured_where_it_leads():
+    objective, *_ = objective_of()
+    combined, *_ = objective_of(lambda u: 0.7 * u[0] + 0.3 * u[2])
+    loss, slope = objective(jnp.array([0.7, 0.0, 0.3]))
+    there, slopes = combined(jnp.array([0.0, 0, 0, 1]))
+    np.testing.assert_allclose(there, loss, rtol=1e-5)
+    np.testing.assert_allclose(slopes, [*slope, 0.0], rtol=1e-3, atol=1e-5)
+
+
+# ---- Whole intervals ----
+
+
+def test_the_oracle_is_never_worse_than_fedavg_in_an_interval():
+    """From one w^t: F_val of the rules, and their regret."""
+    names = ["fedavg", "dms", "oracle"]
+    swept = tsfl_jax.sweep(with_validation(), {"algorithm": names}).history
+    found = {n: {k: a[i] for k, a in swept.items()} for i, n in enumerate(names)}
+    first = {name: h["validation_loss"][0] for name, h in found.items()}
+    best = first["fedavg"] - found["fedavg"]["regret"][0]
+    for name in ("fedavg", "dms"):
+        assert first["oracle"] <= first[name]
+        # The oracle of every run finds the same model in the first interval.
+        mine = first[name] - found[name]["regret"][0]
+        np.testing.assert_allclose(mine, best, rtol=2e-3)
+    for name in names:
+        regret, gap = found[name]["regret"], found[name]["gap"]
+        assert (regret >= 0).all() and np.isfinite(gap).all()
+        slope, rho = found[name]["slope"], found[name]["rho"]
+        want = (rho * slope).sum(1) - slope.min(1)
+        np.testing.assert_allclose(gap, want, rtol=1e-3, atol=1e-6)
+    oracle = found["oracle"]
+    assert oracle["regret"].max() < 0.05 * found["fedavg"]["regret"].min()
+    np.testing.assert_allclose(oracle["rho"].sum(1), 1, rtol=1e-5)
+    assert (oracle["rho"] >= 0).all() and oracle["rho"].std() > 0.01
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fednova", "krum"])
+def test_measuring_changes_no_result(name):
+    measured = with_validation(algorithm=name)
+    plain = config.replace(measured, {"measure_regret": False})
+    with_it, without = (tsfl_jax.simulate(one) for one in (measured, plain))
+    for key, value in without.history.items():
+        np.testing.assert_array_equal(with_it.history[key], value, err_msg=key)
+    jax.tree.map(np.testing.assert_array_equal, with_it.params, without.params)
+    assert set(with_it.history) - set(without.history) == {*scan.REGRET}
+    # Without weights on the simplex there is no gap, but there are slopes.
+    assert np.isfinite(with_it.history["gap"]).all() == (name == "fedavg")
+    assert np.isfinite(with_it.history["slope"]).all()
+    assert "mean_regret" in with_it.summary and "mean_regret" not in without.summary
+
+
+def test_lanes_devices_and_blocks_agree():
+    settings = with_validation(algorithm="oracle", num_clients=5)
+    swept = tsfl_jax.sweep(settings, {"seed": [0, 3]})
+    one = tsfl_jax.simulate(config.replace(settings, {"seed": 3}))
+    for key in ("test_loss", "rho", "validation_loss", "slope"):
+        np.testing.assert_allclose(
+            swept.history[key][1], one.history[key], rtol=1e-3, atol=1e-4
+        )
+    assert swept.rows[1]["mean_regret"] == pytest.approx(
+        one.summary["mean_regret"], rel=0.2, abs=1e-5
+    )
+    other = tsfl_jax.simulate(
+        config.replace(
+            settings, {"seed": 3, "devices": 2, "mapping": "vmap", "client_chunk": 2}
+        )
+    )
+    for key in ("test_loss", "rho", "slope"):
+        np.testing.assert_allclose(
+            other.history[key], one.history[key], rtol=5e-3, atol=5e-3
+        )
+
+
+def test_rules_that_share_a_program():
+    names = ["fedavg", "dms", "oracle", "median"]
+    several = prepare.prepare_all([with_validation(algorithm=n) for n in names])
+    assert lanes.group(several)[0] == [[0, 1], [2], [3]]
+    wider = config.replace(with_validation(algorithm="fedavg"), {"data.validation": 61})
+    several = prepare.prepare_all([with_validation(algorithm="fedavg"), wider])
+    assert len(lanes.group(several)[0]) == 2
+
+
+@pytest.mark.parametrize(
+    "framework", ["fedbuff", pytest.param("afl", marks=pytest.mark.slow)]
+)
+def test_asynchronous_deliveries(framework):
+    settings = with_validation(algorithm="oracle", num_intervals=6, num_clients=6)
+    settings.timeline.framework, settings.timeline.buffer = framework, 3
+    settings.schedule.interval_seconds = 1.0
+    history = tsfl_jax.simulate(settings).history
+    rho = history["rho"]
+    np.testing.assert_allclose(rho.sum(1), 1, rtol=1e-5)
+    assert (history["regret"] >= 0).all()
+    assert rho.shape[1] == (3 if framework == "fedbuff" else 1)
+    assert history["slope"].shape == rho.shape
+
+
+def test_files_of_a_measured_run(tmp_path):
+    result = tsfl_jax.simulate(with_validation(algorithm="fedavg"), workdir=tmp_path)
+    rows = tsfl_jax.report.files.read_metrics(tmp_path / "metrics.jsonl")
+    for name in ("validation_loss", "regret", "gap"):
+        assert [row[name] for row in rows] == result.history[name].tolist()
+    with np.load(tmp_path / "clients.npz") as arrays:
+        np.testing.assert_array_equal(arrays["slope"], result.history["slope"])
+    assert result.summary["mean_regret"] == pytest.approx(
+        result.history["regret"].mean(), rel=1e-6
+    )
+    assert (tmp_path / "curves.png").stat().st_size > 0
+    # Resumed, the columns are still there.
+    again = tsfl_jax.simulate(with_validation(algorithm="fedavg"), workdir=tmp_path)
+    np.testing.assert_array_equal(again.history["regret"], result.history["regret"])
+
+
+def test_files_of_a_measured_sweep(tmp_path):
+    settings = with_validation(algorithm="fedavg")
+    first = tsfl_jax.sweep(settings, {"seed": [0]}, workdir=tmp_path)
+    text = (tmp_path / "summary.md").read_text()
+    assert "mean regret" in text
+    assert "regret" in (tmp_path / "history.csv").read_text().splitlines()[0]
+    again = tsfl_jax.sweep(settings, {"seed": [0]}, workdir=tmp_path)
+    np.testing.assert_array_equal(first.history["gap"], again.history["gap"])

@@ -1,0 +1,162 @@
+"""The validation loss of an interval as a function of the aggregation weights.
+
+After training all updates u_i are known, and F_val(w^t + Σ_i ρ_i u_i) and its
+derivatives ⟨∇F_val, u_i⟩ can be had for any ρ by one forward and backward pass over the
+validation samples. Rules that choose weights in hindsight use it. Derivatives of a
+whole interval do not go through that choice: ρ is a constant there.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Bool, Float, Int
+
+from tsfl_jax import trees
+from tsfl_jax.engine import devices, exact_sums
+from tsfl_jax.engine.client import Samples, scaled
+from tsfl_jax.engine.evaluation import HeldOut
+from tsfl_jax.engine.recipe import Parts
+from tsfl_jax.rules import oracle
+from tsfl_jax.rules.base import Event, Objective
+from tsfl_jax.types import Array, HParams, Params
+
+
+def weighted(updates: Params, rho: Float[Array, "N"]) -> Params:
+    """Σ_i ρ_i u_i; integer leaves are 0. Updates ``[N, ...]``, 0 where not finite."""
+
+    def leaf(u: Array) -> Array:
+        if not trees.inexact(u):
+            return jnp.zeros(u.shape[1:], u.dtype)
+        return jnp.tensordot(rho.astype(u.dtype), u, 1)
+
+    return jax.tree.map(leaf, updates)
+
+
+def objective(
+    parts: Parts,
+    params: Params,
+    updates: Params,
+    samples: Samples,
+    held: HeldOut | None,
+    combined: Params | None = None,
+) -> Objective | None:
+    """ρ → (F_val(w^t + Σ_i ρ_i u_i), its derivatives); None without validation samples.
+
+    Args:
+      parts: the network and the mesh axis of devices that share the samples.
+      params: w^t.
+      updates: u_i, leaves ``[N, ...]``, the same on all devices.
+      samples: all training samples.
+      held: which of them are for validation; None: none.
+      combined: Δ of a rule whose update is no weighted sum; None: there is none.
+
+    Returns:
+      A function of float32 ``[N]``, with `combined` of ``[N + 1]``: the last number is
+      the share of Δ that is added; its derivative is not computed, but 0. F_val is the
+      mean loss; its sums over samples have the same bits on any number of devices.
+    """
+    if held is None:
+        return None
+    axis = parts.recipe.axis
+    params, updates = lax.stop_gradient((params, updates))
+    rows, mask = jnp.asarray(held.rows), jnp.asarray(held.mask)
+    number = rows.shape[0]
+    own = devices.own_share(number, axis)
+    here = own % number
+    rows, mask = rows[here], mask[here] & (own < number)[:, None]
+
+    def batch_loss(
+        rho: Float[Array, "N"],
+        origin: Params,
+        rows: Int[Array, "b"],
+        mask: Bool[Array, "b"],
+    ) -> Float[Array, ""]:
+        model = trees.map_inexact(jnp.add, origin, weighted(updates, rho))
+        outputs = parts.model.predict(model, scaled(samples, samples.x[rows]))
+        loss = parts.model.loss(outputs, samples.y[rows])
+        return jnp.where(mask, loss, 0.0).sum(dtype=jnp.float32)
+
+    def evaluate(rho: Float[Array, "N"]) -> tuple[Float[Array, ""], Float[Array, "N"]]:
+        both, origin, more = jax.value_and_grad(batch_loss), params, 0
+        if combined is not None:
+            share, rho, more = rho[-1], rho[:-1], 1
+            origin = trees.map_inexact(lambda w, d: w + share * d, params, combined)
+        sums, slopes = lax.map(lambda item: both(rho, origin, *item), (rows, mask))
+        count = jnp.asarray(held.mask).sum()
+        total = exact_sums.zeros((rho.shape[0],))
+        good = jnp.isfinite(slopes)
+        total = exact_sums.add_all(total, jnp.where(good, slopes, 0.0))
+        slope = exact_sums.value(exact_sums.over_devices(total, axis)) / count
+        bad = devices.total((~good).any(axis=0).astype(jnp.int32), axis) > 0
+        loss = exact_sums.scalar(sums, axis) / count
+        return loss, jnp.pad(jnp.where(bad, jnp.nan, slope), (0, more))
+
+    return evaluate
+
+
+class Regret(NamedTuple):
+    """What better weights would have won in an interval, float32."""
+
+    validation_loss: Float[Array, ""]  # F_val at the rule's weights
+    regret: Float[Array, ""]  # that less the smallest F_val found on the simplex
+    # Frank–Wolfe gap Σ ρ_i s_i − min_i s_i, s_i below; NaN: ρ is not on the simplex
+    gap: Float[Array, ""]
+    slope: Float[Array, "N"]  # s_i = ∂F_val/∂ρ_i there; NaN: not present
+
+
+def regret_of(
+    objective: Objective, event: Event, by_weights: bool, hparams: HParams
+) -> Regret:
+    """The regret of an interval's weights, before the server's own step.
+
+    regret = F_val(w(ρ)) − min_q F_val(w(q)) over the q of the present clients' simplex
+    that `oracle.search` finds, starting from ρ itself, equal weights and FedAvg's: ≥ 0
+    where ρ is on the simplex. A rule that combines updates in another way than by
+    weights is measured at its own model and may have a regret below 0.
+
+    gap = max_q ⟨∇_ρ F_val, ρ − q⟩, Frank and Wolfe's. Where F_val is convex in ρ it is
+    an upper bound of F_val(w(ρ)) − min_q F_val(w(q)), so regret ≤ gap; networks are not
+    convex, and there it says how steep the best exchange of weight is at ρ.
+
+    Args:
+      objective: from `objective`, with Δ unless `by_weights`.
+      event: ρ and who is present, with a finite model.
+      by_weights: whether ρ makes the model, not Δ.
+      hparams: steps of the search.
+
+    Returns:
+      `Regret`; NaN where no client is present.
+    """
+    present, count = event.present, event.present.shape[0]
+    # As `mapping` has it: the weight of lost models goes to the others.
+    kept = jnp.where(present, event.rho, 0.0)
+    total = kept.sum()
+    lost = jnp.any((event.rho > 0) & ~present) & (total > 0)
+    scale = jnp.where(lost, event.rho.sum() / jnp.where(lost, total, 1.0), 1.0)
+    rho = kept * scale
+    simple = (jnp.abs(rho.sum() - 1) < 1e-5) & (rho >= -1e-6).all() & by_weights
+    first = rho
+    if not by_weights:
+        first = jnp.zeros(count + 1).at[-1].set(1.0)
+    more = 0 if by_weights else 1
+    starts = oracle.starting_weights(event.situation, present)
+    starts = jnp.concatenate([first[None], jnp.pad(starts, ((0, 0), (0, more)))])
+    best, at = oracle.search(
+        objective,
+        starts,
+        jnp.pad(present, (0, more)),
+        *oracle.lengths(hparams),
+        jnp.stack([simple, jnp.bool_(True), jnp.bool_(True)]),
+    )
+    slope = jnp.where(present, at.slope[:count], jnp.nan)
+    least = jnp.where(present, slope, jnp.inf).min()
+    gap = jnp.where(present, rho * slope, 0.0).sum() - least
+    some = present.any()
+    return Regret(
+        jnp.where(some, at.loss, jnp.nan),
+        jnp.where(some, at.loss - best.loss, jnp.nan),
+        jnp.where(some & simple, gap, jnp.nan),
+        slope,
+    )

@@ -1,0 +1,64 @@
+"""Which samples are for validation and which each client holds, by the settings."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from tsfl_jax import rng
+from tsfl_jax.config import Config
+from tsfl_jax.data import given_partition, partition, validation
+from tsfl_jax.experiment import rule_settings
+from tsfl_jax.types import Dataset, Partition, UserError
+
+
+def held_out(config: Config, dataset: Dataset) -> Int[np.ndarray, "V"] | None:
+    """The validation samples, None if there are none."""
+    if not config.data.validation:
+        return None
+    generator = rng.generator(config.seed, "validation")
+    return validation.hold_out(dataset.y_train, config.data.validation, generator)
+
+
+def given(
+    config: Config, own: Any, dataset: Dataset
+) -> tuple[Int[np.ndarray, "V"] | None, given_partition.Lists | None]:
+    """The validation samples, and each client's samples where they are not drawn.
+
+    Args:
+      config: all settings.
+      own: lists of indices per client; None: as the settings say.
+      dataset: all samples.
+    """
+    held = held_out(config, dataset)
+    kind, clients = config.partition.kind, config.num_clients
+    lists = given_partition.lists_of(own, kind, dataset, clients)
+    if lists is not None:
+        rule_settings.check_given_partition(config)
+        lists = lists if held is None else validation.without(lists, held)
+    return held, lists
+
+
+def draw_split(
+    config: Config,
+    dataset: Dataset,
+    capacity: Int[np.ndarray, "N"],
+    lists: given_partition.Lists | None,
+    held_out: Int[np.ndarray, "V"] | None,
+) -> Partition:
+    """The samples of each client, drawn or given."""
+    generator = rng.generator(config.seed, "partition")
+    if lists is not None:
+        return given_partition.as_partition(lists, generator)
+    labels = dataset.y_train
+    if held_out is None:
+        return partition.make_partition(labels, capacity, config.partition, generator)
+    rest = validation.left(len(labels), held_out)
+    try:
+        found = partition.make_partition(
+            labels[rest], capacity, config.partition, generator
+        )
+    except UserError as error:
+        taken = f"--config.data.validation={len(held_out)} leaves {len(rest)} samples"
+        raise UserError(f"{taken}: {error}") from error
+    return found._replace(indices=rest[found.indices].astype(np.int32))

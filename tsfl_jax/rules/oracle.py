@@ -1,0 +1,176 @@
+"""The best weights in hindsight: what any weights could have won in an interval.
+
+After training, the server knows all client models w_i and has samples of its own that
+no client holds. The oracle takes the ρ on the simplex that minimizes their loss
+F_val(Σ_i ρ_i w_i). No rule that only weighs the models of this interval can have a
+smaller F_val; on test data the oracle may lose by fitting the validation samples.
+
+The published relative is FedLAW: Li, Lin, Shang, Wu, "Revisiting Weighted Aggregation
+in Federated Learning with Neural Networks", ICML 2023. It learns ρ on a proxy data set
+as well, by gradient steps on a softmax, and in addition Σρ < 1, a shrinking factor that
+acts as weight decay. NOT done here: shrinking; Σρ = 1.
+
+The search is the spectral projected gradient method of Birgin, Martínez and Raydan,
+"Nonmonotone Spectral Projected Gradient Methods on Convex Sets", SIAM Journal on
+Optimization, 2000, in its monotone form: every step starts from the best point so far,
+∂F_val/∂ρ_i = ⟨∇F_val(w(ρ)), w_i − w^t⟩ costs N inner products.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from tsfl_jax.rules.base import (
+    Aggregator,
+    Event,
+    Objective,
+    Outcome,
+    Situation,
+    Weights,
+    normalized,
+    weights_of,
+)
+from tsfl_jax.theory import simplex
+from tsfl_jax.types import HParams
+
+
+class Point(NamedTuple):
+    """A point of the search."""
+
+    rho: Float[Array, "N"]
+    loss: Float[Array, ""]  # F_val; inf: not evaluated yet
+    slope: Float[Array, "N"]  # ∂F_val/∂ρ_i, 0 where a client is not present
+
+
+class _Search(NamedTuple):
+    """What one evaluation hands to the next."""
+
+    best: Point
+    first: Point  # the first start
+    length: Float[Array, ""]  # of the next step, in weight per slope
+
+
+def starting_weights(
+    situation: Situation, present: Bool[Array, "N"]
+) -> Float[Array, "2 N"]:
+    """Where the oracle's search starts: equal weights, and those of FedAvg ∝ |D_i|."""
+    there = present.astype(jnp.int32)
+    equal = normalized(jnp.ones_like(situation.size), there)
+    return jnp.stack([equal, normalized(situation.size, there)])
+
+
+def _moved(point: Point, length: Array, present: Bool[Array, "N"]) -> Array:
+    """The projection of ρ − length·slope onto the simplex of the present clients."""
+    # Shifted, so that the present entry with the least slope stays: a common shift
+    # changes nothing, and no large numbers cancel.
+    least = jnp.where(present, point.slope, jnp.inf).min()
+    step = jnp.where(present, point.slope - least, 0.0)
+    # Who falls by 2 has no weight, however much farther it would fall.
+    target = jnp.where(present, point.rho - jnp.minimum(length * step, 2.0), 0.0)
+    return simplex.project(target, jnp.ones(()), present, jnp.ones(()))
+
+
+def _first_length(
+    slope: Float[Array, "N"], present: Bool[Array, "N"], step: Array | float
+) -> Array:
+    """The length with which the largest change of a weight, unprojected, is `step`."""
+    count = jnp.maximum(present.sum(), 1)
+    apart = jnp.where(present, slope - slope.sum() / count, 0.0)
+    largest = jnp.abs(apart).max()
+    return jnp.where(largest > 0, step / jnp.where(largest > 0, largest, 1.0), 0.0)
+
+
+def _next_length(old: Point, new: Point, length: Array, better: Array) -> Array:
+    """Barzilai and Borwein's length after a success, a shorter one after a failure."""
+    step, bend = new.rho - old.rho, new.slope - old.slope
+    square, curvature = jnp.vdot(step, step), jnp.vdot(step, bend)
+    convex = curvature > 0
+    spectral = jnp.where(convex, square / jnp.where(convex, curvature, 1.0), 4 * length)
+    # The minimum of the parabola through both losses with the slope at the old point.
+    falls = jnp.vdot(old.slope, step)
+    above = new.loss - old.loss - falls
+    known = jnp.isfinite(above) & (above > 0)
+    share = jnp.where(known, -falls / (2 * jnp.where(known, above, 1.0)), 0.1)
+    return jnp.where(better, spectral, length * jnp.clip(share, 0.1, 0.5))
+
+
+def _chosen(yes: Bool[Array, ""], this: Point, other: Point) -> Point:
+    return jax.tree.map(lambda a, b: jnp.where(yes, a, b), this, other)
+
+
+def search(
+    objective: Objective,
+    starts: Float[Array, "S N"],
+    present: Bool[Array, "N"],
+    steps: Int[Array, ""] | int,
+    step: Float[Array, ""] | float,
+    counts: Bool[Array, "S"] | None = None,
+) -> tuple[Point, Point]:
+    """Minimize F_val over the simplex of the present clients: ρ ≥ 0, Σρ = 1.
+
+    Args:
+      objective: ρ → (F_val, ∂F_val/∂ρ); evaluated S + `steps` times.
+      starts: points that are evaluated first; the search goes on from the best.
+      present: clients that may have weight.
+      steps: ≥ 0, evaluations after those of the starts.
+      step: > 0, most that a weight changes in the first step, before the projection.
+      counts: whether a start may be the answer; None: all may.
+
+    Returns:
+      The best point found, never worse than a start that counts; and the first start.
+      Where no start has a finite loss, the last that counts, with an infinite loss.
+    """
+    number = starts.shape[0]
+    counts = jnp.ones(number, bool) if counts is None else counts
+
+    def evaluate(k: Array, at: _Search) -> _Search:
+        place = jnp.minimum(k, number - 1)
+        starting, allowed = k < number, counts[place] | (k >= number)
+        rho = _moved(at.best, at.length, present)
+        rho = jnp.where(starting, starts[place], rho)
+        loss, slope = map(jnp.asarray, objective(rho))
+        good = jnp.isfinite(loss) & jnp.isfinite(slope).all()
+        known = jnp.where(good & present, slope, 0.0)
+        new = Point(rho, jnp.where(good, loss, jnp.inf), known)
+        better = allowed & ((new.loss < at.best.loss) | jnp.isinf(at.best.loss))
+        length = _next_length(at.best, new, at.length, better)
+        fresh = jnp.where(better, _first_length(new.slope, present, step), at.length)
+        best = _chosen(better, new, at.best)
+        first = _chosen(k == 0, Point(rho, loss, slope), at.first)
+        return _Search(best, first, jnp.where(starting, fresh, length))
+
+    nothing = jnp.zeros_like(starts[0])
+    zero = jnp.zeros((), starts.dtype)
+    point = Point(nothing, zero + jnp.inf, nothing)
+    begun = _Search(point, point, zero)
+    found = lax.fori_loop(0, number + steps, evaluate, begun)
+    return found.best, found.first
+
+
+def lengths(hparams: HParams) -> tuple[Int[Array, ""], Float[Array, ""]]:
+    """The settings of the search: how many steps, and the first one."""
+    steps = jnp.asarray(hparams.oracle_steps).astype(jnp.int32)
+    return steps, jnp.asarray(hparams.oracle_step, jnp.float32)
+
+
+def _unknown_yet(situation: Situation, hparams: HParams) -> Weights:
+    """Equal weights; those of the oracle are known after training."""
+    del hparams
+    rho = normalized(jnp.ones_like(situation.size), situation.tau)
+    return weights_of(rho, situation.tau)
+
+
+def oracle_weights(
+    outcome: Outcome, state: tuple, event: Event, hparams: HParams
+) -> tuple[Weights, tuple]:
+    """ρ = argmin F_val(Σ_i ρ_i w_i) on the simplex, from equal and FedAvg's weights."""
+    assert outcome.validation is not None, "the rule declares that it uses it"
+    starts = starting_weights(event.situation, event.present)
+    found, _ = search(outcome.validation, starts, event.present, *lengths(hparams))
+    return weights_of(found.rho, event.situation.tau), state
+
+
+ORACLE = Aggregator(_unknown_yet, hindsight=oracle_weights, uses_validation=True)

@@ -241,7 +241,7 @@ def weighted_stack(
     """
 
     def one(
-        totals: _Totals, item: tuple[Params, jax.Array, jax.Array]
+        totals: _Totals, item: tuple[Params, Array, jax.Array]
     ) -> tuple[_Totals, None]:
         update, weight, finite = item
         nothing = jax.tree.map(jnp.zeros_like, update)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from tests import problems, reference
+from tsfl_jax.engine import client as local
+from tsfl_jax.engine import mapping as mappings
 from tsfl_jax.engine import optimizers, scan
 from tsfl_jax.rules import AGGREGATORS
 
@@ -271,6 +273,33 @@ def test_non_finite_client_is_dropped_and_the_others_go_on(mapping, block):
         state.params,
         without.params,
     )
+
+
+@pytest.mark.parametrize(("mapping", "block"), MAPPINGS)
+def test_without_a_client_of_negative_weight_the_others_are_scaled(mapping, block):
+    """Weights −1, 1, 1 whose first client is lost are 1/2, 1/2 of the others."""
+    number = PROBLEM.rows.shape[0]
+    share = mappings.Share(
+        local.Client(jnp.arange(number), jnp.ones(number, int), SIZE[0], PROBLEM.rows),
+        jnp.arange(number),
+        jnp.array([-1.0, 1.0, 1.0, 0.0, 0.0]),
+        jnp.ones(number, int),
+    )
+    start = {"w": jnp.zeros(2)}
+
+    def train(client, limit):
+        finite = client.id != 0
+        model = {"w": jnp.where(finite, jnp.array([1.0, 3.0]), jnp.nan) * client.id}
+        zero = jnp.float32(0)
+        return mappings.Trained(
+            model, start, local.LocalResult(zero, jnp.int32(0), finite)
+        )
+
+    recipe = scan.Recipe(batch_size=4, passes=1, mapping=mapping, block=block)
+    weighted, _ = mappings.weighted_updates(train, share, start, recipe)
+    assert (float(weighted.asked), float(weighted.kept)) == (1, 2)
+    # (1·[1, 3] + 1·[2, 6]) · 1/2
+    assert weighted.moved["w"].tolist() == [1.5, 4.5]
 
 
 @pytest.mark.parametrize(("mapping", "block"), MAPPINGS)

@@ -31,7 +31,9 @@ class Share(NamedTuple):
 
     clients: Client
     place: Int[Array, "K"]  # of each among all N; N: an empty entry
-    rho: Float[Array, "K"]  # weights ≥ 0; most rules have Σ ρ = 1 over all devices
+    # Weights; most rules have Σ ρ = 1 over all devices. Some may be negative, as those
+    # of DMS without its projection.
+    rho: Float[Array, "K"]
     work: Int[Array, "K"]  # mini-batch steps
 
 
@@ -114,7 +116,7 @@ def _added(
         add(totals.moved, terms),
         add(totals.kept, jnp.where(finite, rho, 0.0)),
         add(totals.asked, rho),
-        totals.dropped + jnp.sum(~finite & (rho > 0)),
+        totals.dropped + jnp.sum(~finite & (rho != 0)),
     )
 
 

@@ -67,6 +67,60 @@ def test_color_is_one_setting_and_dashes_another():
     assert second["linestyle"] == fourth["linestyle"]
 
 
+def dashes_of(points):
+    """Dashes of each line by number, in order of appearance; colors likewise."""
+    styles = plot_style.styles_of(points)
+    order = [str(dash) for dash in plot_style._DASHES]
+    colors = [style["color"] for style in styles]
+    return [order.index(str(style["linestyle"])) for style in styles], colors
+
+
+def test_settings_of_one_rule_have_dashes_from_the_first_one_on():
+    """Points of a list: γ belongs to FedAsync, μ to FedProx; η to both and FedAvg."""
+    points = [{"algorithm": "fedavg", "lr": lr, "gamma": 0.5} for lr in (0.1, 0.3)]
+    points += [
+        {"algorithm": "fedasync", "lr": lr, "gamma": g}
+        for lr in (0.1, 0.3)
+        for g in (0.2, 0.5)
+    ]
+    dashes, colors = dashes_of(points)
+    # FedAvg at γ = 0.5 has the dashes of FedAsync at γ = 0.5 and the same η.
+    assert dashes == [0, 1, 2, 0, 3, 1]
+    assert len(set(colors[:2])) == len(set(colors[2:])) == 1 != len(set(colors))
+    alone = [{"algorithm": "fedavg", "mu": 0.01}]
+    alone += [{"algorithm": "fedprox", "mu": mu} for mu in (0.1, 1.0)]
+    assert dashes_of(alone)[0] == [0, 0, 1]
+
+
+def test_many_conditional_points_keep_the_color_of_their_rule():
+    """Ten combinations need no ten dashes where each rule has five of its own."""
+    points = [{"algorithm": "dms", "dms.coupling": c} for c in range(5)]
+    points += [{"algorithm": "fedprox", "mu": c} for c in range(5)]
+    dashes, colors = dashes_of(points)
+    assert dashes == [0, 1, 2, 3, 4] * 2 and len(set(colors)) == 2
+
+
+def test_each_rule_at_its_own_learning_rate_looks_as_it_always_does():
+    points = [{"algorithm": "dms", "lr": 0.1}, {"algorithm": "fedavg", "lr": 0.3}]
+    own = plot_style.ALGORITHM_STYLE
+    assert plot_style.styles_of(points) == [own["dms"], own["fedavg"]]
+
+
+def test_lines_that_share_no_value_are_titled_with_all_settings_side_by_side():
+    """Random points and points of a list: long titles are broken between settings."""
+    points = [{"dms.coupling": c / 7, "mu": c / 3} for c in range(1, 6)]
+    rows = [{**point, "seed": 0} for point in points]
+    measured = np.full((5, LENGTH), 0.9)
+    figure = bands.of_sweep(["dms.coupling", "mu", "seed"], rows, measured, "title")
+    figure.draw_without_rendering()
+    titles = [axes.title for axes in figure.axes if axes.get_title()]
+    assert [title.get_text() for title in titles] == [
+        f"dms.coupling={c / 7}\nmu={c / 3}" for c in range(1, 6)
+    ]
+    boxes = [title.get_window_extent() for title in titles]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
 def test_four_lines_share_axes_and_five_have_panels():
     few = bands.of_sweep(*sweep_of(lr=[0.1, 0.2, 0.3, 0.4]), "few")
     assert len(few.axes) == 1 and len(few.axes[0].lines) == 4

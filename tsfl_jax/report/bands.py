@@ -22,6 +22,8 @@ Curves = Mapping[str, np.ndarray]  # label → [n, T]
 
 MOST = 12  # lines that a reader can distinguish
 _TOGETHER = 4  # lines in one pair of axes
+# Characters of titles side by side, and inches of a line of a title.
+_ACROSS, _LINE = 96, 0.15
 
 
 def grouped(swept: Sequence[str], rows: list[Row]) -> dict[str, list[int]]:
@@ -192,7 +194,8 @@ def panels_of(
 
     Returns:
       Title of each panel and its labels. The setting is the one with the fewest values
-      that leaves at most four lines in a panel; without one, each line has its own.
+      that leaves at most four lines in a panel; without one, each line has its own,
+      titled with all of its settings.
     """
     labels, differing = list(settings), plot_style.varied(list(settings.values()))
     best: dict[str, list[str]] = {}
@@ -201,10 +204,19 @@ def panels_of(
             f"{name}={value}": [n for n in labels if settings[n].get(name) == value]
             for value in values
         }
-        fits = max(map(len, parts.values())) <= _TOGETHER
+        fits = max(map(len, parts.values())) <= _TOGETHER and len(parts) < len(labels)
         if len(differing) > 1 and fits and (not best or len(parts) < len(best)):
             best = parts
     return best or {plot_style.name_of(label): [label] for label in labels}
+
+
+def _filled(title: str, width: int) -> str:
+    """A title in lines of at most `width` characters, broken between settings."""
+    lines = [""]
+    for part in title.split(", "):
+        both = f"{lines[-1]}, {part}" if lines[-1] else part
+        lines = [*lines[:-1], both] if len(both) <= width else [*lines, part]
+    return "\n".join(filter(None, lines))
 
 
 def _multiples(
@@ -217,8 +229,10 @@ def _multiples(
     columns = min(len(parts), 3 if len(parts) <= 9 else 4)
     rows = -(-len(parts) // columns)
     legend = 0 if len(parts) == len(curves) else 0.09 * len(curves)
+    titles = [_filled(title, _ACROSS // columns) for title in parts]
+    above = _LINE * max(title.count("\n") for title in titles)
     figure, grid = plot_style.figure_of(
-        1.3 + legend + (1.9 if rows == 1 else 1.55) * rows,
+        1.3 + legend + ((1.9 if rows == 1 else 1.55) + above) * rows,
         nrows=rows,
         ncols=columns,
         sharex=True,
@@ -227,7 +241,7 @@ def _multiples(
     panels = list(np.ravel(grid))
     for axes in panels[len(parts) :]:
         axes.set_axis_off()
-    for axes, (title, labels) in zip(panels, parts.items(), strict=False):
+    for axes, title, labels in zip(panels, titles, parts.values(), strict=False):
         for name, values in curves.items():
             if name not in labels:
                 mean, _ = confidence_interval(values, omit=True)

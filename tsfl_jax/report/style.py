@@ -200,14 +200,28 @@ def _different(styles: list[Style]) -> bool:
     return len(set(looks)) == len(looks)
 
 
-def _of_values(values: list[Any], part: str, others: Sequence[Any]) -> dict[Any, Any]:
-    """A color or dashes for each value of a setting; rules keep their colors."""
-    own = [_rule_style(value) for value in values]
-    if part == "color" and all(own):
-        colors = [style["color"] for style in own if style]
-        if len(set(colors)) == len(colors):
-            return dict(zip(values, colors, strict=True))
-    return {v: others[i % len(others)] for i, v in enumerate(values)}
+def _colors(values: list[Any]) -> dict[Any, str]:
+    """A color for each value of a setting; rules keep theirs."""
+    own = [style["color"] for style in map(_rule_style, values) if style]
+    if len(set(own)) < len(values):
+        own = [_COLORS[i % len(_COLORS)] for i in range(len(values))]
+    return dict(zip(values, own, strict=True))
+
+
+def _dashes(colors: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
+    """Dashes of each line: those of `rest`, the settings that are not the color.
+
+    The same in all colors. Values that no color has both of may share dashes: where a
+    setting belongs to one rule only, the lines of each rule begin with a solid one.
+    """
+    lines = list(zip(colors, rest, strict=True))
+    found: dict[Any, int] = {}
+    for value in dict.fromkeys(rest):
+        mine = {color for color, other in lines if other == value}
+        taken = {found.get(other) for color, other in lines if color in mine}
+        free = (i for i in range(len(_DASHES)) if i not in taken)
+        found[value] = next(free, 0)
+    return [_DASHES[found[value]] for value in rest]
 
 
 def varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -225,30 +239,25 @@ def styles_of(settings: Sequence[Mapping[str, Any]]) -> list[Style]:
 
     Returns:
       Styles in the same order. The algorithm has the colors, else the first setting;
-      the combinations of all others have the dashes.
+      the combinations of all others have the dashes. Where each line has a color of
+      its own, its dashes are its own as well.
     """
     differing = varied(settings)
-    if len(differing) == 1:
-        (name,) = differing
-        own = [_rule_style(one.get(name)) for one in settings]
-        known = [style for style in own if style]
-        if len(known) == len(settings) and _different(known):
-            return known
-    if len(differing) > 1:
-        first = "algorithm" if "algorithm" in differing else next(iter(differing))
+    first = "algorithm" if "algorithm" in differing else next(iter(differing), "")
+    values = [one.get(first) for one in settings]
+    if len(set(map(str, values))) == len(values):
+        own = [style for style in map(_rule_style, values) if style]
+        if len(own) == len(values) and _different(own):
+            return own
+    elif len(differing) > 1:
         rest = [
             tuple(str(one.get(n)) for n in differing if n != first) for one in settings
         ]
-        color = _of_values(differing[first], "color", _COLORS)
-        dash = _of_values(list(dict.fromkeys(rest)), "linestyle", _DASHES)
+        color, dashes = _colors(differing[first]), _dashes(values, rest)
         marks = {value: i for i, value in enumerate(differing[first])}
         styles = [
-            line_style(
-                color[one.get(first)],
-                dash[other],
-                _MARKERS[marks[one.get(first)] % len(_MARKERS)],
-            )
-            for one, other in zip(settings, rest, strict=True)
+            line_style(color[value], dash, _MARKERS[marks[value] % len(_MARKERS)])
+            for value, dash in zip(values, dashes, strict=True)
         ]
         if _different(styles):
             return styles

@@ -293,6 +293,11 @@ def nan_in(x):
     return x
 
 
+def named(**sections):
+    """A run of a config that has a name in place of a section."""
+    return lambda: tsfl_jax.simulate(tsfl_jax.Config(**sections))
+
+
 LARGE = {"num_clients": 1000, "num_intervals": 1000}
 TOO_WIDE = {"model.hidden": 2 * 10**9}
 MANY = {"seed": range(10**5), "lr": [i / 10**6 for i in range(1, 10**5)]}
@@ -309,8 +314,14 @@ CALLS = [
     (run(optimizer=optax.sgd(0.1), values={"algorithm": "scaffold"}), "scaffold"),
     (run(model=3), "model=3: expected"),
     (run(model="mlp"), "model='mlp': expected"),
+    (run(model="resnet"), "config.model.name (mlp, "),
+    (run(model="resnet"), "; did you mean 'resnet18'?"),
+    (named(model="resnet"), "; did you mean config.model.name = 'resnet18'?"),
+    (named(data="mnsit"), "; did you mean config.data.name = 'mnist'?"),
+    (named(timeline=3), "config.timeline must be a TimelineConfig, got 3"),
     (run(aggregator="fedavg"), "aggregator='fedavg': expected"),
     (run(dataset=3), "dataset=int: expected a tsfl_jax.Dataset"),
+    (run(dataset="mnist"), "config.data.name chooses one by name"),
     (run(dataset=(X, Y, X, Y)), "make_dataset makes one"),
     (run(dataset=FEW._replace(num_classes="a")), "num_classes='a'"),
     (run(dataset=FEW._replace(std=0.0)), "std=0.0"),
@@ -367,10 +378,18 @@ CALLS = [
     (made(x_test=X[:, :2]), "expected the same"),
     (made(y=Y[:5]), "5 labels for the 8 samples"),
     (made(y=Y - 1), "y_train holds -1 at row 0"),
+    (made(y=Y - 1), "; np.unique(y_train, return_inverse=True)[1] numbers"),
     (made(y=["a"] * 8), "y_train is <U1"),
+    (made(y=["a"] * 8), "; np.unique(y_train, return_inverse=True)[1] numbers"),
     (made(y=None), "y_train has shape ()"),
     (made(y=Y[:, None]), "y_train has shape (8, 1)"),
+    (made(y=Y[:, None]), "; use y_train[:, 0]"),
+    (made(y=np.eye(2)[Y]), "; these are one-hot: use y_train.argmax(axis=1)"),
+    (made(y=np.ones((8, 3), bool)), "; for other targets, let y be row numbers of"),
+    (made(y=np.ones((8, 2, 2))), "one class number per sample"),
     (made(y=Y + 0.5), "y_train holds 0.5"),
+    (made(y=Y + 0.5), "; for other targets, let y be row numbers of a table"),
+    (made(y=Y * np.nan), "y_train holds nan at row 0; expected whole numbers >= 0"),
     (made(y_test=Y + 7), "y_test holds the label 8"),
     (weighted(key=0), "key = 0: expected one PRNG key, as jax.random.key(0)"),
     (weighted(key=None), "key = None"),

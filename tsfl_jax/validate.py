@@ -97,7 +97,7 @@ def _check_types(config: Any, prefix: str = "") -> None:
             if not isinstance(value, field.default_factory):
                 raise UserError(
                     f"config.{name} must be a {field.default_factory.__name__}, "
-                    f"got {value!r}"
+                    f"got {value!r}{_meant(name, value)}"
                 )
             _check_types(value, name + ".")
             continue
@@ -111,6 +111,15 @@ def _check_types(config: Any, prefix: str = "") -> None:
                 f"got {type(value).__name__}"
             )
         _check_extremes(f"--config.{name}", value)
+
+
+def _meant(section: str, value: Any) -> str:
+    """The setting that a name in place of a section was meant for: "resnet18"."""
+    for name, (_, known) in c.SETTINGS.items():
+        near = nearest(value, known.choices) if name.startswith(f"{section}.") else ""
+        if near:
+            return near.replace("'", f"config.{name} = '", 1)
+    return ""
 
 
 def _has_type(value: Any, expected: type) -> bool:

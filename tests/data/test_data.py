@@ -570,6 +570,16 @@ def write(folder, **changes):
     return str(path)
 
 
+def test_each_sample_may_have_a_number_of_its_own():
+    """Rows of a table of targets, which a loss looks up; test samples count as well."""
+    x, row = np.zeros((1800, 1), np.float32), np.arange(1800)
+    halves = x[:1500], row[:1500], x[1500:], row[1500:]
+    dataset = in_memory.make_dataset(*halves, num_classes=1800)
+    assert dataset.num_classes == 1800 and dataset.y_test[-1] == 1799
+    with pytest.raises(UserError, match="expected at most 1800 for 1800 samples"):
+        in_memory.make_dataset(*halves, num_classes=1801)
+
+
 def test_npz(tmp_path):
     dataset = load("npz", file=write(tmp_path))
     assert dataset.name == "npz(mine.npz)" and dataset.num_classes == 4

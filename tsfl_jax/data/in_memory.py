@@ -18,7 +18,7 @@ from tsfl_jax.config import DataConfig
 from tsfl_jax.types import Dataset, Numbers, UserError
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
-_MOST_CLASSES = 1000  # more only if there are as many samples
+_MOST_CLASSES = 1000  # more only if there are as many samples: a number of each
 # NumPy parses untrusted bytes; what it raises depends on the damage.
 UNREADABLE = (
     *(OSError, ValueError, EOFError, KeyError, NotImplementedError),
@@ -115,7 +115,8 @@ def check(dataset: Dataset | Any) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise UserError(
             f"dataset={type(dataset).__name__}: expected a tsfl_jax.Dataset; "
-            "tsfl_jax.make_dataset makes one of four arrays"
+            "tsfl_jax.make_dataset makes one of four arrays, and config.data.name "
+            "chooses one by name"
         )
     checked = make_dataset(
         *dataset[1:5],
@@ -229,7 +230,7 @@ def _labels(
     if y.ndim != 1:
         raise UserError(
             f"{name}: {key} has shape {y.shape}; expected [M], one class number per "
-            "sample"
+            f"sample{_way_out(key, y)}"
         )
     if len(y) != count:
         raise UserError(
@@ -237,15 +238,41 @@ def _labels(
             f"x{key[1:]}; expected as many"
         )
     if y.dtype.kind not in "iuf":
-        raise UserError(f"{name}: {key} is {y.dtype}; expected whole numbers >= 0")
+        raise UserError(
+            f"{name}: {key} is {y.dtype}; expected whole numbers >= 0{_unique(key)}"
+        )
     with np.errstate(invalid="ignore"):
         good = (y >= 0) & (y < 2**31) & (y == np.floor(y))
     if not good.all():
         row = int(np.argmin(good))
         raise UserError(
             f"{name}: {key} holds {y[row]} at row {row}; expected whole numbers >= 0"
+            + ("" if np.isnan(y[row]) else _TABLE if y[row] % 1 else _unique(key))
         )
     return y.astype(np.int64)
+
+
+# How a network learns from something else than a class number.
+_TABLE = (
+    "; for other targets, let y be row numbers of a table and give a "
+    "loss=lambda outputs, y: … table[y] …"
+)
+
+
+def _unique(key: str) -> str:
+    return f"; np.unique({key}, return_inverse=True)[1] numbers the classes"
+
+
+def _way_out(key: str, y: Shaped[np.ndarray, "..."]) -> str:
+    """What to do with labels of more than one number per sample."""
+    if y.ndim != 2 or not y.size or y.dtype.kind not in "iufb":
+        return ""
+    if y.shape[1] == 1:
+        return f"; use {key}[:, 0]"
+    ones = np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()
+    if ones:
+        return f"; these are one-hot: use {key}.argmax(axis=1)"
+    return _TABLE
 
 
 def _clients(name: str, client: Numbers, count: int) -> Int[np.ndarray, "M"]:
@@ -263,11 +290,11 @@ def _class_count(
     name: str, y_train: Int[np.ndarray, "M"], y_test: Int[np.ndarray, "Q"], given: int
 ) -> int:
     """The number of classes, given or found, which all labels must be below."""
-    most = max(_MOST_CLASSES, len(y_train))
+    most = max(_MOST_CLASSES, len(y_train) + len(y_test))
     if given > most:
         raise UserError(
-            f"{name}: num_classes={given}: expected at most {most} for {len(y_train)} "
-            "training samples"
+            f"{name}: num_classes={given}: expected at most {most} for "
+            f"{len(y_train) + len(y_test)} samples"
         )
     classes = given or int(y_train.max()) + 1
     if classes > most:

@@ -24,7 +24,7 @@ from tsfl_jax.models import convolution, nnx_modules, pooling
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
 from tsfl_jax.types import Array as AnyArray
-from tsfl_jax.types import Params, PRNGKey, UserError
+from tsfl_jax.types import Params, PRNGKey, UserError, nearest
 
 __all__ = ["MODELS", "SMALLEST", "Model", "decide_task", "from_flax", "make_model"]
 
@@ -42,6 +42,12 @@ def _goes_to_nnx(module: Any) -> bool:
     """
     if isinstance(module, nn.Module):
         return False
+    if isinstance(module, str):
+        raise UserError(
+            f"model={module!r}: expected a network of your own; those of tsfl_jax are "
+            f"chosen with config.model.name ({', '.join(MODELS)})"
+            f"{nearest(module, MODELS)}"
+        )
     linen_class = isinstance(module, type) and issubclass(module, nn.Module)
     if nnx_modules.is_nnx(module) or (callable(module) and not linen_class):
         return True

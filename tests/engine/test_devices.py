@@ -1,5 +1,6 @@
 """Clients over several devices: the dealing out, and the same results."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests import problems
 from tests.experiment.test_runner import small
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend
+from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
 
 COMPETITORS = devices.competitors  # tests see an idle machine instead, see conftest.py
@@ -123,6 +125,29 @@ def test_a_busy_machine_has_one_device(monkeypatch, competitors, changes, used):
     notes = backend.notes_of(settings, mesh)
     assert len(notes) == (used == 1)
     assert all("1 device instead of 4" in note for note in notes)
+
+
+GRADIENTS = AGGREGATORS["fedavg"]._replace(uses_gradients=True)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "aggregator", "used"),
+    [
+        (["fedavg", "dms"], None, 1),
+        (["fedavg", "bound_optimal"], None, 4),
+        (["fedavg", "dms"], GRADIENTS, 4),
+        ([], GRADIENTS, 4),
+        (["bound_optimal"], AGGREGATORS["fedavg"], 1),  # the own rule instead
+    ],
+)
+def test_a_sweep_has_the_devices_that_its_lanes_have_alone(
+    monkeypatch, lanes, aggregator, used
+):
+    """Lanes of a busy machine: the bits of a single run, which keeps all devices."""
+    monkeypatch.setattr(devices, "competitors", lambda: 2.0)
+    settings = small(num_clients=5, devices=0)
+    configs = [dataclasses.replace(settings, algorithm=name) for name in lanes]
+    assert backend.start_jax(settings, configs, aggregator).size == used
 
 
 def test_busy_processes_are_seen():

@@ -45,7 +45,7 @@ def build(config: Config, **own: Any) -> Experiment:
       UserError: a setting, file or data set that cannot work, in one line.
     """
     validate(config)
-    mesh = backend.start_jax(config)
+    mesh = backend.start_jax(config, aggregator=own.get("aggregator"))
     prepared = prepare_validated(config, Own(**own))
     explain.check_memory(prepared, mesh.size)
     arrays = make_arrays(prepared, mesh)

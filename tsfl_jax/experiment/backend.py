@@ -11,7 +11,8 @@ import math
 import os
 import pathlib
 import tempfile
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ from jaxtyping import Int
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Params, UserError
 
 BUSY = 2.0  # see `devices.competitors`: from here on a run uses one CPU device
@@ -96,33 +98,53 @@ def small_and_even(
     return dense and flop <= _SMALL_STEP and bool(even)
 
 
-def start_jax(config: Config) -> Mesh:
-    """Start the devices and the compilation cache of a config; returns the mesh."""
+def start_jax(
+    config: Config, lanes: Sequence[Config] = (), aggregator: Aggregator | None = None
+) -> Mesh:
+    """Start the devices and the compilation cache of a config; returns the mesh.
+
+    Args:
+      config: of the experiment, or what the lanes of a sweep have in common.
+      lanes: of a sweep; (): one experiment.
+      aggregator: a rule of the user's own, instead of ``config.algorithm``.
+    """
     devices.start(config.devices)
     use_cache(config.compile_cache)
-    count = 1 if _shares_a_busy_cpu(config) else config.devices
-    return devices.make_mesh(count, config.num_clients)
+    busy = _shares_a_busy_cpu(config, lanes or (config,), aggregator)
+    return devices.make_mesh(1 if busy else config.devices, config.num_clients)
 
 
-def _shares_a_busy_cpu(config: Config) -> bool:
+def _shares_a_busy_cpu(
+    config: Config, lanes: Sequence[Config], aggregator: Aggregator | None
+) -> bool:
     """Whether all devices would do for a run, but other programs hold the cores.
 
     Devices meet at every sum, each time after waiting for a core again: with four busy
     processes on two cores a run of short intervals took twice as long on two devices as
-    on one. Clients one after another give the same bits on any number of devices,
-    except where the bound is minimized or weights are chosen in hindsight: XLA rounds
-    the weights of these solvers by the program around them, so such a run keeps all
-    devices however busy they are.
+    on one. Where the results depend on their number, a run keeps all devices however
+    busy they are; a sweep does if one of its lanes does.
     """
     if config.devices or jax.default_backend() != "cpu" or jax.process_count() > 1:
         return False
-    rule = AGGREGATORS.get(config.algorithm)
-    if config.measure_regret or (
-        rule is not None and (rule.uses_gradients or rule.hindsight is not None)
-    ):
+    if any(_depends_on_devices(lane, aggregator) for lane in lanes):
         return False
+    return devices.competitors() >= BUSY
+
+
+def _depends_on_devices(config: Config, aggregator: Aggregator | None) -> bool:
+    """Whether the last bits of a run depend on how many CPU devices share the clients.
+
+    Clients one after another give the same bits on any number of devices, except where
+    the bound is minimized or weights are chosen in hindsight: XLA rounds the weights of
+    these solvers by the program around them.
+    """
+    rule: Any = aggregator
+    rule = AGGREGATORS.get(config.algorithm) if rule is None else rule
+    solves = isinstance(rule, Aggregator) and (
+        rule.uses_gradients or rule.hindsight is not None
+    )
     mapping = formulation(config, "cpu", config.model.name).mapping
-    return mapping == "sequential" and devices.competitors() >= BUSY
+    return solves or config.measure_regret or mapping != "sequential"
 
 
 def notes_of(config: Config, mesh: Mesh) -> tuple[str, ...]:

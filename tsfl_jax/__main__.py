@@ -42,14 +42,22 @@ usage: tsfl WORD [arguments]
 tsfl WORD --help explains the arguments of a word, tsfl --version says which version.
 """
 
+_HELP_FLAGS = {"-h", "--h", "-help", "--help"}
+_OWN_HELP = {
+    "configs": "usage: tsfl configs\n\nList the experiments that --config knows by "
+    "name, and what each is.",
+    "settings": "usage: tsfl settings [GROUP or SETTING]\n\nList settings with "
+    "default, range and help: tsfl settings data, tsfl settings lr.",
+}
 
-def run_cli(words: list[str]) -> None:
-    """Do what launch.py does with these arguments."""
+
+def run_cli(word: str, words: list[str]) -> None:
+    """Do what launch.py does with these arguments; ``--help`` is that of the word."""
     from tsfl_jax import cli  # defines flags: not for the other words
 
     flags.adopt_module_key_flags(cli)  # for --help
     logging.set_verbosity(logging.WARNING)
-    app.run(cli.main, argv=["tsfl", *words], flags_parser=cli.parse)
+    app.run(cli.main, argv=[f"tsfl {word}", *words], flags_parser=cli.parse)
 
 
 def list_configs(words: list[str]) -> None:
@@ -93,11 +101,15 @@ def _dispatch() -> None:
         print(_HELP, end="")
     elif word in ("--version", "version"):
         print(f"tsfl_jax {sys.modules['tsfl_jax'].__version__}")
-    elif word == "sweep" and not any("-sweep" in w or "-help" in w for w in words):
+    elif word in own and _HELP_FLAGS & {*words}:
+        print(_OWN_HELP[word])
+    elif word == "sweep" and not (
+        _HELP_FLAGS & {*words} or any("-sweep" in w for w in words)
+    ):
         print("tsfl: sweep: which settings? add --sweep NAME=VALUES", file=sys.stderr)
         sys.exit(2)
     elif word in _CLI:
-        run_cli([*_CLI[word], *words])
+        run_cli(word, [*_CLI[word], *words])
     elif word in _MODULES:
         sys.argv[1:] = words
         command.run(f"tsfl {word}", importlib.import_module(_MODULES[word]).main)

@@ -84,21 +84,70 @@ def _flag_entry(flag: Flag) -> str:
     return f"{head}\n{text}"
 
 
+class Word(NamedTuple):
+    """A command that trains or explains."""
+
+    usage: str  # its arguments
+    about: str  # a sentence
+    example: str
+    flags: tuple[str, ...]  # its own; it takes those of the other words, too
+
+
+_OWN = "[--config=NAME] [--config.SETTING=VALUE …] [--workdir=FOLDER]"
+WORDS = {
+    "run": Word(
+        _OWN,
+        "Train one experiment. The same command with the same --workdir resumes it.",
+        "tsfl run --config=mnist_case1 --config.lr=0.01 --workdir=runs/mnist",
+        (
+            *("config", "workdir"),
+            *("processes", "process", "coordinator", "join_timeout"),
+        ),
+    ),
+    "sweep": Word(
+        f"--sweep SETTING=VALUES [--sweep …] {_OWN}",
+        "Train many experiments as lanes of one program: all combinations of the "
+        "values, or the points of --sweep_file.",
+        "tsfl sweep --config=mnist_case1 --sweep seed=0:5 --sweep algorithm=dms,fedavg",
+        ("sweep", "sweep_file", "samples", "lanes_per_call", "config", "workdir"),
+    ),
+    "explain": Word(
+        f"[--explain=compile] {_OWN}",
+        "Describe a run, or with --sweep a sweep, without training: timeline, work, "
+        "padding, memory, time.",
+        "tsfl explain --config=frameworks/afl",
+        ("explain", "explain_for", "config", "workdir"),
+    ),
+}
+
+
 def help_text(program: str, flags: Iterable[Flag]) -> str:
-    """What ``--help`` prints: the flags, and the common settings with their choices.
+    """What ``--help`` prints: a command's flags, and the common settings.
 
     Args:
-      program: what the user called.
+      program: what the user called, such as "tsfl sweep"; another one than the words
+        of `tsfl` takes the flags of all.
       flags: of the command line.
     """
+    word = WORDS.get(program.removeprefix("tsfl "))
+    known = {flag.name: flag for flag in flags}
+    usage, about, example, own = word or WORDS["run"]._replace(
+        usage=f"{_OWN} [--sweep …] [--explain]",
+        about="Train one experiment, many with --sweep, or describe with --explain.",
+        flags=tuple(known),
+    )
+    others = [f"--{name}" for name in known if name not in own]
+    more = f"Flags of the other commands: {', '.join(others)}."
     groups = [name for name in _groups() if name]
     lines = [
-        f"usage: {program} [--config=NAME] [--config.SETTING=VALUE …] [flags]",
+        *_filled(f"usage: {program} {usage}", len("usage: ")),
         "",
-        "Train one experiment, many with --sweep, or describe one with --explain.",
+        *_filled(about),
         "",
-        *map(_flag_entry, flags),
+        *([f"  {example}", ""] if word else []),
+        *(_flag_entry(known[name]) for name in own),
         "",
+        *([*_filled(more), ""] if others else []),
         "Common settings, with their defaults:",
         "",
         *map(entry, COMMON),
@@ -109,6 +158,13 @@ def help_text(program: str, flags: Iterable[Flag]) -> str:
         "Experiments that --config knows by name: tsfl configs.",
     ]
     return "\n".join(lines)
+
+
+def _filled(text: str, indent: int = 0) -> list[str]:
+    """Lines of a terminal; all but the first are indented."""
+    return textwrap.wrap(
+        text, _COLUMNS, subsequent_indent=" " * indent, break_on_hyphens=False
+    )
 
 
 def _groups() -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """Where the files of experiments are: ``configs/`` of a checkout, or in the package.
 
-``--config`` takes a path, or the name of one of these files without folder and ending.
+``--config`` takes a path, or the name of one of these files without folder and ending;
+what stands behind a colon is passed to its `get_config`: ``frameworks/afl:digits``.
 """
 
 import pathlib
@@ -41,7 +42,8 @@ def paths(given: Iterable[str]) -> list[pathlib.Path]:
     """The files of several experiments.
 
     Args:
-      given: paths, names as for `find`, or folders of experiments: "frameworks".
+      given: paths, names as for `find`, or folders of experiments: "frameworks",
+        "frameworks:digits".
 
     Raises:
       UserError: one of them is neither a file nor a known name.
@@ -51,8 +53,13 @@ def paths(given: Iterable[str]) -> list[pathlib.Path]:
         if _is_file(name):
             found.append(pathlib.Path(name))
             continue
-        folder = name.rstrip("/").removeprefix("configs/")
-        inside = [p for n, p in _files().items() if n.startswith(f"{folder}/")]
+        folder, argument = split(name)
+        folder = folder.rstrip("/").removeprefix("configs/")
+        inside = [
+            pathlib.Path(f"{path}:{argument}") if argument else path
+            for n, path in _files().items()
+            if n.startswith(f"{folder}/")
+        ]
         found += inside or [pathlib.Path(find(name, flag=""))]
     return found
 
@@ -62,21 +69,32 @@ def find(given: str, flag: str = "--config=") -> str:
 
     Args:
       given: a path, or a name such as ``mnist_case1``, ``frameworks/afl``, ``afl`` or
-        ``configs/mnist_case1.py``; ``papers.py:NAME`` passes NAME to the file.
+        ``configs/mnist_case1.py``; ``papers.py:NAME`` and ``papers:NAME`` pass NAME to
+        the file.
       flag: what stood before it on the command line, for messages.
 
     Raises:
       UserError: there is no such file.
     """
-    path, chosen, argument = given.partition(".py:")
-    path += ".py" * bool(chosen)
+    path, argument = split(given)
+    files = _files()
     if _is_file(path, flag):
         return given
-    files = _files()
     name = path.removeprefix("configs/").removesuffix(".py")
     inside = files.get(name) or files.get(f"frameworks/{name}")
     if inside is None:
         beside = [str(p) for p in pathlib.Path(path).parent.glob("*.py")]
         names = [*beside, *files, *(f"configs/{n}.py" for n in files)]
         raise UserError(f"{flag}{path}: no such file{nearest(path, names)}")
-    return f"{inside}:{argument}" if chosen else str(inside)
+    return f"{inside}:{argument}" if argument else str(inside)
+
+
+def split(given: str) -> tuple[str, str]:
+    """A path or name, and what is passed to the file; "" for nothing.
+
+    >>> split("frameworks/afl:digits")
+    ('frameworks/afl', 'digits')
+    """
+    path, colon, argument = given.rpartition(":")
+    # C:\\afl.py has a colon, too.
+    return (path, argument) if colon and not {*argument} & {*"/\\."} else (given, "")

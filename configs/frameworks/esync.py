@@ -6,11 +6,12 @@ on the clients that all files of this folder share: MNIST, 20 clients, 512 sampl
 Expected: 95.83 % at best, 90 % after 16.90 virtual seconds, means of 3 seeds.
 Time: about 40 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/esync.py
+Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/esync:digits
 All: tsfl compare frameworks
 """
 
 from tsfl_jax.studies import settings
 
 
-def get_config() -> settings.Config:
-    return settings.framework("esync")
+def get_config(data: str = "mnist") -> settings.Config:
+    return settings.framework("esync", data)

@@ -6,11 +6,12 @@ on the clients that all files of this folder share: MNIST, 20 clients, 512 sampl
 Expected: 95.06 % at best, 90 % after 21.69 virtual seconds, means of 3 seeds.
 Time: about 27 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/fedcs.py
+Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/fedcs:digits
 All: tsfl compare frameworks
 """
 
 from tsfl_jax.studies import settings
 
 
-def get_config() -> settings.Config:
-    return settings.framework("fedcs")
+def get_config(data: str = "mnist") -> settings.Config:
+    return settings.framework("fedcs", data)

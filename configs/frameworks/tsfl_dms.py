@@ -6,11 +6,12 @@ on the clients that all files of this folder share: MNIST, 20 clients, 512 sampl
 Expected: 94.30 % at best, 90 % after 31.60 virtual seconds, means of 5 seeds.
 Time: about 29 seconds on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/frameworks/tsfl_dms.py
+Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/tsfl_dms:digits
 All: tsfl compare frameworks
 """
 
 from tsfl_jax.studies import settings
 
 
-def get_config() -> settings.Config:
-    return settings.framework("tsfl_dms")
+def get_config(data: str = "mnist") -> settings.Config:
+    return settings.framework("tsfl_dms", data)

@@ -29,8 +29,9 @@ _BLOCK = 4096  # records decoded at a time
 _TIMEOUT = 6  # seconds without an answer after which there is no network
 _WAYS_OUT = (
     "point --config.data.dir at a folder of prepared data, prepare it once on a "
-    "machine with network, or use --config.data.name=digits or "
-    "--config.data.name=npz --config.data.file=FILE.npz"
+    "machine with network, or use --config.data.name=digits (frameworks: "
+    "--config=frameworks/NAME:digits) or --config.data.name=npz "
+    "--config.data.file=FILE.npz"
 )
 # Published as four files that `data.sources` reads without TFDS.
 _AS_IDX = ("mnist", "fashion_mnist")

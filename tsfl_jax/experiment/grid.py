@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tsfl_jax import host_memory
+from tsfl_jax import config_files, host_memory
 from tsfl_jax.config import SETTINGS, Config, replace
 from tsfl_jax.experiment import sweep_values
 from tsfl_jax.experiment.rule_settings import validate
@@ -62,9 +62,14 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
 def config_at(path: pathlib.Path) -> Config:
     """Load what ``get_config()`` of a config file returns.
 
+    Args:
+      path: of the file; ``afl.py:digits`` passes the argument "digits".
+
     Raises:
       UserError: no such file, an error in it, or no config in it.
     """
+    name, argument = config_files.split(str(path))
+    path = pathlib.Path(name)
     try:
         found = path.is_file()
     except (OSError, ValueError):  # a name too long, or a zero byte in it
@@ -77,7 +82,10 @@ def config_at(path: pathlib.Path) -> Config:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        config = module.get_config() if hasattr(module, "get_config") else None
+        arguments = (argument,) if argument else ()
+        config = None
+        if hasattr(module, "get_config"):
+            config = module.get_config(*arguments)
     except Exception as error:  # a config file is any Python
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{path}: cannot be read ({reason})") from error

@@ -322,7 +322,8 @@ def main(texts: list[str]) -> None:
     parser.add_argument(
         "configs",
         nargs="+",
-        help="files, names as in tsfl configs, or frameworks: all of that folder",
+        help="files, names as in tsfl configs, or all of a folder: frameworks, or "
+        "without a download frameworks:digits",
     )
     parser.add_argument(
         "--target",

@@ -56,6 +56,17 @@ _CLIENTS = {
     "timeline.upload": "constant(0.1)",
     "timeline.local_iterations": 3,
 }
+# Data set → what is changed for it; digits come with scikit-learn, in small images.
+_FRAMEWORK_DATA = {
+    "mnist": {},
+    "digits": {
+        "data.name": "digits",
+        "model.name": "mlp",
+        "batch_size": 8,
+        "lr": 0.01,
+        "schedule.data_size": 64,
+    },
+}
 # Clients with one quadratic each, all constants known: `bounds` varies it.
 _QUADRATIC = {
     "algorithm": "dms",  # or fedavg, fedprox, fednova, …
@@ -112,11 +123,21 @@ def quadratic() -> Config:
     return settings.replace(Config(), _QUADRATIC)
 
 
-def framework(name: str) -> Config:
+def framework(name: str, data: str = "mnist") -> Config:
     """The settings of a framework on the clients that all frameworks share.
 
     Args:
       name: a key of `FRAMEWORKS`.
+      data: "mnist", or "digits", which need no download: 64 samples per client, and a
+        network that fits them.
+
+    Raises:
+      UserError: other data.
     """
+    if data not in _FRAMEWORK_DATA:
+        raise UserError(
+            f"--config=frameworks/{name}:{data}: expected one of "
+            f"{', '.join(_FRAMEWORK_DATA)}{nearest(data, _FRAMEWORK_DATA)}"
+        )
     chosen = {"algorithm": "fedavg", "timeline.framework": name} | FRAMEWORKS[name]
-    return settings.replace(Config(), _CLIENTS | chosen)
+    return settings.replace(Config(), _CLIENTS | _FRAMEWORK_DATA[data] | chosen)

@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 import tsfl_jax
-from tsfl_jax.engine import devices
-from tsfl_jax.experiment import explain, prepare
 from tsfl_jax.report import style, timeline
 from tsfl_jax.studies import compare
 
@@ -49,8 +47,7 @@ def config_of(framework: str, algorithm: str) -> tsfl_jax.Config:
 
 def plot_timeline(axes, framework: str, name: str) -> dict[str, Patch]:
     """One framework's timeline; returns the legend's entries."""
-    prepared = prepare.prepare(config_of(framework, "fedavg"))
-    line = explain.explain(prepared, devices.make_mesh(1, CLIENTS)).timeline
+    line = tsfl_jax.explain(config_of(framework, "fedavg")).timeline
     kinds = timeline.plot_bars(axes, line, list(range(CLIENTS)), SHOWN)
     timeline.plot_updates(axes, timeline.updates_until(line, SHOWN), CLIENTS)
     axes.set_xlim(0, SHOWN)

@@ -4,7 +4,8 @@ Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Ana
 and Optimizations". The symbols are explained in `tsfl_jax.types`. The names:
 
   Settings       Config, HParams, UserError
-  Running        simulate, sweep, as_function, Result, SweepResult
+  Running        simulate, sweep, explain, as_function, Result, SweepResult,
+                 Explanation
   Data, models   make_dataset, Dataset, Model
   Own rules      rule, init_rule, aggregate, Aggregator, Situation, Weights, Event,
                  Counts, AGGREGATORS, rules, from_optax, to_optax
@@ -22,7 +23,9 @@ from typing import Any
 from tsfl_jax import rules, theory
 from tsfl_jax.config import Config
 from tsfl_jax.data.in_memory import make_dataset
+from tsfl_jax.experiment.explain import Explanation
 from tsfl_jax.experiment.function import as_function
+from tsfl_jax.experiment.preview import explain
 from tsfl_jax.experiment.runner import Result, simulate
 from tsfl_jax.experiment.sweeps import SweepResult, sweep
 from tsfl_jax.models.networks import Model
@@ -56,6 +59,7 @@ __all__ = [
     "Counts",
     "Dataset",
     "Event",
+    "Explanation",
     "HParams",
     "Model",
     "Result",
@@ -70,6 +74,7 @@ __all__ = [
     "coupling",
     "dms",
     "dms_weights",
+    "explain",
     "filter_probability",
     "from_optax",
     "init_rule",

@@ -26,6 +26,7 @@ from tsfl_jax.experiment import (
     explain,
     explain_sweep,
     grid,
+    lane_notes,
     prepare,
     program,
     rule_settings,
@@ -157,7 +158,7 @@ def parse(argv: list[str]) -> list[str]:
     """Parse the command line; a mistake in it ends the process with one line."""
     if any(word in ("-h", "--h", "-help", "--help") for word in argv[1:]):
         own = flags.FLAGS.get_flags_for_module(__name__)
-        print(settings.help_text(_program(), map(_shown, own)))
+        print(settings.help_text(argv[0], map(_shown, own)))
         sys.exit(0)
     try:
         _check_flags(argv)
@@ -234,10 +235,11 @@ def _joined(config: Config) -> processes.Group | None:
 
 def _label(config: Config) -> str:
     path = getattr(flags.FLAGS["config"], "config_filename")  # noqa: B009
-    path = pathlib.Path(path.rpartition(".py:")[2])  # configs/papers.py:mnist_case1
+    path, argument = config_files.split(path)  # configs/papers.py:mnist_case1
+    name = "-".join(filter(None, (pathlib.Path(path).stem, argument)))
     if _sweeps():
-        return f"{path.stem}-sweep"
-    return f"{path.stem}-{config.algorithm}-seed{config.seed}"
+        return f"{name}-sweep"
+    return f"{name}-{config.algorithm}-seed{config.seed}"
 
 
 def _headline(exp: assemble.Experiment) -> str:
@@ -290,14 +292,16 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
     progress.log(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare_validated(config, prepare.Own())
     _print_notes([*prepared.notes, *backend.notes_of(config, mesh)])
-    known, wall = explain.explain(prepared, mesh), wall_time.estimate(prepared, mesh)
-    compiled = None
+    known, compiled = explain.explain(prepared, mesh), None
+    known = known._replace(wall_time=wall_time.estimate(prepared, mesh))
     if _EXPLAIN.value == "compile":
         arrays = program.make_arrays(prepared, mesh)
         if gpu is None:
             made = program.make_program([prepared], mesh)
             run = compile_times.compile_program(made, arrays, sys.stderr)
-            compiled, wall = run.memory(), wall_time.measure(prepared, run, arrays)
+            compiled = run.memory()
+            measured = wall_time.measure(prepared, run, arrays)
+            known = known._replace(wall_time=measured)
         else:
             progress.log(sys.stderr, "compiling …")
             made = program.make_program([prepared], ahead.make_mesh(gpu[0]))
@@ -305,12 +309,9 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
     path = report.prepare_workdir(workdir) / "timeline"
     paths = timeline.plot_timeline(known.timeline, known.settings, path)
-    chart = timeline.gantt(known.timeline, timeline.window(known.timeline))
     words = explain.text(known, compiled)
-    if gpu is None:
-        words += f"\n{'wall time':<15}{wall_time.text(wall)}"
     files = f"{'files':<15}{', '.join(map(str, paths))}"
-    progress.log(sys.stdout, f"{words}\n{files}\n\n{chart}")
+    progress.log(sys.stdout, f"{words}\n{files}\n\n{known.chart()}")
 
 
 def _print_notes(notes: list[str]) -> None:
@@ -322,10 +323,10 @@ def _explain_sweep(config: Config) -> None:
     """Print what a sweep would do, and do not run it."""
     points = _points()
     configs = [grid.changed(config, values) for values in points]
-    mesh = backend.start_jax(config)
+    mesh = backend.start_jax(config, configs)
     progress.log(sys.stderr, "preparing data and model …")
     several = prepare.prepare_all(configs)
-    notes = [note for prepared in several for note in prepared.notes]
+    notes = lane_notes.merged([prepared.notes for prepared in several], configs)
     _print_notes([*notes, *backend.notes_of(config, mesh)])
     print(explain_sweep.text(points, several, mesh, _LANES.value))
 

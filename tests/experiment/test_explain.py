@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+import tsfl_jax
 from tests.test_launch import BUSY, ROOT, SMALL, launch
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet
 from tsfl_jax.config import Config
@@ -19,6 +20,7 @@ from tsfl_jax.report import timeline
 from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous
 from tsfl_jax.timeline.fleet import online_seconds
 from tsfl_jax.timeline.trace import COUNTED, GIVEN_UP, LOST, OPEN
+from tsfl_jax.types import UserError
 
 
 def bars(name, fleet, end=None, **kwargs):
@@ -304,6 +306,40 @@ def test_stacked_models_are_counted_and_the_compiler_is_asked():
     assert seen["arguments"] >= sum(known.memory[row] for row in rows)
     assert seen["arguments"] < 1.2 * sum(known.memory[row] for row in rows)
     assert "compiled" in explain.text(known, seen)
+
+
+def test_an_experiment_is_explained_from_python():
+    """What ``tsfl explain`` prints, the numbers behind it, and the figure."""
+    config = small(timeline__framework="sfl", timeline__speed="constant(1)")
+    config.timeline.local_iterations = 2
+    known = tsfl_jax.explain(config)
+    assert known.schedule.tau.shape == (known.updates, 4)
+    assert (known.schedule.tau[known.schedule.tau > 0] == 2).all()
+    np.testing.assert_array_equal(known.trace.time, 2.0 * np.arange(1, 4))
+    assert known.wall_time.training > 0 and known.wall_time.measured == 0
+    words = repr(known)
+    assert words == f"{explain.text(known)}\n\n{known.chart()}"
+    for line in ("run            framework sfl", "wall time      compiling about"):
+        assert f"\n{line}" in f"\n{words}"
+    assert "client 3 █" in words and "client 3 █" in known.chart(end=2, width=60)
+    assert max(map(len, known.chart(end=2, width=60).splitlines())) <= 60
+    assert max(map(len, words.splitlines())) <= 99
+    axes = known.plot().axes[0]
+    assert axes.get_xlabel() == "virtual time in seconds"
+
+
+def test_own_parts_are_explained_and_notes_are_shown():
+    x, y = np.zeros((90, 3), np.float32), np.arange(90) % 3
+    dataset = tsfl_jax.make_dataset(x, y, x, y, name="mine")
+    config = small(partition__kind="iid", schedule__kind="case1")
+    known = tsfl_jax.explain(config, dataset=dataset, loss=lambda o, y: o[:, 0])
+    assert known.labels["data"] == "mine" and known.trace is None
+    assert known.parameters == 4 * 50 + 51 * 3
+    assert known.plot().axes[0].get_xlabel() == "interval"
+    shown = known._replace(notes=("look here",))
+    assert repr(shown).startswith("note: look here\nrun            schedule case1")
+    with pytest.raises(UserError, match="did you mean 'case1'"):
+        tsfl_jax.explain(small(schedule__kind="case11"))
 
 
 def test_nothing_is_computed(monkeypatch):

@@ -15,12 +15,13 @@ from jaxtyping import Int
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.engine import devices, optimizers, scan
+from tsfl_jax.experiment import wall_time as wall_times
 from tsfl_jax.experiment.ahead import Ahead
 from tsfl_jax.experiment.identity import labels_of, settings_of
 from tsfl_jax.experiment.own_hooks import input_dtype
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of
 from tsfl_jax.experiment.workload import Workload
-from tsfl_jax.report.timeline import Timeline, losses
+from tsfl_jax.report.timeline import Timeline, figure_of, gantt, losses, window
 from tsfl_jax.theory import bounds
 from tsfl_jax.timeline import replay, segments
 from tsfl_jax.timeline.trace import Trace
@@ -58,7 +59,7 @@ class Steps(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """All that is known before training."""
+    """All that is known before training; shows itself as ``tsfl explain`` does."""
 
     settings: dict[str, Any]  # by name, {"data.name": "mnist"}
     labels: dict[str, Any]
@@ -72,6 +73,28 @@ class Explanation(NamedTuple):
     devices: str
     width: dict[str, int]  # by mapping: models trained side by side on a device
     updates_per_call: int
+    schedule: Schedule  # τ and samples of each client in each update
+    trace: Trace | None  # which client delivers what when; None: no virtual clock
+    wall_time: wall_times.WallTime | None = None  # None: not estimated
+    notes: tuple[str, ...] = ()  # what a user should know before the run
+
+    def __repr__(self) -> str:
+        """Notes, the text and the chart of ``tsfl explain``."""
+        notes = "".join(f"note: {note}\n" for note in self.notes)
+        return f"{notes}{text(self)}\n\n{self.chart()}"
+
+    def chart(self, end: float = 0.0, width: int = _COLUMNS) -> str:
+        """The timeline as text, one line per client.
+
+        Args:
+          end: seconds, or intervals without a virtual clock; 0: the first updates.
+          width: most characters of a line, ≥ 60.
+        """
+        return gantt(self.timeline, end or window(self.timeline), width)
+
+    def plot(self) -> Any:
+        """The timeline of the first updates as a Matplotlib figure."""
+        return figure_of(self.timeline, self.settings)
 
 
 def work_of(prepared: Prepared) -> Work:
@@ -200,6 +223,9 @@ def explain(prepared: Prepared, mesh: Mesh) -> Explanation:
         devices=f"{mesh.size} × {kind}",
         width=width,
         updates_per_call=per_call,
+        schedule=prepared.workload.schedule,
+        trace=prepared.workload.trace,
+        notes=prepared.notes,
     )
 
 
@@ -405,6 +431,8 @@ def text(known: Explanation, compiled: dict[str, int] | Ahead | None = None) -> 
     table["memory"] += ", ".join(rows)
     if compiled is not None:
         table |= _compiled(compiled)
+    if known.wall_time is not None and not isinstance(compiled, Ahead):
+        table["wall time"] = wall_times.text(known.wall_time)
     lines = [
         textwrap.fill(f"{name:<15}{words}", _COLUMNS, subsequent_indent=" " * 15)
         for name, words in table.items()

@@ -14,6 +14,7 @@ from tsfl_jax.timeline.trace import GIVEN_UP, LOST, Task
 
 if TYPE_CHECKING:
     import matplotlib.axes
+    import matplotlib.figure
 
 _COLUMNS = 99  # of the text, with the clients' names
 _ROWS = 20  # clients of the text
@@ -190,19 +191,30 @@ def _legend(timeline: Timeline, end: float, clients: list[int]) -> str:
     return ", ".join([*present, "| global update"])
 
 
-@style.styled
 def plot_timeline(
     line: Timeline, settings: Mapping[str, Any], path: str | pathlib.Path
 ) -> list[pathlib.Path]:
     """Plot the first few updates; writes a PNG and a PDF.
 
     Args:
-      line: the timeline of an experiment.
-      settings: of the experiment, by name, {"timeline.framework": "afl"}.
+      line, settings: as for `figure_of`.
       path: of the figure, without a suffix.
 
     Returns:
       The two paths.
+    """
+    return style.save_both(figure_of(line, settings), pathlib.Path(path))
+
+
+@style.styled
+def figure_of(
+    line: Timeline, settings: Mapping[str, Any]
+) -> "matplotlib.figure.Figure":
+    """Plot the first few updates.
+
+    Args:
+      line: the timeline of an experiment.
+      settings: of the experiment, by name, {"timeline.framework": "afl"}.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -236,7 +248,7 @@ def plot_timeline(
         fontsize="small",
     )
     figure.suptitle(_title(line, settings))
-    return style.save_both(figure, pathlib.Path(path))
+    return figure
 
 
 def _label(kind: str, line: Timeline) -> str:

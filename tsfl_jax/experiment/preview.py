@@ -1,0 +1,35 @@
+"""What an experiment would do, from Python: the same as ``tsfl explain``."""
+
+from typing import Any
+
+from tsfl_jax.config import Config
+from tsfl_jax.experiment import backend, wall_time
+from tsfl_jax.experiment import explain as explanations
+from tsfl_jax.experiment.explain import Explanation
+from tsfl_jax.experiment.prepare import Own, prepare_validated
+from tsfl_jax.experiment.rule_settings import validate
+
+
+def explain(config: Config, **own: Any) -> Explanation:
+    """Explain an experiment without training or compiling it.
+
+    Args:
+      config: all settings.
+      **own: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
+
+    Returns:
+      `Explanation`, which prints as ``tsfl explain`` does: `schedule` and `trace`
+      (which client delivers what when), `work`, `steps`, `memory`, `wall_time`,
+      `timeline`; ``chart()`` is the timeline as text, ``plot()`` as a figure.
+
+    Raises:
+      UserError: a setting, file or data set that cannot work, in one line.
+    """
+    validate(config)
+    mesh = backend.start_jax(config, aggregator=own.get("aggregator"))
+    prepared = prepare_validated(config, Own(**own))
+    known = explanations.explain(prepared, mesh)
+    return known._replace(
+        wall_time=wall_time.estimate(prepared, mesh),
+        notes=prepared.notes + backend.notes_of(config, mesh),
+    )

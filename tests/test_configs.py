@@ -66,6 +66,28 @@ def test_experiments_of_the_paper_by_name():
         load("papers", "mnist_case4")
 
 
+@pytest.mark.parametrize("name", settings.FRAMEWORKS)
+def test_frameworks_can_be_explained_on_the_digits(name):
+    """The same clients on data that need no download, with a network that fits."""
+    chosen, doc = load(f"frameworks/{name}", "digits")
+    assert chosen.data.name == "digits"
+    assert chosen.timeline == load(f"frameworks/{name}")[0].timeline
+    known = tsfl_jax.explain(chosen)
+    assert known.updates >= 10 and known.labels["data"] == "digits"
+    assert f"--config=frameworks/{name}:digits" in doc
+
+
+def test_a_framework_runs_on_the_digits():
+    chosen, _ = load("frameworks/afl", "digits")
+    chosen.num_intervals = 2
+    result = tsfl_jax.simulate(chosen)
+    assert result.summary["data"] == "digits"
+    assert result.summary["num_dropped"] == 0
+    assert np.isfinite(result.history["test_loss"][-1])
+    with pytest.raises(UserError, match="afl:digitz: expected one of mnist, digits; "):
+        load("frameworks/afl", "digitz")
+
+
 HEAVY = {f"{d}_case{c}" for d in ("cifar10", "svhn", "fashion_mnist") for c in (1, 3)}
 HEAVY |= {"svhn_case2", "cifar10_case2", "fashion_mnist_case2"}
 # The fast suite has every network in test_models, every framework in test_replay.

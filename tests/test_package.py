@@ -10,15 +10,18 @@ import sys
 import tomllib
 
 import pytest
+from absl import flags
 
 import tsfl_jax
 from tsfl_jax import __main__ as tsfl
-from tsfl_jax import config_files
+from tsfl_jax import cli, config_files
 from tsfl_jax.config import SETTINGS
+from tsfl_jax.experiment import grid
 from tsfl_jax.report import settings
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
+FLAGS = [flag.name for flag in flags.FLAGS.get_flags_for_module(cli.__name__)]
 
 
 def call(*words):
@@ -125,6 +128,11 @@ def test_experiments_are_known_by_name(tmp_path):
     assert config_files.find("frameworks/afl.py") == config_files.find("afl")
     found = config_files.find("papers.py:svhn_case3")
     assert found == f"{folder / 'papers.py'}:svhn_case3"
+    afl = folder / "frameworks" / "afl.py"
+    for given in ("afl:digits", "frameworks/afl:digits", "frameworks/afl.py:digits"):
+        assert config_files.find(given) == f"{afl}:digits"
+    assert config_files.find(f"{afl}:digits") == f"{afl}:digits"
+    assert config_files.split("C:\\\\afl.py") == ("C:\\\\afl.py", "")
     own = tmp_path / "own.py"
     own.write_text("")
     assert config_files.find(str(own)) == str(own)
@@ -138,6 +146,9 @@ def test_several_experiments_are_found_by_name_and_by_folder(tmp_path):
     assert len(frames) == 9
     for folder in ("frameworks", "configs/frameworks/"):
         assert config_files.paths([folder]) == frames
+    digits = config_files.paths(["frameworks:digits"])
+    assert [grid.config_at(path).data.name for path in digits] == ["digits"] * 9
+    assert [path.stem for path in digits] == [path.stem for path in frames]
     own = tmp_path / "own.py"
     own.write_text("")
     smoke = config_files.FOLDER / "smoke.py"
@@ -230,7 +241,42 @@ def test_help_shows_flags_and_common_settings():
         assert f"--config.{name}=" in out
     assert "--config.algorithm='dms'" in out and ", krum" in out
     assert "--config.partition.kind='dirichlet'" in out and "iid, dirichlet" in out
-    for flag in ("--sweep=", "--sweep_file=", "--explain=", "--workdir="):
-        assert f"  {flag}" in out
+    assert "  --workdir=" in out and "other commands: --sweep, --sweep_file," in out
     assert f"All {len(SETTINGS)} settings: tsfl settings" in out
     assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "word, first",
+    [("run", "--config"), ("sweep", "--sweep"), ("explain", "--explain")],
+)
+def test_words_that_train_show_their_own_flags_first(word, first):
+    """The usage, then the flags of this word, then the common settings."""
+    known = [settings.Flag(name, (), "Help.", "") for name in FLAGS]
+    out = settings.help_text(f"tsfl {word}", known)
+    usage, _, rest = out.partition("\n\n")
+    assert usage.startswith(f"usage: tsfl {word} ")
+    shown = [n for n in re.findall(r"^  --(\w+)=", rest, re.MULTILINE)]
+    assert f"--{shown[0]}" == first
+    assert [*shown] == [*settings.WORDS[word].flags]
+    listed = re.search(r"other commands: ([^.]*)\.", " ".join(rest.split()))
+    assert listed is not None
+    others = listed[1].replace("--", "").split(", ")
+    assert {*shown, *others} == {*FLAGS} and not {*shown} & {*others}
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_help_of_launch_has_all_flags():
+    known = [settings.Flag(name, (), "Help.", "") for name in FLAGS]
+    out = settings.help_text("launch.py", known)
+    assert out.startswith("usage: launch.py [--config=NAME]")
+    assert all(f"\n  --{name}=" in out for name in FLAGS) and "other" not in out
+
+
+def test_the_help_of_a_word_is_not_that_of_another(capsys, monkeypatch):
+    for words in (["configs", "--help"], ["settings", "-h"]):
+        monkeypatch.setattr(sys, "argv", ["tsfl", *words])
+        tsfl.main()
+        assert capsys.readouterr().out.startswith(f"usage: tsfl {words[0]}")
+    code, out, _ = call("sweep", "-h")
+    assert code == 0 and out.startswith("usage: tsfl sweep --sweep SETTING=VALUES")

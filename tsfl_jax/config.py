@@ -279,7 +279,9 @@ class Config:
         0.9, "of the clients' SGD, reset at the start of every interval", low=0, below=1
     )
     batch_size: int = setting(32, "B, samples of a mini-batch", low=1)
-    mu: float = setting(0.01, "μ, the proximal coefficient of fedprox", low=0)
+    mu: float = setting(
+        0.01, "μ, the proximal coefficient; 0 without fedprox or proximal", low=0
+    )
     gamma: float = setting(
         0.5, "γ, fedasync's share of the old global model", low=0, below=1
     )

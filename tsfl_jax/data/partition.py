@@ -258,10 +258,7 @@ def _notes(
     """Report where the request could not be met exactly."""
     notes, moved = (), np.maximum(wanted - counts, 0)
     if moved.any():
-        short = [str(c) for c in classes[moved.any(axis=0)]]
-        scarce = f"class {short[0]} has"
-        if len(short) > 1:
-            scarce = f"classes {', '.join(short)} have"
+        short = ", ".join(str(c) for c in classes[moved.any(axis=0)])
         share = moved.sum() / counts.sum()
         meaning = (
             "harmless, the split is hardly less skewed and the same for every algorithm"
@@ -271,8 +268,8 @@ def _notes(
         )
         notes += (
             f"{100 * share:.2g} % of the clients' samples ({moved.sum()} of "
-            f"{counts.sum()}) are of other classes than drawn, because {scarce} "
-            f"too few: {meaning}",
+            f"{counts.sum()}) are of other classes than drawn, because too few samples "
+            f"are labeled {short}: {meaning}",
         )
     # A client with few samples may have one of another class and still at most k.
     many = (counts > 0).sum(axis=1, keepdims=True) > k

@@ -99,14 +99,15 @@ def small_and_even(
 
 
 def start_jax(
-    config: Config, lanes: Sequence[Config] = (), aggregator: Aggregator | None = None
+    config: Config, lanes: Sequence[Config] = (), aggregator: Any = None
 ) -> Mesh:
     """Start the devices and the compilation cache of a config; returns the mesh.
 
     Args:
       config: of the experiment, or what the lanes of a sweep have in common.
       lanes: of a sweep; (): one experiment.
-      aggregator: a rule of the user's own, instead of ``config.algorithm``.
+      aggregator: a rule of the user's own, instead of ``config.algorithm``; not
+        checked here.
     """
     devices.start(config.devices)
     use_cache(config.compile_cache)
@@ -115,7 +116,7 @@ def start_jax(
 
 
 def _shares_a_busy_cpu(
-    config: Config, lanes: Sequence[Config], aggregator: Aggregator | None
+    config: Config, lanes: Sequence[Config], aggregator: Any
 ) -> bool:
     """Whether all devices would do for a run, but other programs hold the cores.
 
@@ -131,15 +132,14 @@ def _shares_a_busy_cpu(
     return devices.competitors() >= BUSY
 
 
-def _depends_on_devices(config: Config, aggregator: Aggregator | None) -> bool:
+def _depends_on_devices(config: Config, aggregator: Any) -> bool:
     """Whether the last bits of a run depend on how many CPU devices share the clients.
 
     Clients one after another give the same bits on any number of devices, except where
     the bound is minimized or weights are chosen in hindsight: XLA rounds the weights of
     these solvers by the program around them.
     """
-    rule: Any = aggregator
-    rule = AGGREGATORS.get(config.algorithm) if rule is None else rule
+    rule = AGGREGATORS.get(config.algorithm) if aggregator is None else aggregator
     solves = isinstance(rule, Aggregator) and (
         rule.uses_gradients or rule.hindsight is not None
     )

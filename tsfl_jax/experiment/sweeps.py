@@ -24,7 +24,15 @@ from jax.sharding import Mesh
 from tsfl_jax import host_memory
 from tsfl_jax.config import Config
 from tsfl_jax.engine import scan
-from tsfl_jax.experiment import calls, compile_times, explain, grid, lanes, live
+from tsfl_jax.experiment import (
+    calls,
+    compile_times,
+    explain,
+    grid,
+    lane_notes,
+    lanes,
+    live,
+)
 from tsfl_jax.experiment.backend import notes_of, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.prepare import Own, Prepared, drawn_bytes, prepare_all
@@ -188,7 +196,8 @@ def run_validated(
     """Run or resume a sweep of validated configs, one per point; see `run`."""
     if workdir is not None:
         files.folder_of(workdir)  # before the work
-    mesh = start_jax(config)  # before anything else uses JAX
+    # Before anything else uses JAX.
+    mesh = start_jax(config, configs, own.get("aggregator"))
     if not isinstance(lanes_per_call, Integral) or lanes_per_call < 0:
         raise UserError(
             f"lanes_per_call={lanes_per_call!r}: expected a whole number >= 0 "
@@ -240,6 +249,10 @@ class _Sweep(NamedTuple):
         """Names of the swept settings."""
         return grid.names_of(self.points)
 
+    def configs(self) -> list[Config]:
+        """Settings of all lanes."""
+        return [prepared.config for prepared in self.several]
+
     def metrics(self) -> tuple[str, ...]:
         """Names of the user's own metrics, the same in all lanes."""
         return tuple(self.several[0].own.metrics or ())
@@ -258,8 +271,8 @@ class _Sweep(NamedTuple):
 def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     """Histories of all lanes, from the folder or trained and kept there."""
     several, names, stream = every.several, every.names, every.stream
-    notes = [n for p in several for n in p.notes]
-    for note in dict.fromkeys((*notes, *notes_of(several[0].config, every.mesh))):
+    notes = lane_notes.merged([p.notes for p in several], every.configs())
+    for note in (*notes, *notes_of(several[0].config, every.mesh)):
         progress.log(stream, f"note: {note}")
     done = {}
     if every.folder is not None:
@@ -362,6 +375,11 @@ def _result(
     """Rows and histories of all lanes; written to the folder."""
     swept, folder = every.swept(), every.folder
     rows = [every.row(lane, history) for lane, history in enumerate(histories)]
+    equal = lane_notes.identical(every.points, every.configs(), histories)
+    for lanes_of_note, note in equal:
+        progress.log(every.stream, f"note: {note}")
+        for lane in lanes_of_note:
+            rows[lane]["notes"] = "; ".join(filter(None, (rows[lane]["notes"], note)))
     fields = [name for name in histories[0] if name != "seconds"]
     same = {f: len({h[f].shape for h in histories}) == 1 for f in fields}
     whole = {f: np.stack([h[f] for h in histories]) for f in fields if same[f]}
@@ -377,7 +395,8 @@ def _result(
         }
         files.write_json(folder / "sweep.json", settings)
         about = _about(every.several)
-        sweeps.write_sweep(folder, swept, rows, whole, series, about)
+        notes = [note for _, note in equal]
+        sweeps.write_sweep(folder, swept, rows, whole, series, about, notes)
     return result
 
 

@@ -91,7 +91,11 @@ def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
 
 
 def write_tables(
-    folder: pathlib.Path, swept: Sequence[str], rows: list[Row], about: str
+    folder: pathlib.Path,
+    swept: Sequence[str],
+    rows: list[Row],
+    about: str,
+    notes: Sequence[str] = (),
 ) -> None:
     """Write results.jsonl, results.csv and summary.md of the lanes that have finished.
 
@@ -100,11 +104,14 @@ def write_tables(
       swept: names of the settings that were swept.
       rows: results of each lane.
       about: title of the table.
+      notes: below the table.
     """
     plain: list[Row] = [files.plain(row) for row in rows]
     files.write_metrics(folder / "results.jsonl", plain)
     files.write_csv(folder / "results.csv", plain)
-    files.write_text(folder / "summary.md", f"# {about}\n\n{sweep_table(swept, rows)}")
+    text = f"# {about}\n\n{sweep_table(swept, rows)}"
+    text += "".join(f"\nNote: {note}.\n" for note in notes)
+    files.write_text(folder / "summary.md", text)
 
 
 def write_sweep(
@@ -114,6 +121,7 @@ def write_sweep(
     history: dict[str, np.ndarray],
     series: Sequence[dict[str, np.ndarray]],
     about: str,
+    notes: Sequence[str] = (),
 ) -> None:
     """Write every file of a finished sweep.
 
@@ -124,8 +132,9 @@ def write_sweep(
       history: arrays ``[lanes, T, …]`` by name.
       series: per lane, arrays ``[T]`` by name.
       about: title of the table and the figure.
+      notes: below the table.
     """
-    write_tables(folder, swept, rows, about)
+    write_tables(folder, swept, rows, about, notes)
     files.write_columns(folder / "history.csv", frames.of_sweep(swept, rows, series))
     if "test_accuracy" in history:
         figure = figure_of(swept, rows, history, about)

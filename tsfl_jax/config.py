@@ -257,6 +257,22 @@ class OracleConfig:
 
 
 @dataclasses.dataclass
+class SeedsConfig:
+    """Seeds of single sources of randomness, in place of `seed`."""
+
+    model: int = setting(-1, "of the initial model; -1: seed", low=-1, high=2**32 - 1)
+    split: int = setting(
+        -1, "of the split and of validation; -1: seed", low=-1, high=2**32 - 1
+    )
+    fleet: int = setting(
+        -1, "of τ, sizes, speeds, delays, free riders; -1: seed", low=-1, high=2**32 - 1
+    )
+    batches: int = setting(
+        -1, "of all draws in training; -1: seed", low=-1, high=2**32 - 1
+    )
+
+
+@dataclasses.dataclass
 class Config:
     """One experiment."""
 
@@ -327,6 +343,7 @@ class Config:
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     dms: DMSConfig = dataclasses.field(default_factory=DMSConfig)
     oracle: OracleConfig = dataclasses.field(default_factory=OracleConfig)
+    seeds: SeedsConfig = dataclasses.field(default_factory=SeedsConfig)
 
 
 def _declared(kind: type, prefix: str = "") -> dict[str, tuple[type, Setting]]:
@@ -344,9 +361,19 @@ def _declared(kind: type, prefix: str = "") -> dict[str, tuple[type, Setting]]:
 SETTINGS: dict[str, tuple[type, Setting]] = _declared(Config)
 
 
+# Settings that runs of the same experiment may differ in.
+SEEDS = ("seed", *(name for name in SETTINGS if name.startswith("seeds.")))
+
+
 def get(config: Config, name: str) -> Any:
     """The value of a setting by its flat name."""
     return functools.reduce(getattr, name.split("."), config)
+
+
+def seed_of(config: Config, source: str) -> int:
+    """The seed of a source of randomness: a name in `SeedsConfig`."""
+    own = getattr(config.seeds, source)
+    return config.seed if own < 0 else own
 
 
 def replace(config: Config, values: dict[str, Any]) -> Config:
@@ -371,6 +398,7 @@ _ADDED = tuple(
     *("server.by_size", "partition.iid_share", "partition.common", "partition.online"),
     *("data.validation", "measure_regret", "oracle.steps", "oracle.step"),
 )
+_ADDED += SEEDS[1:]
 WITHOUT_EFFECT = {
     "checkpoint",
     "compile_cache",

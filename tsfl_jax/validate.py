@@ -139,7 +139,7 @@ def _check_extremes(flag: str, value: Any) -> None:
         for number in value:
             _check_extremes(f"{flag}={tuple(value)}", int(number))
     elif isinstance(value, numbers.Integral):
-        if abs(int(value)) > _LARGEST and flag != "--config.seed":
+        if abs(int(value)) > _LARGEST and flag.removeprefix("--config.") not in c.SEEDS:
             raise UserError(f"{flag}={value}: must be <= {_LARGEST}")
     elif 0 < abs(value) < _TINY or _HUGE < abs(value) < math.inf:
         raise UserError(

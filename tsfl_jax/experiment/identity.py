@@ -20,7 +20,8 @@ from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 _ARGUMENTS = {"algorithm", "clip_norm", "gamma", "lr", "momentum", "mu", "seed"}
 _ARGUMENTS |= {"lr_schedule", "lr_decay", "lr_every"}
 _PARTS = (
-    *("data.", "dms.", "oracle.", "partition.", "schedule.", "server.", "timeline."),
+    *("data.", "dms.", "oracle.", "partition.", "schedule.", "seeds."),
+    *("server.", "timeline."),
 )
 # These shape loops or arrays, unlike the others of their sections.
 _SHAPES = {"schedule.iteration", "partition.online", "data.validation"}

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 
 from tsfl_jax import rng
+from tsfl_jax.config import seed_of
 from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
@@ -334,9 +335,11 @@ def make_inputs(
 
 
 def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
-    """(of the initial model, of the seed, which the run folds its streams from)."""
-    key = rng.key(prepared.config.seed)
-    return rng.fold(key, "initial model"), key
+    """(of the initial model, of training, which the run folds its streams from)."""
+    model = rng.key(seed_of(prepared.config, "model"))
+    return rng.fold(model, "initial model"), rng.key(
+        seed_of(prepared.config, "batches")
+    )
 
 
 def initial_state(

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Int
 
 from tsfl_jax import rng
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, seed_of
 from tsfl_jax.data import given_partition, partition, validation
 from tsfl_jax.experiment import rule_settings
 from tsfl_jax.types import Dataset, Partition, UserError
@@ -16,7 +16,7 @@ def held_out(config: Config, dataset: Dataset) -> Int[np.ndarray, "V"] | None:
     """The validation samples, None if there are none."""
     if not config.data.validation:
         return None
-    generator = rng.generator(config.seed, "validation")
+    generator = rng.generator(seed_of(config, "split"), "validation")
     return validation.hold_out(dataset.y_train, config.data.validation, generator)
 
 
@@ -47,7 +47,7 @@ def draw_split(
     held_out: Int[np.ndarray, "V"] | None,
 ) -> Partition:
     """The samples of each client, drawn or given."""
-    generator = rng.generator(config.seed, "partition")
+    generator = rng.generator(seed_of(config, "split"), "partition")
     if lists is not None:
         return given_partition.as_partition(lists, generator)
     labels = dataset.y_train

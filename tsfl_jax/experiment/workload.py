@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tsfl_jax import rng, timeline
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, seed_of
 from tsfl_jax.report import progress
 from tsfl_jax.timeline import free_riders, replay, schedule
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
@@ -86,7 +86,7 @@ def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
         drawn.tau,
         s.free_riding,
         s.free_riders,
-        rng.generator(config.seed, "free riders"),
+        rng.generator(seed_of(config, "fleet"), "free riders"),
         **clients,
     )
     return drawn._replace(tau=done, reported=reported)
@@ -145,7 +145,7 @@ def _draw_by_cases(config: Config) -> Schedule:
         upload_above=s.upload_above,
         dropout=s.dropout,
         all_work=config.dms.threshold == "all",
-        rng=rng.generator(config.seed, "schedule"),
+        rng=rng.generator(seed_of(config, "fleet"), "schedule"),
     )
     ends = np.arange(1, config.num_intervals + 1, dtype=np.float64)
     return drawn._replace(seconds=ends * s.interval_seconds)
@@ -161,7 +161,7 @@ def _draw_sizes(config: Config) -> tuple[Int[np.ndarray, "N"], tuple[str, ...]]:
         data_size=s.data_size,
         tau_groups=("constant(1)",),
         size_groups=groups(s.size_groups),
-        rng=rng.generator(config.seed, "schedule"),
+        rng=rng.generator(seed_of(config, "fleet"), "schedule"),
     )
     return drawn.size[0], drawn.notes
 
@@ -190,7 +190,7 @@ def _draw_fleet(config: Config, size: Int[np.ndarray, "N"]) -> Fleet:
         dropout=config.schedule.dropout,
         speeds_file=t.speeds,
         availability_file=t.availability,
-        rng=rng.generator(config.seed, "fleet"),
+        rng=rng.generator(seed_of(config, "fleet"), "fleet"),
     )
 
 

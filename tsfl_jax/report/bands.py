@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tsfl_jax.config import SEEDS
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.statistics import confidence_interval
 
@@ -33,7 +34,7 @@ def grouped(swept: Sequence[str], rows: list[Row]) -> dict[str, list[int]]:
     """
     groups: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
-        pairs = [f"{name}={row[name]}" for name in swept if name != "seed"]
+        pairs = [f"{name}={row[name]}" for name in swept if name not in SEEDS]
         groups.setdefault(", ".join(pairs) or "all", []).append(index)
     return groups
 
@@ -58,7 +59,7 @@ def of_sweep(
     groups = grouped(swept, rows)
     curves = {label: measured[lanes] for label, lanes in groups.items()}
     settings = {
-        label: {n: rows[lanes[0]][n] for n in swept if n != "seed"}
+        label: {n: rows[lanes[0]][n] for n in swept if n not in SEEDS}
         for label, lanes in groups.items()
     }
     return bands(curves, title, settings, losses=losses)

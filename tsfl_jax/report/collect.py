@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tsfl_jax.config import SETTINGS, flat
+from tsfl_jax.config import SEEDS, SETTINGS, flat
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
@@ -173,7 +173,7 @@ def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:
         line = series.get(str(row.get("lane", index)), _curves(found))
         without += not found
         tau, rho = _clients(found) if {"tau", "rho"} <= set(found) else (None, None)
-        values = [f"{n}={_shown(row.get(n))}" for n in swept if n != "seed"]
+        values = [f"{n}={_shown(row.get(n))}" for n in swept if n not in SEEDS]
         name = ": ".join(filter(None, [prefix, ", ".join(values)]))
         settings = {n: v for n, v in row.items() if n in SETTINGS}
         facts = {n: v for n, v in row.items() if n not in SETTINGS}

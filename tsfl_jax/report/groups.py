@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tsfl_jax.config import SEEDS
 from tsfl_jax.report import collect
 from tsfl_jax.report.collect import Run, Source
 from tsfl_jax.report.style import NAMES
@@ -38,7 +39,7 @@ def grouped(sources: Sequence[Source]) -> list[Group]:
         prefix = f"{source.folder.resolve().name}: " if len(sources) > 1 else ""
         prefix = prefix if source.kind != collect.RUN else ""
         for run in source.runs:
-            settings = {n: v for n, v in run.settings.items() if n != "seed"}
+            settings = {n: v for n, v in run.settings.items() if n not in SEEDS}
             key = (prefix + run.name, str(sorted(settings.items(), key=str)))
             found.setdefault(key, []).append(run)
     groups: list[Group] = []
@@ -59,7 +60,7 @@ def _looks(groups: Sequence[Group]) -> list[tuple[int, int]]:
     Where the groups differ in two settings, the color is one and the dashes the other.
     """
     settings = [group.runs[0].settings for group in groups]
-    names = dict.fromkeys(n for own in settings for n in own if n != "seed")
+    names = dict.fromkeys(n for own in settings for n in own if n not in SEEDS)
     texts = {name: [str(own.get(name)) for own in settings] for name in names}
     values = {name: list(dict.fromkeys(texts[name])) for name in names}
     differ = [name for name in names if len(values[name]) > 1]

@@ -80,3 +80,95 @@ def spread_of_times(times: Float[np.ndarray, "S"]) -> str:
     """Mean ± half its confidence interval, or how many seeds never reached it."""
     never = int(np.isinf(times).sum())
     return f"never ({never} of {len(times)})" if never else spread(times)
+
+
+def paired_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
+    """p value of Student's paired t test, two-sided, of a mean difference of 0.
+
+    Args:
+      differences: ``[n]`` of pairs. Fewer than two, or a NaN: NaN. Without any spread
+        the test has no error to divide by: 1 where all are 0, else 0.
+    """
+    from scipy import stats
+
+    found = np.asarray(differences, float)
+    if len(found) < 2 or not np.isfinite(found).all():
+        return float("nan")
+    if np.ptp(found) == 0:
+        return float(found[0] == 0)
+    return float(np.asarray(stats.ttest_1samp(found, 0.0))[1])
+
+
+def signed_rank_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
+    """p value of Wilcoxon's signed-rank test, two-sided; pairs without difference off.
+
+    It cannot be below 2^(1 − n): with five pairs never below 0.0625.
+
+    Args:
+      differences: ``[n]`` of pairs; NaN without any that is not 0.
+    """
+    from scipy import stats
+
+    found = np.asarray(differences, float)
+    if not np.isfinite(found).all() or not found.any():
+        return float("nan")
+    return float(np.asarray(stats.wilcoxon(found))[1])
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p values corrected for their number; NaN are no tests and stay.
+
+    p̃_(i) = max_{j ≤ i} min(1, (m − j + 1) p_(j)), p_(1) ≤ … ≤ p_(m). Holm, "A Simple
+    Sequentially Rejective Multiple Test Procedure", Scand. J. Statistics 1979.
+    """
+    p = np.asarray(p_values, float)
+    order = np.argsort(p)[: int(np.isfinite(p).sum())]
+    factors = np.arange(len(order), 0, -1)
+    p[order] = np.minimum(np.maximum.accumulate(factors * p[order]), 1.0)
+    return p.tolist()
+
+
+def power(n: int, effect: float, *, paired: bool, alpha: float = 0.05) -> float:
+    """Chance that a two-sided t test finds a true difference.
+
+    Args:
+      n: seeds ≥ 2, of each side.
+      effect: difference over standard deviation: of the paired differences, or of one
+        side, if the sides do not share their seeds.
+      paired: whether they share them.
+      alpha: level of the test.
+    """
+    from scipy import stats
+
+    freedom, shift = (n - 1, n) if paired else (2 * n - 2, n / 2)
+    limit, center = stats.t.ppf(1 - alpha / 2, freedom), abs(effect) * np.sqrt(shift)
+    above = stats.nct.sf(limit, freedom, center)
+    return float(above + stats.nct.cdf(-limit, freedom, center))
+
+
+def seeds_needed(
+    difference: float,
+    deviation: float,
+    *,
+    paired: bool,
+    alpha: float = 0.05,
+    wanted: float = 0.8,
+) -> int:
+    """Fewest seeds with which a true difference is found with a chance of `wanted`.
+
+    Args:
+      difference: > 0.
+      deviation: standard deviation ≥ 0; see `power`.
+      paired, alpha: see `power`.
+      wanted: in (0, 1).
+    """
+    if deviation <= difference / 100:
+        return 2  # beyond what the noncentral t distribution is computed for
+    effect, low, high = difference / deviation, 1, 2
+    while power(high, effect, paired=paired, alpha=alpha) < wanted:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = power(middle, effect, paired=paired, alpha=alpha) >= wanted
+        low, high = (low, middle) if enough else (middle, high)
+    return high

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tsfl_jax.report import bands, files, frames
+from tsfl_jax.config import SEEDS
+from tsfl_jax.report import bands, files, frames, variance
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.bands import grouped
 from tsfl_jax.report.statistics import spread
@@ -52,7 +53,7 @@ def group_rows(
     swept: Sequence[str], rows: list[Row]
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """A line per group of lanes as text; and the means of the groups with results."""
-    names = [name for name in swept if name != "seed"]
+    names = [name for name in swept if name not in SEEDS]
     losses = has_losses(rows)
     cells_of = _losses if losses else _accuracies
     results = ["best test accuracy, %", "final, %", "highest, %"]
@@ -83,11 +84,11 @@ def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
     text += "that did not diverge"
     text += "" if losses else "; best is the highest of a lane's intervals"
     text += f".\n\n{files.markdown(table)}"
-    if means and set(swept) != {"seed"}:
+    if means and not set(swept) <= set(SEEDS):
         winner = (min if losses else max)(means, key=means.__getitem__)
         which = "Lowest mean of final" if losses else "Highest mean of best"
         text += f"\n{which}: {winner}.\n"
-    return text
+    return text + variance.text_of(swept, rows, losses)
 
 
 def write_tables(

@@ -1,0 +1,66 @@
+"""Seeds of single sources: each decides its own draws and nothing else."""
+
+import jax
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tsfl_jax.config import SEEDS, Config, replace
+from tsfl_jax.experiment import identity, program
+from tsfl_jax.experiment.prepare import prepare
+from tsfl_jax.types import UserError
+
+SMALL = {"num_intervals": 2, "num_clients": 4, "batch_size": 8, "lr": 0.05}
+SMALL |= {"schedule.data_size": 16, "model.hidden": 4, "devices": 1}
+SMALL |= {"schedule.kind": "case1"}
+
+
+def small(**changes) -> Config:
+    return replace(Config(), SMALL | changes)
+
+
+def parts(prepared) -> dict[str, str]:
+    """What each source has drawn, as text."""
+    model, batches = program.keys_of(prepared)
+    return {
+        "model": str(jax.random.key_data(model)),
+        "batches": str(jax.random.key_data(batches)),
+        "split": prepared.fingerprints["split"],
+        "fleet": prepared.fingerprints["schedule"],
+    }
+
+
+@pytest.mark.parametrize("source", ["model", "split", "fleet", "batches"])
+def test_a_source_has_its_own_seed(source):
+    # Sizes do not follow the fleet's seed here, so that the split does not either.
+    drawn = {"schedule.kind": "distribution", "schedule.tau_groups": "uniform(1,9)"}
+    plain = small(seed=3, **drawn)
+    before = parts(prepare(plain))
+    same = parts(prepare(replace(plain, {f"seeds.{source}": 3})))
+    after = parts(prepare(replace(plain, {f"seeds.{source}": 4})))
+    assert same == before
+    assert [name for name in before if after[name] != before[name]] == [source]
+
+
+def test_runs_without_them_are_the_same_experiments_as_before():
+    prepared = prepare(small())
+    assert not [n for n in identity.identity_of(prepared) if n.startswith("seeds")]
+    other = prepare(small(**{"seeds.model": 1}))
+    assert identity.identity_of(other)["seeds.model"] == 1
+    assert identity.signature(other) == identity.signature(prepared)
+
+
+def test_four_seeds_make_the_run_of_one():
+    seeds = {name: 3 for name in SEEDS[1:]}
+    lanes = [{"seed": 3}, {"seed": 0} | seeds, {"seed": 0}]
+    history = tsfl_jax.sweep(small(), lanes).history
+    for name in ("test_loss", "train_loss", "rho"):
+        one, four, other = history[name]
+        np.testing.assert_array_equal(one, four)
+        assert not np.array_equal(one, other)
+
+
+def test_ranges():
+    prepare(small(**{"seeds.model": 2**32 - 1}))
+    with pytest.raises(UserError, match=r"--config.seeds.split=-2: must be"):
+        prepare(small(**{"seeds.split": -2}))

@@ -1,0 +1,132 @@
+"""Paired tests, Holm's correction, power, and the analysis of variance of sweeps."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tsfl_jax.report import statistics, sweeps, variance
+
+
+def test_paired_p_by_hand():
+    # Differences 1, 2, 3: mean 2, error 1/√3, t = 2√3 with 2 degrees of freedom.
+    assert statistics.paired_p([1.0, 2.0, 3.0]) == pytest.approx(0.0741799, abs=1e-6)
+    assert statistics.paired_p([0.0, 0.0, 0.0]) == 1.0
+    assert statistics.paired_p([0.2, 0.2]) == 0.0
+    assert np.isnan(statistics.paired_p([1.0]))
+    assert np.isnan(statistics.paired_p([1.0, np.nan]))
+
+
+def test_five_pairs_cannot_be_told_apart_by_ranks():
+    assert statistics.signed_rank_p([1, 2, 3, 4, 5]) == 0.0625
+    assert np.isnan(statistics.signed_rank_p([0.0, 0.0]))
+
+
+def test_holm_by_hand():
+    # 3·0.01, 2·0.03, 1·0.04 but not below the one before it.
+    found = statistics.holm([0.04, 0.01, np.nan, 0.03])
+    np.testing.assert_allclose(found, [0.06, 0.03, np.nan, 0.06])
+    assert statistics.holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("effect", "paired", "seeds"),
+    # Cohen's tables for power 0.8 at 0.05, two-sided.
+    [(0.2, False, 394), (0.5, False, 64), (0.8, False, 26), (0.5, True, 34)],
+)
+def test_seeds_needed_as_in_the_tables_of_cohen(effect, paired, seeds):
+    assert statistics.seeds_needed(effect, 1.0, paired=paired) == seeds
+    assert statistics.power(seeds, effect, paired=paired) >= 0.8
+    assert statistics.power(seeds - 1, effect, paired=paired) < 0.8
+
+
+def test_no_spread_needs_two_seeds():
+    assert statistics.seeds_needed(0.5, 0.0, paired=True) == 2
+
+
+def test_components_by_hand():
+    # Two sources: rows differ by 4, columns by 2, and an interaction of ±0.5.
+    table = np.array([[0.5, 1.5], [3.5, 6.5]])
+    found = variance.components(table, ["a", "b"])
+    a, b, rest = found.sources
+    # Sums of squares: 4·2² = 16, 4·1² = 4, and 4·0.5² = 1, of one degree each.
+    assert (a.square, b.square, rest.square) == pytest.approx((16.0, 4.0, 1.0))
+    assert (a.freedom, b.freedom, rest.freedom) == (1, 1, 1)
+    # σ² = (MS − MS_e)·L/n.
+    assert (a.variance, b.variance, rest.variance) == pytest.approx((7.5, 1.5, 1.0))
+    assert a.share == pytest.approx(0.75)
+    assert found.total == pytest.approx(10.0)
+    assert a.p == pytest.approx(stats.f.sf(16.0, 1, 1))
+
+
+def test_one_source_with_repetitions_is_scipys_analysis():
+    values = np.random.default_rng(0).normal(size=(4, 7)) + np.arange(4)[:, None]
+    (a, rest) = variance.components(values, ["a"]).sources
+    wanted = stats.f_oneway(*values)
+    assert a.square / rest.square == pytest.approx(wanted.statistic)
+    assert a.p == pytest.approx(wanted.pvalue)
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say():
+    stream, held, times = np.random.default_rng(1), 0, 200
+    for _ in range(times):
+        table = stream.normal(0, 2, (6, 1)) + stream.normal(0, 1, (1, 6))
+        table = table + stream.normal(0, 1, (6, 6))
+        a = variance.components(table, ["a", "b"]).sources[0]
+        held += a.low <= 4 / 6 <= a.high
+    assert 0.9 * times <= held <= 0.99 * times
+
+
+def test_without_any_spread_there_are_no_shares():
+    found = variance.components(np.ones((2, 3)), ["a", "b"])
+    assert found.total == 0 and np.isnan(found.sources[0].share)
+
+
+def rows_of(effects, algorithms=("dms", "fedavg")):
+    """Lanes whose accuracy is a sum of what their seeds add."""
+    rows = []
+    for number, algorithm in enumerate(algorithms):
+        for model in range(3):
+            for split in range(3):
+                best = 0.9 - 0.01 * number + effects[0][model] + effects[1][split]
+                best += 0.0001 * ((model * split) % 2)
+                rows.append(
+                    {
+                        "algorithm": algorithm,
+                        "seeds.model": model,
+                        "seeds.split": split,
+                        "best_test_accuracy": best,
+                        "final_test_accuracy": best,
+                        "final_test_loss": 1.0,
+                        "diverged_at": None,
+                        "seconds": 1.0,
+                    }
+                )
+    return rows
+
+
+SWEPT = ("algorithm", "seeds.model", "seeds.split")
+
+
+def test_a_summary_says_where_the_spread_comes_from():
+    rows = rows_of(([0.0, 0.0, 0.0], [0.0, 0.02, 0.04]))
+    text = sweeps.sweep_table(SWEPT, rows)
+    lines = text.splitlines()
+    # Lanes that differ in seeds are one group.
+    assert text.count("| dms | 9 |") == 1
+    share = next(
+        s for s in text.splitlines() if s.startswith("| algorithm=dms | split")
+    )
+    assert float(share.split("|")[4].split()[0]) == 100
+    # Both rules have the same effects, so that nothing is left of the difference.
+    paired = [s for s in lines if "fedavg − algorithm=dms" in s]
+    assert "| yes | 2 (2 to 2) |" in paired[-1]
+    # Two points of standard deviation: d = 1/4, 253 seeds of each side.
+    alone = [s for s in lines if s.startswith("| algorithm=dms | 2.00")]
+    assert alone[0].split("|")[4].split()[0] == "253"
+
+
+def test_a_summary_without_seeds_of_sources_says_nothing():
+    rows = rows_of(([0.0, 0.0, 0.0], [0.0, 0.02, 0.04]))
+    assert variance.text_of(("algorithm",), rows, False) == ""
+    part = variance.text_of(SWEPT, rows[:-1], False)
+    assert part.startswith("\nNo analysis of variance")

@@ -23,6 +23,9 @@ from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
 Notice = Callable[[str], None]
+# (intervals so far, history of these [L, t, …]) -> lanes, by their place in the call,
+# that need not go on.
+Drop = Callable[[int, scan.History], Collection[int]]
 
 OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
 _NAME = "lane"  # the digest again: a file's name is not proof of its content
@@ -154,6 +157,7 @@ def run_call(
     show: Callable[[Chunk], None],
     stop: Callable[[], bool],
     notice: Notice,
+    drop: Drop | None = None,
 ) -> tuple[scan.History, float]:
     """Run lanes to the end, from the file of an earlier process if there is one.
 
@@ -165,6 +169,8 @@ def run_call(
         the whole one so far.
       stop: called after each chunk but the last; True writes the file and raises.
       notice: called with one line for a damaged file.
+      drop: called after each chunk but the last; the lanes that it names do nothing
+        from then on. Lanes do not depend on each other, so that no other one changes.
 
     Returns:
       History ``[L, T, …]`` and seconds of the chunks.
@@ -174,9 +180,11 @@ def run_call(
     """
     part = None if path is None else read_part(path, arrays.start, notice)
     part = part or Part(arrays.start, [], 0, 0.0)
+    total, length = compiled.program.intervals, compiled.program.chunk
     if part.finished:
         show(Chunk(0, part.finished, part.state, part.history[0], part.seconds))
-    total = compiled.program.intervals
+        for earlier in range(length, part.finished + 1, length):
+            _drop(drop, arrays, part.history, earlier)
     writing = _Writing(time.perf_counter(), 0.0)
     for chunk in compiled.chunks(arrays, part.state, part.finished):
         part = Part(
@@ -186,12 +194,28 @@ def run_call(
             part.seconds + chunk.seconds,
         )
         show(chunk)
+        if chunk.last < total:
+            _drop(drop, arrays, part.history, part.finished)
         stopping = chunk.last < total and stop()
         if path is not None and chunk.last < total:
             writing = _written(path, part, writing, stopping)
         if stopping:
             raise KeyboardInterrupt
     return _joined(part.history), part.seconds
+
+
+def _drop(
+    drop: Drop | None, arrays: Arrays, history: list[scan.History], finished: int
+) -> None:
+    """Take all further work from the lanes that need not go on."""
+    if drop is None:
+        return
+    so_far = jax.tree.map(lambda a: a[:, :finished], _joined(history))
+    places = list(drop(finished, so_far))
+    # On the host: the calls of the next chunks read them.
+    arrays.inputs.tau[places, finished:] = 0
+    if arrays.inputs.reported is not None:
+        arrays.inputs.reported[places, finished:] = 0
 
 
 class _Writing(NamedTuple):

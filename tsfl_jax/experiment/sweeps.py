@@ -32,6 +32,7 @@ from tsfl_jax.experiment import (
     lane_notes,
     lanes,
     live,
+    racing,
 )
 from tsfl_jax.experiment.backend import notes_of, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
@@ -43,6 +44,9 @@ from tsfl_jax.types import UserError
 
 _RUNNING = "running"  # folder of the files of running calls
 ONE_CALL = 4  # lanes that run one after another: a killed call loses their work
+
+
+Watch = Callable[[Mapping[int, Mapping[str, np.ndarray]]], None]
 
 
 class SweepResult(NamedTuple):
@@ -135,11 +139,14 @@ def _row(
 
 
 def _cut(history: dict) -> dict:
-    """A lane that lost every model ended there: NaN and 0 afterwards."""
+    """A lane that lost every model or was stopped ended there: NaN and 0 afterwards."""
     lost = np.flatnonzero(history["diverged"])
-    if not len(lost):
+    ends = [lost[0] + 1] if len(lost) else []
+    if int(history.get(racing.STOPPED, -1)) >= 0:
+        ends.append(int(history[racing.STOPPED]))
+    if not ends:
         return history
-    after = np.arange(len(history["diverged"])) > lost[0]
+    after = np.arange(len(history["diverged"])) >= min(ends)
     return {
         name: np.where(
             after.reshape(after.shape + (1,) * (a.ndim - 1)),
@@ -167,6 +174,10 @@ def run(
       stream: where progress is printed; None: nowhere.
       stop: called after each chunk of intervals; True ends the sweep with
         KeyboardInterrupt. Finished lanes are kept, and where the others stand.
+      race: a rule that stops lanes which cannot win, see `racing`; None: all run to
+        their end. The history says when a lane was stopped.
+      watch: called after each call of lanes with the histories of all that have
+        finished, by lane.
       model, dataset, optimizer, aggregator, loss, metrics, augment, client_step: as in
         `runner.simulate`.
 
@@ -191,6 +202,8 @@ def run_validated(
     lanes_per_call: int = 0,
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    race: racing.Race | None = None,
+    watch: Watch = lambda done: None,
     **own: Any,
 ) -> SweepResult:
     """Run or resume a sweep of validated configs, one per point; see `run`."""
@@ -214,7 +227,7 @@ def run_validated(
         folder = None if workdir is None else _opened(workdir, stream, stack)
         several = prepare_all(configs, Own(**own))
         names = [_digest(p) for p in several]
-        every = _Sweep(points, several, names, mesh, folder, stream, stop)
+        every = _Sweep(points, several, names, mesh, folder, stream, stop, race, watch)
         return _result(config, every, _train(every, lanes_per_call))
 
 
@@ -244,6 +257,8 @@ class _Sweep(NamedTuple):
     folder: pathlib.Path | None
     stream: IO[str] | None
     stop: Callable[[], bool]
+    race: racing.Race | None
+    watch: "Watch"
 
     def swept(self) -> list[str]:
         """Names of the swept settings."""
@@ -279,8 +294,8 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
         warn = progress.warn_to(stream)
         lanes_folder = every.folder / "lanes"
         wanted = every.metrics() + every.asked()
-        done = calls.finished_lanes(lanes_folder, names, warn, wanted)
-    rows = {i: every.row(i, done[n]) for i, n in enumerate(names) if n in done}
+        done = racing.finished(every.race, lanes_folder, names, warn, wanted)
+    rows = {i: every.row(i, _cut(done[n])) for i, n in enumerate(names) if n in done}
     todo = [i for i in range(len(names)) if i not in rows]
     if done:
         progress.log(stream, f"{len(rows)} lanes were finished already")
@@ -288,13 +303,16 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     for cause in causes:
         progress.log(stream, f"{len(groups)} programs, because of {cause}")
     shown = live.begin(every.points, several, rows, todo)
+    if done:
+        every.watch(_by_lane(names, done))
     for members in groups:
         for indices, histories in _run_group(
-            every, [todo[i] for i in members], lanes_per_call, shown
+            every, [todo[i] for i in members], lanes_per_call, shown, done
         ):
             for index, history in zip(indices, histories, strict=True):
                 done[names[index]] = history
                 rows[index] = every.row(index, _cut(history))
+            every.watch(_by_lane(names, done))
             if every.folder is not None and len(rows) < len(several):
                 ordered = [rows[i] for i in sorted(rows)]
                 about = f"{_about(several)}, {len(rows)} of {len(several)} lanes so far"
@@ -306,10 +324,29 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     return [_cut(done[name]) for name in names]
 
 
+def _by_lane(
+    names: list[str], done: Mapping[str, dict[str, np.ndarray]]
+) -> dict[int, dict[str, np.ndarray]]:
+    """Histories of the lanes that have finished."""
+    return {lane: _cut(done[name]) for lane, name in enumerate(names) if name in done}
+
+
 def _run_group(
-    every: _Sweep, members: list[int], lanes_per_call: int, shown: live.Live
+    every: _Sweep,
+    members: list[int],
+    lanes_per_call: int,
+    shown: live.Live,
+    done: dict[str, dict[str, np.ndarray]],
 ) -> Iterator[tuple[list[int], list[dict[str, np.ndarray]]]]:
-    """Run the lanes of one program, a call at a time; indices and histories."""
+    """Run the lanes of one program, a call at a time; indices and histories.
+
+    Args:
+      every: the sweep.
+      members: lanes of the program.
+      lanes_per_call: 0 chooses.
+      shown: the live line.
+      done: histories of finished lanes by digest; grows while this runs.
+    """
     several, stream = every.several, every.stream
     explain.check_memory(several[members[0]], every.mesh.size)
     group = lanes.make_group([several[i] for i in members], every.mesh)
@@ -322,6 +359,7 @@ def _run_group(
         compiled = compiled or compile_times.compile_program(
             group.program, arrays, stream
         )
+        running = _raced(every, indices, done)
         with progress.heartbeat(stream) as doing:
             history, seconds = calls.run_call(
                 compiled,
@@ -330,26 +368,50 @@ def _run_group(
                 functools.partial(live.show, shown, stream, indices, doing),
                 every.stop,
                 progress.warn_to(stream),
+                running and running.drop,
             )
-        metrics = every.metrics()
-        found = []
-        for lane, index in enumerate(indices):
-            workload = several[index].workload
-            found.append(
-                {name: a[lane] for name, a in history.named(metrics).items()}
-                | {
-                    "tau": workload.schedule.tau,
-                    "virtual_time": workload.seconds,
-                    "seconds": np.float64(seconds / len(indices)),
-                }
-            )
-            if every.folder is not None:
-                name = every.names[index]
-                calls.write_lane(every.folder / "lanes", name, found[-1])
+        named = history.named(every.metrics())
+        found = _histories(every, indices, named, seconds, running)
         path = _path_of(every, indices, count)
         if path is not None:
             path.unlink(missing_ok=True)
         yield indices, found
+
+
+def _histories(
+    every: _Sweep,
+    indices: list[int],
+    named: dict[str, Any],
+    seconds: float,
+    running: racing.Running | None,
+) -> list[dict[str, np.ndarray]]:
+    """The histories of a call's lanes, each written to its file."""
+    found = []
+    for lane, index in enumerate(indices):
+        workload = every.several[index].workload
+        one = {name: a[lane] for name, a in named.items()} | {
+            "tau": workload.schedule.tau,
+            "virtual_time": workload.seconds,
+            "seconds": np.float64(seconds / len(indices)),
+        }
+        if running is not None:
+            one[racing.STOPPED] = np.int64(running.stopped.get(index, -1))
+        if every.folder is not None:
+            folder = every.folder / "lanes"
+            racing.write_lane(every.race, folder, every.names[index], one)
+        found.append(one)
+    return found
+
+
+def _raced(
+    every: _Sweep, indices: list[int], done: dict[str, dict[str, np.ndarray]]
+) -> racing.Running | None:
+    """The race of a call's lanes; None: there is none."""
+    if every.race is None:
+        return None
+    found = _by_lane(every.names, done)
+    others = {lane: np.asarray(h["test_accuracy"], float) for lane, h in found.items()}
+    return racing.Running(every.race, indices, others, {})
 
 
 def _path_of(every: _Sweep, indices: list[int], count: int) -> pathlib.Path | None:
@@ -361,7 +423,9 @@ def _path_of(every: _Sweep, indices: list[int], count: int) -> pathlib.Path | No
     # Side by side, the width of a block can change last bits.
     devices = every.mesh.size if first.mapping == "vmap" else ""
     names = [every.names[i] for i in indices]
-    return calls.path_of(every.folder / _RUNNING, names, count, str(devices))
+    raced = every.race.name if every.race else ""  # stopped lanes stand still
+    extra = f"{devices}{raced}"
+    return calls.path_of(every.folder / _RUNNING, names, count, extra)
 
 
 def _about(several: list[Prepared]) -> str:

@@ -1,0 +1,92 @@
+"""Races: lanes that cannot win stop, the others do not notice, resuming included."""
+
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests.experiment.test_seeds import small
+from tsfl_jax.experiment import racing, sweeps
+
+SETTINGS = {"num_intervals": 6, "report_every": 2}
+LANES = [{"algorithm": a, "seed": s} for a in ("fedavg", "fedprox") for s in (0, 1)]
+KEPT = ("test_accuracy", "test_loss", "train_loss", "rho", "samples", "tau")
+
+
+def losers(running, interval, curves):
+    """Lanes 2 and 3, FedProx, in interval 2 or later, if their curves are known."""
+    assert all(len(curve) >= interval for curve in curves.values())
+    return [lane for lane in running if lane >= 2]
+
+
+RACE = racing.Race("fedprox stops", losers)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("race")
+    whole = tsfl_jax.sweep(small(**SETTINGS), LANES)
+    options = {"workdir": folder, "lanes_per_call": 2, "race": RACE}
+    raced = sweeps.run(small(**SETTINGS), LANES, **options)
+    return folder, whole, raced
+
+
+def test_survivors_do_not_change(runs):
+    _, whole, raced = runs
+    for name in KEPT:
+        one, other = whole.history[name], raced.history[name]
+        np.testing.assert_array_equal(one[:2], other[:2])
+        # Until they were stopped, the others are the same, too.
+        np.testing.assert_array_equal(one[2:, :2], other[2:, :2])
+    assert raced.history["stopped"].tolist() == [-1, -1, 2, 2]
+    assert "stopped" not in whole.history
+    assert np.isnan(raced.history["test_loss"][2:, 2:]).all()
+    assert not raced.history["samples"][2:, 2:].any()
+
+
+def test_a_race_is_resumed_and_does_not_leak_into_a_sweep_without(runs, monkeypatch):
+    folder, whole, raced = runs
+    files = sorted(path.name for path in (folder / "lanes").glob("*.npz"))
+    assert len([name for name in files if "-" in name]) == 2 and len(files) == 4
+
+    def refuse(*arguments, **more):
+        raise AssertionError("a lane runs again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeps.compile_times, "compile_program", refuse)
+        options = {"workdir": folder, "race": RACE}
+        again = sweeps.run(small(**SETTINGS), LANES, **options)
+        np.testing.assert_array_equal(
+            again.history["test_loss"], raced.history["test_loss"]
+        )
+        assert again.rows[3]["final_test_loss"] == raced.rows[3]["final_test_loss"]
+        other = racing.Race("another rule", losers)
+        with pytest.raises(AssertionError, match="runs again"):
+            sweeps.run(small(**SETTINGS), LANES, workdir=folder, race=other)
+        with pytest.raises(AssertionError, match="runs again"):
+            sweeps.run(small(**SETTINGS), LANES, workdir=folder)
+
+
+def test_a_stopped_call_goes_on_with_the_same_decisions(runs, tmp_path):
+    _, _, raced = runs
+    asked = []
+
+    def late(running, interval, curves):
+        asked.append(interval)
+        return [lane for lane in running if lane == 3 and interval == 2]
+
+    race, count = racing.Race("lane 3 after 2", late), []
+
+    def stop():
+        count.append(1)
+        return len(count) == 2
+
+    options = {"workdir": tmp_path, "lanes_per_call": 4, "race": race}
+    with pytest.raises(KeyboardInterrupt):
+        sweeps.run(small(**SETTINGS), LANES, stop=stop, **options)
+    assert asked == [2, 4]
+    again = sweeps.run(small(**SETTINGS), LANES, **options)
+    assert asked == [2, 4, 2, 4]
+    assert again.history["stopped"].tolist() == [-1, -1, -1, 2]
+    np.testing.assert_array_equal(
+        again.history["test_loss"][:2], raced.history["test_loss"][:2]
+    )

@@ -84,9 +84,13 @@ def parse(
     return given
 
 
-def device_text() -> str:
-    """Number and kind of the devices, "1 × cpu"; starts JAX."""
-    return f"{jax.device_count()} × {jax.devices()[0].device_kind}"
+def device_text(used: int = 0) -> str:
+    """Number and kind of the devices, "1 × cpu"; starts JAX.
+
+    Args:
+      used: how many of them a study uses; 0: all.
+    """
+    return f"{used or jax.device_count()} × {jax.devices()[0].device_kind}"
 
 
 def joined(*parts: Any) -> str:

@@ -1,0 +1,304 @@
+"""``tsfl study adversary``: the fleet on which one rule beats another by most.
+
+The eight numbers of a fleet (see `fleets`) are searched by CMA-ES (Hansen, "The CMA
+Evolution Strategy: A Tutorial", arXiv:1604.00772), with the fleets of a generation as
+lanes of one program. A difference that a search has found is too large, as the best of
+many is: it is measured again on seeds that the search has not seen, once with new
+clients of the same numbers and once with the fleet of a CSV file that is kept.
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tsfl_jax.config import Config, get, replace
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import backend, calls, grid, lanes, prepare, sweeps
+from tsfl_jax.experiment.program import Compiled
+from tsfl_jax.report import files
+from tsfl_jax.report.statistics import OVER_SEEDS, paired_p, spread
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.studies import arena, arena_report, arguments, fleets
+from tsfl_jax.studies.fleets import BOUNDS, Fleet, Numbers
+from tsfl_jax.types import Dataset, UserError
+
+# Seeds of the search, of the choice between its last mean and its best, of the result.
+SEARCH, CHOICE, FRESH = range(3), range(100, 105), range(200, 210)
+START = 0.5  # of each number, as a share of its range
+STEP = 0.3  # σ of the first generation
+Way = tuple[str, str]  # the rule that is to win, the rule that is to lose
+
+
+class Found(NamedTuple):
+    """A candidate of a search."""
+
+    numbers: Numbers
+    gap: float  # mean difference over the seeds, in points
+
+
+def numbers_at(place: Float[np.ndarray, "8"]) -> Numbers:
+    """The numbers at a place in the unit cube; the period on a logarithmic scale."""
+    found = {}
+    for share, (name, (low, high)) in zip(place, BOUNDS.items(), strict=True):
+        if name == "period":
+            found[name] = float(low * (high / low) ** share)
+        else:
+            found[name] = float(low + share * (high - low))
+    # As the table shows them, so that the table gives the same fleet.
+    return Numbers(**{name: float(f"{value:.3g}") for name, value in found.items()})
+
+
+class Bench(NamedTuple):
+    """A compiled program that runs both rules on many fleets."""
+
+    config: Config
+    dataset: Dataset
+    way: Way
+    folder: pathlib.Path
+    group: lanes.Group
+    compiled: Compiled
+    width: int  # lanes of a call
+
+
+def _prepared(config: Config, dataset: Dataset, values: dict[str, Any]) -> Any:
+    own = prepare.Own(dataset=dataset)
+    return prepare.prepare_validated(grid.changed(config, values), own, "-")
+
+
+def make_bench(
+    config: Config, dataset: Dataset, way: Way, folder: pathlib.Path, width: int
+) -> Bench:
+    """Compile once for all fleets: for one client that does more than any other."""
+    T, N = get(config, "num_intervals"), get(config, "num_clients")
+    mean, least = get(config, "schedule.data_size"), get(config, "batch_size")
+    tau, size = np.zeros((T, N), np.int64), np.full(N, least)
+    tau[0, 0], size[0] = fleets.MOST, fleets.LARGEST * mean
+    path = fleets.write_fleet(folder / "anchor.csv", Fleet(tau, size))
+    anchors = [
+        _prepared(config, dataset, fleets.settings_of(path) | {"algorithm": rule})
+        for rule in way
+    ]
+    group = lanes.make_group(anchors, backend.start_jax(config))
+    compiled = group.program.compile(lanes.make_lanes(group, anchors, width))
+    return Bench(config, dataset, way, folder, group, compiled, width)
+
+
+def gaps(
+    bench: Bench, several: Sequence[Numbers], seeds: Sequence[int]
+) -> Float[np.ndarray, "F S"]:
+    """Differences of the two rules in points, by fleet and seed.
+
+    Raises:
+      UserError: more lanes than the program was compiled for.
+    """
+    prepared = []
+    for number, numbers in enumerate(several):
+        for seed in seeds:
+            config = replace(bench.config, {"seed": seed})
+            made = fleets.make_fleet(config, numbers, bench.dataset)
+            path = fleets.write_fleet(bench.folder / f"{number}-{seed}.csv", made)
+            values = fleets.settings_of(path) | {"seed": seed}
+            prepared += [
+                _prepared(bench.config, bench.dataset, values | {"algorithm": rule})
+                for rule in bench.way
+            ]
+    if len(prepared) > bench.width:
+        raise UserError(f"{len(prepared)} lanes; expected at most {bench.width}")
+    arrays = lanes.make_lanes(bench.group, prepared, bench.width)
+    history, _ = calls.run_call(
+        bench.compiled, arrays, None, lambda chunk: None, lambda: False, print
+    )
+    accuracy = np.array(history.test_accuracy[: len(prepared)], float)
+    score = 100 * np.nan_to_num(np.array([arena.recent(a) for a in accuracy]))
+    score = score.reshape(len(several), len(seeds), 2)
+    return score[..., 0] - score[..., 1]
+
+
+Evaluate = Callable[[Sequence[Numbers]], Float[np.ndarray, "F"]]
+
+
+def search(
+    evaluate: Evaluate, generations: int, population: int, log: pathlib.Path
+) -> list[Found]:
+    """The numbers with the largest gap: the search's last mean and its best.
+
+    Args:
+      evaluate: numbers of fleets -> their gaps.
+      generations, population: numbers of them, and of fleets in each.
+      log: file of all that was evaluated; the search goes on from there.
+    """
+    try:
+        import cmaes
+    except ImportError as error:
+        raise UserError(
+            "tsfl study adversary needs CMA-ES: pip install 'tsfl_jax[search]'"
+        ) from error
+    dimensions = len(BOUNDS)
+    optimizer = cmaes.CMA(
+        mean=np.full(dimensions, START),
+        sigma=STEP,
+        bounds=np.tile([0.0, 1.0], (dimensions, 1)),
+        population_size=population,
+        seed=0,
+    )
+    known = files.read_metrics(log) if log.exists() else []
+    best = Found(numbers_at(optimizer.mean), -np.inf)
+    for generation in range(generations):
+        places = [optimizer.ask() for _ in range(population)]
+        several = [numbers_at(place) for place in places]
+        old = known[generation * population : (generation + 1) * population]
+        if len(old) == population:
+            found = np.array([row["gap"] for row in old])
+        else:
+            found = np.asarray(evaluate(several))
+            rows = [
+                {"interval": generation} | n._asdict() | {"gap": float(gap)}
+                for n, gap in zip(several, found, strict=True)
+            ]
+            files.append_metrics(log, rows)
+        optimizer.tell(list(zip(places, (-found).tolist(), strict=True)))
+        top = int(found.argmax())
+        if found[top] > best.gap:
+            best = Found(several[top], float(found[top]))
+        line = f"generation {generation + 1} of {generations}: best {best.gap:+.2f}"
+        print(f"{line}, mean {found.mean():+.2f} points", file=sys.stderr)
+    return [Found(numbers_at(optimizer.mean), float("nan")), best]
+
+
+class Confirmed(NamedTuple):
+    """A fleet that was found, on seeds that the search has not seen."""
+
+    way: Way
+    numbers: Numbers
+    searched: float  # the largest gap in the search, in points
+    clients: Float[np.ndarray, "S"]  # new clients of these numbers
+    file: Float[np.ndarray, "S"]  # the clients of the file, other models and batches
+    best: Float[np.ndarray, "S"]  # likewise, of best accuracies, as summary.md has them
+
+
+def _sweep(
+    config: Config,
+    dataset: Dataset,
+    points: list[dict[str, Any]],
+    workdir: pathlib.Path,
+    way: Way,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gaps of last and of best accuracies in points, by point."""
+    several = [{"algorithm": rule} | point for point in points for rule in way]
+    options = {"dataset": dataset, "workdir": workdir, "stream": sys.stderr}
+    result = sweeps.run(config, several, **options)
+    last = [arena.recent(np.array(a)) for a in result.history["test_accuracy"]]
+    best = [float(row["best_test_accuracy"]) for row in result.rows]
+    pairs = 100 * np.array([last, best]).reshape(2, -1, 2)
+    return pairs[0, :, 0] - pairs[0, :, 1], pairs[1, :, 0] - pairs[1, :, 1]
+
+
+def confirm(
+    config: Config, dataset: Dataset, way: Way, found: Found, out: pathlib.Path
+) -> Confirmed:
+    """Measure a fleet again on fresh seeds; writes the CSV file of the first one."""
+    name, points = "-over-".join(way), []
+    folder = files.prepare_workdir(out / f"{name}-fleets")
+    for seed in FRESH:
+        made = fleets.make_fleet(
+            replace(config, {"seed": seed}), found.numbers, dataset
+        )
+        path = fleets.write_fleet(folder / f"{seed}.csv", made)
+        points.append(fleets.settings_of(path) | {"seed": seed})
+        if seed == FRESH[0]:
+            kept = fleets.write_fleet(out / f"{name}.csv", made)
+    clients, _ = _sweep(config, dataset, points, out / f"{name}-clients", way)
+    fixed = fleets.settings_of(kept) | {"seeds.split": FRESH[0]}
+    points = [fixed | {"seed": seed} for seed in FRESH]
+    last, best = _sweep(config, dataset, points, out / f"{name}-file", way)
+    return Confirmed(way, found.numbers, found.gap, clients, last, best)
+
+
+def run_way(
+    config: Config,
+    dataset: Dataset,
+    way: Way,
+    given: argparse.Namespace,
+) -> Confirmed:
+    """Search and confirm one way."""
+    name = "-over-".join(way)
+    folder = files.prepare_workdir(given.out / f"{name}-search")
+    width = 2 * max(len(SEARCH) * given.population, len(CHOICE) * 2)
+    bench = make_bench(config, dataset, way, folder, width)
+
+    def evaluate(several: Sequence[Numbers]) -> Float[np.ndarray, "F"]:
+        return gaps(bench, several, SEARCH).mean(axis=1)
+
+    log = given.out / f"{name}.jsonl"
+    found = search(evaluate, given.generations, given.population, log)
+    again = gaps(bench, [one.numbers for one in found], CHOICE).mean(axis=1)
+    chosen = found[int(again.argmax())]._replace(gap=found[1].gap)
+    return confirm(config, dataset, way, chosen, given.out)
+
+
+def rows_of(several: Sequence[Confirmed]) -> list[dict[str, str]]:
+    """The table: numbers of each fleet, and differences."""
+    rows = []
+    for one in several:
+        win, lose = map(arena_report.name_of, one.way)
+        p = paired_p(one.clients)
+        rows.append(
+            {"difference": f"{win} − {lose}"}
+            | {name: f"{value:g}" for name, value in one.numbers._asdict().items()}
+            | {
+                "in the search": f"{one.searched:+.2f}",
+                "new clients": spread(one.clients, "+.2f"),
+                "p": "< 0.001" if p < 0.001 else f"{p:.3f}",
+                "the file": spread(one.file, "+.2f"),
+                "the file, best": spread(one.best, "+.2f"),
+            }
+        )
+    return rows
+
+
+def parse(texts: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = arguments.make_parser("study adversary", __doc__, 3, "runs/adversary")
+    arguments.add_settings(parser)
+    about = "the two rules (default: dms fedavg); searched both ways"
+    options = {"default": ["dms", "fedavg"], "choices": tuple(AGGREGATORS)}
+    parser.add_argument("--rules", nargs=2, metavar="RULE", help=about, **options)
+    about = "generations of the search (default: %(default)s)"
+    parser.add_argument("--generations", type=int, default=20, help=about)
+    about = "fleets of a generation (default: %(default)s)"
+    parser.add_argument("--population", type=int, default=10, help=about)
+    given = arguments.parse(parser, texts)
+    if given.generations < 1 or given.population < 4:
+        parser.error("expected --generations >= 1 and --population >= 4")
+    if given.rules[0] == given.rules[1]:
+        parser.error(f"--rules {' '.join(given.rules)}: expected two different rules")
+    for rule in given.rules:
+        if AGGREGATORS[rule].combine is not None:
+            parser.error(f"--rules {rule}: it shares no program with another rule")
+    return given
+
+
+def main(texts: list[str]) -> None:
+    """Search both ways and write the table."""
+    given = parse(texts)
+    devices.start(0)
+    given.out = files.prepare_workdir(given.out)
+    changes = arena.DATA["digits"] | given.data_dir | given.set
+    config = grid.changed(Config(), changes)
+    dataset = prepare.load_dataset(config)
+    first, second = given.rules
+    about = f"{dataset.name}, {get(config, 'partition.kind')} split; differences in"
+    about += f" points of accuracy, mean of the last {arena.LAST} intervals,"
+    device = arguments.device_text(get(config, "devices"))
+    about += f" {OVER_SEEDS}, paired; device: {device}."
+    several: list[Confirmed] = []
+    for way in ((first, second), (second, first)):
+        several.append(run_way(config, dataset, way, given))
+        paths = files.write_table(given.out, "adversary", rows_of(several), about)
+    for path in paths:
+        print(path)

@@ -1,0 +1,393 @@
+"""``tsfl study arena``: which rule wins where, all rules on the same clients.
+
+Every rule is run on every fleet and split, paired by seed: with a seed all rules have
+the same initial model, split, fleet and mini-batches. All of it is one sweep, with as
+many lanes in a compiled program as there can be; the same command goes on where it was
+stopped, and the tables are written anew after each call of lanes.
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float
+
+from tsfl_jax.config import Config, get, replace
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import grid, prepare, sweeps
+from tsfl_jax.experiment.racing import Curves, Race
+from tsfl_jax.report import files
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.studies import arena_report, arguments, fleets
+from tsfl_jax.studies.arena_report import Arena, Lane
+from tsfl_jax.studies.fleets import Numbers
+from tsfl_jax.types import Dataset, UserError
+
+RULES = (
+    *("fedavg", "fedprox", "fednova", "scaffold", "fedavgm", "fedadam", "fedyogi"),
+    *("dms", "bound_optimal", "fedasync", "fedbuff", "fedat"),
+    *("median", "trimmed_mean", "geometric_median", "krum", "multi_krum"),
+)
+# On average 2.5 local iterations per client and interval, 3 in Case 3.
+FLEETS: dict[str, Numbers | dict[str, Any]] = {
+    "equal": Numbers(),
+    "Case 1": {"schedule.kind": "case1"},
+    "Case 3": {"schedule.kind": "case3"},
+    "heavy tail": Numbers(spread=1.0),
+    "slow by label": Numbers(spread=0.6, labels=1.0),
+    "night": Numbers(pace=5.0, away=0.5, period=10.0),
+}
+SPLITS: dict[str, dict[str, Any]] = {
+    "IID": {"partition.kind": "iid"},
+    "Dirichlet(0.5)": {"partition.kind": "dirichlet", "partition.alpha": 0.5},
+    "Dirichlet(0.1)": {"partition.kind": "dirichlet", "partition.alpha": 0.1},
+    "2 classes": {"partition.kind": "shards", "partition.classes_per_client": 2},
+}
+# Clients one after another, so that all fleets share a program.
+_COMMON = {"algorithm": "fedavg", "num_clients": 20, "mapping": "sequential"}
+DATA: dict[str, dict[str, Any]] = {
+    "digits": _COMMON
+    | {
+        "num_intervals": 30,
+        "report_every": 5,
+        "devices": 1,  # so small that a second one costs more than it gives
+        "lr": 0.03,
+        "batch_size": 8,
+        "schedule.data_size": 44,
+        "model.hidden": 64,
+    },
+    "mnist": _COMMON
+    | {
+        "num_intervals": 12,
+        "report_every": 2,
+        "lr": 0.01,
+        "batch_size": 32,
+        "data.name": "mnist",
+        "data.download": False,
+        "schedule.data_size": 256,
+        "model.name": "mnist_cnn",
+    },
+}
+TARGET = {"digits": 0.8, "mnist": 0.9}  # accuracy of the time to it
+TUNING_SEED = 1000  # of no result
+STEPS = (1 / 3, 1.0, 3.0)  # of η: --tune
+LAST = 3  # tested intervals that a score is the mean of
+
+
+class Cell(NamedTuple):
+    """A fleet and a split."""
+
+    fleet: str
+    split: str
+
+
+def _class_metric(number: int) -> Callable[[Array, Array], Array]:
+    """1 where a sample of this class is recognized; its mean is over all samples."""
+
+    def right(outputs: Array, labels: Array) -> Array:
+        found = jax.numpy.argmax(outputs, axis=-1) == labels
+        return (found & (labels == number)).astype(np.float32)
+
+    return right
+
+
+def metrics_of(num_classes: int) -> dict[str, Any]:
+    """Metrics that the accuracy of each class is made of."""
+    return {f"class_{c}": _class_metric(c) for c in range(num_classes)}
+
+
+def point_of(
+    config: Config, cell: Cell, dataset: Dataset, seed: int, folder: pathlib.Path
+) -> dict[str, Any]:
+    """The settings of a cell under a seed; writes its trace if it has one."""
+    values = SPLITS[cell.split] | {"seed": seed}
+    fleet = FLEETS[cell.fleet]
+    if isinstance(fleet, dict):
+        return values | fleet
+    name = f"{cell.fleet} {cell.split if fleet.labels else ''} {seed}"
+    path = folder / f"{'-'.join(name.lower().split())}.csv"
+    made = fleets.make_fleet(replace(config, values), fleet, dataset)
+    return values | fleets.settings_of(fleets.write_fleet(path, made))
+
+
+def client_shares(
+    config: Config, points: Sequence[Mapping[str, Any]], dataset: Dataset
+) -> Float[np.ndarray, "P N C"]:
+    """Shares of the classes in what each client holds, for several points."""
+    found = []
+    for point in points:
+        own = prepare.Own(dataset=dataset)
+        made = prepare.prepare_validated(grid.changed(config, dict(point)), own, "-")
+        found.append(fleets.shares_of(made.config, dataset, made.partition.capacity))
+    return np.stack(found)
+
+
+def recent(accuracy: Float[np.ndarray, "T"], last: int = LAST) -> float:
+    """The mean of the last tested intervals; NaN without any."""
+    seen = np.asarray(accuracy, float)[np.isfinite(accuracy)]
+    return float(seen[-last:].mean()) if len(seen) else float("nan")
+
+
+def race_of(margin: float, rules: int, seeds: int, intervals: int) -> Race:
+    """Stop rules that are far behind: see the command's ``--race``.
+
+    Lanes are in order of cell, rule and seed. A rule stops in a cell after a chunk, not
+    in the first third of the intervals, if in every seed the mean of its last tested
+    accuracies is more than the margin below that of the rule with the highest mean over
+    the seeds, of those that have been run in this cell.
+
+    Args:
+      margin: in points of accuracy, > 0.
+      rules, seeds: numbers of them.
+      intervals: T.
+    """
+
+    def losers(running: Sequence[int], interval: int, curves: Curves) -> list[int]:
+        if 3 * interval < intervals:
+            return []
+        found: list[int] = []
+        block = rules * seeds
+        for cell in sorted({lane // block for lane in running}):
+            scores = {}
+            for first in range(cell * block, (cell + 1) * block, seeds):
+                lanes = range(first, first + seeds)
+                if all(lane in curves for lane in lanes):
+                    so_far = [curves[lane][:interval] for lane in lanes]
+                    if np.isfinite([curve[-1] for curve in so_far]).all():
+                        scores[first] = np.array([recent(c) for c in so_far])
+            if not scores:
+                continue
+            best = max(scores.values(), key=lambda score: score.mean())
+            for first, score in scores.items():
+                if (100 * (best - score) > margin).all():
+                    found += range(first, first + seeds)
+        return [lane for lane in running if lane in found]
+
+    name = f"margin {margin!r}, {rules} rules, {seeds} seeds, {LAST} intervals"
+    return Race(name, losers)
+
+
+def lane_of(
+    history: Mapping[str, np.ndarray],
+    shares: Float[np.ndarray, "N C"],
+    of_class: Float[np.ndarray, "C"],
+    sent: float,
+    target: float,
+) -> Lane:
+    """What one run is judged by.
+
+    Args:
+      history: of the run.
+      shares: of the classes in each client's samples.
+      of_class: shares of the classes in the test set.
+      sent: bytes of one delivery with its download.
+      target: accuracy in (0, 1).
+    """
+    accuracy = np.asarray(history["test_accuracy"], float)
+    guess = 1 / len(of_class)
+    lost = bool(np.asarray(history["diverged"]).any())
+    stopped = int(history.get("stopped", -1))
+    accuracy[stopped if stopped >= 0 else len(accuracy) :] = np.nan
+    known = np.isfinite(accuracy)
+    right = np.stack([history[f"class_{c}"] for c in range(len(of_class))], axis=-1)
+    each = (right[known][-LAST:] / of_class) @ shares.T  # [LAST, N]
+    worst = np.sort(each.mean(axis=0))[: max(1, -(-len(shares) // 10))]
+    reached = np.flatnonzero(known & (np.nan_to_num(accuracy) >= target))
+    tau = np.asarray(history["tau"])
+    moved = np.cumsum((tau > 0).sum(axis=1)) * sent / 1e6
+    return Lane(
+        final=guess if lost else recent(accuracy),
+        worst=0.0 if lost else float(worst.mean()),
+        seconds=float(history["virtual_time"][reached[0]]) if len(reached) else np.inf,
+        megabytes=float(moved[reached[0]]) if len(reached) else np.inf,
+        stopped=stopped,
+        trained=float(tau[: stopped if stopped >= 0 else None].sum() / tau.sum()),
+        wall=float(history["seconds"]),
+    )
+
+
+def bytes_sent(rule: str, parameters: int) -> float:
+    """Bytes of one delivery and its download, float32; SCAFFOLD's variates as well."""
+    copies = 2 if AGGREGATORS[rule].correction is not None else 1
+    return 2.0 * 4 * copies * parameters
+
+
+def tune(
+    config: Config, rules: Sequence[str], dataset: Dataset, out: pathlib.Path
+) -> dict[str, float]:
+    """η of each rule, the best of a grid on a seed of its own; writes tune.md."""
+    cell = Cell("Case 1", "Dirichlet(0.5)")
+    base = point_of(config, cell, dataset, TUNING_SEED, out)
+    rates = [float(f"{step * get(config, 'lr'):.2g}") for step in STEPS]
+    lanes = [base | {"algorithm": rule, "lr": rate} for rule in rules for rate in rates]
+    options = {"dataset": dataset, "workdir": out / "tune", "stream": sys.stderr}
+    history = sweeps.run(config, lanes, **options).history
+    score = np.array([recent(np.array(c, float)) for c in history["test_accuracy"]])
+    score = np.nan_to_num(score).reshape(len(rules), len(rates))
+    chosen = [rates[i] for i in score.argmax(axis=1)]
+    table = [
+        {"rule": arena_report.name_of(rule)}
+        | {f"η = {r:g}": f"{100 * s:.2f}" for r, s in zip(rates, one, strict=True)}
+        | {"chosen": f"{rate:g}"}
+        for rule, one, rate in zip(rules, score, chosen, strict=True)
+    ]
+    about = f"{cell.fleet}, {cell.split}, seed {TUNING_SEED}: mean test accuracy in %"
+    files.write_table(out, "tune", table, f"{about} of the last {LAST} intervals.")
+    return dict(zip(rules, chosen, strict=True))
+
+
+class Plan(NamedTuple):
+    """What is run, and what is needed to judge it."""
+
+    cells: list[Cell]
+    rules: list[str]
+    seeds: int
+    lanes: list[dict[str, Any]]  # in order of cell, rule, seed
+    shares: Float[np.ndarray, "cells S N C"]
+    of_class: Float[np.ndarray, "C"]
+    target: float
+
+
+def make_plan(
+    config: Config, dataset: Dataset, given: argparse.Namespace, rates: dict[str, float]
+) -> Plan:
+    """All lanes of the arena; writes the traces of the fleets."""
+    cells = [Cell(fleet, split) for fleet in given.fleets for split in given.splits]
+    folder = files.prepare_workdir(given.out / "fleets")
+    points = [
+        point_of(config, cell, dataset, seed, folder)
+        for cell in cells
+        for seed in range(given.seeds)
+    ]
+    shares = client_shares(config, points, dataset)
+    by_cell = [points[i : i + given.seeds] for i in range(0, len(points), given.seeds)]
+    lanes = [
+        point | {"algorithm": rule} | ({"lr": rates[rule]} if rates else {})
+        for several in by_cell
+        for rule in given.rules
+        for point in several
+    ]
+    labels = dataset.y_test
+    return Plan(
+        cells,
+        list(given.rules),
+        given.seeds,
+        lanes,
+        shares.reshape(len(cells), given.seeds, *shares.shape[1:]),
+        np.bincount(labels, minlength=dataset.num_classes) / len(labels),
+        given.target or TARGET[given.data],
+    )
+
+
+def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) -> Arena:
+    """The arena as far as it was run."""
+    block = len(plan.rules) * plan.seeds
+    found = {}
+    for lane, history in done.items():
+        cell, rest = divmod(lane, block)
+        rule, seed = divmod(rest, plan.seeds)
+        sent = bytes_sent(plan.rules[rule], parameters)
+        shares = plan.shares[cell, seed]
+        made = lane_of(history, shares, plan.of_class, sent, plan.target)
+        found[cell, plan.rules[rule], seed] = made
+    names = [(cell.fleet, cell.split) for cell in plan.cells]
+    return Arena(names, plan.rules, plan.seeds, plan.target, found)
+
+
+def run_arena(
+    config: Config, given: argparse.Namespace, device: str
+) -> list[pathlib.Path]:
+    """Run or resume the arena and write its tables and picture."""
+    dataset = prepare.load_dataset(config)
+    out = given.out
+    rates = tune(config, given.rules, dataset, out) if given.tune else {}
+    plan = make_plan(config, dataset, given, rates)
+    first = prepare.prepare(grid.changed(config, plan.lanes[0]), dataset=dataset)
+    weights = jax.tree.leaves(first.network.params["params"])
+    parameters = sum(int(np.prod(leaf.shape)) for leaf in weights)
+    about = arguments.joined(
+        dataset.name,
+        first.network.name,
+        f"{get(config, 'num_intervals')} intervals",
+        "η of each rule tuned" if rates else f"η = {get(config, 'lr'):g}",
+        *(f"{name}={value}" for name, value in given.set.items()),
+        f"rules more than {given.race:g} points behind stopped" if given.race else "",
+        f"device: {device}",
+    )
+
+    def show(done: Mapping[int, Mapping[str, Any]]) -> None:
+        whole = len(done) == len(plan.lanes)
+        arena_report.write(out, judge(plan, done, parameters), about, whole)
+
+    one_program = [r for r in plan.rules if AGGREGATORS[r].combine is None]
+    margin, intervals = given.race, get(config, "num_intervals")
+    race = race_of(margin, len(plan.rules), plan.seeds, intervals) if margin else None
+    sweeps.run(
+        config,
+        plan.lanes,
+        dataset=dataset,
+        metrics=metrics_of(dataset.num_classes),
+        workdir=out / "lanes",
+        # Whole cells, so that those who race are in one call.
+        lanes_per_call=max(len(one_program), 1) * plan.seeds,
+        stream=sys.stderr,
+        race=race,
+        watch=show,
+    )
+    return [
+        *(out / f"arena{part}.{kind}" for part in ("", "_rules") for kind in _TABLES),
+        *(out / f"arena.{kind}" for kind in ("png", "pdf")),
+    ]
+
+
+_TABLES = ("md", "csv")
+
+
+def parse(texts: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = arguments.make_parser("study arena", __doc__, 5, "runs/arena")
+    arguments.add_settings(parser)
+    several: dict[str, Sequence[str]] = {"rules": RULES, "fleets": tuple(FLEETS)}
+    several |= {"splits": tuple(SPLITS)}
+    known = several | {"rules": tuple(AGGREGATORS)}
+    for name, default in several.items():
+        about = f"only these of {', '.join(known[name])}"
+        options = {"nargs": "+", "default": default, "choices": known[name]}
+        upper = name.upper().removesuffix("S")
+        parser.add_argument(f"--{name}", help=about, metavar=upper, **options)
+    about = "images (default: %(default)s)"
+    parser.add_argument("--data", choices=tuple(DATA), default="digits", help=about)
+    about = "accuracy of the time to it (default: 0.8, MNIST 0.9)"
+    parser.add_argument("--target", type=float, default=0.0, help=about)
+    about = f"η of each rule from a grid of {len(STEPS)}, on a seed of its own"
+    parser.add_argument("--tune", action="store_true", help=about)
+    about = "stop rules that are more than so many points behind in all seeds of a cell"
+    parser.add_argument("--race", type=float, default=0.0, metavar="POINTS", help=about)
+    given = arguments.parse(parser, texts)
+    if not 0 <= given.target < 1:
+        parser.error(f"--target={given.target}: must be in (0, 1), as 0.8")
+    if given.race < 0:
+        parser.error(f"--race={given.race}: must be points of accuracy > 0")
+    if "fedavg" not in given.rules:
+        parser.error("--rules: fedavg must be among them, as all are compared with it")
+    return given
+
+
+def main(texts: list[str]) -> None:
+    """Run the arena."""
+    given = parse(texts)
+    devices.start(0)
+    given.out = files.prepare_workdir(given.out)
+    changes = DATA[given.data] | given.data_dir | given.set
+    try:
+        config = grid.changed(Config(), changes)
+        device = arguments.device_text(get(config, "devices"))
+        paths = run_arena(config, given, device)
+    except UserError as error:
+        raise UserError(f"arena: {error}") from error
+    for path in paths:
+        print(path)

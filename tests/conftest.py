@@ -1,5 +1,6 @@
 """Strict JAX settings for every test."""
 
+import gc
 import os
 
 import jax
@@ -8,6 +9,10 @@ import jaxtyping
 import pytest
 
 import tests.checked  # noqa: F401, named below
+
+# What is imported and collected stays to the end: looking through it for garbage again
+# and again was a quarter of the collection's time.
+gc.disable()
 
 # Modules whose annotations are checked at run time, shapes and dtypes included; before
 # the package is imported. Not fleets and frameworks, which answer wrong types.
@@ -43,6 +48,7 @@ CHECKED = [
 ]
 jaxtyping.install_import_hook(CHECKED, "tests.checked.checked")
 
+from tests import launches  # noqa: E402
 from tsfl_jax.engine import devices  # noqa: E402
 
 # Nearly all the time of the suite goes to XLA compiling small programs that run for
@@ -61,6 +67,12 @@ jax.config.update("jax_num_cpu_devices", 4)
 devices.start(4)
 
 
+def pytest_collection_finish():
+    """From here on garbage is collected, of what the tests themselves make."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compile_once(tmp_path_factory):
     """A program that was compiled by one test comes from a cache for the others."""
@@ -69,6 +81,14 @@ def compile_once(tmp_path_factory):
     os.environ["JAX_COMPILATION_CACHE_DIR"] = folder  # for the processes tests start
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+
+
+@pytest.fixture(scope="session")
+def launch(compile_once):
+    """Runs launch.py: (*arguments, cwd) → (exit code, stdout, stderr)."""
+    with launches.launcher() as run:
+        yield run
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -61,11 +61,15 @@ def test_a_part_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatc
     assert "not measured: more than 0 s" in text
 
 
+BY_HAND = [("vmap", "even"), ("map", "even"), ("vmap", "uneven"), ("loop", "uneven")]
+
+
 @pytest.mark.parametrize(
-    ("lanes_by", "work"),
-    [("vmap", "even"), ("map", "even"), ("vmap", "uneven"), ("loop", "uneven")],
+    ("model", "lanes_by", "work"),
+    [("MLP", *how) for how in BY_HAND]
+    + [("logistic", *BY_HAND[0])]
+    + [pytest.param("logistic", *h, marks=pytest.mark.slow) for h in BY_HAND[1:]],
 )
-@pytest.mark.parametrize("model", small.HIDDEN)
 def test_the_hand_written_program_gives_our_result(model, lanes_by, work):
     data, own = small.arrays_of(small.seeds(model, 4, 2, work))
     with jax.numpy_rank_promotion("allow"):  # as in a program of a user's own

@@ -92,7 +92,7 @@ HEAVY = {f"{d}_case{c}" for d in ("cifar10", "svhn", "fashion_mnist") for c in (
 HEAVY |= {"svhn_case2", "cifar10_case2", "fashion_mnist_case2"}
 # The fast suite has every network in test_models, every framework in test_replay.
 HEAVY |= {n for n in FILES if n.startswith("frameworks/")}
-HEAVY |= {"mnist_case1", "mnist_select2", "papers"}
+HEAVY |= {"mnist_case1", "mnist_case2", "mnist_select2", "papers"}
 
 
 @pytest.mark.parametrize(

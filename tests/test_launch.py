@@ -2,18 +2,18 @@
 
 import json
 import os
-import pathlib
 import socket
 import subprocess
 import sys
 
 import pytest
 
+from tests import launches
+from tests.launches import ROOT
 from tsfl_jax import config
 from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.types import UserError
 
-ROOT = pathlib.Path(__file__).parents[1]
 SMALL = [
     "--config.num_intervals=2",
     "--config.num_clients=2",
@@ -25,13 +25,8 @@ SMALL = [
 BUSY = "other programs keep the cores busy"  # then a run uses one device
 
 
-def environment():
-    """What the processes of these tests see."""
-    return os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-
-
-def launch(*arguments, cwd):
-    """Runs launch.py; returns (exit code, stdout, stderr)."""
+def launch_alone(*arguments, cwd):
+    """As `launch`, in a process of its own from its start to its end."""
     command = [sys.executable, str(ROOT / "launch.py"), *map(str, arguments)]
     done = subprocess.run(
         command,
@@ -39,13 +34,13 @@ def launch(*arguments, cwd):
         capture_output=True,
         text=True,
         timeout=300,
-        env=environment(),
+        env=launches.environment(),
     )
     return done.returncode, done.stdout, done.stderr
 
 
 def test_run_reports_progress_and_result(tmp_path):
-    code, out, err = launch(
+    code, out, err = launch_alone(
         "--config=" + str(ROOT / "configs/smoke.py"), *SMALL, cwd=tmp_path
     )
     assert code == 0, err
@@ -65,7 +60,7 @@ def test_run_reports_progress_and_result(tmp_path):
 
 
 @pytest.mark.slow
-def test_on_a_busy_machine_one_device_gives_the_same_bits(tmp_path):
+def test_on_a_busy_machine_one_device_gives_the_same_bits(tmp_path, launch):
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
         pytest.skip("one core has one device anyway")
@@ -93,7 +88,7 @@ def test_on_a_busy_machine_one_device_gives_the_same_bits(tmp_path):
         }
 
 
-def test_default_is_digits_and_the_same_workdir_resumes(tmp_path):
+def test_default_is_digits_and_the_same_workdir_resumes(tmp_path, launch):
     arguments = [*SMALL, "--workdir=here", "--config.algorithm=fedavg"]
     code, out, err = launch(*arguments, cwd=tmp_path)
     assert code == 0, err
@@ -220,76 +215,24 @@ SLIPS = {
 }
 
 
-# A start is mostly imports. This one process imports, and splits once for each line of
-# its input: the arguments of launch.py and a folder, in which it leaves what came out.
-LAUNCHES = """
-import json, os, runpy, sys, traceback, warnings
-import absl.app, ml_collections.config_flags, tsfl_jax, tsfl_jax.report.timeline
-warnings.simplefilter("ignore")  # JAX dislikes a split; here it has not started yet
-for line in sys.stdin:
-    arguments, folder = json.loads(line)
-    child = os.fork()
-    if child:
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        open(folder + "/code", "w").write(str(code))
-        continue
-    os.chdir(folder + "/here")
-    for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(f"{folder}/{name}", os.O_CREAT | os.O_WRONLY), number)
-    warnings.resetwarnings()
-    sys.argv, code = [sys.argv[1], *arguments], 0
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as stopped:
-        code = stopped.code
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code or 0)
-"""
-
-
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    """The folder of every slip: what came out, and the folder it was started in."""
-    root = tmp_path_factory.mktemp("slips")
-    folders, lines = {}, []
-    for number, (slip, (arguments, _)) in enumerate(SLIPS.items()):
-        folders[slip] = root / str(number)
-        (folders[slip] / "here").mkdir(parents=True)
-        data = f"--config.data.dir={folders[slip] / 'data'}"
-        lines.append(json.dumps([[data, *arguments], str(folders[slip])]))
-    subprocess.run(
-        [sys.executable, "-c", LAUNCHES, str(ROOT / "launch.py")],
-        input="\n".join(lines),
-        cwd=root,
-        check=True,
-        text=True,
-        timeout=300,
-        env=environment(),
-    )
-    return folders
-
-
 @pytest.mark.parametrize("slip", SLIPS)
-def test_slip_is_answered_in_one_line(slip, answers):
-    folder, words = answers[slip], SLIPS[slip][1]
-    code, out, err = ((folder / name).read_text() for name in ("code", "out", "err"))
+def test_slip_is_answered_in_one_line(slip, tmp_path, launch):
+    arguments, words = SLIPS[slip]
+    (tmp_path / "here").mkdir()
+    data = f"--config.data.dir={tmp_path / 'data'}"
+    code, out, err = launch(data, *arguments, cwd=tmp_path / "here")
     last = err.strip().splitlines()[-1]
-    assert code == "2"
+    assert code == 2
     assert "Traceback" not in err
     assert last.startswith("launch.py: ")
     for word in words:
         assert word in last
     assert out == ""
-    assert not list((folder / "here").iterdir()), "a slip must not leave a folder"
-    left = {p.name for p in folder.rglob("*") if p.is_file()}
-    assert left == {"code", "out", "err"}
+    assert not list((tmp_path / "here").iterdir()), "a slip must not leave a folder"
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-def test_total_loss_ends_with_an_error_and_the_last_good_model(tmp_path):
+def test_total_loss_ends_with_an_error_and_the_last_good_model(tmp_path, launch):
     code, out, err = launch(*SMALL, "--config.lr=1e30", "--workdir=lost", cwd=tmp_path)
     assert code == 1
     assert "Traceback" not in err
@@ -360,7 +303,7 @@ def test_good_settings_pass():
     validate(changed("data.name", "svhn"))
 
 
-def test_a_sweep_from_the_command_line(tmp_path):
+def test_a_sweep_from_the_command_line(tmp_path, launch):
     swept = ["--sweep=seed=0:2", "--sweep=algorithm=dms,fedavg", "--workdir=swept"]
     code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
     assert code == 0, err

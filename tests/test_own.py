@@ -30,8 +30,9 @@ def run(title: str) -> tuple[dict, str]:
 
 
 def small() -> tsfl_jax.Config:
-    """Two intervals of four clients on digits."""
+    """Two intervals of four clients on digits, by a rule that compiles quickly."""
     config = tsfl_jax.Config(num_intervals=2, num_clients=4, batch_size=8)
+    config.algorithm = "fedavg"
     config.schedule.data_size = 32
     return config
 
@@ -212,6 +213,7 @@ def test_tokens():
 def test_augmentation_and_a_step():
     variables, _ = run("Augmentation and a client's own step")
     config = small()
+    config.algorithm = "dms"  # of the example
     both = variables["result"].history["train_loss"]
     plain = tsfl_jax.simulate(
         config,

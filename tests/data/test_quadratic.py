@@ -241,9 +241,9 @@ def test_files_of_a_run_without_accuracy(tmp_path):
 def test_a_sweep_without_accuracy(tmp_path):
     config = settings()
     result = tsfl_jax.sweep(
-        config, {"algorithm": ["fedavg", "dms"], "lr": [0.1, 0.2]}, workdir=tmp_path
+        config, {"algorithm": ["fedavg", "fednova"], "lr": [0.1, 0.2]}, workdir=tmp_path
     )
-    single = tsfl_jax.simulate(settings(algorithm="dms"))
+    single = tsfl_jax.simulate(settings(algorithm="fednova"))
     np.testing.assert_allclose(
         result.history["test_loss"][3], single.history["test_loss"], rtol=1e-5
     )
@@ -294,6 +294,7 @@ class Silent(Regression):
 
 def test_a_users_own_loss():
     config = Config(num_intervals=3, num_clients=3, batch_size=8, lr=0.01)
+    config.algorithm = "fedavg"
     config.schedule.kind, config.schedule.data_size = "case1", 16
     data = problems.dataset()
     result = tsfl_jax.simulate(config, model=Regression(), dataset=data)

@@ -76,7 +76,8 @@ def test_vmap_on_several_devices():
 
 def test_spoiled_clients_are_counted_over_all_devices():
     data = problems.dataset(samples=400)
-    result = tsfl_jax.simulate(small(devices=2, lr=1e30), dataset=data)
+    settings = small(algorithm="fedavg", devices=2, lr=1e30)
+    result = tsfl_jax.simulate(settings, dataset=data)
     assert result.summary["num_dropped"] == 4
     assert result.summary["diverged_at"] == 1
 
@@ -103,7 +104,8 @@ def test_far_too_many_devices_are_refused_before_jax_starts_them():
 
 
 def test_never_more_devices_than_clients():
-    result = tsfl_jax.simulate(small(num_clients=2, devices=4))
+    settings = small(algorithm="fedavg", num_clients=2, devices=4)
+    result = tsfl_jax.simulate(settings)
     assert result.summary["num_devices"] == 2
 
 

@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from tests import problems
+from tests.engine.test_scan import INPUTS as LIMITS
 from tsfl_jax.engine import client, devices, exact_sums, mapping
 from tsfl_jax.engine.recipe import Recipe
 
@@ -106,13 +107,15 @@ def test_ten_thousand_clients_that_do_not_move_leave_the_model():
 
 DATA = problems.dataset()
 PROBLEM = problems.problem(DATA, 5, 12)
-INPUTS = problems.inputs([[2, 0, 1, 3, 1]] * 2, [[12, 12, 7, 9, 12]] * 2)
+INPUTS = problems.inputs([[2, 0, 1, 3, 1]] * 3, [[12, 12, 7, 9, 12]] * 3)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedasync"])
 def test_tiny_steps_do_not_make_the_model_drift(algorithm):
     hp = problems.hparams(lr=1e-30)
-    start, state, _ = problems.run(algorithm, DATA, PROBLEM, INPUTS, hp=hp)
+    start, state, _ = problems.run(
+        algorithm, DATA, PROBLEM, INPUTS, hp=hp, limits=LIMITS
+    )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-7, atol=1e-26),
         state.params,
@@ -124,8 +127,8 @@ def test_the_order_of_the_clients_does_not_change_a_bit():
     order = np.array([3, 0, 4, 1, 2])
     shuffled = PROBLEM._replace(rows=PROBLEM.rows[order], client=PROBLEM.client[order])
     inputs = INPUTS._replace(tau=INPUTS.tau[:, order], size=INPUTS.size[:, order])
-    _, first, history = problems.run("fedavg", DATA, PROBLEM, INPUTS)
-    _, second, other = problems.run("fedavg", DATA, shuffled, inputs)
+    _, first, history = problems.run("fedavg", DATA, PROBLEM, INPUTS, limits=LIMITS)
+    _, second, other = problems.run("fedavg", DATA, shuffled, inputs, limits=LIMITS)
     jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
     np.testing.assert_array_equal(history.train_loss, other.train_loss)
     np.testing.assert_array_equal(history.test_loss, other.test_loss)

@@ -116,7 +116,9 @@ def test_a_refusal_of_the_first_process_ends_the_others(runs):
     assert "launch.py: process 0 " in other and "has stopped" in other
 
 
-LONG = ["--config.num_intervals=60", "--config.report_every=2"]
+# A rule without estimates compiles in less time.
+PLAIN = "--config.algorithm=fedavg"
+LONG = ["--config.num_intervals=60", "--config.report_every=2", PLAIN]
 
 
 def killed_in_interval_4(both, victim):
@@ -163,7 +165,7 @@ def test_a_process_that_cannot_save_ends_the_other_with_its_reason(tmp_path):
     # In its folder lies a file where the checkpoints would be.
     (tmp_path / "checkpoints").write_text("")
     begun = time.monotonic()
-    both = start_pair([tmp_path] * 2)
+    both = start_pair([tmp_path] * 2, PLAIN)
     (_, err), (_, other) = [finish(process, code=2) for process in both]
     assert "checkpoint" in err.splitlines()[-1]
     assert "process 0 of 2 has stopped: " in other.splitlines()[-1]

@@ -20,6 +20,7 @@ seen = []
 monitoring.register_event_listener(lambda name, **_: seen.append(name))
 import tsfl_jax
 config = tsfl_jax.Config(num_intervals=1, report_every=1, compile_cache=sys.argv[1])
+config.algorithm, config.num_clients = "fedavg", 4
 config.schedule.kind, config.schedule.data_size = "case1", 64
 config.devices = 1  # as many on a machine that is busy during one launch only
 accuracy = tsfl_jax.simulate(config).history["test_accuracy"].tolist()

@@ -11,7 +11,8 @@ import pytest
 from matplotlib.image import imread
 
 import tsfl_jax
-from tests.test_launch import BUSY, ROOT, SMALL, launch
+from tests.launches import ROOT
+from tests.test_launch import BUSY, SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
@@ -403,7 +404,7 @@ def test_sizes_for_a_person():
         pytest.param("afl", marks=pytest.mark.slow),
     ],
 )
-def test_the_command_line_trains_nothing(framework, tmp_path):
+def test_the_command_line_trains_nothing(framework, tmp_path, launch):
     code, out, err = launch(
         *SMALL,
         "--explain",
@@ -423,7 +424,7 @@ def test_the_command_line_trains_nothing(framework, tmp_path):
         assert (BUSY in err) == ("1 × CPU" in out)
 
 
-def test_a_sweep_is_explained(tmp_path):
+def test_a_sweep_is_explained(tmp_path, launch):
     swept = ["--sweep=seed=0:3", "--sweep=batch_size=2,4", "--lanes_per_call=2"]
     code, out, err = launch(*SMALL, "--explain", *swept, cwd=tmp_path)
     assert code == 0, err
@@ -461,7 +462,7 @@ def test_wall_time_from_one_call_and_from_counts():
     assert longer.training == pytest.approx(2 * first.training)
 
 
-def test_slips(tmp_path):
+def test_slips(tmp_path, launch):
     for flags, words in (
         (["--explain=compile", "--sweep=seed=0:2"], "--explain describes the sweep"),
         (["--explain", "--sweep=lr=-1"], "lane lr=-1"),

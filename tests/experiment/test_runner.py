@@ -115,7 +115,7 @@ def test_files_of_a_run(finished):
 
 def test_it_learns():
     # Few skewed clients learn or not by luck of the split: equal ones must learn.
-    settings = small()
+    settings = small(algorithm="fedavg")
     settings.partition.kind = "iid"
     result = tsfl_jax.simulate(settings)
     loss = result.history["test_loss"]
@@ -179,7 +179,8 @@ def test_workdir_that_cannot_be_written(tmp_path):
 
 
 def test_total_loss_stops_the_run_with_the_last_good_model(tmp_path):
-    result = tsfl_jax.simulate(small(lr=1e30), workdir=tmp_path)
+    lost = small(algorithm="fedavg", lr=1e30)
+    result = tsfl_jax.simulate(lost, workdir=tmp_path)
     assert result.summary["diverged_at"] == 1
     assert len(result.history["test_accuracy"]) == 1
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.params))
@@ -189,7 +190,7 @@ def test_total_loss_stops_the_run_with_the_last_good_model(tmp_path):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["diverged_at"] == 1
     # Asking again does not go on from there.
-    again = tsfl_jax.simulate(small(lr=1e30), workdir=tmp_path)
+    again = tsfl_jax.simulate(lost, workdir=tmp_path)
     assert again.summary["num_intervals"] == 1
 
 
@@ -242,7 +243,8 @@ def test_plain_arrays_make_a_data_set():
     data = problems.dataset(samples=300)
     made = tsfl_jax.make_dataset(*data[1:5], name="mine")
     assert (made.name, made.num_classes) == ("mine", 3)
-    result = tsfl_jax.simulate(small(num_intervals=2), dataset=made)
+    settings = small(num_intervals=2, algorithm="fedavg")
+    result = tsfl_jax.simulate(settings, dataset=made)
     assert result.summary["data"] == "mine"
 
 
@@ -279,10 +281,11 @@ def test_workdir_of_another_optimizer_rule_or_model(finished, other):
 
 
 def test_without_checkpoints_another_experiment_is_not_overwritten(tmp_path):
-    tsfl_jax.simulate(small(checkpoint=False), workdir=tmp_path)
+    settings = {"algorithm": "fedavg", "checkpoint": False}
+    tsfl_jax.simulate(small(**settings), workdir=tmp_path)
     before = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match="seed: 0 → 1"):
-        tsfl_jax.simulate(small(checkpoint=False, seed=1), workdir=tmp_path)
+        tsfl_jax.simulate(small(**settings, seed=1), workdir=tmp_path)
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
 
@@ -310,7 +313,7 @@ def test_counters_and_dropout_of_own_modules():
 
 
 def test_evaluation_now_and_then():
-    result = tsfl_jax.simulate(small(eval_every=4))
+    result = tsfl_jax.simulate(small(eval_every=4, algorithm="fedavg"))
     measured = ~np.isnan(result.history["test_accuracy"])
     assert measured.tolist() == [False, False, False, True, False, True]
 

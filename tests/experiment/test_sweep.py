@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -40,10 +41,38 @@ SWEPT = {
 }
 
 
+AT_ONCE = 5  # lanes of a call: of 16 the last call has one
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sweep")
-    return folder, tsfl_jax.sweep(small(), SWEPT, workdir=folder)
+    """The folder and the result of a sweep, and how often its program was traced."""
+    folder, traces, made = tmp_path_factory.mktemp("sweep"), [], scan.make_run
+
+    def counted(*arguments, **options):
+        run = made(*arguments, **options)
+
+        def traced(*inner):
+            traces.append(1)
+            return run(*inner)
+
+        return traced
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "make_run", counted)
+        options = {"workdir": folder, "lanes_per_call": AT_ONCE}
+        result = tsfl_jax.sweep(small(), SWEPT, **options)
+    return folder, result, len(traces)
+
+
+def place_of(result, **wanted) -> int:
+    """The lane with these settings."""
+    (place,) = (
+        i
+        for i, row in enumerate(result.rows)
+        if all(row[k] == v for k, v in wanted.items())
+    )
+    return place
 
 
 def test_parsing():
@@ -111,26 +140,29 @@ def test_a_lane_that_cannot_work_is_named():
         tsfl_jax.sweep(small(), {"lr": [0.1, -1]})
 
 
-@pytest.mark.parametrize("algorithm", SWEPT["algorithm"])
-@pytest.mark.parametrize(("seed", "lr"), [(0, 0.02), (3, 0.1)])
-def test_a_lane_equals_the_single_run(whole, algorithm, seed, lr):
-    _, result = whole
-    wanted = {"algorithm": algorithm, "seed": seed, "lr": lr}
-    place = [
-        i
-        for i, row in enumerate(result.rows)
-        if all(row[k] == v for k, v in wanted.items())
-    ]
+FIRST, SECOND = {"seed": 0, "lr": 0.02}, {"seed": 3, "lr": 0.1}
+# Each rule once, each point twice; the other half of them is slow.
+SINGLE = [
+    pytest.param(name, point, marks=[pytest.mark.slow] * (i % 2 == (point is FIRST)))
+    for i, name in enumerate(SWEPT["algorithm"])
+    for point in (FIRST, SECOND)
+]
+
+
+@pytest.mark.parametrize(("algorithm", "point"), SINGLE)
+def test_a_lane_equals_the_single_run(whole, algorithm, point):
+    result, wanted = whole[1], {"algorithm": algorithm, **point}
+    place = place_of(result, **wanted)
     single = tsfl_jax.simulate(small(**wanted))
     for name in FLOATS:
         np.testing.assert_allclose(
-            result.history[name][place[0]],
+            result.history[name][place],
             single.history[name],
             rtol=1e-5,
             atol=1e-6,
             err_msg=name,
         )
-    row = result.rows[place[0]]
+    row = result.rows[place]
     assert row["best_test_accuracy"] == pytest.approx(
         single.summary["best_test_accuracy"]
     )
@@ -139,27 +171,13 @@ def test_a_lane_equals_the_single_run(whole, algorithm, seed, lr):
 
 
 def test_seeds_differ_in_everything(whole):
-    _, result = whole
+    result = whole[1]
     shas = {row["seed"]: (row["split_sha"], row["schedule_sha"]) for row in result.rows}
     assert shas[0][0] != shas[3][0] and shas[0][1] != shas[3][1]
 
 
-def test_one_trace_for_the_whole_sweep(monkeypatch):
-    traces = []
-    made = scan.make_run
-
-    def counted(*arguments, **options):
-        run = made(*arguments, **options)
-
-        def traced(*inner):
-            traces.append(1)
-            return run(*inner)
-
-        return traced
-
-    monkeypatch.setattr(scan, "make_run", counted)
-    tsfl_jax.sweep(small(), SWEPT, lanes_per_call=3)  # 16 lanes: the last call is short
-    assert len(traces) == 1
+def test_one_trace_for_the_whole_sweep(whole):
+    assert whole[2] == 1
 
 
 @pytest.mark.slow
@@ -173,17 +191,22 @@ def test_what_changes_shapes_makes_another_program(capsys):
         np.testing.assert_allclose(accuracy, single, rtol=1e-5)
 
 
-def test_side_by_side_equals_one_after_another():
-    swept = {"algorithm": ["dms", "fedasync"], "seed": [0, 1]}
-    first = tsfl_jax.sweep(small(), swept)
-    other = tsfl_jax.sweep(small(mapping="vmap"), swept)
-    for name in FLOATS:
-        np.testing.assert_allclose(
-            first.history[name], other.history[name], rtol=2e-4, atol=1e-5
-        )
+def test_side_by_side_equals_one_after_another(whole):
+    swept = {"algorithm": ["dms", "fedasync"], "seed": [0, 3]}
+    result = tsfl_jax.sweep(small(mapping="vmap"), swept)
+    for lane, row in enumerate(result.rows):
+        wanted = {name: row[name] for name in swept}
+        other = place_of(whole[1], lr=0.02, **wanted)
+        for name in FLOATS:
+            np.testing.assert_allclose(
+                whole[1].history[name][other],
+                result.history[name][lane],
+                rtol=2e-4,
+                atol=1e-5,
+            )
 
 
-def test_splits_and_cases_are_lanes_of_one_program():
+def test_splits_and_cases_are_lanes_of_one_program(whole):
     base = small()
     prepared = [
         prepare(grid.changed(base, changes))
@@ -201,10 +224,11 @@ def test_splits_and_cases_are_lanes_of_one_program():
     assert len(groups) == 2 and causes == ["schedule.iteration=pass, step"]
     sizes = {"schedule.data_size": [24, 32]}
     losses = tsfl_jax.sweep(base, sizes).history["test_loss"]
-    for size, loss in zip(sizes["schedule.data_size"], losses, strict=True):
-        base.schedule.data_size = size
-        single = tsfl_jax.simulate(base).history["test_loss"]
-        np.testing.assert_allclose(loss, single, rtol=1e-5)
+    base.schedule.data_size = 24
+    single = tsfl_jax.simulate(base).history["test_loss"]
+    np.testing.assert_allclose(losses[0], single, rtol=1e-5)
+    other = whole[1].history["test_loss"][place_of(whole[1], algorithm="dms", **FIRST)]
+    np.testing.assert_allclose(losses[1], other, rtol=1e-5)
 
 
 def test_own_parts_work_in_lanes_and_are_distinguished(tmp_path):
@@ -236,23 +260,18 @@ def test_a_network_of_the_wrong_width_is_refused():
         tsfl_jax.sweep(small(), {"seed": [0]}, model=networks.MLP(3, 4))
 
 
-def test_points_of_a_list(whole):
-    points = [
-        {"algorithm": "fedavg", "seed": 3, "lr": 0.1},
-        {"algorithm": "dms", "seed": 0, "lr": 0.02},
-    ]
-    result = tsfl_jax.sweep(small(), points)
-    places = [
-        next(
-            i
-            for i, row in enumerate(whole[1].rows)
-            if all(row[k] == v for k, v in point.items())
+def test_points_of_a_list(whole, tmp_path):
+    """They are the lanes of the product, which have been trained."""
+    points = [{"algorithm": "fedavg", **SECOND}, {"algorithm": "dms", **FIRST}]
+    shutil.copytree(whole[0] / "lanes", tmp_path / "lanes")
+    stream = io.StringIO()
+    result = sweeps.run(small(), points, workdir=tmp_path, stream=stream)
+    assert "2 lanes were finished already" in stream.getvalue()
+    places = [place_of(whole[1], **point) for point in points]
+    for name in FLOATS:
+        np.testing.assert_array_equal(
+            result.history[name], whole[1].history[name][places], err_msg=name
         )
-        for point in points
-    ]
-    np.testing.assert_allclose(
-        result.history["test_loss"], whole[1].history["test_loss"][places], rtol=1e-5
-    )
     for bad, message in (
         ([], "no points"),
         ([3], "expected settings as a dict"),
@@ -281,16 +300,16 @@ def test_a_diverged_lane_is_marked_and_the_others_do_not_notice(tmp_path):
 def test_a_killed_sweep_goes_on_with_the_finished_lanes(
     tmp_path, whole, monkeypatch, caplog
 ):
-    calls = []
+    calls, options = [], {"workdir": tmp_path, "lanes_per_call": AT_ONCE}
 
     def stop():
         calls.append(1)
-        return len(calls) == 7  # after the first interval of the fourth call
+        return len(calls) == 7  # after the first chunk of the fourth call
 
     with pytest.raises(KeyboardInterrupt):
-        sweeps.run(small(), SWEPT, workdir=tmp_path, lanes_per_call=2, stop=stop)
+        sweeps.run(small(), SWEPT, **options, stop=stop)
     kept = sorted((tmp_path / "lanes").iterdir())
-    assert len(kept) == 6
+    assert len(kept) == 15
     kept[0].write_bytes(b"half a file")  # and four were damaged or swapped
     kept[1].write_bytes(kept[1].read_bytes()[:200])
     swapped = kept[2].read_bytes(), kept[3].read_bytes()
@@ -304,8 +323,8 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(
         return make(group, several, count)
 
     monkeypatch.setattr(lanes, "make_lanes", counted)
-    resumed = sweeps.run(small(), SWEPT, workdir=tmp_path, lanes_per_call=2)
-    assert sum(trained) == 16 - 2
+    resumed = sweeps.run(small(), SWEPT, **options)
+    assert sum(trained) == 1 + 4
     assert sum("runs again" in text for text in caplog.messages) == 4
     for name in FLOATS:
         np.testing.assert_allclose(
@@ -314,7 +333,7 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(
 
 
 def test_files(whole):
-    folder, result = whole
+    folder, result, _ = whole
     lines = (folder / "results.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     with open(folder / "results.csv", newline="") as file:
@@ -356,7 +375,8 @@ def test_memory_decides_how_many_lanes_run_side_by_side(monkeypatch):
         def memory_stats(self):
             return {"bytes_limit": self.limit}
 
-    several = [prepare(small(mapping="vmap", seed=s)) for s in range(6)]
+    settings = [small(mapping="vmap", algorithm="fedavg", seed=s) for s in range(6)]
+    several = [prepare(each) for each in settings]
     group = lanes.make_group(several, backend.start_jax(small()))
     counts = []
     for limit in (2**20, 2**24, 2**36):
@@ -440,21 +460,21 @@ def test_an_interrupted_call_goes_on_inside_and_tables_grow(tmp_path, whole, cap
         calls_of.append(1)
         return len(calls_of) == 3  # after the first chunk of the second call
 
-    options = {"workdir": tmp_path, "lanes_per_call": 4, "stream": stream}
+    options = {"workdir": tmp_path, "lanes_per_call": AT_ONCE, "stream": stream}
     with pytest.raises(KeyboardInterrupt):
         sweeps.run(small(), SWEPT, **options, stop=stop)
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
-    assert [json.loads(line)["lane"] for line in lines] == [0, 1, 2, 3]
-    assert "4 of 16 lanes so far" in (tmp_path / "summary.md").read_text()
+    assert [json.loads(line)["lane"] for line in lines] == [0, 1, 2, 3, 4]
+    assert "5 of 16 lanes so far" in (tmp_path / "summary.md").read_text()
     assert len(list((tmp_path / "running").iterdir())) == 1
     text = stream.getvalue()
-    assert "4 of 16 lanes, 4 more at interval 2/4, best " in text
+    assert "5 of 16 lanes, 5 more at interval 2/4, best " in text
     assert " left" in text and "(algorithm=" in text
     trained = []
     resumed = sweeps.run(
         small(), SWEPT, **options, stop=lambda: bool(trained.append(1))
     )
-    # Two calls whole, with two chunks each, and one more chunk of the interrupted one;
+    # Two calls whole, with two chunks each, and the other chunk of the interrupted one;
     # nothing is asked after a call's last chunk, but once between two calls.
     assert len(trained) == 2 * 1 + 2
     assert not (tmp_path / "running").exists()
@@ -468,13 +488,13 @@ def test_a_damaged_file_of_a_call_is_left_out(tmp_path):
     def stop():
         return True
 
-    options = {"workdir": tmp_path, "lanes_per_call": 2}
+    seeds, options = {"seed": [0, 3]}, {"workdir": tmp_path, "lanes_per_call": 2}
     with pytest.raises(KeyboardInterrupt):
-        sweeps.run(small(), {"seed": [0, 3]}, **options, stop=stop)
+        sweeps.run(small(algorithm="fedavg"), seeds, **options, stop=stop)
     (file,) = (tmp_path / "running").iterdir()
     file.write_bytes(file.read_bytes()[:500])
     stream = io.StringIO()
-    sweeps.run(small(), {"seed": [0, 3]}, **options, stream=stream)
+    sweeps.run(small(algorithm="fedavg"), seeds, **options, stream=stream)
     assert "is damaged or of an earlier version; its lanes start again" in (
         stream.getvalue()
     )

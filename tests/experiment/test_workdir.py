@@ -195,7 +195,8 @@ def test_a_single_run_and_a_sweep_do_not_share_a_folder(exp, whole, tmp_path):
     assert (folder / "curves.png").read_bytes() == picture
     assert not (folder / "lanes").exists()
     sweep = tmp_path / "sweep"
-    tsfl_jax.sweep(small(num_intervals=2), {"seed": [0]}, workdir=sweep)
+    settings = small(num_intervals=2, algorithm="fedavg")
+    tsfl_jax.sweep(settings, {"seed": [0]}, workdir=sweep)
     with pytest.raises(UserError, match="holds a sweep; choose another"):
         runner.run(exp, sweep)
 

@@ -262,14 +262,17 @@ def layer_by_layer(params, x):
 def test_mnist_cnn_is_the_papers_network():
     model = networks.from_flax(networks.MnistCNN())
     x = jax.random.normal(jax.random.key(0), (5, 28, 28, 1))
-    variables = model.init(jax.random.key(1), x)
+    variables = jax.jit(model.init)(jax.random.key(1), x)
     shapes = jax.tree.map(jnp.shape, variables["params"])
     assert shapes["Conv_0"]["kernel"] == (5, 5, 1, 10)
     assert shapes["Conv_1"]["kernel"] == (5, 5, 10, 20)
     assert shapes["Dense_0"]["kernel"] == (320, 50)
     assert shapes["Dense_1"]["kernel"] == (50, 10)
     variables = jax.tree.map(lambda a: a + 0.01, variables)  # biases not 0
-    close(model.predict(variables, x), layer_by_layer(variables["params"], x))
+    close(
+        jax.jit(model.predict)(variables, x),
+        jax.jit(layer_by_layer)(variables["params"], x),
+    )
 
 
 def test_mnist_cnn_with_dropout():
@@ -285,14 +288,15 @@ def test_mnist_cnn_with_dropout():
             assert 0.5 < most * fan**0.5 <= 1, (layer, name)
     # Without training the network of the same weights without dropout.
     plain = networks.from_flax(networks.MnistCNN())
-    close(model.predict(variables, x), plain.predict(variables, x))
+    predict = jax.jit(plain.predict)
+    close(jax.jit(model.predict)(variables, x), predict(variables, x))
     # Whole channels, and hidden units, are dropped: with all weights of the last layer
     # equal, the logit of a sample counts its hidden units.
     counting = jax.tree.map(jnp.zeros_like, variables)
     counting["params"]["Dense_0"]["bias"] = jnp.ones(50)
     counting["params"]["Dense_1"]["kernel"] = jnp.ones((50, 10))
-    mask = jnp.ones(64, bool)
-    logits, _ = model.train(counting, x, mask, jax.random.key(2))
+    mask, train = jnp.ones(64, bool), jax.jit(model.train)
+    logits, _ = train(counting, x, mask, jax.random.key(2))
     kept = np.asarray(logits)[:, 0] / 2  # survivors count twice
     assert (kept == np.round(kept)).all() and len(np.unique(kept)) > 5
     assert abs(kept.mean() - 25) < 3 * 3.54 / 8  # binomial, 64 samples
@@ -300,7 +304,7 @@ def test_mnist_cnn_with_dropout():
     counting["params"]["ChannelBias_1"]["bias"] = jnp.ones(20)
     counting["params"]["Dense_0"]["bias"] *= 0
     counting["params"]["Dense_0"]["kernel"] = jnp.ones((320, 50)) / 16
-    logits, _ = model.train(counting, x, mask, jax.random.key(2))
+    logits, _ = train(counting, x, mask, jax.random.key(2))
     # A sample's hidden units are all 2·(channels kept): never a part of a channel.
     channels = np.asarray(logits)[:, 0] / kept / 4
     assert (np.abs(channels - np.round(channels)) < 1e-4).all()
@@ -349,7 +353,12 @@ def loss_gradient(name, form):
         pytest.param(name, "slices", marks=[pytest.mark.slow] * (name in LARGE))
         for name in IMAGES
     ]
-    + [(name, "fast") for name in IMAGES if name != "mlp"],
+    # The layers of a ResNet-18 are compared one by one above.
+    + [
+        pytest.param(name, "fast", marks=[pytest.mark.slow] * (name == "resnet18"))
+        for name in IMAGES
+        if name != "mlp"
+    ],
 )
 def test_forms_agree_in_loss_gradient(name, form):
     given, lax_form = (loss_gradient(name, each) for each in (form, "lax"))
@@ -396,7 +405,7 @@ def test_padded_rows_do_not_enter_batch_statistics():
     module = networks.make_model(ModelConfig("vgg11", "batch"), 10, (32, 32, 3))
     model = networks.from_flax(module)
     x = jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
-    variables = model.init(jax.random.key(1), x)
+    variables = jax.jit(model.init)(jax.random.key(1), x)
     mask = jnp.array([True, True, False, False])
     train = jax.jit(model.train)
     _, first = train(variables, x, mask, jax.random.key(2))

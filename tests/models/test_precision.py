@@ -1,5 +1,7 @@
 """Networks in bfloat16 and TF32 with float32 master weights."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from tsfl_jax.types import UserError
 KEY = jax.random.key(0)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def loss_and_gradient(model, variables, x, y):
     mask = jnp.ones(len(y), bool)
 
@@ -30,7 +33,7 @@ def test_gradients_are_those_of_float32_within_the_rounding(module, precision):
     model = networks.from_flax(module)
     x = jax.random.uniform(KEY, (8, 28, 28, 1))
     y = jnp.arange(8)
-    variables = model.init(KEY, x)
+    variables = jax.jit(model.init)(KEY, x)
     lower = with_precision(model, precision)
     (exact, _), expected = loss_and_gradient(model, variables, x, y)
     (found, (outputs, changed)), gradient = loss_and_gradient(lower, variables, x, y)
@@ -62,9 +65,9 @@ def test_statistics_of_batches_stay_float32():
 
 
 def test_a_run_in_bfloat16():
-    settings = small(num_intervals=2)
-    expected = tsfl_jax.simulate(settings)
-    found = tsfl_jax.simulate(small(num_intervals=2, precision="bfloat16"))
+    settings = {"algorithm": "fedavg", "num_intervals": 2}
+    expected = tsfl_jax.simulate(small(**settings))
+    found = tsfl_jax.simulate(small(**settings, precision="bfloat16"))
     assert found.history["test_loss"][-1] != expected.history["test_loss"][-1]
     np.testing.assert_allclose(
         found.history["test_loss"], expected.history["test_loss"], rtol=0.05

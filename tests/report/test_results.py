@@ -115,7 +115,7 @@ def test_plots():
 
 def test_real_results_have_all_of_it():
     config = tsfl_jax.Config(num_intervals=2, num_clients=2, batch_size=4, devices=1)
-    config.schedule.data_size = 16
+    config.algorithm, config.schedule.data_size = "fedavg", 16
     config.model.hidden = 0
     result = tsfl_jax.sweep(config, {"seed": [0, 1]})
     frame = result.to_pandas()

@@ -533,19 +533,38 @@ def test_a_sweep_over_rules_that_share_no_program_reports_why():
     assert "2 programs, because of" in "".join(written)
 
 
+# Yogi's moments begin at 10⁻⁶, Adam's at 0; FedAT keeps a model per tier, FedBuff and
+# FedNova add up updates.
+OWN_STATES = ["dms", "fedadam", "fedyogi", "fedat", "fedbuff", "fednova", "fedavg"]
+SHARED = small(num_intervals=3, mu=0.0)
+
+
+@functools.cache
+def losses_in_one_program():
+    """Of the rules by name, as lanes."""
+    history = sweeps.run(SHARED, {"algorithm": OWN_STATES}).history
+    return dict(zip(OWN_STATES, history["test_loss"], strict=True))
+
+
 def test_rules_with_states_and_deltas_of_their_own_share_a_program():
-    # Yogi's moments begin at 10⁻⁶, Adam's at 0; FedAT keeps a model per tier, FedBuff
-    # and FedNova add up updates.
-    names = ["dms", "fedadam", "fedyogi", "fedat", "fedbuff", "fednova", "fedavg"]
-    settings = small(num_intervals=3, mu=0.0)
     several = prepare.prepare_all(
-        [config.replace(settings, {"algorithm": name}) for name in names]
+        [config.replace(SHARED, {"algorithm": name}) for name in OWN_STATES]
     )
-    assert lanes.group(several) == ([list(range(len(names)))], [])
-    swept = sweeps.run(settings, {"algorithm": names}).history["test_loss"]
-    for name, losses in zip(names, swept, strict=True):
-        single = tsfl_jax.simulate(config.replace(settings, {"algorithm": name}))
-        np.testing.assert_allclose(losses, single.history["test_loss"], rtol=1e-5)
+    assert lanes.group(several) == ([list(range(len(OWN_STATES)))], [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n not in ("fedyogi", "fednova")))
+        for n in OWN_STATES
+    ],
+)
+def test_a_rule_in_a_shared_program_gives_what_it_gives_alone(name):
+    single = tsfl_jax.simulate(config.replace(SHARED, {"algorithm": name}))
+    np.testing.assert_allclose(
+        losses_in_one_program()[name], single.history["test_loss"], rtol=1e-5
+    )
 
 
 def test_rules_that_share_no_program():

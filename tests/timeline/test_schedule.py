@@ -116,7 +116,7 @@ def test_size_groups_replace_the_sizes_of_a_case():
 MIXED = ("uniform(1,6)", "lognormal(3,1)", "normal(4,2)")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 9))
 def test_a_longer_run_extends_a_shorter_one(T, more, seed):
     for kind, kwargs in (
@@ -280,7 +280,7 @@ def test_malformed_distribution(text, message):
 
 
 def small(**changes):
-    config = Config(num_intervals=3, num_clients=2, batch_size=8)
+    config = Config(algorithm="fedavg", num_intervals=3, num_clients=2, batch_size=8)
     config.schedule.data_size, config.model.hidden = 44, 4
     for name, value in changes.items():
         where = config if hasattr(config, name) else config.schedule

@@ -213,7 +213,6 @@ def test_tokens():
 def test_augmentation_and_a_step():
     variables, _ = run("Augmentation and a client's own step")
     config = small()
-    config.algorithm = "dms"  # of the example
     both = variables["result"].history["train_loss"]
     plain = tsfl_jax.simulate(
         config,

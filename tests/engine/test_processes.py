@@ -161,6 +161,7 @@ def test_a_killed_pair_resumes_to_the_same_bits(tmp_path, victim):
     assert metrics(cut) == metrics(whole)
 
 
+@pytest.mark.slow  # above, a refusal passes its reason on in the same way
 def test_a_process_that_cannot_save_ends_the_other_with_its_reason(tmp_path):
     # In its folder lies a file where the checkpoints would be.
     (tmp_path / "checkpoints").write_text("")

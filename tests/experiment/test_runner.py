@@ -332,7 +332,7 @@ def test_memory_does_not_grow_with_the_clients():
         settings.data.name, settings.data.shape = "synthetic", (28, 28, 1)
         settings.data.train_size, settings.partition.replacement = 4096, True
         settings.partition.kind = "iid"
-        settings.model.name = "mnist_cnn"
+        settings.model.hidden = 20
         settings.schedule.kind, settings.schedule.data_size = "case1", 64
         exp = assemble.build(settings)
         memory = exp.program.compile(exp.arrays).memory()
@@ -341,7 +341,7 @@ def test_memory_does_not_grow_with_the_clients():
     (few, table), (many, larger_table) = memory(20), memory(2000)
     # Per client beside its row of the table: τ, size, id, ρ, its place, its result.
     assert many - few < 2 * (larger_table - table) + 1980 * 200
-    assert many - few < 2**21  # 2 MiB; one model of 17,000 parameters each: 132 MiB
+    assert many - few < 2**21  # 2 MiB; one model of 16,000 parameters each: 120 MiB
 
 
 def test_one_trace_and_no_transfer_in_a_run():

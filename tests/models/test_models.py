@@ -353,9 +353,11 @@ def loss_gradient(name, form):
         pytest.param(name, "slices", marks=[pytest.mark.slow] * (name in LARGE))
         for name in IMAGES
     ]
-    # The layers of a ResNet-18 are compared one by one above.
+    # The layers of the large ones are compared one by one above.
     + [
-        pytest.param(name, "fast", marks=[pytest.mark.slow] * (name == "resnet18"))
+        pytest.param(
+            name, "fast", marks=[pytest.mark.slow] * (name in ("vgg11", "resnet18"))
+        )
         for name in IMAGES
         if name != "mlp"
     ],

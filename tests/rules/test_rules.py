@@ -327,8 +327,18 @@ ROUNDING = {"fedadam": 2e-4, "fedyogi": 2e-4}
 ALONE = np.array([[0, 0, 4, 0, 0], [0] * 5, [0] * 5])
 
 
+# One of each kind in the fast suite: estimated constants, gradients, control variates,
+# a step of the server, all updates at once.
+KINDS = {"dms", "bound_optimal", "scaffold", "fedavgm", "median"}
+
+
 @pytest.mark.parametrize(
-    "name", [n for n in RULES if n not in ("fedasync", "fedat", "fedadam", "fedyogi")]
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n not in KINDS))
+        for n in RULES
+        if n not in ("fedasync", "fedat", "fedadam", "fedyogi")
+    ],
 )
 def test_one_client_alone_is_followed(name):
     # SCAFFOLD has no control variates yet; FedAvgM's first step is the update itself.

@@ -81,8 +81,7 @@ class DataConfig:
     test_size: int = setting(0, "test samples; 0: all, synthetic 1024", low=0)
     validation: int = setting(
         0,
-        "V, training samples that no client holds, the same share of each class, for "
-        "oracle and measure_regret",
+        "V, held-out training samples of all classes, for oracle and measure_regret",
         low=0,
     )
 

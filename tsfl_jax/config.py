@@ -34,6 +34,7 @@ MODELS = (
 NORMS = ("none", "group", "batch")
 CONSTANTS = ("interval", "once", "given")
 UNITS = ("iteration", "step")
+DECAYS = ("none", "exponential", "inverse")
 THRESHOLDS = ("uploads", "all")
 BY_SIZE = ("auto", "yes", "no")
 MAPPINGS = ("auto", "sequential", "vmap")
@@ -239,6 +240,13 @@ class DMSConfig:
     late: int = setting(0, "intervals before the two factors below; 0: never", low=0)
     drop_late: float = setting(1.0, "factor on P_i from then on", low=0, high=1)
     coupling_late: float = setting(1.0, "factor on c from then on", low=0)
+    decay: str = setting(
+        "none", "factor on c and P_i; e^(−t/T_c), or 1/(1 + t/T_c)", DECAYS
+    )
+    decay_time: float = setting(10.0, "T_c, intervals", above=0)
+    adapt: float = setting(
+        2.0, "dms_adaptive: c and P_i change by this factor per interval", above=1
+    )
     project: bool = setting(
         True, "weights below 0 or above θ/N are projected; False: used as they are"
     )
@@ -269,6 +277,20 @@ class SeedsConfig:
     batches: int = setting(
         -1, "of all draws in training; -1: seed", low=-1, high=2**32 - 1
     )
+
+
+@dataclasses.dataclass
+class LearnedConfig:
+    """θ of the rule learned, ρ = softmax(θ · features); see rules/learned.py.
+
+    Trained by ``tsfl study learned``; docs/results has how it did elsewhere.
+    """
+
+    tau: float = setting(0.541, "θ of τ_i/max τ")
+    left: float = setting(2.772, "θ of (1 − t/T) τ_i/max τ")
+    size: float = setting(1.023, "θ of log(|D_i|/mean)")
+    lag: float = setting(0.0, "θ of lag_i/(1 + lag_i); not trained")
+    loss: float = setting(1.693, "θ of log(F_i/mean F), F_i the training loss")
 
 
 @dataclasses.dataclass
@@ -343,6 +365,7 @@ class Config:
     dms: DMSConfig = dataclasses.field(default_factory=DMSConfig)
     oracle: OracleConfig = dataclasses.field(default_factory=OracleConfig)
     seeds: SeedsConfig = dataclasses.field(default_factory=SeedsConfig)
+    learned: LearnedConfig = dataclasses.field(default_factory=LearnedConfig)
 
 
 def _declared(kind: type, prefix: str = "") -> dict[str, tuple[type, Setting]]:
@@ -391,11 +414,12 @@ _ADDED = tuple(
     f"dms.{name}"
     for name in (
         *("constants", "coupling", "unit", "threshold", "drop", "late", "drop_late"),
-        *("coupling_late", "project"),
+        *("coupling_late", "project", "decay", "decay_time", "adapt"),
     )
 ) + (
     *("server.by_size", "partition.iid_share", "partition.common", "partition.online"),
     *("data.validation", "measure_regret", "oracle.steps", "oracle.step"),
+    *(f"learned.{name}" for name in ("tau", "left", "size", "lag", "loss")),
 )
 _ADDED += SEEDS[1:]
 WITHOUT_EFFECT = {

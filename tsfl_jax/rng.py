@@ -54,6 +54,7 @@ STREAMS = {
     "online samples": 30,  # new samples of a client in every interval
     "pilot": 31,  # L, G², σ² at w⁰
     "validation": 36,  # on the host, samples that no client holds
+    "learned weights": 37,  # on the host, of the search for θ
     # Of an initial nnx module: all its streams but parameters and dropout.
     "initial streams": 33,
     # Of a client in training, only where the user has given such a function.

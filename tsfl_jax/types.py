@@ -110,7 +110,7 @@ class Partition(NamedTuple):
 class HParams(NamedTuple):
     """Scalars that may be swept without another compilation.
 
-    float32 in the program, except for `staleness`, `rule` and `lr_schedule`.
+    float32 in the program, except for `staleness`, `rule`, `lr_schedule` and `decay`.
     """
 
     lr: Scalar  # η > 0
@@ -137,6 +137,9 @@ class HParams(NamedTuple):
     late: Scalar = math.inf  # interval from which on the next two are factors as well
     drop_late: Scalar = 1.0  # in [0, 1], instead of `drop`
     coupling_late: Scalar = 1.0  # ≥ 0, on c
+    decay: Scalar = 0  # int32, index into `config.DECAYS`
+    decay_time: Scalar = 10.0  # T_c > 0, intervals
+    adapt: Scalar = 2.0  # > 1, dms_adaptive only
     raw: Scalar = 0.0  # 1: the affine weights of DMS are not projected
     by_size: Scalar = math.nan  # 1: weights ∝ |D_i|, 0: not; NaN: as the rule has it
     lr_schedule: Scalar = 0  # int32, index into `config.LR_SCHEDULES`
@@ -145,6 +148,11 @@ class HParams(NamedTuple):
     lr_total: Scalar = 1.0  # T ≥ 1 of cosine
     oracle_steps: Scalar = 12.0  # ≥ 0, whole
     oracle_step: Scalar = 0.1  # > 0, most that a weight changes in the first step
+    theta_tau: Scalar = 0.541  # θ of learned weights, as `config.LearnedConfig`
+    theta_left: Scalar = 2.772
+    theta_size: Scalar = 1.023
+    theta_lag: Scalar = 0.0
+    theta_loss: Scalar = 1.693
 
 
 class Delivery(NamedTuple):

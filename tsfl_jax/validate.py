@@ -175,6 +175,7 @@ _USED_BY = {
     "schedule.trace": ("schedule.kind", ("trace",)),
     "data.file": ("data.name", ("npz",)),
     "model.norm": ("model.name", ("vgg11", "resnet18")),
+    "dms.decay_time": ("dms.decay", c.DECAYS[1:]),
 } | {
     name: ("data.name", ("quadratic",))
     for name in c.SETTINGS

@@ -20,7 +20,7 @@ from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 _ARGUMENTS = {"algorithm", "clip_norm", "gamma", "lr", "momentum", "mu", "seed"}
 _ARGUMENTS |= {"lr_schedule", "lr_decay", "lr_every"}
 _PARTS = (
-    *("data.", "dms.", "oracle.", "partition.", "schedule.", "seeds."),
+    *("data.", "dms.", "learned.", "oracle.", "partition.", "schedule.", "seeds."),
     *("server.", "timeline."),
 )
 # These shape loops or arrays, unlike the others of their sections.

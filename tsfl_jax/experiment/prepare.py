@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import data, host_memory, rng
-from tsfl_jax.config import LR_SCHEDULES, STALENESS, Config, ModelConfig
+from tsfl_jax.config import DECAYS, LR_SCHEDULES, STALENESS, Config, ModelConfig
 from tsfl_jax.data import in_memory
 from tsfl_jax.data.quadratic import Quadratic, curvature, make_quadratic
 from tsfl_jax.engine import client as local
@@ -109,17 +109,23 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
         late=config.dms.late or np.inf,
         drop_late=config.dms.drop_late,
         coupling_late=config.dms.coupling_late,
+        decay_time=config.dms.decay_time,
+        adapt=config.dms.adapt,
         raw=not config.dms.project,
         lr_decay=config.lr_decay,
         lr_every=config.lr_every,
         oracle_steps=config.oracle.steps,
         oracle_step=config.oracle.step,
+        **{f"theta_{name}": value for name, value in vars(config.learned).items()},
         by_size={"auto": np.nan, "yes": 1.0, "no": 0.0}[server.by_size],
     )
     values = HParams(*(jnp.float32(value) for value in values))
     kind = jnp.int32(STALENESS.index(server.staleness))
     shape = jnp.int32(LR_SCHEDULES.index(config.lr_schedule))
-    return values._replace(staleness=kind, rule=jnp.int32(0), lr_schedule=shape)
+    decay = jnp.int32(DECAYS.index(config.dms.decay))
+    return values._replace(
+        staleness=kind, rule=jnp.int32(0), lr_schedule=shape, decay=decay
+    )
 
 
 def load_dataset(config: Config) -> Dataset:

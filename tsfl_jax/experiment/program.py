@@ -191,7 +191,8 @@ def recipe_of(
 def _needs_no_estimate(prepared: Prepared) -> bool:
     """DMS with a given c, or with constants of a pilot before training."""
     dms = prepared.config.dms
-    given = prepared.rule is AGGREGATORS["dms"] and dms.coupling >= 0
+    own = prepared.rule in (AGGREGATORS["dms"], AGGREGATORS["dms_adaptive"])
+    given = own and dms.coupling >= 0
     measures = prepared.config.measure_clients
     return (given and not measures) or dms.constants == "once"
 

@@ -16,6 +16,7 @@ from tsfl_jax.experiment.prepare import Prepared, evaluated
 from tsfl_jax.experiment.program import Arrays, Compiled
 from tsfl_jax.models import flop
 from tsfl_jax.report import progress
+from tsfl_jax.rules import AGGREGATORS
 
 
 class WallTime(NamedTuple):
@@ -35,12 +36,22 @@ def estimate(prepared: Prepared, mesh: Mesh) -> WallTime:
     steps = int(prepared.steps.sum(dtype=np.int64))
     tests = int(evaluated(prepared).sum()) * len(prepared.dataset.x_test)
     samples = 3 * config.batch_size * steps + tests  # backward is twice forward
+    samples += 3 * len(prepared.steps) * _validated(prepared)
     dataset = prepared.dataset
     x = jax.ShapeDtypeStruct((1, *dataset.x_test.shape[1:]), input_dtype(dataset))
     each = flop.count(network.model.predict, network.params, x)
     seconds = len(prepared.steps) * prepare.INTERVAL_SECONDS
     seconds += steps * prepare.STEP_SECONDS + samples * each / prepare.FLOP_RATE
     return WallTime(compiling, seconds / mesh.size, 0)
+
+
+def _validated(prepared: Prepared) -> int:
+    """Validation samples of all evaluations in an interval."""
+    config, rule = prepared.config, prepared.rule
+    passes = 2 if rule.uses_validation else 0
+    searches = int(rule is AGGREGATORS["oracle"]) + config.measure_regret
+    passes += searches * config.oracle.steps + 3 * config.measure_regret
+    return passes * config.data.validation
 
 
 def measure(prepared: Prepared, compiled: Compiled, arrays: Arrays) -> WallTime:

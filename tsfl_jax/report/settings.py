@@ -154,7 +154,7 @@ def help_text(program: str, flags: Iterable[Flag]) -> str:
         "",
         f"All {len(SETTINGS)} settings: tsfl settings; those of a group: tsfl settings "
         f"{groups[0]}",
-        f"(groups: {', '.join(groups)}).",
+        *_filled(f"(groups: {', '.join(groups)})."),
         "Experiments that --config knows by name: tsfl configs.",
     ]
     return "\n".join(lines)

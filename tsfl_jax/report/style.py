@@ -58,6 +58,8 @@ _RULES = {  # name in figures and tables, color, dashes and marker
     "krum": ("Krum", _ORANGE, "-", "H"),
     "multi_krum": ("multi-Krum", _SKY, "-", "."),
     "oracle": ("oracle", _BLACK, "--", "+"),
+    "dms_adaptive": ("adaptive DMS", _BLUE, "-.", "x"),
+    "learned": ("learned weights", _PINK, "-", "2"),
 }
 # A framework looks like the rule that it is usually run with.
 _FRAMEWORKS = {

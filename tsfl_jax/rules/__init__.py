@@ -1,8 +1,10 @@
 """The table of all aggregation rules."""
 
 from tsfl_jax.rules import averages, robust, server_optimizers
+from tsfl_jax.rules.adaptive import DMS_ADAPTIVE
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
+from tsfl_jax.rules.learned import LEARNED
 from tsfl_jax.rules.oracle import ORACLE
 from tsfl_jax.rules.scaffold import SCAFFOLD
 
@@ -25,4 +27,6 @@ AGGREGATORS: dict[str, Aggregator] = {
     "krum": robust.KRUM,
     "multi_krum": robust.MULTI_KRUM,
     "oracle": ORACLE,
+    "dms_adaptive": DMS_ADAPTIVE,
+    "learned": LEARNED,
 }

@@ -57,15 +57,29 @@ def stale_uniform_weights(situation: Situation, hparams: HParams) -> Weights:
     return weights_of(rho * _staleness(situation, hparams), situation.tau)
 
 
+def decay_factor(situation: Situation, hparams: HParams) -> Float[Array, ""]:
+    """What is left of c and P_i in interval t: 1, e^(−t/T_c) or 1/(1 + t/T_c)."""
+    age = jnp.asarray(situation.interval) / hparams.decay_time
+    several = jnp.stack([jnp.ones_like(age), jnp.exp(-age), 1 / (1 + age)])
+    return several[jnp.asarray(hparams.decay)]
+
+
 def dms_rule(situation: Situation, hparams: HParams) -> Weights:
     """Weights of DMS: Algorithm 1, equations (6)–(9); the parts are in `dms`.
 
     The settings ``dms.*`` depart from the paper where it is silent: c as a number, in
     steps, or falling; P_i times a factor; K given; no projection; ρ_i times |D_i|.
     """
+    return scaled_dms(situation, hparams, decay_factor(situation, hparams))
+
+
+def scaled_dms(
+    situation: Situation, hparams: HParams, factor: Float[Array, ""]
+) -> Weights:
+    """Weights of DMS with c and P_i times a factor in [0, 1]; 0: equal weights."""
     key, tau, constants = situation.key, situation.tau, situation.constants
     late = situation.interval >= jnp.asarray(hparams.late)
-    drop = jnp.where(late, hparams.drop_late, hparams.drop)
+    drop = jnp.where(late, hparams.drop_late, hparams.drop) * factor
     selected = dms.select(
         key,
         tau,
@@ -79,7 +93,7 @@ def dms_rule(situation: Situation, hparams: HParams) -> Weights:
     coupling = jnp.where(jnp.isnan(given), coupling, given)
     # A gradient that overflowed in the estimate must not spoil every weight.
     coupling = jnp.where(jnp.isnan(coupling), 0.0, coupling)
-    coupling = coupling * jnp.where(late, hparams.coupling_late, 1.0)
+    coupling = coupling * jnp.where(late, hparams.coupling_late, 1.0) * factor
     raw = jnp.asarray(hparams.raw) > 0
     rho = dms.affine_weights(work, selected, coupling, hparams.weight_limit, raw)
     sized = normalized(rho * situation.size, tau)

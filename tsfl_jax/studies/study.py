@@ -13,6 +13,15 @@ STUDIES = {
         "the fleet on which one rule beats another by most",
     ),
     "bounds": ("tsfl_jax.studies.bounds", "do the bounds of the theory hold"),
+    "oracle": ("tsfl_jax.studies.oracle", "how much could any weights win"),
+    "phases": (
+        "tsfl_jax.studies.phases",
+        "is there a rule that is ahead early and not behind late",
+    ),
+    "learned": (
+        "tsfl_jax.studies.learned",
+        "weights by evolution strategies, tested on other fleets",
+    ),
 }
 # Studies that ``tsfl reproduce`` runs.
 REPRODUCED = {

@@ -1,0 +1,79 @@
+"""The study of the oracle: its table by hand, its runs, its arguments."""
+
+import numpy as np
+import pytest
+
+from tsfl_jax.experiment import sweeps
+from tsfl_jax.studies import oracle, problems_of
+from tsfl_jax.types import UserError
+
+
+def invented(names, seeds=2, intervals=6):
+    """Accuracy 50 %, the oracle 10 points above at first; regret 0.3, 0.2, …"""
+    shape = (len(names) * seeds, intervals)
+    accuracy, early = np.full(shape, 0.5), np.arange(intervals) < 2
+    regret = np.full(shape, 0.3)
+    for lane, name in enumerate(np.repeat(names, seeds)):
+        accuracy[lane] += 0.1 * early * (name == "oracle") + 0.01 * (lane % seeds)
+        regret[lane] = 0.0 if name == "oracle" else 0.3
+        regret[lane, -2:] /= 3
+    gap = np.where(np.repeat(names, seeds) == "median", np.nan, 1.0)[:, None]
+    return {
+        "test_accuracy": accuracy,
+        "test_loss": 1 - accuracy,
+        "regret": regret,
+        "gap": gap + 0 * regret,
+    }
+
+
+def test_the_table_by_hand(tmp_path, monkeypatch):
+    calls = []
+
+    def run(config, points, **options):
+        names = list(dict.fromkeys(p["algorithm"] for p in points))
+        calls.append((config, points, options))
+        return sweeps.SweepResult([], invented(names))
+
+    monkeypatch.setattr(sweeps, "run", run)
+    given = oracle.parse(["--seeds", "2", "--case", "1"])
+    config, about = problems_of.config_of(given, "1")
+    assert about == "digits, Case 1" and config.schedule.kind == "case1"
+    results = oracle.run_rules(config, ["oracle", "median"], 2, tmp_path)
+    assert [p["algorithm"] for p in calls[0][1]][::2] == ["fedavg", "oracle", "median"]
+    first, best, other = oracle.rule_rows(results)
+    assert first["best − FedAvg"] == "–" and first["gap"] == "1.0000 ± 0.0000"
+    assert best["best − FedAvg"] == "+10.00 ± 0.00"
+    assert best["mean over the run − FedAvg"] == "+3.33 ± 0.00"
+    assert best["last third − FedAvg"] == "+0.00 ± 0.00"
+    assert best["regret"] == "0.0000 ± 0.0000"
+    # (4·0.3 + 2·0.1)/6
+    assert other["regret"] == "0.2333 ± 0.0000" and other["gap"] == "–"
+    assert other["regret, last third"] == "0.1000 ± 0.0000"
+    words = ["--seeds", "2", "--case", "3", "--out", str(tmp_path / "out")]
+    oracle.main([*words, "--set", "oracle.steps=5"])
+    config = calls[1][0]
+    assert config.measure_regret and config.oracle.steps == 5
+    assert config.data.validation == 200 and config.schedule.kind == "case3"
+    text = (tmp_path / "out" / "oracle_digits_case3.md").read_text()
+    assert "oracle.steps=5, 30 intervals, 2 seeds, 200 validation samples" in text
+
+
+def test_what_cannot_run_is_reported(tmp_path, capsys):
+    words = ["--set", "data.validation=1430", "--out", str(tmp_path), "--case", "1"]
+    with pytest.raises(UserError, match="nothing could be run"):
+        oracle.main(words)
+    assert "oracle_digits_case1: not available: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--idx", "/no/such"], ["--intervals", "-1"]])
+def test_wrong_arguments(words):
+    with pytest.raises(SystemExit):
+        oracle.parse(words)
+
+
+def test_images_have_the_settings_of_the_paper(tmp_path):
+    given = oracle.parse(["--data", "mnist", "--idx", str(tmp_path)])
+    config, about = problems_of.config_of(given, "3")
+    assert (config.data.name, config.model.name) == ("idx", "mnist_cnn")
+    assert config.data.validation == 1000 and config.num_intervals == 50
+    assert about == "mnist, Case 3"

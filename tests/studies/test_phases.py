@@ -1,0 +1,189 @@
+"""DMS that fades: decays by hand, the adaptive rule, and the study of phases."""
+
+import csv
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests import problems
+from tests.rules.test_rules import event
+from tsfl_jax.config import Config, replace
+from tsfl_jax.experiment import sweeps
+from tsfl_jax.experiment.prepare import prepare
+from tsfl_jax.rules import AGGREGATORS, adaptive
+from tsfl_jax.rules.base import Outcome
+from tsfl_jax.studies import phases, problems_of
+from tsfl_jax.types import UserError
+
+TAU = [1, 3, 4, 4]
+
+
+def weights(t, **changes):
+    happened = event(TAU)
+    situation = happened.situation._replace(interval=jnp.int32(t))
+    hp = problems.hparams(coupling=0.02, **changes)
+    if "decay" in changes:
+        hp = hp._replace(decay=jnp.int32(changes["decay"]))
+    return AGGREGATORS["dms"].weights(situation, hp)
+
+
+def test_decays_by_hand():
+    centered = np.array(TAU) - 3
+    for kind, factor in ((0, 1.0), (1, np.exp(-6 / 4)), (2, 1 / (1 + 6 / 4))):
+        found = weights(6, drop=0.0, decay=kind, decay_time=4.0)
+        np.testing.assert_allclose(found.coupling, 0.02 * factor, rtol=1e-6)
+        np.testing.assert_allclose(found.rho, 0.25 + 0.02 * factor * centered)
+        start = weights(0, drop=0.0, decay=kind, decay_time=4.0)
+        np.testing.assert_allclose(start.coupling, 0.02, rtol=1e-6)
+    # After long nobody is dropped any more; at first client 0 is in some intervals.
+    kept = []
+    for t in (0, 400):
+        happened = [event(TAU).situation for _ in range(20)]
+        happened = [
+            s._replace(interval=jnp.int32(t), key=jax.random.key(i))
+            for i, s in enumerate(happened)
+        ]
+        hp = problems.hparams(coupling=0.0, decay_time=4.0)
+        hp = hp._replace(decay=jnp.int32(1))
+        kept.append(
+            [bool(AGGREGATORS["dms"].weights(s, hp).selected[0]) for s in happened]
+        )
+    assert 0 < sum(kept[0]) < 20 and all(kept[1])
+
+
+def adapted(target, scale, t=0, present=None, **changes):
+    """The adaptive rule where F_val = (ρ_0 − target)²."""
+    happened = event(TAU)
+    if present is not None:
+        happened = happened._replace(present=jnp.array(present))
+
+    def objective(rho):
+        away = rho[0] - target
+        return away**2, jnp.zeros(4).at[0].set(2 * away)
+
+    outcome = Outcome(jnp.ones(4), objective)
+    hp = problems.hparams(coupling=0.1, drop=0.0, adapt=2.0, **changes)
+    return adaptive.adaptive_weights(outcome, jnp.float32(scale), happened, hp)
+
+
+def test_the_adaptive_factor_moves_to_the_smaller_loss_by_hand():
+    """ρ_0 = ¼ − 0.1 s·2: with s = 1 it is 0.05, with ¼ 0.2, with 0.5 0.15."""
+    found, scale = adapted(target=0.25, scale=0.5)
+    assert scale == 0.25
+    np.testing.assert_allclose(found.rho[0], 0.2, rtol=1e-6)
+    np.testing.assert_allclose(found.coupling, 0.025, rtol=1e-6)
+    found, scale = adapted(target=0.0, scale=0.5)
+    assert scale == 1.0
+    np.testing.assert_allclose(found.rho[0], 0.05, rtol=1e-5)
+    # Never above the paper's, never below the least.
+    assert adapted(target=0.0, scale=1.0)[1] == 1.0
+    least = np.float32(adaptive.LEAST)
+    assert adapted(target=0.25, scale=least)[1] == least
+
+
+def test_lost_models_give_their_weight_to_the_others():
+    found, _ = adapted(target=0.25, scale=1e-3, present=[True, True, False, True])
+    np.testing.assert_allclose(found.rho, [1 / 3, 1 / 3, 0, 1 / 3], atol=1e-3)
+    found, _ = adapted(target=0.25, scale=1.0, present=[False] * 4)
+    np.testing.assert_array_equal(found.rho, np.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dms.decay_time": 3.0}, "decay_time=3.0: would be ignored with --config.dms"),
+        ({"dms.adapt": 3.0}, "adapt=3.0: would be ignored with --config.algorithm=dms"),
+        ({"algorithm": "dms_adaptive"}, "validation=0: --config.algorithm=dms_adapt"),
+    ],
+)
+def test_wrong_settings(changes, message):
+    with pytest.raises(UserError, match=message):
+        prepare(replace(Config(), changes))
+
+
+# ---- The study ----
+
+
+def test_differences_by_hand():
+    one = np.array([[0.5, 0.6, 0.7], [0.7, 0.6, 0.5]])
+    other = np.array([[0.4, 0.6, 0.8], [0.6, 0.6, 0.6]])
+    found = phases.difference(one, other)
+    np.testing.assert_allclose(found.mean, [10, 0, -10], atol=1e-12)
+    np.testing.assert_allclose(found.half, 0, atol=1e-9)
+    assert found.behind() == 1 and not found.level()
+    assert [third.tolist() for third in found.thirds] == [
+        pytest.approx([10, 10]),
+        pytest.approx([0, 0], abs=1e-9),
+        pytest.approx([-10, -10]),
+    ]
+    assert phases.difference(other, other).level()
+    # Seeds that disagree: nothing is shown, so it counts as level.
+    assert phases.difference(one, one[::-1]).level()
+    # Intervals without an evaluation are left out.
+    one, other = (np.repeat(a, 2, axis=1) for a in (one, other))
+    gap = np.where(np.arange(6) == 3, np.nan, one)
+    assert len(phases.difference(gap, other).mean) == 5
+
+
+def invented(seeds=3, intervals=9):
+    """Accuracies: DMS ahead at first and behind later, "good" never behind."""
+    rng, t = np.random.default_rng(0), np.arange(intervals)
+    base = 0.5 + 0.04 * t + 1e-3 * rng.normal(size=(seeds, intervals))
+    dms = base + 0.04 * np.where(t < 3, 1.0, -1.0)
+    both = np.maximum(base, dms) + 0.01
+    return {"FedAvg": base, "DMS": dms, "bad": base - 0.1, "good": both}
+
+
+def test_the_table_says_who_is_level():
+    rows = phases.candidate_rows(invented())
+    assert [row["rule"] for row in rows] == ["FedAvg", "DMS", "good", "bad"]
+    level = {row["rule"]: row["level at every interval"] for row in rows}
+    assert level == {"FedAvg": "no", "DMS": "no", "good": "yes", "bad": "no"}
+    assert rows[1]["intervals behind FedAvg"] == "6"
+    assert rows[0]["− FedAvg, last third"] == "–"
+    long = phases.interval_rows(invented())
+    assert len(long) == 6 * 9
+    assert {row["interval"] for row in long} == set(range(1, 10))
+
+
+def test_the_study_runs_and_resumes(tmp_path, monkeypatch):
+    calls = []
+
+    def run(config, points, **options):
+        calls.append((config, points))
+        curves = invented(seeds=2)
+        each = [curves[n] for n in ("FedAvg", "DMS", "good")]
+        history = {"test_accuracy": np.concatenate(each)}
+        return sweeps.SweepResult([], history)
+
+    monkeypatch.setattr(sweeps, "run", run)
+    words = ["--case", "1", "--seeds", "2", "--out", str(tmp_path), "--intervals", "9"]
+    phases.main([*words, "--candidates", "inverse, 3"])
+    config, points = calls[0]
+    assert config.num_intervals == 9 and config.data.validation == 200
+    assert [p["seed"] for p in points] == [0, 1] * 3
+    assert points[-1]["dms.decay"] == "inverse" and points[0]["algorithm"] == "fedavg"
+    names = {path.name for path in tmp_path.iterdir()}
+    base = "phases_digits_case1"
+    assert {f"{base}.md", f"{base}.csv", f"{base}.png"} <= names
+    with open(tmp_path / f"{base}_intervals.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 4 * 9
+
+
+def test_all_candidates_are_valid():
+    given = phases.parse(["--case", "1"])
+    config, _ = problems_of.config_of(given, "1")
+    for changes in phases.CANDIDATES.values():
+        prepare(replace(config, {"algorithm": "dms"} | changes))
+
+
+def test_the_adaptive_rule_in_a_run():
+    given = phases.parse(["--intervals", "4"])
+    config, _ = problems_of.config_of(given, "1")
+    config = replace(config, {"algorithm": "dms_adaptive", "num_clients": 4})
+    history = tsfl_jax.simulate(config).history
+    np.testing.assert_allclose(history["rho"].sum(1), 1, rtol=1e-5)
+    assert np.isfinite(history["coupling"]).all()

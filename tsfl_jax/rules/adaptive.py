@@ -1,0 +1,69 @@
+"""DMS whose c and drop probability follow the loss on validation samples.
+
+DMS gains early, as clients with many iterations have made more progress, and loses
+late, as it leaves out the data of the others. Here c and P_i are the paper's times a
+factor s in (0, 1], which is 1 at first. After training, the server tries s·κ and s/κ on
+its validation samples and keeps the better: s moves against the sign of dF_val/ds. As s
+falls, all clients are kept, and the weights become those of FedAvg, which is why they
+are times |D_i| here unless ``server.by_size="no"``. NOT in the paper.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from tsfl_jax.rules.averages import dms_rule, scaled_dms
+from tsfl_jax.rules.base import (
+    Aggregator,
+    Counts,
+    Event,
+    Outcome,
+    Settings,
+    Weights,
+)
+from tsfl_jax.types import HParams, Params
+
+LEAST = 1e-3  # of s: FedAvg but for a thousandth of the paper's c
+
+
+def _whole(params: Params, counts: Counts) -> Float[Array, ""]:
+    """s = 1: the paper's DMS."""
+    del params, counts
+    return jnp.float32(1.0)
+
+
+def adaptive_weights(
+    outcome: Outcome, scale: Any, event: Event, hparams: HParams
+) -> tuple[Weights, Float[Array, ""]]:
+    """Weights of DMS with s·κ or s/κ, whichever has the smaller F_val, and that s."""
+    objective = outcome.validation
+    assert objective is not None, "the rule declares that it uses it"
+    factor = jnp.asarray(hparams.adapt)
+    sized = jnp.where(jnp.isnan(hparams.by_size), 1.0, hparams.by_size)
+    hparams = hparams._replace(by_size=sized)
+
+    def weights(scale: Float[Array, ""]) -> Weights:
+        found = scaled_dms(event.situation, hparams, scale)
+        rho = jnp.where(event.present, found.rho, 0.0)
+        total = rho.sum()
+        # The weight of lost models goes to the others.
+        rho = rho * jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1.0), 0.0)
+        return found._replace(rho=rho)
+
+    tried = jnp.clip(jnp.stack([scale / factor, scale * factor]), LEAST, 1.0)
+    loss = lax.map(lambda scale: objective(weights(scale).rho)[0], tried)
+    loss = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
+    scale = jnp.where(loss[1] < loss[0], tried[1], tried[0])
+    return weights(scale), scale
+
+
+DMS_ADAPTIVE = Aggregator(
+    dms_rule,
+    init=_whole,
+    hindsight=adaptive_weights,
+    uses_constants=True,
+    uses_validation=True,
+    settings=Settings(("by_size",)),
+)

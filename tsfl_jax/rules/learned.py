@@ -1,0 +1,93 @@
+"""Learned weights: ρ = softmax(θ · features) of what clients have done.
+
+ρ_i ∝ exp(Σ_k θ_k f_ik) over the clients that are present, with features that have no
+unit, so that θ means the same for other fleets:
+
+  tau    τ_i / max τ
+  left   (1 − t/T) τ_i / max τ, which fades as the run ends
+  size   log(|D_i| / mean |D|); θ = 1 and no other: FedAvg
+  lag    lag_i / (1 + lag_i)
+  loss   log(F_i / mean F) of the mean sample losses in training, within ±3
+
+θ is a setting each (``learned.*``). Its defaults were found by evolution strategies on
+a set of small fleets, see `studies.learned`; how they do on others is in docs/results.
+The losses are known after training only, so all updates are stacked.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from tsfl_jax import types
+from tsfl_jax.rules.base import (
+    Aggregator,
+    Event,
+    Outcome,
+    Situation,
+    Weights,
+    normalized,
+    weights_of,
+)
+from tsfl_jax.types import HParams
+
+FEATURES = ("tau", "left", "size", "lag", "loss")
+_MOST = 3.0  # of |log(F_i/mean F)|: a loss near 0 must not decide alone
+
+
+def _mean(values: Float[Array, "N"], present: Bool[Array, "N"]) -> Float[Array, ""]:
+    """The mean over the present clients, 1 if there are none or it is not above 0."""
+    total = jnp.where(present, values, 0.0).sum() / jnp.maximum(present.sum(), 1)
+    return jnp.where(total > 0, total, 1.0)
+
+
+def features(
+    situation: Situation,
+    loss: Float[types.Array, "N"],
+    present: Bool[Array, "N"],
+    intervals: types.Scalar,
+) -> Float[Array, "N 5"]:
+    """The features of `FEATURES`, 0 where a client is not present.
+
+    Args:
+      situation: τ, sizes, lags and the interval t.
+      loss: mean sample loss of each client's training; NaN or 0: not known, feature 0.
+      present: clients that may have weight.
+      intervals: T of the run.
+    """
+    tau = jnp.asarray(situation.tau, jnp.float32)
+    most = jnp.where(present, tau, 0.0).max()
+    share = tau / jnp.where(most > 0, most, 1.0)
+    left = 1 - jnp.asarray(situation.interval) / jnp.maximum(intervals, 1)
+    size = jnp.asarray(situation.size, jnp.float32)
+    size = jnp.log(jnp.maximum(size, 1.0) / _mean(size, present))
+    lag = jnp.asarray(situation.lag, jnp.float32)
+    known = present & jnp.isfinite(loss) & (loss > 0)
+    relative = jnp.where(known, loss, 1.0) / _mean(jnp.where(known, loss, 0.0), known)
+    relative = jnp.where(known, jnp.clip(jnp.log(relative), -_MOST, _MOST), 0.0)
+    found = jnp.stack([share, left * share, size, lag / (1 + lag), relative], axis=1)
+    return jnp.where(present[:, None], found, 0.0)
+
+
+def learned_weights(
+    outcome: Outcome, state: tuple, event: Event, hparams: HParams
+) -> tuple[Weights, tuple]:
+    """ρ = softmax(θ · features) over the present clients."""
+    situation, present = event.situation, event.present
+    found = features(situation, outcome.loss, present, hparams.lr_total)
+    theta = jnp.stack(
+        [jnp.asarray(getattr(hparams, f"theta_{name}")) for name in FEATURES]
+    )
+    score = jnp.where(present, found @ theta.astype(jnp.float32), -jnp.inf)
+    some = present.any()
+    rho = jax.nn.softmax(jnp.where(some, score, 0.0))
+    rho = jnp.where(present, rho, 0.0)
+    return weights_of(rho, situation.tau), state
+
+
+def _unknown_yet(situation: Situation, hparams: HParams) -> Weights:
+    """FedAvg's weights; the losses are known after training."""
+    del hparams
+    return weights_of(normalized(situation.size, situation.tau), situation.tau)
+
+
+LEARNED = Aggregator(_unknown_yet, hindsight=learned_weights)

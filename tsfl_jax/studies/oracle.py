@@ -1,0 +1,125 @@
+"""``tsfl study oracle``: how much could any weights win?
+
+The oracle sees validation samples and takes the best weights of every interval. What it
+wins over FedAvg, no rule that only weighs the clients' models can be expected to win by
+much more. All rules run with the same validation samples held out, so that they have
+the same clients and data, and the regret of their weights is measured in every
+interval.
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tsfl_jax.config import Config, get
+from tsfl_jax.experiment import sweeps
+from tsfl_jax.report import files, style
+from tsfl_jax.report.bands import plot_bands
+from tsfl_jax.report.statistics import OVER_SEEDS, spread
+from tsfl_jax.studies import arguments, problems_of
+from tsfl_jax.types import UserError
+
+RULES = ("fedavg", "dms", "oracle")
+
+
+class RuleResult(NamedTuple):
+    """One rule, ``[S, T]`` each."""
+
+    accuracy: Float[np.ndarray, "S T"]  # on the test set, in [0, 1]
+    loss: Float[np.ndarray, "S T"]  # on the test set
+    regret: Float[np.ndarray, "S T"]  # of the validation loss
+    gap: Float[np.ndarray, "S T"]
+
+
+def run_rules(
+    config: Config, rules: Sequence[str], seeds: int, workdir: pathlib.Path
+) -> dict[str, RuleResult]:
+    """Run or reuse the rules; FedAvg, which they are compared with, is always there."""
+    names = list(dict.fromkeys(["fedavg", *rules]))
+    points = [{"algorithm": n, "seed": s} for n in names for s in range(seeds)]
+    result = sweeps.run(config, points, workdir=workdir, stream=sys.stderr)
+    fields = ("test_accuracy", "test_loss", "regret", "gap")
+    found = [result.history[f].reshape(len(names), seeds, -1) for f in fields]
+    return {n: RuleResult(*(part[i] for part in found)) for i, n in enumerate(names)}
+
+
+def _best(result: RuleResult) -> Float[np.ndarray, "S"]:
+    return 100 * np.nanmax(result.accuracy, axis=1)
+
+
+def rule_rows(results: Mapping[str, RuleResult]) -> list[dict[str, str]]:
+    """The table as text: differences to FedAvg are paired by seed."""
+    first, rows = results["fedavg"], []
+    for name, one in results.items():
+        late = slice(2 * one.accuracy.shape[1] // 3, None)
+        gains = {
+            "best − FedAvg": _best(one) - _best(first),
+            "mean over the run − FedAvg": 100
+            * (np.nanmean(one.accuracy, 1) - np.nanmean(first.accuracy, 1)),
+            "last third − FedAvg": 100
+            * (
+                np.nanmean(one.accuracy[:, late], 1)
+                - np.nanmean(first.accuracy[:, late], 1)
+            ),
+        }
+        losses = np.nanmin(one.loss, 1) - np.nanmin(first.loss, 1)
+        own = name == "fedavg"
+        gap = np.nanmean(one.gap, 1) if np.isfinite(one.gap).any() else None
+        rows.append(
+            {
+                "rule": style.NAMES.get(name, name),
+                "best accuracy, %": spread(_best(one)),
+                **{n: "–" if own else spread(v, "+.2f") for n, v in gains.items()},
+                "lowest test loss − FedAvg": "–" if own else spread(losses, "+.4f"),
+                "regret": spread(np.nanmean(one.regret, 1), ".4f"),
+                "regret, last third": spread(np.nanmean(one.regret[:, late], 1), ".4f"),
+                "gap": "–" if gap is None else spread(gap, ".4f"),
+                "seeds": str(len(one.accuracy)),
+            }
+        )
+    return rows
+
+
+def parse(texts: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = arguments.make_parser("study oracle", __doc__, 5, "runs/oracle")
+    problems_of.add_problem(parser)
+    parser.add_argument(
+        "--rules",
+        nargs="+",
+        default=list(RULES),
+        metavar="RULE",
+        help=f"rules to compare with FedAvg (default: {' '.join(RULES)})",
+    )
+    return problems_of.parse(parser, texts)
+
+
+def main(texts: list[str]) -> None:
+    """Run or resume the study; tables and figures of each case are written anew."""
+    given = parse(texts)
+    given.set = {"measure_regret": True} | given.set
+    out, made = files.prepare_workdir(given.out), []
+    for case in given.case:
+        config, about = problems_of.config_of(given, case)
+        name = f"oracle_{given.data}_case{case}"
+        try:
+            results = run_rules(config, given.rules, given.seeds, out / "cells" / name)
+        except UserError as error:
+            print(f"{name}: not available: {error}", file=sys.stderr)
+            continue
+        about += f", {get(config, 'num_intervals')} intervals, {given.seeds} seeds"
+        held = get(config, "data.validation")
+        head = f"{about}, {held} validation samples. Regret and gap: of the validation"
+        head += f" loss, mean over intervals. Cells: {OVER_SEEDS}."
+        made += files.write_table(out, name, rule_rows(results), head)
+        curves = {n: r.accuracy for n, r in results.items()}
+        made += plot_bands(curves, out / name, about)
+    if not made:
+        raise UserError("study oracle: nothing could be run; see the lines above")
+    for path in made:
+        print(path)

@@ -1,0 +1,249 @@
+"""``tsfl study phases``: is there a rule that is ahead early and not behind late?
+
+DMS is ahead of FedAvg in the first intervals and behind in later ones. Candidates let c
+and the drop probability of DMS fall with time, at a fixed pace or by the loss on
+validation samples. Each is compared with FedAvg and with DMS at every interval, paired
+by seed: same clients, split, schedule and mini-batches.
+
+A candidate is *behind* a reference at an interval if the 95 % confidence interval of
+the paired difference of test accuracy lies below 0. It is *level at every interval* if
+it is behind at no more than 5 % of them (by chance 2.5 % are expected), and if its mean
+difference over no third of the run is behind. Choose on one data set (``--data
+mnist``), confirm on another with the chosen candidates alone (``--candidates``).
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tsfl_jax.config import Config, get
+from tsfl_jax.experiment import sweeps
+from tsfl_jax.report import files, style
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.studies import arguments, problems_of
+from tsfl_jax.types import UserError
+
+REFERENCES = ("FedAvg", "DMS")
+_CHANCE = 0.05  # of the intervals in which a level rule may look behind
+
+
+def _decay(kind: str, time: float) -> dict[str, Any]:
+    return {"dms.decay": kind, "dms.decay_time": time}
+
+
+_LATE = {"dms.drop_late": 0.0, "dms.coupling_late": 0.0}
+_SIZED = {"server.by_size": "yes"}
+# Candidate → settings. Both factors fall together; "by size": to FedAvg's weights, not
+# to equal ones, which differ where clients hold different numbers of samples.
+CANDIDATES: dict[str, dict[str, Any]] = {
+    "FedAvg": {"algorithm": "fedavg"},
+    "DMS": {},
+    "selection alone": {"dms.coupling": 0.0},
+    "equal from 10 on": {"dms.late": 10} | _LATE,
+    "equal from 20 on": {"dms.late": 20} | _LATE,
+    "exponential, 6": _decay("exponential", 6.0),
+    "exponential, 12": _decay("exponential", 12.0),
+    "inverse, 1": _decay("inverse", 1.0),
+    "inverse, 3": _decay("inverse", 3.0),
+    "equal from 10 on, by size": {"dms.late": 10} | _LATE | _SIZED,
+    "exponential, 3, by size": _decay("exponential", 3.0) | _SIZED,
+    "exponential, 6, by size": _decay("exponential", 6.0) | _SIZED,
+    "exponential, 12, by size": _decay("exponential", 12.0) | _SIZED,
+    "inverse, 1, by size": _decay("inverse", 1.0) | _SIZED,
+    "adaptive, 1.5": {"algorithm": "dms_adaptive", "dms.adapt": 1.5},
+    "adaptive, 2": {"algorithm": "dms_adaptive"},
+    "adaptive, 4": {"algorithm": "dms_adaptive", "dms.adapt": 4.0},
+}
+
+
+class Difference(NamedTuple):
+    """A candidate against a reference, in points of test accuracy."""
+
+    mean: Float[np.ndarray, "T"]
+    half: Float[np.ndarray, "T"]  # half of the 95 % confidence interval
+    thirds: list[Float[np.ndarray, "S"]]  # means over the thirds of the run, per seed
+
+    def behind(self) -> int:
+        """Intervals in which the whole confidence interval is below 0."""
+        return int((self.mean + self.half < 0).sum())
+
+    def level(self) -> bool:
+        """Whether it is level with the reference at every interval, or ahead."""
+        few = self.behind() <= _CHANCE * len(self.mean)
+        return few and not any(_below(third) for third in self.thirds)
+
+
+def _below(values: Float[np.ndarray, "S"]) -> bool:
+    mean, half = confidence_interval(values)
+    return bool(mean + (0 if np.isnan(half) else half) < 0)
+
+
+def difference(
+    one: Float[np.ndarray, "S T"], other: Float[np.ndarray, "S T"]
+) -> Difference:
+    """Compare two rules, paired by seed.
+
+    Args:
+      one, other: test accuracies in [0, 1]; NaN where not evaluated, left out.
+
+    Returns:
+      one − other in points; `half` is NaN, and nothing is behind, with one seed.
+    """
+    gain = 100 * (one - other)
+    gain = gain[:, np.isfinite(gain).all(axis=0)]
+    mean, half = confidence_interval(gain)
+    thirds = [part.mean(axis=1) for part in np.array_split(gain, 3, axis=1)]
+    return Difference(mean, half, thirds)
+
+
+def run_candidates(
+    config: Config, candidates: Sequence[str], seeds: int, workdir: pathlib.Path
+) -> dict[str, Float[np.ndarray, "S T"]]:
+    """Run or reuse the references and candidates; test accuracies by name.
+
+    Args:
+      config: all settings but the candidates'.
+      candidates: keys of `CANDIDATES`.
+      seeds: runs of each.
+      workdir: folder of finished lanes.
+    """
+    names = list(dict.fromkeys([*REFERENCES, *candidates]))
+    points = [
+        {"algorithm": "dms"} | CANDIDATES[name] | {"seed": seed}
+        for name in names
+        for seed in range(seeds)
+    ]
+    result = sweeps.run(config, points, workdir=workdir, stream=sys.stderr)
+    curves = result.history["test_accuracy"].reshape(len(names), seeds, -1)
+    return dict(zip(names, curves, strict=True))
+
+
+def candidate_rows(
+    curves: Mapping[str, Float[np.ndarray, "S T"]],
+) -> list[dict[str, str]]:
+    """The table as text: the candidates, the one with the best worst third first."""
+    found = []
+    for name, accuracy in curves.items():
+        best = 100 * np.nanmax(accuracy, axis=1)
+        row = {"rule": name, "best accuracy, %": spread(best)}
+        row["mean over the run, %"] = spread(100 * np.nanmean(accuracy, axis=1))
+        against = [r for r in REFERENCES if r != name]
+        several = {r: difference(accuracy, curves[r]) for r in against}
+        for r in REFERENCES:
+            for label, part in zip(("first", "middle", "last"), range(3), strict=True):
+                known = several.get(r)
+                text = "–" if known is None else spread(known.thirds[part], "+.2f")
+                row[f"− {r}, {label} third"] = text
+            known = several.get(r)
+            row[f"intervals behind {r}"] = "–" if known is None else str(known.behind())
+        level = all(one.level() for one in several.values())
+        row["level at every interval"] = "yes" if level else "no"
+        row["seeds"] = str(len(accuracy))
+        thirds = [t.mean() for one in several.values() for t in one.thirds]
+        found.append((-min(thirds), row))
+    first = [row for row in (r for _, r in found) if row["rule"] in REFERENCES]
+    rest = sorted(
+        (item for item in found if item[1]["rule"] not in REFERENCES),
+        key=lambda item: item[0],
+    )
+    return first + [row for _, row in rest]
+
+
+def interval_rows(
+    curves: Mapping[str, Float[np.ndarray, "S T"]],
+) -> list[dict[str, Any]]:
+    """The paired differences at every interval, in long form."""
+    rows = []
+    for name, accuracy in curves.items():
+        for reference in REFERENCES:
+            if name == reference:
+                continue
+            gain = 100 * (accuracy - curves[reference])
+            mean, half = confidence_interval(gain)
+            for t in np.flatnonzero(np.isfinite(mean)):
+                rows.append(
+                    {
+                        "rule": name,
+                        "reference": reference,
+                        "interval": int(t) + 1,
+                        "difference": round(float(mean[t]), 4),
+                        "half of the 95 % interval": round(float(half[t]), 4),
+                    }
+                )
+    return rows
+
+
+@style.styled
+def plot_differences(
+    curves: Mapping[str, Float[np.ndarray, "S T"]], path: pathlib.Path, title: str
+) -> list[pathlib.Path]:
+    """Plot each rule minus FedAvg against the interval, a small panel per rule."""
+    names = [name for name in curves if name != "FedAvg"]
+    columns = min(len(names), 4)
+    rows = -(-len(names) // columns)
+    grid_of = {"nrows": rows, "ncols": columns, "sharex": True, "sharey": True}
+    figure, panels = style.figure_of(1.0 + 1.5 * rows, **grid_of)
+    panels = list(np.ravel(panels))
+    for axes in panels[len(names) :]:
+        axes.set_axis_off()
+    look = style.line_style("#0072B2", "-", "")
+    grey = {"color": "#777777", "linestyle": "--", "linewidth": 1}
+    for axes, name in zip(panels, names, strict=False):
+        gain = 100 * (curves[name] - curves["FedAvg"])
+        x = np.arange(1, gain.shape[1] + 1)
+        style.plot_mean(axes, x, gain, look, "")
+        axes.axhline(0, **grey)
+        axes.set_title(style.escape(name), fontsize="small")
+        axes.set_yscale("symlog", linthresh=1)
+    figure.supylabel("points of test accuracy above FedAvg", fontsize="medium")
+    figure.supxlabel("interval", fontsize="medium")
+    figure.suptitle(style.title(title))
+    return style.save_both(figure, path)
+
+
+def parse(texts: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = arguments.make_parser("study phases", __doc__, 5, "runs/phases")
+    problems_of.add_problem(parser)
+    parser.add_argument(
+        "--candidates",
+        nargs="+",
+        default=list(CANDIDATES),
+        choices=list(CANDIDATES),
+        metavar="NAME",
+        help=f"only these: {', '.join(CANDIDATES)}",
+    )
+    given = problems_of.parse(parser, texts)
+    if 0 < given.intervals < 3:
+        parser.error("--intervals must be at least 3, one for each third of a run")
+    return given
+
+
+def main(texts: list[str]) -> None:
+    """Run or resume the study; tables and figures of each case are written anew."""
+    given = parse(texts)
+    out, made = files.prepare_workdir(given.out), []
+    for case in given.case:
+        config, about = problems_of.config_of(given, case)
+        name = f"phases_{given.data}_case{case}"
+        try:
+            curves = run_candidates(
+                config, given.candidates, given.seeds, out / "cells" / name
+            )
+        except UserError as error:
+            print(f"{name}: not available: {error}", file=sys.stderr)
+            continue
+        about += f", {get(config, 'num_intervals')} intervals, {given.seeds} seeds"
+        head = f"{about}. Test accuracy, differences in points: {OVER_SEEDS}, paired."
+        made += files.write_table(out, name, candidate_rows(curves), head)
+        files.write_csv(out / f"{name}_intervals.csv", interval_rows(curves))
+        made += plot_differences(curves, out / name, about)
+    if not made:
+        raise UserError("study phases: nothing could be run; see the lines above")
+    for path in made:
+        print(path)

@@ -268,6 +268,8 @@ def parse(texts: list[str]) -> argparse.Namespace:
     about = "the two rules (default: dms fedavg); searched both ways"
     options = {"default": ["dms", "fedavg"], "choices": tuple(AGGREGATORS)}
     parser.add_argument("--rules", nargs=2, metavar="RULE", help=about, **options)
+    about = "search only where the first rule beats the second"
+    parser.add_argument("--one_way", action="store_true", help=about)
     about = "generations of the search (default: %(default)s)"
     parser.add_argument("--generations", type=int, default=20, help=about)
     about = "fleets of a generation (default: %(default)s)"
@@ -297,7 +299,8 @@ def main(texts: list[str]) -> None:
     device = arguments.device_text(get(config, "devices"))
     about += f" {OVER_SEEDS}, paired; device: {device}."
     several: list[Confirmed] = []
-    for way in ((first, second), (second, first)):
+    ways = ((first, second), (second, first))
+    for way in ways[:1] if given.one_way else ways:
         several.append(run_way(config, dataset, way, given))
         paths = files.write_table(given.out, "adversary", rows_of(several), about)
     for path in paths:

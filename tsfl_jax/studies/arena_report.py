@@ -255,7 +255,7 @@ def plot(arena: Arena, path: pathlib.Path, about: str) -> list[pathlib.Path]:
     for y, rule in enumerate(rows):
         for x in range(len(cells)):
             rank = order[x, rule]
-            dark = not 0.2 < (rank - 1) / max(len(rows) - 1, 1) < 0.8
+            dark = not 0.15 < (rank - 1) / max(len(rows) - 1, 1) < 0.85
             look = {"ha": "center", "va": "center", "fontsize": 5.5}
             text = f"{rank:.0f}{signs.get(verdicts[x][rule], '')}"
             axes.text(x, y, text, color="white" if dark else "black", **look)
@@ -263,8 +263,8 @@ def plot(arena: Arena, path: pathlib.Path, about: str) -> list[pathlib.Path]:
     splits = [split for _, split in cells]
     axes.set_xticks(range(len(cells)), splits, rotation=90, fontsize="x-small")
     _fleet_titles(axes, [fleet for fleet, _ in cells])
-    title = f"Rank by final accuracy; ▲ better, ▼ worse than FedAvg. {about}"
-    figure.suptitle(style.title(title), fontsize="small")
+    title = f"Rank by final accuracy; ▲ better, ▼ worse than FedAvg\n{about}"
+    figure.suptitle(style.escape(title), fontsize="small")
     return style.save_both(figure, path)
 
 

@@ -170,7 +170,9 @@ def test_the_oracle_is_never_worse_than_fedavg_in_an_interval():
     assert (oracle["rho"] >= 0).all() and oracle["rho"].std() > 0.01
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fednova", "krum"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", pytest.param("fednova", marks=pytest.mark.slow), "krum"]
+)
 def test_measuring_changes_no_result(name):
     measured = with_validation(algorithm=name)
     plain = config.replace(measured, {"measure_regret": False})

@@ -103,7 +103,8 @@ def test_a_fleet_is_measured_on_other_seeds_and_kept(digits, tmp_path, monkeypat
 
 
 def test_wrong_words():
-    for words in (["--rules", "dms", "dms"], ["--rules", "dms", "krum"]):
+    for other in ("dms", "krum", "oracle"):
+        words = ["--rules", "dms", other]
         with pytest.raises(SystemExit):
             adversary.parse(words)
     with pytest.raises(SystemExit):

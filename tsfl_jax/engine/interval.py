@@ -303,7 +303,7 @@ def train_and_combine(
     """
     rule, recipe = parts.rule, parts.recipe
     weights, problem = given
-    by_weights = rule.combine is None and rule.hindsight is None
+    by_weights = not rule.stacks
     if by_weights and not recipe.regret:
         weighted, results = mapping.weighted_updates(train, share, state.params, recipe)
         mean = mean_of(rule, state.params, weighted, hparams)

@@ -246,9 +246,7 @@ def _state_of(prepared: Prepared) -> scan.State:
 
 def stacks_models(prepared: Prepared) -> bool:
     """Whether the updates of all clients are kept until all have finished."""
-    rule = prepared.rule
-    by_weights = rule.combine is None and rule.hindsight is None
-    return not by_weights or prepared.config.measure_regret
+    return prepared.rule.stacks or prepared.config.measure_regret
 
 
 def estimate_memory(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]:

@@ -86,7 +86,7 @@ def signature(prepared: Prepared) -> dict[str, str]:
         "timeline": "none",
         "evaluated": "by interval",
     }
-    if rule.combine is not None or rule.hindsight is not None:
+    if rule.stacks:
         fixed["algorithm"] = own or prepared.config.algorithm
     if prepared.config.timeline.framework != "none":
         # Lanes share the shape of a timeline, and when the model is tested.

@@ -150,6 +150,11 @@ class Aggregator(NamedTuple):
     correction: Callable[[Any, Params, Array], Params] | None = None
     settings: Settings = Settings()
 
+    @property
+    def stacks(self) -> bool:
+        """Whether it needs all updates at once; then it has a program of its own."""
+        return self.combine is not None or self.hindsight is not None
+
 
 def weights_of(rho: Float[Array, "N"], tau: Int[Array, "N"]) -> Weights:
     """The weights of a rule without a threshold and a coupling."""

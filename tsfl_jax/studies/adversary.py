@@ -280,7 +280,7 @@ def parse(texts: list[str]) -> argparse.Namespace:
     if given.rules[0] == given.rules[1]:
         parser.error(f"--rules {' '.join(given.rules)}: expected two different rules")
     for rule in given.rules:
-        if AGGREGATORS[rule].combine is not None:
+        if AGGREGATORS[rule].stacks:
             parser.error(f"--rules {rule}: it shares no program with another rule")
     return given
 

@@ -324,7 +324,7 @@ def run_arena(
         whole = len(done) == len(plan.lanes)
         arena_report.write(out, judge(plan, done, parameters), about, whole)
 
-    one_program = [r for r in plan.rules if AGGREGATORS[r].combine is None]
+    one_program = [r for r in plan.rules if not AGGREGATORS[r].stacks]
     margin, intervals = given.race, get(config, "num_intervals")
     race = race_of(margin, len(plan.rules), plan.seeds, intervals) if margin else None
     sweeps.run(

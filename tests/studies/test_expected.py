@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import tsfl_jax
+from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid, prepare
 from tsfl_jax.report import style
-from tsfl_jax.studies import paper_results
+from tsfl_jax.studies import arena, paper_results
 from tsfl_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
@@ -52,3 +53,58 @@ def test_committed_tables_hold_the_expected_values(name):
         for algorithm, value in expected["best_test_accuracy_percent"].items():
             shown = row[style.NAMES[algorithm]].split()[0]
             assert float(shown) == pytest.approx(value, abs=0.006)
+
+
+ARENA = RESULTS / "arena"
+CELL = EXPECTED["arena"]["small"]
+
+
+def arena_rows(name):
+    with open(ARENA / f"{name}.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_committed_tables_of_the_arena_hold_the_expected_values():
+    expected = EXPECTED["arena"]
+    shown = {
+        row["rule"]: float(row["accuracy, %"].split()[0])
+        for row in arena_rows("arena_rules")
+    }
+    names = {style.NAMES[rule]: v for rule, v in expected["accuracy_percent"].items()}
+    assert shown == pytest.approx(names, abs=0.006)
+    rows = arena_rows("arena")
+    assert len(rows) == 17 * 24 and set(names) == {row["rule"] for row in rows}
+    cell = [row for row in rows if (row["fleet"], row["split"]) == tuple(CELL["cell"])]
+    found = {row["rule"]: float(row["accuracy, %"].split()[0]) for row in cell}
+    for rule, value in CELL["accuracy_percent"].items():
+        assert found[style.NAMES[rule]] == pytest.approx(value, abs=0.006)
+
+
+@pytest.mark.slow
+def test_a_cell_of_the_arena_gives_what_was_measured(tmp_path):
+    fleet, split = CELL["cell"]
+    rules = list(CELL["accuracy_percent"])
+    words = ["--out", str(tmp_path), "--fleets", fleet, "--splits", split, "--rules"]
+    given = arena.parse([*words, *rules])
+    config = grid.changed(Config(), arena.DATA["digits"])
+    arena.run_arena(config, given, "a device")
+    with open(tmp_path / "arena.csv", newline="", encoding="utf-8") as file:
+        rows = {row["rule"]: row for row in csv.DictReader(file)}
+    for rule, value in CELL["accuracy_percent"].items():
+        found = float(rows[style.NAMES[rule]]["accuracy, %"].split()[0])
+        assert abs(found - value) <= CELL["tolerance_percent"], rule
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fleet", EXPECTED["arena"]["fleets"], ids=lambda f: f["file"])
+def test_a_fleet_that_was_searched_gives_what_was_measured(fleet):
+    """The command of the page, on the committed file."""
+    config = grid.config_at(RESULTS.parents[1] / "configs" / "digits_case3.py")
+    changes = {"num_intervals": 30, "devices": 1, "mapping": "sequential"}
+    changes |= {"seeds.split": 200, "schedule.kind": "trace"}
+    changes |= {"schedule.trace": str(ARENA / fleet["file"])}
+    swept = {"algorithm": fleet["rules"], "seed": range(200, 210)}
+    rows = tsfl_jax.sweep(grid.changed(config, changes), swept).rows
+    best = np.array([100 * row["best_test_accuracy"] for row in rows]).reshape(2, -1)
+    gap = float((best[0] - best[1]).mean())
+    assert abs(gap - fleet["difference_percent"]) <= fleet["tolerance_percent"]

@@ -171,7 +171,8 @@ _HEAD = """
 ## Where the spread comes from
 
 Analysis of variance with random effects, shares with 95 % confidence; p of the F test
-that a source has no effect. Differences are paired by all seeds.
+that a source has no effect. Differences are paired by all seeds. (The intervals in the
+table above are too narrow here: lanes that share a seed are not independent.)
 
 """
 _POWER = f"""

@@ -1,4 +1,4 @@
-"""Small networks with even work on one CPU device: clients side by side by choice."""
+"""Small networks on one CPU device: clients side by side by choice."""
 
 import jax
 import numpy as np
@@ -27,8 +27,10 @@ def test_the_work_decides():
     found = prepare.prepare(even())
     assert found.mapping == "vmap"
     assert any("side by side" in note for note in found.notes)
+    wider = even(tau=(1, 2, 2, 1))  # frozen steps would cost more than the loop
+    wider.model.hidden = 64
     for other in (
-        even(tau=(1, 2, 2, 1)),  # steps would be frozen
+        wider,
         even(devices=2),  # bits would depend on the number of devices
         even(devices=0),  # and here on the machine
         even(mapping="sequential"),
@@ -38,6 +40,9 @@ def test_the_work_decides():
     wide = even()
     wide.model.hidden = 2000
     assert mapping(wide) == "sequential"  # a step is enough work
+    # Steps so small that frozen ones cost less than loops, if they are not most.
+    assert mapping(even(tau=(1, 2, 2, 1))) == "vmap"
+    assert mapping(even(tau=(1, 1, 1, 8))) == "sequential"
     images = even(num_intervals=1)
     images.data.name, images.data.train_size = "synthetic", 256
     images.model.name = "mnist_cnn"
@@ -45,16 +50,15 @@ def test_the_work_decides():
 
 
 @pytest.mark.parametrize(
-    "algorithm",
+    "algorithm, tau",
     [
-        "dms",
-        "scaffold",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg", "fedprox")),
-        "median",
+        *((name, (2,)) for name in ("dms", "scaffold", "median")),
+        *(pytest.param(n, (2,), marks=pytest.mark.slow) for n in ("fedavg", "fedprox")),
+        ("fedavg", (1, 2, 2, 1)),
     ],
 )
-def test_side_by_side_equals_one_after_another(algorithm):
-    by_choice, sequential = even(), even(mapping="sequential")
+def test_side_by_side_equals_one_after_another(algorithm, tau):
+    by_choice, sequential = even(tau), even(tau, mapping="sequential")
     by_choice.algorithm = sequential.algorithm = algorithm
     assert mapping(by_choice) == "vmap"
     found, wanted = map(tsfl_jax.simulate, (by_choice, sequential))
@@ -76,7 +80,7 @@ def test_lanes_have_the_bits_of_single_runs():
 
 
 def test_lanes_of_both_mappings_are_two_programs():
-    several = [prepare.prepare(even(tau=tau)) for tau in ((2,), (1, 2, 2, 1))]
+    several = [prepare.prepare(even(tau=tau)) for tau in ((2,), (1, 1, 1, 8))]
     assert len(lanes.group(several)[0]) == 2
 
 
@@ -98,6 +102,7 @@ def test_the_proximal_term_is_left_out_only_where_mu_is_0():
         return program.recipe_of(several, program.rules_of(several)).proximal
 
     assert not proximal(even())
+    assert not proximal(even(tau=(1, 2, 2, 1), mapping="vmap"))
     assert proximal(even(), even(proximal=True))
     assert proximal(even(mapping="sequential"))
 

@@ -237,10 +237,11 @@ def _side_by_side(
     if not chosen or mapping != "sequential" or config.client_chunk:
         return mapping, ()
     params = network.params["params"]
-    if not backend.small_and_even(params, steps, config.batch_size):
+    if not backend.cheaper_side_by_side(params, steps, config.batch_size):
         return mapping, ()
+    whom = "every client" if steps.min() == steps.max() else "the longest client"
     note = (
-        f"a small network and {steps.max():,} steps for every client: clients are "
+        f"a small network and {steps.max():,} steps for {whom}: clients are "
         "trained side by side, equal to --config.mapping=sequential within rounding"
     )
     return "vmap", (note,)

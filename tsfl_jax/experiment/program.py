@@ -176,7 +176,7 @@ def recipe_of(
         longest=max(int(p.steps.max()) for p in several),
         even=even,
         # Elsewhere the term stays where μ = 0: without it last bits would differ.
-        proximal=not (even and several[0].mapping == "vmap")
+        proximal=several[0].mapping != "vmap"
         or any(float(p.hparams.mu) != 0 for p in several),
         lr_varies=any(p.config.lr_schedule != "constant" for p in several),
         probes=Probes(
@@ -204,11 +204,10 @@ def _even(several: list[Prepared]) -> bool:
 
 
 def _optimizer_of(several: list[Prepared], recipe: Recipe) -> optimizers.Factory:
-    """Of all experiments; even steps side by side need no norm if none clips."""
+    """Of all experiments; steps side by side need no norm if none clips."""
     optimizer = several[0].optimizer
     clips = any(np.isfinite(p.hparams.clip_norm) for p in several)
-    side_by_side = recipe.mapping == "vmap" and recipe.even
-    if optimizer is optimizers.sgd and side_by_side and not clips:
+    if optimizer is optimizers.sgd and recipe.mapping == "vmap" and not clips:
         return optimizers.unclipped_sgd
     return optimizer
 

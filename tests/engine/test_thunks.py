@@ -60,6 +60,7 @@ def test_a_captured_loop_needs_no_launch():
         step_launches=0,
         step_kernels=3,  # the condition's and the body's
         buffers=2,
+        loop_buffers=1,
         captured=7,
         kernels=7,
         conditionals=1,
@@ -74,6 +75,7 @@ def test_a_loop_on_the_host_launches_in_every_step():
         step_launches=3,
         step_kernels=3,
         buffers=0,
+        loop_buffers=0,
         captured=0,
         kernels=4,
         conditionals=1,

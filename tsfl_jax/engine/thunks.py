@@ -37,6 +37,7 @@ class Structure(NamedTuple):
     step_launches: int  # by the host in a training step; 0: the loop is captured
     step_kernels: int  # kernels, copies and library calls of a training step
     buffers: int  # command buffers
+    loop_buffers: int  # those that hold a loop
     captured: int  # kernels in command buffers
     kernels: int  # all kernels
     conditionals: int  # branches that the host decides
@@ -126,6 +127,9 @@ def structure(thunks: list[Thunk]) -> Structure:
         ),
         step_kernels=0 if loop is None else kernels(loop.held()),
         buffers=len(buffers),
+        loop_buffers=sum(
+            any(t.kind == "While" for t in walk(b.held())) for b in buffers
+        ),
         captured=sum(kernels(b.held()) for b in buffers),
         kernels=sum(t.kind not in _HOLDERS for t in every),
         conditionals=sum(

@@ -33,6 +33,7 @@ MODELS = (
 )
 NORMS = ("none", "group", "batch")
 CONSTANTS = ("interval", "once", "given")
+ESTIMATORS = ("quotient", "power", "bounds")
 UNITS = ("iteration", "step")
 DECAYS = ("none", "exponential", "inverse")
 THRESHOLDS = ("uploads", "all")
@@ -225,6 +226,12 @@ class DMSConfig:
         "L, G², σ²: estimated in every interval, once at w⁰, or all of them given",
         CONSTANTS,
     )
+    estimator: str = setting(
+        "quotient",
+        "L from one step of 8 clients, from power iteration, or so of all clients with "
+        "G² and σ² as maxima",
+        ESTIMATORS,
+    )
     coupling: float = setting(
         -1.0, "c in ρ_i − ρ_j = c(τ_i − τ_j); negative: of L, G², σ²"
     )
@@ -414,7 +421,7 @@ _ADDED = tuple(
     f"dms.{name}"
     for name in (
         *("constants", "coupling", "unit", "threshold", "drop", "late", "drop_late"),
-        *("coupling_late", "project", "decay", "decay_time", "adapt"),
+        *("coupling_late", "project", "decay", "decay_time", "adapt", "estimator"),
     )
 ) + (
     *("server.by_size", "partition.iid_share", "partition.common", "partition.online"),

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests import problems
 from tsfl_jax.engine import client, optimizers, probes
-from tsfl_jax.engine.recipe import Parts, Recipe
+from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS
 
@@ -28,8 +28,9 @@ def setting(hidden=0, num=12):
     return model, variables, clients
 
 
-def parts(model, batch_size, axis=None):
-    recipe = Recipe(batch_size=batch_size, passes=1, axis=axis)
+def parts(model, batch_size, axis=None, method="quotient"):
+    probed = Probes(method=method)
+    recipe = Recipe(batch_size=batch_size, passes=1, axis=axis, probes=probed)
     return Parts(model, AGGREGATORS["dms"], optimizers.sgd, recipe)
 
 
@@ -43,9 +44,9 @@ def sample_gradients(variables, rows):
     return np.concatenate([(x[:, :, None] * p[:, None]).reshape(len(y), -1), p], axis=1)
 
 
-def estimates(model, variables, clients, key, lr=0.1, batch_size=4):
+def estimates(model, variables, clients, key, lr=0.1, batch_size=4, method="quotient"):
     return probes.estimate_constants(
-        parts(model, batch_size),
+        parts(model, batch_size, method=method),
         variables,
         key,
         clients,
@@ -103,9 +104,8 @@ def test_smoothness_is_the_curvature_along_the_gradient():
     np.testing.assert_allclose(got.smoothness, exact, rtol=1e-3)
 
 
-def test_the_estimate_of_smoothness_is_a_bound_on_neither_side():
-    """Of F_i: too large for small mini-batches, too small in a single direction."""
-    model, variables, clients = setting()
+def largest_curvatures(variables, rows):
+    """λ_max of the Hessian of every client's mean loss ``[N]``."""
     flat, unravel = jax.flatten_util.ravel_pytree(variables)
 
     def loss(flat, x, y):
@@ -113,9 +113,56 @@ def test_the_estimate_of_smoothness_is_a_bound_on_neither_side():
         logits = x @ layer["kernel"] + layer["bias"][None]
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1).mean()
 
-    x, y = SAMPLES.x[clients.row], jnp.asarray(DATA.y_train)[clients.row]
+    x, y = SAMPLES.x[rows], jnp.asarray(DATA.y_train)[rows]
     hessians = jax.jit(jax.vmap(jax.hessian(loss), in_axes=(None, 0, 0)))(flat, x, y)
-    exact = np.linalg.eigvalsh(hessians).max(1)  # of every client
+    return np.linalg.eigvalsh(hessians).max(1)
+
+
+def test_power_iteration_finds_the_largest_curvature_of_any_probed_client():
+    # A client whose samples are all the same has one Hessian, whatever the mini-batch.
+    model, variables, clients = setting()
+    rows = jnp.broadcast_to(jnp.arange(12)[:, None], (12, 12))
+    clients = clients._replace(row=rows)
+    exact = largest_curvatures(variables, rows)
+    one = jax.tree.map(lambda a: a[2:3], clients)
+    got, along_the_gradient = (
+        jax.jit(lambda k, m=m: estimates(model, variables, one, k, 1e-3, method=m))(
+            jax.random.key(0)
+        )
+        for m in ("power", "quotient")
+    )
+    np.testing.assert_allclose(got.smoothness, exact[2], rtol=0.02)
+    assert along_the_gradient.smoothness < 0.5 * exact[2]
+    square = np.square(sample_gradients(variables, np.array([2]))).sum()
+    np.testing.assert_allclose(got.grad_sq_norm, square, rtol=1e-4)
+    assert float(got.grad_variance) == 0.0
+    everyone = jax.jit(
+        lambda key: estimates(model, variables, clients, key, 1e-3, method="bounds")
+    )(jax.random.key(0))
+    np.testing.assert_allclose(everyone.smoothness, exact.max(), rtol=0.02)
+    squares = np.square(sample_gradients(variables, np.arange(12))).sum(1)
+    np.testing.assert_allclose(everyone.grad_sq_norm, squares.max(), rtol=1e-4)
+
+
+def test_power_iteration_has_unbiased_variance_and_square_norm():
+    model, variables, clients = setting(num=1)
+    keys = jax.random.split(jax.random.key(1), 1000)
+    got = jax.jit(
+        jax.vmap(lambda key: estimates(model, variables, clients, key, method="power"))
+    )(keys)
+    g = sample_gradients(variables, np.asarray(clients.row[0]))
+    variance = np.square(g - g.mean(0)).sum(1).mean() / 4
+    square = np.square(g.mean(0)).sum() + variance
+    for values, exact in ((got.grad_variance, variance), (got.grad_sq_norm, square)):
+        error = np.std(values) / np.sqrt(len(keys))
+        assert abs(np.mean(values) - exact) < 4 * error
+        assert error < 0.05 * exact
+
+
+def test_the_estimate_of_smoothness_is_a_bound_on_neither_side():
+    """Of F_i: too large for small mini-batches, too small in a single direction."""
+    model, variables, clients = setting()
+    exact = largest_curvatures(variables, clients.row)
     keys = jax.random.split(jax.random.key(0), 50)
 
     def mean(num, batch_size):

@@ -9,11 +9,12 @@ import pytest
 
 import tsfl_jax
 from tests import problems
+from tests.experiment.test_runner import small
 from tsfl_jax.config import Config, PartitionConfig, effective, flat, replace
 from tsfl_jax.data import partition
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import interval
-from tsfl_jax.experiment import prepare
+from tsfl_jax.experiment import lanes, prepare
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Situation
 from tsfl_jax.timeline.schedule import make_schedule
@@ -205,6 +206,22 @@ def test_online_samples_in_a_whole_run():
     ]
     assert np.isfinite(losses[1]["test_loss"]).all()
     assert (losses[0]["test_loss"] != losses[1]["test_loss"]).all()
+
+
+def test_estimators_are_programs_of_their_own_and_change_what_is_recorded():
+    config = small(algorithm="dms", num_intervals=2)
+    found = {}
+    for name in ("quotient", "power", "bounds"):
+        found[name] = tsfl_jax.simulate(
+            replace(config, {"dms.estimator": name})
+        ).history
+    # There are less than eight clients: "bounds" differs in G² and σ² alone.
+    for field, count in (("smoothness", 2), ("grad_sq_norm", 3), ("grad_variance", 3)):
+        assert len({float(h[field][0]) for h in found.values()}) == count, field
+    # A maximum over clients is above their mean.
+    assert found["bounds"]["grad_sq_norm"][0] > found["power"]["grad_sq_norm"][0]
+    several = [prepare.prepare(replace(config, {"dms.estimator": n})) for n in found]
+    assert len(lanes.group(several)[0]) == 3
 
 
 def test_settings_at_their_defaults_leave_old_runs_what_they_were():

@@ -14,7 +14,11 @@ to) w^t:
 G² and σ² are means over the probed clients, L their maximum (smoothness must hold for
 every client). For the losses F_i the estimate of L is a bound on neither side: one
 direction is too low, a mini-batch and the maximum over clients too high. Measured bias
-is in docs/theory.md.
+is in docs/theory.md, and smaller for ``Probes.method = "power"``, which takes 13
+gradients per client: from u = g1 on, u ← H_b u/‖u‖ with a new mini-batch b in each of
+`POWER_STEPS` steps, H_b u from the gradients at w^t and a step of length η‖g1‖ along
+−u; then |⟨u, H_b u⟩|/‖u‖² on one more mini-batch. "bounds" does so for all clients, and
+takes the maximum over clients for G² and σ², too, which are to bound every one.
 
 σ_i², ‖∇F_i − ∇F‖² and ‖∇F‖². Every client that takes part computes g_i1 and g_i2 on two
 independent mini-batches at w^t. With ḡ_b = Σ_i p_i g_ib, p_i = |D_i|/Σ|D_j|, these are
@@ -35,6 +39,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jaxtyping import Bool, Float, Int
@@ -45,7 +50,8 @@ from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.types import Array, ClientGradients, Constants, HParams, Params, PRNGKey
 
-PROBED_CLIENTS = 8  # for L, G², σ²
+PROBED_CLIENTS = 8  # for L, G², σ², unless all are asked for
+POWER_STEPS = 5
 # Numbers kept of all clients' gradients together: 32 MB for the two of each, and more
 # only if 4,096 clients or more keep the least.
 _KEPT = 2**22
@@ -116,12 +122,15 @@ def estimate_constants(
       parts, variables, key, samples, hparams: as in `probe`; η is the length of the
         step that measures L.
       clients: leading axis ``[N]``; only those with τ > 0 are probed, at most
-        `PROBED_CLIENTS` of them.
+        `PROBED_CLIENTS` of them unless ``Probes.method`` is "bounds".
 
     Returns:
       `Constants` of float32 scalars; zeros if no client takes part.
     """
-    axis, number = parts.recipe.axis, min(clients.tau.shape[0], PROBED_CLIENTS)
+    axis, method = parts.recipe.axis, parts.recipe.probes.method
+    number, of_all = clients.tau.shape[0], method == "bounds"
+    number = number if of_all else min(number, PROBED_CLIENTS)
+    one = _quotient if method == "quotient" else _power
     stream = rng.fold(key, "constants")
     keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
     lots = jax.vmap(lambda k: jax.random.uniform(rng.fold(k, "constants clients")))(
@@ -133,26 +142,26 @@ def estimate_constants(
     chosen, taking_part = chosen[own % number], own < number
     taking_part &= present[chosen]
     found = lax.map(
-        lambda item: _constants_of(
-            parts, variables, item[0], item[1], samples, hparams
-        ),
+        lambda item: one(parts, variables, item[0], item[1], samples, hparams),
         (keys[chosen], trees.take(clients, chosen)),
         # Side by side where clients train so: a loop would be launched by the host.
         batch_size=min(parts.recipe.width, number) if parts.recipe.width > 1 else None,
     )
     found = jax.tree.map(lambda a: jnp.where(taking_part, a, 0.0), found)
-    largest = found.smoothness.max()
+    largest = jax.tree.map(jnp.max, found)
     if axis is not None:
         largest = lax.pmax(largest, axis)
+    if of_all:
+        return largest
     count = jnp.maximum(devices.total(taking_part.sum(), axis), 1)
     return Constants(
-        largest,
+        largest.smoothness,
         exact_sums.scalar(found.grad_sq_norm, axis) / count,
         exact_sums.scalar(found.grad_variance, axis) / count,
     )
 
 
-def _constants_of(
+def _quotient(
     parts: Parts,
     variables: Params,
     key: PRNGKey,
@@ -160,7 +169,7 @@ def _constants_of(
     samples: local.Samples,
     hparams: HParams,
 ) -> Constants:
-    """(L, G², σ²) of one client at the global model."""
+    """(L, G², σ²) of one client at the global model, from three gradients."""
     batch_size = parts.recipe.batch_size
     draw_key, dropout_key = rng.keys(key, "constants batches", "constants dropout")
     places = jax.random.randint(draw_key, (2, batch_size), 0, client.size)
@@ -193,6 +202,62 @@ def _constants_of(
         length > 0, jnp.sqrt(change[2]) / jnp.where(length > 0, length, 1.0), 0.0
     )
     return Constants(smoothness, 0.5 * (square[0] + square[1]), 0.5 * change[1])
+
+
+def _power(
+    parts: Parts,
+    variables: Params,
+    key: PRNGKey,
+    client: local.Client,
+    samples: local.Samples,
+    hparams: HParams,
+) -> Constants:
+    """(L, G², σ²) of one client at the global model, with power iteration for L."""
+    batch_size, number = parts.recipe.batch_size, POWER_STEPS + 2
+    draw_key, dropout_key = rng.keys(key, "constants batches", "constants dropout")
+    places = jax.random.randint(draw_key, (number, batch_size), 0, client.size)
+    no_padding = jnp.ones(batch_size, bool)
+    params = variables["params"]
+
+    # Turn 0: g1, which is the first u. Then in turns on a new mini-batch each: the
+    # gradient at w^t (odd), and at the end of a step along −u (even). As in `_quotient`
+    # one traced gradient, and no slices.
+    def gradient(carry: tuple[Params, Params, Array, Array], _: Any) -> tuple:
+        base, u, length, turn = carry
+        ahead = (turn > 0) & (turn % 2 == 0)
+        norm = optax.tree.norm(u)
+        step = jnp.where(ahead, _quotient_of(length, norm), 0.0)
+        at = jax.tree.map(lambda w, d: w - step * d, params, u)
+        batch = (turn + 1) // 2
+        own = (jnp.arange(number) == batch)[:, None]
+        rows = client.row[jnp.where(own, places, 0).sum(axis=0)]
+        noise = jax.random.fold_in(dropout_key, batch)
+        drawn = local.batch_of(samples, rows, no_padding, noise)
+        _, g = local.batch_gradient(parts.model, {**variables, "params": at}, drawn)
+        square = optax.tree.norm(g, squared=True)
+        change = optax.tree.sub(base, g)
+        apart = optax.tree.norm(change, squared=True)
+        bent = jax.tree.map(lambda d: _quotient_of(d, length), change)  # H u/‖u‖
+        curved = jnp.abs(_quotient_of(optax.tree.vdot(u, bent), norm))
+        u = jax.tree.map(
+            lambda u, h, g: jnp.where(turn == 0, g, jnp.where(ahead, h, u)), u, bent, g
+        )
+        base = jax.tree.map(lambda b, g: jnp.where(ahead, b, g), base, g)
+        length = jnp.where(turn == 0, hparams.lr * jnp.sqrt(square), length)
+        return (base, u, length, turn + 1), (square, apart, curved)
+
+    zeros = optax.tree.zeros_like(params)
+    start = zeros, zeros, jnp.float32(0.0), jnp.int32(0)
+    square, apart, curved = lax.scan(gradient, start, None, length=2 * number - 1)[1]
+    places_at_w = np.array([0, *range(1, 2 * number - 1, 2)])
+    return Constants(
+        curved[-1], square[places_at_w].mean(), 0.5 * apart[places_at_w[1:]].mean()
+    )
+
+
+def _quotient_of(value: Any, by: Any) -> Array:
+    """value/by, and 0 where by = 0."""
+    return jnp.where(by > 0, value / jnp.where(by > 0, by, 1.0), 0.0)
 
 
 def client_gradients(

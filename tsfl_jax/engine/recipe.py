@@ -23,10 +23,12 @@ class Probes:
     Attributes:
       constants: for each rule whether L, G², σ² are used and some are to be estimated.
       gradients: for each rule whether σ_i² and dissimilarities are used or reported.
+      method: how L, G², σ² are estimated: "quotient", "power" or "bounds".
     """
 
     constants: tuple[bool, ...] = (False,)
     gradients: tuple[bool, ...] = (False,)
+    method: str = "quotient"
 
 
 @dataclasses.dataclass(frozen=True)

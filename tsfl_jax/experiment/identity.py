@@ -25,6 +25,7 @@ _PARTS = (
 )
 # These shape loops or arrays, unlike the others of their sections.
 _SHAPES = {"schedule.iteration", "partition.online", "data.validation"}
+_SHAPES |= {"dms.estimator"}
 _DEPTH = 10  # of nested closures
 
 

@@ -14,11 +14,11 @@ from jaxtyping import Array, Float
 from tsfl_jax import rng
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import probes, scan
-from tsfl_jax.engine.recipe import Parts, Recipe
+from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.types import Constants, HParams, Params, PRNGKey
 
-DRAWS = 16  # estimates of eight clients that the pilot is the mean of
+DRAWS = 16  # estimates that the pilot is the mean of
 
 
 @functools.partial(jax.jit, static_argnames="parts")
@@ -73,7 +73,8 @@ def fill(
     if not prepared.rule.uses_constants and not prepared.config.measure_clients:
         return hparams
     first = prepared if like is None else like
-    recipe = Recipe(batch_size=prepared.config.batch_size, passes=1)
+    method = prepared.config.dms.estimator
+    recipe = Recipe(prepared.config.batch_size, 1, probes=Probes(method=method))
     parts = Parts(first.network.model, first.rule, first.optimizer, recipe)
     stream = rng.fold(key, "pilot")
     keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(jnp.arange(DRAWS))

@@ -182,6 +182,7 @@ def recipe_of(
         probes=Probes(
             constants=tuple(map(estimates, rules)),
             gradients=tuple(bool(r.uses_gradients or measures) for r in rules),
+            method=config.dms.estimator if any(map(estimates, rules)) else "quotient",
         ),
         regret=config.measure_regret,
         lanes=lanes,

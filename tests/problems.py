@@ -61,9 +61,9 @@ def hparams(**changes) -> HParams:
 def dataset(samples=120, features=5, classes=3, seed=0) -> Dataset:
     """Gaussian blobs as plain feature vectors."""
     rng = np.random.default_rng(seed)
-    centres = rng.normal(size=(classes, features)) * 2
+    centers = rng.normal(size=(classes, features)) * 2
     y = rng.integers(0, classes, 2 * samples).astype(np.int32)
-    x = (centres[y] + rng.normal(size=(2 * samples, features))).astype(np.float32)
+    x = (centers[y] + rng.normal(size=(2 * samples, features))).astype(np.float32)
     return Dataset(
         "blobs",
         x[:samples],

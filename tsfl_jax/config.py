@@ -228,8 +228,7 @@ class DMSConfig:
     )
     estimator: str = setting(
         "quotient",
-        "L from one step of 8 clients, from power iteration, or so of all clients with "
-        "G² and σ² as maxima",
+        "L by a step or by power iteration, of 8 clients; or bounds over all clients",
         ESTIMATORS,
     )
     coupling: float = setting(

@@ -173,7 +173,7 @@ def test_a_class_that_runs_out_is_reported_and_fairly_shared(monkeypatch):
     found = histogram(part, labels)
     assert found.sum(0).tolist() == [400, 500, 100]  # class 2 only when both are gone
     (note,) = part.notes
-    assert "class 0" in note and note.startswith("40 % of the clients' samples")
+    assert "labeled 0" in note and note.startswith("40 % of the clients' samples")
     assert "(400 of 1000)" in note
     # 20 of class 0 each on average, standard deviation 3.1; no first or last come.
     assert found[:, 0].min() >= 5 and found[:, 0].max() <= 35

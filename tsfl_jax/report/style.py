@@ -47,7 +47,7 @@ _RULES = {  # name in figures and tables, color, dashes and marker
     "fedbuff": ("FedBuff", _ORANGE, _MIXED, "P"),
     "fedat": ("FedAT", _SKY, _DOTS, "X"),
     "fednova": ("FedNova", _BLACK, _LONG, "v"),
-    "bound_optimal": ("minimiser of the bound", _GREEN, _LONG, "1"),
+    "bound_optimal": ("minimizer of the bound", _GREEN, _LONG, "1"),
     "scaffold": ("SCAFFOLD", _GREY, "-", "*"),
     "fedavgm": ("FedAvgM", _BLACK, _DOTS, "<"),
     "fedadam": ("FedAdam", _ORANGE, _LONG, ">"),

@@ -2,7 +2,7 @@
 
 From the files of a run that measured its clients (``--config.measure_clients=true``):
 the four items of Theorem 1's bound after every interval, and the weights that the run
-used beside those of Corollary 1, of Theorem 2 as printed and of the bound's minimiser.
+used beside those of Corollary 1, of Theorem 2 as printed and of the bound's minimizer.
 
 Γ_i and ‖w⁰ − w*‖² are estimated from gradients, see `engine.probes`.
 """
@@ -38,7 +38,7 @@ NAMES = RUN, DMS, COROLLARY, PRINTED, MINIMUM, EQUAL = (
     "DMS, expected",
     "Corollary 1",
     "Theorem 2 as printed",
-    "minimiser of the bound",
+    "minimizer of the bound",
     "equal",
 )
 
@@ -217,7 +217,7 @@ class Weights(NamedTuple):
     bound: dict[str, Float[np.ndarray, "T"]]  # of each interval alone
     converged: Bool[np.ndarray, "T"]  # Theorem 2's fixed point was found
     valid: Bool[np.ndarray, "T"]  # the bound of the interval is not void
-    residual: Float[np.ndarray, "T"]  # KKT residual of the minimiser, inf where void
+    residual: Float[np.ndarray, "T"]  # KKT residual of the minimizer, inf where void
 
 
 class _Interval(NamedTuple):
@@ -258,7 +258,7 @@ def _affine_weights(
 def _bounds_of(
     rhos: Float[Array, "W N"], tau: Int[Array, "N"], known: BoundConstants, limit: float
 ) -> Float[Array, "W"]:
-    """Bound of each row of `rhos`, NaN where the minimiser may not choose it."""
+    """Bound of each row of `rhos`, NaN where the minimizer may not choose it."""
     slack = 1e-5
     allowed = (rhos > -slack) & (rhos < limit / tau.shape[0] + slack)
     allowed = allowed.all(1) & (jnp.abs(rhos.sum(1) - 1) < slack)
@@ -355,7 +355,7 @@ def _text(run: Run, found: Weights, bound: theory.Bound) -> str:
         f"Definition 1.3 holds in {int(bound.limit_holds.sum())}.",
         f"Interval by interval, from w^t: the bound is not void in {found.valid.sum()} "
         f"of {total}, the printed weights of Theorem 2 have a fixed point in "
-        f"{found.converged.sum()}, the minimiser's largest KKT residual is "
+        f"{found.converged.sum()}, the minimizer's largest KKT residual is "
         f"{np.max(finite, initial=0.0):.1g}.",
         "Mean weight in % of the clients that did τ iterations:",
     ]

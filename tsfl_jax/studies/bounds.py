@@ -42,7 +42,7 @@ _FEDAVG = {"algorithm": "fedavg", "quadratic.convexity": 1.0}
 SETTINGS: dict[str, dict] = {
     "as in the config, FedAvg": _FEDAVG,
     "as in the config, DMS": _FEDAVG | {"algorithm": "dms"},
-    "as in the config, minimiser": _FEDAVG | {"algorithm": "bound_optimal"},
+    "as in the config, minimizer": _FEDAVG | {"algorithm": "bound_optimal"},
     "unequal Γ_i and σ_i², FedAvg": _FEDAVG | _MIXED,
     "unequal Γ_i and σ_i², DMS": _FEDAVG | _MIXED | {"algorithm": "dms"},
     "no dissimilarity": _FEDAVG | {"quadratic.dissimilarity": "constant(0)"},

@@ -343,7 +343,7 @@ def confirm(
 ) -> None:
     """Run DMS and FedAvg under the nearest readings; writes their table."""
     measured: dict[Key, Measured] = {}
-    about = f"{study.about}. {OVER_SEEDS[0].upper()}{OVER_SEEDS[1:]}, of each run's best in %."
+    about = f"{study.about}. Best accuracy of each run in %: {OVER_SEEDS}."
     for reading in several:
         for cell in cells:
             measured |= _attempt(study, reading, cell, ("fedavg",), seeds)

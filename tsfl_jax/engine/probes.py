@@ -161,6 +161,35 @@ def estimate_constants(
     )
 
 
+def _drawn_gradients(
+    parts: Parts,
+    variables: Params,
+    key: PRNGKey,
+    client: local.Client,
+    samples: local.Samples,
+    number: int,
+) -> Callable[[Params, Int[Array, ""]], Params]:
+    """(parameters, b) → the gradient there on mini-batch b of `number` of a client.
+
+    A mini-batch keeps its samples and its dropout.
+    """
+    batch_size = parts.recipe.batch_size
+    draw_key, dropout_key = rng.keys(key, "constants batches", "constants dropout")
+    places = jax.random.randint(draw_key, (number, batch_size), 0, client.size)
+    no_padding = jnp.ones(batch_size, bool)
+
+    def gradient(params: Params, batch: Int[Array, ""]) -> Params:
+        # Computed, not sliced: the graph of a GPU cannot hold such slices in a loop.
+        own = (jnp.arange(number) == batch)[:, None]
+        rows = client.row[jnp.where(own, places, 0).sum(axis=0)]
+        noise = jax.random.fold_in(dropout_key, batch)
+        drawn = local.batch_of(samples, rows, no_padding, noise)
+        at = {**variables, "params": params}
+        return local.batch_gradient(parts.model, at, drawn)[1]
+
+    return gradient
+
+
 def _quotient(
     parts: Parts,
     variables: Params,
@@ -170,26 +199,19 @@ def _quotient(
     hparams: HParams,
 ) -> Constants:
     """(L, G², σ²) of one client at the global model, from three gradients."""
-    batch_size = parts.recipe.batch_size
-    draw_key, dropout_key = rng.keys(key, "constants batches", "constants dropout")
-    places = jax.random.randint(draw_key, (2, batch_size), 0, client.size)
-    no_padding = jnp.ones(batch_size, bool)
     params = variables["params"]
+    gradient_of = _drawn_gradients(parts, variables, key, client, samples, 2)
 
     # A scan, so that the gradient is traced and compiled once and not three times: g1
-    # at w^t, g2 at w^t on the other batch, g3 at w^t − η g1 on the first one. What a
-    # turn uses is computed, not sliced: the graph of a GPU cannot hold such slices.
+    # at w^t, g2 at w^t on the other batch, g3 at w^t − η g1 on the first one.
     def gradient(carry: tuple[Params, Array], _: Any) -> tuple[tuple, Any]:
         first, turn = carry
         other = turn == 1
         # Of no effect in the first turn, where `first` is 0.
         step = jnp.where(turn == 2, hparams.lr, 0.0)
         at = jax.tree.map(lambda w, g: w - step * g, params, first)
-        rows = client.row[jnp.where(other, places[1], places[0])]
         # g3 has the batch and the dropout of g1: they differ by the step alone.
-        noise = jax.random.fold_in(dropout_key, other)
-        drawn = local.batch_of(samples, rows, no_padding, noise)
-        _, g = local.batch_gradient(parts.model, {**variables, "params": at}, drawn)
+        g = gradient_of(at, other.astype(jnp.int32))
         first = jax.tree.map(lambda f, g: jnp.where(turn == 0, g, f), first, g)
         square = optax.tree.norm(g, squared=True)
         change = optax.tree.norm(optax.tree.sub(g, first), squared=True)
@@ -213,27 +235,19 @@ def _power(
     hparams: HParams,
 ) -> Constants:
     """(L, G², σ²) of one client at the global model, with power iteration for L."""
-    batch_size, number = parts.recipe.batch_size, POWER_STEPS + 2
-    draw_key, dropout_key = rng.keys(key, "constants batches", "constants dropout")
-    places = jax.random.randint(draw_key, (number, batch_size), 0, client.size)
-    no_padding = jnp.ones(batch_size, bool)
-    params = variables["params"]
+    params, number = variables["params"], POWER_STEPS + 2
+    gradient_of = _drawn_gradients(parts, variables, key, client, samples, number)
 
     # Turn 0: g1, which is the first u. Then in turns on a new mini-batch each: the
-    # gradient at w^t (odd), and at the end of a step along −u (even). As in `_quotient`
-    # one traced gradient, and no slices.
+    # gradient at w^t (odd), and at the end of a step along −u (even), in a scan as in
+    # `_quotient`.
     def gradient(carry: tuple[Params, Params, Array, Array], _: Any) -> tuple:
         base, u, length, turn = carry
         ahead = (turn > 0) & (turn % 2 == 0)
         norm = optax.tree.norm(u)
         step = jnp.where(ahead, _quotient_of(length, norm), 0.0)
         at = jax.tree.map(lambda w, d: w - step * d, params, u)
-        batch = (turn + 1) // 2
-        own = (jnp.arange(number) == batch)[:, None]
-        rows = client.row[jnp.where(own, places, 0).sum(axis=0)]
-        noise = jax.random.fold_in(dropout_key, batch)
-        drawn = local.batch_of(samples, rows, no_padding, noise)
-        _, g = local.batch_gradient(parts.model, {**variables, "params": at}, drawn)
+        g = gradient_of(at, (turn + 1) // 2)
         square = optax.tree.norm(g, squared=True)
         change = optax.tree.sub(base, g)
         apart = optax.tree.norm(change, squared=True)

@@ -258,7 +258,7 @@ class _Sweep(NamedTuple):
     stream: IO[str] | None
     stop: Callable[[], bool]
     race: racing.Race | None
-    watch: "Watch"
+    watch: Watch
 
     def swept(self) -> list[str]:
         """Names of the swept settings."""
@@ -294,8 +294,9 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
         warn = progress.warn_to(stream)
         lanes_folder = every.folder / "lanes"
         wanted = every.metrics() + every.asked()
-        done = racing.finished(every.race, lanes_folder, names, warn, wanted)
-    rows = {i: every.row(i, _cut(done[n])) for i, n in enumerate(names) if n in done}
+        found = racing.finished(every.race, lanes_folder, names, warn, wanted)
+        done = {name: _cut(history) for name, history in found.items()}
+    rows = {i: every.row(i, done[n]) for i, n in enumerate(names) if n in done}
     todo = [i for i in range(len(names)) if i not in rows]
     if done:
         progress.log(stream, f"{len(rows)} lanes were finished already")
@@ -310,8 +311,8 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
             every, [todo[i] for i in members], lanes_per_call, shown, done
         ):
             for index, history in zip(indices, histories, strict=True):
-                done[names[index]] = history
-                rows[index] = every.row(index, _cut(history))
+                done[names[index]] = _cut(history)
+                rows[index] = every.row(index, done[names[index]])
             every.watch(_by_lane(names, done))
             if every.folder is not None and len(rows) < len(several):
                 ordered = [rows[i] for i in sorted(rows)]
@@ -321,14 +322,14 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
                 raise KeyboardInterrupt
     if every.folder is not None:  # of calls that another division into calls replaced
         shutil.rmtree(every.folder / _RUNNING, ignore_errors=True)
-    return [_cut(done[name]) for name in names]
+    return [done[name] for name in names]
 
 
 def _by_lane(
     names: list[str], done: Mapping[str, dict[str, np.ndarray]]
 ) -> dict[int, dict[str, np.ndarray]]:
     """Histories of the lanes that have finished."""
-    return {lane: _cut(done[name]) for lane, name in enumerate(names) if name in done}
+    return {lane: done[name] for lane, name in enumerate(names) if name in done}
 
 
 def _run_group(

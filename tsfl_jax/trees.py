@@ -51,6 +51,17 @@ def scattered(entries: Any, index: Any, count: int) -> Any:
     return put(zeros, index, entries)
 
 
+def weighted(tree: Any, weights: Float[Array, "n"]) -> Any:
+    """Σ_i weights_i · leaf[i] of leaves ``[n, ...]``; integer leaves are 0."""
+
+    def leaf(entries: Array) -> Array:
+        if not inexact(entries):
+            return jnp.zeros(entries.shape[1:], entries.dtype)
+        return jnp.tensordot(weights.astype(entries.dtype), entries, 1)
+
+    return jax.tree.map(leaf, tree)
+
+
 def repeated(tree: Any, count: int) -> Any:
     """Leaves ``[count, ...]``, every entry a copy of the tree."""
     return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], count, 0), tree)

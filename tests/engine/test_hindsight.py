@@ -17,7 +17,8 @@ from tsfl_jax.engine import evaluation, hindsight, optimizers, scan
 from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.experiment import lanes, prepare, program, wall_time
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.types import UserError
+from tsfl_jax.rules.base import Event, Situation
+from tsfl_jax.types import Constants, UserError
 
 
 def with_validation(**changes):
@@ -144,6 +145,22 @@ def test_a_combined_update_is_measured_where_it_leads():
 
 
 # ---- Whole intervals ----
+
+
+def test_a_lost_model_of_negative_weight_has_its_weight_given_to_the_others():
+    # −1, 1, 1 become 0, ½, ½, as in the aggregation itself.
+    slope = jnp.array([1.0, 2.0, 4.0])
+    size = jnp.ones(3, jnp.int32)
+    given = Constants(1.0, 1.0, 1.0)
+    key = jax.random.key(0)
+    situation = Situation(key, size, size, size, size, 0 * size, jnp.int32(0), given)
+    present = jnp.array([False, True, True])
+    event = Event(situation, jnp.array([-1.0, 1.0, 1.0]), present)
+    found = hindsight.regret_of(
+        lambda rho: (jnp.vdot(slope, rho), slope), event, True, problems.hparams()
+    )
+    np.testing.assert_allclose(found.validation_loss, 3.0)
+    np.testing.assert_allclose(found.gap, 1.0)  # all weight to the second client
 
 
 def test_the_oracle_is_never_worse_than_fedavg_in_an_interval():

@@ -19,19 +19,8 @@ from tsfl_jax.engine.client import Samples, scaled
 from tsfl_jax.engine.evaluation import HeldOut
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.rules import oracle
-from tsfl_jax.rules.base import Event, Objective
+from tsfl_jax.rules.base import Event, Objective, of_present
 from tsfl_jax.types import Array, HParams, Params
-
-
-def weighted(updates: Params, rho: Float[Array, "N"]) -> Params:
-    """Σ_i ρ_i u_i; integer leaves are 0. Updates ``[N, ...]``, 0 where not finite."""
-
-    def leaf(u: Array) -> Array:
-        if not trees.inexact(u):
-            return jnp.zeros(u.shape[1:], u.dtype)
-        return jnp.tensordot(rho.astype(u.dtype), u, 1)
-
-    return jax.tree.map(leaf, updates)
 
 
 def objective(
@@ -47,7 +36,7 @@ def objective(
     Args:
       parts: the network and the mesh axis of devices that share the samples.
       params: w^t.
-      updates: u_i, leaves ``[N, ...]``, the same on all devices.
+      updates: u_i, leaves ``[N, ...]``, 0 where not finite, the same on all devices.
       samples: all training samples.
       held: which of them are for validation; None: none.
       combined: Δ of a rule whose update is no weighted sum; None: there is none.
@@ -73,7 +62,7 @@ def objective(
         rows: Int[Array, "b"],
         mask: Bool[Array, "b"],
     ) -> Float[Array, ""]:
-        model = trees.map_inexact(jnp.add, origin, weighted(updates, rho))
+        model = trees.map_inexact(jnp.add, origin, trees.weighted(updates, rho))
         outputs = parts.model.predict(model, scaled(samples, samples.x[rows]))
         loss = parts.model.loss(outputs, samples.y[rows])
         return jnp.where(mask, loss, 0.0).sum(dtype=jnp.float32)
@@ -130,12 +119,7 @@ def regret_of(
       `Regret`; NaN where no client is present.
     """
     present, count = event.present, event.present.shape[0]
-    # As `mapping` has it: the weight of lost models goes to the others.
-    kept = jnp.where(present, event.rho, 0.0)
-    total = kept.sum()
-    lost = jnp.any((event.rho > 0) & ~present) & (total > 0)
-    scale = jnp.where(lost, event.rho.sum() / jnp.where(lost, total, 1.0), 1.0)
-    rho = kept * scale
+    rho = of_present(event.rho, present)
     simple = (jnp.abs(rho.sum() - 1) < 1e-5) & (rho >= -1e-6).all() & by_weights
     first = rho
     if not by_weights:

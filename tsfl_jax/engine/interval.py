@@ -324,7 +324,7 @@ def train_and_combine(
         outcome = Outcome(losses_of(results, share, there, recipe.axis), objective)
         weights, server = rule.hindsight(outcome, state.server, there, hparams)
         event = there = there._replace(rho=weights.rho)
-        moved = hindsight.weighted(updates, weights.rho)
+        moved = trees.weighted(updates, weights.rho)
         mean = trees.map_inexact(jnp.add, state.params, moved)
     kept = there.present.sum() if kept is None else kept
     regret = None

@@ -22,6 +22,7 @@ from tsfl_jax.rules.base import (
     Outcome,
     Settings,
     Weights,
+    of_present,
 )
 from tsfl_jax.types import HParams, Params
 
@@ -46,11 +47,7 @@ def adaptive_weights(
 
     def weights(scale: Float[Array, ""]) -> Weights:
         found = scaled_dms(event.situation, hparams, scale)
-        rho = jnp.where(event.present, found.rho, 0.0)
-        total = rho.sum()
-        # The weight of lost models goes to the others.
-        rho = rho * jnp.where(total > 0, 1 / jnp.where(total > 0, total, 1.0), 0.0)
-        return found._replace(rho=rho)
+        return found._replace(rho=of_present(found.rho, event.present))
 
     tried = jnp.clip(jnp.stack([scale / factor, scale * factor]), LEAST, 1.0)
     loss = lax.map(lambda scale: objective(weights(scale).rho)[0], tried)

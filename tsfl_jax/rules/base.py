@@ -169,6 +169,25 @@ def normalized(share: Num[Array, "N"], tau: Int[Array, "N"]) -> Float[Array, "N"
     return share / jnp.where(total > 0, total, 1.0)
 
 
+def of_present(rho: Float[Array, "N"], present: Bool[Array, "N"]) -> Float[Array, "N"]:
+    """Weights in which the weight of lost models goes to the others, in proportion.
+
+    ρ_i Σ_j ρ_j/Σ_{j present} ρ_j, and 0 where not present; as they are where those that
+    are present have no positive sum. `engine.mapping` has it for sums over devices.
+    """
+    kept = jnp.where(present, rho, 0.0)
+    total = kept.sum()
+    scale = rho.sum() / jnp.where(total > 0, total, 1.0)
+    return kept * jnp.where(total > 0, scale, 1.0)
+
+
+def unknown_yet(situation: Situation, hparams: HParams) -> Weights:
+    """Equal weights, until a rule with `hindsight` has chosen its own."""
+    del hparams
+    rho = normalized(jnp.ones_like(situation.size), situation.tau)
+    return weights_of(rho, situation.tau)
+
+
 def one_of(rules: Sequence[Aggregator]) -> Aggregator:
     """The rule ``rules[hparams.rule]``, so that one program holds them all.
 

@@ -25,7 +25,7 @@ from tsfl_jax.rules.base import (
     Outcome,
     Situation,
     Weights,
-    normalized,
+    unknown_yet,
     weights_of,
 )
 from tsfl_jax.types import HParams
@@ -84,10 +84,4 @@ def learned_weights(
     return weights_of(rho, situation.tau), state
 
 
-def _unknown_yet(situation: Situation, hparams: HParams) -> Weights:
-    """FedAvg's weights; the losses are known after training."""
-    del hparams
-    return weights_of(normalized(situation.size, situation.tau), situation.tau)
-
-
-LEARNED = Aggregator(_unknown_yet, hindsight=learned_weights)
+LEARNED = Aggregator(unknown_yet, hindsight=learned_weights)

@@ -31,6 +31,7 @@ from tsfl_jax.rules.base import (
     Situation,
     Weights,
     normalized,
+    unknown_yet,
     weights_of,
 )
 from tsfl_jax.theory import simplex
@@ -156,13 +157,6 @@ def lengths(hparams: HParams) -> tuple[Int[Array, ""], Float[Array, ""]]:
     return steps, jnp.asarray(hparams.oracle_step, jnp.float32)
 
 
-def _unknown_yet(situation: Situation, hparams: HParams) -> Weights:
-    """Equal weights; those of the oracle are known after training."""
-    del hparams
-    rho = normalized(jnp.ones_like(situation.size), situation.tau)
-    return weights_of(rho, situation.tau)
-
-
 def oracle_weights(
     outcome: Outcome, state: tuple, event: Event, hparams: HParams
 ) -> tuple[Weights, tuple]:
@@ -173,4 +167,4 @@ def oracle_weights(
     return weights_of(found.rho, event.situation.tau), state
 
 
-ORACLE = Aggregator(_unknown_yet, hindsight=oracle_weights, uses_validation=True)
+ORACLE = Aggregator(unknown_yet, hindsight=oracle_weights, uses_validation=True)

@@ -19,6 +19,7 @@ from tsfl_jax.rules.base import (
     Situation,
     Weights,
     normalized,
+    of_present,
     weights_of,
 )
 from tsfl_jax.types import (
@@ -241,13 +242,8 @@ def _applied(
         moved, state = rule.combine(updates, state, event, hparams)
         total = jnp.float32(1.0)
     else:
-        kept = jnp.where(present, rho, 0.0).sum()
-        asked = rho.sum()
-        rho = rho * jnp.where(kept > 0, asked / jnp.where(kept > 0, kept, 1.0), 1.0)
-        moved = jax.tree.map(
-            lambda u: jnp.tensordot(rho.astype(u.dtype), u, 1), updates
-        )
-        total = jnp.float32(1.0) if rule.deltas else trees.settled(asked)
+        moved = trees.weighted(updates, of_present(rho, present))
+        total = jnp.float32(1.0) if rule.deltas else trees.settled(rho.sum())
     mean = trees.map_inexact(lambda w, m: total.astype(w.dtype) * w + m, params, moved)
     return rule.update(mean, params, state, event, hparams)
 
@@ -261,10 +257,7 @@ def _objective(
     updates, params = lax.stop_gradient((updates, params))
 
     def at(rho: Float[Array, "N"]) -> Array:
-        moved = jax.tree.map(
-            lambda u: jnp.tensordot(rho.astype(u.dtype), u, 1), updates
-        )
-        model = trees.map_inexact(jnp.add, params, moved)
+        model = trees.map_inexact(jnp.add, params, trees.weighted(updates, rho))
         return jnp.asarray(loss(model), jnp.float32)
 
     return jax.value_and_grad(at)

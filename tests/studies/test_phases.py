@@ -38,7 +38,7 @@ def test_decays_by_hand():
         np.testing.assert_allclose(found.rho, 0.25 + 0.02 * factor * centered)
         start = weights(0, drop=0.0, decay=kind, decay_time=4.0)
         np.testing.assert_allclose(start.coupling, 0.02, rtol=1e-6)
-    # After long nobody is dropped any more; at first client 0 is in some intervals.
+    # In late intervals no client is dropped; in early ones client 0 sometimes is.
     kept = []
     for t in (0, 400):
         happened = [event(TAU).situation for _ in range(20)]

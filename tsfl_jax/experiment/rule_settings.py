@@ -74,9 +74,8 @@ def check(config: Config) -> None:
     rule, readers = config.algorithm, dict[str, list[str]]()
     for name, each in AGGREGATORS.items():
         for setting in each.settings.reads:
-            readers.setdefault(f"server.{setting}", []).append(name)
-    readers["dms.adapt"] = ["dms_adaptive"]
-    readers |= {f"learned.{name}": ["learned"] for name in vars(config.learned)}
+            full = setting if "." in setting else f"server.{setting}"
+            readers.setdefault(full, []).append(name)
     used_by = {name: ("algorithm", by) for name, by in readers.items()} | {
         "server.staleness_a": ("server.staleness", ["polynomial", "hinge"]),
         "server.staleness_b": ("server.staleness", ["hinge"]),

@@ -99,6 +99,13 @@ def paired_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
     return float(np.asarray(stats.ttest_1samp(found, 0.0))[1])
 
 
+def p_text(value: float) -> str:
+    """A p value as text, three digits; "–" for NaN."""
+    if not np.isfinite(value):
+        return "–"
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
 def signed_rank_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
     """p value of Wilcoxon's signed-rank test, two-sided; pairs without difference off.
 

@@ -14,7 +14,7 @@ from tsfl_jax import rng
 from tsfl_jax.config import SEEDS
 from tsfl_jax.report import files
 from tsfl_jax.report.bands import grouped
-from tsfl_jax.report.statistics import seeds_needed
+from tsfl_jax.report.statistics import p_text, seeds_needed
 
 CLAIM = 0.5  # points of accuracy
 REST = "their interactions"
@@ -129,7 +129,6 @@ def _source_rows(label: str, found: Components, unit: str) -> list[dict[str, str
         if np.isfinite(source.share):
             low, high = 100 * source.low, 100 * source.high
             shown = f"{100 * source.share:.0f} ({low:.0f} to {high:.0f})"
-        p = source.p
         rows.append(
             {
                 "of": label,
@@ -137,7 +136,7 @@ def _source_rows(label: str, found: Components, unit: str) -> list[dict[str, str
                 "levels": "–" if source.name == REST else str(source.levels),
                 "share of the variance, %": shown,
                 f"standard deviation{unit}": f"{np.sqrt(source.variance):.2g}",
-                "p": "–" if np.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}",
+                "p": p_text(source.p),
             }
         )
     return rows

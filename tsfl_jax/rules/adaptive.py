@@ -62,5 +62,5 @@ DMS_ADAPTIVE = Aggregator(
     hindsight=adaptive_weights,
     uses_constants=True,
     uses_validation=True,
-    settings=Settings(("by_size",)),
+    settings=Settings(("by_size", "dms.adapt")),
 )

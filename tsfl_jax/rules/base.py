@@ -107,9 +107,11 @@ def _no_notes(name: str, trim: float, clients: Int[np.ndarray, "T"]) -> tuple[st
 
 
 class Settings(NamedTuple):
-    """How a rule depends on the settings of the server, for the checks before a run."""
+    """How a rule depends on the settings, for the checks before a run."""
 
-    reads: tuple[str, ...] = ()  # names of settings, those of staleness excluded
+    # Names of settings, of the section ``server`` where without a dot; those of
+    # staleness excluded.
+    reads: tuple[str, ...] = ()
     # Where weight that staleness takes from a client goes: "global" to the global
     # model, "others" to the other clients of the update; "": s(lag) has no effect.
     staleness: str = ""

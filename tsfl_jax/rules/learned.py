@@ -23,6 +23,7 @@ from tsfl_jax.rules.base import (
     Aggregator,
     Event,
     Outcome,
+    Settings,
     Situation,
     Weights,
     unknown_yet,
@@ -84,4 +85,8 @@ def learned_weights(
     return weights_of(rho, situation.tau), state
 
 
-LEARNED = Aggregator(unknown_yet, hindsight=learned_weights)
+LEARNED = Aggregator(
+    unknown_yet,
+    hindsight=learned_weights,
+    settings=Settings(tuple(f"learned.{name}" for name in FEATURES)),
+)

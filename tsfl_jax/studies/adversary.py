@@ -21,7 +21,7 @@ from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, calls, grid, lanes, prepare, sweeps
 from tsfl_jax.experiment.program import Compiled
 from tsfl_jax.report import files
-from tsfl_jax.report.statistics import OVER_SEEDS, paired_p, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, p_text, paired_p, spread
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arena, arena_report, arguments, fleets
 from tsfl_jax.studies.fleets import BOUNDS, Fleet, Numbers
@@ -65,11 +65,6 @@ class Bench(NamedTuple):
     width: int  # lanes of a call
 
 
-def _prepared(config: Config, dataset: Dataset, values: dict[str, Any]) -> Any:
-    own = prepare.Own(dataset=dataset)
-    return prepare.prepare_validated(grid.changed(config, values), own, "-")
-
-
 def make_bench(
     config: Config, dataset: Dataset, way: Way, folder: pathlib.Path, width: int
 ) -> Bench:
@@ -80,7 +75,7 @@ def make_bench(
     tau[0, 0], size[0] = fleets.MOST, fleets.LARGEST * mean
     path = fleets.write_fleet(folder / "anchor.csv", Fleet(tau, size))
     anchors = [
-        _prepared(config, dataset, fleets.settings_of(path) | {"algorithm": rule})
+        arena.prepared(config, fleets.settings_of(path) | {"algorithm": rule}, dataset)
         for rule in way
     ]
     group = lanes.make_group(anchors, backend.start_jax(config))
@@ -96,24 +91,26 @@ def gaps(
     Raises:
       UserError: more lanes than the program was compiled for.
     """
-    prepared = []
+    runs = []
     for number, numbers in enumerate(several):
         for seed in seeds:
             config = replace(bench.config, {"seed": seed})
             made = fleets.make_fleet(config, numbers, bench.dataset)
             path = fleets.write_fleet(bench.folder / f"{number}-{seed}.csv", made)
             values = fleets.settings_of(path) | {"seed": seed}
-            prepared += [
-                _prepared(bench.config, bench.dataset, values | {"algorithm": rule})
+            runs += [
+                arena.prepared(
+                    bench.config, values | {"algorithm": rule}, bench.dataset
+                )
                 for rule in bench.way
             ]
-    if len(prepared) > bench.width:
-        raise UserError(f"{len(prepared)} lanes; expected at most {bench.width}")
-    arrays = lanes.make_lanes(bench.group, prepared, bench.width)
+    if len(runs) > bench.width:
+        raise UserError(f"{len(runs)} lanes; expected at most {bench.width}")
+    arrays = lanes.make_lanes(bench.group, runs, bench.width)
     history, _ = calls.run_call(
         bench.compiled, arrays, None, lambda chunk: None, lambda: False, print
     )
-    accuracy = np.array(history.test_accuracy[: len(prepared)], float)
+    accuracy = np.array(history.test_accuracy[: len(runs)], float)
     score = 100 * np.nan_to_num(np.array([arena.recent(a) for a in accuracy]))
     score = score.reshape(len(several), len(seeds), 2)
     return score[..., 0] - score[..., 1]
@@ -246,14 +243,13 @@ def rows_of(several: Sequence[Confirmed]) -> list[dict[str, str]]:
     rows = []
     for one in several:
         win, lose = map(arena_report.name_of, one.way)
-        p = paired_p(one.clients)
         rows.append(
             {"difference": f"{win} − {lose}"}
             | {name: f"{value:g}" for name, value in one.numbers._asdict().items()}
             | {
                 "in the search": f"{one.searched:+.2f}",
                 "new clients": spread(one.clients, "+.2f"),
-                "p": "< 0.001" if p < 0.001 else f"{p:.3f}",
+                "p": p_text(paired_p(one.clients)),
                 "the file": spread(one.file, "+.2f"),
                 "the file, best": spread(one.best, "+.2f"),
             }

@@ -115,14 +115,21 @@ def point_of(
     return values | fleets.settings_of(fleets.write_fleet(path, made))
 
 
+def prepared(
+    config: Config, values: Mapping[str, Any], dataset: Dataset
+) -> prepare.Prepared:
+    """One run on a data set that is loaded and checked already."""
+    changed, own = grid.changed(config, dict(values)), prepare.Own(dataset=dataset)
+    return prepare.prepare_validated(changed, own, "-")
+
+
 def client_shares(
     config: Config, points: Sequence[Mapping[str, Any]], dataset: Dataset
 ) -> Float[np.ndarray, "P N C"]:
     """Shares of the classes in what each client holds, for several points."""
     found = []
     for point in points:
-        own = prepare.Own(dataset=dataset)
-        made = prepare.prepare_validated(grid.changed(config, dict(point)), own, "-")
+        made = prepared(config, point, dataset)
         found.append(fleets.shares_of(made.config, dataset, made.partition.capacity))
     return np.stack(found)
 
@@ -333,7 +340,7 @@ def run_arena(
         dataset=dataset,
         metrics=metrics_of(dataset.num_classes),
         workdir=out / "lanes",
-        # Whole cells, so that those who race are in one call.
+        # Whole cells, so that all lanes of a race are in one call.
         lanes_per_call=max(len(one_program), 1) * plan.seeds,
         stream=sys.stderr,
         race=race,

@@ -16,7 +16,14 @@ import numpy as np
 from jaxtyping import Float
 
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import OVER_SEEDS, holm, paired_p, signed_rank_p, spread
+from tsfl_jax.report.statistics import (
+    OVER_SEEDS,
+    holm,
+    p_text,
+    paired_p,
+    signed_rank_p,
+    spread,
+)
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -94,12 +101,6 @@ def _number(value: float, form: str = ".1f") -> str:
     return f"{value:{form}}" if np.isfinite(value) else "never"
 
 
-def _p(value: float) -> str:
-    if not np.isfinite(value):
-        return "–"
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
 def cell_rows(arena: Arena) -> list[dict[str, str]]:
     """A row for each cell and rule, the best of a cell first."""
     final, worst = arena.values("final"), arena.values("worst")
@@ -128,9 +129,9 @@ def cell_rows(arena: Arena) -> list[dict[str, str]]:
                     "rank": f"{order[cell, rule]:g}",
                     "accuracy, %": spread(100 * scores[i]),
                     "− FedAvg": "–" if i == base else spread(gap, "+.2f"),
-                    "p": _p(p[i]),
+                    "p": p_text(p[i]),
                     "against FedAvg": against[i],
-                    "p, best": _p(p_top[i]),
+                    "p, best": p_text(p_top[i]),
                     "against the best": "the best" if i == top else against_top[i],
                     "worst tenth, %": spread(100 * worst[cell, rule]),
                     "time to target": _number(float(np.median(seconds[cell, rule]))),
@@ -185,11 +186,11 @@ def rule_rows(arena: Arena) -> list[dict[str, str]]:
                 "mean rank": f"{order[i]:.1f}",
                 "accuracy, %": spread(100 * pooled[i]),
                 "− FedAvg": "–" if i == base else spread(gap, "+.2f"),
-                "p": _p(p[i]),
+                "p": p_text(p[i]),
                 "against FedAvg": "–" if i == base else against[i],
-                "p, best": _p(p_top[i]),
+                "p, best": p_text(p_top[i]),
                 "against the best": "the best" if i == top else against_top[i],
-                "p over cells": _p(wilcoxon[i]),
+                "p over cells": p_text(wilcoxon[i]),
                 "better in": f"{better}",
                 "worse in": f"{worse}",
                 "worst tenth, %": f"{100 * worst[:, i].mean():.1f}",

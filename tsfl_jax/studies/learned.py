@@ -70,8 +70,6 @@ TESTS: dict[str, dict[str, Any]] = {
 # Not lag, which is 0 on all these fleets: its θ would drift at random.
 _TRAINED = [FEATURES.index(name) for name in ("tau", "left", "size", "loss")]
 _FEDAVG = np.array([0.0, 0.0, 1.0, 0.0, 0.0])
-# Of the verdicts of `sensitivity`, which are about DMS.
-_WORDS = {"DMS helps": "better", "DMS hurts": "worse"}
 _FIRST_TEST_SEED = 100  # training uses seeds from 0 on
 
 
@@ -245,8 +243,9 @@ def test_rows(
         for other in ("fedavg", "dms"):
             gain = values["learned"] - values[other]
             row[f"learned − {style.NAMES[other]}"] = spread(gain, "+.2f")
-            word = verdict(*map(float, confidence_interval(gain)))
-            row[f"than {style.NAMES[other]}"] = _WORDS.get(word, word)
+            mean, half = confidence_interval(gain)
+            shown = verdict(float(mean), float(half), ("better", "worse"))
+            row[f"than {style.NAMES[other]}"] = shown
         row["seeds"] = str(seeds)
         rows.append(row)
     return rows

@@ -22,7 +22,7 @@ from tsfl_jax.report import files, style
 from tsfl_jax.report.bands import plot_bands
 from tsfl_jax.report.statistics import OVER_SEEDS, spread
 from tsfl_jax.studies import arguments, problems_of
-from tsfl_jax.types import UserError
+from tsfl_jax.studies.problems_of import Case
 
 RULES = ("fedavg", "dms", "oracle")
 
@@ -99,27 +99,22 @@ def parse(texts: list[str]) -> argparse.Namespace:
     return problems_of.parse(parser, texts)
 
 
+def write(case: Case, results: Mapping[str, RuleResult]) -> list[pathlib.Path]:
+    """Write the table and the curves of a case."""
+    held, path = get(case.config, "data.validation"), case.path
+    head = f"{case.about}, {held} validation samples. Regret and gap: of the validation"
+    head += f" loss, mean over intervals. Cells: {OVER_SEEDS}."
+    made = files.write_table(path.parent, path.name, rule_rows(results), head)
+    curves = {n: r.accuracy for n, r in results.items()}
+    return made + plot_bands(curves, path, case.about)
+
+
 def main(texts: list[str]) -> None:
     """Run or resume the study; tables and figures of each case are written anew."""
     given = parse(texts)
     given.set = {"measure_regret": True} | given.set
-    out, made = files.prepare_workdir(given.out), []
-    for case in given.case:
-        config, about = problems_of.config_of(given, case)
-        name = f"oracle_{given.data}_case{case}"
-        try:
-            results = run_rules(config, given.rules, given.seeds, out / "cells" / name)
-        except UserError as error:
-            print(f"{name}: not available: {error}", file=sys.stderr)
-            continue
-        about += f", {get(config, 'num_intervals')} intervals, {given.seeds} seeds"
-        held = get(config, "data.validation")
-        head = f"{about}, {held} validation samples. Regret and gap: of the validation"
-        head += f" loss, mean over intervals. Cells: {OVER_SEEDS}."
-        made += files.write_table(out, name, rule_rows(results), head)
-        curves = {n: r.accuracy for n, r in results.items()}
-        made += plot_bands(curves, out / name, about)
-    if not made:
-        raise UserError("study oracle: nothing could be run; see the lines above")
-    for path in made:
-        print(path)
+
+    def run(config: Config, workdir: pathlib.Path) -> dict[str, RuleResult]:
+        return run_rules(config, given.rules, given.seeds, workdir)
+
+    problems_of.run_cases(given, "oracle", run, write)

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tsfl_jax.config import Config, get
+from tsfl_jax.config import Config
 from tsfl_jax.experiment import sweeps
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.studies import arguments, problems_of
-from tsfl_jax.types import UserError
+from tsfl_jax.studies.problems_of import Case
 
 REFERENCES = ("FedAvg", "DMS")
 _CHANCE = 0.05  # of the intervals in which a level rule may look behind
@@ -224,26 +224,24 @@ def parse(texts: list[str]) -> argparse.Namespace:
     return given
 
 
+def write(
+    case: Case, curves: Mapping[str, Float[np.ndarray, "S T"]]
+) -> list[pathlib.Path]:
+    """Write the tables and the figure of a case."""
+    path = case.path
+    head = f"{case.about}. Test accuracy, differences in points: {OVER_SEEDS}, paired."
+    made = files.write_table(path.parent, path.name, candidate_rows(curves), head)
+    files.write_csv(path.with_name(f"{path.name}_intervals.csv"), interval_rows(curves))
+    return made + plot_differences(curves, path, case.about)
+
+
 def main(texts: list[str]) -> None:
     """Run or resume the study; tables and figures of each case are written anew."""
     given = parse(texts)
-    out, made = files.prepare_workdir(given.out), []
-    for case in given.case:
-        config, about = problems_of.config_of(given, case)
-        name = f"phases_{given.data}_case{case}"
-        try:
-            curves = run_candidates(
-                config, given.candidates, given.seeds, out / "cells" / name
-            )
-        except UserError as error:
-            print(f"{name}: not available: {error}", file=sys.stderr)
-            continue
-        about += f", {get(config, 'num_intervals')} intervals, {given.seeds} seeds"
-        head = f"{about}. Test accuracy, differences in points: {OVER_SEEDS}, paired."
-        made += files.write_table(out, name, candidate_rows(curves), head)
-        files.write_csv(out / f"{name}_intervals.csv", interval_rows(curves))
-        made += plot_differences(curves, out / name, about)
-    if not made:
-        raise UserError("study phases: nothing could be run; see the lines above")
-    for path in made:
-        print(path)
+
+    def run(
+        config: Config, workdir: pathlib.Path
+    ) -> dict[str, Float[np.ndarray, "S T"]]:
+        return run_candidates(config, given.candidates, given.seeds, workdir)
+
+    problems_of.run_cases(given, "phases", run, write)

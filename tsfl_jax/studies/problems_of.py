@@ -2,12 +2,16 @@
 
 import argparse
 import pathlib
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid
+from tsfl_jax.report import files
 from tsfl_jax.studies import arguments, settings
+from tsfl_jax.types import UserError
 
 # Small enough for seconds: scikit-learn's digits on a perceptron.
 _DIGITS = {
@@ -20,6 +24,15 @@ _DIGITS = {
 }
 DATA = ("digits", "mnist", "fashion_mnist")
 _VALIDATION = 1000  # samples, of MNIST and Fashion-MNIST
+_R = TypeVar("_R")
+
+
+class Case(NamedTuple):
+    """One case of the paper in a study."""
+
+    config: Config
+    about: str  # data, case, changed settings, intervals, seeds
+    path: pathlib.Path  # of its tables and figures, without a suffix
 
 
 def add_problem(parser: argparse.ArgumentParser) -> None:
@@ -74,3 +87,39 @@ def config_of(given: argparse.Namespace, case: str) -> tuple[Config, str]:
     config = grid.changed(config, changes | given.set)
     own = [f"{name}={value}" for name, value in given.set.items()]
     return config, arguments.joined(f"{given.data}, Case {case}", *own)
+
+
+def run_cases(
+    given: argparse.Namespace,
+    study: str,
+    run: Callable[[Config, pathlib.Path], _R],
+    write: Callable[[Case, _R], list[pathlib.Path]],
+) -> None:
+    """Run or resume a study in each case and print the paths of its files.
+
+    A case that cannot be run is named on stderr and left out.
+
+    Args:
+      given: from `parse`.
+      study: its name.
+      run: (settings, folder of finished lanes) → results.
+      write: writes tables and figures; their paths.
+
+    Raises:
+      UserError: no case could be run.
+    """
+    out, made = files.prepare_workdir(given.out), []
+    for case in given.case:
+        config, about = config_of(given, case)
+        name = f"{study}_{given.data}_case{case}"
+        try:
+            results = run(config, out / "cells" / name)
+        except UserError as error:
+            print(f"{name}: not available: {error}", file=sys.stderr)
+            continue
+        about += f", {get(config, 'num_intervals')} intervals, {given.seeds} seeds"
+        made += write(Case(config, about, out / name), results)
+    if not made:
+        raise UserError(f"study {study}: nothing could be run; see the lines above")
+    for path in made:
+        print(path)

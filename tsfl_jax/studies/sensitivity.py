@@ -119,13 +119,21 @@ def run_choices(
     return by_choice(several, best, seeds), minutes
 
 
-def verdict(gain: float, half: float) -> str:
-    """Whether DMS helps: whether the 95 % confidence interval excludes 0."""
+def verdict(
+    gain: float, half: float, words: tuple[str, str] = ("DMS helps", "DMS hurts")
+) -> str:
+    """Whether DMS helps: whether the 95 % confidence interval excludes 0.
+
+    Args:
+      gain: mean difference.
+      half: half of its confidence interval; NaN: of one seed.
+      words: for a gain above 0 and below, of other rules than DMS.
+    """
     if np.isnan(half):
         return "one seed: unknown"
     if abs(gain) <= half:
         return "no difference shown"
-    return "DMS helps" if gain > 0 else "DMS hurts"
+    return words[0] if gain > 0 else words[1]
 
 
 def choice_rows(several: Sequence[ChoiceResult]) -> list[dict[str, str]]:
@@ -133,6 +141,7 @@ def choice_rows(several: Sequence[ChoiceResult]) -> list[dict[str, str]]:
     found = []
     for choice, fedavg, dms in several:
         gain = 100 * (dms - fedavg)
+        mean, half = confidence_interval(gain)
         found.append(
             {
                 "open in the paper": choice.open,
@@ -140,7 +149,7 @@ def choice_rows(several: Sequence[ChoiceResult]) -> list[dict[str, str]]:
                 "FedAvg, %": spread(100 * fedavg),
                 "DMS, %": spread(100 * dms),
                 "DMS − FedAvg, paired": spread(gain, "+.2f"),
-                "verdict": verdict(*map(float, confidence_interval(gain))),
+                "verdict": verdict(float(mean), float(half)),
                 "seeds": str(len(gain)),
             }
         )

@@ -16,6 +16,7 @@ import sys
 from benchmarks import common, lanes
 from tsfl_jax.experiment import ahead, backend, prepare, program
 from tsfl_jax.experiment.lanes import make_group, make_lanes
+from tsfl_jax.experiment.network import Own
 
 MAPPINGS = ("vmap", "sequential")
 FORMS = ("slices", "fast", "lax")
@@ -44,7 +45,7 @@ def worker(work: dict) -> dict:
     else:
         config = common.make_config(work["network"], **settings)
         host = backend.start_jax(config)
-        prepared = prepare.prepare_validated(config, prepare.Own())
+        prepared = prepare.prepare_validated(config, Own())
         arrays = program.make_arrays(prepared, host)
         made = program.make_program([prepared], mesh)
     result = ahead.compile_ahead(made, arrays, work["target"], folder)

@@ -27,6 +27,7 @@ from tsfl_jax.experiment import (
     explain_sweep,
     grid,
     lane_notes,
+    network,
     prepare,
     program,
     rule_settings,
@@ -290,7 +291,7 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
         config = backend.for_backend(config, "gpu")
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
-    prepared = prepare.prepare_validated(config, prepare.Own())
+    prepared = prepare.prepare_validated(config, network.Own())
     _print_notes([*prepared.notes, *backend.notes_of(config, mesh)])
     known, compiled = explain.explain(prepared, mesh), None
     known = known._replace(wall_time=wall_time.estimate(prepared, mesh))

@@ -4,57 +4,32 @@ Workload, data and partition become plain arrays; network, rule and optimizer be
 functions. Nothing is compiled and nothing is put on a device.
 """
 
-import functools
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 
-from tsfl_jax import data, host_memory, rng
-from tsfl_jax.config import DECAYS, LR_SCHEDULES, STALENESS, Config, ModelConfig
+from tsfl_jax import data, host_memory
+from tsfl_jax.config import DECAYS, LR_SCHEDULES, STALENESS, Config
 from tsfl_jax.data import in_memory
-from tsfl_jax.data.quadratic import Quadratic, curvature, make_quadratic
+from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.experiment import backend, own_hooks, rule_settings, splits
+from tsfl_jax.experiment.network import Network, Own, curvature_of, make_network
 from tsfl_jax.experiment.own_hooks import input_dtype
 from tsfl_jax.experiment.workload import Workload, draw_workload, groups
-from tsfl_jax.models import flop, networks, precision
-from tsfl_jax.models.model import with_measures
+from tsfl_jax.models import flop, precision
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import replay
-from tsfl_jax.types import Dataset, HParams, Params, Partition, Schedule, UserError
+from tsfl_jax.types import Dataset, HParams, Partition, Schedule, UserError
 
 _MOST_SAMPLES = 2**31 - 1  # of a client in an interval: what the device counts to
-
-
-class Own(NamedTuple):
-    """A user's own parts, in place of those that the settings name; None: those."""
-
-    model: Any = None  # a Flax module, linen or nnx, or a `networks.Model`
-    dataset: Dataset | None = None
-    optimizer: optimizers.Optimizer | None = None  # of the clients
-    aggregator: Aggregator | None = None
-    loss: Any = None  # (outputs [B, K], labels [B]) -> [B]
-    metrics: Any = None  # functions like a loss, by name
-    augment: Any = None  # (key, x [B, ...], y [B]) -> (x, y)
-    client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
-    partition: Any = None  # N lists of indices into the training samples
-
-
-class Network(NamedTuple):
-    """A network with what is known of it before training."""
-
-    model: networks.Model
-    name: str
-    convolution: str  # a key of `convolution.CONVOLUTIONS`
-    params: Params  # shapes of its variables
-    notes: tuple[str, ...]
 
 
 class Prepared(NamedTuple):
@@ -152,79 +127,6 @@ def load_dataset(config: Config) -> Dataset:
     return data.load(d, config.seed)
 
 
-def curvature_of(config: Config, shape: tuple[int, ...]) -> Float[np.ndarray, "d"]:
-    """λ ``[d]`` of the quadratic model, for samples of a shape."""
-    q = config.quadratic
-    return curvature(int(np.prod(shape)), q.smoothness, q.convexity)
-
-
-@functools.lru_cache(maxsize=8)
-def _our_network(
-    name: str, num_classes: int, sample_shape: tuple[int, ...], form: str, **settings
-) -> Network:
-    """One of our networks; the lanes of a sweep share it."""
-    if name == "quadratic":
-        module = Quadratic(settings["curvature"])
-    else:
-        chosen = ModelConfig(name, **settings)
-        module = networks.make_model(chosen, num_classes, sample_shape, form)
-    return _known_network(module, name, form, sample_shape, num_classes)
-
-
-def _known_network(
-    model: Any,
-    name: str,
-    form: str,
-    sample_shape: tuple[int, ...],
-    num_classes: int,
-    dtype: Any = np.float32,
-    measures: tuple[Any, Any] = (None, None),
-) -> Network:
-    """A network; `measures` are the user's own loss and metrics."""
-    if not isinstance(model, networks.Model):
-        model = networks.from_flax(model)
-    model = with_measures(model, *measures, sample_shape, dtype)
-    model, notes = networks.decide_task(model, sample_shape, num_classes, dtype)
-    x = jax.ShapeDtypeStruct((1, *sample_shape), dtype)
-    params = jax.eval_shape(lambda x: model.init(rng.key(0), x), x)
-    return Network(model, name, form, params, notes)
-
-
-def _make_network(config: Config, dataset: Dataset, own: Own) -> tuple[Network, str]:
-    """The network of a config, or the user's own, and how its clients are mapped."""
-    name = config.model.name if own.model is None else "own"
-    mapping, form = backend.formulation(config, jax.default_backend(), name)
-    shape, num_classes = dataset.x_train.shape[1:], dataset.num_classes
-    dtype, measures = input_dtype(dataset), (own.loss, own.metrics)
-    if own.model is not None:
-        kind = getattr(own.model, "__name__", type(own.model).__name__)
-        kind = "own" if kind == "<lambda>" else kind
-        given = own.model, kind, form, shape, num_classes, dtype, measures
-        network = _known_network(*given)
-        if dtype == np.int32:
-            note = (
-                f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "
-                "to the network as they are"
-            )
-            network = network._replace(notes=(*network.notes, note))
-        return network, mapping
-    if dtype == np.int32:
-        raise UserError(
-            f"--config.model.name={name}: the samples of {dataset.name} are whole "
-            f"numbers ({dataset.x_train.dtype}), taken for tokens; give a network for "
-            "them as model=, or make the samples uint8 or float"
-        )
-    if name == "quadratic":
-        settings = {"curvature": tuple(curvature_of(config, shape).tolist())}
-    else:
-        settings = {k: v for k, v in vars(config.model).items() if k != "name"}
-    network = _our_network(name, num_classes, shape, form, **settings)
-    if own.loss is None and not own.metrics:
-        return network, mapping
-    given = network.model, name, form, shape, num_classes, dtype, measures
-    return _known_network(*given), mapping
-
-
 def _side_by_side(
     config: Config, network: Network, mapping: str, steps: Int[np.ndarray, "T N"]
 ) -> tuple[str, tuple[str, ...]]:
@@ -293,6 +195,19 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     return tau * each
 
 
+def _check_rule(config: Config, own: Own) -> None:
+    if own.aggregator is None:
+        rule_settings.check(config)
+    elif not isinstance(own.aggregator, Aggregator):
+        raise UserError(
+            f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator; "
+            "a rule of tsfl_jax is chosen by its name in config.algorithm"
+        )
+    rule_settings.check_validation(
+        config, own.aggregator or AGGREGATORS[config.algorithm]
+    )
+
+
 def _make_rule(
     config: Config, own: Own, times: Schedule
 ) -> tuple[Aggregator, HParams, tuple[str, ...]]:
@@ -322,27 +237,25 @@ def prepare(config: Config, **own: Any) -> Prepared:
     return prepare_validated(config, Own(**own))
 
 
-def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> Prepared:
+def prepare_validated(
+    config: Config,
+    own: Own,
+    data_fingerprint: str = "",
+    networks: dict[str, Network] | None = None,
+) -> Prepared:
     """Draw and make everything of a validated config.
 
     Args:
       config: all settings.
       own: the user's own parts.
       data_fingerprint: that of ``own.dataset``, which was checked then; "": neither.
+      networks: of experiments with the same own network and measures, see
+        `make_network`.
 
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    if own.aggregator is None:
-        rule_settings.check(config)
-    elif not isinstance(own.aggregator, Aggregator):
-        raise UserError(
-            f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator; "
-            "a rule of tsfl_jax is chosen by its name in config.algorithm"
-        )
-    rule_settings.check_validation(
-        config, own.aggregator or AGGREGATORS[config.algorithm]
-    )
+    _check_rule(config, own)
     dataset = own.dataset
     if dataset is None:
         dataset = load_dataset(config)
@@ -357,7 +270,7 @@ def prepare_validated(config: Config, own: Own, data_fingerprint: str = "") -> P
     rule, hparams, rule_notes = _make_rule(config, own, times)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
     split = splits.draw_split(config, dataset, capacity, lists, held_out)
-    network, mapping = _make_network(config, dataset, own)
+    network, mapping = make_network(config, dataset, own, networks)
     own_hooks.check_metrics(own.metrics)
     hooks = own_hooks.checked(own.augment, own.client_step, dataset, config.batch_size)
     model = precision.with_precision(network.model, config.precision)
@@ -483,6 +396,7 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
     """Prepare several validated configs; those with the same data share one copy."""
     own, several = own or Own(), []
     shared: dict[str, tuple[Dataset, str]] = {}
+    made: dict[str, Network] = {}
     for config in configs:
         key = data_key(config) if own.dataset is None else ""
         if key not in shared:
@@ -490,5 +404,6 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
             found = load_dataset(config) if found is None else in_memory.check(found)
             shared[key] = found, data.fingerprint(*found[1:5])
         dataset, digest = shared[key]
-        several.append(prepare_validated(config, own._replace(dataset=dataset), digest))
+        mine = own._replace(dataset=dataset)
+        several.append(prepare_validated(config, mine, digest, made))
     return several

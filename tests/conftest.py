@@ -54,7 +54,10 @@ from tsfl_jax.engine import devices  # noqa: E402
 # Nearly all the time of the suite goes to XLA compiling small programs that run for
 # milliseconds, so they are compiled plainly. XLA ends the process at a flag it does
 # not know, and may drop the second one some day; what was set before stays.
-_PLAIN = ["--xla_backend_optimization_level=0"]
+_PLAIN = [
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
 if jaxlib.__version__.startswith("0.10."):
     _PLAIN.append("--xla_cpu_use_fusion_emitters=false")
 _given = os.environ.get("XLA_FLAGS", "")

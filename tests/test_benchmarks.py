@@ -64,6 +64,7 @@ def test_a_part_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatc
 BY_HAND = [("vmap", "even"), ("map", "even"), ("vmap", "uneven"), ("loop", "uneven")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "lanes_by", "work"),
     [("MLP", *how) for how in BY_HAND]

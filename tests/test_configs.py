@@ -77,6 +77,7 @@ def test_frameworks_can_be_explained_on_the_digits(name):
     assert f"--config=frameworks/{name}:digits" in doc
 
 
+@pytest.mark.slow
 def test_a_framework_runs_on_the_digits():
     chosen, _ = load("frameworks/afl", "digits")
     chosen.num_intervals = 2
@@ -92,7 +93,7 @@ HEAVY = {f"{d}_case{c}" for d in ("cifar10", "svhn", "fashion_mnist") for c in (
 HEAVY |= {"svhn_case2", "cifar10_case2", "fashion_mnist_case2"}
 # The fast suite has every network in test_models, every framework in test_replay.
 HEAVY |= {n for n in FILES if n.startswith("frameworks/")}
-HEAVY |= {"mnist_case1", "mnist_case2", "mnist_select2", "papers"}
+HEAVY |= {"mnist_case1", "mnist_case2", "mnist_select2", "mnist_select4", "papers"}
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def launch_alone(*arguments, cwd):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_run_reports_progress_and_result(tmp_path):
     code, out, err = launch_alone(
         "--config=" + str(ROOT / "configs/smoke.py"), *SMALL, cwd=tmp_path
@@ -112,6 +113,10 @@ SLIPS = {
     "setting without config": (
         ["--lr=0.1"],
         ["--lr: settings begin with config: --config.lr=0.1"],
+    ),
+    "misspelt config of a setting": (
+        ["--confg.lr=0.1"],
+        ["--confg.lr: there is no such flag; did you mean --config.lr?"],
     ),
     "setting of a section without config": (
         ["--alpha", "0.1"],
@@ -232,6 +237,7 @@ def test_slip_is_answered_in_one_line(slip, tmp_path, launch):
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
+@pytest.mark.slow
 def test_total_loss_ends_with_an_error_and_the_last_good_model(tmp_path, launch):
     code, out, err = launch(*SMALL, "--config.lr=1e30", "--workdir=lost", cwd=tmp_path)
     assert code == 1

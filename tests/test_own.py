@@ -61,11 +61,13 @@ def test_aggregators_of_optax():
     assert 0.9 <= float(moved["w"][0]) <= 1.1
 
 
+@pytest.mark.slow
 def test_derivatives():
     _, out = run("Derivatives")
     assert "nan" not in out and "Array" in out
 
 
+@pytest.mark.slow
 def test_every_rule_of_the_table_works_in_a_loop():
     """As in the simulator: FedAvg by hand, and all others give finite models."""
     rows = re.findall(r"^\| (`.+?) \|", TEXT, re.M)
@@ -133,6 +135,7 @@ def test_a_model_of_nnx():
     assert np.abs(np.asarray(result.params["state"]["norm"]["mean"])).max() > 0
 
 
+@pytest.mark.slow
 def test_nnx_trains_as_linen_does():
     """The same network with the same first parameters, trained in both forms."""
 
@@ -200,6 +203,7 @@ def test_a_loss_and_metrics(tmp_path):
     assert "top_3" in (tmp_path / "history.csv").read_text().splitlines()[0]
 
 
+@pytest.mark.slow
 def test_tokens():
     variables, _ = run("Tokens")
     history = variables["result"].history
@@ -210,6 +214,7 @@ def test_tokens():
         tsfl_jax.simulate(variables["config"], dataset=variables["data"])
 
 
+@pytest.mark.slow
 def test_augmentation_and_a_step():
     variables, _ = run("Augmentation and a client's own step")
     config = small()
@@ -255,6 +260,7 @@ def test_a_step_that_a_rule_does_not_know_is_refused(algorithm):
         tsfl_jax.simulate(config, client_step=lambda step: None)
 
 
+@pytest.mark.slow
 def test_a_partition(tmp_path):
     variables, _ = run("A partition")
     tau = variables["result"].history["samples"]
@@ -309,6 +315,7 @@ def test_given_samples_refuse_settings_of_sizes():
         prepare.prepare(config)
 
 
+@pytest.mark.slow
 def test_a_schedule_and_a_fleet_from_files(monkeypatch):
     monkeypatch.chdir(pathlib.Path(__file__).parents[1])
     _, out = run("A schedule or a fleet from files")
@@ -332,6 +339,7 @@ def test_a_subset_keeps_the_clients_of_its_samples(tmp_path):
     assert made.partition.capacity.sum() == 40
 
 
+@pytest.mark.slow
 def test_an_optimizer_and_a_learning_rate_that_varies():
     variables, _ = run("An optimizer and a learning rate that varies")
     assert variables["swept"].history["test_accuracy"].shape == (2, 4)
@@ -356,6 +364,7 @@ def test_learning_rates_of_intervals():
         np.testing.assert_allclose(rates(kind), values, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_steps_of_a_schedule_of_optax_start_anew_in_every_interval():
     """Steps 0 and 1 of each interval learn, later ones do not, in every interval."""
     config = small()
@@ -376,6 +385,7 @@ def test_the_steps_of_a_schedule_of_optax_start_anew_in_every_interval():
     )
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_falls_is_seen_in_the_models():
     config = small()
     config.lr_schedule, config.lr_decay = "steps", 1e-6

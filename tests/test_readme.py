@@ -48,6 +48,7 @@ def test_sweep_example():
     assert shape == "(6, 4)" and rate in ("0.03", "0.1")
 
 
+@pytest.mark.slow
 def test_search_recipe():
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -110,6 +110,9 @@ def _check_flags(argv: list[str]) -> None:
                 flag, f"--config.{settings.suggestion(flag)}", 1
             )
             raise UserError(f"--{flag}: settings begin with config: {given}")
+        elif flag not in flags.FLAGS and flag.partition(".")[2] in SETTINGS:
+            meant = f"--config.{flag.partition('.')[2]}"
+            raise UserError(f"--{flag}: there is no such flag; did you mean {meant}?")
 
 
 def _last_overrides(words: list[str]) -> list[str]:

@@ -1,7 +1,9 @@
 """How a command ends: with one line and an exit code; no traceback for wrong input."""
 
+import argparse
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from tsfl_jax.types import UserError
 
@@ -9,6 +11,15 @@ from tsfl_jax.types import UserError
 def out_of_memory(error: BaseException) -> bool:
     """Return whether NumPy, or JAX on any device, could not allocate."""
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+
+
+def one_line_errors(parser: argparse.ArgumentParser) -> None:
+    """Answer wrong arguments in one line, without argparse's usage before it."""
+
+    def error(message: str) -> NoReturn:
+        parser.exit(2, f"{parser.prog}: {message}; see {parser.prog} --help\n")
+
+    parser.error = error
 
 
 def run(name: str, main: Callable[[list[str]], None]) -> None:

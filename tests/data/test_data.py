@@ -151,6 +151,7 @@ def load(name, seed=0, **settings):
     return data.load(DataConfig(name, **settings), seed)
 
 
+@pytest.mark.slow
 def test_tfds_is_read_without_tensorflow(prepared, tmp_path):
     for name in SHAPES:  # so that files are decoded, not the caches of preparing
         for cache in (prepared / name).glob("*/tsfl_cache_*"):
@@ -171,6 +172,7 @@ def test_tfds_is_read_without_tensorflow(prepared, tmp_path):
     assert (tmp_path / "svhn.npz").read_bytes()  # the short name is understood
 
 
+@pytest.mark.slow
 def test_failed_preparing_leaves_nothing(prepared):
     text = (prepared / "failed.txt").read_text()
     assert "the line broke" in text and "\n" not in text

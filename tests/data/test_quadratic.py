@@ -202,7 +202,9 @@ def test_equal_work_with_full_batches_reaches_the_optimum():
     np.testing.assert_allclose(w, known(config).optimum, rtol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["dms", "fednova"])
+@pytest.mark.parametrize(
+    "algorithm", ["dms", pytest.param("fednova", marks=pytest.mark.slow)]
+)
 def test_runs_converge_beside_the_optimum(algorithm):
     config = settings(num_intervals=30, algorithm=algorithm)
     config.quadratic.distance = 4.0
@@ -238,6 +240,7 @@ def test_files_of_a_run_without_accuracy(tmp_path):
     assert f"test loss      final {result.summary['final_test_loss']:.4g}" in text
 
 
+@pytest.mark.slow
 def test_a_sweep_without_accuracy(tmp_path):
     config = settings()
     result = tsfl_jax.sweep(
@@ -292,6 +295,7 @@ class Silent(Regression):
         return Hinge.loss(self, outputs, labels)
 
 
+@pytest.mark.slow
 def test_a_users_own_loss():
     config = Config(num_intervals=3, num_clients=3, batch_size=8, lr=0.01)
     config.algorithm = "fedavg"

@@ -127,6 +127,7 @@ def test_a_clients_place_does_not_matter():
     np.testing.assert_allclose(other.dissimilarity, one.dissimilarity[order], 1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_that_measures_is_the_same_run(tmp_path):
     config = Config(algorithm="fedavg", num_clients=4, num_intervals=2, devices=1)
     config.schedule.data_size = 32

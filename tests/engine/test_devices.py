@@ -44,7 +44,7 @@ def test_each_client_is_dealt_once_and_evenly(work, num_devices):
     ("count", "algorithm"),
     [
         (2, "dms"),
-        (4, "fedprox"),
+        pytest.param(4, "fedprox", marks=pytest.mark.slow),
         pytest.param(2, "fedasync", marks=pytest.mark.slow),
         pytest.param(2, "fedprox", marks=pytest.mark.slow),
         pytest.param(4, "dms", marks=pytest.mark.slow),
@@ -62,6 +62,7 @@ def test_several_devices_give_the_bits_of_one(algorithm, count):
     jax.tree.map(np.testing.assert_array_equal, many.params, one.params)
 
 
+@pytest.mark.slow
 def test_vmap_on_several_devices():
     one = tsfl_jax.simulate(small(num_clients=5, devices=1))
     many = tsfl_jax.simulate(

@@ -188,7 +188,8 @@ def test_the_oracle_is_never_worse_than_fedavg_in_an_interval():
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg", pytest.param("fednova", marks=pytest.mark.slow), "krum"]
+    "name",
+    ["fedavg", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fednova", "krum"))],
 )
 def test_measuring_changes_no_result(name):
     measured = with_validation(algorithm=name)
@@ -204,6 +205,7 @@ def test_measuring_changes_no_result(name):
     assert "mean_regret" in with_it.summary and "mean_regret" not in without.summary
 
 
+@pytest.mark.slow
 def test_lanes_devices_and_blocks_agree():
     settings = with_validation(algorithm="oracle", num_clients=5)
     swept = tsfl_jax.sweep(settings, {"seed": [0, 3]})
@@ -235,6 +237,7 @@ def test_rules_that_share_a_program():
     assert len(lanes.group(several)[0]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "framework", ["fedbuff", pytest.param("afl", marks=pytest.mark.slow)]
 )
@@ -250,6 +253,7 @@ def test_asynchronous_deliveries(framework):
     assert history["slope"].shape == rho.shape
 
 
+@pytest.mark.slow
 def test_files_of_a_measured_run(tmp_path):
     result = tsfl_jax.simulate(with_validation(algorithm="fedavg"), workdir=tmp_path)
     rows = tsfl_jax.report.files.read_metrics(tmp_path / "metrics.jsonl")
@@ -266,6 +270,7 @@ def test_files_of_a_measured_run(tmp_path):
     np.testing.assert_array_equal(again.history["regret"], result.history["regret"])
 
 
+@pytest.mark.slow
 def test_files_of_a_measured_sweep(tmp_path):
     settings = with_validation(algorithm="fedavg")
     first = tsfl_jax.sweep(settings, {"seed": [0]}, workdir=tmp_path)

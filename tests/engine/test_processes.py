@@ -72,6 +72,7 @@ def runs(tmp_path_factory):
     return root, pair([root / "first", root / "second"])
 
 
+@pytest.mark.slow
 def test_two_processes_give_what_one_gives(runs):
     root, _ = runs
     one, two = metrics(root / "one"), metrics(root / "first")
@@ -86,6 +87,7 @@ def test_two_processes_give_what_one_gives(runs):
         np.testing.assert_allclose(a[name], b[name], rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_only_the_first_process_writes_and_speaks(runs):
     root, ((out, err), (other_out, other_err)) = runs
     assert not (root / "second").exists()
@@ -107,6 +109,7 @@ def test_two_processes_resume_together(runs):
     assert metrics(root / "first") == whole
 
 
+@pytest.mark.slow
 def test_a_refusal_of_the_first_process_ends_the_others(runs):
     root, _ = runs
     both = start_pair([root / "first"] * 2, "--config.lr=0.5")
@@ -137,6 +140,7 @@ def killed_in_interval_4(both, victim):
     return both[1 - victim].returncode, err, seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [pytest.param(1, marks=pytest.mark.slow), 0])
 def test_a_lost_process_ends_the_other_with_one_line(tmp_path, victim):
     both = start_pair([tmp_path / "run"] * 2, *LONG)

@@ -46,6 +46,7 @@ def launch(choice, **environment):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_second_launch_compiles_nothing_and_gives_the_same(tmp_path):
     home = tmp_path / "home"
     first = launch("auto", HOME=str(home))

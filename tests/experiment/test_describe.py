@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import optax
+import pytest
 
 from tsfl_jax.experiment.identity import describe
 from tsfl_jax.models import networks
@@ -37,6 +38,7 @@ def test_different_parts_have_different_texts():
     assert describe(small) != describe(large)
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_words():
     found = []
     for seed in ("1", "2"):  # sets have another order in each

@@ -198,6 +198,7 @@ def test_constants_once_are_those_of_the_initial_model():
     np.testing.assert_allclose(alone["coupling"], found["coupling"][0], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_online_samples_in_a_whole_run():
     config = replace(Config(), SMALL | {"algorithm": "fedavg"})
     losses = [
@@ -208,6 +209,7 @@ def test_online_samples_in_a_whole_run():
     assert (losses[0]["test_loss"] != losses[1]["test_loss"]).all()
 
 
+@pytest.mark.slow
 def test_estimators_are_programs_of_their_own_and_change_what_is_recorded():
     config = small(algorithm="dms", num_intervals=2)
     found = {}

@@ -145,6 +145,7 @@ def test_resumed_run_ends_with_the_same_bits(
     same(files(tmp_path), files(finished[0]))
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_falls_back_to_the_one_before(finished, tmp_path):
     tsfl_jax.simulate(small(), workdir=tmp_path)
     steps = sorted((tmp_path / "checkpoints").iterdir(), key=lambda p: int(p.name))
@@ -318,11 +319,13 @@ def test_evaluation_now_and_then():
     assert measured.tolist() == [False, False, False, True, False, True]
 
 
+@pytest.mark.slow
 def test_report_every_does_not_change_a_bit(finished):
     result = tsfl_jax.simulate(small(report_every=3))
     jax.tree.map(np.testing.assert_array_equal, result.params, finished[1].params)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_clients():
     """What the compiler sets aside, for 20 and for 2,000 clients of 64 samples."""
     chosen = {"devices": 2, "num_intervals": 1, "batch_size": 32}

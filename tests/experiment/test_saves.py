@@ -67,6 +67,7 @@ class Clock:
         return False
 
 
+@pytest.mark.slow
 def test_saving_takes_its_share_of_the_time(exp, whole, tmp_path, monkeypatch):
     clock = Clock(monkeypatch, chunk=1.0, save=0.2, append=0.001)
     runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
@@ -185,7 +186,12 @@ def test_a_number_of_intervals_without_divisors():
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "tau"), [("fedavg", (2,)), ("scaffold", (2,)), ("dms", (0, 1, 2, 3))]
+    ("algorithm", "tau"),
+    [
+        pytest.param("fedavg", (2,), marks=pytest.mark.slow),
+        pytest.param("scaffold", (2,), marks=pytest.mark.slow),
+        ("dms", (0, 1, 2, 3)),
+    ],
 )
 def test_padding_does_not_change_a_bit(algorithm, tau):
     settings = small(num_intervals=7, report_every=0, algorithm=algorithm)

@@ -50,6 +50,7 @@ def test_runs_without_them_are_the_same_experiments_as_before():
     assert identity.signature(other) == identity.signature(prepared)
 
 
+@pytest.mark.slow
 def test_four_seeds_make_the_run_of_one():
     seeds = {name: 3 for name in SEEDS[1:]}
     lanes = [{"seed": 3}, {"seed": 0} | seeds, {"seed": 0}]

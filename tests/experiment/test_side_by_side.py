@@ -52,9 +52,12 @@ def test_the_work_decides():
 @pytest.mark.parametrize(
     "algorithm, tau",
     [
-        *((name, (2,)) for name in ("dms", "scaffold", "median")),
-        *(pytest.param(n, (2,), marks=pytest.mark.slow) for n in ("fedavg", "fedprox")),
-        ("fedavg", (1, 2, 2, 1)),
+        ("dms", (2,)),
+        *(
+            pytest.param(n, (2,), marks=pytest.mark.slow)
+            for n in ("scaffold", "median", "fedavg", "fedprox")
+        ),
+        pytest.param("fedavg", (1, 2, 2, 1), marks=pytest.mark.slow),
     ],
 )
 def test_side_by_side_equals_one_after_another(algorithm, tau):

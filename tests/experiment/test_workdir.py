@@ -241,6 +241,7 @@ def on(count, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_another_number_of_devices_with_the_same_bits(
     tmp_path, monkeypatch
 ):
@@ -251,6 +252,7 @@ def test_a_run_resumes_on_another_number_of_devices_with_the_same_bits(
     same(files(tmp_path / "cut"), files(tmp_path / "whole"))
 
 
+@pytest.mark.slow
 def test_clients_side_by_side_resume_on_as_many_devices_only(tmp_path, monkeypatch):
     stopped_on(2, tmp_path, monkeypatch, mapping="vmap")
     on(1, monkeypatch)

@@ -64,6 +64,7 @@ def test_statistics_of_batches_stay_float32():
     )
 
 
+@pytest.mark.slow
 def test_a_run_in_bfloat16():
     settings = {"algorithm": "fedavg", "num_intervals": 2}
     expected = tsfl_jax.simulate(small(**settings))

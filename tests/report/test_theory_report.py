@@ -100,6 +100,7 @@ def test_files(folder, tmp_path, capsys):
     assert list(rows[0])[2:] == list(theory.NAMES)
 
 
+@pytest.mark.slow
 def test_another_weight_limit_can_be_asked_for(folder, tmp_path):
     theory.main([str(folder), "--out", str(tmp_path), "--weight_limit", "2"])
     first, second = (
@@ -143,6 +144,7 @@ def test_a_mistyped_folder_is_not_made(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.slow
 def test_intervals_without_numbers_are_left_out(folder, tmp_path):
     for name in ("config.json", "summary.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())

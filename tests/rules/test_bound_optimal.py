@@ -130,6 +130,7 @@ def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
     assert found["rho"].max() <= 2 / N * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_a_free_rider_that_echoes_is_measured_like_the_others():
     config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0, lr=0.003)
     config.schedule.free_riders, config.schedule.free_riding = 1, "echo"
@@ -140,6 +141,7 @@ def test_a_free_rider_that_echoes_is_measured_like_the_others():
     ).any()  # not the equal weights of a missing measurement
 
 
+@pytest.mark.slow
 def test_several_devices_give_the_result_of_one():
     rhos = []
     for devices in (1, 2):
@@ -148,6 +150,7 @@ def test_several_devices_give_the_result_of_one():
     np.testing.assert_allclose(*rhos, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_shares_a_program_with_rules_that_measure_nothing():
     swept = {"algorithm": ["bound_optimal", "dms", "fedavg"]}
     result = sweeps.run(small(num_intervals=2), swept)

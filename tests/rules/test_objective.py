@@ -122,6 +122,7 @@ def test_of_several_deliveries_in_one_buffer_the_last_decides():
     ]
 
 
+@pytest.mark.slow
 def test_repeated_deliveries_stay_bounded_by_the_gradients():
     # Gradients w_k − w_i* along 50 buffers of clients [0, 0, 0, 1], c_i as they are.
     rule, optima = rules.AGGREGATORS["scaffold"], np.array([1.0, -1.0])
@@ -150,7 +151,7 @@ def test_the_control_variates_are_those_of_the_download():
     assert state.common["w"].tolist() == [6.5]
 
 
-@pytest.mark.parametrize("buffer", [4, 1])
+@pytest.mark.parametrize("buffer", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_scaffold_with_one_client_ten_times_faster(buffer):
     # Client 0 delivers several times in one buffer of four.
     sizes, optima = (8, 8, 8, 24), (4.0, 0.0, -1.0, -3.0)
@@ -189,7 +190,7 @@ STEPS = (1, 2, 4, 8)
     ("optimizer", "momentum"),
     [
         (optax.sgd(0.1), 0.0),  # while config.momentum = 0.9
-        (optax.sgd(0.1, momentum=0.5), 0.5),
+        pytest.param(optax.sgd(0.1, momentum=0.5), 0.5, marks=pytest.mark.slow),
         (lambda hparams: optax.sgd(hparams.lr, momentum=0.5), 0.5),
     ],
 )
@@ -203,8 +204,16 @@ def test_fednova_divides_by_the_work_of_an_own_optimizer(optimizer, momentum):
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("momentum", "own"),
+    [
+        (0.9, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((0.9, False), (0.0, False), (0.0, True))
+        ),
+    ],
+)
 def test_fednova_divides_by_the_work_of_a_proximal_client(momentum, own):
     config = settings("fednova", (8,) * 4, STEPS, momentum=momentum, num_intervals=1)
     config.eval_every = config.report_every = 1
@@ -235,6 +244,7 @@ def test_fednova_does_not_guess_the_work(optimizer, words):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_every_lane_of_a_sweep_has_the_sizes_of_its_own_clients():
     def given(seed):
         found = small(algorithm="scaffold", num_intervals=3, seed=seed, lr=0.1)

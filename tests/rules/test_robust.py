@@ -383,6 +383,7 @@ def test_jit_and_vmap_change_nothing(name):
         np.testing.assert_allclose(plain, compiled, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_trim_and_smoothing_may_be_swept():
     x = tree(np.random.default_rng(0).normal(size=(N, 7)).astype(np.float32))
     present, values = jnp.ones(N, bool), jnp.array([0.0, 0.2, 0.45])

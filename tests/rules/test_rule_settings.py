@@ -145,6 +145,7 @@ def test_krum_needs_more_than_twice_the_clients_that_may_be_wrong(name):
     assert any("2f + 2 < n" in note for note in prepare.prepare(fewer).notes)
 
 
+@pytest.mark.slow
 def test_fedavgm_is_by_default_as_good_as_fedavg():
     def final(algorithm, **server):
         settings = config.Config(num_intervals=50, lr=0.1, algorithm=algorithm)

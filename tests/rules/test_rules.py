@@ -512,7 +512,13 @@ def test_matches_plain_reference(case):
 
 @pytest.mark.parametrize(
     ("name", "block"),
-    [("scaffold", 2), ("median", 5), ("fednova", 2), ("fedadam", 5)],
+    [
+        ("scaffold", 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("median", 5), ("fednova", 2), ("fedadam", 5))
+        ),
+    ],
 )
 def test_mappings_agree(name, block):
     _, state, history = usual(name)
@@ -535,6 +541,7 @@ def test_several_devices_give_the_result_of_one(name):
     close(two.params, one.params, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sweep_over_rules_that_share_no_program_reports_why():
     written = []
     stream = SimpleNamespace(
@@ -567,13 +574,8 @@ def test_rules_with_states_and_deltas_of_their_own_share_a_program():
     assert lanes.group(several) == ([list(range(len(OWN_STATES)))], [])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n not in ("fedyogi", "fednova")))
-        for n in OWN_STATES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN_STATES)
 def test_a_rule_in_a_shared_program_gives_what_it_gives_alone(name):
     single = tsfl_jax.simulate(config.replace(SHARED, {"algorithm": name}))
     np.testing.assert_allclose(

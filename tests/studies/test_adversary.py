@@ -61,6 +61,7 @@ def test_without_the_library(tmp_path, monkeypatch):
         adversary.search(lambda several: np.zeros(8), 1, 8, tmp_path / "log.jsonl")
 
 
+@pytest.mark.slow
 def test_the_program_of_the_search_measures_what_a_sweep_does(digits, tmp_path):
     numbers = [Numbers(spread=0.8, sizes=0.5), Numbers(pace=1.0, away=0.5)]
     bench = adversary.make_bench(CONFIG, digits, WAY, tmp_path, 8)

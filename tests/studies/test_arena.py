@@ -198,6 +198,7 @@ def run(given):
     return arena.run_arena(config, given, "a device")
 
 
+@pytest.mark.slow
 def test_a_small_arena(tmp_path, monkeypatch):
     given, written = small(tmp_path), []
     write = arena_report.write

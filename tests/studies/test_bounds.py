@@ -56,7 +56,11 @@ def test_theorem_4_by_hand():
 
 @pytest.mark.parametrize(
     "label",
-    ["as in the config, FedAvg", "unequal Γ_i and σ_i², DMS", "no dissimilarity"],
+    [
+        "unequal Γ_i and σ_i², DMS",
+        pytest.param("as in the config, FedAvg", marks=pytest.mark.slow),
+        pytest.param("no dissimilarity", marks=pytest.mark.slow),
+    ],
 )
 def test_theorem_1_holds_from_afar(label):
     found = result(label)

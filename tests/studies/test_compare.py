@@ -148,6 +148,7 @@ def test_every_framework_has_its_file():
     }
 
 
+@pytest.mark.slow
 def test_a_small_comparison_from_end_to_end(tmp_path, capsys):
     changes = [f"--set={name}={value}" for name, value in SMALL.items()]
     names = ("sfl", "afl")

@@ -97,6 +97,7 @@ def test_training_sees_no_test_sample():
         assert sum(x.tobytes() in tests for x in part.astype(whole.x_test.dtype)) == 0
 
 
+@pytest.mark.slow
 def test_one_population_is_one_program_and_theta_decides(monkeypatch):
     settings = config.replace(
         config.Config(),

@@ -180,6 +180,7 @@ def test_all_candidates_are_valid():
         prepare(replace(config, {"algorithm": "dms"} | changes))
 
 
+@pytest.mark.slow
 def test_the_adaptive_rule_in_a_run():
     given = phases.parse(["--intervals", "4"])
     config, _ = problems_of.config_of(given, "1")

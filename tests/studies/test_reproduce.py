@@ -69,7 +69,9 @@ def test_wrong_input(capsys):
     ):
         with pytest.raises(SystemExit) as stopped:
             reproduce.parse(arguments)
-        assert stopped.value.code == 2 and message in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and message in error
+        assert error.startswith("tsfl reproduce: ") and error.count("\n") == 1
 
 
 def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
@@ -132,6 +134,7 @@ def test_cases_are_chosen_and_the_table_grows(tmp_path, monkeypatch):
     assert text.count("| Case 1 |") == 4 and "of 4 cells" not in text
 
 
+@pytest.mark.slow
 def test_synthetic_cells_have_the_data_of_each_seed(tmp_path, monkeypatch):
     """A lane of a cell has the data that its settings describe."""
     monkeypatch.setitem(settings.PAPER, "small", SMALL)

@@ -134,7 +134,9 @@ def free_rider_of(settings):
     return free_rider
 
 
-@pytest.mark.parametrize("kind", ["claim", "echo"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("claim", marks=pytest.mark.slow), "echo"]
+)
 def test_dms_believes_those_who_report_much(kind):
     settings = equal_work(kind)
     # c = η L (H − 1) G²/(2 N σ²) = 0.02 · 40 · 4 · 2/8 = 0.8: ρ grows in τ.
@@ -191,6 +193,7 @@ def test_an_echo_is_the_global_model():
     assert not history.diverged.any() and history.samples.sum() == 0
 
 
+@pytest.mark.slow
 def test_visitors_stay_away_in_every_other_block(tmp_path):
     settings = riding("visit", "fedavg", small(algorithm="fedavg", num_intervals=12))
     settings.schedule.dropout = 0.0
@@ -231,6 +234,7 @@ def test_an_echo_in_a_timeline_runs():
     assert np.isfinite(accuracy[-1])
 
 
+@pytest.mark.slow
 def test_a_sweep_over_the_number_of_free_riders():
     settings = small(algorithm="fedavg", num_intervals=2)
     swept = tsfl_jax.sweep(settings, {"schedule.free_riders": [0, 1]})

@@ -223,9 +223,9 @@ def in_form_of_deliveries(schedule):
     ("algorithm", "mapping", "block"),
     [
         ("dms", "sequential", 1),  # L, G², σ² estimated too
-        ("fedavg", "vmap", 5),
+        pytest.param("fedavg", "vmap", 5, marks=pytest.mark.slow),
         pytest.param("fedprox", "sequential", 1, marks=pytest.mark.slow),
-        ("fedasync", "sequential", 1),
+        pytest.param("fedasync", "sequential", 1, marks=pytest.mark.slow),
     ],
 )
 def test_intervals_as_deliveries_have_the_same_bits(algorithm, mapping, block):
@@ -305,6 +305,7 @@ def case(name):
     return trace, schedule, hp, start, state, history
 
 
+@pytest.mark.slow
 def test_the_cases_are_what_they_are_for():
     trace = case("fedbuff")[0]
     rows = [row.tolist() for row in trace.client]
@@ -472,7 +473,15 @@ def timed(framework, **changes) -> config.Config:
     return settings
 
 
-@pytest.mark.parametrize("framework", OWN)
+@pytest.mark.parametrize(
+    "framework",
+    [
+        pytest.param(
+            n, marks=[pytest.mark.slow] * (n in ("esync", "afl", "fedcs", "sfl"))
+        )
+        for n in OWN
+    ],
+)
 def test_every_framework_runs(framework, tmp_path):
     result = tsfl_jax.simulate(timed(framework), workdir=tmp_path)
     rows = report.read_metrics(tmp_path / "metrics.jsonl")
@@ -510,6 +519,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "framework",
     [
@@ -536,6 +546,7 @@ def test_several_devices_give_the_result_of_one(framework):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "framework", [pytest.param("tsfl", marks=pytest.mark.slow), "afl"]
 )

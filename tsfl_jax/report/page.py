@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tsfl_jax import command
 from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.report import collect, elements, files, repeat, vector
 from tsfl_jax.report.collect import Run
@@ -440,6 +441,7 @@ def main(texts: list[str]) -> None:
         prog="tsfl report",
         description=str(__doc__).splitlines()[0].replace("``", ""),
     )
+    command.one_line_errors(parser)
     parser.add_argument("folders", nargs="+", help="of runs, sweeps, comparisons, …")
     parser.add_argument("--out", help="file to write (default: FOLDER/report.html)")
     parser.add_argument(

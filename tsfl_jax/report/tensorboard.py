@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import sys
 
+from tsfl_jax import command
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
@@ -51,6 +52,7 @@ def main(arguments: list[str]) -> None:
         prog="tsfl tensorboard",
         description="Write event files of runs for TensorBoard.",
     )
+    command.one_line_errors(parser)
     parser.add_argument("workdirs", nargs="+", help="of finished or running runs")
     workdirs = parser.parse_args(arguments).workdirs
     runs = [w for w in workdirs if (pathlib.Path(w) / "metrics.jsonl").is_file()]

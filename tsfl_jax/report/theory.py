@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tsfl_jax import rng
+from tsfl_jax import command, rng
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.rules import dms
@@ -454,6 +454,7 @@ def main(arguments: list[str]) -> None:
         prog="tsfl theory",
         description=str(__doc__).splitlines()[0].replace("``", ""),
     )
+    command.one_line_errors(parser)
     parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished run")
     parser.add_argument("--weight_limit", type=float, help="θ instead of the run's own")
     parser.add_argument("--out", type=pathlib.Path, help="instead of the workdir")

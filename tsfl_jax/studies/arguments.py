@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from tsfl_jax import command
 from tsfl_jax.experiment import grid
 from tsfl_jax.types import UserError
 
@@ -24,6 +25,7 @@ def make_parser(
         prog=f"tsfl {name}",
         description=str(about).splitlines()[0].replace("``", ""),
     )
+    command.one_line_errors(parser)
     parser.add_argument(
         "--seeds",
         type=int,

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from absl import flags
@@ -29,6 +29,7 @@ from tsfl_jax.experiment import (
     lane_notes,
     network,
     prepare,
+    preview,
     program,
     rule_settings,
     runner,
@@ -295,9 +296,8 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare_validated(config, network.Own())
-    _print_notes([*prepared.notes, *backend.notes_of(config, mesh)])
-    known, compiled = explain.explain(prepared, mesh), None
-    known = known._replace(wall_time=wall_time.estimate(prepared, mesh))
+    known, compiled = preview.of_prepared(prepared, mesh), None
+    _print_notes(known.notes)
     if _EXPLAIN.value == "compile":
         arrays = program.make_arrays(prepared, mesh)
         if gpu is None:
@@ -318,7 +318,7 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
     progress.log(sys.stdout, f"{words}\n{files}\n\n{known.chart()}")
 
 
-def _print_notes(notes: list[str]) -> None:
+def _print_notes(notes: Sequence[str]) -> None:
     for note in dict.fromkeys(notes):
         progress.log(sys.stderr, f"note: {note}")
 

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from jax.sharding import Mesh
+
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, wall_time
 from tsfl_jax.experiment import explain as explanations
 from tsfl_jax.experiment.explain import Explanation
 from tsfl_jax.experiment.network import Own
-from tsfl_jax.experiment.prepare import prepare_validated
+from tsfl_jax.experiment.prepare import Prepared, prepare_validated
 from tsfl_jax.experiment.rule_settings import validate
 
 
@@ -28,9 +30,18 @@ def explain(config: Config, **own: Any) -> Explanation:
     """
     validate(config)
     mesh = backend.start_jax(config, aggregator=own.get("aggregator"))
-    prepared = prepare_validated(config, Own(**own))
+    return of_prepared(prepare_validated(config, Own(**own)), mesh)
+
+
+def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:
+    """Explain a prepared experiment, with its wall time and notes.
+
+    Args:
+      prepared: from `prepare_validated`.
+      mesh: devices that it would run on.
+    """
     known = explanations.explain(prepared, mesh)
     return known._replace(
         wall_time=wall_time.estimate(prepared, mesh),
-        notes=prepared.notes + backend.notes_of(config, mesh),
+        notes=prepared.notes + backend.notes_of(prepared.config, mesh),
     )

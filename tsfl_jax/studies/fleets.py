@@ -16,7 +16,7 @@ from tsfl_jax import rng
 from tsfl_jax.config import Config, get, seed_of
 from tsfl_jax.experiment import splits
 from tsfl_jax.report import files
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.types import Dataset
 
 SLOW = 0.1  # pace of a straggler, as a share of its own
 LARGEST = 4  # times the mean, samples of a client
@@ -156,16 +156,3 @@ def write_fleet(path: pathlib.Path, fleet: Fleet) -> pathlib.Path:
 def settings_of(path: pathlib.Path) -> dict[str, str]:
     """The settings that run the fleet of a file."""
     return {"schedule.kind": "trace", "schedule.trace": str(path)}
-
-
-def check(numbers: Numbers) -> Numbers:
-    """The numbers if all are within `BOUNDS`.
-
-    Raises:
-      UserError: one is not.
-    """
-    for name, value in numbers._asdict().items():
-        low, high = BOUNDS[name]
-        if not low <= value <= high:
-            raise UserError(f"{name}={value}: expected {low:g} to {high:g}")
-    return numbers

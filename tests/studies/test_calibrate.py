@@ -31,7 +31,8 @@ def test_all_readings_are_valid_and_different():
     plain = settings.paper("mnist_case1")
     today = calibrate.READINGS[6]
     assert replace(plain, today.changes) == plain
-    for changes in calibrate.DMS_READINGS.values():
+    several = [*calibrate.DMS_READINGS.values()]
+    for changes in several + [choice.changes for choice in calibrate.DMS_CHOICES]:
         validate(replace(Config(), changes))
 
 
@@ -118,7 +119,11 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert {call[2] for call in last} == {("dms",), ("fedavg",)}
     # b could not be run in Case 3: it is last, and c is second instead.
     assert {call[0][0] for call in last} == {"a", "c"}
-    assert {call[3] for call in last} == {3}
+    # Choices of DMS alone come last, under the nearest reading, with few seeds.
+    few = last[-len(calibrate.DMS_CHOICES) :]
+    assert {call[3] for call in last[: -len(few)]} == {3}
+    assert [call[0] for call in few] == [f"a; {c.label}" for c in calibrate.DMS_CHOICES]
+    assert {call[3] for call in few} == {2} and few[-1][1] == "mnist_case3"
     rows = rows_of(paths[1])
     assert [row["reading"] for row in rows] == ["a", "c", "b", "d", "e"]
     assert [row["rung"] for row in rows] == ["4", "4", "3", "1", "1"]
@@ -129,8 +134,10 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert rows[-1]["Case 1 mnist, FedAvg (paper 96.41)"] == "101.41"
     assert rows[-1]["Case 1 mnist, FedProx (paper 97.01)"] == "–"
     shown = rows_of(paths[3])
-    assert len(shown) == 2 * 2 * len(calibrate.DMS_READINGS)
-    assert shown[0]["paper"] == "+1.48"
+    several = 2 * 2 * len(calibrate.DMS_READINGS)
+    assert len(shown) == several + len(calibrate.DMS_CHOICES)
+    assert shown[0]["paper"] == "+1.48" and shown[0]["seeds"] == "3"
+    assert shown[2]["seeds"] == "2" and shown[2]["of the mean curves"] == "–"
     assert shown[0]["DMS − FedAvg, paired"].startswith("+51.48")
 
 

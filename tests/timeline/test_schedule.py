@@ -377,3 +377,14 @@ def test_samples_are_counted_in_64_bits():
     filled = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), history)
     filled = filled._replace(samples=np.full((3, 2), 2**31 - 1, np.int32))
     assert runner.summarize(exp, filled, 1.0, 1.0)["samples_trained"] == 6 * (2**31 - 1)
+
+
+def test_a_trace_that_changes_is_read_again(tmp_path):
+    path = tmp_path / "trace.csv"
+    found = []
+    for tau in (1, 22):  # another length: the clock of a file system may be coarse
+        path.write_text(f"interval,client,tau\n0,0,{tau}\n")
+        tables = [schedule.read_trace(str(path), 1, 2, 8) for _ in range(2)]
+        assert tables[0][0] is tables[1][0]
+        found.append(tables[0][0].tolist())
+    assert found == [[[1, 0]], [[22, 0]]]

@@ -4,6 +4,7 @@ Workload, data and partition become plain arrays; network, rule and optimizer be
 functions. Nothing is compiled and nothing is put on a device.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from tsfl_jax.models import flop, precision
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import replay
-from tsfl_jax.types import Dataset, HParams, Partition, Schedule, UserError
+from tsfl_jax.types import Dataset, HParams, Partition, Scalar, Schedule, UserError
 
 _MOST_SAMPLES = 2**31 - 1  # of a client in an interval: what the device counts to
 
@@ -51,6 +52,12 @@ class Prepared(NamedTuple):
     # Digests of the drawn arrays, to find out whether two runs had the same.
     fingerprints: dict[str, str]
     notes: tuple[str, ...]  # what a user should know before the run
+
+
+@functools.lru_cache(maxsize=4096)
+def _scalar(value: Any, dtype: Any = np.float32) -> Scalar:
+    """An array on the device; thousands of lanes have most of them in common."""
+    return jnp.asarray(value, dtype)
 
 
 def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
@@ -94,13 +101,15 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
         **{f"theta_{name}": value for name, value in vars(config.learned).items()},
         by_size={"auto": np.nan, "yes": 1.0, "no": 0.0}[server.by_size],
     )
-    values = HParams(*(jnp.float32(value) for value in values))
-    kind = jnp.int32(STALENESS.index(server.staleness))
-    shape = jnp.int32(LR_SCHEDULES.index(config.lr_schedule))
-    decay = jnp.int32(DECAYS.index(config.dms.decay))
-    return values._replace(
-        staleness=kind, rule=jnp.int32(0), lr_schedule=shape, decay=decay
-    )
+    scalars: list[Any] = list(values)
+    choices = {
+        "staleness": STALENESS.index(server.staleness),
+        "rule": 0,
+        "lr_schedule": LR_SCHEDULES.index(config.lr_schedule),
+        "decay": DECAYS.index(config.dms.decay),
+    }
+    chosen = {name: _scalar(value, np.int32) for name, value in choices.items()}
+    return HParams(*map(_scalar, scalars))._replace(**chosen)
 
 
 def load_dataset(config: Config) -> Dataset:

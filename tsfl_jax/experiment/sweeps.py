@@ -228,7 +228,10 @@ def run_validated(
         folder = None if workdir is None else _opened(workdir, stream, stack)
         several = prepare_all(configs, Own(**own))
         names = [_digest(p) for p in several]
-        every = _Sweep(points, several, names, mesh, folder, stream, stop, race, watch)
+        swept = grid.names_of(points)
+        every = _Sweep(
+            points, swept, several, names, mesh, folder, stream, stop, race, watch
+        )
         return _result(config, every, _train(every, lanes_per_call))
 
 
@@ -252,6 +255,7 @@ class _Sweep(NamedTuple):
     """What all calls of a sweep share."""
 
     points: list[dict[str, Any]]
+    swept: list[str]  # names of the swept settings
     several: list[Prepared]
     names: list[str]  # digest of each lane
     mesh: Mesh
@@ -260,10 +264,6 @@ class _Sweep(NamedTuple):
     stop: Callable[[], bool]
     race: racing.Race | None
     watch: Watch
-
-    def swept(self) -> list[str]:
-        """Names of the swept settings."""
-        return grid.names_of(self.points)
 
     def configs(self) -> list[Config]:
         """Settings of all lanes."""
@@ -281,7 +281,7 @@ class _Sweep(NamedTuple):
     def row(self, lane: int, history: dict) -> dict:
         """The lane's line of the tables."""
         size = self.mesh.size
-        return _row(lane, self.several[lane], self.swept(), history, size)
+        return _row(lane, self.several[lane], self.swept, history, size)
 
 
 def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
@@ -318,7 +318,7 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
             if every.folder is not None and len(rows) < len(several):
                 ordered = [rows[i] for i in sorted(rows)]
                 about = f"{_about(several)}, {len(rows)} of {len(several)} lanes so far"
-                sweeps.write_tables(every.folder, every.swept(), ordered, about)
+                sweeps.write_tables(every.folder, every.swept, ordered, about)
             if len(rows) < len(several) and every.stop():
                 raise KeyboardInterrupt
     if every.folder is not None:  # of calls that another division into calls replaced
@@ -439,7 +439,7 @@ def _result(
     config: Config, every: _Sweep, histories: list[dict[str, np.ndarray]]
 ) -> SweepResult:
     """Rows and histories of all lanes; written to the folder."""
-    swept, folder = every.swept(), every.folder
+    swept, folder = every.swept, every.folder
     rows = [every.row(lane, history) for lane, history in enumerate(histories)]
     equal = lane_notes.identical(every.points, every.configs(), histories)
     for lanes_of_note, note in equal:

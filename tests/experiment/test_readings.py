@@ -174,6 +174,7 @@ SMALL = {"num_clients": 4, "num_intervals": 2, "batch_size": 8, "report_every": 
 SMALL |= {"schedule.kind": "case1", "schedule.data_size": 32, "devices": 1}
 
 
+@pytest.mark.slow
 def test_constants_once_are_those_of_the_initial_model():
     changes = {"num_intervals": 4, "report_every": 4, "schedule.kind": "case3"}
     config = replace(Config(), SMALL | changes)

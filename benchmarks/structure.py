@@ -16,7 +16,7 @@ import sys
 from benchmarks import common, lanes
 from tsfl_jax.experiment import ahead, backend, prepare, program
 from tsfl_jax.experiment.lanes import make_group, make_lanes
-from tsfl_jax.experiment.network import Own
+from tsfl_jax.experiment.own_hooks import Own
 
 MAPPINGS = ("vmap", "sequential")
 FORMS = ("slices", "fast", "lax")

@@ -16,7 +16,7 @@ import tsfl_jax
 from tests import examples
 from tsfl_jax.config import LR_SCHEDULES
 from tsfl_jax.engine import optimizers
-from tsfl_jax.experiment import lanes, network, prepare
+from tsfl_jax.experiment import lanes, own_hooks, prepare
 from tsfl_jax.models import networks
 from tsfl_jax.rules import own
 
@@ -403,6 +403,6 @@ def test_schedules_of_the_learning_rate_share_a_program():
     for kind, decay in (("constant", 0.1), ("cosine", 0.2), ("steps", 0.3)):
         config = small()
         config.lr_schedule, config.lr_decay = kind, decay
-        several.append(prepare.prepare_validated(config, network.Own()))
+        several.append(prepare.prepare_validated(config, own_hooks.Own()))
     groups, causes = lanes.group(several)
     assert groups == [[0, 1, 2]] and not causes

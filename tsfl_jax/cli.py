@@ -27,7 +27,7 @@ from tsfl_jax.experiment import (
     explain_sweep,
     grid,
     lane_notes,
-    network,
+    own_hooks,
     prepare,
     preview,
     program,
@@ -111,8 +111,8 @@ def _check_flags(argv: list[str]) -> None:
                 flag, f"--config.{settings.suggestion(flag)}", 1
             )
             raise UserError(f"--{flag}: settings begin with config: {given}")
-        elif flag not in flags.FLAGS and flag.partition(".")[2] in SETTINGS:
-            meant = f"--config.{flag.partition('.')[2]}"
+        elif (setting := flag.partition(".")[2]) in SETTINGS:
+            meant = f"--config.{setting}"
             raise UserError(f"--{flag}: there is no such flag; did you mean {meant}?")
 
 
@@ -295,7 +295,7 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
         config = backend.for_backend(config, "gpu")
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
-    prepared = prepare.prepare_validated(config, network.Own())
+    prepared = prepare.prepare_validated(config, own_hooks.Own())
     known, compiled = preview.of_prepared(prepared, mesh), None
     _print_notes(known.notes)
     if _EXPLAIN.value == "compile":

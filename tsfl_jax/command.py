@@ -13,13 +13,23 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
-def one_line_errors(parser: argparse.ArgumentParser) -> None:
-    """Answer wrong arguments in one line, without argparse's usage before it."""
+def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
+    """A parser that answers wrong arguments in one line, without the usage before it.
+
+    Args:
+      name: of the command, after ``tsfl``.
+      about: the command's module docstring, whose first line is shown.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"tsfl {name}",
+        description=str(about).splitlines()[0].replace("``", ""),
+    )
 
     def error(message: str) -> NoReturn:
         parser.exit(2, f"{parser.prog}: {message}; see {parser.prog} --help\n")
 
     parser.error = error
+    return parser
 
 
 def run(name: str, main: Callable[[list[str]], None]) -> None:

@@ -74,11 +74,23 @@ def variables_after(name, steps, batch=16):
 def test_gradients_on_digits_equal_float64(name, form, steps):
     # Exact zeros of the background must stay zeros: ReLU has a kink there, and with
     # initial biases most pre-activations are on it.
-    errors = [worst_error(name, form, steps, batch) for batch in range(3)]
     # In one batch a pre-activation may happen to lie within float32 rounding of its
     # kink, in every form alike. Exact zeros are in all batches.
-    if sorted(errors)[1] > 1e-5:
-        assert sorted(errors)[1] < 4 * rounding_moves(name, steps), errors
+    error, allowed = median_error(name, form, steps), 1e-5
+    if name == "resnet18" and error > allowed:
+        # Millions of pre-activations, some in every batch that close to a kink. XLA's
+        # own convolution is held to what rounding does, and no form to be much worse.
+        allowed = 4 * (
+            rounding_moves(name, steps)
+            if form == "lax"
+            else median_error(name, "lax", steps)
+        )
+    assert error < allowed
+
+
+def median_error(name, form, steps):
+    """The median of three batches."""
+    return sorted(worst_error(name, form, steps, batch) for batch in range(3))[1]
 
 
 def moved_by_rounding(w, draw):
@@ -189,7 +201,7 @@ def test_an_interval_on_digits_equals_float64(name):
     assert all(np.abs(move).max() > 0 for move in moves.values())
     error = largest_difference({p: got[p] - w[p] for p in w}, moves)
     allowed = 1e-3
-    if error > allowed:  # kinks within rounding, as in the test of the gradients
+    if name == "resnet18":  # kinks within rounding, as in the test of the gradients
         several = [moved_by_rounding(w, draw) for draw in range(3)]
         found = [(v, interval(v)[0]) for v in several]
         allowed = 4 * max(

@@ -13,7 +13,8 @@ from tsfl_jax.config import Config
 from tsfl_jax.data import quadratic
 from tsfl_jax.experiment import backend, explain
 from tsfl_jax.experiment.identity import identity_of, labels_of
-from tsfl_jax.experiment.network import Own, curvature_of
+from tsfl_jax.experiment.network import curvature_of
+from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, prepare_validated
 from tsfl_jax.experiment.program import Arrays, Program, make_arrays, make_program
 from tsfl_jax.experiment.rule_settings import validate
@@ -40,7 +41,7 @@ def build(config: Config, **own: Any) -> Experiment:
 
     Args:
       config: all settings.
-      **own: fields of `network.Own`.
+      **own: fields of `own_hooks.Own`.
 
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.

@@ -11,7 +11,7 @@ import jax
 from tsfl_jax.config import Config, replace
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import program
-from tsfl_jax.experiment.network import Own
+from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import prepare_validated
 from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.types import HParams, PRNGKey

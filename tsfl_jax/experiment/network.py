@@ -13,27 +13,11 @@ from jaxtyping import Float
 from tsfl_jax import rng
 from tsfl_jax.config import Config, ModelConfig
 from tsfl_jax.data.quadratic import Quadratic, curvature
-from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import backend
-from tsfl_jax.experiment.own_hooks import input_dtype
+from tsfl_jax.experiment.own_hooks import Own, input_dtype
 from tsfl_jax.models import networks
 from tsfl_jax.models.model import with_measures
-from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Dataset, Params, UserError
-
-
-class Own(NamedTuple):
-    """A user's own parts, in place of those that the settings name; None: those."""
-
-    model: Any = None  # a Flax module, linen or nnx, or a `networks.Model`
-    dataset: Dataset | None = None
-    optimizer: optimizers.Optimizer | None = None  # of the clients
-    aggregator: Aggregator | None = None
-    loss: Any = None  # (outputs [B, K], labels [B]) -> [B]
-    metrics: Any = None  # functions like a loss, by name
-    augment: Any = None  # (key, x [B, ...], y [B]) -> (x, y)
-    client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
-    partition: Any = None  # N lists of indices into the training samples
 
 
 class Network(NamedTuple):
@@ -133,7 +117,7 @@ def make_network(
       dataset: for the shape of a sample and the number of classes.
       own: the user's own network, loss and metrics.
       made: networks of other experiments with the same `own`, by what they depend on;
-        this one is added. Tracing a network takes longer than all other preparation.
+        this one is added, so that a network is traced once.
 
     Returns:
       The network, and "sequential" or "vmap".

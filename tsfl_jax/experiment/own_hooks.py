@@ -1,15 +1,31 @@
-"""Checks of the functions that a user puts into a client's training."""
+"""The parts of a user's own, and checks of those that enter a client's training."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from tsfl_jax import data, rng
+from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import History
 from tsfl_jax.models import nnx_modules
+from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Dataset, UserError
+
+
+class Own(NamedTuple):
+    """A user's own parts, in place of those that the settings name; None: those."""
+
+    model: Any = None  # a Flax module, linen or nnx, or a `networks.Model`
+    dataset: Dataset | None = None
+    optimizer: optimizers.Optimizer | None = None  # of the clients
+    aggregator: Aggregator | None = None
+    loss: Any = None  # (outputs [B, K], labels [B]) -> [B]
+    metrics: Any = None  # functions like a loss, by name
+    augment: Any = None  # (key, x [B, ...], y [B]) -> (x, y)
+    client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
+    partition: Any = None  # N lists of indices into the training samples
 
 
 def input_dtype(dataset: Dataset) -> Any:

@@ -21,8 +21,8 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.experiment import backend, own_hooks, rule_settings, splits
-from tsfl_jax.experiment.network import Network, Own, curvature_of, make_network
-from tsfl_jax.experiment.own_hooks import input_dtype
+from tsfl_jax.experiment.network import Network, curvature_of, make_network
+from tsfl_jax.experiment.own_hooks import Own, input_dtype
 from tsfl_jax.experiment.workload import Workload, draw_workload, groups
 from tsfl_jax.models import flop, precision
 from tsfl_jax.rules import AGGREGATORS

@@ -8,7 +8,7 @@ from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, wall_time
 from tsfl_jax.experiment import explain as explanations
 from tsfl_jax.experiment.explain import Explanation
-from tsfl_jax.experiment.network import Own
+from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, prepare_validated
 from tsfl_jax.experiment.rule_settings import validate
 

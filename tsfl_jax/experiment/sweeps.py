@@ -36,7 +36,7 @@ from tsfl_jax.experiment import (
 )
 from tsfl_jax.experiment.backend import notes_of, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
-from tsfl_jax.experiment.network import Own
+from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, drawn_bytes, prepare_all
 from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.experiment.runner import regret_of, scores_of

@@ -4,7 +4,6 @@ For folders of runs, sweeps, comparisons and studies. Everything is read from th
 files; what is missing there is listed in the page.
 """
 
-import argparse
 import math
 import pathlib
 import time
@@ -437,11 +436,7 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
 
 def main(texts: list[str]) -> None:
     """Write the report of the given folders and print its path."""
-    parser = argparse.ArgumentParser(
-        prog="tsfl report",
-        description=str(__doc__).splitlines()[0].replace("``", ""),
-    )
-    command.one_line_errors(parser)
+    parser = command.make_parser("report", __doc__)
     parser.add_argument("folders", nargs="+", help="of runs, sweeps, comparisons, …")
     parser.add_argument("--out", help="file to write (default: FOLDER/report.html)")
     parser.add_argument(

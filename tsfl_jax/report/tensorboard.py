@@ -5,7 +5,6 @@ event files in its folder ``tensorboard/``; then ``tensorboard --logdir runs``.
 Needs the extra ``[tensorboard]``.
 """
 
-import argparse
 import pathlib
 import shutil
 import sys
@@ -48,11 +47,9 @@ def write_events(workdir: str | pathlib.Path) -> pathlib.Path:
 
 def main(arguments: list[str]) -> None:
     """Write the event files of each run and print their folders."""
-    parser = argparse.ArgumentParser(
-        prog="tsfl tensorboard",
-        description="Write event files of runs for TensorBoard.",
+    parser = command.make_parser(
+        "tensorboard", "Write event files of runs for TensorBoard."
     )
-    command.one_line_errors(parser)
     parser.add_argument("workdirs", nargs="+", help="of finished or running runs")
     workdirs = parser.parse_args(arguments).workdirs
     runs = [w for w in workdirs if (pathlib.Path(w) / "metrics.jsonl").is_file()]

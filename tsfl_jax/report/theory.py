@@ -7,7 +7,6 @@ used beside those of Corollary 1, of Theorem 2 as printed and of the bound's min
 Γ_i and ‖w⁰ − w*‖² are estimated from gradients, see `engine.probes`.
 """
 
-import argparse
 import pathlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -450,11 +449,7 @@ def write_theory(
 
 def main(arguments: list[str]) -> None:
     """Write the files and print the table."""
-    parser = argparse.ArgumentParser(
-        prog="tsfl theory",
-        description=str(__doc__).splitlines()[0].replace("``", ""),
-    )
-    command.one_line_errors(parser)
+    parser = command.make_parser("theory", __doc__)
     parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished run")
     parser.add_argument("--weight_limit", type=float, help="θ instead of the run's own")
     parser.add_argument("--out", type=pathlib.Path, help="instead of the workdir")

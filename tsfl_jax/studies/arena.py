@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import grid, network, prepare, sweeps
+from tsfl_jax.experiment import grid, own_hooks, prepare, sweeps
 from tsfl_jax.experiment.racing import Curves, Race
 from tsfl_jax.report import files
 from tsfl_jax.rules import AGGREGATORS
@@ -119,7 +119,7 @@ def prepared(
     config: Config, values: Mapping[str, Any], dataset: Dataset
 ) -> prepare.Prepared:
     """One run on a data set that is loaded and checked already."""
-    changed, own = grid.changed(config, dict(values)), network.Own(dataset=dataset)
+    changed, own = grid.changed(config, dict(values)), own_hooks.Own(dataset=dataset)
     return prepare.prepare_validated(changed, own, "-")
 
 

@@ -21,11 +21,7 @@ def make_parser(
       about: the command's module docstring, whose first line is shown.
       seeds, out: the defaults, a number of runs and a folder.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"tsfl {name}",
-        description=str(about).splitlines()[0].replace("``", ""),
-    )
-    command.one_line_errors(parser)
+    parser = command.make_parser(name, about)
     parser.add_argument(
         "--seeds",
         type=int,

@@ -24,7 +24,7 @@ from jaxtyping import Float
 
 from tsfl_jax import data, rng
 from tsfl_jax.config import Config, DataConfig, get
-from tsfl_jax.experiment import grid, lanes, network, prepare, sweeps
+from tsfl_jax.experiment import grid, lanes, own_hooks, prepare, sweeps
 from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
@@ -113,7 +113,7 @@ def make_population(
     """
     mesh = start_jax(config)
     configs = [grid.changed(config, fleet) for fleet in fleets]
-    several = prepare.prepare_all(configs, network.Own(dataset=dataset))
+    several = prepare.prepare_all(configs, own_hooks.Own(dataset=dataset))
     assert len(lanes.group(several)[0]) == 1, "fleets differ in arrays only"
     group = lanes.make_group(several, mesh)
     number = size * len(fleets)

@@ -12,8 +12,8 @@ three leaves the others as they were.
 """
 
 import functools
-import os
-from typing import Any
+import hashlib
+import pathlib
 
 import numpy as np
 from jaxtyping import Int
@@ -37,6 +37,7 @@ _CASE3_SIZES = (
 )
 _COLUMNS = ("interval", "client", "tau", "size")
 _LARGEST = 2**31 - 1  # what int32 holds
+_TRACE = "--config.schedule.trace"
 _SMALL = 50_000  # T·N of a trace that is kept for the next lanes
 
 Table = Int[np.ndarray, "T N"]
@@ -126,36 +127,38 @@ def read_trace(
     Raises:
       UserError: anything malformed, with file and line.
     """
-    flag = "--config.schedule.trace"
     if not path:
-        raise UserError(f"--config.schedule.kind=trace needs {flag}")
-    given = path, num_intervals, num_clients, data_size, flag
-    try:
-        state = os.stat(os.path.expanduser(path))
-    except OSError:  # reading it says what is wrong
-        return _read_trace(*given)
+        raise UserError(f"--config.schedule.kind=trace needs {_TRACE}")
+    given = path, num_intervals, num_clients, data_size
     if num_intervals * num_clients > _SMALL:
-        return _read_trace(*given)
-    return _read_again(*given, version=(state.st_mtime_ns, state.st_size))
+        return _parsed(*given)
+    try:
+        content = pathlib.Path(path).expanduser().read_bytes()
+    except OSError:  # `_parsed` says what is wrong
+        return _parsed(*given)
+    return _parsed_once(*given, hashlib.sha256(content).digest())
 
 
 @functools.lru_cache(maxsize=64)
-def _read_again(*given: Any, version: tuple[int, int]) -> tuple[Table, Table]:
-    """`_read_trace` of a small file, once for the lanes of a sweep that share it."""
-    del version
-    tables = _read_trace(*given)
+def _parsed_once(
+    path: str, num_intervals: int, num_clients: int, data_size: int, digest: bytes
+) -> tuple[Table, Table]:
+    """`_parsed`, once for the lanes of a sweep that share a file."""
+    del digest  # only says whether the file is still the same
+    tables = _parsed(path, num_intervals, num_clients, data_size)
     for table in tables:
         table.flags.writeable = False
     return tables
 
 
-def _read_trace(
-    path: str, num_intervals: int, num_clients: int, data_size: int, flag: str
+def _parsed(
+    path: str, num_intervals: int, num_clients: int, data_size: int
 ) -> tuple[Table, Table]:
+    """τ and sizes of a trace, see `read_trace`."""
     shape = (num_intervals, num_clients)
     given: dict[tuple[int, int], str] = {}  # where
     tau, size = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    for row in csv_rows.read_rows(path, _COLUMNS[:3], _COLUMNS[3:], flag=flag):
+    for row in csv_rows.read_rows(path, _COLUMNS[:3], _COLUMNS[3:], flag=_TRACE):
         where, cells = row
         t = csv_rows.whole_number(row, "interval", 0, num_intervals - 1)
         i = csv_rows.whole_number(row, "client", 0, num_clients - 1)

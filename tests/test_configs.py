@@ -94,7 +94,7 @@ HEAVY |= {"svhn_case2", "cifar10_case2", "fashion_mnist_case2"}
 # The fast suite has every network in test_models, every framework in test_replay.
 HEAVY |= {n for n in FILES if n.startswith("frameworks/")}
 HEAVY |= {"mnist_case1", "mnist_case2", "mnist_select2", "mnist_select4", "papers"}
-HEAVY |= {"digits_case3"}  # launched by test_launch
+HEAVY |= {"digits_case3", "quadratic"}  # in test_launch, test_quadratic
 
 
 @pytest.mark.parametrize(

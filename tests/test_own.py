@@ -51,6 +51,7 @@ def test_a_rule_in_a_loop():
     ]
 
 
+@pytest.mark.slow
 def test_aggregators_of_optax():
     variables, _ = run("Aggregators of optax")
     assert variables["result"].history["test_accuracy"][-1] > 0

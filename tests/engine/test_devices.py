@@ -75,6 +75,7 @@ def test_vmap_on_several_devices():
     )
 
 
+@pytest.mark.slow
 def test_spoiled_clients_are_counted_over_all_devices():
     data = problems.dataset(samples=400)
     settings = small(algorithm="fedavg", devices=2, lr=1e30)

@@ -163,6 +163,7 @@ def test_a_lost_model_of_negative_weight_has_its_weight_given_to_the_others():
     np.testing.assert_allclose(found.gap, 1.0)  # all weight to the second client
 
 
+@pytest.mark.slow
 def test_the_oracle_is_never_worse_than_fedavg_in_an_interval():
     """From one w^t: F_val of the rules, and their regret."""
     names = ["fedavg", "dms", "oracle"]

@@ -30,6 +30,7 @@ def runs(tmp_path_factory):
     return folder, whole, raced
 
 
+@pytest.mark.slow
 def test_survivors_do_not_change(runs):
     _, whole, raced = runs
     for name in KEPT:

@@ -75,6 +75,7 @@ def test_side_by_side_equals_one_after_another(algorithm, tau):
         )
 
 
+@pytest.mark.slow
 def test_lanes_have_the_bits_of_single_runs():
     history = tsfl_jax.sweep(even(), {"seed": range(2)}).history
     for seed in range(2):

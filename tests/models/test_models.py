@@ -403,6 +403,7 @@ def test_group_norm_equals_flax():
     close(ours.apply(variables, x), want)
 
 
+@pytest.mark.slow
 def test_padded_rows_do_not_enter_batch_statistics():
     module = networks.make_model(ModelConfig("vgg11", "batch"), 10, (32, 32, 3))
     model = networks.from_flax(module)

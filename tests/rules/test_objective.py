@@ -57,7 +57,7 @@ def found(result) -> float:
 # ---- SCAFFOLD ----
 
 
-@pytest.mark.parametrize("tau", [(1, 1), (2, 7)])
+@pytest.mark.parametrize("tau", [pytest.param((1, 1), marks=pytest.mark.slow), (2, 7)])
 def test_scaffold_with_unequal_sizes_ends_at_the_minimum(tau):
     # F = ¼·½(w + 1)² + ¾·½(w + 3)²: w* = −2.5, where the plain mean is −2.
     optima, sizes = (-1.0, -3.0), (32, 96)

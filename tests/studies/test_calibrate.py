@@ -164,6 +164,7 @@ def test_nothing_can_be_run(tmp_path, monkeypatch):
         run(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_cell_is_one_program_and_is_not_run_twice(tmp_path, monkeypatch, capsys):
     compiled, compile_one = [], program.Program.compile
 

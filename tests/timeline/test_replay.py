@@ -504,6 +504,7 @@ def test_every_framework_runs(framework, tmp_path):
     assert result.summary["num_dropped"] == 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     exp = assemble.build(timed("afl"))
     updates = exp.program.intervals

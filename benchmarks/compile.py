@@ -42,7 +42,7 @@ def compiled(model: str, rules: list[str], cache: str) -> list[program.Compiled]
         members = [prepared[i] for i in indices]
         group = lanes.make_group(members, mesh)
         count = sweeps.lanes_of_call(group)
-        arrays = lanes.make_lanes(group, members[:count], count)
+        arrays = lanes.make_lanes(group, members[:count], count, runs=False)
         found.append(group.program.compile(arrays))
     return found
 

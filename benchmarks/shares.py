@@ -15,7 +15,12 @@ CASE1 = {"schedule__kind": "case1"}
 EXPERIMENTS = {
     "case1": CASE1,  # FedAvg, which estimates nothing
     "full": {"schedule__kind": "explicit", "schedule__tau": (4,)},
-    "constants": {"algorithm": "dms"} | CASE1,
+    "constants": CASE1
+    | {
+        "algorithm": "dms",
+        "dms__constants": "interval",
+        "dms__estimator": "quotient",
+    },
     "every": {"measure_clients": True} | CASE1,
 }
 EXTRA = {

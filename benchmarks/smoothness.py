@@ -24,7 +24,9 @@ from tsfl_jax import config as settings
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import probes
 from tsfl_jax.engine.recipe import Parts, Probes, Recipe
-from tsfl_jax.experiment import backend, grid, prepare, program
+from tsfl_jax.experiment import backend, grid, pilot, prepare, program
+
+_PILOT = ("bounds", pilot.DRAWS)
 
 
 def largest_curvatures(model, variables, problem, sizes) -> np.ndarray:
@@ -62,7 +64,7 @@ def largest_curvatures(model, variables, problem, sizes) -> np.ndarray:
 
 
 def estimates(prepared, variables, problem, repeats: int) -> dict[str, np.ndarray]:
-    """Estimated L by estimator, ``[repeats]`` each."""
+    """L, G² and σ² by estimator, ``[repeats]`` each; the last as a pilot does."""
     size = jnp.asarray(prepared.partition.capacity, jnp.int32)
     clients = local.Client(
         jnp.asarray(problem.client),
@@ -72,18 +74,17 @@ def estimates(prepared, variables, problem, repeats: int) -> dict[str, np.ndarra
     )
     keys = jax.random.split(jax.random.key(1), repeats)
     found = {}
-    for method in settings.ESTIMATORS:
+    for method, draws in [(m, 1) for m in settings.ESTIMATORS] + [_PILOT]:
         recipe = Recipe(prepared.config.batch_size, 1, probes=Probes(method=method))
         parts = Parts(prepared.network.model, prepared.rule, prepared.optimizer, recipe)
 
-        def one(key, parts=parts):
+        def one(key, parts=parts, draws=draws):
             return probes.estimate_constants(
-                parts, variables, key, clients, problem.samples, prepared.hparams
+                parts, variables, key, clients, problem.samples, prepared.hparams, draws
             )
 
-        found[method] = jax.device_get(
-            jax.jit(lambda k, f=one: jax.lax.map(f, k))(keys)
-        )
+        name = f"{method}, mean of {draws} per client" if draws > 1 else method
+        found[name] = jax.device_get(jax.jit(lambda k, f=one: jax.lax.map(f, k))(keys))
     return found
 
 
@@ -91,7 +92,7 @@ def rows_of(config: tsfl_jax.Config, after: list[int], repeats: int) -> list[dic
     """A row for each model and estimator."""
     prepared = prepare.prepare(config)
     mesh = backend.start_jax(prepared.config)
-    arrays = program.make_arrays(prepared, mesh)
+    arrays = program.make_arrays(prepared, mesh, runs=False)
     rows = []
     for intervals in after:
         variables = arrays.start.params

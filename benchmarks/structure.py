@@ -40,13 +40,13 @@ def worker(work: dict) -> dict:
     if work["lanes"] > 1:
         found = lanes.several(work["lanes"], work["network"], settings)
         host = backend.start_jax(found[0].config)
-        arrays = make_lanes(make_group(found, host), found, len(found))
+        arrays = make_lanes(make_group(found, host), found, len(found), runs=False)
         made = program.make_program(found, mesh, "vmap")
     else:
         config = common.make_config(work["network"], **settings)
         host = backend.start_jax(config)
         prepared = prepare.prepare_validated(config, Own())
-        arrays = program.make_arrays(prepared, host)
+        arrays = program.make_arrays(prepared, host, runs=False)
         made = program.make_program([prepared], mesh)
     result = ahead.compile_ahead(made, arrays, work["target"], folder)
     return {

@@ -299,7 +299,7 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
     known, compiled = preview.of_prepared(prepared, mesh), None
     _print_notes(known.notes)
     if _EXPLAIN.value == "compile":
-        arrays = program.make_arrays(prepared, mesh)
+        arrays = program.make_arrays(prepared, mesh, runs=gpu is None)
         if gpu is None:
             made = program.make_program([prepared], mesh)
             run = compile_times.compile_program(made, arrays, sys.stderr)
@@ -371,7 +371,9 @@ def _train(config: Config, group: processes.Group | None) -> None:
     """Run one experiment; of several processes the first prints and writes files."""
     stream = sys.stderr if devices.first() else None
     progress.log(stream, "preparing data and model …")
-    exp = assemble.build(config)
+    with progress.heartbeat(stream) as doing:
+        doing("preparing, and estimating L, G², σ² if they are not given")
+        exp = assemble.build(config)
     for note in exp.notes:
         progress.log(stream, f"note: {note}")
     workdir = _WORKDIR.value or "runs"

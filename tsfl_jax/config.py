@@ -33,7 +33,7 @@ MODELS = (
 )
 NORMS = ("none", "group", "batch")
 CONSTANTS = ("interval", "once", "given")
-ESTIMATORS = ("quotient", "power", "bounds")
+ESTIMATORS = ("bounds", "power", "quotient")
 UNITS = ("iteration", "step")
 DECAYS = ("none", "exponential", "inverse")
 THRESHOLDS = ("uploads", "all")
@@ -222,13 +222,13 @@ class DMSConfig:
     grad_sq_norm: float = setting(-1.0, "G²; negative: estimated")
     grad_variance: float = setting(-1.0, "σ²; negative: estimated")
     constants: str = setting(
-        "interval",
-        "L, G², σ²: estimated in every interval, once at w⁰, or all of them given",
+        "once",
+        "L, G², σ²: estimated once at w⁰, in every interval, or all of them given",
         CONSTANTS,
     )
     estimator: str = setting(
-        "quotient",
-        "L by a step or by power iteration, of 8 clients; or bounds over all clients",
+        "bounds",
+        "the largest of all clients; or of 8, L by power iteration or by one step",
         ESTIMATORS,
     )
     coupling: float = setting(
@@ -416,6 +416,8 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
 # Settings that cannot change a result: a checkpoint may be resumed with others.
 # Data is compared by its fingerprint.
 # Settings that did not exist in earlier versions: left out while they change nothing.
+# Where the default is not what those versions did, the value that is.
+_BEFORE = {"dms.constants": "interval", "dms.estimator": "quotient"}
 _ADDED = tuple(
     f"dms.{name}"
     for name in (
@@ -454,7 +456,7 @@ def effective(settings: dict) -> dict:
         kept.pop("precision")
     default = Config()
     for name in _ADDED:
-        if name in kept and kept[name] == get(default, name):
+        if name in kept and kept[name] == _BEFORE.get(name, get(default, name)):
             del kept[name]
     if settings.get("report_every") == 0:  # no result depends on it; 5 was the default
         kept["report_every"] = 5

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests import problems
+from tsfl_jax import rng
 from tsfl_jax.engine import client, optimizers, probes
 from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.models import networks
@@ -142,6 +143,31 @@ def test_power_iteration_finds_the_largest_curvature_of_any_probed_client():
     np.testing.assert_allclose(everyone.smoothness, exact.max(), rtol=0.02)
     squares = np.square(sample_gradients(variables, np.arange(12))).sum(1)
     np.testing.assert_allclose(everyone.grad_sq_norm, squares.max(), rtol=1e-4)
+
+
+def test_several_draws_are_averaged_by_client_before_the_largest_is_taken():
+    model, variables, clients = setting()
+    own, hparams = parts(model, 4, method="bounds"), problems.hparams(lr=1e-3)
+
+    def draws_of(client):
+        stream = jax.random.fold_in(rng.fold(jax.random.key(0), "constants"), client.id)
+        keys = [jax.random.fold_in(stream, i) for i in range(3)]
+        return [
+            probes._power(own, variables, k, client, SAMPLES, hparams) for k in keys
+        ]
+
+    one_by_one = [jax.tree.map(lambda a, i=i: a[i], clients) for i in range(12)]
+    drawn = jax.tree.map(
+        lambda *a: np.stack(a).reshape(12, 3), *sum(map(draws_of, one_by_one), [])
+    )
+    expected = jax.tree.map(lambda a: a.mean(axis=1).max(), drawn)
+    got = probes.estimate_constants(
+        own, variables, jax.random.key(0), clients, SAMPLES, hparams, 3
+    )
+    jax.tree.map(
+        lambda g, e: np.testing.assert_allclose(g, e, rtol=1e-4), got, expected
+    )
+    assert got.smoothness < drawn.smoothness.max()
 
 
 def test_power_iteration_has_unbiased_variance_and_square_norm():

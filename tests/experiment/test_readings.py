@@ -14,7 +14,8 @@ from tsfl_jax.config import Config, PartitionConfig, effective, flat, replace
 from tsfl_jax.data import partition
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import interval
-from tsfl_jax.experiment import lanes, prepare
+from tsfl_jax.experiment import lanes, pilot, prepare
+from tsfl_jax.experiment.identity import identity_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Situation
 from tsfl_jax.timeline.schedule import make_schedule
@@ -170,6 +171,7 @@ def test_new_samples_have_the_classes_of_the_old_ones():
     assert (other[1] == rows[0][1]).all() and (other[0] != rows[0][0]).any()
 
 
+GIVEN = ("smoothness", "grad_sq_norm", "grad_variance")
 SMALL = {"num_clients": 4, "num_intervals": 2, "batch_size": 8, "report_every": 2}
 SMALL |= {"schedule.kind": "case1", "schedule.data_size": 32, "devices": 1}
 
@@ -227,12 +229,44 @@ def test_estimators_are_programs_of_their_own_and_change_what_is_recorded():
     assert len(lanes.group(several)[0]) == 3
 
 
-def test_settings_at_their_defaults_leave_old_runs_what_they_were():
-    known = effective(flat(dataclasses.asdict(Config())))
-    new = ("dms.constants", "dms.coupling", "server.by_size", "partition.online")
-    assert not set(new) & set(known) and "dms.smoothness" in known
-    changed = replace(Config(), {"dms.constants": "once"})
-    assert effective(flat(dataclasses.asdict(changed)))["dms.constants"] == "once"
+def test_settings_as_in_earlier_versions_leave_old_runs_what_they_were():
+    before = replace(
+        Config(), {"dms.constants": "interval", "dms.estimator": "quotient"}
+    )
+    known = effective(flat(dataclasses.asdict(before)))
+    new = {"dms.constants", "dms.estimator", "dms.coupling", "server.by_size"}
+    assert not new & set(known) and "dms.smoothness" in known
+    now = effective(flat(dataclasses.asdict(Config())))
+    assert new & set(now) == {"dms.constants", "dms.estimator"}
+
+
+def test_how_constants_are_estimated_belongs_to_rules_that_use_them():
+    def identity(**changes):
+        return identity_of(prepare.prepare(replace(Config(), SMALL | changes)))
+
+    other = {"dms.constants": "interval", "dms.estimator": "power"}
+    assert identity(algorithm="fedavg") == identity(algorithm="fedavg", **other)
+    assert identity() != identity(**other)
+    measured = {"algorithm": "fedavg", "measure_clients": True}
+    assert identity(**measured) != identity(**measured, **other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "once"),
+        ({"dms.constants": "interval"}, "interval"),
+        ({"dms.coupling": 0.01}, ""),
+        ({"dms.coupling": 0.01, "measure_clients": True}, "once"),
+        ({"dms.coupling": 0.01, "algorithm": "bound_optimal"}, "once"),
+        ({"algorithm": "fedavg"}, ""),
+        ({"algorithm": "fedavg", "measure_clients": True}, "once"),
+        ({f"dms.{n}": 1.0 for n in GIVEN}, ""),
+        ({f"dms.{n}": 1.0 for n in GIVEN[:2]}, "once"),
+    ],
+)
+def test_when_constants_are_estimated(changes, expected):
+    assert pilot.when(prepare.prepare(replace(Config(), SMALL | changes))) == expected
 
 
 @pytest.mark.parametrize(

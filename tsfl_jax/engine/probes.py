@@ -3,8 +3,8 @@
 A probe is computed only if a rule uses it and it was not given, or if the user asked
 for it (side by side in `vmap` lanes: if any of their rules uses it).
 
-L, G² and σ² of DMS. A few clients compute three mini-batch gradients each at (or next
-to) w^t:
+L, G² and σ² of DMS, by ``Probes.method``. "quotient": a few clients compute three
+mini-batch gradients each at (or next to) w^t:
 
 - g1, g2 on two independent mini-batches at w^t: E‖g‖² and ½‖g1 − g2‖², the latter
   an unbiased estimate of the mini-batch variance E‖g − ḡ‖²;
@@ -14,11 +14,11 @@ to) w^t:
 G² and σ² are means over the probed clients, L their maximum (smoothness must hold for
 every client). For the losses F_i the estimate of L is a bound on neither side: one
 direction is too low, a mini-batch and the maximum over clients too high. Measured bias
-is in docs/theory.md, and smaller for ``Probes.method = "power"``, which takes 13
-gradients per client: from u = g1 on, u ← H_b u/‖u‖ with a new mini-batch b in each of
-`POWER_STEPS` steps, H_b u from the gradients at w^t and a step of length η‖g1‖ along
-−u; then |⟨u, H_b u⟩|/‖u‖² on one more mini-batch. "bounds" does so for all clients, and
-takes the maximum over clients for G² and σ², too, which are to bound every one.
+is in docs/theory.md, and smaller for "power", which takes 13 gradients per client: from
+u = g1 on, u ← H_b u/‖u‖ with a new mini-batch b in each of `POWER_STEPS` steps, H_b u
+from the gradients at w^t and a step of length η‖g1‖ along −u; then |⟨u, H_b u⟩|/‖u‖² on
+one more mini-batch. "bounds" does so for all clients, and takes the maximum over
+clients for G² and σ², too, which are to bound every one.
 
 σ_i², ‖∇F_i − ∇F‖² and ‖∇F‖². Every client that takes part computes g_i1 and g_i2 on two
 independent mini-batches at w^t. With ḡ_b = Σ_i p_i g_ib, p_i = |D_i|/Σ|D_j|, these are
@@ -115,6 +115,7 @@ def estimate_constants(
     clients: local.Client,
     samples: local.Samples,
     hparams: HParams,
+    draws: int = 1,
 ) -> Constants:
     """Estimates L, G² and σ² at the global model; see the module docstring.
 
@@ -123,6 +124,8 @@ def estimate_constants(
         step that measures L.
       clients: leading axis ``[N]``; only those with τ > 0 are probed, at most
         `PROBED_CLIENTS` of them unless ``Probes.method`` is "bounds".
+      draws: estimates of each client that are averaged before the largest is taken,
+        which is too large where they vary.
 
     Returns:
       `Constants` of float32 scalars; zeros if no client takes part.
@@ -130,7 +133,18 @@ def estimate_constants(
     axis, method = parts.recipe.axis, parts.recipe.probes.method
     number, of_all = clients.tau.shape[0], method == "bounds"
     number = number if of_all else min(number, PROBED_CLIENTS)
-    one = _quotient if method == "quotient" else _power
+    of_client = _quotient if method == "quotient" else _power
+
+    def one(key: PRNGKey, client: local.Client) -> Constants:
+        if draws == 1:
+            return of_client(parts, variables, key, client, samples, hparams)
+        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(draws))
+        several = lax.map(
+            lambda k: of_client(parts, variables, k, client, samples, hparams), keys
+        )
+        # One after another: a reduction is ordered differently on several devices.
+        return jax.tree.map(lambda a: sum(a[1:], a[0]) / draws, several)
+
     stream = rng.fold(key, "constants")
     keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
     lots = jax.vmap(lambda k: jax.random.uniform(rng.fold(k, "constants clients")))(
@@ -142,7 +156,7 @@ def estimate_constants(
     chosen, taking_part = chosen[own % number], own < number
     taking_part &= present[chosen]
     found = lax.map(
-        lambda item: one(parts, variables, item[0], item[1], samples, hparams),
+        lambda item: one(*item),
         (keys[chosen], trees.take(clients, chosen)),
         # Side by side where clients train so: a loop would be launched by the host.
         batch_size=min(parts.recipe.width, number) if parts.recipe.width > 1 else None,

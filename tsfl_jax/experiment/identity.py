@@ -61,7 +61,11 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
         for n, part in parts.items()
     }
     described["own model"] = described["own model"] or prepared.config.model.name
-    return effective(settings_of(prepared)) | prepared.fingerprints | described
+    settings = effective(settings_of(prepared))
+    if not (prepared.rule.uses_constants or prepared.config.measure_clients):
+        for name in ("dms.constants", "dms.estimator"):
+            settings.pop(name, None)
+    return settings | prepared.fingerprints | described
 
 
 def signature(prepared: Prepared) -> dict[str, str]:

@@ -73,8 +73,17 @@ def _stacked(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Arrays:
-    """The arrays of some members; idle copies of the last one fill up to `count`."""
+def make_lanes(
+    group: Group, several: list[Prepared], count: int, *, runs: bool = True
+) -> programs.Arrays:
+    """The arrays of some members; idle copies of the last one fill up to `count`.
+
+    Args:
+      group: the program that they are lanes of.
+      several: the members, at most `count`.
+      count: lanes of a call.
+      runs: False: the arrays are for compiling alone, so that no pilot is run.
+    """
     busy = len(several)
     several = several + several[-1:] * (count - busy)
     first, mesh = several[0], group.program.mesh
@@ -96,18 +105,15 @@ def make_lanes(group: Group, several: list[Prepared], count: int) -> programs.Ar
     start = state.params
     one = jax.tree.map(lambda a: a[0], start)
     programs.check_output(first, one, group.problem)
-    hparams = [
-        pilot.fill(
-            p,
-            key,
-            jax.tree.map(lambda a, i=i: a[i], start),
-            group.problem,
-            p.hparams,
-            group.members[0],
-            group.width,
-        )._replace(rule=np.int32(rules.index(p.rule)))
-        for i, (p, (_, key)) in enumerate(zip(several, keys, strict=True))
-    ]
+    hparams = []
+    for i, p in enumerate(several[:busy]):
+        found = p.hparams
+        if runs:
+            own = jax.tree.map(lambda a, i=i: a[i], start)
+            known = p, group.problem.samples, own, keys[i][1]
+            found = pilot.fill(*known, group.members[0], group.width)
+        hparams.append(found._replace(rule=np.int32(rules.index(p.rule))))
+    hparams += hparams[-1:] * (count - busy)
     tables = [p.partition.indices for p in several]
     rows = [np.pad(r, ((0, 0), (0, group.width - r.shape[1]))) for r in tables]
     rows = devices.place(mesh, np.stack(rows), scan.WHOLE)

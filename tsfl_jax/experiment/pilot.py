@@ -1,88 +1,99 @@
-"""L, G² and σ² once, at w⁰, before training: ``dms.constants="once"``.
+"""L, G² and σ² once, at w⁰, before training: ``dms.constants="once"``, the default.
 
 Algorithm 1 of the paper takes G and σ as inputs. A pilot is what a user would do to
 know them: gradients of all clients at the initial model, and then they are fixed.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from tsfl_jax import rng
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import probes, scan
+from tsfl_jax.engine import devices, probes
 from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.experiment.prepare import Prepared
+from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import Constants, HParams, Params, PRNGKey
 
-DRAWS = 16  # estimates that the pilot is the mean of
+DRAWS = 4  # estimates of a client, of which the mean is taken
+
+
+def when(prepared: Prepared) -> str:
+    """When L, G² and σ² are estimated: "once", "interval", or "" for never."""
+    h, dms = prepared.hparams, prepared.config.dms
+    given = np.asarray((h.smoothness, h.grad_sq_norm, h.grad_variance), np.float32)
+    if not np.isnan(given).any():
+        return ""
+    if not prepared.config.measure_clients:
+        has_c = prepared.rule in (AGGREGATORS["dms"], AGGREGATORS["dms_adaptive"])
+        if not prepared.rule.uses_constants or (has_c and dms.coupling >= 0):
+            return ""
+    return "once" if dms.constants == "once" else "interval"
 
 
 @functools.partial(jax.jit, static_argnames="parts")
-def _mean(
+def _estimate(
     parts: Parts,
+    samples: local.Samples,
     params: Params,
-    keys: PRNGKey,
-    problem: scan.Problem,
-    size: Float[Array, "N"],
+    key: PRNGKey,
+    clients: local.Client,
     hparams: HParams,
 ) -> Constants:
-    """The mean of several estimates; every client takes part with all it holds."""
-    clients = local.Client(
-        jnp.asarray(problem.client),
-        jnp.ones(size.shape, jnp.int32),
-        size,
-        jnp.asarray(problem.rows),
+    """The estimates at w⁰."""
+    return probes.estimate_constants(
+        parts, params, key, clients, samples, hparams, DRAWS
     )
 
-    def one(key: PRNGKey) -> Constants:
-        return probes.estimate_constants(
-            parts, params, key, clients, problem.samples, hparams
-        )
 
-    return jax.tree.map(lambda a: a.mean(), jax.lax.map(one, keys))
+def _on_one_device(tree: Any) -> Any:
+    """Arrays that every device has, on the first one of this process."""
+    return jax.tree.map(
+        lambda a: a.addressable_data(0) if isinstance(a, jax.Array) else a, tree
+    )
 
 
 def fill(
     prepared: Prepared,
-    key: PRNGKey,
+    samples: local.Samples,
     params: Params,
-    problem: scan.Problem,
-    hparams: HParams,
+    key: PRNGKey,
     like: Prepared | None = None,
     width: int = 0,
 ) -> HParams:
     """The hyper-parameters with constants of a pilot in place of missing ones.
 
     Args:
-      prepared: an experiment; the same hyper-parameters unless it asks for a pilot.
-      key: of the seed.
+      prepared: an experiment; its hyper-parameters unless it asks for a pilot.
+      samples: the training samples, on all devices.
       params: its w⁰.
-      problem: its samples and index table.
-      hparams: its scalars; NaN marks a constant that was not given.
+      key: of the seed.
       like: another one of the same program, whose compiled pilot is used.
       width: columns of the index tables of that program, at least.
     """
-    given = Constants(hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
-    missing = np.isnan([float(value) for value in given]).any()
-    if prepared.config.dms.constants != "once" or not missing:
-        return hparams
-    if not prepared.rule.uses_constants and not prepared.config.measure_clients:
+    hparams = prepared.hparams
+    if when(prepared) != "once":
         return hparams
     first = prepared if like is None else like
-    method = prepared.config.dms.estimator
-    recipe = Recipe(prepared.config.batch_size, 1, probes=Probes(method=method))
+    probed = Probes(method=prepared.config.dms.estimator)
+    size = prepared.config.batch_size
+    recipe = Recipe(size, 1, probes=probed)
     parts = Parts(first.network.model, first.rule, first.optimizer, recipe)
-    stream = rng.fold(key, "pilot")
-    keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(jnp.arange(DRAWS))
     rows = prepared.partition.indices
     extra = max(width - rows.shape[1], 0)
-    problem = problem._replace(rows=np.pad(rows, ((0, 0), (0, extra))))
-    size = np.asarray(prepared.partition.capacity, np.int32)
-    found = jax.device_get(_mean(parts, params, keys, problem, size, hparams))
+    count = np.asarray(prepared.partition.capacity, np.int32)
+    number, rows = np.arange(len(rows)), np.pad(rows, ((0, 0), (0, extra)))
+    # All take part, with all they hold.
+    held = number.astype(np.int32), np.ones_like(count), count, rows
+    clients = local.Client(*map(jnp.asarray, held))
+    # The same program on however many devices, so that it has the bits of one.
+    own = _on_one_device((samples, params, rng.fold(key, "pilot"), clients, hparams))
+    found = devices.from_first(jax.device_get(_estimate(parts, *own)))
+    given = Constants(hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
     pairs = zip(given, found, strict=True)
     whole = [jnp.float32(f if np.isnan(g) else g) for g, f in pairs]
     return hparams._replace(**Constants(*whole)._asdict())

@@ -22,7 +22,6 @@ from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.recipe import Probes, Recipe
 from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
-from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, HParams, Params, PRNGKey, UserError
 
@@ -157,13 +156,7 @@ def recipe_of(
     schedules, even = [p.workload.schedule for p in several], _even(several)
 
     def estimates(rule: Aggregator) -> bool:
-        given = [
-            (p.hparams.smoothness, p.hparams.grad_sq_norm, p.hparams.grad_variance)
-            for p in several
-            if p.rule == rule and not _needs_no_estimate(p)
-        ]
-        used = bool(rule.uses_constants or measures)
-        return used and bool(np.isnan(np.asarray(given, np.float32)).any())
+        return any(p.rule == rule and pilot.when(p) == "interval" for p in several)
 
     return Recipe(
         batch_size=batch_size,
@@ -187,15 +180,6 @@ def recipe_of(
         regret=config.measure_regret,
         lanes=lanes,
     )
-
-
-def _needs_no_estimate(prepared: Prepared) -> bool:
-    """DMS with a given c, or with constants of a pilot before training."""
-    dms = prepared.config.dms
-    own = prepared.rule in (AGGREGATORS["dms"], AGGREGATORS["dms_adaptive"])
-    given = own and dms.coupling >= 0
-    measures = prepared.config.measure_clients
-    return (given and not measures) or dms.constants == "once"
 
 
 def _even(several: list[Prepared]) -> bool:
@@ -234,8 +218,13 @@ def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Progra
     )
 
 
-def make_arrays(prepared: Prepared, mesh: Mesh) -> Arrays:
+def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
     """The arrays of one experiment.
+
+    Args:
+      prepared: the experiment.
+      mesh: the devices that share its clients.
+      runs: False: they are for compiling alone, so that no pilot is run.
 
     Raises:
       UserError: a network that classifies has no logit for each class.
@@ -249,7 +238,9 @@ def make_arrays(prepared: Prepared, mesh: Mesh) -> Arrays:
     )(init_key, problem.samples)
     check_output(prepared, start.params, problem)
     inputs = make_inputs(prepared, mesh.size)
-    hparams = pilot.fill(prepared, key, start.params, problem, prepared.hparams)
+    hparams = prepared.hparams
+    if runs:
+        hparams = pilot.fill(prepared, problem.samples, start.params, key)
     return Arrays(jax.device_get(start), key, hparams, problem, inputs)
 
 

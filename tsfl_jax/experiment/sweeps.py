@@ -109,7 +109,7 @@ def lanes_of_call(group: lanes.Group) -> int:
     if most_lanes(members[0]) == ONE_CALL:
         return few
     stats = jax.devices()[0].memory_stats() or {}
-    one = lanes.make_lanes(group, members[:1], 1)
+    one = lanes.make_lanes(group, members[:1], 1, runs=False)
     memory = group.program.compile(one).memory()
     free = 0.8 * stats["bytes_limit"] - memory["arguments"]
     fits = int(free // max(memory["temporary"], 1))
@@ -357,7 +357,9 @@ def _run_group(
     for first in range(0, len(members), count):
         indices = members[first : first + count]
         here = [several[i] for i in indices]
-        arrays = lanes.make_lanes(group, here, count)
+        with progress.heartbeat(stream) as doing:
+            doing("initial models, and L, G², σ² if they are not given")
+            arrays = lanes.make_lanes(group, here, count)
         compiled = compiled or compile_times.compile_program(
             group.program, arrays, stream
         )

@@ -9,8 +9,8 @@ derivative with a minus), and the true minimizer of that bound favors clients wi
 *few* iterations. DMS is a heuristic, to be judged by experiments. The paper does not
 say what to do with affine weights below 0 or above θ/N. Here they are replaced by the
 nearest point of {ρ ≥ 0, Σρ = 1, ρ ≤ θ/N} (Euclidean projection). In Algorithm 1 G and
-σ are inputs; a run estimates L, G² and σ² anew in every interval unless
-``dms.constants`` says otherwise, which is a departure from the paper.
+σ are inputs; a run that is not given them estimates L, G² and σ² once at w⁰, as bounds
+over all clients. ``dms.constants="interval"`` estimates them anew in every interval.
 
 τ_i: iterations of client i, H = max τ, K: threshold, P_i: probability of being dropped,
 β_i: selected, S: the selected with τ_i > 0, c: coupling, θ: weight limit, u = θ/N;

@@ -79,7 +79,8 @@ def make_bench(
         for rule in way
     ]
     group = lanes.make_group(anchors, backend.start_jax(config))
-    compiled = group.program.compile(lanes.make_lanes(group, anchors, width))
+    arrays = lanes.make_lanes(group, anchors, width, runs=False)
+    compiled = group.program.compile(arrays)
     return Bench(config, dataset, way, folder, group, compiled, width)
 
 

@@ -101,8 +101,11 @@ READINGS: tuple[Reading, ...] = (
 )
 # What only DMS depends on: run under each of the nearest readings, not chosen by it.
 DMS_READINGS: dict[str, dict] = {
-    "constants in every interval": {},
-    "constants once, at w⁰": {"dms.constants": "once"},
+    "bounds of all clients, once at w⁰": {},
+    "quotients of eight clients, in every interval": {
+        "dms.constants": "interval",
+        "dms.estimator": "quotient",
+    },
 }
 
 
@@ -117,8 +120,8 @@ class DmsChoice(NamedTuple):
 # Run under the nearest reading alone, with few seeds, after everything else.
 DMS_CHOICES: tuple[DmsChoice, ...] = (
     DmsChoice("selection only, c = 0", {"dms.coupling": 0.0}),
-    DmsChoice("L by power iteration", {"dms.estimator": "power"}),
-    DmsChoice("largest L, G², σ² of all clients", {"dms.estimator": "bounds"}),
+    DmsChoice("bounds in every interval", {"dms.constants": "interval"}),
+    DmsChoice("L of eight clients by power iteration", {"dms.estimator": "power"}),
     DmsChoice("weights as computed, some negative", {"dms.project": False}),
     DmsChoice("weights at most 2/N", {"dms.weight_limit": 2.0}),
     DmsChoice("weights times |D_i|", {"server.by_size": "yes"}, -1),

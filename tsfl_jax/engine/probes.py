@@ -136,14 +136,7 @@ def estimate_constants(
     of_client = _quotient if method == "quotient" else _power
 
     def one(key: PRNGKey, client: local.Client) -> Constants:
-        if draws == 1:
-            return of_client(parts, variables, key, client, samples, hparams)
-        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(draws))
-        several = lax.map(
-            lambda k: of_client(parts, variables, k, client, samples, hparams), keys
-        )
-        # One after another: a reduction is ordered differently on several devices.
-        return jax.tree.map(lambda a: sum(a[1:], a[0]) / draws, several)
+        return of_client(parts, variables, key, client, samples, hparams)
 
     stream = rng.fold(key, "constants")
     keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
@@ -156,7 +149,7 @@ def estimate_constants(
     chosen, taking_part = chosen[own % number], own < number
     taking_part &= present[chosen]
     found = lax.map(
-        lambda item: one(*item),
+        lambda item: _mean_of(draws, one, *item),
         (keys[chosen], trees.take(clients, chosen)),
         # Side by side where clients train so: a loop would be launched by the host.
         batch_size=min(parts.recipe.width, number) if parts.recipe.width > 1 else None,
@@ -173,6 +166,20 @@ def estimate_constants(
         exact_sums.scalar(found.grad_sq_norm, axis) / count,
         exact_sums.scalar(found.grad_variance, axis) / count,
     )
+
+
+def _mean_of(
+    draws: int,
+    one: Callable[[PRNGKey, local.Client], Constants],
+    key: PRNGKey,
+    client: local.Client,
+) -> Constants:
+    """The mean of several estimates of one client."""
+    if draws == 1:
+        return one(key, client)
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(draws))
+    several = lax.map(lambda k: one(k, client), keys)
+    return jax.tree.map(lambda a: a.mean(), several)
 
 
 def _drawn_gradients(

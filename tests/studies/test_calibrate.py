@@ -29,8 +29,8 @@ def test_all_readings_are_valid_and_different():
         # None decides anything that only DMS reads.
         assert not any(name.startswith("dms.") for name in reading.changes)
     plain = settings.paper("mnist_case1")
-    today = calibrate.READINGS[6]
-    assert replace(plain, today.changes) == plain
+    (in_use,) = (r for r in calibrate.READINGS if r.label == calibrate.IN_USE)
+    assert replace(plain, in_use.changes) == plain
     several = [*calibrate.DMS_READINGS.values()]
     for changes in several + [choice.changes for choice in calibrate.DMS_CHOICES]:
         validate(replace(Config(), changes))
@@ -139,6 +139,18 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert shown[0]["paper"] == "+1.48" and shown[0]["seeds"] == "3"
     assert shown[2]["seeds"] == "2" and shown[2]["of the mean curves"] == "–"
     assert shown[0]["DMS − FedAvg, paired"].startswith("+51.48")
+
+
+def test_the_reading_in_use_stays_in_all_rungs(tmp_path, invented, monkeypatch):
+    monkeypatch.setattr(calibrate, "IN_USE", "e")
+    paths = run(tmp_path)
+    rows = rows_of(paths[1])
+    assert [(row["reading"], row["rung"]) for row in rows] == [
+        *(("a", "4"), ("c", "4"), ("e", "4")),
+        *(("b", "3"), ("d", "1")),
+    ]
+    # But DMS is run under the nearest two alone.
+    assert {call[0][0] for call in invented if "dms" in call[2]} == {"a", "c"}
 
 
 def test_the_table_is_written_after_every_cell(tmp_path, invented, monkeypatch):

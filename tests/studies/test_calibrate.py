@@ -147,7 +147,7 @@ def test_the_reading_in_use_stays_in_all_rungs(tmp_path, invented, monkeypatch):
     rows = rows_of(paths[1])
     assert [(row["reading"], row["rung"]) for row in rows] == [
         *(("a", "4"), ("c", "4"), ("e", "4")),
-        *(("b", "3"), ("d", "1")),
+        *(("b", "2"), ("d", "1")),
     ]
     # But DMS is run under the nearest two alone.
     assert {call[0][0] for call in invented if "dms" in call[2]} == {"a", "c"}

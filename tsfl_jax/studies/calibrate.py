@@ -8,9 +8,8 @@ varied under the nearest.
 Readings are run in rungs: all of them with little work, the nearest of each rung with
 more (successive halving: Jamieson and Talwalkar, "Non-stochastic Best Arm
 Identification and Hyperparameter Optimization", AISTATS 2016), and so does the one that
-the package uses. Every finished lane is
-kept, so the same command goes on where it was stopped, and the table is written anew
-after each cell.
+the package uses. Every finished lane is kept, so the same command goes on where it was
+stopped, and the table is written anew after each cell.
 """
 
 import pathlib

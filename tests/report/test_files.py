@@ -340,3 +340,8 @@ def test_without_a_stream_only_warnings_are_passed_on(caplog, capsys):
         progress.warn_to(None)("100 % damaged")
     assert [record.getMessage() for record in caplog.records] == ["100 % damaged"]
     assert capsys.readouterr().out == ""
+
+
+def test_a_bar_in_a_cell_of_markdown_is_no_border():
+    table = files.markdown([{"weights": "by |D_i|", "%": 1}])
+    assert table == "| weights | % |\n|---|---|\n| by \\|D_i\\| | 1 |\n"

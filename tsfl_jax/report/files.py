@@ -227,10 +227,15 @@ def write_columns(path: _Path, columns: Mapping[str, Iterable[Any]]) -> None:
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """Format rows with the same keys as a Markdown table."""
+    """Format rows with the same keys as a Markdown table; |D_i| stays one cell."""
+
+    def line(cells: Iterable[Any]) -> str:
+        shown = (str(cell).replace("|", r"\|") for cell in cells)
+        return f"| {' | '.join(shown)} |"
+
     names = list(rows[0])
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    lines += ["| " + " | ".join(str(row[n]) for n in names) + " |" for row in rows]
+    lines = [line(names), "|" + "---|" * len(names)]
+    lines += [line(row[n] for n in names) for row in rows]
     return "\n".join(lines) + "\n"
 
 

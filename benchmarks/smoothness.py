@@ -65,13 +65,7 @@ def largest_curvatures(model, variables, problem, sizes) -> np.ndarray:
 
 def estimates(prepared, variables, problem, repeats: int) -> dict[str, np.ndarray]:
     """L, G² and σ² by estimator, ``[repeats]`` each; the last as a pilot does."""
-    size = jnp.asarray(prepared.partition.capacity, jnp.int32)
-    clients = local.Client(
-        jnp.asarray(problem.client),
-        jnp.ones(size.shape, jnp.int32),
-        size,
-        jnp.asarray(problem.rows),
-    )
+    clients = pilot.clients_of(prepared)
     keys = jax.random.split(jax.random.key(1), repeats)
     found = {}
     for method, draws in [(m, 1) for m in settings.ESTIMATORS] + [_PILOT]:

@@ -413,8 +413,6 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
     return config
 
 
-# Settings that cannot change a result: a checkpoint may be resumed with others.
-# Data is compared by its fingerprint.
 # Settings that did not exist in earlier versions: left out while they change nothing.
 # Where the default is not what those versions did, the value that is.
 _BEFORE = {"dms.constants": "interval", "dms.estimator": "quotient"}
@@ -430,6 +428,8 @@ _ADDED = tuple(
     *(f"learned.{name}" for name in ("tau", "left", "size", "lag", "loss")),
 )
 _ADDED += SEEDS[1:]
+# Settings that cannot change a result: a checkpoint may be resumed with others.
+# Data is compared by its fingerprint.
 WITHOUT_EFFECT = {
     "checkpoint",
     "compile_cache",

@@ -247,6 +247,8 @@ def test_how_constants_are_estimated_belongs_to_rules_that_use_them():
     other = {"dms.constants": "interval", "dms.estimator": "power"}
     assert identity(algorithm="fedavg") == identity(algorithm="fedavg", **other)
     assert identity() != identity(**other)
+    given = {"dms.coupling": 0.01}
+    assert identity(**given) == identity(**given, **other)
     measured = {"algorithm": "fedavg", "measure_clients": True}
     assert identity(**measured) != identity(**measured, **other)
 

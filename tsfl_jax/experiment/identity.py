@@ -13,6 +13,7 @@ from typing import Any
 
 from tsfl_jax import data
 from tsfl_jax.config import WITHOUT_EFFECT, effective, flat
+from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 
 # Settings that reach a compiled program as arrays or arguments, so that they may differ
@@ -62,7 +63,7 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     }
     described["own model"] = described["own model"] or prepared.config.model.name
     settings = effective(settings_of(prepared))
-    if not (prepared.rule.uses_constants or prepared.config.measure_clients):
+    if not pilot.when(prepared):
         for name in ("dms.constants", "dms.estimator"):
             settings.pop(name, None)
     return settings | prepared.fingerprints | described

@@ -24,9 +24,8 @@ DRAWS = 4  # estimates of a client, of which the mean is taken
 
 def when(prepared: Prepared) -> str:
     """When L, G² and σ² are estimated: "once", "interval", or "" for never."""
-    h, dms = prepared.hparams, prepared.config.dms
-    given = np.asarray((h.smoothness, h.grad_sq_norm, h.grad_variance), np.float32)
-    if not np.isnan(given).any():
+    dms = prepared.config.dms
+    if min(dms.smoothness, dms.grad_sq_norm, dms.grad_variance) >= 0:
         return ""
     if not prepared.config.measure_clients:
         has_c = prepared.rule in (AGGREGATORS["dms"], AGGREGATORS["dms_adaptive"])
@@ -47,6 +46,24 @@ def _estimate(
     """The estimates at w⁰."""
     return probes.estimate_constants(
         parts, params, key, clients, samples, hparams, DRAWS
+    )
+
+
+def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
+    """All clients ``[N]``, who take part with all they hold.
+
+    Args:
+      prepared: an experiment.
+      width: columns of its index table, at least.
+    """
+    rows = prepared.partition.indices
+    extra = max(width - rows.shape[1], 0)
+    count = np.asarray(prepared.partition.capacity, np.int32)
+    return local.Client(
+        jnp.arange(len(rows), dtype=jnp.int32),
+        jnp.ones(len(rows), jnp.int32),
+        jnp.asarray(count),
+        jnp.asarray(np.pad(rows, ((0, 0), (0, extra)))),
     )
 
 
@@ -80,16 +97,9 @@ def fill(
         return hparams
     first = prepared if like is None else like
     probed = Probes(method=prepared.config.dms.estimator)
-    size = prepared.config.batch_size
-    recipe = Recipe(size, 1, probes=probed)
+    recipe = Recipe(prepared.config.batch_size, 1, probes=probed)
     parts = Parts(first.network.model, first.rule, first.optimizer, recipe)
-    rows = prepared.partition.indices
-    extra = max(width - rows.shape[1], 0)
-    count = np.asarray(prepared.partition.capacity, np.int32)
-    number, rows = np.arange(len(rows)), np.pad(rows, ((0, 0), (0, extra)))
-    # All take part, with all they hold.
-    held = number.astype(np.int32), np.ones_like(count), count, rows
-    clients = local.Client(*map(jnp.asarray, held))
+    clients = clients_of(prepared, width)
     # The same program on however many devices, so that it has the bits of one.
     own = _on_one_device((samples, params, rng.fold(key, "pilot"), clients, hparams))
     found = devices.from_first(jax.device_get(_estimate(parts, *own)))

@@ -155,9 +155,7 @@ def recipe_of(
     batch_size, iteration = config.batch_size, config.schedule.iteration
     schedules, even = [p.workload.schedule for p in several], _even(several)
 
-    def estimates(rule: Aggregator) -> bool:
-        return any(p.rule == rule and pilot.when(p) == "interval" for p in several)
-
+    estimating = {p.rule for p in several if pilot.when(p) == "interval"}
     return Recipe(
         batch_size=batch_size,
         iteration=iteration,
@@ -173,9 +171,9 @@ def recipe_of(
         or any(float(p.hparams.mu) != 0 for p in several),
         lr_varies=any(p.config.lr_schedule != "constant" for p in several),
         probes=Probes(
-            constants=tuple(map(estimates, rules)),
+            constants=tuple(rule in estimating for rule in rules),
             gradients=tuple(bool(r.uses_gradients or measures) for r in rules),
-            method=config.dms.estimator if any(map(estimates, rules)) else "quotient",
+            method=config.dms.estimator if estimating else "quotient",
         ),
         regret=config.measure_regret,
         lanes=lanes,

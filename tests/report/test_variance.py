@@ -58,12 +58,47 @@ def test_components_by_hand():
     assert a.p == pytest.approx(stats.f.sf(16.0, 1, 1))
 
 
-def test_one_source_with_repetitions_is_scipys_analysis():
-    values = np.random.default_rng(0).normal(size=(4, 7)) + np.arange(4)[:, None]
-    (a, rest) = variance.components(values, ["a"]).sources
-    wanted = stats.f_oneway(*values)
-    assert a.square / rest.square == pytest.approx(wanted.statistic)
-    assert a.p == pytest.approx(wanted.pvalue)
+def test_three_sources_by_hand():
+    """Two levels each, ±1 from the first and ±2 from the second and third together."""
+    a, b, c = np.meshgrid(*3 * [[-1.0, 1.0]], indexing="ij")
+    found = variance.components(a + 2 * b * c, ["a", "b", "c"])
+    one = {source.names: source for source in found.sources}
+    assert one["a",].square == pytest.approx(8) and one["b", "c"].square == 32
+    assert all(
+        s.square == pytest.approx(0, abs=1e-12)
+        for s in one.values()
+        if s.names not in {("a",), ("b", "c")}
+    )
+    # Eight runs: σ² = MS·2/8 and MS·4/8.
+    assert one["a",].variance == pytest.approx(2)
+    assert one["b", "c"].variance == pytest.approx(16)
+    assert one["b",].variance == 0  # (0 − 32)·2/8 is below 0
+    assert found.total == pytest.approx(2 + 16 - 2 * 8)
+
+
+def test_a_seed_whose_effect_depends_on_another_has_none_of_its_own():
+    """Of four seeds, two matter only together: by chance one in twenty looks real."""
+    stream, times = np.random.default_rng(2), 100
+    effects: dict = {}
+    for _ in range(times):
+        table = stream.normal(0, 1, (4, 4, 1, 1)) + stream.normal(0, 0.3, (4, 4, 4, 4))
+        for source in variance.components(table, "abcd").sources:
+            effects.setdefault(source.names, []).append(source.p < 0.05)
+    rate = {names: np.mean(found) for names, found in effects.items()}
+    assert rate["a", "b"] == 1
+    assert max(rate[n,] for n in "abcd") <= 0.12  # 0.05 ± 3 standard errors
+
+
+def test_the_total_has_its_confidence():
+    stream, held, times = np.random.default_rng(3), 0, 200
+    for _ in range(times):
+        table = sum(
+            stream.normal(0, 1, shape)
+            for shape in ((5, 1, 1), (1, 5, 1), (5, 5, 1), (1, 5, 5), (5, 5, 5))
+        )
+        found = variance.components(table, "abc")
+        held += found.low <= 5 <= found.high
+    assert 0.88 * times <= held <= 0.99 * times
 
 
 def test_intervals_hold_the_truth_about_as_often_as_they_say():

@@ -4,6 +4,7 @@ For sweeps over several seeds of ``seeds.*``: an analysis of variance with rando
 effects of the sources, and the power of t tests with the variance that was found.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ from tsfl_jax.report.bands import grouped
 from tsfl_jax.report.statistics import p_text, seeds_needed
 
 CLAIM = 0.5  # points of accuracy
-REST = "their interactions"
+SHOWN = 0.05  # share from which an interaction has a row of its own
+REST = "other interactions"
 _DRAWS = 20_000  # of the generalized confidence intervals
 _NAMES = {name: name.removeprefix("seeds.") for name in SEEDS} | {"seed": "all else"}
 
@@ -25,14 +27,13 @@ Row = Mapping[str, Any]
 
 
 class Source(NamedTuple):
-    """One source of variance."""
+    """One source of variance: a seed, or several whose effects depend on each other."""
 
-    name: str
-    levels: int
+    names: tuple[str, ...]
     square: float  # mean square
     freedom: int
-    variance: float  # its component σ_k² ≥ 0
-    p: float  # of the F test that it has no effect; NaN for the rest
+    variance: float  # its component σ_A² ≥ 0
+    p: float  # of the F test that it has no effect; NaN for all sources together
     share: float  # of the sum of all components; NaN without any variance
     low: float  # 95 % confidence interval of the share
     high: float
@@ -41,66 +42,109 @@ class Source(NamedTuple):
 class Components(NamedTuple):
     """An analysis of variance."""
 
-    sources: list[Source]  # the last one: interactions
-    total: float  # Σ σ_k², of a run with all seeds new
+    sources: list[Source]  # single seeds first, then interactions
+    total: float  # of a run with all seeds new
     low: float  # 95 % confidence interval of the total
     high: float
 
 
-def components(values: Float[np.ndarray, "..."], names: Sequence[str]) -> Components:
-    """Variance components of a full product of seeds.
+Effect = tuple[int, ...]  # axes
 
-    y = μ + Σ_k a_k + e with independent a_k ~ (0, σ_k²), e ~ (0, σ_e²):
-    E[MS_k] = σ_e² + (n/L_k) σ_k², so that σ_k² = max(0, (MS_k − MS_e) L_k/n). A run is
-    decided by its seeds: e is the interactions of the sources. Further axes of
-    `values` than names are repetitions, and then e has them as well.
+
+def _mean_squares(values: Float[np.ndarray, "..."]) -> dict[Effect, tuple[float, int]]:
+    """Mean square and degrees of freedom of each effect, those of few axes first."""
+    parts: dict[Effect, np.ndarray] = {}
+    found = {}
+    for number in range(values.ndim + 1):
+        for own in itertools.combinations(range(values.ndim), number):
+            others = tuple(a for a in range(values.ndim) if a not in own)
+            smaller = [parts[s] for s in parts if set(s) < set(own)]
+            part = values.mean(axis=others, keepdims=True) - sum(smaller)
+            parts[own] = part
+            if own:
+                freedom = int(np.prod([values.shape[a] - 1 for a in own]))
+                total = values.size / part.size * (part**2).sum()
+                found[own] = float(total) / freedom, freedom
+    return found
+
+
+def _signs(effects: Sequence[Effect]) -> Float[np.ndarray, "E E"]:
+    """(−1)^(|B| − |A|) where B ⊇ A, else 0."""
+    return np.array(
+        [
+            [(-1) ** (len(b) - len(a)) * (set(a) <= set(b)) for b in effects]
+            for a in effects
+        ],
+        float,
+    )
+
+
+def _p_values(
+    signs: Float[np.ndarray, "E E"],
+    squares: Float[np.ndarray, "E"],
+    freedom: Float[np.ndarray, "E"],
+) -> list[float]:
+    """p of each effect; NaN for the one of all axes, which has nothing above it."""
+    from scipy import stats
+
+    found = []
+    for sign in signs:
+        sums, degrees = [], []
+        for side in (1, -1):
+            part, of = squares[sign == side], freedom[sign == side]
+            sums.append(part.sum())
+            with np.errstate(divide="ignore", invalid="ignore"):
+                degrees.append(part.sum() ** 2 / (part**2 / of).sum())
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = sums[0] / sums[1]
+        found.append(float(stats.f.sf(ratio, *degrees)))
+    return found
+
+
+def components(values: Float[np.ndarray, "..."], names: Sequence[str]) -> Components:
+    """Variance components of a full product of seeds, each combination once.
+
+    y = μ + Σ_A a_A over all sets A of seeds, with independent a_A ~ (0, σ_A²). With n
+    runs and L_A combinations of the levels of A, E[MS_A] = Σ_{B ⊇ A} (n/L_B) σ_B², so
+    that σ_A² = max(0, (L_A/n) Σ_{B ⊇ A} (−1)^(|B| − |A|) MS_B). An effect is tested by
+    Satterthwaite's quasi-F, the positive terms of this sum over the negative ones
+    (Satterthwaite, "An Approximate Distribution of Estimates of Variance Components",
+    Biometrics Bulletin 1946): what depends on another seed does not count as an effect
+    of its own. A run is decided by its seeds, so that nothing else is left.
 
     The intervals are generalized (fiducial) ones: each mean square is divided by draws
     of χ²_df/df. Hannig, Iyer and Patterson, "Fiducial Generalized Confidence
     Intervals", JASA 2006.
 
     Args:
-      values: an axis of L_k ≥ 2 levels for each name, n in all.
-      names: of the sources.
+      values: an axis of L ≥ 2 levels for each name.
+      names: of the seeds, at least two.
     """
-    from scipy import stats
+    found = _mean_squares(values)
+    effects = list(found)
+    squares, freedom = map(np.array, zip(*found.values(), strict=True))
+    signs = _signs(effects)
+    levels = [np.prod([values.shape[a] for a in own]) for own in effects]
+    matrix = signs * np.array(levels)[:, None] / values.size
 
-    axes, n = range(values.ndim), values.size
-    levels = [values.shape[k] for k in range(len(names))]
-    means = [
-        values.mean(axis=tuple(a for a in axes if a != k)) for k in range(len(names))
-    ]
-    sums = [
-        n / count * ((mean - values.mean()) ** 2).sum()
-        for count, mean in zip(levels, means, strict=True)
-    ]
-    freedom = np.array([count - 1 for count in levels])
-    rest = max(float(((values - values.mean()) ** 2).sum() - sum(sums)), 0.0)
-    left = n - 1 - int(freedom.sum())
-    squares, error = np.array(sums) / freedom, rest / left
-
-    def split(squares: np.ndarray, error: np.ndarray) -> np.ndarray:
-        own = np.maximum(squares - error, 0) * (np.array(levels) / n)
-        return np.concatenate([own, error], axis=-1)
-
-    found = split(squares, np.array([error]))
     stream = rng.generator(0, "variance intervals")
-    draws = split(
-        squares * freedom / stream.chisquare(freedom, (_DRAWS, len(names))),
-        error * left / stream.chisquare(left, (_DRAWS, 1)),
-    )
-    total, totals = found.sum(), draws.sum(axis=1)
+    chance = stream.chisquare(freedom, (_DRAWS, len(effects)))
+    drawn = (squares * freedom / chance) @ matrix.T
+    own = matrix @ squares
+    totals = np.maximum(drawn.sum(axis=1), 0.0)
+    variance, draws = np.maximum(own, 0.0), np.maximum(drawn, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        share, shares = found / total, draws / totals[:, None]
-        p = stats.f.sf(squares / error, freedom, left)
+        share = variance / variance.sum()
+        shares = draws / draws.sum(axis=1, keepdims=True)
     low, high = np.quantile(shares, [0.025, 0.975], axis=0)
+    p = _p_values(signs, squares, freedom)
+    rows = zip(squares, freedom, variance, p, share, low, high, strict=True)
+    sources = [
+        Source(tuple(names[a] for a in effect), *row)
+        for effect, row in zip(effects, rows, strict=True)
+    ]
     ends = np.quantile(totals, [0.025, 0.975])
-    rows = zip(
-        *([*names, REST], [*levels, n], [*squares, error], [*freedom, left], found),
-        *([*p, np.nan], share, low, high),
-        strict=True,
-    )
-    return Components([Source(*row) for row in rows], float(total), *map(float, ends))
+    return Components(sources, max(float(own.sum()), 0.0), *map(float, ends))
 
 
 def _axes(swept: Sequence[str], rows: Sequence[Row]) -> dict[str, list]:
@@ -123,22 +167,37 @@ def _table_of(
 
 
 def _source_rows(label: str, found: Components, unit: str) -> list[dict[str, str]]:
-    rows = []
+    """Each seed, each large interaction, and what the other interactions have."""
+
+    def row(
+        name: str, levels: str, share: str, variance: float, p: float
+    ) -> dict[str, str]:
+        return {
+            "of": label,
+            "source": name,
+            "levels": levels,
+            "share of the variance, %": share,
+            f"standard deviation{unit}": f"{np.sqrt(variance):.2g}",
+            "p": p_text(p),
+        }
+
+    rows, left = [], []
     for source in found.sources:
+        if len(source.names) > 1 and not source.share >= SHOWN:
+            left.append(source)
+            continue
         shown = "–"
         if np.isfinite(source.share):
             low, high = 100 * source.low, 100 * source.high
             shown = f"{100 * source.share:.0f} ({low:.0f} to {high:.0f})"
-        rows.append(
-            {
-                "of": label,
-                "source": _NAMES.get(source.name, source.name),
-                "levels": "–" if source.name == REST else str(source.levels),
-                "share of the variance, %": shown,
-                f"standard deviation{unit}": f"{np.sqrt(source.variance):.2g}",
-                "p": p_text(source.p),
-            }
-        )
+        name = " × ".join(_NAMES.get(n, n) for n in source.names)
+        levels = "–" if len(source.names) > 1 else str(source.freedom + 1)
+        rows.append(row(name, levels, shown, source.variance, source.p))
+    if left:
+        share = sum(source.share for source in left)
+        shown = f"{100 * share:.0f}" if np.isfinite(share) else "–"
+        variance = sum(source.variance for source in left)
+        rows.append(row(REST, "–", shown, variance, float("nan")))
     return rows
 
 
@@ -170,8 +229,9 @@ _HEAD = """
 ## Where the spread comes from
 
 Analysis of variance with random effects, shares with 95 % confidence; p of the F test
-that a source has no effect. Differences are paired by all seeds. (The intervals in the
-table above are too narrow here: lanes that share a seed are not independent.)
+that a source has no effect whatever the other seeds are. a × b: the effect of a depends
+on b. Differences are paired by all seeds. (The intervals in the table above are too
+narrow here: lanes that share a seed are not independent.)
 
 """
 _POWER = f"""

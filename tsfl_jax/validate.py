@@ -227,6 +227,11 @@ def _check_constants(config: c.Config) -> None:
             "--config.dms.threshold=all: would be ignored without "
             "--config.schedule.upload_above, as all clients upload"
         )
+    if config.algorithm == "dms_adaptive" and d.decay != "none":
+        raise UserError(
+            f"--config.dms.decay={d.decay}: would be ignored with "
+            "--config.algorithm=dms_adaptive, which finds the factor itself"
+        )
     for name in ("drop_late", "coupling_late"):
         if getattr(d, name) != 1 and not d.late:
             raise UserError(

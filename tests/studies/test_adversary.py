@@ -53,6 +53,9 @@ def test_a_search_finds_the_best_place_and_goes_on(tmp_path):
     assert again[1] == best and again[0].numbers == mean.numbers
     assert len(asked) == 30 and asked[25:] == asked[20:25]
     assert log.read_text() == "".join(lines)
+    # Another search does not take these results for its own.
+    with pytest.raises(UserError, match="generation 0 has other fleets"):
+        adversary.search(evaluate, 25, 10, log)
 
 
 def test_without_the_library(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import grid, prepare, sweeps
+from tsfl_jax.report import statistics
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arena, arena_report, fleets, study
 from tsfl_jax.studies.arena_report import Arena, Lane
@@ -68,7 +69,9 @@ def test_pace_follows_the_labels_of_the_run_itself(digits, sign, tmp_path):
 
 
 def test_rules_are_all_there_are_that_need_no_settings_of_their_own():
-    assert set(arena.RULES) <= set(AGGREGATORS) and len(set(arena.RULES)) == 17
+    assert set(arena.RULES) <= set(AGGREGATORS)
+    assert set(AGGREGATORS) - set(arena.RULES) == {"oracle", "dms_adaptive"}
+    assert len(set(arena.RULES)) == len(arena.RULES) == 18
     for fleet in arena.FLEETS.values():
         if isinstance(fleet, Numbers):
             searched = fleet._replace(pace=min(fleet.pace, 4.0))  # it stops at 4
@@ -140,7 +143,8 @@ def test_a_lane_by_hand():
     assert stopped.trained == pytest.approx(4 / 7)
     lost = history | {"diverged": np.array([0, 0, 1, 1], bool)}
     found = arena.lane_of(lost, shares, np.array([0.5, 0.5]), 1e6, 0.9)
-    assert found.final == 0.5  # of guessing
+    assert found.final == found.worst == 0.5  # of guessing
+    assert found.seconds == np.inf
 
 
 def test_scaffold_sends_twice_as_much():
@@ -149,7 +153,7 @@ def test_scaffold_sends_twice_as_much():
 
 
 def test_a_race_stops_only_what_is_behind_in_all_seeds():
-    race = arena.race_of(10.0, rules=3, seeds=2, intervals=30)
+    race = arena.race_of(10.0, ("fedavg", "dms", "krum"), seeds=2, intervals=30)
     curves = {
         0: np.full(30, 0.9),
         1: np.full(30, 0.9),
@@ -162,6 +166,56 @@ def test_a_race_stops_only_what_is_behind_in_all_seeds():
     assert race.losers([2, 3, 4, 5], 5, curves) == []  # too early
     # Those that have no results yet are not compared.
     assert race.losers([2, 3], 10, {k: curves[k] for k in (2, 3)}) == []
+
+
+def test_a_race_never_stops_what_all_are_compared_with():
+    race = arena.race_of(10.0, ("dms", "fedavg", "krum"), seeds=1, intervals=30)
+    curves = {0: np.full(30, 0.9), 1: np.full(30, 0.5), 2: np.full(30, 0.5)}
+    assert race.losers([0, 1, 2], 10, curves) == [2]
+    # What decides is in the name of a stopped lane's file.
+    names = [
+        arena.race_of(10.0, rules, 1, 30, about).name
+        for rules, about in (
+            (("dms", "fedavg"), "a"),
+            (("dms", "fedavg"), "b"),
+            (("krum", "fedavg"), "a"),
+        )
+    ]
+    assert len(set(names)) == 3
+
+
+def test_a_stopped_rule_has_no_verdict_and_is_ranked_behind():
+    """Krum was ahead when it was stopped; that says nothing about the end."""
+    noise = np.array([0.0, 0.01, 0.02, 0.01, 0.0])
+    best = {"fedavg": 0.8, "dms": 0.7, "krum": 0.95, "median": 0.9}
+    lanes = {
+        (0, rule, seed): lane(value + noise[seed] * (rule != "dms"))
+        for rule, value in best.items()
+        for seed in range(5)
+    }
+    for seed in range(5):
+        krum = lanes[0, "krum", seed]
+        lanes[0, "krum", seed] = krum._replace(stopped=10, seconds=np.inf)
+    made = Arena([("equal", "IID")], list(best), 5, 0.8, lanes)
+    rows = {row["rule"]: row for row in arena_report.cell_rows(made)}
+    krum = rows["Krum"]
+    assert krum["rank"] == "4" and krum["stopped at"] == "10"
+    assert krum["against FedAvg"] == krum["against the best"] == "stopped"
+    assert krum["p"] == krum["− FedAvg"] == krum["time to target"] == "–"
+    assert rows["median"]["against the best"] == "the best"
+    # Two tests are left: the correction does not count the stopped rule.
+    gaps = np.array([best["dms"] - best["fedavg"] - n for n in noise])
+    alone = statistics.holm([statistics.paired_p(gaps), 0.0])[0]
+    assert rows["DMS"]["p"] == statistics.p_text(alone)
+    (row,) = (r for r in arena_report.rule_rows(made) if r["rule"] == "Krum")
+    assert row["stopped in"] == "1" and row["accuracy, %"] == "–"
+    assert row["against FedAvg"] == "stopped" and row["p over cells"] == "–"
+
+
+@pytest.mark.parametrize("name", ["partition.kind=iid", "schedule.kind=case2"])
+def test_settings_of_the_cells_cannot_be_given(name, tmp_path):
+    with pytest.raises(UserError, match="study arena sets it in each run"):
+        arena.main(["--set", name, "--out", str(tmp_path)])
 
 
 def test_words_of_the_command_line(capsys):
@@ -231,12 +285,17 @@ def test_tuning_takes_the_best_step_size_of_each_rule(digits, tmp_path, monkeypa
 
     def run(config, lanes, **options):
         asked.extend(lanes)
-        score = [(1 if x["algorithm"] == "dms" else -1) * x["lr"] for x in lanes]
-        return sweeps.SweepResult([], {"test_accuracy": np.tile(score, (4, 1)).T})
+        signs = [1 if lane["algorithm"] == "dms" else -1 for lane in lanes]
+        score = [0.5 + s * x["lr"] for s, x in zip(signs, lanes, strict=True)]
+        curves, diverged = np.tile(score, (4, 1)).T, np.zeros((len(lanes), 4), bool)
+        diverged[2, 3] = True  # the largest step of the first rule, although ahead
+        curves[2, :3], curves[2, 3] = 9.0, np.nan
+        return sweeps.SweepResult([], {"test_accuracy": curves, "diverged": diverged})
 
     monkeypatch.setattr(arena.sweeps, "run", run)
     rates = arena.tune(DIGITS, ["fedavg", "dms"], digits, tmp_path)
     assert rates == {"fedavg": 0.01, "dms": 0.09}
     assert {lane["seed"] for lane in asked} == {arena.TUNING_SEED} and len(asked) == 6
     table = (tmp_path / "tune.md").read_text()
-    assert "| DMS | 1.00 | 3.00 | 9.00 | 0.09 |" in table
+    assert "| DMS | 51.00 | 53.00 | 59.00 | 0.09 |" in table
+    assert "| FedAvg | 49.00 | 47.00 | 10.00 | 0.01 |" in table

@@ -32,8 +32,11 @@ def test_all_readings_are_valid_and_different():
     (in_use,) = (r for r in calibrate.READINGS if r.label == calibrate.IN_USE)
     assert replace(plain, in_use.changes) == plain
     several = [*calibrate.DMS_READINGS.values()]
-    for changes in several + [choice.changes for choice in calibrate.DMS_CHOICES]:
+    for changes in several:
         validate(replace(Config(), changes))
+    for choice in calibrate.DMS_CHOICES:
+        cell = calibrate.cell_of(choice, CELLS)
+        validate(replace(settings.paper(cell), choice.changes))
 
 
 def test_distance_by_hand():
@@ -121,9 +124,11 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert {call[0][0] for call in last} == {"a", "c"}
     # Choices of DMS alone come last, under the nearest reading, with few seeds.
     few = last[-len(calibrate.DMS_CHOICES) :]
-    assert {call[3] for call in last[: -len(few)]} == {3}
+    assert {call[3] for call in last[: -len(few) - 1]} == {3}
+    # One of them is tried in a cell of its own, which needs FedAvg as well.
+    assert last[-len(few) - 1][:4] == ("a", "mnist_select2", ("fedavg",), 2)
     assert [call[0] for call in few] == [f"a; {c.label}" for c in calibrate.DMS_CHOICES]
-    assert {call[3] for call in few} == {2} and few[-1][1] == "mnist_case3"
+    assert {call[3] for call in few} == {2} and few[5][1] == "mnist_case3"
     rows = rows_of(paths[1])
     assert [row["reading"] for row in rows] == ["a", "c", "b", "d", "e"]
     assert [row["rung"] for row in rows] == ["4", "4", "3", "1", "1"]
@@ -172,8 +177,30 @@ def test_nothing_can_be_run(tmp_path, monkeypatch):
         raise UserError("no data")
 
     monkeypatch.setattr(calibrate, "run_reading", run_reading)
+    (tmp_path / "calibration_dms.csv").write_text("of another day")
     with pytest.raises(UserError, match="no reading could be run"):
         run(tmp_path)
+    assert not (tmp_path / "calibration.md").exists()
+
+
+def test_settings_of_the_readings_cannot_be_given(tmp_path):
+    words = ["--set", "momentum=0.3", "--out", str(tmp_path)]
+    with pytest.raises(UserError, match="calibrate sets it in each run"):
+        reproduce.main(["calibrate", *words])
+
+
+def test_a_run_that_diverged_has_no_good_best(monkeypatch, tmp_path):
+    def lost(config, lanes, **options):
+        curves = np.tile(np.linspace(0.5, 0.9, 4), (len(lanes), 1))
+        diverged = np.zeros(curves.shape, bool)
+        diverged[0, 2:], curves[0, 2:] = True, np.nan
+        rows = [{"seconds": 1.0}] * len(lanes)
+        return sweeps.SweepResult(rows, {"test_accuracy": curves, "diverged": diverged})
+
+    monkeypatch.setattr(sweeps, "run", lost)
+    reading = calibrate.Reading("x", {})
+    found = calibrate.run_reading(load, reading, CELLS[0], ("fedavg",), 2, tmp_path)
+    np.testing.assert_allclose(found["x", CELLS[0], "fedavg"].best, [10, 90])
 
 
 @pytest.mark.slow

@@ -139,7 +139,8 @@ def test_the_study_tests_a_given_theta(tmp_path, monkeypatch):
         seeds = [p["seed"] / 1e4 for p in points]
         accuracy = np.array([np.full(6, 0.5 + 0.1 * a) for a in lanes])
         accuracy += np.array(seeds)[:, None]
-        return sweeps.SweepResult([], {"test_accuracy": accuracy})
+        diverged = np.zeros(accuracy.shape, bool)
+        return sweeps.SweepResult([], {"test_accuracy": accuracy, "diverged": diverged})
 
     monkeypatch.setattr(sweeps, "run", run)
     text = "tau=1,left=2,size=1,lag=0,loss=-1"
@@ -150,7 +151,7 @@ def test_the_study_tests_a_given_theta(tmp_path, monkeypatch):
     ours = [p for p in asked[0] if p["algorithm"] == "learned"]
     assert ours[0]["learned.left"] == 2.0
     table = (tmp_path / "learned.md").read_text()
-    assert "+10.00" in table
+    assert "+10.00" in table and table.count("| better |") == 2 * len(asked)
     with pytest.raises(UserError, match="expected a number for each of tau"):
         study.main(["--theta", "tau=1", "--out", str(tmp_path)])
     assert not set(study.TRAINING) & set(study.TESTS)

@@ -20,6 +20,7 @@ def invented(names, seeds=2, intervals=6):
     gap = np.where(np.repeat(names, seeds) == "median", np.nan, 1.0)[:, None]
     return {
         "test_accuracy": accuracy,
+        "diverged": np.zeros(shape, bool),
         "test_loss": 1 - accuracy,
         "regret": regret,
         "gap": gap + 0 * regret,
@@ -63,6 +64,12 @@ def test_what_cannot_run_is_reported(tmp_path, capsys):
     with pytest.raises(UserError, match="nothing could be run"):
         oracle.main(words)
     assert "oracle_digits_case1: not available: " in capsys.readouterr().err
+
+
+def test_what_the_study_sets_itself_cannot_be_given(tmp_path):
+    words = ["--set", "measure_regret=False", "--out", str(tmp_path)]
+    with pytest.raises(UserError, match="study oracle sets it in each run"):
+        oracle.main(words)
 
 
 @pytest.mark.parametrize("words", [["--idx", "/no/such"], ["--intervals", "-1"]])

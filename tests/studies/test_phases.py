@@ -96,6 +96,10 @@ def test_lost_models_give_their_weight_to_the_others():
     [
         ({"dms.decay_time": 3.0}, "decay_time=3.0: would be ignored with --config.dms"),
         ({"dms.adapt": 3.0}, "adapt=3.0: would be ignored with --config.algorithm=dms"),
+        (
+            {"algorithm": "dms_adaptive", "dms.decay": "inverse"},
+            "decay=inverse: would be ignored with --config.algorithm=dms_adaptive",
+        ),
         ({"algorithm": "dms_adaptive"}, "validation=0: --config.algorithm=dms_adapt"),
     ],
 )
@@ -113,15 +117,24 @@ def test_differences_by_hand():
     found = phases.difference(one, other)
     np.testing.assert_allclose(found.mean, [10, 0, -10], atol=1e-12)
     np.testing.assert_allclose(found.half, 0, atol=1e-9)
-    assert found.behind() == 1 and not found.level()
+    assert found.behind() == 1 and found.level() == "no"
     assert [third.tolist() for third in found.thirds] == [
         pytest.approx([10, 10]),
         pytest.approx([0, 0], abs=1e-9),
         pytest.approx([-10, -10]),
     ]
-    assert phases.difference(other, other).level()
-    # Seeds that disagree: nothing is shown, so it counts as level.
-    assert phases.difference(one, one[::-1]).level()
+    assert phases.difference(other, other).level() == "yes"
+    # Seeds that disagree: nothing is shown.
+    assert phases.difference(one, one[::-1]).level() == "cannot be told"
+    assert phases.difference(one[:1], other[:1]).level() == "cannot be told"
+    # A loss that is shown but small is level, as is one that cannot be seen.
+    for less in (0.004, 0.0):
+        some = other - less + 1e-4 * np.array([[1.0], [-1.0]])
+        found = phases.difference(some, other)
+        low, high = found.ends()
+        assert low == pytest.approx(-100 * less - 12.706 * 0.01, abs=1e-3)
+        assert high == pytest.approx(-100 * less + 12.706 * 0.01, abs=1e-3)
+        assert found.level() == ("no" if less else "yes")
     # Intervals without an evaluation are left out.
     one, other = (np.repeat(a, 2, axis=1) for a in (one, other))
     gap = np.where(np.arange(6) == 3, np.nan, one)
@@ -140,7 +153,7 @@ def invented(seeds=3, intervals=9):
 def test_the_table_says_who_is_level():
     rows = phases.candidate_rows(invented())
     assert [row["rule"] for row in rows] == ["FedAvg", "DMS", "good", "bad"]
-    level = {row["rule"]: row["level at every interval"] for row in rows}
+    level = {row["rule"]: row["level"] for row in rows}
     assert level == {"FedAvg": "no", "DMS": "no", "good": "yes", "bad": "no"}
     assert rows[1]["intervals behind FedAvg"] == "6"
     assert rows[0]["− FedAvg, last third"] == "–"
@@ -156,7 +169,8 @@ def test_the_study_runs_and_resumes(tmp_path, monkeypatch):
         calls.append((config, points))
         curves = invented(seeds=2)
         each = [curves[n] for n in ("FedAvg", "DMS", "good")]
-        history = {"test_accuracy": np.concatenate(each)}
+        curves = np.concatenate(each)
+        history = {"test_accuracy": curves, "diverged": np.zeros(curves.shape, bool)}
         return sweeps.SweepResult([], history)
 
     monkeypatch.setattr(sweeps, "run", run)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-# Said above every table whose cells are made by `spread`.
+LEVEL = 0.05  # of all tests
+BETTER, WORSE, OPEN, SAME = "better", "worse", "cannot be told", "identical"
+# Said above every table whose entries are made by `spread`.
 OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over the seeds"
 
 
@@ -76,6 +78,26 @@ def at_times(
     return np.where(index >= 0, accuracy[np.maximum(index, 0)], np.nan)
 
 
+def counted_as_guessing(
+    accuracy: Float[np.ndarray, "*L T"],
+    diverged: Bool[np.ndarray, "*L T"],
+    classes: int,
+) -> Float[np.ndarray, "*L T"]:
+    """Curves of runs; one that diverged has the accuracy of guessing all the time.
+
+    What it reached before it diverged must not make it look good.
+
+    Args:
+      accuracy: in [0, 1]; NaN where not tested.
+      diverged: whether the run had lost every model by then.
+      classes: number of them, ≥ 1.
+    """
+    found = np.array(accuracy, float)
+    tested = np.isfinite(found).reshape(-1, found.shape[-1]).any(axis=0)
+    found[np.asarray(diverged).any(axis=-1)] = np.where(tested, 1 / classes, np.nan)
+    return found
+
+
 def spread_of_times(times: Float[np.ndarray, "S"]) -> str:
     """Mean ± half its confidence interval, or how many seeds never reached it."""
     never = int(np.isinf(times).sum())
@@ -107,7 +129,9 @@ def p_text(value: float) -> str:
 
 
 def signed_rank_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
-    """p value of Wilcoxon's signed-rank test, two-sided; pairs without difference off.
+    """p value of Wilcoxon's signed-rank test, two-sided.
+
+    Pairs without a difference are left out.
 
     It cannot be below 2^(1 − n): with five pairs never below 0.0625.
 
@@ -135,7 +159,29 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return p.tolist()
 
 
-def power(n: int, effect: float, *, paired: bool, alpha: float = 0.05) -> float:
+def verdict(
+    differences: np.ndarray | Sequence[float | np.floating],
+    p: float,
+    words: tuple[str, str] = (BETTER, WORSE),
+) -> str:
+    """What a corrected p value says about the mean of paired differences.
+
+    Args:
+      differences: ``[n]`` of pairs.
+      p: see `paired_p`, `holm`; "–" for NaN.
+      words: for a mean above 0, and below.
+    """
+    if not np.isfinite(p):
+        return "–"
+    found = np.asarray(differences, float)
+    if not found.any():
+        return SAME
+    if p >= LEVEL:
+        return OPEN
+    return words[0] if found.mean() > 0 else words[1]
+
+
+def power(n: int, effect: float, *, paired: bool, alpha: float = LEVEL) -> float:
     """Chance that a two-sided t test finds a true difference.
 
     Args:
@@ -158,7 +204,7 @@ def seeds_needed(
     deviation: float,
     *,
     paired: bool,
-    alpha: float = 0.05,
+    alpha: float = LEVEL,
     wanted: float = 0.8,
 ) -> int:
     """Fewest seeds with which a true difference is found with a chance of `wanted`.

@@ -8,6 +8,8 @@ clients of the same numbers and once with the fleet of a CSV file that is kept.
 """
 
 import argparse
+import dataclasses
+import hashlib
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +23,13 @@ from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, calls, grid, lanes, prepare, sweeps
 from tsfl_jax.experiment.program import Compiled
 from tsfl_jax.report import files
-from tsfl_jax.report.statistics import OVER_SEEDS, p_text, paired_p, spread
+from tsfl_jax.report.statistics import (
+    OVER_SEEDS,
+    counted_as_guessing,
+    p_text,
+    paired_p,
+    spread,
+)
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arena, arena_report, arguments, fleets
 from tsfl_jax.studies.fleets import BOUNDS, Fleet, Numbers
@@ -111,8 +119,12 @@ def gaps(
     history, _ = calls.run_call(
         bench.compiled, arrays, None, lambda chunk: None, lambda: False, print
     )
-    accuracy = np.array(history.test_accuracy[: len(runs)], float)
-    score = 100 * np.nan_to_num(np.array([arena.recent(a) for a in accuracy]))
+    curves = counted_as_guessing(
+        np.array(history.test_accuracy[: len(runs)], float),
+        np.array(history.diverged[: len(runs)]),
+        bench.dataset.num_classes,
+    )
+    score = 100 * np.array([arena.recent(curve) for curve in curves])
     score = score.reshape(len(several), len(seeds), 2)
     return score[..., 0] - score[..., 1]
 
@@ -129,6 +141,9 @@ def search(
       evaluate: numbers of fleets -> their gaps.
       generations, population: numbers of them, and of fleets in each.
       log: file of all that was evaluated; the search goes on from there.
+
+    Raises:
+      UserError: the file has other fleets than this search asks for.
     """
     try:
         import cmaes
@@ -151,6 +166,13 @@ def search(
         several = [numbers_at(place) for place in places]
         old = known[generation * population : (generation + 1) * population]
         if len(old) == population:
+            if [{n: row[n] for n in BOUNDS} for row in old] != [
+                one._asdict() for one in several
+            ]:
+                raise UserError(
+                    f"{log}: generation {generation} has other fleets than this "
+                    "search; delete the file or choose another --out"
+                )
             found = np.array([row["gap"] for row in old])
         else:
             found = np.asarray(evaluate(several))
@@ -190,8 +212,13 @@ def _sweep(
     several = [{"algorithm": rule} | point for point in points for rule in way]
     options = {"dataset": dataset, "workdir": workdir, "stream": sys.stderr}
     result = sweeps.run(config, several, **options)
-    last = [arena.recent(np.array(a)) for a in result.history["test_accuracy"]]
-    best = [float(row["best_test_accuracy"]) for row in result.rows]
+    curves = counted_as_guessing(
+        result.history["test_accuracy"],
+        result.history["diverged"],
+        dataset.num_classes,
+    )
+    last = [arena.recent(curve) for curve in curves]
+    best = np.nanmax(curves, axis=1)
     pairs = 100 * np.array([last, best]).reshape(2, -1, 2)
     return pairs[0, :, 0] - pairs[0, :, 1], pairs[1, :, 0] - pairs[1, :, 1]
 
@@ -225,6 +252,9 @@ def run_way(
 ) -> Confirmed:
     """Search and confirm one way."""
     name = "-over-".join(way)
+    # Another search has another file: what decides its results is in the name.
+    asked = (dataclasses.asdict(config), given.population, tuple(SEARCH), arena.LAST)
+    digest = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
     folder = files.prepare_workdir(given.out / f"{name}-search")
     width = 2 * max(len(SEARCH) * given.population, len(CHOICE) * 2)
     bench = make_bench(config, dataset, way, folder, width)
@@ -232,7 +262,7 @@ def run_way(
     def evaluate(several: Sequence[Numbers]) -> Float[np.ndarray, "F"]:
         return gaps(bench, several, SEARCH).mean(axis=1)
 
-    log = given.out / f"{name}.jsonl"
+    log = given.out / f"{name}-{digest}.jsonl"
     found = search(evaluate, given.generations, given.population, log)
     again = gaps(bench, [one.numbers for one in found], CHOICE).mean(axis=1)
     chosen = found[int(again.argmax())]._replace(gap=found[1].gap)
@@ -260,7 +290,7 @@ def rows_of(several: Sequence[Confirmed]) -> list[dict[str, str]]:
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = arguments.make_parser("study adversary", __doc__, 3, "runs/adversary")
+    parser = arguments.make_parser("study adversary", __doc__, None, "runs/adversary")
     arguments.add_settings(parser)
     about = "the two rules (default: dms fedavg); searched both ways"
     options = {"default": ["dms", "fedavg"], "choices": tuple(AGGREGATORS)}
@@ -287,6 +317,8 @@ def main(texts: list[str]) -> None:
     given = parse(texts)
     devices.start(0)
     given.out = files.prepare_workdir(given.out)
+    taken = ("schedule.kind", "schedule.trace")
+    arguments.check_free(given.set, taken, "adversary")
     changes = arena.DATA["digits"] | given.data_dir | given.set
     config = grid.changed(Config(), changes)
     dataset = prepare.load_dataset(config)
@@ -294,7 +326,11 @@ def main(texts: list[str]) -> None:
     about = f"{dataset.name}, {get(config, 'partition.kind')} split; differences in"
     about += f" points of accuracy, mean of the last {arena.LAST} intervals,"
     device = arguments.device_text(get(config, "devices"))
-    about += f" {OVER_SEEDS}, paired; device: {device}."
+    own = (f"{n}={v}" for n, v in given.set.items() if not n.startswith("data."))
+    searched = f"{given.generations} generations of {given.population} fleets on"
+    searched += f" {len(SEARCH)} seeds, result on {len(FRESH)} others"
+    about += f" {OVER_SEEDS}, paired; "
+    about += arguments.joined(searched, *own, f"device: {device}.")
     several: list[Confirmed] = []
     ways = ((first, second), (second, first))
     for way in ways[:1] if given.one_way else ways:

@@ -6,6 +6,10 @@ seed are first averaged, so that the test is over the seeds again: cells share t
 Wilcoxon's signed-rank test over the cells is beside it, for the question whether a rule
 would win in another such cell. In one cell it can tell nothing: with five seeds its p
 is never below 0.0625.
+
+A rule that a race has stopped has no score that can be compared with those of whole
+runs: it gets no verdict, takes no part in Holm's correction, and is ranked behind all
+that ran to their end, by its accuracy when it was stopped.
 """
 
 import pathlib
@@ -13,30 +17,33 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import (
+    BETTER,
     OVER_SEEDS,
+    WORSE,
     holm,
     p_text,
     paired_p,
     signed_rank_p,
     spread,
+    verdict,
 )
 
 if TYPE_CHECKING:
     import matplotlib.axes
 
 BASE = "fedavg"  # what all are compared with
-LEVEL = 0.05
-BETTER, WORSE, OPEN, SAME = "better", "worse", "cannot be told", "identical"
+STOPPED = "stopped"
 
 
 class Lane(NamedTuple):
     """What one run is judged by."""
 
-    final: float  # in [0, 1], mean test accuracy of the last tested intervals
+    # In [0, 1], mean test accuracy of the last tested intervals; 1/C if it diverged.
+    final: float
     worst: float  # in [0, 1], mean accuracy of the worst tenth of the clients
     seconds: float  # virtual, until the target was reached; inf: never
     megabytes: float  # sent until then
@@ -54,6 +61,10 @@ class Arena(NamedTuple):
     target: float
     lanes: Mapping[tuple[int, str, int], Lane]  # (cell, rule, seed) -> run
 
+    def stopped(self) -> Bool[np.ndarray, "cells rules"]:
+        """Where a rule was stopped in at least one seed."""
+        return np.asarray((self.values("stopped") >= 0).any(axis=2))
+
     def values(self, name: str) -> Float[np.ndarray, "cells rules S"]:
         """A number of all runs; NaN where there is none."""
         shape = len(self.cells), len(self.rules), self.seeds
@@ -68,58 +79,64 @@ def name_of(rule: str) -> str:
     return style.NAMES.get(rule, rule)
 
 
-def verdict(differences: Float[np.ndarray, "n"], p: float) -> str:
-    """What a corrected p value says about the mean of paired differences."""
-    if not np.isfinite(p):
-        return "–"
-    if not differences.any():
-        return SAME
-    if p >= LEVEL:
-        return OPEN
-    return BETTER if differences.mean() > 0 else WORSE
-
-
 def compare(
-    scores: Float[np.ndarray, "rules n"], against: int
+    scores: Float[np.ndarray, "rules n"],
+    against: int,
+    stopped: Bool[np.ndarray, "rules"],
 ) -> tuple[list[float], list[str]]:
-    """Holm's p values of all rules against one, and verdicts."""
-    gaps = scores - scores[against]
+    """Holm's p values of all rules against one, and verdicts; NaN for stopped ones."""
+    gaps = np.where(stopped[:, None], np.nan, scores - scores[against])
     p = [paired_p(gap) if i != against else np.nan for i, gap in enumerate(gaps)]
     p = holm(p)
-    return p, [verdict(gap, value) for gap, value in zip(gaps, p, strict=True)]
+    found = [verdict(gap, value) for gap, value in zip(gaps, p, strict=True)]
+    return p, [STOPPED if s else v for s, v in zip(stopped, found, strict=True)]
 
 
-def ranks(scores: Float[np.ndarray, "cells rules S"]) -> Float[np.ndarray, "cells R"]:
+def best_of(
+    means: Float[np.ndarray, "rules"], stopped: Bool[np.ndarray, "rules"]
+) -> int:
+    """The place of the largest mean, of the rules that were not stopped."""
+    return int(np.where(stopped, -np.inf, means).argmax())
+
+
+def ranks(
+    scores: Float[np.ndarray, "cells rules S"], stopped: Bool[np.ndarray, "cells rules"]
+) -> Float[np.ndarray, "cells rules"]:
     """Rank of each rule's mean in each cell, 1 the best; equal ones share theirs."""
     from scipy import stats
 
-    mean = scores.mean(axis=2)
+    mean = scores.mean(axis=2) - stopped  # accuracies are below 1: behind all others
     return stats.rankdata(-mean, axis=1, nan_policy="omit")
 
 
-def _number(value: float, form: str = ".1f") -> str:
-    return f"{value:{form}}" if np.isfinite(value) else "never"
+def _number(values: Float[np.ndarray, "n"], stopped: bool) -> str:
+    """The median; "never" is not known of runs that were stopped."""
+    value = float(np.median(values))
+    if np.isfinite(value):
+        return f"{value:.1f}"
+    return "–" if stopped else "never"
 
 
 def cell_rows(arena: Arena) -> list[dict[str, str]]:
     """A row for each cell and rule, the best of a cell first."""
     final, worst = arena.values("final"), arena.values("worst")
     seconds, sent = arena.values("seconds"), arena.values("megabytes")
-    stopped, order = arena.values("stopped"), ranks(final)
+    ended, stopped = arena.values("stopped"), arena.stopped()
+    order = ranks(final, stopped)
     rows = []
     for cell, (fleet, split) in enumerate(arena.cells):
         there = np.flatnonzero(np.isfinite(final[cell]).all(axis=1))
         if not len(there):
             continue
-        scores = final[cell, there]
+        scores, out = final[cell, there], stopped[cell, there]
         names = [arena.rules[i] for i in there]
-        base = names.index(BASE) if BASE in names else int(scores.mean(1).argmax())
-        p, against = compare(scores, base)
-        top = int(scores.mean(axis=1).argmax())
-        p_top, against_top = compare(scores, top)
+        top = best_of(scores.mean(axis=1), out)
+        base = names.index(BASE) if BASE in names else top
+        p, against = compare(scores, base, out)
+        p_top, against_top = compare(scores, top, out)
         for i in np.argsort(order[cell, there], kind="stable"):
             rule = there[i]
-            ended = stopped[cell, rule].max()
+            last = ended[cell, rule].max()
             gap = 100 * (scores[i] - scores[base])
             rows.append(
                 {
@@ -128,29 +145,34 @@ def cell_rows(arena: Arena) -> list[dict[str, str]]:
                     "rule": name_of(names[i]),
                     "rank": f"{order[cell, rule]:g}",
                     "accuracy, %": spread(100 * scores[i]),
-                    "− FedAvg": "–" if i == base else spread(gap, "+.2f"),
+                    "− FedAvg": "–" if i == base or out[i] else spread(gap, "+.2f"),
                     "p": p_text(p[i]),
                     "against FedAvg": against[i],
                     "p, best": p_text(p_top[i]),
                     "against the best": "the best" if i == top else against_top[i],
                     "worst tenth, %": spread(100 * worst[cell, rule]),
-                    "time to target": _number(float(np.median(seconds[cell, rule]))),
-                    "MB to target": _number(float(np.median(sent[cell, rule]))),
-                    "stopped at": f"{ended:g}" if ended >= 0 else "–",
+                    "time to target": _number(seconds[cell, rule], out[i]),
+                    "MB to target": _number(sent[cell, rule], out[i]),
+                    "stopped at": f"{last:g}" if last >= 0 else "–",
                 }
             )
     return rows
 
 
-def _whole_cells(arena: Arena) -> Float[np.ndarray, "cells rules S"]:
-    """Scores of the cells in which every rule has run."""
-    final = arena.values("final")
-    return final[np.isfinite(final).all(axis=(1, 2))]
+def _whole_cells(arena: Arena) -> Bool[np.ndarray, "cells"]:
+    """The cells in which every rule has run."""
+    return np.asarray(np.isfinite(arena.values("final")).all(axis=(1, 2)))
 
 
-def _counts(scores: Float[np.ndarray, "cells rules S"], base: int) -> list[list[int]]:
-    """Of each rule, cells in which it is better than the base, worse, or neither."""
-    found = [compare(one, base)[1] for one in scores]
+def _counts(
+    scores: Float[np.ndarray, "cells rules S"],
+    base: int,
+    stopped: Bool[np.ndarray, "cells rules"],
+) -> list[list[int]]:
+    """Of each rule, cells in which it is better than the base, or worse."""
+    found = [
+        compare(one, base, out)[1] for one, out in zip(scores, stopped, strict=True)
+    ]
     return [
         [sum(v[rule] == word for v in found) for word in (BETTER, WORSE)]
         for rule in range(scores.shape[1])
@@ -159,33 +181,34 @@ def _counts(scores: Float[np.ndarray, "cells rules S"], base: int) -> list[list[
 
 def rule_rows(arena: Arena) -> list[dict[str, str]]:
     """A row for each rule over all cells, the best mean rank first."""
-    scores = _whole_cells(arena)
-    if not len(scores):
+    seen = _whole_cells(arena)
+    if not seen.any():
         return []
-    base = arena.rules.index(BASE)
-    order = ranks(scores).mean(axis=0)
-    pooled = scores.mean(axis=0)  # [rules, S]
-    top = int(pooled.mean(axis=1).argmax())
-    (p, against), (p_top, against_top) = compare(pooled, base), compare(pooled, top)
-    means = scores.mean(axis=2)  # [cells, rules]
-    wilcoxon = holm([signed_rank_p(m - means[:, base]) for m in means.T])
-    counts = _counts(scores, base)
-    final = arena.values("final")
-    seen = np.isfinite(final).all(axis=(1, 2))
-    worst, seconds, sent = (
-        arena.values(name)[seen] for name in ("worst", "seconds", "megabytes")
+    scores, worst, seconds, sent = (
+        arena.values(name)[seen] for name in ("final", "worst", "seconds", "megabytes")
     )
+    stopped = arena.stopped()[seen]
+    out, base = np.asarray(stopped.any(axis=0)), arena.rules.index(BASE)
+    order = ranks(scores, stopped).mean(axis=0)
+    pooled = scores.mean(axis=0)  # [rules, S]
+    top = best_of(pooled.mean(axis=1), out)
+    p, against = compare(pooled, base, out)
+    p_top, against_top = compare(pooled, top, out)
+    means = np.where(out, np.nan, scores.mean(axis=2))  # [cells, rules]
+    wilcoxon = holm([signed_rank_p(m - means[:, base]) for m in means.T])
+    counts = _counts(scores, base, stopped)
     rows = []
     for i in np.argsort(order, kind="stable"):
         better, worse = counts[i]
         gap = 100 * (pooled[i] - pooled[base])
-        reached = np.isfinite(seconds[:, i]).mean()
+        reached = f"{100 * np.isfinite(seconds[:, i]).mean():.0f}"
+        whole = not out[i]
         rows.append(
             {
                 "rule": name_of(arena.rules[i]),
                 "mean rank": f"{order[i]:.1f}",
-                "accuracy, %": spread(100 * pooled[i]),
-                "− FedAvg": "–" if i == base else spread(gap, "+.2f"),
+                "accuracy, %": spread(100 * pooled[i]) if whole else "–",
+                "− FedAvg": spread(gap, "+.2f") if whole and i != base else "–",
                 "p": p_text(p[i]),
                 "against FedAvg": "–" if i == base else against[i],
                 "p, best": p_text(p_top[i]),
@@ -193,10 +216,11 @@ def rule_rows(arena: Arena) -> list[dict[str, str]]:
                 "p over cells": p_text(wilcoxon[i]),
                 "better in": f"{better}",
                 "worse in": f"{worse}",
-                "worst tenth, %": f"{100 * worst[:, i].mean():.1f}",
-                "runs at target, %": f"{100 * reached:.0f}",
-                "time to target": _number(float(np.median(seconds[:, i]))),
-                "MB to target": _number(float(np.median(sent[:, i]))),
+                "stopped in": f"{stopped[:, i].sum()}",
+                "worst tenth, %": f"{100 * worst[:, i].mean():.1f}" if whole else "–",
+                "runs at target, %": reached if whole else "–",
+                "time to target": _number(seconds[:, i].ravel(), not whole),
+                "MB to target": _number(sent[:, i].ravel(), not whole),
             }
         )
     return rows
@@ -232,7 +256,8 @@ def write(
     rows = rule_rows(arena)
     if rows:
         text = f"{head}{test}, each seed's mean over the cells; p over cells:"
-        text += " Wilcoxon's signed-rank test against FedAvg; better, worse in: cells"
+        text += " Wilcoxon's signed-rank test against FedAvg; better, worse in: cells,"
+        text += " which Holm's correction does not count"
         paths += files.write_table(out, "arena_rules", rows, f"{text}{rest}")
         paths += plot(arena, out / "arena", about) if picture else []
     return paths
@@ -241,18 +266,20 @@ def write(
 @style.styled
 def plot(arena: Arena, path: pathlib.Path, about: str) -> list[pathlib.Path]:
     """Plot the rank of each rule in each cell, and where it differs from FedAvg."""
-    scores = arena.values("final")
-    seen = np.flatnonzero(np.isfinite(scores).all(axis=(1, 2)))
-    cells, scores = [arena.cells[i] for i in seen], scores[seen]
-    order = ranks(scores)
+    seen = np.flatnonzero(_whole_cells(arena))
+    cells, scores = [arena.cells[i] for i in seen], arena.values("final")[seen]
+    stopped = arena.stopped()[seen]
+    order = ranks(scores, stopped)
     rows = np.argsort(order.mean(axis=0), kind="stable")
     base = arena.rules.index(BASE)
-    verdicts = [compare(one, base)[1] for one in scores]
+    verdicts = [
+        compare(one, base, out)[1] for one, out in zip(scores, stopped, strict=True)
+    ]
     figure, axes = style.figure_of(1.5 + 0.21 * len(rows))
     colors = {"cmap": "RdYlBu_r", "vmin": 1, "vmax": len(rows), "aspect": "auto"}
     axes.imshow(order[:, rows].T, **colors)
     axes.grid(visible=False)
-    signs = {BETTER: "▲", WORSE: "▼"}
+    signs = {BETTER: "▲", WORSE: "▼", STOPPED: "×"}
     for y, rule in enumerate(rows):
         for x in range(len(cells)):
             rank = order[x, rule]
@@ -264,7 +291,8 @@ def plot(arena: Arena, path: pathlib.Path, about: str) -> list[pathlib.Path]:
     splits = [split for _, split in cells]
     axes.set_xticks(range(len(cells)), splits, rotation=90, fontsize="x-small")
     _fleet_titles(axes, [fleet for fleet, _ in cells])
-    title = f"Rank by final accuracy; ▲ better, ▼ worse than FedAvg\n{about}"
+    signs_text = "▲ better, ▼ worse than FedAvg" + ", × stopped" * bool(stopped.any())
+    title = f"Rank by final accuracy; {signs_text}\n{about}"
     figure.suptitle(style.escape(title), fontsize="small")
     return style.save_both(figure, path)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -12,22 +13,23 @@ from tsfl_jax.types import UserError
 
 
 def make_parser(
-    name: str, about: str | None, seeds: int, out: str
+    name: str, about: str | None, seeds: int | None, out: str
 ) -> argparse.ArgumentParser:
     """A parser with ``--seeds`` and ``--out``.
 
     Args:
       name: of the command.
       about: the command's module docstring, whose first line is shown.
-      seeds, out: the defaults, a number of runs and a folder.
+      seeds, out: the defaults, a number of runs and a folder; None: no ``--seeds``.
     """
     parser = command.make_parser(name, about)
-    parser.add_argument(
-        "--seeds",
-        type=int,
-        default=seeds,
-        help="runs of each setting (default: %(default)s)",
-    )
+    if seeds is not None:
+        parser.add_argument(
+            "--seeds",
+            type=int,
+            default=seeds,
+            help="runs of each setting (default: %(default)s)",
+        )
     parser.add_argument(
         "--out",
         type=pathlib.Path,
@@ -68,7 +70,7 @@ def parse(
       The arguments by name; ``set`` and ``data_dir`` as dicts of settings.
     """
     given = parser.parse_args(texts)
-    if given.seeds < 1:
+    if "seeds" in given and given.seeds < 1:
         parser.error("--seeds must be at least 1")
     if share and not 0 < getattr(given, share) < 1:
         value = getattr(given, share)
@@ -80,6 +82,25 @@ def parse(
     except UserError as error:
         parser.error(str(error))
     return given
+
+
+def check_free(given: Mapping[str, Any], taken: Collection[str], study: str) -> None:
+    """Refuse settings that a study sets in each of its runs.
+
+    Args:
+      given: settings of ``--set``.
+      taken: names of the settings that its runs set.
+      study: its name.
+
+    Raises:
+      UserError: one of them would be ignored.
+    """
+    for name in given:
+        if name in taken:
+            raise UserError(
+                f"--set {name}={given[name]}: study {study} sets it in each run; "
+                "leave it out"
+            )
 
 
 def device_text(used: int = 0) -> str:

@@ -23,7 +23,8 @@ import numpy as np
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import OVER_SEEDS, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, counted_as_guessing, spread
+from tsfl_jax.studies import settings
 from tsfl_jax.studies.paper_results import ALGORITHMS, CELLS
 from tsfl_jax.types import UserError
 
@@ -116,7 +117,8 @@ class DmsChoice(NamedTuple):
 
     label: str
     changes: Mapping[str, Any]
-    cell: int = 0  # the first cell of the first rung, or −1: its last
+    # A cell of the first rung, 0 the first and −1 the last; or an experiment's name.
+    cell: int | str = 0
 
 
 # Run under the nearest reading alone, with few seeds, after everything else.
@@ -127,8 +129,19 @@ DMS_CHOICES: tuple[DmsChoice, ...] = (
     DmsChoice("weights as computed, some negative", {"dms.project": False}),
     DmsChoice("weights at most 2/N", {"dms.weight_limit": 2.0}),
     DmsChoice("weights times |D_i|", {"server.by_size": "yes"}, -1),
+    DmsChoice("half the chance to be dropped", {"dms.drop": 0.5}),
+    DmsChoice("no client dropped", {"dms.drop": 0.0}),
+    DmsChoice("K the mean τ of the deliveries", {}, "mnist_select2"),
+    DmsChoice("K the mean τ of all work", {"dms.threshold": "all"}, "mnist_select2"),
 )
 CHOICE_SEEDS = 2
+# Settings that a run of the study sets itself.
+CHANGED = frozenset(
+    {name for reading in READINGS for name in reading.changes}
+    | {name for choice in DMS_CHOICES for name in choice.changes}
+    | {name for changes in DMS_READINGS.values() for name in changes}
+    | {"server.by_size"}
+)
 
 
 def rungs(cells: Sequence[str], count: int) -> tuple[Rung, ...]:
@@ -202,12 +215,14 @@ def run_reading(
             for lane, value in zip(lanes, sized, strict=True)
         ]
     result = sweeps.run(config, lanes, workdir=workdir / cell, stream=sys.stderr)
-    curves = 100 * result.history["test_accuracy"].reshape(len(algorithms), seeds, -1)
+    curves = 100 * counted_as_guessing(
+        result.history["test_accuracy"], result.history["diverged"], settings.CLASSES
+    ).reshape(len(algorithms), seeds, -1)
     seconds = np.reshape([row["seconds"] for row in result.rows], (-1, seeds)).sum(1)
-    best = np.reshape([row["best_test_accuracy"] for row in result.rows], (-1, seeds))
+    best, of_mean = np.nanmax(curves, axis=2), np.nanmax(curves.mean(axis=1), axis=1)
     return {
         (reading.label, cell, a): Measured(
-            100 * best[i], float(np.nanmax(curves[i].mean(0))), float(seconds[i])
+            best[i], float(of_mean[i]), float(seconds[i])
         )
         for i, a in enumerate(algorithms)
     }
@@ -223,7 +238,7 @@ def distance(
 ) -> float:
     """Root mean square of measured − paper over (cell, algorithm), in points.
 
-    inf where something is missing or lost, so that such a reading is last.
+    inf where something is missing, so that such a reading is last.
     """
     gaps = [
         measured[label, cell, a].best.mean() - target(cell, a)
@@ -298,10 +313,16 @@ def final_row(
     }
 
 
+def cell_of(choice: DmsChoice, cells: Sequence[str]) -> str:
+    """The experiment in which a choice is tried; cells are those of the first rung."""
+    return choice.cell if isinstance(choice.cell, str) else cells[choice.cell]
+
+
 def final_rows(
     measured: Mapping[Key, Measured], several: Sequence[Reading], cells: Sequence[str]
 ) -> list[dict[str, str]]:
     """DMS and FedAvg under the nearest readings, paired by seed."""
+    cells = list(dict.fromkeys([*cells, *(cell_of(c, cells) for c in DMS_CHOICES)]))
     names = [*DMS_READINGS, *(choice.label for choice in DMS_CHOICES)]
     found = (
         final_row(measured, reading.label, cell, name)
@@ -369,15 +390,18 @@ def choose(
                 work = (cell, rung.algorithms, rung.seeds)
                 measured = _joined(measured, _attempt(study, reading, *work))
                 rows = calibration_rows(measured, readings, steps, reached)
-                files.write_table(study.out, "calibration", rows, about)
+                if measured:
+                    files.write_table(study.out, "calibration", rows, about)
         left = nearest(measured, left, steps[: at + 1])
+    if not measured:
+        raise UserError("calibrate: no reading could be run; see the lines above")
     return left
 
 
 def confirm(
     study: _Study, several: Sequence[Reading], cells: Sequence[str], seeds: int
-) -> None:
-    """Run DMS and FedAvg under the nearest readings; writes their table."""
+) -> bool:
+    """Run DMS and FedAvg under the nearest readings; whether there is a table."""
     measured: dict[Key, Measured] = {}
     about = f"{study.about}. Best accuracy of each run in %: {OVER_SEEDS}."
 
@@ -393,9 +417,14 @@ def confirm(
             measured |= _attempt(study, reading, cell, ("fedavg",), seeds)
             for name, changes in DMS_READINGS.items():
                 add(reading, cell, name, changes, seeds)
-    for choice in DMS_CHOICES:
-        few, cell = min(seeds, CHOICE_SEEDS), cells[choice.cell]
+    few = min(seeds, CHOICE_SEEDS)
+    where = [cell_of(choice, cells) for choice in DMS_CHOICES]
+    for cell in dict.fromkeys(where):
+        if cell not in cells:
+            measured |= _attempt(study, several[0], cell, ("fedavg",), few)
+    for choice, cell in zip(DMS_CHOICES, where, strict=True):
         add(several[0], cell, choice.label, choice.changes, few)
+    return bool(final_rows(measured, several, cells))
 
 
 def run_calibration(
@@ -425,12 +454,6 @@ def run_calibration(
     study = _Study(load, workdir, files.prepare_workdir(out), about)
     steps = rungs(cells, len(readings))
     best = choose(study, readings, steps)[:2]
-    confirm(study, best, steps[0].cells, seeds)
-    made = [
-        out / f"{n}.{e}"
-        for n in ("calibration", "calibration_dms")
-        for e in ("md", "csv")
-    ]
-    if not made[-1].exists():
-        raise UserError("calibrate: no reading could be run; see the lines above")
-    return made
+    names = ["calibration"]
+    names += ["calibration_dms"] * confirm(study, best, steps[0].cells, seeds)
+    return [out / f"{name}.{kind}" for name in names for kind in ("md", "csv")]

@@ -2,8 +2,8 @@
 
 ρ = softmax(θ · features), see `rules.learned`. θ is trained on several small fleets and
 seeds of scikit-learn's digits, with samples of the training set in place of the test
-set, and then tested on fleets, splits and seeds that training has not seen, on the test
-set, paired with FedAvg and DMS.
+set, and then tested on fleets and seeds that training has not seen, on the test set,
+paired with FedAvg and DMS; on splits of the same kinds and of other ones.
 
 The search is an evolution strategy with antithetic samples and ranks in place of the
 fitness: Salimans, Ho, Chen, Sidor, Sutskever, "Evolution Strategies as a Scalable
@@ -27,10 +27,17 @@ from tsfl_jax.config import Config, DataConfig, get
 from tsfl_jax.experiment import grid, lanes, own_hooks, prepare, sweeps
 from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.report.statistics import (
+    OVER_SEEDS,
+    counted_as_guessing,
+    holm,
+    p_text,
+    paired_p,
+    spread,
+    verdict,
+)
 from tsfl_jax.rules.learned import FEATURES
 from tsfl_jax.studies import arguments
-from tsfl_jax.studies.sensitivity import verdict
 from tsfl_jax.types import Dataset, UserError
 
 _DIGITS = {
@@ -70,6 +77,7 @@ TESTS: dict[str, dict[str, Any]] = {
 # Not lag, which is 0 on all these fleets: its θ would drift at random.
 _TRAINED = [FEATURES.index(name) for name in ("tau", "left", "size", "loss")]
 _FEDAVG = np.array([0.0, 0.0, 1.0, 0.0, 0.0])
+_COMPARED = ("fedavg", "dms")
 _FIRST_TEST_SEED = 100  # training uses seeds from 0 on
 
 
@@ -124,8 +132,13 @@ def make_population(
         each = np.repeat(theta.astype(np.float32), len(fleets), axis=0)
         given = {f"theta_{n}": jnp.asarray(each[:, i]) for i, n in enumerate(FEATURES)}
         filled = arrays._replace(hparams=arrays.hparams._replace(**given))
-        parts = [c.history.test_accuracy for c in compiled.chunks(filled)]
-        found = fitness(np.concatenate(parts, axis=1).astype(np.float64))
+        parts = [c.history for c in compiled.chunks(filled)]
+        accuracy, diverged = (
+            np.concatenate([getattr(part, name) for part in parts], axis=1)
+            for name in ("test_accuracy", "diverged")
+        )
+        curves = counted_as_guessing(accuracy, diverged, dataset.num_classes)
+        found = fitness(curves)
         return found.reshape(len(theta), len(fleets)).mean(axis=1)
 
     return Population(score, number)
@@ -226,7 +239,8 @@ def test_rows(
     }
     names = {n for rule in rules.values() for n in rule}
     plain = {n: get(config, n) for n in names}
-    rows = []
+    classes = training_data().num_classes
+    rows, gains = [], []
     for fleet, changes in TESTS.items():
         points = [
             plain | rule | changes | {"seed": _FIRST_TEST_SEED + s}
@@ -235,19 +249,27 @@ def test_rows(
         ]
         folder = workdir / fleet.replace(" ", "_").replace(",", "")
         result = sweeps.run(config, points, workdir=folder, stream=sys.stderr)
-        curves = result.history["test_accuracy"].astype(np.float64)
+        curves = counted_as_guessing(
+            result.history["test_accuracy"],
+            result.history["diverged"],
+            classes,
+        )
         score = fitness(curves).reshape(len(rules), seeds)
         values = dict(zip(rules, score, strict=True))
         row = {"fleet and split": fleet}
         row |= {style.NAMES[n]: spread(v) for n, v in values.items()}
-        for other in ("fedavg", "dms"):
+        for other in _COMPARED:
             gain = values["learned"] - values[other]
+            gains.append(gain)
             row[f"learned − {style.NAMES[other]}"] = spread(gain, "+.2f")
-            mean, half = confidence_interval(gain)
-            shown = verdict(float(mean), float(half), ("better", "worse"))
-            row[f"than {style.NAMES[other]}"] = shown
         row["seeds"] = str(seeds)
         rows.append(row)
+    corrected = iter(zip(gains, holm([paired_p(g) for g in gains]), strict=True))
+    for row in rows:
+        for other in _COMPARED:
+            gain, p = next(corrected)
+            row[f"p, {style.NAMES[other]}"] = p_text(p)
+            row[f"than {style.NAMES[other]}"] = verdict(gain, p)
     return rows
 
 
@@ -298,6 +320,7 @@ def main(texts: list[str]) -> None:
     rows = test_rows(theta, given.test_seeds, out / "cells")
     about = "digits, fleets and seeds that training has not seen; points: mean of the "
     about += "test accuracy over the run and over its last third. "
-    about += f"Cells: {OVER_SEEDS}; differences are paired."
+    about += f"Entries: {OVER_SEEDS}; differences are paired; p of paired t tests with "
+    about += "Holm's correction over all of the table."
     for path in files.write_table(out, "learned", rows, about):
         print(path)

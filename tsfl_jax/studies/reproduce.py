@@ -211,6 +211,7 @@ def run_study(
     options = (config, given.seeds, workdir, sys.stderr)
     try:
         if target == "sensitivity":
+            arguments.check_free(given.set, sensitivity.CHANGED, target)
             found, minutes = sensitivity.run_choices(*options)
             about = f"{STUDY_CONFIG}, {get(config, 'num_intervals')} intervals"
             about += f" ({note})" * bool(note) + f", training time {minutes:.1f} min"
@@ -277,6 +278,7 @@ def run_calibrate(given: argparse.Namespace, device: str) -> list[pathlib.Path]:
     cells = [
         name for name in wanted(["table1", "table2"], data) if "select" not in name
     ]
+    arguments.check_free(given.set, calibrate.CHANGED, "calibrate")
     note = changed_config(cells[0], given)[1]
     readings = calibrate.READINGS[: given.readings or None]
     return calibrate.run_calibration(

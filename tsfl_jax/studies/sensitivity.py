@@ -15,7 +15,14 @@ from jaxtyping import Float
 from tsfl_jax.config import Config, flat
 from tsfl_jax.experiment import sweeps
 from tsfl_jax.report import style
-from tsfl_jax.report.statistics import confidence_interval, spread
+from tsfl_jax.report.statistics import (
+    confidence_interval,
+    holm,
+    p_text,
+    paired_p,
+    spread,
+    verdict,
+)
 
 
 class Choice(NamedTuple):
@@ -66,6 +73,10 @@ def choices(lr: float, num_clients: int) -> list[Choice]:
         Choice("weight limit", "θ = 2", {"dms.weight_limit": 2.0}, True),
         Choice("iteration", "one mini-batch", {"schedule.iteration": "step"}),
     ]
+
+
+# Settings that a run of the study sets itself.
+CHANGED = frozenset(name for c in choices(1.0, 1) for name in c.changes)
 
 
 def points(settings: dict, several: Sequence[Choice], seeds: int) -> list[dict]:
@@ -119,29 +130,12 @@ def run_choices(
     return by_choice(several, best, seeds), minutes
 
 
-def verdict(
-    gain: float, half: float, words: tuple[str, str] = ("DMS helps", "DMS hurts")
-) -> str:
-    """Whether DMS helps: whether the 95 % confidence interval excludes 0.
-
-    Args:
-      gain: mean difference.
-      half: half of its confidence interval; NaN: of one seed.
-      words: for a gain above 0 and below, of other rules than DMS.
-    """
-    if np.isnan(half):
-        return "one seed: unknown"
-    if abs(gain) <= half:
-        return "no difference shown"
-    return words[0] if gain > 0 else words[1]
-
-
 def choice_rows(several: Sequence[ChoiceResult]) -> list[dict[str, str]]:
-    """The table as text, one row per choice."""
+    """The table as text, one row per choice; Holm's correction counts all of them."""
     found = []
-    for choice, fedavg, dms in several:
-        gain = 100 * (dms - fedavg)
-        mean, half = confidence_interval(gain)
+    gains = [100 * (dms - fedavg) for _, fedavg, dms in several]
+    corrected = holm([paired_p(gain) for gain in gains])
+    for (choice, fedavg, dms), gain, p in zip(several, gains, corrected, strict=True):
         found.append(
             {
                 "open in the paper": choice.open,
@@ -149,7 +143,8 @@ def choice_rows(several: Sequence[ChoiceResult]) -> list[dict[str, str]]:
                 "FedAvg, %": spread(100 * fedavg),
                 "DMS, %": spread(100 * dms),
                 "DMS − FedAvg, paired": spread(gain, "+.2f"),
-                "verdict": verdict(float(mean), float(half)),
+                "p": p_text(p),
+                "verdict": verdict(gain, p, ("DMS helps", "DMS hurts")),
                 "seeds": str(len(gain)),
             }
         )

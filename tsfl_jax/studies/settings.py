@@ -34,6 +34,7 @@ _DATA = {
         "model.norm": "group",
     },
 }
+CLASSES = 10  # of each of these data sets, and of scikit-learn's digits
 # Experiment of the paper by name, such as "svhn_case3" or "mnist_select2".
 PAPER = {
     f"{data}_case{case}": changes | {"schedule.kind": f"case{case}"}

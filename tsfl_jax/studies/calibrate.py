@@ -135,13 +135,13 @@ DMS_CHOICES: tuple[DmsChoice, ...] = (
     DmsChoice("K the mean τ of all work", {"dms.threshold": "all"}, "mnist_select2"),
 )
 CHOICE_SEEDS = 2
-# Settings that a run of the study sets itself.
-CHANGED = frozenset(
-    {name for reading in READINGS for name in reading.changes}
-    | {name for choice in DMS_CHOICES for name in choice.changes}
-    | {name for changes in DMS_READINGS.values() for name in changes}
-    | {"server.by_size"}
-)
+
+
+def changed_by(readings: Sequence[Reading]) -> set[str]:
+    """Settings that runs of these readings set themselves."""
+    several = [reading.changes for reading in readings]
+    several += [*DMS_READINGS.values(), *(choice.changes for choice in DMS_CHOICES)]
+    return {"server.by_size"}.union(*several)
 
 
 def rungs(cells: Sequence[str], count: int) -> tuple[Rung, ...]:

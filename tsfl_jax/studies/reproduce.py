@@ -278,9 +278,9 @@ def run_calibrate(given: argparse.Namespace, device: str) -> list[pathlib.Path]:
     cells = [
         name for name in wanted(["table1", "table2"], data) if "select" not in name
     ]
-    arguments.check_free(given.set, calibrate.CHANGED, "calibrate")
     note = changed_config(cells[0], given)[1]
     readings = calibrate.READINGS[: given.readings or None]
+    arguments.check_free(given.set, calibrate.changed_by(readings), "calibrate")
     return calibrate.run_calibration(
         lambda name: changed_config(name, given)[0],
         cells,

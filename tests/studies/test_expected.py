@@ -73,7 +73,7 @@ def test_committed_tables_of_the_arena_hold_the_expected_values():
     names = {style.NAMES[rule]: v for rule, v in expected["accuracy_percent"].items()}
     assert shown == pytest.approx(names, abs=0.006)
     rows = arena_rows("arena")
-    assert len(rows) == 17 * 24 and set(names) == {row["rule"] for row in rows}
+    assert len(rows) == 18 * 24 and set(names) == {row["rule"] for row in rows}
     cell = [row for row in rows if (row["fleet"], row["split"]) == tuple(CELL["cell"])]
     found = {row["rule"]: float(row["accuracy, %"].split()[0]) for row in cell}
     for rule, value in CELL["accuracy_percent"].items():

@@ -60,6 +60,11 @@ _SPLITS: dict[str, dict] = {
         "partition.kind": "shards",
         "partition.iid_share": 0.5,
     },
+    "half common to all, half 2 classes": {
+        "partition.kind": "shards",
+        "partition.iid_share": 0.5,
+        "partition.common": True,
+    },
     "IID, drawn anew in every interval": _IID | {"partition.online": True},
     "Dirichlet(0.5), drawn anew in every interval": {
         "partition.alpha": 0.5,
@@ -95,6 +100,9 @@ READINGS: tuple[Reading, ...] = (
     _reading(0.0, "standard", "4 classes"),
     _reading(0.5, "unit", "Dirichlet(0.5)"),
     _reading(0.5, "standard", "2 classes"),
+    _reading(0.0, "unit", "Dirichlet(0.5)"),
+    _reading(0.9, "standard", "Dirichlet(0.5)"),
+    _reading(0.5, "standard", "half common to all, half 2 classes"),
     _reading(0.9, "unit", "IID"),
     _reading(0.9, "unit", "2 classes"),
     _reading(0.0, "standard", "Dirichlet(0.5)")._replace(

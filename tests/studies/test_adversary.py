@@ -9,7 +9,7 @@ import pytest
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import prepare
 from tsfl_jax.studies import adversary, arena, fleets
-from tsfl_jax.studies.fleets import BOUNDS, Numbers
+from tsfl_jax.studies.fleets import BOUNDS, FleetNumbers
 from tsfl_jax.types import UserError
 
 SMALL = {"num_intervals": 4, "report_every": 2, "num_clients": 6, "model.hidden": 4}
@@ -25,11 +25,11 @@ def digits():
 
 def test_places_of_the_unit_cube():
     low, high = (adversary.numbers_at(np.full(8, share)) for share in (0.0, 1.0))
-    assert low == Numbers(*(bounds[0] for bounds in BOUNDS.values()))
-    assert high == Numbers(*(bounds[1] for bounds in BOUNDS.values()))
+    assert low == FleetNumbers(*(bounds[0] for bounds in BOUNDS.values()))
+    assert high == FleetNumbers(*(bounds[1] for bounds in BOUNDS.values()))
     middle = adversary.numbers_at(np.full(8, 0.5))
     assert middle.period == 6.32 and middle.labels == 0.0  # √(2 · 20)
-    assert tuple(BOUNDS) == Numbers._fields
+    assert tuple(BOUNDS) == FleetNumbers._fields
 
 
 def test_a_search_finds_the_best_place_and_goes_on(tmp_path):
@@ -66,7 +66,7 @@ def test_without_the_library(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_program_of_the_search_measures_what_a_sweep_does(digits, tmp_path):
-    numbers = [Numbers(spread=0.8, sizes=0.5), Numbers(pace=1.0, away=0.5)]
+    numbers = [FleetNumbers(spread=0.8, sizes=0.5), FleetNumbers(pace=1.0, away=0.5)]
     bench = adversary.make_bench(CONFIG, digits, WAY, tmp_path, 8)
     found = adversary.gaps(bench, numbers, range(2))
     points = []
@@ -89,7 +89,7 @@ def test_a_fleet_is_measured_on_other_seeds_and_kept(digits, tmp_path, monkeypat
         return np.arange(10.0), np.arange(10.0) - 1
 
     monkeypatch.setattr(adversary, "_sweep", sweep)
-    found = adversary.Found(Numbers(spread=1.0), 5.0)
+    found = adversary.Found(FleetNumbers(spread=1.0), 5.0)
     made = adversary.confirm(CONFIG, digits, WAY, found, tmp_path)
     clients, kept = swept
     used = {point["seed"] for point in clients}

@@ -13,7 +13,7 @@ from tsfl_jax.report import statistics
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arena, arena_report, fleets, study
 from tsfl_jax.studies.arena_report import Arena, Lane
-from tsfl_jax.studies.fleets import Numbers
+from tsfl_jax.studies.fleets import FleetNumbers
 from tsfl_jax.types import UserError
 
 DIGITS = replace(Config(), arena.DATA["digits"])
@@ -29,7 +29,7 @@ def fleet_of(numbers, digits, **changes):
 
 
 def test_equal_clients(digits):
-    fleet = fleet_of(Numbers(pace=2.5), digits)
+    fleet = fleet_of(FleetNumbers(pace=2.5), digits)
     # Unfinished iterations continue: 2, 3, 2, 3, …, the same for all.
     np.testing.assert_array_equal(fleet.tau[:, 0], [2, 3] * 15)
     assert (fleet.tau == fleet.tau[:, :1]).all()
@@ -37,21 +37,21 @@ def test_equal_clients(digits):
 
 
 def test_each_number_does_what_it_says(digits):
-    night = fleet_of(Numbers(pace=5.0, away=0.5, period=10.0), digits).tau
+    night = fleet_of(FleetNumbers(pace=5.0, away=0.5, period=10.0), digits).tau
     assert ((night == 0).mean(axis=0) == 0.5).all() and (night[night > 0] == 5).all()
-    tail = fleet_of(Numbers(spread=1.0), digits).tau.mean(axis=0)
+    tail = fleet_of(FleetNumbers(spread=1.0), digits).tau.mean(axis=0)
     assert tail.min() < 0.7 and tail.max() > 4
-    slow = fleet_of(Numbers(stragglers=0.25), digits).tau.sum(axis=0)
+    slow = fleet_of(FleetNumbers(stragglers=0.25), digits).tau.sum(axis=0)
     assert sorted(slow.tolist()) == [7] * 5 + [75] * 15
-    sizes = fleet_of(Numbers(sizes=1.0), digits).size
+    sizes = fleet_of(FleetNumbers(sizes=1.0), digits).size
     assert sizes.min() >= 8 and sizes.sum() <= 20 * 44 and np.ptp(sizes) > 50
-    shaky = fleet_of(Numbers(jitter=1.0), digits).tau
+    shaky = fleet_of(FleetNumbers(jitter=1.0), digits).tau
     assert len(np.unique(shaky)) > 5
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_pace_follows_the_labels_of_the_run_itself(digits, sign, tmp_path):
-    numbers = Numbers(spread=0.6, labels=sign, sizes=0.5)
+    numbers = FleetNumbers(spread=0.6, labels=sign, sizes=0.5)
     changes = {"partition.alpha": 0.1, "seeds.split": 7}
     made = fleet_of(numbers, digits, **changes)
     path = fleets.write_fleet(tmp_path / "a.csv", made)
@@ -73,7 +73,7 @@ def test_rules_are_all_there_are_that_need_no_settings_of_their_own():
     assert set(AGGREGATORS) - set(arena.RULES) == {"oracle", "dms_adaptive"}
     assert len(set(arena.RULES)) == len(arena.RULES) == 18
     for fleet in arena.FLEETS.values():
-        if isinstance(fleet, Numbers):
+        if isinstance(fleet, FleetNumbers):
             searched = fleet._replace(pace=min(fleet.pace, 4.0))  # it stops at 4
             for name, value in searched._asdict().items():
                 low, high = fleets.BOUNDS[name]

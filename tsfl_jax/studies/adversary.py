@@ -32,7 +32,7 @@ from tsfl_jax.report.statistics import (
 )
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arena, arena_report, arguments, fleets
-from tsfl_jax.studies.fleets import BOUNDS, Fleet, Numbers
+from tsfl_jax.studies.fleets import BOUNDS, Fleet, FleetNumbers
 from tsfl_jax.types import Dataset, UserError
 
 # Seeds of the search, of the choice between its last mean and its best, of the result.
@@ -45,11 +45,11 @@ Way = tuple[str, str]  # the rule that is to win, the rule that is to lose
 class Found(NamedTuple):
     """A candidate of a search."""
 
-    numbers: Numbers
+    numbers: FleetNumbers
     gap: float  # mean difference over the seeds, in points
 
 
-def numbers_at(place: Float[np.ndarray, "8"]) -> Numbers:
+def numbers_at(place: Float[np.ndarray, "8"]) -> FleetNumbers:
     """The numbers at a place in the unit cube; the period on a logarithmic scale."""
     found = {}
     for share, (name, (low, high)) in zip(place, BOUNDS.items(), strict=True):
@@ -58,7 +58,9 @@ def numbers_at(place: Float[np.ndarray, "8"]) -> Numbers:
         else:
             found[name] = float(low + share * (high - low))
     # As the table shows them, so that the table gives the same fleet.
-    return Numbers(**{name: float(f"{value:.3g}") for name, value in found.items()})
+    return FleetNumbers(
+        **{name: float(f"{value:.3g}") for name, value in found.items()}
+    )
 
 
 class Bench(NamedTuple):
@@ -93,7 +95,7 @@ def make_bench(
 
 
 def gaps(
-    bench: Bench, several: Sequence[Numbers], seeds: Sequence[int]
+    bench: Bench, several: Sequence[FleetNumbers], seeds: Sequence[int]
 ) -> Float[np.ndarray, "F S"]:
     """Differences of the two rules in points, by fleet and seed.
 
@@ -129,7 +131,7 @@ def gaps(
     return score[..., 0] - score[..., 1]
 
 
-Evaluate = Callable[[Sequence[Numbers]], Float[np.ndarray, "F"]]
+Evaluate = Callable[[Sequence[FleetNumbers]], Float[np.ndarray, "F"]]
 
 
 def search(
@@ -194,7 +196,7 @@ class Confirmed(NamedTuple):
     """A fleet that was found, on seeds that the search has not seen."""
 
     way: Way
-    numbers: Numbers
+    numbers: FleetNumbers
     searched: float  # the largest gap in the search, in points
     clients: Float[np.ndarray, "S"]  # new clients of these numbers
     file: Float[np.ndarray, "S"]  # the clients of the file, other models and batches
@@ -259,7 +261,7 @@ def run_way(
     width = 2 * max(len(SEARCH) * given.population, len(CHOICE) * 2)
     bench = make_bench(config, dataset, way, folder, width)
 
-    def evaluate(several: Sequence[Numbers]) -> Float[np.ndarray, "F"]:
+    def evaluate(several: Sequence[FleetNumbers]) -> Float[np.ndarray, "F"]:
         return gaps(bench, several, SEARCH).mean(axis=1)
 
     log = given.out / f"{name}-{digest}.jsonl"

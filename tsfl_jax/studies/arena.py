@@ -26,7 +26,7 @@ from tsfl_jax.report.statistics import counted_as_guessing
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arena_report, arguments, fleets
 from tsfl_jax.studies.arena_report import Arena, Lane
-from tsfl_jax.studies.fleets import Numbers
+from tsfl_jax.studies.fleets import FleetNumbers
 from tsfl_jax.types import Dataset, UserError
 
 # All rules that need no settings of their own. Not the two that need validation samples
@@ -37,13 +37,13 @@ RULES = (
     *("median", "trimmed_mean", "geometric_median", "krum", "multi_krum"),
 )
 # On average 2.5 local iterations per client and interval, 3 in Case 3.
-FLEETS: dict[str, Numbers | dict[str, Any]] = {
-    "equal": Numbers(),
+FLEETS: dict[str, FleetNumbers | dict[str, Any]] = {
+    "equal": FleetNumbers(),
     "Case 1": {"schedule.kind": "case1"},
     "Case 3": {"schedule.kind": "case3"},
-    "heavy tail": Numbers(spread=1.0),
-    "slow by label": Numbers(spread=0.6, labels=1.0),
-    "night": Numbers(pace=5.0, away=0.5, period=10.0),
+    "heavy tail": FleetNumbers(spread=1.0),
+    "slow by label": FleetNumbers(spread=0.6, labels=1.0),
+    "night": FleetNumbers(pace=5.0, away=0.5, period=10.0),
 }
 SPLITS: dict[str, dict[str, Any]] = {
     "IID": {"partition.kind": "iid"},
@@ -382,7 +382,7 @@ def parse(texts: list[str]) -> argparse.Namespace:
         options = {"nargs": "+", "default": default, "choices": known[name]}
         upper = name.upper().removesuffix("S")
         parser.add_argument(f"--{name}", help=about, metavar=upper, **options)
-    about = "images (default: %(default)s)"
+    about = "images, and the folder in OUT (default: %(default)s)"
     parser.add_argument("--data", choices=tuple(DATA), default="digits", help=about)
     about = "target accuracy of the columns time and MB (default: 0.8, MNIST 0.9)"
     parser.add_argument("--target", type=float, default=0.0, help=about)
@@ -408,7 +408,7 @@ def main(texts: list[str]) -> None:
     own = {name for split in SPLITS.values() for name in split}
     own |= {"schedule.kind", "schedule.trace"}
     arguments.check_free(given.set, own, "arena")
-    given.out = files.prepare_workdir(given.out)
+    given.out = files.prepare_workdir(given.out / given.data)
     changes = DATA[given.data] | given.data_dir | given.set
     try:
         config = grid.changed(Config(), changes)

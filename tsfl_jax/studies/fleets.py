@@ -23,7 +23,7 @@ LARGEST = 4  # times the mean, samples of a client
 MOST = 12  # local iterations of an interval, so that no client decides the run time
 
 
-class Numbers(NamedTuple):
+class FleetNumbers(NamedTuple):
     """What distinguishes fleets; the defaults are equal clients that never rest."""
 
     pace: float = 2.5  # mean local iterations per interval, > 0
@@ -108,7 +108,7 @@ def _label_scores(shares: Float[np.ndarray, "N C"]) -> Float[np.ndarray, "N"]:
     return stats.norm.ppf((rank - 0.5) / len(rank))
 
 
-def make_fleet(config: Config, numbers: Numbers, dataset: Dataset) -> Fleet:
+def make_fleet(config: Config, numbers: FleetNumbers, dataset: Dataset) -> Fleet:
     """Draw a fleet.
 
     log pace_i = log pace + σ(r s_i + √(1 − r²) z_i) − σ²/2 with s_i the score of the

@@ -328,11 +328,12 @@ def main(texts: list[str]) -> None:
     about = f"{dataset.name}, {get(config, 'partition.kind')} split; differences in"
     about += f" points of accuracy, mean of the last {arena.LAST} intervals,"
     device = arguments.device_text(get(config, "devices"))
-    own = (f"{n}={v}" for n, v in given.set.items() if not n.startswith("data."))
     searched = f"{given.generations} generations of {given.population} fleets on"
     searched += f" {len(SEARCH)} seeds, result on {len(FRESH)} others"
     about += f" {OVER_SEEDS}, paired; "
-    about += arguments.joined(searched, *own, f"device: {device}.")
+    about += arguments.joined(
+        searched, *arguments.shown(given.set), f"device: {device}."
+    )
     several: list[Confirmed] = []
     ways = ((first, second), (second, first))
     for way in ways[:1] if given.one_way else ways:

@@ -335,7 +335,7 @@ def run_arena(
         first.network.name,
         f"{get(config, 'num_intervals')} intervals",
         "η of each rule tuned" if rates else f"η = {get(config, 'lr'):g}",
-        *(f"{n}={v}" for n, v in given.set.items() if not n.startswith("data.")),
+        *arguments.shown(given.set),
         f"rules more than {given.race:g} points behind stopped" if given.race else "",
         f"device: {device}",
     )

@@ -112,6 +112,11 @@ def device_text(used: int = 0) -> str:
     return f"{used or jax.device_count()} × {jax.devices()[0].device_kind}"
 
 
+def shown(given: Mapping[str, Any]) -> list[str]:
+    """Settings of ``--set`` for the head of a table; not where the data are."""
+    return [f"{n}={v}" for n, v in given.items() if not n.startswith("data.")]
+
+
 def joined(*parts: Any) -> str:
     """The parts that are not empty, separated by commas."""
     return ", ".join(str(part) for part in parts if part)

@@ -340,6 +340,9 @@ def main(texts: list[str]) -> None:
     out = files.prepare_workdir(given.out)
     devices.start(0)
     results = run_frameworks(entries, given.seeds, out)
-    about = f"{results[0].data}, {given.seeds} seed(s), {arguments.device_text()}"
+    seeds = f"{given.seeds} seed(s)"
+    about = arguments.joined(
+        results[0].data, *arguments.shown(given.set), seeds, arguments.device_text()
+    )
     for path in write_comparison(out, results, given.target, about):
         print(path)

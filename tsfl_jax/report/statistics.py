@@ -3,11 +3,11 @@
 Student's t; NaN and ±inf count as missing only where the caller says so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 LEVEL = 0.05  # of all tests
 BETTER, WORSE, OPEN, SAME = "better", "worse", "cannot be told", "identical"
@@ -78,23 +78,23 @@ def at_times(
     return np.where(index >= 0, accuracy[np.maximum(index, 0)], np.nan)
 
 
-def counted_as_guessing(
-    accuracy: Float[np.ndarray, "*L T"],
-    diverged: Bool[np.ndarray, "*L T"],
-    classes: int,
+def curves_of(
+    history: Mapping[str, np.ndarray], classes: int
 ) -> Float[np.ndarray, "*L T"]:
-    """Curves of runs; one that diverged has the accuracy of guessing all the time.
+    """Test accuracies of runs; one that diverged has that of guessing all the time.
 
     What it reached before it diverged must not make it look good.
 
     Args:
-      accuracy: in [0, 1]; NaN where not tested.
-      diverged: whether the run had lost every model by then.
+      history: of one or more runs: ``test_accuracy`` in [0, 1], NaN where not tested,
+        and ``diverged``, whether the run had lost every model by then.
       classes: number of them, ≥ 1.
     """
-    found = np.array(accuracy, float)
+    found = np.array(history["test_accuracy"], float)
     tested = np.isfinite(found).reshape(-1, found.shape[-1]).any(axis=0)
-    found[np.asarray(diverged).any(axis=-1)] = np.where(tested, 1 / classes, np.nan)
+    found[np.asarray(history["diverged"]).any(axis=-1)] = np.where(
+        tested, 1 / classes, np.nan
+    )
     return found
 
 

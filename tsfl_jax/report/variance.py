@@ -93,11 +93,8 @@ def _p_values(
         for side in (1, -1):
             part, of = squares[sign == side], freedom[sign == side]
             sums.append(part.sum())
-            with np.errstate(divide="ignore", invalid="ignore"):
-                degrees.append(part.sum() ** 2 / (part**2 / of).sum())
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = sums[0] / sums[1]
-        found.append(float(stats.f.sf(ratio, *degrees)))
+            degrees.append(part.sum() ** 2 / (part**2 / of).sum())
+        found.append(float(stats.f.sf(sums[0] / sums[1], *degrees)))
     return found
 
 
@@ -136,8 +133,8 @@ def components(values: Float[np.ndarray, "..."], names: Sequence[str]) -> Compon
     with np.errstate(divide="ignore", invalid="ignore"):
         share = variance / variance.sum()
         shares = draws / draws.sum(axis=1, keepdims=True)
+        p = _p_values(signs, squares, freedom)
     low, high = np.quantile(shares, [0.025, 0.975], axis=0)
-    p = _p_values(signs, squares, freedom)
     rows = zip(squares, freedom, variance, p, share, low, high, strict=True)
     sources = [
         Source(tuple(names[a] for a in effect), *row)

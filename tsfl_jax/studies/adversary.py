@@ -25,7 +25,7 @@ from tsfl_jax.experiment.program import Compiled
 from tsfl_jax.report import files
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
-    counted_as_guessing,
+    curves_of,
     p_text,
     paired_p,
     spread,
@@ -121,11 +121,8 @@ def gaps(
     history, _ = calls.run_call(
         bench.compiled, arrays, None, lambda chunk: None, lambda: False, print
     )
-    curves = counted_as_guessing(
-        np.array(history.test_accuracy[: len(runs)], float),
-        np.array(history.diverged[: len(runs)]),
-        bench.dataset.num_classes,
-    )
+    ran = {n: getattr(history, n)[: len(runs)] for n in ("test_accuracy", "diverged")}
+    curves = curves_of(ran, bench.dataset.num_classes)
     score = 100 * np.array([arena.recent(curve) for curve in curves])
     score = score.reshape(len(several), len(seeds), 2)
     return score[..., 0] - score[..., 1]
@@ -214,11 +211,7 @@ def _sweep(
     several = [{"algorithm": rule} | point for point in points for rule in way]
     options = {"dataset": dataset, "workdir": workdir, "stream": sys.stderr}
     result = sweeps.run(config, several, **options)
-    curves = counted_as_guessing(
-        result.history["test_accuracy"],
-        result.history["diverged"],
-        dataset.num_classes,
-    )
+    curves = curves_of(result.history, dataset.num_classes)
     last = [arena.recent(curve) for curve in curves]
     best = np.nanmax(curves, axis=1)
     pairs = 100 * np.array([last, best]).reshape(2, -1, 2)

@@ -22,7 +22,7 @@ from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, own_hooks, prepare, sweeps
 from tsfl_jax.experiment.racing import Curves, Race
 from tsfl_jax.report import files
-from tsfl_jax.report.statistics import counted_as_guessing
+from tsfl_jax.report.statistics import curves_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arena_report, arguments, fleets
 from tsfl_jax.studies.arena_report import Arena, Lane
@@ -207,8 +207,7 @@ def lane_of(
       target: accuracy in (0, 1).
     """
     lost, classes = bool(np.asarray(history["diverged"]).any()), len(of_class)
-    accuracy = history["test_accuracy"]
-    accuracy = counted_as_guessing(accuracy, history["diverged"], classes)
+    accuracy = curves_of(history, classes)
     stopped = int(history.get("stopped", -1))
     accuracy[stopped if stopped >= 0 else len(accuracy) :] = np.nan
     known = np.isfinite(accuracy)
@@ -245,9 +244,7 @@ def tune(
     lanes = [base | {"algorithm": rule, "lr": rate} for rule in rules for rate in rates]
     options = {"dataset": dataset, "workdir": out / "tune", "stream": sys.stderr}
     history = sweeps.run(config, lanes, **options).history
-    curves = counted_as_guessing(
-        history["test_accuracy"], history["diverged"], dataset.num_classes
-    )
+    curves = curves_of(history, dataset.num_classes)
     score = np.reshape([recent(c) for c in curves], (len(rules), len(rates)))
     chosen = [rates[i] for i in score.argmax(axis=1)]
     table = [

@@ -23,7 +23,7 @@ import numpy as np
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import OVER_SEEDS, counted_as_guessing, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, spread
 from tsfl_jax.studies import settings
 from tsfl_jax.studies.paper_results import ALGORITHMS, CELLS
 from tsfl_jax.types import UserError
@@ -223,9 +223,8 @@ def run_reading(
             for lane, value in zip(lanes, sized, strict=True)
         ]
     result = sweeps.run(config, lanes, workdir=workdir / cell, stream=sys.stderr)
-    curves = 100 * counted_as_guessing(
-        result.history["test_accuracy"], result.history["diverged"], settings.CLASSES
-    ).reshape(len(algorithms), seeds, -1)
+    curves = 100 * curves_of(result.history, settings.CLASSES)
+    curves = curves.reshape(len(algorithms), seeds, -1)
     seconds = np.reshape([row["seconds"] for row in result.rows], (-1, seeds)).sum(1)
     best, of_mean = np.nanmax(curves, axis=2), np.nanmax(curves.mean(axis=1), axis=1)
     return {

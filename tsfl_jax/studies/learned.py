@@ -29,7 +29,7 @@ from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
-    counted_as_guessing,
+    curves_of,
     holm,
     p_text,
     paired_p,
@@ -37,7 +37,7 @@ from tsfl_jax.report.statistics import (
     verdict,
 )
 from tsfl_jax.rules.learned import FEATURES
-from tsfl_jax.studies import arguments
+from tsfl_jax.studies import arguments, settings
 from tsfl_jax.types import Dataset, UserError
 
 _DIGITS = {
@@ -133,12 +133,11 @@ def make_population(
         given = {f"theta_{n}": jnp.asarray(each[:, i]) for i, n in enumerate(FEATURES)}
         filled = arrays._replace(hparams=arrays.hparams._replace(**given))
         parts = [c.history for c in compiled.chunks(filled)]
-        accuracy, diverged = (
-            np.concatenate([getattr(part, name) for part in parts], axis=1)
+        whole = {
+            name: np.concatenate([getattr(part, name) for part in parts], axis=1)
             for name in ("test_accuracy", "diverged")
-        )
-        curves = counted_as_guessing(accuracy, diverged, dataset.num_classes)
-        found = fitness(curves)
+        }
+        found = fitness(curves_of(whole, dataset.num_classes))
         return found.reshape(len(theta), len(fleets)).mean(axis=1)
 
     return Population(score, number)
@@ -239,7 +238,6 @@ def test_rows(
     }
     names = {n for rule in rules.values() for n in rule}
     plain = {n: get(config, n) for n in names}
-    classes = training_data().num_classes
     rows, gains = [], []
     for fleet, changes in TESTS.items():
         points = [
@@ -249,11 +247,7 @@ def test_rows(
         ]
         folder = workdir / fleet.replace(" ", "_").replace(",", "")
         result = sweeps.run(config, points, workdir=folder, stream=sys.stderr)
-        curves = counted_as_guessing(
-            result.history["test_accuracy"],
-            result.history["diverged"],
-            classes,
-        )
+        curves = curves_of(result.history, settings.CLASSES)
         score = fitness(curves).reshape(len(rules), seeds)
         values = dict(zip(rules, score, strict=True))
         row = {"fleet and split": fleet}

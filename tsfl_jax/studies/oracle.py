@@ -21,7 +21,7 @@ from tsfl_jax.config import Config, get
 from tsfl_jax.experiment import sweeps
 from tsfl_jax.report import files, style
 from tsfl_jax.report.bands import plot_bands
-from tsfl_jax.report.statistics import OVER_SEEDS, counted_as_guessing, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, spread
 from tsfl_jax.studies import arguments, problems_of, settings
 from tsfl_jax.studies.problems_of import Case
 
@@ -46,9 +46,7 @@ def run_rules(
     result = sweeps.run(config, points, workdir=workdir, stream=sys.stderr)
     fields = ("test_accuracy", "test_loss", "regret", "gap")
     curves = dict(result.history)
-    curves["test_accuracy"] = counted_as_guessing(
-        curves["test_accuracy"], curves["diverged"], settings.CLASSES
-    )
+    curves["test_accuracy"] = curves_of(result.history, settings.CLASSES)
     found = [curves[f].reshape(len(names), seeds, -1) for f in fields]
     return {n: RuleResult(*(part[i] for part in found)) for i, n in enumerate(names)}
 

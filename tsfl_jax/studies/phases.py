@@ -27,9 +27,10 @@ from tsfl_jax.config import Config
 from tsfl_jax.experiment import sweeps
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import (
+    OPEN,
     OVER_SEEDS,
     confidence_interval,
-    counted_as_guessing,
+    curves_of,
     spread,
 )
 from tsfl_jax.studies import arguments, problems_of, settings
@@ -37,7 +38,7 @@ from tsfl_jax.studies.problems_of import Case
 
 REFERENCES = ("FedAvg", "DMS")
 MARGIN = 0.5  # points that a level rule may lose in a third of the run
-LEVEL, BEHIND, OPEN = "yes", "no", "cannot be told"
+LEVEL, BEHIND = "yes", "no"  # or OPEN
 _CHANCE = 0.05  # of the intervals in which a level rule may look behind
 
 
@@ -130,11 +131,7 @@ def run_candidates(
         for seed in range(seeds)
     ]
     result = sweeps.run(config, points, workdir=workdir, stream=sys.stderr)
-    curves = counted_as_guessing(
-        result.history["test_accuracy"],
-        result.history["diverged"],
-        settings.CLASSES,
-    )
+    curves = curves_of(result.history, settings.CLASSES)
     return dict(zip(names, curves.reshape(len(names), seeds, -1), strict=True))
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Float
 
 from tsfl_jax.config import Config, get
-from tsfl_jax.experiment import sweeps
+from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
-from tsfl_jax.report.bands import plot_bands
+from tsfl_jax.report.differences import plot_differences
 from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, spread
 from tsfl_jax.studies import arguments, problems_of, settings
 from tsfl_jax.studies.problems_of import Case
@@ -103,22 +103,22 @@ def parse(texts: list[str]) -> argparse.Namespace:
 
 
 def write(case: Case, results: Mapping[str, RuleResult]) -> list[pathlib.Path]:
-    """Write the table and the curves of a case."""
+    """Write the table and the figure of a case."""
     held, path = get(case.config, "data.validation"), case.path
     head = f"{case.about}, {held} validation samples. Regret and gap: of the validation"
     head += f" loss, mean over intervals. Entries: {OVER_SEEDS}."
     made = files.write_table(path.parent, path.name, rule_rows(results), head)
     curves = {n: r.accuracy for n, r in results.items()}
-    return made + plot_bands(curves, path, case.about)
+    return made + plot_differences(curves, "fedavg", path, case.about)
 
 
 def main(texts: list[str]) -> None:
     """Run or resume the study; tables and figures of each case are written anew."""
     given = parse(texts)
     arguments.check_free(given.set, ("measure_regret",), "oracle")
-    given.set = {"measure_regret": True} | given.set
 
     def run(config: Config, workdir: pathlib.Path) -> dict[str, RuleResult]:
+        config = grid.changed(config, {"measure_regret": True})
         return run_rules(config, given.rules, given.seeds, workdir)
 
     problems_of.run_cases(given, "oracle", run, write)

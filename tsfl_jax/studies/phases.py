@@ -2,7 +2,8 @@
 
 DMS is ahead of FedAvg in the first intervals and behind in later ones. Candidates let c
 and the drop probability of DMS fall with time, at a fixed pace or by the loss on
-validation samples. Each is compared with FedAvg and with DMS at every interval, paired
+validation samples; one more has the weights of ``tsfl study learned``, which fade with
+time as well. Each is compared with FedAvg and with DMS at every interval, paired
 by seed: same clients, split, schedule and mini-batches.
 
 A candidate is *behind* a reference at an interval if the 95 % confidence interval of
@@ -25,7 +26,8 @@ from jaxtyping import Float
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import sweeps
-from tsfl_jax.report import files, style
+from tsfl_jax.report import files
+from tsfl_jax.report.differences import plot_differences
 from tsfl_jax.report.statistics import (
     OPEN,
     OVER_SEEDS,
@@ -68,6 +70,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "adaptive, 1.5": {"algorithm": "dms_adaptive", "dms.adapt": 1.5},
     "adaptive, 2": {"algorithm": "dms_adaptive"},
     "adaptive, 4": {"algorithm": "dms_adaptive", "dms.adapt": 4.0},
+    "learned weights": {"algorithm": "learned"},
 }
 
 
@@ -193,34 +196,6 @@ def interval_rows(
     return rows
 
 
-@style.styled
-def plot_differences(
-    curves: Mapping[str, Float[np.ndarray, "S T"]], path: pathlib.Path, title: str
-) -> list[pathlib.Path]:
-    """Plot each rule minus FedAvg against the interval, a small panel per rule."""
-    names = [name for name in curves if name != "FedAvg"]
-    columns = min(len(names), 4)
-    rows = -(-len(names) // columns)
-    grid_of = {"nrows": rows, "ncols": columns, "sharex": True, "sharey": True}
-    figure, panels = style.figure_of(1.0 + 1.5 * rows, **grid_of)
-    panels = list(np.ravel(panels))
-    for axes in panels[len(names) :]:
-        axes.set_axis_off()
-    look = style.line_style("#0072B2", "-", "")
-    grey = {"color": "#777777", "linestyle": "--", "linewidth": 1}
-    for axes, name in zip(panels, names, strict=False):
-        gain = 100 * (curves[name] - curves["FedAvg"])
-        x = np.arange(1, gain.shape[1] + 1)
-        style.plot_mean(axes, x, gain, look, "")
-        axes.axhline(0, **grey)
-        axes.set_title(style.escape(name), fontsize="small")
-        axes.set_yscale("symlog", linthresh=1)
-    figure.supylabel("points of test accuracy above FedAvg", fontsize="medium")
-    figure.supxlabel("interval", fontsize="medium")
-    figure.suptitle(style.title(title))
-    return style.save_both(figure, path)
-
-
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = arguments.make_parser("study phases", __doc__, 5, "runs/phases")
@@ -249,7 +224,7 @@ def write(
     head += " number of candidates."
     made = files.write_table(path.parent, path.name, candidate_rows(curves), head)
     files.write_csv(path.with_name(f"{path.name}_intervals.csv"), interval_rows(curves))
-    return made + plot_differences(curves, path, case.about)
+    return made + plot_differences(curves, "FedAvg", path, case.about)
 
 
 def main(texts: list[str]) -> None:

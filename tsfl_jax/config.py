@@ -251,7 +251,7 @@ class DMSConfig:
     )
     decay_time: float = setting(10.0, "T_c, intervals", above=0)
     adapt: float = setting(
-        2.0, "dms_adaptive: c and P_i change by this factor per interval", above=1
+        4.0, "dms_adaptive: c and P_i change by this factor per interval", above=1
     )
     project: bool = setting(
         True, "weights below 0 or above θ/N are projected; False: used as they are"
@@ -413,21 +413,37 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
     return config
 
 
-# Settings that did not exist in earlier versions: left out while they change nothing.
-# Where the default is not what those versions did, the value that is.
-_BEFORE = {"dms.constants": "interval", "dms.estimator": "quotient"}
-_ADDED = tuple(
-    f"dms.{name}"
-    for name in (
-        *("constants", "coupling", "unit", "threshold", "drop", "late", "drop_late"),
-        *("coupling_late", "project", "decay", "decay_time", "adapt", "estimator"),
-    )
-) + (
-    *("server.by_size", "partition.iid_share", "partition.common", "partition.online"),
-    *("data.validation", "measure_regret", "oracle.steps", "oracle.step"),
-    *(f"learned.{name}" for name in ("tau", "left", "size", "lag", "loss")),
-)
-_ADDED += SEEDS[1:]
+# Settings that did not exist in earlier versions, and the values that do what those
+# versions did: left out there. Not the defaults, which may change.
+_BEFORE = {
+    "dms.constants": "interval",
+    "dms.coupling": -1.0,
+    "dms.unit": "iteration",
+    "dms.threshold": "uploads",
+    "dms.drop": 1.0,
+    "dms.late": 0,
+    "dms.drop_late": 1.0,
+    "dms.coupling_late": 1.0,
+    "dms.project": True,
+    "dms.decay": "none",
+    "dms.decay_time": 10.0,
+    "dms.adapt": 2.0,
+    "dms.estimator": "quotient",
+    "server.by_size": "auto",
+    "partition.iid_share": 0.0,
+    "partition.common": False,
+    "partition.online": False,
+    "data.validation": 0,
+    "measure_regret": False,
+    "oracle.steps": 12,
+    "oracle.step": 0.1,
+    "learned.tau": 0.541,
+    "learned.left": 2.772,
+    "learned.size": 1.023,
+    "learned.lag": 0.0,
+    "learned.loss": 1.693,
+}
+_BEFORE |= {name: -1 for name in SEEDS[1:]}
 # Settings that cannot change a result: a checkpoint may be resumed with others.
 # Data is compared by its fingerprint.
 WITHOUT_EFFECT = {
@@ -439,12 +455,8 @@ WITHOUT_EFFECT = {
 }
 
 
-def effective(settings: dict) -> dict:
-    """The flat settings that can change a result of this experiment.
-
-    Settings that do not apply are left out, so that runs from before those settings
-    existed are still the same experiments.
-    """
+def applicable(settings: dict) -> dict:
+    """The flat settings without those that cannot change this experiment's result."""
     kept = {n: v for n, v in settings.items() if n not in WITHOUT_EFFECT}
     if settings.get("data.name") != "quadratic":
         kept = {n: v for n, v in kept.items() if not n.startswith("quadratic.")}
@@ -454,10 +466,23 @@ def effective(settings: dict) -> dict:
         kept = {n: v for n, v in kept.items() if not n.startswith("lr_")}
     if settings.get("precision") == "float32":
         kept.pop("precision")
-    default = Config()
-    for name in _ADDED:
-        if name in kept and kept[name] == _BEFORE.get(name, get(default, name)):
-            del kept[name]
+    return kept
+
+
+def effective(settings: dict, own_rule: bool = False) -> dict:
+    """What tells experiments apart: `applicable` settings, as in earlier versions.
+
+    Settings with which a run is what it was before they existed are left out, so that
+    runs from that time are still the same experiments.
+
+    Args:
+      settings: flat, all of them.
+      own_rule: the rule is a user's own, which may read any setting.
+    """
+    kept = applicable(settings)
+    kept = {n: v for n, v in kept.items() if n not in _BEFORE or v != _BEFORE[n]}
+    if not own_rule and settings.get("algorithm") != "dms_adaptive":
+        kept.pop("dms.adapt", None)
     if settings.get("report_every") == 0:  # no result depends on it; 5 was the default
         kept["report_every"] = 5
     return kept

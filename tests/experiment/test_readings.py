@@ -10,7 +10,14 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
-from tsfl_jax.config import Config, PartitionConfig, effective, flat, replace
+from tsfl_jax.config import (
+    Config,
+    PartitionConfig,
+    applicable,
+    effective,
+    flat,
+    replace,
+)
 from tsfl_jax.data import partition
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import interval
@@ -238,6 +245,21 @@ def test_settings_as_in_earlier_versions_leave_old_runs_what_they_were():
     assert not new & set(known) and "dms.smoothness" in known
     now = effective(flat(dataclasses.asdict(Config())))
     assert new & set(now) == {"dms.constants", "dms.estimator"}
+
+
+def test_the_default_of_the_adaptive_factor_may_change():
+    def known(own_rule=False, **changes):
+        settings = flat(dataclasses.asdict(replace(Config(), changes)))
+        return effective(settings, own_rule)
+
+    assert Config().dms.adapt != 2.0  # 2 in the first version that had it
+    assert "dms.adapt" not in known()
+    assert "dms.adapt" in known(own_rule=True)
+    assert "dms.adapt" in known(algorithm="dms_adaptive")
+    first = {"algorithm": "dms_adaptive", "dms.adapt": 2.0}
+    assert "dms.adapt" not in known(**first) and "dms.adapt" in applicable(
+        flat(dataclasses.asdict(replace(Config(), first)))
+    )
 
 
 def test_how_constants_are_estimated_belongs_to_rules_that_use_them():

@@ -275,6 +275,10 @@ def test_command_lines_repeat_settings():
     command = repeat.sweep_command(default, points, known)
     assert command == "tsfl sweep --config=first --sweep=lr=0.1,0.2 --sweep=seed=0,1"
     assert repeat.sweep_command(default, points[:3], known) == ""
+    # As in earlier versions, which is not the default.
+    earlier = {**default, "dms.constants": "interval", "dms.estimator": "quotient"}
+    command = repeat.run_command(earlier, known)
+    assert "--config.dms.constants=interval --config.dms.estimator=quotient" in command
     assert "digits_case3" in repeat.known_settings()
 
 

@@ -62,7 +62,7 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
         for n, part in parts.items()
     }
     described["own model"] = described["own model"] or prepared.config.model.name
-    settings = effective(settings_of(prepared))
+    settings = effective(settings_of(prepared), own.aggregator is not None)
     if not pilot.when(prepared):
         for name in ("dms.constants", "dms.estimator"):
             settings.pop(name, None)

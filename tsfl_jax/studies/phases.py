@@ -68,7 +68,7 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "exponential, 12, by size": _decay("exponential", 12.0) | _SIZED,
     "inverse, 1, by size": _decay("inverse", 1.0) | _SIZED,
     "adaptive, 1.5": {"algorithm": "dms_adaptive", "dms.adapt": 1.5},
-    "adaptive, 2": {"algorithm": "dms_adaptive"},
+    "adaptive, 2": {"algorithm": "dms_adaptive", "dms.adapt": 2.0},
     "adaptive, 4": {"algorithm": "dms_adaptive", "dms.adapt": 4.0},
     "learned weights": {"algorithm": "learned"},
 }

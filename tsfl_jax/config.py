@@ -469,20 +469,14 @@ def applicable(settings: dict) -> dict:
     return kept
 
 
-def effective(settings: dict, own_rule: bool = False) -> dict:
+def effective(settings: dict) -> dict:
     """What tells experiments apart: `applicable` settings, as in earlier versions.
 
     Settings with which a run is what it was before they existed are left out, so that
     runs from that time are still the same experiments.
-
-    Args:
-      settings: flat, all of them.
-      own_rule: the rule is a user's own, which may read any setting.
     """
     kept = applicable(settings)
     kept = {n: v for n, v in kept.items() if n not in _BEFORE or v != _BEFORE[n]}
-    if not own_rule and settings.get("algorithm") != "dms_adaptive":
-        kept.pop("dms.adapt", None)
     if settings.get("report_every") == 0:  # no result depends on it; 5 was the default
         kept["report_every"] = 5
     return kept

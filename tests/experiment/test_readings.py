@@ -1,6 +1,7 @@
 """Readings of the paper as settings: constants, c, selection, weights, splits."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -248,18 +249,43 @@ def test_settings_as_in_earlier_versions_leave_old_runs_what_they_were():
 
 
 def test_the_default_of_the_adaptive_factor_may_change():
-    def known(own_rule=False, **changes):
-        settings = flat(dataclasses.asdict(replace(Config(), changes)))
-        return effective(settings, own_rule)
+    def known(aggregator=None, **changes):
+        config = replace(Config(), SMALL | changes)
+        return identity_of(prepare.prepare(config, aggregator=aggregator))
 
     assert Config().dms.adapt != 2.0  # 2 in the first version that had it
     assert "dms.adapt" not in known()
-    assert "dms.adapt" in known(own_rule=True)
-    assert "dms.adapt" in known(algorithm="dms_adaptive")
-    first = {"algorithm": "dms_adaptive", "dms.adapt": 2.0}
+    assert "dms.adapt" in known(AGGREGATORS["fedavg"])  # stands for a user's own rule
+    first = {"algorithm": "dms_adaptive", "data.validation": 20}
+    assert "dms.adapt" in known(**first)
+    first["dms.adapt"] = 2.0
     assert "dms.adapt" not in known(**first) and "dms.adapt" in applicable(
         flat(dataclasses.asdict(replace(Config(), first)))
     )
+
+
+def _as_before(folder):
+    """Make a run's config.json one of a version without the settings of DMS's L."""
+    path = folder / "config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("constants", "estimator"):
+        del settings["dms"][name]
+    settings["dms"]["adapt"] = 2.0
+    path.write_text(json.dumps(settings), encoding="utf-8")
+
+
+def test_a_run_of_an_earlier_version_goes_on_if_no_new_default_is_read(tmp_path):
+    for algorithm, lost in (("fedavg", None), ("dms_adaptive", "dms.adapt: None → 4")):
+        folder, data = tmp_path / algorithm, {"data.validation": 20} if lost else {}
+        given = {"algorithm": algorithm, "num_intervals": 1, "checkpoint": False}
+        config = replace(small(**given), data)
+        tsfl_jax.simulate(config, workdir=folder)
+        _as_before(folder)
+        if lost:
+            with pytest.raises(UserError, match=lost):
+                tsfl_jax.simulate(config, workdir=folder)
+        else:
+            tsfl_jax.simulate(config, workdir=folder)
 
 
 def test_how_constants_are_estimated_belongs_to_rules_that_use_them():

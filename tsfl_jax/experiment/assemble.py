@@ -12,7 +12,7 @@ import numpy as np
 from tsfl_jax.config import Config
 from tsfl_jax.data import quadratic
 from tsfl_jax.experiment import backend, explain
-from tsfl_jax.experiment.identity import identity_of, labels_of
+from tsfl_jax.experiment.identity import identity_of, labels_of, unread
 from tsfl_jax.experiment.network import curvature_of
 from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, prepare_validated
@@ -32,6 +32,7 @@ class Experiment(NamedTuple):
     settings: dict[str, Any]  # the config as plain values, for config.json
     identity: dict[str, Any]  # what a checkpoint must agree on
     labels: dict[str, Any]  # algorithm, data, model, fingerprints: for summaries
+    unread: frozenset[str]  # names of settings that it does not read
     notes: tuple[str, ...]  # what a user should know before the run
     metrics: tuple[str, ...] = ()  # names of the user's own
 
@@ -65,6 +66,7 @@ def build(config: Config, **own: Any) -> Experiment:
         identity=identity,
         labels=labels_of(prepared)
         | {"num_parameters": sum(sizes), "num_devices": mesh.size},
+        unread=unread(prepared),
         notes=prepared.notes + backend.notes_of(config, mesh),
         metrics=tuple(prepared.own.metrics or ()),
     )

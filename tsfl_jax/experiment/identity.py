@@ -15,6 +15,7 @@ from tsfl_jax import data
 from tsfl_jax.config import WITHOUT_EFFECT, effective, flat
 from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
+from tsfl_jax.rules import AGGREGATORS
 
 # Settings that reach a compiled program as arrays or arguments, so that they may differ
 # between its lanes; data is compared by its fingerprint.
@@ -50,6 +51,18 @@ def settings_of(prepared: Prepared) -> dict[str, Any]:
     return flat(dataclasses.asdict(prepared.config))
 
 
+def unread(prepared: Prepared) -> frozenset[str]:
+    """Settings that no part of this experiment reads, whatever they are."""
+    found = set()
+    if not pilot.when(prepared):
+        found |= {"dms.constants", "dms.estimator"}
+    # A user's own rule may read any setting.
+    rule = AGGREGATORS[prepared.config.algorithm]
+    if prepared.own.aggregator is None and "dms.adapt" not in rule.settings.reads:
+        found.add("dms.adapt")
+    return frozenset(found)
+
+
 def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint must agree on: all settings that can change a result."""
     own = prepared.own
@@ -62,10 +75,8 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
         for n, part in parts.items()
     }
     described["own model"] = described["own model"] or prepared.config.model.name
-    settings = effective(settings_of(prepared), own.aggregator is not None)
-    if not pilot.when(prepared):
-        for name in ("dms.constants", "dms.estimator"):
-            settings.pop(name, None)
+    settings, without = effective(settings_of(prepared)), unread(prepared)
+    settings = {n: v for n, v in settings.items() if n not in without}
     return settings | prepared.fingerprints | described
 
 

@@ -119,7 +119,7 @@ def _other_settings(folder: pathlib.Path, exp: assemble.Experiment) -> str:
         )
     old = effective(flat(found))
     new = effective(flat(report.plain(exp.settings)))
-    names = dict.fromkeys([*new, *old])
+    names = [n for n in dict.fromkeys([*new, *old]) if n not in exp.unread]
     changed = [
         f"{n}: {old.get(n)} → {new.get(n)}" for n in names if old.get(n) != new.get(n)
     ]

@@ -80,7 +80,8 @@ def finished_lanes(
 
 def write_lane(folder: pathlib.Path, name: str, history: dict[str, np.ndarray]) -> None:
     """Write the file of a finished lane."""
-    files.write_arrays(folder / f"{name}.npz", history | {_NAME: np.array(name)})
+    arrays = history | {_NAME: np.array(name)}
+    files.write_arrays(folder / f"{name}.npz", arrays, compress=True)
 
 
 def path_of(

@@ -31,6 +31,7 @@ from tsfl_jax.report.statistics import (
     spread,
     verdict,
 )
+from tsfl_jax.studies import arguments
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -234,8 +235,8 @@ def saved(arena: Arena) -> tuple[float, float]:
 
 def _about(arena: Arena, about: str) -> str:
     share, seconds = saved(arena)
-    text = f"{about}; {arena.seeds} seeds, {len(arena.lanes)} runs, {seconds:.0f} s of"
-    text += " training and testing"
+    text = f"{about}; {arguments.seeds_text(arena.seeds)}, {len(arena.lanes)} runs"
+    text += f", {seconds:.0f} s of training and testing"
     if share > 0:
         text += f", {100 * share:.0f} % of the local iterations left out by stopping"
     return f"{text}. Accuracy: mean of the last tested intervals, {OVER_SEEDS};"

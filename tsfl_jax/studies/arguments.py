@@ -117,6 +117,11 @@ def shown(given: Mapping[str, Any]) -> list[str]:
     return [f"{n}={v}" for n, v in given.items() if not n.startswith("data.")]
 
 
+def seeds_text(seeds: int) -> str:
+    """How many runs of each setting, for a title: "1 seed", "5 seeds"."""
+    return f"{seeds} seed{'s' * (seeds != 1)}"
+
+
 def joined(*parts: Any) -> str:
     """The parts that are not empty, separated by commas."""
     return ", ".join(str(part) for part in parts if part)

@@ -242,7 +242,7 @@ def main(texts: list[str]) -> None:
     for label, changes in SETTINGS.items():
         print(label, file=sys.stderr)
         results.append(run_setting(label, grid.changed(base, changes), given.seeds))
-    about = f"quadratic clients, {given.seeds} seeds"
+    about = f"quadratic clients, {arguments.seeds_text(given.seeds)}"
     text = f"{about}. Largest of measured over bound in any interval, ± its standard"
     text += " error; above 1 the bound is violated. Theorem 1 as printed, with 1 for"
     text += " η² in Z, and as printed in the last interval; Theorem 4 as printed and as"

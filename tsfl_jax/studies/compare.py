@@ -340,7 +340,7 @@ def main(texts: list[str]) -> None:
     out = files.prepare_workdir(given.out)
     devices.start(0)
     results = run_frameworks(entries, given.seeds, out)
-    seeds = f"{given.seeds} seed(s)"
+    seeds = arguments.seeds_text(given.seeds)
     about = arguments.joined(
         results[0].data, *arguments.shown(given.set), seeds, arguments.device_text()
     )

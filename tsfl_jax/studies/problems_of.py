@@ -117,7 +117,8 @@ def run_cases(
         except UserError as error:
             print(f"{name}: not available: {error}", file=sys.stderr)
             continue
-        about += f", {get(config, 'num_intervals')} intervals, {given.seeds} seeds"
+        intervals = f"{get(config, 'num_intervals')} intervals"
+        about = f"{about}, {intervals}, {arguments.seeds_text(given.seeds)}"
         made += write(Case(config, about, out / name), results)
     if not made:
         raise UserError(f"study {study}: nothing could be run; see the lines above")

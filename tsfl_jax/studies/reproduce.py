@@ -207,7 +207,7 @@ def run_study(
     config, note = changed_config(STUDY_CONFIG, given)
     out, workdir = given.out, given.out / "cells" / target
     data = get(config, "data.name")
-    about = arguments.joined(data, note, f"{given.seeds} seeds")
+    about = arguments.joined(data, note, arguments.seeds_text(given.seeds))
     options = (config, given.seeds, workdir, sys.stderr)
     try:
         if target == "sensitivity":
@@ -378,10 +378,8 @@ def run_cells(given: argparse.Namespace) -> dict[str, CellResult]:
     results: dict[str, CellResult] = {}
     names = wanted(given.target, given.data, given.case)
     for number, name in enumerate(names, start=1):
-        print(
-            f"{name}: {given.seeds} seeds, cell {number} of {len(names)}",
-            file=sys.stderr,
-        )
+        several = arguments.seeds_text(given.seeds)
+        print(f"{name}: {several}, cell {number} of {len(names)}", file=sys.stderr)
         begun = time.perf_counter()
         results[name] = run_cell(paper_results.CELLS[name], given, sys.stderr)
         print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)

@@ -39,13 +39,25 @@ def test_a_small_cell_gives_what_was_measured(cell):
         assert abs(mean - value) <= cell["tolerance_percent"], algorithm
 
 
-@pytest.mark.parametrize("name", ["table1", "table2"])
-def test_committed_tables_hold_the_expected_values(name):
-    mnist = [cell for cell in paper_results.CELLS.values() if cell.data == "mnist"]
-    cases = {cell.case: cell.config for cell in mnist}
-    with open(RESULTS / "mnist" / f"{name}.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == {"table1": 2, "table2": 3}[name]
+def table_rows(data, name):
+    with open(RESULTS / data / f"{name}.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+ROWS = {
+    ("mnist", "table1"): 2,
+    ("mnist", "table2"): 3,
+    ("fashion_mnist", "table1"): 1,
+    ("fashion_mnist", "table2"): 1,
+}
+
+
+@pytest.mark.parametrize(("data", "name"), list(ROWS))
+def test_committed_tables_hold_the_expected_values(data, name):
+    several = [cell for cell in paper_results.CELLS.values() if cell.data == data]
+    cases = {cell.case: cell.config for cell in several}
+    rows = table_rows(data, name)
+    assert len(rows) == ROWS[data, name]
     for row in rows:
         config = cases[row["case"]]
         expected = EXPECTED["cells"][config]
@@ -53,6 +65,20 @@ def test_committed_tables_hold_the_expected_values(name):
         for algorithm, value in expected["best_test_accuracy_percent"].items():
             shown = row[style.NAMES[algorithm]].split()[0]
             assert float(shown) == pytest.approx(value, abs=0.006)
+
+
+@pytest.mark.parametrize(("case", "name"), [("1", "table1"), ("3", "table2")])
+def test_committed_lanes_hold_the_accuracies_of_the_tables(case, name):
+    lanes = sorted((RESULTS / "fashion_mnist" / "lanes" / f"case{case}").glob("*.npz"))
+    best = {f"{100 * np.load(lane)['test_accuracy'].max():.2f}" for lane in lanes}
+    [row] = [r for r in table_rows("fashion_mnist", name) if r["case"][-1] == case]
+    assert {row[style.NAMES[a]] for a in paper_results.ALGORITHMS} <= best
+    with open(
+        RESULTS / "fashion_mnist" / f"phases_case{case}.csv",
+        newline="",
+        encoding="utf-8",
+    ) as file:
+        assert {r["best accuracy, %"] for r in csv.DictReader(file)} <= best
 
 
 ARENA = RESULTS / "arena"

@@ -39,8 +39,8 @@ def test_a_small_cell_gives_what_was_measured(cell):
         assert abs(mean - value) <= cell["tolerance_percent"], algorithm
 
 
-def table_rows(data, name):
-    with open(RESULTS / data / f"{name}.csv", newline="", encoding="utf-8") as file:
+def csv_rows(path):
+    with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -56,7 +56,7 @@ ROWS = {
 def test_committed_tables_hold_the_expected_values(data, name):
     several = [cell for cell in paper_results.CELLS.values() if cell.data == data]
     cases = {cell.case: cell.config for cell in several}
-    rows = table_rows(data, name)
+    rows = csv_rows(RESULTS / data / f"{name}.csv")
     assert len(rows) == ROWS[data, name]
     for row in rows:
         config = cases[row["case"]]
@@ -67,38 +67,50 @@ def test_committed_tables_hold_the_expected_values(data, name):
             assert float(shown) == pytest.approx(value, abs=0.006)
 
 
-@pytest.mark.parametrize(("case", "name"), [("1", "table1"), ("3", "table2")])
+FASHION = RESULTS / "fashion_mnist"
+
+
+def best_of_lanes(case):
+    lanes = (FASHION / "lanes" / f"case{case}").glob("*.npz")
+    return {f"{100 * np.load(lane)['test_accuracy'].max():.2f}" for lane in lanes}
+
+
+@pytest.mark.parametrize(("case", "name"), [(1, "table1"), (3, "table2")])
 def test_committed_lanes_hold_the_accuracies_of_the_tables(case, name):
-    lanes = sorted((RESULTS / "fashion_mnist" / "lanes" / f"case{case}").glob("*.npz"))
-    best = {f"{100 * np.load(lane)['test_accuracy'].max():.2f}" for lane in lanes}
-    [row] = [r for r in table_rows("fashion_mnist", name) if r["case"][-1] == case]
-    assert {row[style.NAMES[a]] for a in paper_results.ALGORITHMS} <= best
-    with open(
-        RESULTS / "fashion_mnist" / f"phases_case{case}.csv",
-        newline="",
-        encoding="utf-8",
-    ) as file:
-        assert {r["best accuracy, %"] for r in csv.DictReader(file)} <= best
+    [row] = [r for r in csv_rows(FASHION / f"{name}.csv") if r["case"][-1] == str(case)]
+    shown = {row[style.NAMES[a]] for a in paper_results.ALGORITHMS}
+    assert shown <= best_of_lanes(case)
+
+
+@pytest.mark.parametrize("case", [1, 2, 3])
+def test_committed_lanes_hold_the_accuracies_of_the_phases_and_of_the_page(case):
+    best = best_of_lanes(case)
+    phases = {
+        r["best accuracy, %"] for r in csv_rows(FASHION / f"phases_case{case}.csv")
+    }
+    assert phases <= best
+    page = (RESULTS / "README.md").read_text(encoding="utf-8")
+    part = page.split("## Fashion-MNIST, Tables 1 and 2")[1].split("\n## ")[0]
+    [row] = [r for r in part.splitlines() if r.startswith(f"| Case {case} |")]
+    shown = [cell.split()[0] for cell in row.split("|")[2:-1]]
+    difference = float(shown.pop(4).replace("−", "-"))
+    assert difference == pytest.approx(float(shown[3]) - float(shown[0]), abs=0.011)
+    assert set(shown) - {"–"} == best
 
 
 ARENA = RESULTS / "arena"
 CELL = EXPECTED["arena"]["small"]
 
 
-def arena_rows(name):
-    with open(ARENA / f"{name}.csv", newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_committed_tables_of_the_arena_hold_the_expected_values():
     expected = EXPECTED["arena"]
     shown = {
         row["rule"]: float(row["accuracy, %"].split()[0])
-        for row in arena_rows("arena_rules")
+        for row in csv_rows(ARENA / "arena_rules.csv")
     }
     names = {style.NAMES[rule]: v for rule, v in expected["accuracy_percent"].items()}
     assert shown == pytest.approx(names, abs=0.006)
-    rows = arena_rows("arena")
+    rows = csv_rows(ARENA / "arena.csv")
     assert len(rows) == 18 * 24 and set(names) == {row["rule"] for row in rows}
     cell = [row for row in rows if (row["fleet"], row["split"]) == tuple(CELL["cell"])]
     found = {row["rule"]: float(row["accuracy, %"].split()[0]) for row in cell}
@@ -114,8 +126,7 @@ def test_a_cell_of_the_arena_gives_what_was_measured(tmp_path):
     given = arena.parse([*words, *rules])
     config = grid.changed(Config(), arena.DATA["digits"])
     arena.run_arena(config, given, "a device")
-    with open(tmp_path / "arena.csv", newline="", encoding="utf-8") as file:
-        rows = {row["rule"]: row for row in csv.DictReader(file)}
+    rows = {row["rule"]: row for row in csv_rows(tmp_path / "arena.csv")}
     for rule, value in CELL["accuracy_percent"].items():
         found = float(rows[style.NAMES[rule]]["accuracy, %"].split()[0])
         assert abs(found - value) <= CELL["tolerance_percent"], rule

@@ -118,7 +118,7 @@ def run_cases(
             print(f"{name}: not available: {error}", file=sys.stderr)
             continue
         intervals = f"{get(config, 'num_intervals')} intervals"
-        about = f"{about}, {intervals}, {arguments.seeds_text(given.seeds)}"
+        about = arguments.joined(about, intervals, arguments.seeds_text(given.seeds))
         made += write(Case(config, about, out / name), results)
     if not made:
         raise UserError(f"study {study}: nothing could be run; see the lines above")

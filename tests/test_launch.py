@@ -108,7 +108,15 @@ SLIPS = {
     "misspelt config": (["--config=configs/smok.py"], ["no such file", "smoke.py"]),
     "misspelt field": (["--config.momentun=0.9"], ["momentum"]),
     "misspelt nested field": (["--config.data.nam=x"], ["data.name"]),
-    "wrong type": (["--config.lr=fast"], ["lr", "fast"]),
+    "wrong type": (["--config.lr=fast"], ["--config.lr=fast: 'fast' is not a number"]),
+    "no whole number": (
+        ["--config.num_intervals", "2.5"],
+        ["--config.num_intervals=2.5: '2.5' is not a whole number"],
+    ),
+    "no truth value": (
+        ["--config.data.download=maybe"],
+        ["--config.data.download=maybe: 'maybe' is neither True nor False"],
+    ),
     "misspelt flag": (["--workdri=x"], ["workdir"]),
     "setting without config": (
         ["--lr=0.1"],

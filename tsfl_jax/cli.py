@@ -171,7 +171,7 @@ def parse(argv: list[str]) -> list[str]:
     except (UserError, flags.Error) as error:
         while isinstance(error.__context__, UserError | flags.Error):
             error = error.__context__  # the flag library adds a traceback to it
-        _stop(" ".join(str(error).split()))
+        _stop(grid.wrong_value(" ".join(str(error).split())))
     except Exception as error:  # whatever a user's config file raises
         reason = " ".join(str(error).split())
         _stop(f"cannot read the config: {type(error).__name__}: {reason}")

@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import math
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,25 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     except UserError as error:
         raise UserError(str(error).replace("--sweep", "--set")) from error
     return {name: values[0] for name, values in found.items()}
+
+
+def wrong_value(message: str) -> str:
+    """Say that a setting's value is not of its type, in the words of a sweep.
+
+    Args:
+      message: of the flag library, which has Python's words for it.
+
+    Returns:
+      The message in plain words; the same one if it is about something else.
+    """
+    found = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
+    if found and found[1] in SETTINGS:
+        shown = f"--config.{found[1]}={found[2]}"
+        try:
+            sweep_values.value(found[2], kind_of(found[1], shown), shown)
+        except UserError as error:
+            return str(error)
+    return message
 
 
 def config_at(path: pathlib.Path) -> Config:

@@ -47,7 +47,7 @@ def csv_rows(path):
 ROWS = {
     ("mnist", "table1"): 2,
     ("mnist", "table2"): 3,
-    ("fashion_mnist", "table1"): 1,
+    ("fashion_mnist", "table1"): 2,
     ("fashion_mnist", "table2"): 1,
 }
 
@@ -75,7 +75,9 @@ def best_of_lanes(case):
     return {f"{100 * np.load(lane)['test_accuracy'].max():.2f}" for lane in lanes}
 
 
-@pytest.mark.parametrize(("case", "name"), [(1, "table1"), (3, "table2")])
+@pytest.mark.parametrize(
+    ("case", "name"), [(1, "table1"), (2, "table1"), (3, "table2")]
+)
 def test_committed_lanes_hold_the_accuracies_of_the_tables(case, name):
     [row] = [r for r in csv_rows(FASHION / f"{name}.csv") if r["case"][-1] == str(case)]
     shown = {row[style.NAMES[a]] for a in paper_results.ALGORITHMS}

@@ -163,7 +163,7 @@ def plot_times(
     plot.set_xlabel("heterogeneity degree δ")
     plot.set_ylabel(f"virtual intervals to {100 * target:g} %")
     plot.set_ylim(bottom=0)
-    plot.legend(fontsize="small")
+    style.legend_below(figure, *plot.get_legend_handles_labels())
     plot.set_title(style.title(about))
     return style.save_both(figure, path)
 

@@ -203,6 +203,18 @@ def test_a_small_study_of_choices(tmp_path, monkeypatch, capsys):
     assert text.count("\n| ") == 3 and (out / "sensitivity.pdf").stat().st_size > 0
 
 
+def test_a_study_is_named_after_the_data_that_the_idx_files_hold(tmp_path, monkeypatch):
+    named = []
+    monkeypatch.setattr(reproduce.heterogeneity, "run_frameworks", lambda *_: [])
+    monkeypatch.setattr(
+        reproduce.heterogeneity, "write_times", lambda *args: named.append(args[-1])
+    )
+    for words in ([f"--idx=mnist={tmp_path}"], []):
+        given = reproduce.parse(["fig2b", "--seeds=2", f"--out={tmp_path}", *words])
+        reproduce.run_study("fig2b", given, "a device")
+    assert named == ["mnist, 2 seeds"] * 2
+
+
 def test_all_devices_are_requested_before_jax_starts(monkeypatch, tmp_path):
     def missing(config):
         raise UserError("no data here")

@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -166,6 +167,37 @@ def test_the_page_of_the_arena_has_the_committed_tables(data):
     for row, rule in zip(rows, rules, strict=True):
         columns = {name.casefold(): value.casefold() for name, value in rule.items()}
         assert row == [columns[name] for name in first], row[0]
+
+
+SPREAD = re.compile(r"([+-]?\d+(?:\.\d+)?) ± (\d+(?:\.\d+)?)")
+# Of earlier rules or of other searches, which have no table; the page says so.
+NO_TABLE = {("0.27", "0.11"), ("12.1", "1.4"), ("-0.16", "0.48")}
+
+
+def rounds_to(known, text, factor):
+    """Which of several values are shown as `text`; as a percentage by factor 100."""
+    half = 0.5000001 * 10.0 ** -len(text.partition(".")[2])
+    return np.abs(factor * known - float(text)) <= half
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/results/README.md", "docs/results/arena/README.md"]
+)
+def test_each_mean_with_its_interval_on_a_page_is_in_a_committed_table(page):
+    tables = [p.read_text(encoding="utf-8") for p in sorted(RESULTS.rglob("*.csv"))]
+    known = np.array([m for text in tables for m in SPREAD.findall(text)], float)
+    text = (RESULTS.parents[1] / page).read_text(encoding="utf-8")
+    shown = set(SPREAD.findall(text.replace("−", "-")))
+    assert len(shown) > 20
+    for mean, half in shown - NO_TABLE:
+        # Points that are lost are a negative difference.
+        factors = (1, 100) if mean[0] in "+-" else (1, -1, 100)
+        assert any(
+            (
+                rounds_to(known[:, 0], mean, k) & rounds_to(known[:, 1], half, abs(k))
+            ).any()
+            for k in factors
+        ), f"{mean} ± {half}"
 
 
 @pytest.mark.slow

@@ -209,10 +209,11 @@ def test_a_study_is_named_after_the_data_that_the_idx_files_hold(tmp_path, monke
     monkeypatch.setattr(
         reproduce.heterogeneity, "write_times", lambda *args: named.append(args[-1])
     )
-    for words in ([f"--idx=mnist={tmp_path}"], []):
+    files, digits = f"--idx=mnist={tmp_path}", "--set=data.name=digits"
+    for words in ([files], [], [files, digits]):
         given = reproduce.parse(["fig2b", "--seeds=2", f"--out={tmp_path}", *words])
         reproduce.run_study("fig2b", given, "a device")
-    assert named == ["mnist, 2 seeds"] * 2
+    assert named == ["mnist, 2 seeds"] * 2 + ["digits, data.name=digits, 2 seeds"]
 
 
 def test_all_devices_are_requested_before_jax_starts(monkeypatch, tmp_path):

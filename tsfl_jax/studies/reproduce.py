@@ -206,9 +206,8 @@ def run_study(
     """Run or reuse a study that is not made of cells; returns its files."""
     config, note = changed_config(STUDY_CONFIG, given)
     out, workdir = given.out, given.out / "cells" / target
-    data = get(settings.paper(STUDY_CONFIG), "data.name")
-    if data not in given.idx:  # else the same images, from the folder of `--idx`
-        data = get(config, "data.name")
+    # Files of `--idx` hold the paper's images, so they do not change the name.
+    data = given.set.get("data.name", get(settings.paper(STUDY_CONFIG), "data.name"))
     about = arguments.joined(data, note, arguments.seeds_text(given.seeds))
     options = (config, given.seeds, workdir, sys.stderr)
     try:

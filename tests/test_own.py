@@ -160,6 +160,57 @@ def test_without_a_model_that_counts_the_global_one_stays(name):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(
+    ("number", "normalize"), [(np.nan, True), (-1.0, True), (0.0, True), (-0.2, False)]
+)
+def test_weights_that_cannot_be_used_are_counted(number, normalize):
+    """In the two intervals of a short run; the model stays as it was."""
+
+    def weights(situation):
+        return jnp.where(situation.interval == 0, jnp.ones(4), number)
+
+    chosen = small()
+    chosen.num_intervals = 3
+    rule = tsfl_jax.rule(weights, normalize=normalize)
+    result = tsfl_jax.simulate(chosen, aggregator=rule)
+    assert "in 2 of 3 intervals the rule's weights" in result.summary["notes"][-1]
+    loss = result.history["test_loss"]
+    assert loss[0] == loss[1] == loss[2] and result.summary["diverged_at"] is None
+    [row] = tsfl_jax.sweep(chosen, {"seed": [0]}, aggregator=rule).rows
+    assert "in 2 of 3 intervals the rule's weights" in row["notes"]
+    known = tsfl_jax.simulate(chosen, aggregator=tsfl_jax.AGGREGATORS["fedavg"])
+    assert not any("the rule's weights" in n for n in known.summary["notes"])
+
+
+@pytest.mark.parametrize("by", ["update", "hindsight"])
+def test_a_model_that_the_rule_makes_infinite_is_not_taken(by):
+    """The last good model is kept, and the run ends there, as where clients diverge."""
+
+    def update(mean, params, state, event, hparams):
+        late = event.situation.interval == 1
+        return jax.tree.map(lambda w: jnp.where(late, jnp.inf, w), mean), state
+
+    def hindsight(outcome, state, event, hparams):
+        late = event.situation.interval == 1
+        return event_weights(event)._replace(
+            rho=jnp.where(late, jnp.nan, event.rho)
+        ), state
+
+    def event_weights(event):
+        missing = jnp.float32(jnp.nan)
+        return tsfl_jax.Weights(event.rho, event.present, missing, missing)
+
+    fields = {"update": update} if by == "update" else {"hindsight": hindsight}
+    rule = tsfl_jax.AGGREGATORS["fedavg"]._replace(**fields)
+    chosen = small()
+    chosen.num_intervals = 3
+    result = tsfl_jax.simulate(chosen, aggregator=rule)
+    assert result.summary["diverged_at"] == 2 and result.summary["num_dropped"] == 0
+    assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.params))
+    first, last = result.history["test_loss"]
+    assert np.isfinite(first) and first == last
+
+
 def test_own_weights_have_a_border():
     situation = own.Situation(
         *(None, None, jnp.array([1, 0, 3]), jnp.ones(3), None, None, None, None)

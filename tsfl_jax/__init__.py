@@ -7,8 +7,8 @@ and Optimizations". The symbols are explained in `tsfl_jax.types`. The names:
   Running        simulate, sweep, explain, as_function, Result, SweepResult,
                  Explanation
   Data, models   make_dataset, Dataset, Model
-  Own rules      rule, init_rule, aggregate, Aggregator, Situation, Weights, Event,
-                 Counts, AGGREGATORS, rules, from_optax, to_optax
+  Own rules      rule, init_rule, aggregate, Aggregator, Situation, Outcome, Event,
+                 Weights, Counts, AGGREGATORS, rules, from_optax, to_optax
   DMS            dms, dms_weights, affine_weights, coupling, filter_probability
   Theory         theory, BoundConstants, bound_optimal_weights, kkt_residual,
                  theorem1_bound, theorem2_weights, theorem4_bound
@@ -30,7 +30,14 @@ from tsfl_jax.experiment.runner import Result, simulate
 from tsfl_jax.experiment.sweeps import SweepResult, sweep
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules import AGGREGATORS, dms
-from tsfl_jax.rules.base import Aggregator, Counts, Event, Situation, Weights
+from tsfl_jax.rules.base import (
+    Aggregator,
+    Counts,
+    Event,
+    Outcome,
+    Situation,
+    Weights,
+)
 from tsfl_jax.rules.dms import (
     affine_weights,
     coupling,
@@ -62,6 +69,7 @@ __all__ = [
     "Explanation",
     "HParams",
     "Model",
+    "Outcome",
     "Result",
     "Situation",
     "SweepResult",

@@ -399,12 +399,14 @@ def _train(config: Config, group: processes.Group | None) -> None:
         processes.leave(group)
     if stream is not None:
         print(progress.summary_text(result.summary, workdir))
+        for note in result.summary["notes"][len(exp.notes) :]:  # of the results
+            progress.log(stream, f"note: {note}")
     lost = result.summary["diverged_at"]
     if lost is not None:
         _stop(
-            f"every client's model became infinite or NaN in interval {lost}; the last "
-            f"good model is kept in {workdir}; try a smaller --config.lr or "
-            "--config.clip_norm=1",
+            f"every client's model, or what the rule made of them, became infinite or "
+            f"NaN in interval {lost}; the last good model is kept in {workdir}; try a "
+            "smaller --config.lr or --config.clip_norm=1",
             1,
         )
 

@@ -73,7 +73,9 @@ class DataConfig:
     file: str = setting("", "npz: file with x_train, y_train, x_test, y_test")
     download: bool = setting(True, "fetch and prepare a missing TFDS data set")
     normalize: str = setting(
-        "unit", "unit: to [0, 1]; standard: mean 0, variance 1", ("unit", "standard")
+        "unit",
+        "unit: to [0, 1]; standard: mean 0, variance 1 of each channel or feature",
+        ("unit", "standard"),
     )
     shape: tuple[int, ...] = setting(
         (28, 28, 1), "synthetic: shape of one sample; quadratic: (d,)"

@@ -502,7 +502,7 @@ def test_a_new_data_set_is_a_factory_and_a_name(monkeypatch):
     found = load("blobs", num_classes=3, train_size=20, normalize="standard")
     assert found.name == "blobs" and found.num_classes == 3
     assert found.x_train.shape == (20, 2) and found.x_test.shape == (10, 2)
-    np.testing.assert_allclose(found.mean, found.x_train.mean(), rtol=1e-5)
+    np.testing.assert_allclose(found.mean, found.x_train.mean(axis=0), rtol=1e-5)
 
 
 def test_subsets_are_nested_mixed_and_independent_of_the_seed(tmp_path):
@@ -527,23 +527,24 @@ def test_standard_normalization(tmp_path):
     seen = (dataset.x_train - dataset.mean) / dataset.std
     np.testing.assert_allclose(seen.mean((0, 1, 2), dtype=float), 0, atol=1e-4)
     np.testing.assert_allclose(seen.std((0, 1, 2), dtype=float), 1, atol=1e-4)
-    # Features without channels share one scale; a constant channel is only shifted;
-    # squares of large numbers do not overflow.
+    # Features have a scale each; what is constant is only shifted; squares of large
+    # numbers do not overflow, small ones are not lost.
     rng = np.random.default_rng(0)
     for x, shape in (
-        (rng.normal(3, 2, (50, 4)), ()),
-        (rng.normal(3, 2, (50, 4)) * 1e37, ()),
+        (rng.normal(3, 2, (50, 4)), (4,)),
+        (rng.normal(3, 2, (50, 4)) * 1e37, (4,)),
+        (rng.normal(3, 2, (50, 4)) * [1e-9, 1, 1e3, 1e9], (4,)),
+        (rng.normal(3, 2, (50, 4, 4)), (1,)),  # read as images of one channel
         (np.full((50, 4, 4, 2), 0.1, np.float32), (2,)),
     ):
         path = write(tmp_path, x_train=x, x_test=x[:5])
         dataset = load("npz", file=path, normalize="standard")
         assert dataset.mean.shape == dataset.std.shape == shape
         x = x.astype(np.float32)
-        np.testing.assert_allclose(dataset.mean, x.mean(dtype=float), rtol=1e-5)
-        spread = x.astype(float).std()
-        np.testing.assert_allclose(
-            dataset.std, spread if spread > 1e-6 else 1, rtol=1e-5
-        )
+        axes = tuple(range(x.ndim - 1)) if x.shape[-1:] == shape else None
+        np.testing.assert_allclose(dataset.mean, x.mean(axes, dtype=float), rtol=1e-5)
+        spread, varies = x.astype(float).std(axes), x.min() < x.max()
+        np.testing.assert_allclose(dataset.std, spread if varies else 1, rtol=1e-5)
 
 
 def test_fingerprint():

@@ -26,7 +26,7 @@ from tsfl_jax.types import UserError
 
 def bars(name, fleet, end=None, **kwargs):
     """{client: [(kind, start, end), …]}, the kinds by their first letters."""
-    trace, tasks = FRAMEWORKS[name](fleet, **kwargs)
+    trace, tasks = FRAMEWORKS[name].simulate(fleet, **kwargs)
     seen = {}
     for s in segments.segments(tasks, fleet, float(end or trace.time[-1])):
         cell = (s.kind[:2], round(float(s.start), 9), round(float(s.end), 9))
@@ -56,7 +56,7 @@ def test_an_asynchronous_client_that_goes_offline_and_one_whose_delivery_is_lost
     fleet = fleet_of(
         [1.0, 2.0], lost=[[False], [True]], online=[[(0, 1.5), (2, 9)], []]
     )
-    trace, tasks = FRAMEWORKS["afl"](fleet, horizon=7, iterations=2)
+    trace, tasks = FRAMEWORKS["afl"].simulate(fleet, horizon=7, iterations=2)
     assert trace.time.tolist() == [2.5, 4.5, 6.5]
     assert [(t.client, t.start, t.arrival, t.fate) for t in tasks] == [
         (0, 0, 2.5, COUNTED),
@@ -100,7 +100,7 @@ def test_a_stale_client_gives_up():
     # version behind: at 2 s it is started anew, and again.
     fleet = fleet_of([1.0, 5.0])
     options = {"horizon": 6, "iterations": 1, "fraction": 0.5, "lag": 1}
-    tasks = FRAMEWORKS["safa"](fleet, **options).tasks
+    tasks = FRAMEWORKS["safa"].simulate(fleet, **options).tasks
     assert [(t.start, t.stop, t.fate) for t in tasks if t.client == 1] == [
         (0, 2, GIVEN_UP),
         (2, 4, GIVEN_UP),
@@ -124,7 +124,7 @@ def test_uploads_one_after_another_wait_for_the_channel():
 def test_bars_fill_the_time_of_every_client(name):
     for seed in range(4):
         fleet, options = random_fleet(seed), ALL[name]
-        trace, tasks = FRAMEWORKS[name](fleet, **options)
+        trace, tasks = FRAMEWORKS[name].simulate(fleet, **options)
         end = float(trace.time[-1])
         counted = [t for t in tasks if t.fate == COUNTED]
         there = trace.iterations > 0
@@ -160,7 +160,7 @@ def begun_by(name, fleet, monkeypatch):
     with monkeypatch.context() as patched:
         for module in (synchronous, asynchronous):
             patched.setattr(module, "begin", record(module.begin))
-        return FRAMEWORKS[name](fleet, **ALL[name]), begun
+        return FRAMEWORKS[name].simulate(fleet, **ALL[name]), begun
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "tsfl"])
@@ -184,7 +184,7 @@ def test_tasks_are_those_that_the_framework_began(name, monkeypatch):
 @pytest.mark.parametrize("name", ALL)
 def test_a_trace_has_the_tasks_that_count(name):
     for seed in range(4):
-        trace, tasks = FRAMEWORKS[name](random_fleet(seed), **ALL[name])
+        trace, tasks = FRAMEWORKS[name].simulate(random_fleet(seed), **ALL[name])
         row, column = np.nonzero((trace.client >= 0) & (trace.iterations > 0))
         fields = ("client", "task", "version", "iterations", "start", "arrival")
         there = zip(*(getattr(trace, f)[row, column] for f in fields), strict=True)
@@ -197,7 +197,7 @@ def test_a_trace_has_the_tasks_that_count(name):
 
 def test_tasks_without_a_delivery_are_emitted():
     # Client 1 never delivers; the round waits for it all the same.
-    trace, tasks = FRAMEWORKS["sfl"](
+    trace, tasks = FRAMEWORKS["sfl"].simulate(
         fleet_of([1.0, 2.0], lost=[False, True]), horizon=4, iterations=1
     )
     assert trace.client[:, 0].tolist() == [0, 0] and trace.time.tolist() == [2, 4]
@@ -208,7 +208,9 @@ def test_tasks_without_a_delivery_are_emitted():
     # Expected to be ready after 3 s on average; the first time client 1 needs 5 s and
     # is dropped at the deadline of 4 s.
     fleet = fleet_of([[1.0, 1.0], [5.0, 1.0]], upload=[0.5, 0.5])
-    _, tasks = FRAMEWORKS["fedcs"](fleet, horizon=8, iterations=1, deadline=4.0)
+    _, tasks = FRAMEWORKS["fedcs"].simulate(
+        fleet, horizon=8, iterations=1, deadline=4.0
+    )
     assert [(t.client, t.start, t.arrival, t.stop, t.fate) for t in tasks[-2:]] == [
         (1, 0, 5.5, 4, GIVEN_UP),
         (1, 4, 6, 6, COUNTED),
@@ -480,7 +482,7 @@ def test_slips(tmp_path, launch):
 
 def test_the_window_shows_the_first_task_of_most_clients():
     fleet = fleet_of([1.0] * 9 + [100.0])
-    trace, tasks = FRAMEWORKS["afl"](fleet, horizon=300, iterations=1)
+    trace, tasks = FRAMEWORKS["afl"].simulate(fleet, horizon=300, iterations=1)
     found = list(segments.segments(tasks, fleet, 300.0))
     line = timeline.Timeline(found, tasks, trace.time, {}, 1, True, {})
     assert timeline.window(line) == pytest.approx(1.5 * (1 + 0.1 * 99))

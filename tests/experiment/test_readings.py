@@ -12,6 +12,8 @@ import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
 from tsfl_jax.config import (
+    _BEFORE,
+    SETTINGS,
     Config,
     PartitionConfig,
     applicable,
@@ -254,6 +256,35 @@ def test_estimators_are_programs_of_their_own_and_change_what_is_recorded():
     assert found["bounds"]["grad_sq_norm"][0] > found["power"]["grad_sq_norm"][0]
     several = [prepare.prepare(replace(config, {"dms.estimator": n})) for n in found]
     assert len(lanes.group(several)[0]) == 3
+
+
+# The settings of the first version. Nothing is added here: see the test below.
+_NAMES = """
+algorithm batch_size checkpoint client_chunk clip_norm compile_cache convolution
+data.dir data.download data.file data.name data.normalize data.num_classes
+data.shape data.test_size data.train_size devices dms.grad_sq_norm dms.grad_variance
+dms.smoothness dms.weight_limit eval_every gamma lr lr_decay lr_every lr_schedule
+mapping measure_clients model.hidden model.name model.norm momentum mu num_clients
+num_intervals partition.alpha partition.classes_per_client partition.kind
+partition.replacement precision proximal quadratic.convexity quadratic.dissimilarity
+quadratic.distance quadratic.grad_variance quadratic.smoothness report_every
+schedule.data_size schedule.dropout schedule.free_riders schedule.free_riding
+schedule.interval_seconds schedule.iteration schedule.kind schedule.size_groups
+schedule.tau schedule.tau_groups schedule.trace schedule.upload_above seed
+server.floor server.lr server.momentum server.second server.staleness
+server.staleness_a server.staleness_b server.trim timeline.availability
+timeline.buffer timeline.carry timeline.deadline timeline.download timeline.fraction
+timeline.framework timeline.jitter timeline.lag timeline.local_iterations
+timeline.speed timeline.speeds timeline.tiers timeline.upload
+"""
+
+
+def test_a_new_setting_leaves_runs_from_before_it_what_they_were():
+    """Else every finished run is "another experiment" to the command that made it."""
+    first = set(_NAMES.split())
+    new = set(SETTINGS) - first
+    assert new == set(_BEFORE), "give what it was before in config._BEFORE"
+    assert first <= set(SETTINGS)
 
 
 def test_settings_as_in_earlier_versions_leave_old_runs_what_they_were():

@@ -302,7 +302,7 @@ CASES = {  # name: framework and its settings, rule, tiers, hyper-parameters
 def case(name):
     """A case's trace, schedule and reference."""
     (framework, own), algorithm, groups, changes = CASES[name]
-    trace = FRAMEWORKS[framework](SPEEDS, **own).trace
+    trace = FRAMEWORKS[framework].simulate(SPEEDS, **own).trace
     hp = problems.hparams(**changes)
     schedule = replay.schedule_of(trace, SIZES)
     start, state, history = problems.replayed(

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfl_jax import timeline
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import workload
-from tsfl_jax.timeline import FRAMEWORKS, trace
+from tsfl_jax.timeline import FRAMEWORKS, Framework, trace
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Trace, summary
 from tsfl_jax.types import UserError
@@ -39,7 +38,7 @@ def fleet_of(iteration, download=0, upload=0, lost=False, online=()):
 def run(name, fleet, **kwargs):
     if name != "tsfl":
         kwargs = {"iterations": 1} | kwargs
-    return FRAMEWORKS[name](fleet, **kwargs).trace
+    return FRAMEWORKS[name].simulate(fleet, **kwargs).trace
 
 
 def rows(trace, *fields):
@@ -411,12 +410,16 @@ def equal(a: Trace, b: Trace):
         np.testing.assert_array_equal(x, y, err_msg=field)
 
 
+def test_each_framework_has_options_for_the_tests():
+    assert set(ALL) == set(FRAMEWORKS)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_properties(name):
     for seed in range(6):
         fleet = random_fleet(seed)
-        trace = FRAMEWORKS[name](fleet, **ALL[name]).trace
-        equal(trace, FRAMEWORKS[name](fleet, **ALL[name]).trace)
+        trace = FRAMEWORKS[name].simulate(fleet, **ALL[name]).trace
+        equal(trace, FRAMEWORKS[name].simulate(fleet, **ALL[name]).trace)
         R = len(trace.time)
         assert all(len(a) == R for a in trace) and (np.diff(trace.time) >= 0).all()
         there = trace.client >= 0
@@ -449,14 +452,17 @@ def test_properties(name):
 def test_limit_cases(seed, H, offline):
     fleet = random_fleet(seed, offline=offline)
     options = {"horizon": 400.0, "iterations": H}
-    sfl = FRAMEWORKS["sfl"](fleet, **options).trace
-    equal(FRAMEWORKS["fedat"](fleet, tiers=1, **options).trace, sfl)
-    equal(FRAMEWORKS["safa"](fleet, fraction=1.0, lag=10**6, **options).trace, sfl)
-    afl = FRAMEWORKS["afl"](fleet, **options).trace
-    equal(FRAMEWORKS["fedbuff"](fleet, buffer=1, **options).trace, afl)
+    sfl = FRAMEWORKS["sfl"].simulate(fleet, **options).trace
+    equal(FRAMEWORKS["fedat"].simulate(fleet, tiers=1, **options).trace, sfl)
+    equal(
+        FRAMEWORKS["safa"].simulate(fleet, fraction=1.0, lag=10**6, **options).trace,
+        sfl,
+    )
+    afl = FRAMEWORKS["afl"].simulate(fleet, **options).trace
+    equal(FRAMEWORKS["fedbuff"].simulate(fleet, buffer=1, **options).trace, afl)
     # One client alone: every framework with tasks of H iterations is the same.
     one = random_fleet(seed, dropout=0.0, offline=offline, N=1)
-    sfl = FRAMEWORKS["sfl"](one, **options).trace
+    sfl = FRAMEWORKS["sfl"].simulate(one, **options).trace
     for name, more in (
         ("afl", {}),
         ("fedbuff", {"buffer": 1}),
@@ -465,7 +471,7 @@ def test_limit_cases(seed, H, offline):
         ("safa", {"fraction": 0.5, "lag": 0}),
         ("fedcs", {"deadline": 1e9}),
     ):
-        other = FRAMEWORKS[name](one, **options, **more).trace
+        other = FRAMEWORKS[name].simulate(one, **options, **more).trace
         assert len(other.time) == len(sfl.time)
         for a, b in zip(other, sfl, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-12)
@@ -516,7 +522,7 @@ def test_equal_clients_are_synchronous_everywhere():
 )
 def test_wrong_settings(name, kwargs, message):
     with pytest.raises(UserError, match=message) as error:
-        FRAMEWORKS[name](random_fleet(0), **ALL[name] | kwargs)
+        FRAMEWORKS[name].simulate(random_fleet(0), **ALL[name] | kwargs)
     assert "\n" not in str(error.value)
 
 
@@ -546,7 +552,7 @@ def test_nothing_delivered():
         for name, options in ALL.items():
             more = {"buffer": 2} if name == "fedbuff" else {}
             with pytest.raises(UserError, match="no global update|no client delivers"):
-                FRAMEWORKS[name](bad, **options | more)
+                FRAMEWORKS[name].simulate(bad, **options | more)
 
 
 # An independent simulation: processes of clients and servers in SimPy. Nothing of
@@ -799,6 +805,8 @@ class Sim:
 @pytest.mark.parametrize("name", ALL)
 def test_agrees_with_simpy(name):
     simpy = pytest.importorskip("simpy")
+    if not hasattr(Sim, name):
+        pytest.skip(f"there is no SimPy model of {name}")
     for seed in range(12):
         for options in ({}, {"dropout": 0.0}, {"offline": False}):
             fleet = random_fleet(seed, **options)
@@ -808,7 +816,7 @@ def test_agrees_with_simpy(name):
             if name == "fedcs":  # the channel is busy, not all that are able fit
                 fleet = fleet._replace(upload=4 * fleet.upload)
                 kwargs["deadline"] = (9.0, 8.0, 7.0)[seed % 3]
-            trace = FRAMEWORKS[name](fleet, **kwargs).trace
+            trace = FRAMEWORKS[name].simulate(fleet, **kwargs).trace
             sim = Sim(simpy, fleet)
             horizon = kwargs.pop("horizon", 61.0)
             getattr(sim, name)(**kwargs)
@@ -866,8 +874,31 @@ def test_the_number_of_events_is_known_beforehand(name):
     options = {"num_intervals": 200, "interval": 1.0} if name == "tsfl" else {
         "horizon": 200.0, "iterations": 4, "tiers": 3, "fraction": 0.5
     }  # fmt: skip
-    expected = timeline.expected_events(name, fleet, **options)
+    expected = FRAMEWORKS[name].events(fleet, **options)
     assert 0.9 * known <= expected <= 6 * known
+
+
+def test_a_framework_gets_what_its_arguments_name(monkeypatch):
+    """A new one needs a row of the table alone; it may draw, and be misspelt."""
+    seen = []
+
+    def drawing(fleet, *, horizon, iterations, fraction, rng, more=3):
+        seen.append((horizon, fraction, more, rng.uniform()))
+        return FRAMEWORKS["afl"].simulate(fleet, horizon=horizon, iterations=iterations)
+
+    def misspelt(fleet, *, horison):
+        raise AssertionError
+
+    new = FRAMEWORKS | {"new": Framework(drawing), "slip": Framework(misspelt)}
+    monkeypatch.setattr(workload.timeline, "FRAMEWORKS", new)
+    for seed in (0, 0, 1):
+        config = timed("new")
+        config.seed = seed
+        workload.draw_workload(config)
+    assert seen[0][:3] == (50.0, 0.5, 3)
+    assert seen[0] == seen[1] and seen[0][3] != seen[2][3]
+    with pytest.raises(TypeError, match="misspelt .* takes 'horison': expected one of"):
+        workload.draw_workload(timed("slip"))
 
 
 def test_a_long_simulation_is_announced(monkeypatch, capsys):

@@ -90,15 +90,20 @@ def _subset(dataset: Dataset, part: str, size: int) -> slice | Int[np.ndarray, "
 def _moments(
     x: Shaped[np.ndarray, "M ..."],
 ) -> tuple[Float32[np.ndarray, "..."], Float32[np.ndarray, "..."]]:
-    """Mean and std of each channel, or of all values if there are no channels."""
-    axes = tuple(range(x.ndim - 1)) if x.ndim >= 4 else None
+    """Mean and std of each channel or feature; of all values where there are none.
+
+    Images ``[M, H, W, C]`` have channels, tables ``[M, F]`` features; images
+    ``[M, H, W]`` have neither.
+    """
+    axes = tuple(range(x.ndim - 1)) if x.ndim >= 4 or x.ndim == 2 else None
     # In units of the largest value, so that squares cannot overflow.
-    scale = max(float(x.max()), -float(x.min())) or 1.0
+    largest = np.maximum(x.max(axes).astype(np.float64), -x.min(axes).astype(float))
+    scale = np.where(largest > 0, largest, 1.0)
     mean = x.mean(axes, dtype=np.float64)
     # Block by block: no float64 copy of the whole data set.
     blocks = np.array_split(x, max(1, x.size // 2**22))
     squares = sum((((b - mean) / scale) ** 2).sum(axes) for b in blocks)
     std = np.sqrt(squares / (x.size // mean.size))
-    # A channel that never varies is only shifted; below 1e-6 it is rounding.
+    # One that never varies is only shifted; below 1e-6 it is rounding.
     std = np.where(std > 1e-6, std * scale, 1)
     return np.asarray(mean, np.float32), np.asarray(std, np.float32)

@@ -33,7 +33,7 @@ from tsfl_jax.engine import (
 )
 from tsfl_jax.engine.probes import probe
 from tsfl_jax.engine.recipe import Parts, Recipe
-from tsfl_jax.models.losses import weight_entropy
+from tsfl_jax.models.losses import all_finite, weight_entropy
 from tsfl_jax.rules.base import (
     Aggregator,
     Event,
@@ -58,7 +58,8 @@ class State(NamedTuple):
 
     params: Params  # w^t, the global model's Flax variables
     server: Any  # the aggregation rule's own state
-    diverged: Bool[Array, ""]  # no client's model was finite; params: last good ones
+    # No client's model was finite, or not the new global one; params: the last good.
+    diverged: Bool[Array, ""]
     snapshots: Params | None = None  # [P, ...], earlier models that clients start from
     sent: Params | None = None  # [P, ...], what the rule had sent with those models
 
@@ -412,7 +413,10 @@ def advance(
     delivery: Delivery | None,
     hparams: HParams,
 ) -> State:
-    """w^{t+1} = update(Σ_i ρ_i w_i, w^t), or w^t if no model with weight was finite."""
+    """w^{t+1} = update(Σ_i ρ_i w_i, w^t), or w^t without a finite model with weight.
+
+    A rule can make a model that is not finite of finite ones: that is not taken either.
+    """
     rule = parts.rule
     params, server = rule.update(
         arrived.mean, state.params, arrived.server, arrived.event, hparams
@@ -421,6 +425,9 @@ def advance(
     if delivery is None:  # else other clients are still at work on good models
         diverged |= (tally.dropped > 0) & (tally.survivors == 0)
     updated = (arrived.kept > 0) & ~diverged
+    finite = all_finite(params)
+    diverged |= updated & ~finite
+    updated &= finite
     old = State(state.params, state.server, diverged)
     new = optax.tree.where(updated, State(params, server, diverged), old)
     if delivery is None:

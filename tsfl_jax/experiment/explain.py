@@ -23,19 +23,11 @@ from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of
 from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report.timeline import Timeline, figure_of, gantt, losses, window
 from tsfl_jax.theory import bounds
-from tsfl_jax.timeline import replay, segments
+from tsfl_jax.timeline import FRAMEWORKS, replay, segments
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Schedule
 
 _COLUMNS = 99  # of a terminal
-# Settings of each framework that shape its timeline.
-_OWN = {
-    "tsfl": ("schedule.interval_seconds", "timeline.carry"),
-    "fedbuff": ("timeline.local_iterations", "timeline.buffer"),
-    "fedat": ("timeline.local_iterations", "timeline.tiers"),
-    "fedcs": ("timeline.local_iterations", "timeline.deadline"),
-    "safa": ("timeline.local_iterations", "timeline.fraction", "timeline.lag"),
-}
 
 
 class Work(NamedTuple):
@@ -335,7 +327,7 @@ def _range(values: np.ndarray) -> str:
 
 def _parameters(settings: dict[str, Any]) -> str:
     """The settings that shape the framework's timeline."""
-    names = _OWN.get(settings["timeline.framework"], ("timeline.local_iterations",))
+    names = FRAMEWORKS[settings["timeline.framework"]].settings
     return ", ".join(f"{n.split('.')[1]}={settings[n]}" for n in names)
 
 

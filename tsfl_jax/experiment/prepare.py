@@ -27,7 +27,7 @@ from tsfl_jax.experiment.workload import Workload, draw_workload, groups
 from tsfl_jax.models import flop, precision
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
-from tsfl_jax.timeline import replay
+from tsfl_jax.timeline import FRAMEWORKS, replay
 from tsfl_jax.types import Dataset, HParams, Partition, Scalar, Schedule, UserError
 
 _MOST_SAMPLES = 2**31 - 1  # of a client in an interval: what the device counts to
@@ -381,7 +381,12 @@ def _by_work(prepared: Prepared) -> int:
 def counts_of(prepared: Prepared) -> Counts:
     """Counts that shape a rule's state."""
     config = prepared.config
-    tiers = config.timeline.tiers if config.timeline.framework == "fedat" else 1
+    framework = FRAMEWORKS.get(config.timeline.framework)
+    delivery, tiers = prepared.workload.schedule.delivery, 1
+    if framework is not None and "timeline.tiers" in framework.settings:
+        tiers = config.timeline.tiers  # one may never deliver
+    elif delivery is not None:
+        tiers += int(delivery.group.max())
     return Counts(config.num_clients, tiers)
 
 

@@ -1,22 +1,23 @@
-"""Whether a rule fits its settings, schedule and optimizer, before a run.
+"""Whether rule and framework fit the settings, before a run.
 
-What a rule reads is declared beside it, see `rules.base.Settings`.
+What they read is declared beside them: `rules.base.Settings`, `timeline.Framework`.
 """
 
 import functools
+from collections.abc import Iterable, Mapping
 
 import jax
 import numpy as np
 
-from tsfl_jax.config import Config, get
+from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.rules import AGGREGATORS, local_work
 from tsfl_jax.rules.averages import normalized_by_work
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.staleness import staleness_factor
-from tsfl_jax.timeline import replay
-from tsfl_jax.types import HParams, Schedule, UserError
+from tsfl_jax.timeline import FRAMEWORKS, replay
+from tsfl_jax.types import HParams, Schedule, UserError, nearest
 from tsfl_jax.validate import check_name, check_used, listed
 from tsfl_jax.validate import validate as validate_settings
 
@@ -29,6 +30,28 @@ def validate(config: Config) -> None:
     """
     validate_settings(config)
     check_name("algorithm", config.algorithm, AGGREGATORS)
+    if config.timeline.framework == "none":  # the settings of all are refused
+        return
+    readers = _readers({name: each.settings for name, each in FRAMEWORKS.items()})
+    own = {name: ("timeline.framework", by) for name, by in readers.items()}
+    # All frameworks may be given Δ and H, so that they can be compared.
+    for shared in ("schedule.interval_seconds", "timeline.local_iterations"):
+        own.pop(shared)
+    check_used(config, own)
+
+
+def _readers(reads: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """Setting → names of those that read it, of name → settings that it reads."""
+    found: dict[str, list[str]] = {}
+    for name, several in reads.items():
+        for setting in several:
+            if setting not in SETTINGS:
+                raise KeyError(
+                    f"{name!r} is declared to read {setting!r}, which is no setting"
+                    f"{nearest(setting, SETTINGS)}; declare it in config.py"
+                )
+            found.setdefault(setting, []).append(name)
+    return found
 
 
 def _check_staleness(config: Config) -> None:
@@ -44,12 +67,12 @@ def _check_staleness(config: Config) -> None:
             f"{ignored}--config.algorithm={rule}, whose weights do not depend on it; "
             f"it belongs to {listed(known)}"
         )
-    lags = framework in ("afl", "fedbuff", "fedat")
-    if not lags and not (framework == "safa" and timeline.lag > 0):
+    late = [name for name, each in FRAMEWORKS.items() if each.late]
+    if framework not in late or (framework == "safa" and timeline.lag == 0):
         raise UserError(
             f"{ignored}--config.timeline.framework={framework}"
             f"{' and lag=0' * (framework == 'safa')}, under which no model is stale; "
-            "it belongs to afl, fedbuff, fedat or safa"
+            f"it belongs to {listed(late)}"
         )
     alike = (
         framework in ("afl", "fedat")
@@ -93,11 +116,13 @@ def check(config: Config) -> None:
     Raises:
       UserError: a setting that the rule would ignore.
     """
-    rule, readers = config.algorithm, dict[str, list[str]]()
-    for name, each in AGGREGATORS.items():
-        for setting in each.settings.reads:
-            full = setting if "." in setting else f"server.{setting}"
-            readers.setdefault(full, []).append(name)
+    rule = config.algorithm
+    readers = _readers(
+        {
+            name: [s if "." in s else f"server.{s}" for s in each.settings.reads]
+            for name, each in AGGREGATORS.items()
+        }
+    )
     used_by = {name: ("algorithm", by) for name, by in readers.items()} | {
         "server.staleness_a": ("server.staleness", ["polynomial", "hinge"]),
         "server.staleness_b": ("server.staleness", ["hinge"]),

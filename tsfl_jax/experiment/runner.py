@@ -293,7 +293,7 @@ def summarize(
             "samples_trained": samples,
             "samples_per_second": samples / seconds if seconds else float("nan"),
             "num_dropped": int(history.num_dropped.sum()),
-            "notes": list(exp.notes),
+            "notes": [*exp.notes, *weights_notes(history._asdict())],
             "device": jax.devices()[0].device_kind,
             "backend": jax.default_backend(),
             "processor": report.processor(),
@@ -324,6 +324,20 @@ def regret_of(history: dict[str, Any]) -> dict[str, float]:
         known = np.asarray(values, np.float64)[np.isfinite(values)]
         found[f"mean_{name}"] = float(known.mean()) if len(known) else float("nan")
     return found
+
+
+def weights_notes(history: dict[str, Any]) -> tuple[str, ...]:
+    """A note where clients worked and the rule's weights could not be used."""
+    lost = np.asarray(history["diverged"])
+    worked = (np.asarray(history["samples"]) > 0).any(axis=1) & ~lost
+    total = np.asarray(history["rho"], np.float64).sum(axis=1)
+    count = int((worked & ~(total > 0)).sum())  # NaN is not > 0
+    if not count:
+        return ()
+    return (
+        f"in {count} of {len(worked)} intervals the rule's weights were NaN or their "
+        "sum was not positive, so that the model stayed as it was",
+    )
 
 
 def _provenance(old: dict[str, Any]) -> dict[str, Any]:

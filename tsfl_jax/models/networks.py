@@ -343,8 +343,14 @@ MODELS: dict[str, Callable[[int, ModelConfig, str], nn.Module]] = {
     "vgg11": lambda k, settings, form: VGG11(k, settings.norm, form),
     "resnet18": lambda k, settings, form: ResNet18(k, settings.norm, form),
 }
-# Smallest height and width of an image; 0: samples of any shape.
-SMALLEST = {"mlp": 0, "mnist_cnn": 16, "mnist_dropout_cnn": 16}
+# Smallest height and width of an image; others take samples of any shape.
+SMALLEST = {
+    "mnist_cnn": 16,
+    "mnist_dropout_cnn": 16,
+    "fashion_cnn": 1,
+    "vgg11": 1,
+    "resnet18": 1,
+}
 
 
 def make_model(
@@ -358,13 +364,13 @@ def make_model(
     Args:
       settings: validated; `name` is a key of `MODELS`.
       num_classes: K ≥ 2, width of the output.
-      sample_shape: of one sample; ``(H, W, C)`` for all networks except the MLP.
+      sample_shape: of one sample; ``(H, W, C)`` for the networks of `SMALLEST`.
       form: a key of `convolution.CONVOLUTIONS`.
 
     Raises:
       UserError: samples that the network cannot take.
     """
-    smallest = SMALLEST.get(settings.name, 1)
+    smallest = SMALLEST.get(settings.name, 0)
     if smallest and (len(sample_shape) != 3 or min(sample_shape[:2]) < smallest):
         raise UserError(
             f"model {settings.name!r} needs images [H, W, C] of at least "

@@ -49,7 +49,7 @@ def summary_text(
     if s.get("num_dropped"):
         table["dropped"] = f"{s['num_dropped']:,} client models that were not finite"
     if "diverged_at" in s:
-        table["stopped"] = f"every client diverged in interval {s['diverged_at']};"
+        table["stopped"] = f"no model was finite in interval {s['diverged_at']};"
         table["stopped"] += " the model before it is kept; try a smaller lr"
     if workdir is not None:
         table["files"] = str(workdir)

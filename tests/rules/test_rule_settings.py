@@ -7,7 +7,7 @@ import pytest
 
 import tsfl_jax
 from tests.experiment.test_runner import small
-from tsfl_jax import config, timeline
+from tsfl_jax import config
 from tsfl_jax.experiment import prepare, rule_settings
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Settings
@@ -83,32 +83,6 @@ def test_staleness_is_refused_where_settings_leave_it_nothing_to_do(timeline, na
     given.timeline = config.TimelineConfig(**timeline)
     with pytest.raises(UserError, match="would be ignored"):
         rule_settings.check(given)
-
-
-OF_FRAMEWORKS = {
-    "buffer": ("fedbuff", 3),
-    "tiers": ("fedat", 2),
-    "deadline": ("fedcs", 9.0),
-    "fraction": ("safa", 0.25),
-    "lag": ("safa", 2),
-    "carry": ("tsfl", True),
-}
-
-
-@pytest.mark.parametrize("setting", OF_FRAMEWORKS)
-def test_settings_of_another_framework_are_refused(setting):
-    owner, value = OF_FRAMEWORKS[setting]
-    for framework in timeline.FRAMEWORKS:
-        given = with_server("fedavg", framework)
-        setattr(given.timeline, setting, value)
-        if framework == owner:
-            rule_settings.validate(given)
-            continue
-        with pytest.raises(UserError, match="would be ignored") as error:
-            rule_settings.validate(given)
-        message = str(error.value)
-        assert message.startswith(f"--config.timeline.{setting}={value}: would be")
-        assert message.endswith(f"it belongs to {owner}")
 
 
 def test_a_rule_that_is_declared_to_read_what_is_no_setting(monkeypatch):

@@ -327,7 +327,8 @@ def _range(values: np.ndarray) -> str:
 
 def _parameters(settings: dict[str, Any]) -> str:
     """The settings that shape the framework's timeline."""
-    names = FRAMEWORKS[settings["timeline.framework"]].settings
+    framework = FRAMEWORKS.get(settings["timeline.framework"])
+    names = () if framework is None else framework.settings
     return ", ".join(f"{n.split('.')[1]}={settings[n]}" for n in names)
 
 

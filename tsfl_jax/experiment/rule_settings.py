@@ -30,14 +30,6 @@ def validate(config: Config) -> None:
     """
     validate_settings(config)
     check_name("algorithm", config.algorithm, AGGREGATORS)
-    if config.timeline.framework == "none":  # the settings of all are refused
-        return
-    readers = _readers({name: each.settings for name, each in FRAMEWORKS.items()})
-    own = {name: ("timeline.framework", by) for name, by in readers.items()}
-    # All frameworks may be given Δ and H, so that they can be compared.
-    for shared in ("schedule.interval_seconds", "timeline.local_iterations"):
-        own.pop(shared)
-    check_used(config, own)
 
 
 def _readers(reads: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:

@@ -111,8 +111,8 @@ def test_no_two_draws_of_an_experiment_start_alike(monkeypatch, seed):
     config.timeline.framework = "tsfl"
     prepare.prepare(config)
     data.load(DataConfig(train_size=50, test_size=20))
-    # Synthetic data 3, sizes, fleet, framework, riders, partition; digits, two subsets.
-    assert len(started) == len(set(started)) == 11
+    # Synthetic data 3, sizes, fleet, riders, partition; digits and two subsets.
+    assert len(started) == len(set(started)) == 10
 
 
 class Noisy(nn.Module):

@@ -805,8 +805,6 @@ class Sim:
 @pytest.mark.parametrize("name", ALL)
 def test_agrees_with_simpy(name):
     simpy = pytest.importorskip("simpy")
-    if not hasattr(Sim, name):
-        pytest.skip(f"there is no SimPy model of {name}")
     for seed in range(12):
         for options in ({}, {"dropout": 0.0}, {"offline": False}):
             fleet = random_fleet(seed, **options)
@@ -897,7 +895,7 @@ def test_a_framework_gets_what_its_arguments_name(monkeypatch):
         workload.draw_workload(config)
     assert seen[0][:3] == (50.0, 0.5, 3)
     assert seen[0] == seen[1] and seen[0][3] != seen[2][3]
-    with pytest.raises(TypeError, match="misspelt .* takes 'horison': expected one of"):
+    with pytest.raises(TypeError, match="misspelt .* takes 'horison': expected"):
         workload.draw_workload(timed("slip"))
 
 

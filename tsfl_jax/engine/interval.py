@@ -426,10 +426,9 @@ def advance(
         diverged |= (tally.dropped > 0) & (tally.survivors == 0)
     updated = (arrived.kept > 0) & ~diverged
     finite = all_finite(params)
-    diverged |= updated & ~finite
-    updated &= finite
-    old = State(state.params, state.server, diverged)
-    new = optax.tree.where(updated, State(params, server, diverged), old)
+    old = State(state.params, state.server, diverged | (updated & ~finite))
+    new = State(params, server, diverged)
+    new = optax.tree.where(updated & finite, new, old)
     if delivery is None:
         return new
     sent = None if rule.sent is None else rule.sent(new.server)

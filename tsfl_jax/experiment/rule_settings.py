@@ -1,10 +1,9 @@
-"""Whether rule and framework fit the settings, before a run.
+"""Whether a rule fits its settings, schedule and optimizer, before a run.
 
-What they read is declared beside them: `rules.base.Settings`, `timeline.Framework`.
+What a rule reads is declared beside it, see `rules.base.Settings`.
 """
 
 import functools
-from collections.abc import Iterable, Mapping
 
 import jax
 import numpy as np
@@ -32,17 +31,18 @@ def validate(config: Config) -> None:
     check_name("algorithm", config.algorithm, AGGREGATORS)
 
 
-def _readers(reads: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """Setting → names of those that read it, of name → settings that it reads."""
+def _readers() -> dict[str, list[str]]:
+    """Setting → names of the rules that read it."""
     found: dict[str, list[str]] = {}
-    for name, several in reads.items():
-        for setting in several:
-            if setting not in SETTINGS:
+    for name, each in AGGREGATORS.items():
+        for setting in each.settings.reads:
+            full = setting if "." in setting else f"server.{setting}"
+            if full not in SETTINGS:
                 raise KeyError(
-                    f"{name!r} is declared to read {setting!r}, which is no setting"
-                    f"{nearest(setting, SETTINGS)}; declare it in config.py"
+                    f"{name!r} is declared to read {full!r}, which is no setting"
+                    f"{nearest(full, SETTINGS)}; declare it in config.py"
                 )
-            found.setdefault(setting, []).append(name)
+            found.setdefault(full, []).append(name)
     return found
 
 
@@ -109,13 +109,7 @@ def check(config: Config) -> None:
       UserError: a setting that the rule would ignore.
     """
     rule = config.algorithm
-    readers = _readers(
-        {
-            name: [s if "." in s else f"server.{s}" for s in each.settings.reads]
-            for name, each in AGGREGATORS.items()
-        }
-    )
-    used_by = {name: ("algorithm", by) for name, by in readers.items()} | {
+    used_by = {name: ("algorithm", by) for name, by in _readers().items()} | {
         "server.staleness_a": ("server.staleness", ["polynomial", "hinge"]),
         "server.staleness_b": ("server.staleness", ["hinge"]),
     }

@@ -203,15 +203,16 @@ def simulate_timeline(config: Config, fleet: Fleet) -> Simulation:
     # A framework gets what its arguments name, also settings of its own.
     given = vars(t) | {"num_intervals": intervals, "interval": interval}
     given |= {"horizon": intervals * interval, "iterations": t.local_iterations}
-    given["rng"] = rng.generator(seed_of(config, "fleet"), "framework")
     framework = timeline.FRAMEWORKS[t.framework]
     _, *arguments = inspect.signature(framework.simulate).parameters.values()
+    if any(argument.name == "rng" for argument in arguments):
+        given["rng"] = rng.generator(seed_of(config, "fleet"), "framework")
     own = {a.name: given[a.name] for a in arguments if a.name in given}
     for argument in arguments:
         if argument.name not in own and argument.default is argument.empty:
             raise TypeError(
                 f"{framework.simulate.__name__} of framework {t.framework!r} takes "
-                f"{argument.name!r}: expected one of {', '.join(given)}, or a default"
+                f"{argument.name!r}: expected {', '.join(given)}, rng, or a default"
             )
     _check_events(config, framework.events(fleet, **own))
     return framework.simulate(fleet, **own)

@@ -72,7 +72,7 @@ def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
             if theirs
             else "no PyTorch"
         )
-        chosen = backend.choose(jax.default_backend(), name)
+        chosen = backend.choose(jax.default_backend())
         rows.append(
             {
                 "network": name,

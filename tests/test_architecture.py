@@ -32,7 +32,7 @@ ORDER = (
     "__main__",
 )
 # What users run with ``python -m tsfl_jax.NAME``, a few lines each, and the public API.
-DOORS = {
+ENTRY_POINTS = {
     "__init__",
     "compare",
     "reproduce",
@@ -71,7 +71,7 @@ def imported(path: pathlib.Path) -> set[str]:
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_a_folder_imports_only_from_those_above_it(path):
     here = place(path)
-    if here in DOORS:
+    if here in ENTRY_POINTS:
         return
     for other in imported(path):
         assert other in ORDER, f"{path}: imports {other}, which has no place"
@@ -79,7 +79,7 @@ def test_a_folder_imports_only_from_those_above_it(path):
 
 
 def test_the_order_names_only_what_exists():
-    there = {place(path) for path in FILES} - DOORS
+    there = {place(path) for path in FILES} - ENTRY_POINTS
     assert there <= set(ORDER)
     assert set(ORDER) - there <= {"trees", "cli", "__main__"}
 

@@ -197,7 +197,7 @@ def test_words(capsys, monkeypatch):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["rnu"], "tsfl: rnu: there is no such word; did you mean 'run'?"),
+        (["rnu"], "tsfl: rnu: unknown command; did you mean 'run'?"),
         (
             ["settings", "dsm"],
             "tsfl: settings dsm: there is no such group or setting; did you",
@@ -259,7 +259,7 @@ def test_words_that_train_show_their_own_flags_first(word, first):
     assert usage.startswith(f"usage: tsfl {word} ")
     shown = [n for n in re.findall(r"^  --(\w+)=", rest, re.MULTILINE)]
     assert f"--{shown[0]}" == first
-    assert [*shown] == [*settings.WORDS[word].flags]
+    assert [*shown] == [*settings.COMMANDS[word].flags]
     listed = re.search(r"other commands: ([^.]*)\.", " ".join(rest.split()))
     assert listed is not None
     others = listed[1].replace("--", "").split(", ")

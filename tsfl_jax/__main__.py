@@ -1,6 +1,6 @@
-"""The command ``tsfl``, also ``python -m tsfl_jax``: one word for what to do.
+"""``tsfl COMMAND``, also ``python -m tsfl_jax COMMAND``.
 
-``tsfl run`` is launch.py; the other words are the modules of the same purpose.
+``tsfl run`` is launch.py; each other command is a module.
 """
 
 import importlib
@@ -13,9 +13,9 @@ from tsfl_jax import command, config_files
 from tsfl_jax.report import settings
 from tsfl_jax.types import UserError, nearest
 
-# Words that train or explain, with the flags that they stand for.
+# Commands that train or explain -> the flags that they stand for.
 _CLI = {"run": (), "sweep": (), "explain": ("--explain",)}
-# Word -> module with a function main(arguments).
+# Command -> module with a function main(arguments).
 _MODULES = {
     "compare": "tsfl_jax.studies.compare",
     "reproduce": "tsfl_jax.studies.reproduce",
@@ -26,7 +26,7 @@ _MODULES = {
     "report": "tsfl_jax.report.page",
 }
 _HELP = """\
-usage: tsfl WORD [arguments]
+usage: tsfl COMMAND [arguments]
 
   run          train one experiment: tsfl run --config=mnist_case1 --config.lr=0.01
   sweep        train many: tsfl sweep --config=mnist_case1 --sweep seed=0:5
@@ -41,7 +41,7 @@ usage: tsfl WORD [arguments]
   configs      list the experiments that --config knows by name
   settings     list settings with default, range and help: tsfl settings data
 
-tsfl WORD --help explains the arguments of a word, tsfl --version says which version.
+tsfl COMMAND --help explains the arguments, tsfl --version prints the version.
 """
 
 _HELP_FLAGS = {"-h", "--h", "-help", "--help"}
@@ -53,39 +53,39 @@ _OWN_HELP = {
 }
 
 
-def run_cli(word: str, words: list[str]) -> None:
-    """Do what launch.py does with these arguments; ``--help`` is that of the word."""
-    from tsfl_jax import cli  # defines flags: not for the other words
+def run_cli(name: str, texts: list[str]) -> None:
+    """Do what launch.py does with these arguments, with a ``--help`` of its own."""
+    from tsfl_jax import cli  # defines flags: not for the other commands
 
     flags.adopt_module_key_flags(cli)  # for --help
     logging.set_verbosity(logging.WARNING)
-    app.run(cli.main, argv=[f"tsfl {word}", *words], flags_parser=cli.parse)
+    app.run(cli.main, argv=[f"tsfl {name}", *texts], flags_parser=cli.parse)
 
 
-def list_configs(words: list[str]) -> None:
+def list_configs(texts: list[str]) -> None:
     """Print the experiments that --config knows by name."""
-    if words:
-        raise UserError(f"configs {words[0]}: expected no arguments")
+    if texts:
+        raise UserError(f"configs {texts[0]}: expected no arguments")
     for name, about in config_files.known().items():
         print(f"{name:<22}{about}")
 
 
-def list_settings(words: list[str]) -> None:
+def list_settings(texts: list[str]) -> None:
     """Print settings with default, range and help; ``--markdown``: the page of docs.
 
     Raises:
-      UserError: no setting begins with that name, or several words.
+      UserError: no setting begins with that name, or several arguments.
     """
-    if words == ["--markdown"]:
+    if texts == ["--markdown"]:
         print(settings.markdown(), end="")
         return
-    if len(words) > 1:
-        raise UserError(f"settings {' '.join(words)}: expected one group or setting")
-    print("\n".join(map(settings.entry, settings.chosen(words[0] if words else ""))))
+    if len(texts) > 1:
+        raise UserError(f"settings {' '.join(texts)}: expected one group or setting")
+    print("\n".join(map(settings.entry, settings.chosen(texts[0] if texts else ""))))
 
 
 def main() -> None:
-    """Do what the first word asks for; end quietly if a pipe (``| head``) closes."""
+    """Run the named command; end quietly if a pipe (``| head``) closes."""
     try:
         _dispatch()
         sys.stdout.flush()
@@ -96,27 +96,27 @@ def main() -> None:
 
 
 def _dispatch() -> None:
-    """Do what the first word asks for; without one, print what there is."""
-    word, words = (sys.argv[1:2] or [""])[0], sys.argv[2:]
+    """Run the named command; without one, list them."""
+    name, texts = (sys.argv[1:2] or [""])[0], sys.argv[2:]
     own = {"configs": list_configs, "settings": list_settings}
-    if word in ("", "-h", "--help", "help"):
+    if name in ("", "-h", "--help", "help"):
         print(_HELP, end="")
-    elif word in ("--version", "version"):
+    elif name in ("--version", "version"):
         print(f"tsfl_jax {sys.modules['tsfl_jax'].__version__}")
-    elif word in own and _HELP_FLAGS & {*words}:
-        print(_OWN_HELP[word])
-    elif word in _CLI:
-        run_cli(word, [*_CLI[word], *words])
-    elif word in _MODULES:
-        sys.argv[1:] = words
-        command.run(f"tsfl {word}", importlib.import_module(_MODULES[word]).main)
-    elif word in own:
-        sys.argv[1:] = words
-        command.run("tsfl", own[word])
+    elif name in own and _HELP_FLAGS & {*texts}:
+        print(_OWN_HELP[name])
+    elif name in _CLI:
+        run_cli(name, [*_CLI[name], *texts])
+    elif name in _MODULES:
+        sys.argv[1:] = texts
+        command.run(f"tsfl {name}", importlib.import_module(_MODULES[name]).main)
+    elif name in own:
+        sys.argv[1:] = texts
+        command.run("tsfl", own[name])
     else:
         names = [*_CLI, *_MODULES, *own]
         print(
-            f"tsfl: {word}: there is no such word{nearest(word, names)} (one of: "
+            f"tsfl: {name}: unknown command{nearest(name, names)} (one of: "
             f"{', '.join(names)})",
             file=sys.stderr,
         )

@@ -491,7 +491,7 @@ def main(argv: list[str]) -> None:
     except Exception as error:
         if command.out_of_memory(error):
             reason = " ".join(str(error).split())
-            _stop(f"not enough memory ({reason}); use smaller settings", 2, group)
+            _stop(f"not enough memory ({reason}); {command.LESS_MEMORY}", 2, group)
         if group is None:
             raise
         # Most often another process was lost; then the group ends this one first.

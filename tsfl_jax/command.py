@@ -32,6 +32,13 @@ def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+# What a user can do, wherever memory runs out.
+LESS_MEMORY = (
+    "use a smaller --config.client_chunk, --config.batch_size, --config.num_clients or "
+    "--lanes_per_call"
+)
+
+
 def run(name: str, main: Callable[[list[str]], None]) -> None:
     """Run a command with the arguments of this process.
 
@@ -51,7 +58,7 @@ def run(name: str, main: Callable[[list[str]], None]) -> None:
     except Exception as error:
         if not out_of_memory(error):
             raise
-        message, code = f"not enough memory ({error}); use smaller settings", 2
+        message, code = f"not enough memory ({error}); {LESS_MEMORY}", 2
     else:
         return
     print(f"{name}: {' '.join(message.split())}", file=sys.stderr)

@@ -182,7 +182,7 @@ class TimelineConfig:
 
 @dataclasses.dataclass
 class ServerConfig:
-    """What the server does with updates; rules beside the paper's."""
+    """The server's step, and settings of rules other than the paper's."""
 
     lr: float = setting(
         0.0,
@@ -196,9 +196,9 @@ class ServerConfig:
         0.1, "share of clients that may be wrong: trimmed_mean, krum", low=0, below=0.5
     )
     by_size: str = setting(
-        "auto", "weights ∝ |D_i|; auto: fedavg and its kin yes, dms no", BY_SIZE
+        "auto", "weights ∝ |D_i|; auto: fedavg and rules like it yes, dms no", BY_SIZE
     )
-    staleness: str = setting("constant", "what a stale update still counts", STALENESS)
+    staleness: str = setting("constant", "factor s(lag) on stale updates", STALENESS)
     staleness_a: float = setting(0.5, "a of polynomial and hinge", low=0)
     staleness_b: float = setting(4.0, "b of hinge, in updates", low=0)
 
@@ -218,7 +218,7 @@ class ModelConfig:
 
 @dataclasses.dataclass
 class DMSConfig:
-    """Constants of Corollary 1."""
+    """DMS (Algorithm 1) and its variants."""
 
     smoothness: float = setting(-1.0, "L; negative: estimated")
     grad_sq_norm: float = setting(-1.0, "G²; negative: estimated")
@@ -273,7 +273,7 @@ class OracleConfig:
 
 @dataclasses.dataclass
 class SeedsConfig:
-    """Seeds of single sources of randomness, in place of `seed`."""
+    """Separate seeds of single sources of randomness, in place of `seed`."""
 
     model: int = setting(-1, "of the initial model; -1: seed", low=-1, high=2**32 - 1)
     split: int = setting(

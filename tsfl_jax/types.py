@@ -44,7 +44,7 @@ snapshot        an earlier global model, kept for clients that still train from 
 assignment      which clients each device trains
 block           clients trained side by side (vmapped) on a device
 formulation     how clients are run and convolutions computed
-probe           an estimate made at w^t before training: L, G², σ², σ_i²
+probe           an estimate from gradients at w^t (or once at w⁰): L, G², σ², σ_i²
 row             D indices of the samples that a client owns; M: all samples
 sweep point     one combination of swept settings
 lane            an experiment on the leading axis of a sweep's compiled program; L
@@ -82,19 +82,19 @@ def nearest(value: object, known: Iterable[str]) -> str:
 
 
 class Dataset(NamedTuple):
-    """Images and labels of one data set, on the host.
+    """Samples and labels of one data set, on the host.
 
     ``(x - mean) / std`` is what a model sees; x itself stays as stored.
     """
 
     name: str  # as shown in every output; synthetic data is named so here
-    x_train: Shaped[np.ndarray, "M ..."]  # uint8, or float32 for a user's float data
+    x_train: Shaped[np.ndarray, "M ..."]  # uint8, float32, or int32 tokens
     y_train: Int[np.ndarray, "M"]  # int32 in [0, num_classes)
     x_test: Shaped[np.ndarray, "M_test ..."]  # like x_train
     y_test: Int[np.ndarray, "M_test"]  # int32
     num_classes: int
-    mean: Float[np.ndarray, "..."]  # [C] or [] float32, in units of x
-    std: Float[np.ndarray, "..."]  # [C] or [] float32, in units of x, > 0
+    mean: Float[np.ndarray, "..."]  # [], [C] or [F] float32, in units of x
+    std: Float[np.ndarray, "..."]  # like mean, > 0
     # int32 in [0, clients): which client each training sample belongs to; None: unknown
     client: Int[np.ndarray, "M"] | None = None
 
@@ -118,7 +118,7 @@ class HParams(NamedTuple):
     mu: Scalar  # μ ≥ 0; 0 is plain local SGD
     gamma: Scalar  # γ in [0, 1), FedAsync only
     clip_norm: Scalar  # > 0, global gradient norm; inf switches clipping off
-    smoothness: Scalar  # L ≥ 0 or NaN: estimate it from this interval's gradients
+    smoothness: Scalar  # L ≥ 0; NaN: estimated, once at w⁰ or in every interval
     grad_sq_norm: Scalar  # G², likewise
     grad_variance: Scalar  # σ², likewise
     weight_limit: Scalar  # θ ≥ 1; inf switches the limit off
@@ -139,7 +139,7 @@ class HParams(NamedTuple):
     coupling_late: Scalar = 1.0  # ≥ 0, on c
     decay: Scalar = 0  # int32, index into `config.DECAYS`
     decay_time: Scalar = 10.0  # T_c > 0, intervals
-    adapt: Scalar = 2.0  # > 1, dms_adaptive only
+    adapt: Scalar = 4.0  # κ > 1, dms_adaptive only
     raw: Scalar = 0.0  # 1: the affine weights of DMS are not projected
     by_size: Scalar = math.nan  # 1: weights ∝ |D_i|, 0: not; NaN: as the rule has it
     lr_schedule: Scalar = 0  # int32, index into `config.LR_SCHEDULES`

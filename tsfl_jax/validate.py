@@ -254,7 +254,7 @@ def _check_constants(config: c.Config) -> None:
         not config.data.shape or min(config.data.shape) < 1
     ):
         raise UserError(
-            f"--config.data.shape={config.data.shape}: needs sizes > 0, as (28,28,1)"
+            f"--config.data.shape={config.data.shape}: needs sizes > 0, like (28,28,1)"
         )
 
 
@@ -274,7 +274,7 @@ def _check_quadratic(config: c.Config) -> None:
     if len(config.data.shape) != 1 or config.data.shape[0] < 1:
         raise UserError(
             f"--config.data.shape={tuple(config.data.shape)}: quadratic data need the "
-            "number of dimensions alone, as (8,)"
+            "number of dimensions alone, like (8,)"
         )
     if config.data.shape[0] == 1 and (
         config.quadratic.convexity != config.quadratic.smoothness

@@ -146,7 +146,7 @@ def test_a_lost_process_ends_the_other_with_one_line(tmp_path, victim):
     both = start_pair([tmp_path / "run"] * 2, *LONG)
     code, err, seconds = killed_in_interval_4(both, victim)
     assert code == 1 and seconds < 30
-    assert f"launch.py: process {victim} of 2 has ended without a word" in err
+    assert f"launch.py: process {victim} of 2 exited without a message" in err
     assert f"with --workdir={tmp_path / 'run'}, resume" in err.splitlines()[-1]
     progress = ("interval ", "launch.py: process ")
     rest = [line for line in err.splitlines() if not line.startswith(progress)]

@@ -125,10 +125,10 @@ def test_settings_that_only_one_has_are_refused():
 def test_all_learn_who_is_missing():
     port = free_port()
     thread, got, _ = gathering(port, 3, patience=2.0)
-    with pytest.raises(UserError, match=r"process 2 of 3 did not come in 2 s"):
+    with pytest.raises(UserError, match=r"process 2 of 3 did not connect within 2 s"):
         find(port, 3, 1)
     thread.join()
-    assert "process 2 of 3 did not come in 2 s" in str(got[0])
+    assert "process 2 of 3 did not connect within 2 s" in str(got[0])
 
 
 def test_a_port_in_use_is_named():

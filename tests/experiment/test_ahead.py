@@ -38,7 +38,7 @@ def test_the_compiler_for_gpus_is_asked_for(monkeypatch):
 
 def compiled(network, **work):
     """One interval with the defaults on a GPU."""
-    best = backend.choose("gpu", network)
+    best = backend.choose("gpu")
     return structure.compiled(
         network=network, mapping=best.mapping, form=best.convolution, **work
     )

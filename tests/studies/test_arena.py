@@ -106,7 +106,7 @@ def test_verdicts_by_hand():
     assert rows["Krum"]["against FedAvg"] == "worse"
     assert rows["FedAT"]["against FedAvg"] == "identical"
     assert rows["FedAT"]["p"] == "1.000"
-    assert rows["median"]["against FedAvg"] == "cannot be told"
+    assert rows["median"]["against FedAvg"] == "inconclusive"
     assert rows["DMS"]["− FedAvg"].startswith("+10.60 ± ")
     table = {row["rule"]: row for row in arena_report.rule_rows(made)}
     assert table["DMS"]["better in"] == "2" and table["Krum"]["worse in"] == "2"
@@ -143,7 +143,7 @@ def test_a_lane_by_hand():
     assert stopped.trained == pytest.approx(4 / 7)
     lost = history | {"diverged": np.array([0, 0, 1, 1], bool)}
     found = arena.lane_of(lost, shares, np.array([0.5, 0.5]), 1e6, 0.9)
-    assert found.final == found.worst == 0.5  # of guessing
+    assert found.final == found.worst == 0.5  # chance level
     assert found.seconds == np.inf
 
 

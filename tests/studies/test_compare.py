@@ -78,9 +78,9 @@ def test_a_run_that_diverged_has_guessed(tmp_path):
     }
     best = np.nanmax(statistics.curves_of(history, 10), axis=-1)
     assert best.tolist() == [0.9, 0.1]
-    note = statistics.lost_note(history)
-    assert note == "1 diverged, with the accuracy of guessing"
-    assert statistics.lost_note({n: a[:1] for n, a in history.items()}) == ""
+    note = statistics.diverged_note(history)
+    assert note == "1 diverged, scored at chance level"
+    assert statistics.diverged_note({n: a[:1] for n, a in history.items()}) == ""
     untested = {n: a[1:, -1:] for n, a in history.items()}
     untested["test_accuracy"] = np.full((1, 1), np.nan)
     assert statistics.curves_of(untested, 10).tolist() == [[0.1]]
@@ -95,7 +95,7 @@ def test_a_run_that_diverged_has_guessed(tmp_path):
     found = compare._over_seeds("sfl", runs, 10)
     assert found.lost == 1 and compare.times_of(found, 0.5).tolist() == [1.0, np.inf]
     text = compare.write_comparison(tmp_path, [found], 0.5, "digits")[0].read_text()
-    assert "Diverged, with the accuracy of guessing: 1 of sfl." in text
+    assert "Diverged, scored at chance level: 1 of sfl." in text
 
 
 def test_other_clients_are_refused():

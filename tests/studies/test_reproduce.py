@@ -202,8 +202,8 @@ def test_choices_by_hand():
     # DMS − FedAvg of the standard: +1, +1; momentum 0: −10, +10; given c: −3, −5
     assert [row["verdict"] for row in found] == [
         "DMS helps",
-        "cannot be told",
-        "cannot be told",  # −4 ± 12.7, t(0.975, 1) = 12.706
+        "inconclusive",
+        "inconclusive",  # −4 ± 12.7, t(0.975, 1) = 12.706
     ]
     # t = −4 with one degree of freedom: p = 1 − 2 arctan(4)/π, twice for Holm.
     assert found[2]["p"] == "0.312" and found[1]["p"] == "1.000"

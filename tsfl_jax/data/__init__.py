@@ -24,7 +24,8 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
 
     A model sees ``(x - mean) / std``. With ``normalize="unit"`` mean is 0 and std
     the largest value of a pixel (255; 16 for digits; 1 for float data). With
-    ``"standard"`` they are moments of each channel over the training images.
+    ``"standard"`` they are moments over the training samples, of each channel of images
+    ``[M, H, W, C]`` or of each feature of tables ``[M, F]``.
 
     Args:
       settings: validated; `name` is a key of `builtin.DATASETS`. With a `train_size` or

@@ -175,7 +175,7 @@ def _array(name: str, key: str, value: Numbers) -> np.ndarray:
 def _samples(
     name: str, key: str, raw: Shaped[np.ndarray, "..."]
 ) -> Shaped[np.ndarray, "M ..."]:
-    """The samples as uint8 or finite float32, images with a channel axis."""
+    """The samples as uint8, finite float32 or int32 tokens, images with channels."""
     if raw.ndim not in (2, 3, 4):
         raise UserError(
             f"{name}: {key} has shape {raw.shape}; expected [M, H, W], [M, H, W, C] or "

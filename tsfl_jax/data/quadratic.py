@@ -262,5 +262,5 @@ def _offsets(
     raise UserError(
         "--config.quadratic.dissimilarity: no directions in "
         f"{d} dimension(s) have Σ (w_i* − w*) = 0 with these Γ; use more dimensions, "
-        "an even --config.num_clients, or less different Γ"
+        "an even --config.num_clients, or Γ that differ less"
     )

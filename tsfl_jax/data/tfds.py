@@ -33,7 +33,7 @@ _WAYS_OUT = (
     "--config=frameworks/NAME:digits) or --config.data.name=npz "
     "--config.data.file=FILE.npz"
 )
-# Published as four files that `data.sources` reads without TFDS.
+# Published as four files that `data.idx` reads without TFDS.
 _AS_IDX = ("mnist", "fashion_mnist")
 _INSTALL = "pip install 'tsfl_jax[tfds]'"
 Builder = Any  # tfds.core.DatasetBuilder; imported only if a TFDS data set is used

@@ -30,8 +30,8 @@ class Samples(NamedTuple):
 
     x: Shaped[Array, "M ..."]  # as stored, uint8 for images
     y: Int[Array, "M"]  # int32
-    mean: Float[Array, "..."]  # [C] or []: (x − mean) · inverse_std is the input
-    inverse_std: Float[Array, "..."]  # [C] or []
+    mean: Float[Array, "..."]  # [], [C] or [F]: (x − mean) · inverse_std
+    inverse_std: Float[Array, "..."]  # like mean
 
 
 class Pools(NamedTuple):

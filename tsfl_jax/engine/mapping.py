@@ -1,7 +1,8 @@
 """Runs the code of one client for all clients and adds up their weighted updates.
 
-Weights are known before training, so Σ ρ_i (w_i − start_i) accumulates as clients
-finish and memory does not grow with N. A client whose model is not finite is left out
+Where weights are known before training, Σ ρ_i (w_i − start_i) accumulates as clients
+finish and memory does not grow with N; that of `stacked_updates`, for rules that need
+all updates at once, does. A client whose model is not finite is left out
 of the sum, and the weights of the others are scaled up instead.
 
 - ``sequential``: one client after another; a client's loop ends after its own work.

@@ -77,8 +77,8 @@ def clip_by_global_norm(limit: Scalar) -> optax.GradientTransformation:
 
 
 _EXPECTED = (
-    "expected an optax transformation, as optax.sgd(0.01), or a function that makes "
-    "one of HParams, as lambda h: optax.sgd(h.lr)"
+    "expected an optax transformation, like optax.sgd(0.01), or a function that makes "
+    "one of HParams, like lambda h: optax.sgd(h.lr)"
 )
 
 

@@ -213,7 +213,7 @@ def _hear(group: Group, other: int, news: dict[str, Any]) -> None:
 
 def _lost(group: Group, other: int) -> None:
     group.end(
-        f"process {other} of {group.count} has ended without a word (it was killed, it "
+        f"process {other} of {group.count} exited without a message (it was killed, it "
         f"crashed or its machine is gone); {group.resume[-1]}",
         1,
     )

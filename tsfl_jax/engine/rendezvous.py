@@ -70,7 +70,9 @@ def gather(port: int, meeting: Meeting) -> dict[int, socket.socket]:
             names = ", ".join(map(str, missing[:5])) + ", …" * (len(missing) > 5)
             now = time.monotonic()
             if now > deadline:
-                reason = f"process {names} of {count} did not come in {patience:g} s"
+                reason = (
+                    f"process {names} of {count} did not connect within {patience:g} s"
+                )
                 for link in links.values():
                     send(link, {"refused": reason})
                     link.close()

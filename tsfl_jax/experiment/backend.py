@@ -35,33 +35,23 @@ class Formulation(NamedTuple):
     convolution: str  # a key of `convolution.CONVOLUTIONS`
 
 
-_CPU = Formulation("sequential", "fast")
 # By structure, see docs/performance.md; times on a GPU were not measured. All clients
 # in lock-step with convolutions as matrix products: the training of an interval is one
-# command buffer (CUDA graph). With "lax" cuDNN's calls stay outside of it, 16 to 143
+# command buffer (CUDA graph). With "lax" cuDNN's calls stay outside of it, 21 to 144
 # launches in each step.
-_GPU = Formulation("vmap", "slices")
-# By backend and network; `choose` has the rest.
-FORMULATIONS: dict[tuple[str, str], Formulation] = {}
+_ACCELERATOR = Formulation("vmap", "slices")
+# A loop over clients skips frozen work.
+_CPU = Formulation("sequential", "fast")
 
 
-def choose(backend: str, model: str) -> Formulation:
-    """Choose the formulation for a network on a backend.
-
-    On a CPU a loop over clients skips frozen work; on other backends clients run side
-    by side (vmapped).
-
-    Args:
-      backend: "cpu", "gpu", …
-      model: name of the network, "own" for one of the user's.
-    """
-    default = _CPU if backend == "cpu" else _GPU
-    return FORMULATIONS.get((backend, model), default)
+def choose(backend: str) -> Formulation:
+    """Choose the formulation for a backend: "cpu", "gpu", …"""
+    return _CPU if backend == "cpu" else _ACCELERATOR
 
 
-def formulation(config: Config, backend: str, model: str) -> Formulation:
+def formulation(config: Config, backend: str) -> Formulation:
     """The formulation of a config; what is "auto" is chosen for the backend."""
-    best = choose(backend, model)
+    best = choose(backend)
     return Formulation(
         best.mapping if config.mapping == "auto" else config.mapping,
         best.convolution if config.convolution == "auto" else config.convolution,
@@ -70,7 +60,7 @@ def formulation(config: Config, backend: str, model: str) -> Formulation:
 
 def for_backend(config: Config, backend: str) -> Config:
     """The config with what is "auto" chosen for a backend that is not in use."""
-    chosen = formulation(config, backend, config.model.name)
+    chosen = formulation(config, backend)
     return dataclasses.replace(config, **chosen._asdict(), devices=1)
 
 

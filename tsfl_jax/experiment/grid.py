@@ -177,7 +177,9 @@ def points(
     """
     if isinstance(swept, Mapping):
         if not swept:
-            raise UserError("sweep: no setting; expected such as {'seed': range(5)}")
+            raise UserError(
+                "sweep: no setting; expected for example {'seed': range(5)}"
+            )
         return product(check(swept))
     if isinstance(swept, str) or not isinstance(swept, Iterable):
         raise UserError(

@@ -125,8 +125,7 @@ def make_network(
     Raises:
       UserError: no network for samples of this kind.
     """
-    name = config.model.name if own.model is None else "own"
-    mapping, form = backend.formulation(config, jax.default_backend(), name)
+    mapping, form = backend.formulation(config, jax.default_backend())
     made = {} if made is None else made
     x = dataset.x_train
     key = f"{config.model}{config.quadratic}{form}{x.shape[1:]}{x.dtype}"

@@ -76,7 +76,7 @@ class Program(NamedTuple):
         return *whole, problem, devices.place(self.mesh, inputs, self.specs()[-1])
 
     def lower(self, *arguments: Any) -> jax.stages.Lowered:
-        """Trace for arrays or shapes; a call takes over the memory of its state."""
+        """Trace for arrays or shapes; the state is donated."""
         return jax.jit(self.run, donate_argnums=0).lower(*arguments)
 
     def compile(self, arrays: Arrays, state: scan.State | None = None) -> "Compiled":

@@ -119,8 +119,8 @@ def check(config: Config) -> None:
     if rule == "fednova" and config.proximal and config.clip_norm > 0:
         raise UserError(
             f"--config.clip_norm={config.clip_norm}: with --config.proximal=True it "
-            "clips the proximal term too, so that fednova cannot know by what work to "
-            "divide; leave out one of them"
+            "clips the proximal term too, so that FedNova's normalizer ‖a_i‖₁ is "
+            "undefined; leave out one of them"
         )
 
 
@@ -242,14 +242,14 @@ def with_optimizer(
         optimizers.check(factory, hparams, number)
     except UserError as error:
         raise UserError(
-            "--config.algorithm=fednova measures on a model of one number by what "
-            f"work to divide: {error}"
+            "--config.algorithm=fednova measures its normalizer ‖a_i‖₁ on a model of "
+            f"one parameter: {error}"
         ) from error
     if not local_work.is_linear(factory(hparams)):
         raise UserError(
             "--config.algorithm=fednova: optimizer= is not linear in the gradients "
-            "(Adam, clipping and weight decay are not), so that it is not known by "
-            "what work to divide; use SGD with any momentum, or another rule"
+            "(Adam, clipping and weight decay are not), so that its normalizer ‖a_i‖₁ "
+            "is undefined; use SGD with any momentum, or another rule"
         )
     steps = replay.claimed(times) * local.steps_per_iteration(
         times.size, config.batch_size, config.schedule.iteration

@@ -67,8 +67,8 @@ def value(text: str, kind: type, shown: str) -> Any:
             found = None
         if not isinstance(found, tuple):
             raise UserError(
-                f"{shown}: {text!r} is not a tuple; expected such as (1,4), several "
-                "as (1,4),(2,2)"
+                f"{shown}: {text!r} is not a tuple; expected for example (1,4), or "
+                "several: (1,4),(2,2)"
             )
         return found
     try:

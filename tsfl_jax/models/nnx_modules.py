@@ -190,5 +190,5 @@ def _shapes(module: Any, split: Callable[[PRNGKey], Any]) -> Any:
         raise UserError(
             f"model={name}: makes no network of nnx.Rngs ({type(error).__name__}: "
             f"{first}); expected an instance of a flax.linen.Module or "
-            "flax.nnx.Module, or such as lambda rngs: Net(rngs=rngs)"
+            "flax.nnx.Module, or a function like lambda rngs: Net(rngs=rngs)"
         ) from error

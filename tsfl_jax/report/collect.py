@@ -101,7 +101,7 @@ def _read_run(folder: pathlib.Path, name: str) -> tuple[Run, list[str]]:
             state = "damaged" if (folder / f"{part}.json").exists() else "not there"
             means = {
                 "config": "the settings are not known",
-                "summary": "the run has not finished, or not yet",
+                "summary": "the run has not finished",
             }
             missing.append(f"{folder / part}.json is {state}: {means[part]}.")
     settings, summary = flat(known["config"] or {}), known["summary"] or {}

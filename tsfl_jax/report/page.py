@@ -445,7 +445,7 @@ def main(texts: list[str]) -> None:
     given = parser.parse_args(texts)
     if given.target is not None and not 0 < given.target <= 1:
         raise UserError(
-            f"--target={given.target}: expected an accuracy in (0, 1], as 0.9"
+            f"--target={given.target}: expected an accuracy in (0, 1], like 0.9"
         )
     if not given.out and len(given.folders) > 1:
         raise UserError(
@@ -454,7 +454,7 @@ def main(texts: list[str]) -> None:
     out = pathlib.Path(given.out or pathlib.Path(given.folders[0]) / "report.html")
     out = out.expanduser()
     if out.is_dir():
-        raise UserError(f"--out={out}: is a folder; expected a file, as {out}/x.html")
+        raise UserError(f"--out={out}: is a folder; expected a file, like {out}/x.html")
     text = make_page(given.folders, given.target)
     files.prepare_workdir(out.parent)
     files.write_text(out, text)

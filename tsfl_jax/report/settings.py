@@ -84,18 +84,18 @@ def _flag_entry(flag: Flag) -> str:
     return f"{head}\n{text}"
 
 
-class Word(NamedTuple):
+class Command(NamedTuple):
     """A command that trains or explains."""
 
     usage: str  # its arguments
     about: str  # a sentence
     example: str
-    flags: tuple[str, ...]  # its own; it takes those of the other words, too
+    flags: tuple[str, ...]  # its own; it takes those of the other commands, too
 
 
 _OWN = "[--config=NAME] [--config.SETTING=VALUE …] [--workdir=FOLDER]"
-WORDS = {
-    "run": Word(
+COMMANDS = {
+    "run": Command(
         _OWN,
         "Train one experiment. The same command with the same --workdir resumes it.",
         "tsfl run --config=mnist_case1 --config.lr=0.01 --workdir=runs/mnist",
@@ -104,14 +104,14 @@ WORDS = {
             *("processes", "process", "coordinator", "join_timeout"),
         ),
     ),
-    "sweep": Word(
+    "sweep": Command(
         f"--sweep SETTING=VALUES [--sweep …] {_OWN}",
         "Train many experiments as lanes of one program: all combinations of the "
         "values, or the points of --sweep_file.",
         "tsfl sweep --config=mnist_case1 --sweep seed=0:5 --sweep algorithm=dms,fedavg",
         ("sweep", "sweep_file", "samples", "lanes_per_call", "config", "workdir"),
     ),
-    "explain": Word(
+    "explain": Command(
         f"[--explain=compile] {_OWN}",
         "Describe a run, or with --sweep a sweep, without training: timeline, work, "
         "padding, memory, time.",
@@ -125,13 +125,13 @@ def help_text(program: str, flags: Iterable[Flag]) -> str:
     """What ``--help`` prints: a command's flags, and the common settings.
 
     Args:
-      program: what the user called, such as "tsfl sweep"; another one than the words
-        of `tsfl` takes the flags of all.
+      program: what the user called, such as "tsfl sweep"; another name than those of
+        `COMMANDS` takes the flags of all.
       flags: of the command line.
     """
-    word = WORDS.get(program.removeprefix("tsfl "))
+    own_command = COMMANDS.get(program.removeprefix("tsfl "))
     known = {flag.name: flag for flag in flags}
-    usage, about, example, own = word or WORDS["run"]._replace(
+    usage, about, example, own = own_command or COMMANDS["run"]._replace(
         usage=f"{_OWN} [--sweep …] [--explain]",
         about="Train one experiment, many with --sweep, or describe with --explain.",
         flags=tuple(known),
@@ -144,7 +144,7 @@ def help_text(program: str, flags: Iterable[Flag]) -> str:
         "",
         *_filled(about),
         "",
-        *([f"  {example}", ""] if word else []),
+        *([f"  {example}", ""] if own_command else []),
         *(_flag_entry(known[name]) for name in own),
         "",
         *([*_filled(more), ""] if others else []),

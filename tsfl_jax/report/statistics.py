@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 LEVEL = 0.05  # of all tests
-BETTER, WORSE, OPEN, SAME = "better", "worse", "cannot be told", "identical"
+BETTER, WORSE, OPEN, SAME = "better", "worse", "inconclusive", "identical"
 # Said above every table whose entries are made by `spread`.
 OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over the seeds"
 
@@ -81,7 +81,7 @@ def at_times(
 def curves_of(
     history: Mapping[str, np.ndarray], classes: int
 ) -> Float[np.ndarray, "*L T"]:
-    """Test accuracies of runs; one that diverged has that of guessing all the time.
+    """Test accuracies of runs; one that diverged is scored at chance level.
 
     What it reached before it diverged must not make it look good.
 
@@ -99,10 +99,10 @@ def curves_of(
     return found
 
 
-def lost_note(history: Mapping[str, np.ndarray]) -> str:
+def diverged_note(history: Mapping[str, np.ndarray]) -> str:
     """How many runs diverged, for a note; "" if none. `curves_of` has what they get."""
     lost = int(np.asarray(history["diverged"]).any(axis=-1).sum())
-    return f"{lost} diverged, with the accuracy of guessing" if lost else ""
+    return f"{lost} diverged, scored at chance level" if lost else ""
 
 
 def spread_of_times(times: Float[np.ndarray, "S"]) -> str:

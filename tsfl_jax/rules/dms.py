@@ -60,7 +60,7 @@ def _check_key(key: Any) -> None:
         number = None
     if number is None or number.shape:
         shown = " ".join(repr(key).split())
-        raise UserError(f"key = {shown}: expected one PRNG key, as jax.random.key(0)")
+        raise UserError(f"key = {shown}: expected one PRNG key, like jax.random.key(0)")
 
 
 def _tau(tau: Numbers, *scalars: Numbers) -> Float[Array, "N"]:

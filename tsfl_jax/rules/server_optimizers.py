@@ -22,12 +22,11 @@ Optimizer = Callable[[HParams], optax.GradientTransformation]
 
 
 def server_optimizer(make: Optimizer, settings: Settings) -> Aggregator:
-    """A rule whose server applies an optimizer to the pseudo-gradient −Δ.
+    """A rule whose server applies an optax optimizer to the pseudo-gradient −Δ.
 
-    w^{t+1} = w^t + optimizer(Δ), Δ = Σ_i ρ_i (w_i − base_i), ρ as in FedAvg. Batch
-    statistics are averaged as in FedAvg. optax's
-    Adam and Yogi correct their moments' bias, which Algorithm 2 of Reddi et al. leaves
-    out.
+    w^{t+1} = w^t + optimizer(−Δ), Δ = Σ_i ρ_i (w_i − base_i), ρ as in FedAvg. Batch
+    statistics are averaged as in FedAvg. optax's Adam and Yogi correct the bias of
+    their moments, which Algorithm 2 of Reddi et al. omits.
 
     Args:
       make: `HParams` → optax transformation; they do not decide its initial state.

@@ -384,7 +384,7 @@ def parse(texts: list[str]) -> argparse.Namespace:
     parser.add_argument("--race", type=float, default=0.0, metavar="POINTS", help=about)
     given = arguments.parse(parser, texts)
     if not 0 <= given.target < 1:
-        parser.error(f"--target={given.target}: must be in (0, 1), as 0.8")
+        parser.error(f"--target={given.target}: must be in (0, 1), like 0.8")
     if given.race < 0:
         parser.error(f"--race={given.race}: must be points of accuracy > 0")
     if "fedavg" not in given.rules:

@@ -4,7 +4,7 @@ In a cell (a fleet and a split) a rule is compared by a paired t test over the s
 and Holm's correction counts all rules of the cell. Over all cells the differences of a
 seed are first averaged, so that the test is over the seeds again: cells share them.
 Wilcoxon's signed-rank test over the cells is beside it, for the question whether a rule
-would win in another such cell. In one cell it can tell nothing: with five seeds its p
+would win in another such cell. In one cell it decides nothing: with five seeds its p
 is never below 0.0625.
 
 A rule that a race has stopped has no score that can be compared with those of whole

@@ -74,7 +74,7 @@ def parse(
         parser.error("--seeds must be at least 1")
     if share and not 0 < getattr(given, share) < 1:
         value = getattr(given, share)
-        parser.error(f"--{share}={value}: must be in (0, 1), as 0.9")
+        parser.error(f"--{share}={value}: must be in (0, 1), like 0.9")
     try:
         if "set" in given:
             given.set = grid.parse_settings(given.set)

@@ -69,7 +69,7 @@ class FrameworkResult(NamedTuple):
     staleness: float  # mean over deliveries and seeds, in updates
     seconds: float  # wall time of training and testing, all seeds
     data: str = ""  # name of the data set
-    lost: int = 0  # runs that diverged, with the accuracy of guessing
+    lost: int = 0  # runs that diverged, scored at chance level
 
 
 def _is_shared(name: str) -> bool:
@@ -310,7 +310,7 @@ def _plot_time(
 def lost_text(results: list[FrameworkResult]) -> str:
     """A sentence on the runs that diverged, "" if none did."""
     lost = ", ".join(f"{r.lost} of {r.label}" for r in results if r.lost)
-    return f" Diverged, with the accuracy of guessing: {lost}." if lost else ""
+    return f" Diverged, scored at chance level: {lost}." if lost else ""
 
 
 def write_comparison(

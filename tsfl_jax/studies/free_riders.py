@@ -13,7 +13,7 @@ from tsfl_jax.report.statistics import (
     OVER_SEEDS,
     confidence_interval,
     curves_of,
-    lost_note,
+    diverged_note,
     spread,
 )
 from tsfl_jax.studies import settings
@@ -57,7 +57,7 @@ def run_free_riders(
     lanes = points(count, seeds)
     result = sweeps.run(config, lanes, workdir=workdir, stream=stream)
     best = np.nanmax(curves_of(result.history, settings.CLASSES), axis=-1)
-    note = lost_note(result.history)
+    note = diverged_note(result.history)
     about = f"{count} free riders" + f", {note}" * bool(note)
     return best.reshape(len(ALGORITHMS), len(KINDS), seeds), about
 

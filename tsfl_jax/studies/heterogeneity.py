@@ -19,7 +19,7 @@ from tsfl_jax.report.statistics import (
     OVER_SEEDS,
     confidence_interval,
     curves_of,
-    lost_note,
+    diverged_note,
     spread,
 )
 from tsfl_jax.studies import compare, settings
@@ -84,7 +84,7 @@ def run_patterns(
         pattern: {"fedavg": one[0], "dms": one[1]}
         for pattern, one in zip(PATTERNS, found, strict=True)
     }
-    return curves, lost_note(result.history)
+    return curves, diverged_note(result.history)
 
 
 def plot_accuracy(found: dict, folder: pathlib.Path, about: str) -> list[pathlib.Path]:

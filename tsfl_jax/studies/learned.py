@@ -71,7 +71,7 @@ TESTS: dict[str, dict[str, Any]] = {
     "1, 2 or 7, Dirichlet(0.3)": _fleet("constant(1); constant(2); constant(7)")
     | {"partition.alpha": 0.3},
     "uniform 1 to 8, 2 classes": _fleet("uniform(1,8)") | {"partition.kind": "shards"},
-    "equal, sizes of Case 3": _fleet("constant(3)")
+    "equal, three sizes": _fleet("constant(3)")
     | {"schedule.size_groups": "normal(16,3); normal(32,6); normal(48,10)"},
 }
 # Not lag, which is 0 on all these fleets: its θ would drift at random.

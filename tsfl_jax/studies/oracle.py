@@ -5,7 +5,7 @@ has the lowest loss on them. What it wins over FedAvg is a yardstick for rules t
 weigh the clients' models, not a bound: it looks one interval ahead, fits a few samples,
 and lowers a loss, not the error. All rules run with the same validation samples held
 out, so that they have the same clients and data, and the regret of their weights is
-measured in every interval. A run that diverged counts as guessing.
+measured in every interval. A run that diverged is scored at chance level.
 """
 
 import argparse

@@ -10,9 +10,10 @@ A candidate is *behind* a reference at an interval if the 95 % confidence interv
 the paired difference of test accuracy lies below 0. It is *level* if it is behind at no
 more than 5 % of the intervals (by chance 2.5 % are expected), and if in each third of
 the run the confidence interval of its mean difference ends above −0.5 points. It is not
-if it is behind more often, or over a third of the run; else it cannot be told. A run
-that diverged counts as guessing. Choose on one data set (``--data mnist``), confirm on
-another with the chosen candidates alone (``--candidates``).
+if it is behind more often, or over a third of the run; else the result is inconclusive.
+A run that diverged is scored at chance level. Choose on one data set
+(``--data mnist``), confirm on another with the chosen candidates alone
+(``--candidates``).
 """
 
 import argparse
@@ -107,7 +108,7 @@ def difference(
       one, other: test accuracies in [0, 1]; NaN where not evaluated, left out.
 
     Returns:
-      one − other in points. With one seed `half` is NaN and nothing can be told.
+      one − other in points. With one seed `half` is NaN and nothing is decided.
     """
     gain = 100 * (one - other)
     gain = gain[:, np.isfinite(gain).all(axis=0)]

@@ -24,7 +24,7 @@ from tsfl_jax.report.statistics import (
     OVER_SEEDS,
     confidence_interval,
     curves_of,
-    lost_note,
+    diverged_note,
     spread,
 )
 from tsfl_jax.studies import (
@@ -103,7 +103,7 @@ def run_cell(
         name: result.history[name].reshape(shape + result.history[name].shape[1:])
         for name in ("test_accuracy", "rho", "tau")
     }
-    note = arguments.joined(note, lost_note(result.history))
+    note = arguments.joined(note, diverged_note(result.history))
     seconds = sum(row["seconds"] for row in result.rows)
     return CellResult(cell, np.reshape(best, shape), history, seconds, note)
 

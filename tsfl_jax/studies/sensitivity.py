@@ -18,8 +18,8 @@ from tsfl_jax.report import style
 from tsfl_jax.report.statistics import (
     confidence_interval,
     curves_of,
+    diverged_note,
     holm,
-    lost_note,
     p_text,
     paired_p,
     spread,
@@ -129,7 +129,7 @@ def run_choices(
     lanes = points(standard, several, seeds)
     result = sweeps.run(config, lanes, workdir=workdir, stream=stream)
     best = np.nanmax(curves_of(result.history, settings.CLASSES), axis=-1)
-    note = lost_note(result.history)
+    note = diverged_note(result.history)
     minutes = sum(row["seconds"] for row in result.rows) / 60
     about = f"training time {minutes:.1f} min" + f", {note}" * bool(note)
     return by_choice(several, best, seeds), about

@@ -1,6 +1,6 @@
 """Settings of studies: the paper's experiments, frameworks, quadratic clients.
 
-The files in ``configs/`` are doors to these functions, and say what to expect. What the
+The files in ``configs/`` call these functions, and say what to expect. What the
 paper leaves open has the choices of docs/architecture.md.
 """
 

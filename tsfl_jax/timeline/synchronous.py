@@ -72,7 +72,7 @@ def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
         raise UserError(
             f"--config.timeline.speed: client {counts.argmax()} does "
             f"{counts.max():.3g} iterations while the slowest does {iterations}; "
-            f"expected at most {MOST_ITERATIONS}; choose less different speeds"
+            f"expected at most {MOST_ITERATIONS}; choose speeds that differ less"
         )
     counts = counts.astype(np.int64).tolist()
     return _tier_rounds(fleet, horizon, [range(len(counts))], counts, iterations)

@@ -39,7 +39,7 @@ from tsfl_jax.experiment import (
 )
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, settings, timeline
-from tsfl_jax.types import UserError
+from tsfl_jax.types import UserError, one_line
 
 # `parse` adds the default file: one given here would be read, and its overrides
 # applied, while flags are defined, where a wrong value cannot end in one clear line.
@@ -173,9 +173,9 @@ def parse(argv: list[str]) -> list[str]:
     except (UserError, flags.Error) as error:
         while isinstance(error.__context__, UserError | flags.Error):
             error = error.__context__  # the flag library adds a traceback to it
-        _stop(grid.wrong_value(" ".join(str(error).split())))
+        _stop(grid.wrong_value(one_line(error)))
     except Exception as error:  # whatever a user's config file raises
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         _stop(f"cannot read the config: {type(error).__name__}: {reason}")
     if rest[1:]:
         _stop(
@@ -490,7 +490,7 @@ def main(argv: list[str]) -> None:
         _stop("stopped", 130, group)
     except Exception as error:
         if command.out_of_memory(error):
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             _stop(f"not enough memory ({reason}); {command.LESS_MEMORY}", 2, group)
         if group is None:
             raise

@@ -1,7 +1,7 @@
 """Where the files of experiments are: ``configs/`` of a checkout, or in the package.
 
 ``--config`` takes a path, or the name of one of these files without folder and ending;
-what stands behind a colon is passed to its `get_config`: ``frameworks/afl:digits``.
+the text after a colon is passed to its `get_config`: ``frameworks/afl:digits``.
 """
 
 import pathlib

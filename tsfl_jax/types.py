@@ -68,6 +68,7 @@ Array = jax.Array | np.ndarray
 Scalar = jax.Array | float  # [], or [L] for the lanes of a sweep
 Numbers = ArrayLike | Sequence | Any  # input that the called function checks itself
 PRNGKey = jax.Array
+INT32_MAX = 2**31 - 1
 Params = Any  # pytree of arrays: Flax variables, {"params": …, "batch_stats": …}
 
 
@@ -79,6 +80,11 @@ def nearest(value: object, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?", or nothing where no known name is close."""
     close = difflib.get_close_matches(str(value), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def one_line(error: BaseException, most: int | None = None) -> str:
+    """What an exception says, in one line of at most so many characters."""
+    return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 class Dataset(NamedTuple):

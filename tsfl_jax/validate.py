@@ -13,7 +13,7 @@ from typing import Any
 
 from tsfl_jax import config as c
 from tsfl_jax import host_memory
-from tsfl_jax.types import UserError, nearest
+from tsfl_jax.types import INT32_MAX, UserError, nearest
 
 
 def check(name: str, value: Any, high: float = math.inf, high_is: str = "") -> None:
@@ -74,7 +74,6 @@ def _range(kind: type, known: c.Setting) -> str:
     return words.removesuffix(" and ")
 
 
-_LARGEST = 2**31 - 1  # of int32
 _TINY, _HUGE = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
 _DRAWS = 1024  # of a client's seconds, at least; see `fleet.draw_fleet`
 # NumPy's numbers will do, and an int for a float; a tuple holds whole numbers.
@@ -131,7 +130,7 @@ def _has_type(value: Any, expected: type) -> bool:
 
 
 def _check_extremes(flag: str, value: Any) -> None:
-    """Refuses what 32 bits or a file name cannot hold; seeds have their own range."""
+    """Refuse what 32 bits or a file name cannot hold; seeds have their own range."""
     if isinstance(value, str):
         if "\0" in value:
             raise UserError(f"{flag}={value!r}: holds a zero byte")
@@ -139,8 +138,11 @@ def _check_extremes(flag: str, value: Any) -> None:
         for number in value:
             _check_extremes(f"{flag}={tuple(value)}", int(number))
     elif isinstance(value, numbers.Integral):
-        if abs(int(value)) > _LARGEST and flag.removeprefix("--config.") not in c.SEEDS:
-            raise UserError(f"{flag}={value}: must be <= {_LARGEST}")
+        if (
+            abs(int(value)) > INT32_MAX
+            and flag.removeprefix("--config.") not in c.SEEDS
+        ):
+            raise UserError(f"{flag}={value}: must be <= {INT32_MAX}")
     elif 0 < abs(value) < _TINY or _HUGE < abs(value) < math.inf:
         raise UserError(
             f"{flag}={value}: outside what float32 holds, {_TINY:.2g} to {_HUGE:.2g}"

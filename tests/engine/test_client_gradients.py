@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+import tsfl_jax
 from tests.data.test_quadratic import settings
 from tests.engine.test_constants import SAMPLES, parts, sample_gradients, setting
 from tests.reference import at_quadratic
 from tsfl_jax.config import Config
 from tsfl_jax.engine import client, devices, probes
-from tsfl_jax.experiment import runner
 from tsfl_jax.experiment.assemble import exact_of
 from tsfl_jax.experiment.prepare import prepare
 
@@ -134,9 +134,9 @@ def test_a_run_that_measures_is_the_same_run(tmp_path):
     config.schedule.kind = "case1"
     config.model.hidden = 4
     config.checkpoint = False
-    plain = runner.simulate(config, workdir=tmp_path / "plain")
+    plain = tsfl_jax.simulate(config, workdir=tmp_path / "plain")
     config.measure_clients = True
-    measured = runner.simulate(config, workdir=tmp_path / "measured")
+    measured = tsfl_jax.simulate(config, workdir=tmp_path / "measured")
     for name in ("test_accuracy", "train_loss", "rho"):
         np.testing.assert_array_equal(plain.history[name], measured.history[name])
     assert np.isnan(plain.history["grad_square"]).all()

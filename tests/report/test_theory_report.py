@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tsfl_jax
 from tests.experiment.test_runner import small
-from tsfl_jax.experiment import runner
 from tsfl_jax.report import files, theory
 from tsfl_jax.rules import dms
 from tsfl_jax.theory import bounds
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
     workdir = tmp_path_factory.mktemp("run")
     config = small(num_intervals=3, measure_clients=True, momentum=0.0, lr=0.003)
     config.checkpoint = False
-    runner.simulate(config, workdir=workdir)
+    tsfl_jax.simulate(config, workdir=workdir)
     return workdir
 
 
@@ -184,4 +184,4 @@ def test_frameworks_out_of_step_cannot_be_measured():
     config = small(measure_clients=True)
     config.timeline.framework = "afl"
     with pytest.raises(UserError, match="measure_clients=true: .* clients in step"):
-        runner.simulate(config)
+        tsfl_jax.simulate(config)

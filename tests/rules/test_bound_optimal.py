@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
-from tsfl_jax.experiment import runner, sweeps
+from tsfl_jax.experiment import sweeps
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.rules.base import Situation
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
@@ -110,7 +111,7 @@ def test_no_client_has_weight_in_an_interval_without_work():
 def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
     config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0)
     config.dms.weight_limit = 2.0
-    found = runner.simulate(config).history
+    found = tsfl_jax.simulate(config).history
     N, tau = config.num_clients, prepare(config).workload.schedule.tau
     for t in range(2):
         L = found["smoothness"][t]
@@ -134,7 +135,7 @@ def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
 def test_a_free_rider_that_echoes_is_measured_like_the_others():
     config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0, lr=0.003)
     config.schedule.free_riders, config.schedule.free_riding = 1, "echo"
-    found = runner.simulate(config).history
+    found = tsfl_jax.simulate(config).history
     assert np.isfinite(found["client_variance"]).all()
     assert (
         np.ptp(found["rho"], axis=1) > 1e-4
@@ -146,7 +147,7 @@ def test_several_devices_give_the_result_of_one():
     rhos = []
     for devices in (1, 2):
         config = small(algorithm="bound_optimal", num_intervals=2, devices=devices)
-        rhos.append(runner.simulate(config).history["rho"])
+        rhos.append(tsfl_jax.simulate(config).history["rho"])
     np.testing.assert_allclose(*rhos, rtol=1e-3, atol=1e-5)
 
 

@@ -17,7 +17,7 @@ from jaxtyping import UInt8
 from tsfl_jax import host_memory
 from tsfl_jax.config import DataConfig
 from tsfl_jax.data import in_memory
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.types import Dataset, UserError, one_line
 
 _UNSIGNED_BYTE = 0x08  # third byte of a file
 # Argument of `make_dataset` → name of its file, and number of axes.
@@ -108,7 +108,7 @@ def _array(path: pathlib.Path, axes: int) -> UInt8[np.ndarray, "..."]:
             host_memory.require(str(path), count, f"values of shape {shape}")
             values = file.read(count + 1)
     except (OSError, EOFError, zlib.error) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise UserError(f"{path}: cannot be read ({reason}); {expected}") from error
     if len(values) != count:
         found = "more" if len(values) > count else f"only {len(values)}"

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int, Integer, Shaped
 
 from tsfl_jax.config import DataConfig
-from tsfl_jax.types import Dataset, Numbers, UserError
+from tsfl_jax.types import Dataset, Numbers, UserError, one_line
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _MOST_CLASSES = 1000  # more only if there are as many samples: a number of each
@@ -346,7 +346,7 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
         raise
     except UNREADABLE as error:
         where = f"{path}: {key}" if key else path
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise UserError(
             f"{where} cannot be read as plain arrays of an .npz file; is it "
             f"truncated, or are these Python objects? ({reason})"

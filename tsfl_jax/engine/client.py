@@ -271,7 +271,7 @@ def train(
     hparams: HParams,
     limit: ArrayLike | None = None,
 ) -> tuple[Params, LocalResult]:
-    """Trains one client for τ_i local iterations.
+    """Train one client for τ_i local iterations.
 
     Args:
       parts: the network, the optimizer and what shapes the loop.

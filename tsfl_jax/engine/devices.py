@@ -38,7 +38,7 @@ _MOST = 1024  # JAX starts these in half a second, but 100,000 not in 90 s
 
 
 def start(count: int) -> None:
-    """Asks for CPU devices, which must happen before JAX is used for the first time.
+    """Ask for CPU devices, which must happen before JAX is used for the first time.
 
     It also makes the devices wait for each other for a week, see `_PATIENCE`. Settings
     made before (``jax_num_cpu_devices``, flags) are kept. If JAX has started already,
@@ -116,7 +116,7 @@ def competitors() -> float:
 
 
 def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
-    """Puts arrays on the devices of the mesh, with a (prefix) tree of specs.
+    """Put arrays on the devices of the mesh, with a (prefix) tree of specs.
 
     In several processes, each must pass the whole array, and all the same one.
     """
@@ -147,7 +147,7 @@ def place(mesh: Mesh, tree: Any, spec: Any) -> Any:
 
 
 def meet() -> None:
-    """Waits until all processes call this, however long the slowest takes.
+    """Wait until all processes call this, however long the slowest takes.
 
     Processes that reach their first common sum more than 30 s apart do not connect.
     """
@@ -157,7 +157,7 @@ def meet() -> None:
 
 
 def connect(mesh: Mesh) -> None:
-    """Connects the devices of all processes by a first sum over them.
+    """Connect the devices of all processes by a first sum over them.
 
     After it, devices wait for each other at a sum for as long as it takes; the first
     sum of a run would have to be reached within 30 s, see `meet`.
@@ -199,7 +199,7 @@ def count(axis: str | None) -> int:
 
 
 def total(tree: Any, axis: str | None) -> Any:
-    """Sums over the devices of a mesh axis, inside a program; None: one device."""
+    """Sum over the devices of a mesh axis, inside a program; None: one device."""
     return tree if axis is None else lax.psum(tree, axis)
 
 
@@ -213,7 +213,7 @@ def own_share(number: int, axis: str | None) -> Int[Array, "K"]:
 
 
 def deal(work: Int[np.ndarray, "T N"], num_devices: int) -> Int[np.ndarray, "T DK"]:
-    """Assigns clients to devices: in order of work, dealt back and forth.
+    """Assign clients to devices: in order of work, dealt back and forth.
 
     Args:
       work: mini-batch steps of every client.

@@ -41,7 +41,7 @@ class Scores(NamedTuple):
 def make_test_set(
     x: Shaped[np.ndarray, "M ..."], y: Int[np.ndarray, "M"], num_devices: int = 1
 ) -> TestSet:
-    """Cuts samples and labels into equal batches, the same number for each device.
+    """Cut samples and labels into equal batches, the same number for each device.
 
     The size of a batch does not depend on the number of devices, so that no sum does;
     some devices may get one batch without samples.
@@ -65,7 +65,7 @@ def _in_batches(
 
 
 def make_held_out(rows: Int[np.ndarray, "V"]) -> HeldOut:
-    """Cuts validation samples into equal batches, on the host."""
+    """Cut validation samples into equal batches, on the host."""
     index, mask = _in_batches(len(rows), 1)
     return HeldOut(rows[index].astype(np.int32), mask)
 
@@ -73,7 +73,7 @@ def make_held_out(rows: Int[np.ndarray, "V"]) -> HeldOut:
 def evaluate(
     model: Model, variables: Params, samples: Samples, test: TestSet, axis: str | None
 ) -> Scores:
-    """Evaluates a model on the whole test set.
+    """Evaluate a model on the whole test set.
 
     Args:
       model: the network.

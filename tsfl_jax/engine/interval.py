@@ -295,7 +295,7 @@ def train_and_combine(
     hparams: HParams,
     given: tuple[Weights, Problem],
 ) -> Arrived:
-    """Trains the clients and combines their models.
+    """Train the clients and combine their models.
 
     By weights: Σ_i ρ_i w_i = (Σ ρ) w^t + Σ_i ρ_i (w_i − w^t), or with the rule's
     `deltas` w^t + Σ_i ρ_i (w_i − base_i), base_i being the model that client i started
@@ -392,7 +392,7 @@ class Tally(NamedTuple):
 def count(
     results: local.LocalResult, share: mapping.Share, number: int, axis: str | None
 ) -> Tally:
-    """Sums over the clients of all devices; N = `number`."""
+    """Sum over the clients of all devices; N = `number`."""
     worked = share.clients.tau > 0
     usable = results.finite & worked
     loss = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)

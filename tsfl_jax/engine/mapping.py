@@ -1,4 +1,4 @@
-"""Runs the code of one client for all clients and adds up their weighted updates.
+"""Run the code of one client for all clients and add up their weighted updates.
 
 Where weights are known before training, Σ ρ_i (w_i − start_i) accumulates as clients
 finish and memory does not grow with N; that of `stacked_updates`, for rules that need
@@ -165,7 +165,7 @@ def _flat(tree: Any, num_clients: int) -> Any:
 def stacked_updates(
     train: TrainOne, share: Share, recipe: Recipe
 ) -> tuple[Params, LocalResult]:
-    """Trains every client and returns every update: memory grows with K.
+    """Train every client and return every update: memory grows with K.
 
     For rules that no weights can express (medians, Krum, control variates). Arguments
     as in `weighted_updates`.
@@ -267,7 +267,7 @@ class Weighted(NamedTuple):
 
 
 def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
-    """Sums over all devices, scaled to the whole Σ ρ if clients were dropped."""
+    """Sum over all devices, scaled to the whole Σ ρ if clients were dropped."""
 
     def over_devices(part: exact_sums.Sum) -> Array:
         return exact_sums.value(exact_sums.over_devices(part, axis))
@@ -295,7 +295,7 @@ def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
 def weighted_updates(
     train: TrainOne, share: Share, template: Params, recipe: Recipe
 ) -> tuple[Weighted, LocalResult]:
-    """Trains every client and returns Σ ρ_i (w_i − start_i) over the finite models.
+    """Train every client and return Σ ρ_i (w_i − start_i) over the finite models.
 
     The sum has the same bits in every order of the clients and on any number of
     devices (see `exact_sums`). A client that did not move adds exactly 0.

@@ -101,7 +101,7 @@ def as_factory(optimizer: Any) -> Factory:
 
 
 def check(factory: Factory, hparams: HParams, params: Params) -> None:
-    """Checks that the factory's transformation can update parameters.
+    """Check that the factory's transformation can update parameters.
 
     Args:
       factory: from `as_factory`.

@@ -117,7 +117,7 @@ def estimate_constants(
     hparams: HParams,
     draws: int = 1,
 ) -> Constants:
-    """Estimates L, G² and σ² at the global model; see the module docstring.
+    """Estimate L, G² and σ² at the global model; see the module docstring.
 
     Args:
       parts, variables, key, samples, hparams: as in `probe`; η is the length of the

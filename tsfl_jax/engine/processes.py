@@ -72,7 +72,7 @@ def join(
     notice: Callable[[str], None],
     end: Callable[[str, int], None],
 ) -> Group:
-    """Makes this process one of several that run the same program on one mesh.
+    """Make this process one of several that run the same program on one mesh.
 
     Args:
       coordinator: ``host:port`` on which process 0 listens.
@@ -112,7 +112,7 @@ def join(
 
 
 def _connect(group: Group, host: str, port: int) -> None:
-    """Connects JAX to its coordination service."""
+    """Connect JAX to its coordination service."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         jax.distributed.initialize(
@@ -139,13 +139,13 @@ def will_resume(group: Group, how: str) -> None:
 
 
 def stopped(group: Group, why: str, code: int) -> None:
-    """Reports to the others that this process stops, why, and with which exit code."""
+    """Report to the others that this process stops, why, and with which exit code."""
     if not group.over.is_set():
         _send_all(group, {"stopped": group.index, "why": why, "code": code})
 
 
 def leave(group: Group) -> None:
-    """Waits until all processes have finished; after that they may end."""
+    """Wait until all processes have finished; after that they may end."""
     _send_all(group, {"left": group.index})
     while group.index == 0 and len(group.left) < len(group.links):
         time.sleep(0.02)
@@ -183,7 +183,7 @@ def _start_service(count: int) -> tuple[subprocess.Popen, int]:
 
 
 def _listen(group: Group, other: int) -> None:
-    """Handles the messages of one connection until it ends."""
+    """Handle the messages of one connection until it ends."""
     ends = contextlib.suppress(OSError, ValueError)
     with ends, group.links[other].makefile("rb") as lines:
         for line in lines:

@@ -97,7 +97,7 @@ def gather(port: int, meeting: Meeting) -> dict[int, socket.socket]:
 def _admit(
     link: socket.socket, links: dict[int, socket.socket], meeting: Meeting
 ) -> str:
-    """Adds a process that asks to join, or returns why a process of a run cannot."""
+    """Add a process that asks to join, or return why a process of a run cannot."""
     link.settimeout(5)
     try:
         hello = json.loads(_line(link))
@@ -197,7 +197,7 @@ def find(
 
 
 def _alive(link: socket.socket) -> socket.socket:
-    """Ends a connection within 20 s when the other machine is gone."""
+    """End a connection within 20 s when the other machine is gone."""
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {"KEEPIDLE": 5, "KEEPINTVL": 5, "KEEPCNT": 3, "USER_TIMEOUT": 20_000}
@@ -219,6 +219,6 @@ def _line(link: socket.socket) -> bytes:
 
 
 def send(link: socket.socket, message: dict[str, Any]) -> None:
-    """Sends one message; an end of the other side shows when its answers are read."""
+    """Send one message; an end of the other side shows when its answers are read."""
     with contextlib.suppress(OSError):
         link.sendall(json.dumps(message).encode() + b"\n")

@@ -141,7 +141,7 @@ def make_run(
     mesh: Mesh | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008
 ) -> Run:
-    """Builds the scan over a chunk of intervals.
+    """Build the scan over a chunk of intervals.
 
     Args:
       model: the network.

@@ -142,7 +142,7 @@ def depends_on_devices(config: Config, aggregator: Any) -> bool:
         or rule.hindsight is not None
         or (rule.uses_constants and iterates)
     )
-    mapping = formulation(config, "cpu", config.model.name).mapping
+    mapping = formulation(config, "cpu").mapping
     return solves or config.measure_regret or mapping != "sequential"
 
 

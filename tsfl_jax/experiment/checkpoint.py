@@ -23,7 +23,7 @@ import numpy as np
 from absl import logging
 
 from tsfl_jax.config import flat
-from tsfl_jax.types import UserError
+from tsfl_jax.types import UserError, one_line
 
 KEEP = 2  # the newest, and one to fall back on when that is damaged
 _UNFINISHED = ".unfinished-"  # before the interval in a folder's name, until whole
@@ -38,7 +38,7 @@ class _DamagedError(Exception):
 
 
 def save(folder: str | pathlib.Path, interval: int, state: Any, identity: dict) -> None:
-    """Saves ``state`` as the newest checkpoint and deletes all but the last two.
+    """Save ``state`` as the newest checkpoint and delete all but the last two.
 
     Checkpoints of later intervals are deleted as well: a run that saves an earlier one
     was resumed from before them, because they were damaged.
@@ -100,7 +100,7 @@ def restore_latest(
     identity: dict,
     notice: Callable[[str], None] = logging.warning,
 ) -> tuple[int, Any] | None:
-    """Returns the newest intact checkpoint, or None where there is none.
+    """Return the newest intact checkpoint, or None where there is none.
 
     Args:
       folder: where ``save`` put the checkpoints; may be missing.
@@ -206,7 +206,7 @@ def _read_arrays(path: pathlib.Path, about: dict, target: _Leaves) -> list[np.nd
         leaves |= {p: np.zeros(n, t) for p, t, n in about["layout"] if 0 in n}
         return [leaves[p] for p in target]
     except Exception as error:  # Orbax decides on the kind
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = one_line(error, 200)
         raise _DamagedError(f"Orbax cannot read it ({reason})") from error
 
 

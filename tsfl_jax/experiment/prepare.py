@@ -28,9 +28,15 @@ from tsfl_jax.models import flop, precision
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import FRAMEWORKS, replay
-from tsfl_jax.types import Dataset, HParams, Partition, Scalar, Schedule, UserError
-
-_MOST_SAMPLES = 2**31 - 1  # of a client in an interval: what the device counts to
+from tsfl_jax.types import (
+    INT32_MAX,
+    Dataset,
+    HParams,
+    Partition,
+    Scalar,
+    Schedule,
+    UserError,
+)
 
 
 class Prepared(NamedTuple):
@@ -190,7 +196,7 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     each = local.steps_per_iteration(size, config.batch_size, iteration)
     claimed = replay.claimed(times).astype(np.int64)
     samples = claimed * (size if iteration == "pass" else config.batch_size)
-    if samples.max(initial=0) > _MOST_SAMPLES:
+    if samples.max(initial=0) > INT32_MAX:
         t, place = np.unravel_index(samples.argmax(), samples.shape)
         i = place if times.delivery is None else times.delivery.client[t, place]
         framework = config.timeline.framework
@@ -200,7 +206,7 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
             f"--config.{given}: client {i} does τ = {claimed[t, place]} local "
             f"iterations of {samples[t, place] // claimed[t, place]} samples in "
             f"interval {t}, {samples[t, place]} samples; a client can train on at most "
-            f"{_MOST_SAMPLES} in one interval; choose a smaller τ or fewer samples"
+            f"{INT32_MAX} in one interval; choose a smaller τ or fewer samples"
         )
     return tau * each
 

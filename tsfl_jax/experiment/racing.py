@@ -21,7 +21,7 @@ Curves = Mapping[int, Float[np.ndarray, "_"]]
 
 
 class Race(NamedTuple):
-    """A rule that stops lanes."""
+    """An early-stopping policy for the lanes of a sweep."""
 
     name: str  # says all that a decision depends on
     # (lanes that run, intervals t so far, test accuracies [≥ t] of these and of all

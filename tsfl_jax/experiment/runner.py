@@ -6,22 +6,20 @@ metrics, so that a killed run resumes with the same bits.
 
 import contextlib
 import pathlib
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import IO, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from tsfl_jax.config import Config, effective, flat
-from tsfl_jax.engine import devices, optimizers, scan
+from tsfl_jax.config import effective, flat
+from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import assemble, checkpoint, compile_times, program, saves
 from tsfl_jax.report import files as report
 from tsfl_jax.report import frames, progress, results, runs
-from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.timeline import replay
-from tsfl_jax.types import Array, Dataset, Params, UserError
+from tsfl_jax.types import Array, Params, UserError
 
 
 class Result(NamedTuple):
@@ -209,7 +207,7 @@ def _train(
     stop: Callable[[], bool],
     clock: Callable[[], float],
 ) -> tuple[int, saves.Progress, float]:
-    """Runs the remaining chunks; finished intervals, progress, seconds of compiling."""
+    """Run the remaining chunks; finished intervals, progress, seconds of compiling."""
     total = exp.program.intervals
     kept = None if files is None else saves.begin(exp, files, done, finished)
     if finished >= total or done.state.diverged:
@@ -388,60 +386,3 @@ def named_arrays(params: Params) -> dict[str, np.ndarray]:
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
         for path, leaf in leaves
     }
-
-
-def simulate(
-    config: Config,
-    *,
-    model: Any = None,
-    dataset: Dataset | None = None,
-    optimizer: optimizers.Optimizer | None = None,
-    aggregator: Aggregator | None = None,
-    loss: Callable[[Array, Array], Array] | None = None,
-    metrics: Mapping[str, Callable[[Array, Array], Array]] | None = None,
-    augment: Callable[..., Any] | None = None,
-    client_step: Callable[..., Any] | None = None,
-    partition: Any = None,
-    workdir: str | pathlib.Path | None = None,
-    verbose: bool = False,
-) -> Result:
-    """Run one experiment from Python; docs/own.md has an example of each argument.
-
-    Args:
-      config: all settings.
-      model: a Flax module (images ``[B, H, W, C]`` → logits), linen or nnx, a function
-        of `nnx.Rngs` that makes one, or a `Model`, instead of ``config.model``.
-      dataset: samples in memory, instead of ``config.data``.
-      optimizer: an optax transformation for the clients, or a function `HParams` →
-        transformation, instead of SGD with momentum.
-      aggregator: a rule of the user's own, instead of ``config.algorithm``.
-      loss: (outputs ``[B, K]``, labels ``[B]``) → ``[B]``, instead of cross-entropy.
-      metrics: functions like `loss` by name; their means over the test set are in the
-        history.
-      augment: (key, x ``[B, ...]``, y ``[B]``) → (x, y), in training.
-      client_step: `Step` → `Stepped`, instead of a step of the optimizer.
-      partition: N lists of indices into the training samples, instead of a drawn split.
-      workdir: where to write files and checkpoints; None: nowhere.
-      verbose: print progress on stderr.
-
-    Returns:
-      `Result`: the final parameters, the history per interval, the summary.
-
-    Raises:
-      UserError: an input that cannot work, in one line.
-    """
-    if workdir is not None:
-        report.folder_of(workdir)  # before the work
-    exp = assemble.build(
-        config,
-        model=model,
-        dataset=dataset,
-        optimizer=optimizer,
-        aggregator=aggregator,
-        loss=loss,
-        metrics=metrics,
-        augment=augment,
-        client_step=client_step,
-        partition=partition,
-    )
-    return run(exp, workdir, sys.stderr if verbose else None)

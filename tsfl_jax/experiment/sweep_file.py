@@ -22,7 +22,7 @@ from typing import Any
 from tsfl_jax import rng
 from tsfl_jax.config import flat
 from tsfl_jax.experiment import grid, sweep_values
-from tsfl_jax.types import UserError, nearest
+from tsfl_jax.types import UserError, nearest, one_line
 
 _KEYS = ("grid", "list", "random", "samples", "seed")
 Points = list[dict[str, Any]]
@@ -44,7 +44,7 @@ def read(path: str) -> dict[str, Any]:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{shown}: cannot be read ({reason})") from error
     except (yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise UserError(f"{shown}: neither YAML nor JSON ({reason})") from error
     found = {"list": found} if isinstance(found, list) else found
     if not isinstance(found, dict) or not found:

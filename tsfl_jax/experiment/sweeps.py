@@ -175,12 +175,12 @@ def run(
       stream: where progress is printed; None: nowhere.
       stop: called after each chunk of intervals; True ends the sweep with
         KeyboardInterrupt. Finished lanes are kept, and where the others stand.
-      race: a rule that stops lanes which cannot win, see `racing`; None: all run to
-        their end. The history says when a lane was stopped.
+      race: an early-stopping policy, see `racing`; None: all lanes run to their end.
+        The history says when a lane was stopped.
       watch: called after each call of lanes with the histories of all that have
         finished, by lane.
-      model, dataset, optimizer, aggregator, loss, metrics, augment, client_step: as in
-        `runner.simulate`.
+      model, dataset, optimizer, aggregator, loss, metrics, augment, client_step,
+        partition: as in `from_python.simulate`.
 
     Returns:
       `SweepResult`.
@@ -474,14 +474,3 @@ def _result(
         notes = [note for _, note in equal]
         sweeps.write_sweep(folder, swept, rows, whole, series, about, notes)
     return result
-
-
-def sweep(
-    config: Config,
-    swept: Mapping[str, Sequence] | Sequence[Mapping],
-    *,
-    verbose: bool = False,
-    **options: Any,
-) -> SweepResult:
-    """Run or resume a sweep, see `run`; `verbose` prints progress on stderr."""
-    return run(config, swept, stream=sys.stderr if verbose else None, **options)

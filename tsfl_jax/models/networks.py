@@ -135,7 +135,7 @@ class Conv(nn.Module):
 
 
 class ChannelBias(nn.Module):
-    """Adds one number per channel to ``[C, H, W, B]``."""
+    """Add one number per channel to ``[C, H, W, B]``."""
 
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
 

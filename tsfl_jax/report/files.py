@@ -25,7 +25,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from tsfl_jax.types import UserError
+from tsfl_jax.types import UserError, one_line
 
 try:
     import fcntl
@@ -81,7 +81,7 @@ def folder_of(path: _Path) -> pathlib.Path:
 
 
 def prepare_workdir(path: _Path) -> pathlib.Path:
-    """Make the folder if needed and checks that files can be written there.
+    """Make the folder if needed and check that files can be written there.
 
     Raises:
       UserError: not a path, a file, or it cannot be made or written.
@@ -343,7 +343,7 @@ def read_arrays(path: _Path) -> dict[str, np.ndarray]:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
     except Exception as error:  # zipfile and zlib raise their own kinds
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise UserError(f"cannot read {path}: {reason}") from error
 
 

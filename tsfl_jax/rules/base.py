@@ -183,8 +183,12 @@ def of_present(rho: Float[Array, "N"], present: Bool[Array, "N"]) -> Float[Array
     return kept * jnp.where(total > 0, scale, 1.0)
 
 
-def unknown_yet(situation: Situation, hparams: HParams) -> Weights:
-    """Equal weights, until a rule with `hindsight` has chosen its own."""
+def equal_weights(situation: Situation, hparams: HParams) -> Weights:
+    """1/n for each of the n clients that take part.
+
+    Also what a rule with `hindsight` has until it has chosen its own, and one whose
+    `combine` is no weighted mean.
+    """
     del hparams
     rho = normalized(jnp.ones_like(situation.size), situation.tau)
     return weights_of(rho, situation.tau)

@@ -5,7 +5,7 @@ unit, so that θ means the same for other fleets:
 
   tau    τ_i / max τ
   left   (1 − t/T) τ_i / max τ, which fades as the run ends
-  size   log(|D_i| / mean |D|); θ = 1 and no other: FedAvg
+  size   log(|D_i| / mean |D|); with θ = 1 and all others 0: FedAvg
   lag    lag_i / (1 + lag_i)
   loss   log(F_i / mean F) of the mean sample losses in training, within ±3
 
@@ -26,7 +26,7 @@ from tsfl_jax.rules.base import (
     Settings,
     Situation,
     Weights,
-    unknown_yet,
+    equal_weights,
     weights_of,
 )
 from tsfl_jax.types import HParams
@@ -86,7 +86,7 @@ def learned_weights(
 
 
 LEARNED = Aggregator(
-    unknown_yet,
+    equal_weights,
     hindsight=learned_weights,
     settings=Settings(tuple(f"learned.{name}" for name in FEATURES)),
 )

@@ -30,8 +30,8 @@ from tsfl_jax.rules.base import (
     Outcome,
     Situation,
     Weights,
+    equal_weights,
     normalized,
-    unknown_yet,
     weights_of,
 )
 from tsfl_jax.theory import simplex
@@ -167,4 +167,4 @@ def oracle_weights(
     return weights_of(found.rho, event.situation.tau), state
 
 
-ORACLE = Aggregator(unknown_yet, hindsight=oracle_weights, uses_validation=True)
+ORACLE = Aggregator(equal_weights, hindsight=oracle_weights, uses_validation=True)

@@ -24,10 +24,7 @@ from tsfl_jax.rules.base import (
     Aggregator,
     Event,
     Settings,
-    Situation,
-    Weights,
-    normalized,
-    weights_of,
+    equal_weights,
 )
 from tsfl_jax.trees import inexact
 from tsfl_jax.types import HParams, Params, UserError
@@ -103,6 +100,16 @@ def coordinate_median(models: Params, present: Bool[ArrayLike, "N"]) -> Params:
     w = med{w_i : i present}. Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust
     Distributed Learning: Towards Optimal Statistical Rates", ICML 2018, Algorithm 1,
     Option I.
+
+    Args:
+      models: floating leaves ``[N, ...]``, finite where present.
+      present: ``[N]`` bool.
+
+    Returns:
+      w, leaves ``[...]`` of the same dtypes; zeros if no client is present.
+
+    Raises:
+      UserError: wrong shapes or dtypes.
     """
     models, mask, n = _checked(models, present)
     return _middle(models, mask, jnp.maximum(n - 1, 0) // 2)
@@ -116,6 +123,16 @@ def trimmed_mean(
     `trim` is the paper's β; 0 is the plain mean. Yin, Chen, Ramchandran, Bartlett,
     "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
     2018, Algorithm 1, Option II.
+
+    Args:
+      models, present: as in `coordinate_median`.
+      trim: ``[]`` in [0, 0.5), share of clients that may be wrong, f = ⌊trim·n⌋.
+
+    Returns:
+      w, leaves ``[...]`` of the same dtypes; zeros if no client is present.
+
+    Raises:
+      UserError: wrong shapes or dtypes.
     """
     models, mask, n = _checked(models, present)
     return _middle(models, mask, _left_out(trim, n))
@@ -143,7 +160,7 @@ def geometric_median(
     iteration; farther than 1e19, where float32's squares end, β = 0.
 
     Args:
-      models, present: as in `robust`.
+      models, present: as in `coordinate_median`.
       weights: α ≥ 0 of any sum, not read where absent; None: equal ones.
       iterations: ``[]`` ≥ 0, integer.
       smoothing: ν ``[]`` > 0, in the unit of ‖w‖.
@@ -200,6 +217,15 @@ def krum(models: Params, present: Bool[ArrayLike, "N"], trim: ArrayLike) -> Para
     nearest neighbors have equal sums, so the first of them wins. Blanchard, El Mhamdi,
     Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
     Descent", NIPS 2017, section 4; it requires 2f + 2 < n.
+
+    Args:
+      models, present, trim: as in `trimmed_mean`.
+
+    Returns:
+      w, leaves ``[...]`` of the same dtypes; zeros if no client is present.
+
+    Raises:
+      UserError: wrong shapes or dtypes.
     """
     models, order, count = _krum_order(models, present, trim)
     return jax.tree.map(lambda x: jnp.where(count > 0, x[order[0]], 0), models)
@@ -212,18 +238,20 @@ def multi_krum(
 
     w = 1/m Σ w_i; of equal sums, the first clients. Source as in `krum`, Multi-Krum,
     which leaves m open.
+
+    Args:
+      models, present, trim: as in `trimmed_mean`.
+
+    Returns:
+      w, leaves ``[...]`` of the same dtypes; zeros if no client is present.
+
+    Raises:
+      UserError: wrong shapes or dtypes.
     """
     models, order, count = _krum_order(models, present, trim)
     best = jnp.zeros(order.shape, bool).at[order].set(jnp.arange(order.size) < count)
     w = _average(models, best)
     return jax.tree.map(lambda w, x: w.astype(x.dtype), w, models)
-
-
-def _present_weights(situation: Situation, hparams: HParams) -> Weights:
-    """1/N over the clients that take part; the rule itself is no weighted mean."""
-    del hparams
-    rho = normalized(jnp.ones_like(situation.size), situation.tau)
-    return weights_of(rho, situation.tau)
 
 
 def robust_mean(
@@ -250,7 +278,7 @@ def robust_mean(
 
     reads = ("lr", "trim") if trims else ("lr",)
     return Aggregator(
-        _present_weights,
+        equal_weights,
         update=server_step,
         combine=combine,
         settings=Settings(reads, **settings),

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from tsfl_jax.types import UserError, nearest
+from tsfl_jax.types import INT32_MAX, UserError, nearest
 
 _ARGUMENTS = {
     "normal": ("mean", "std"),
@@ -26,7 +26,6 @@ _ARGUMENTS = {
     "constant": ("k",),
 }
 _GRAMMAR = ", ".join(f"{name}({','.join(a)})" for name, a in _ARGUMENTS.items())
-_LARGEST = 2**31 - 1  # what int32 holds
 _DEVIATIONS = 3.0  # beyond so many standard deviations `limits` cuts off
 
 
@@ -86,7 +85,7 @@ def draw_whole(
     """
     # Rows are drawn one after another, so more rows extend fewer.
     drawn = _draw([_parse(t, flag) for t in texts], group, (num_intervals,), rng, True)
-    return np.clip(np.floor(drawn), least, _LARGEST).astype(np.int64)
+    return np.clip(np.floor(drawn), least, INT32_MAX).astype(np.int64)
 
 
 def draw_real(
@@ -157,8 +156,8 @@ def _parse(text: str, flag: str, whole: bool = True) -> tuple[str, list[float]]:
         numbers = [float(part) for part in parts]
     except ValueError:
         raise wrong("not a number") from None
-    if not all(abs(n) <= _LARGEST for n in numbers):  # also answers NaN
-        raise wrong(f"numbers must be finite and at most {_LARGEST}")
+    if not all(abs(n) <= INT32_MAX for n in numbers):  # also answers NaN
+        raise wrong(f"numbers must be finite and at most {INT32_MAX}")
     if name in ("normal", "lognormal") and numbers[1] < 0:
         raise wrong(f"{arguments[1]} must be >= 0")
     if name == "lognormal" and numbers[0] <= 0:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Int
 
 from tsfl_jax.timeline import csv_rows, distributions
-from tsfl_jax.types import Schedule, UserError
+from tsfl_jax.types import INT32_MAX, Schedule, UserError
 from tsfl_jax.validate import check
 
 _CASES = {  # τ of the clients, in equal groups; case 3 draws anew in each interval
@@ -36,7 +36,6 @@ _CASE3_SIZES = (
     (1536 / 1024, 300 / 1024),
 )
 _COLUMNS = ("interval", "client", "tau", "size")
-_LARGEST = 2**31 - 1  # what int32 holds
 _TRACE = "--config.schedule.trace"
 _SMALL = 50_000  # T·N of a trace that is kept for the next lanes
 
@@ -168,10 +167,10 @@ def _parsed(
                 f"{where}: interval {t}, client {i} is given twice, first in {first}"
             )
         given[t, i] = where
-        tau[t, i] = csv_rows.whole_number(row, "tau", 0, _LARGEST)
+        tau[t, i] = csv_rows.whole_number(row, "tau", 0, INT32_MAX)
         size[t, i] = data_size
         if cells.get("size"):
-            size[t, i] = csv_rows.whole_number(row, "size", 1, _LARGEST)
+            size[t, i] = csv_rows.whole_number(row, "size", 1, INT32_MAX)
     largest = size.max(axis=0)
     # A client that is always away has no size of its own.
     return tau, np.where(size > 0, size, np.where(largest > 0, largest, data_size))
@@ -207,7 +206,7 @@ def _draw_tau(
         flag = "--config.schedule.tau_groups"
         return distributions.draw_whole(groups, group, T, rng, least=0, flag=flag)
     for value in tau:
-        if not (float(value).is_integer() and 0 <= value <= _LARGEST):
+        if not (float(value).is_integer() and 0 <= value <= INT32_MAX):
             raise UserError(
                 f"--config.schedule.tau={tuple(tau)}: {value} is not a whole number "
                 ">= 0"
@@ -242,7 +241,7 @@ def _draw_sizes(
         "deviations above the mean: harmless, so that few outliers do not decide how "
         "much data there must be"
     )
-    size = np.minimum(size, most.clip(max=_LARGEST).astype(np.int64))
+    size = np.minimum(size, most.clip(max=INT32_MAX).astype(np.int64))
     return size, (note,) if over else ()
 
 

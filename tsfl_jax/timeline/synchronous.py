@@ -14,7 +14,6 @@ import numpy as np
 
 from tsfl_jax.timeline.fleet import Fleet, Seconds, finish, within
 from tsfl_jax.timeline.trace import (
-    MOST_ITERATIONS,
     Simulation,
     Task,
     Update,
@@ -24,7 +23,7 @@ from tsfl_jax.timeline.trace import (
     expected_seconds,
     make_simulation,
 )
-from tsfl_jax.types import UserError
+from tsfl_jax.types import INT32_MAX, UserError
 from tsfl_jax.validate import check
 
 
@@ -68,11 +67,11 @@ def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
     # The factor lets exact multiples fit; see `fleet.within`.
     fitting = np.floor((slowest - download - upload) / step * (1 + 1e-12))
     counts = np.maximum(fitting, iterations)
-    if counts.max() > MOST_ITERATIONS:
+    if counts.max() > INT32_MAX:
         raise UserError(
             f"--config.timeline.speed: client {counts.argmax()} does "
             f"{counts.max():.3g} iterations while the slowest does {iterations}; "
-            f"expected at most {MOST_ITERATIONS}; choose speeds that differ less"
+            f"expected at most {INT32_MAX}; choose speeds that differ less"
         )
     counts = counts.astype(np.int64).tolist()
     return _tier_rounds(fleet, horizon, [range(len(counts))], counts, iterations)

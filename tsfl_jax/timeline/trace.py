@@ -15,7 +15,6 @@ from tsfl_jax.timeline.fleet import Fleet, finish
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import check
 
-MOST_ITERATIONS = 2**31 - 1  # of a task: what int32 holds
 _LONG = 2**20  # iterations of a task that are added up one by one
 
 

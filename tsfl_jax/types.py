@@ -27,6 +27,10 @@ L      smoothness           Lipschitz constant of the gradients
 G²     grad_sq_norm         bound on E‖g‖²
 σ²     grad_variance        bound on E‖g − ḡ‖² of a mini-batch gradient
 Δ      interval_seconds     length of an interval in virtual seconds
+η_g    server_lr            step of the server
+κ      adapt                factor on c and P_i per interval, dms_adaptive
+T_c    decay_time           intervals in which c and P_i fade
+C      num_classes          classes; of the last axis of images: channels
 ====== ==================== =====================================================
 
 =============== =================================================================
@@ -40,11 +44,16 @@ local iteration the unit of τ, a pass over the client's data or a step, by sett
 task            one download, training and upload of a client on a timeline
 delivery        a task that arrived and counts in an update
 slot            index k of a delivery in its update, 0 to K−1
+fleet           the clients' speeds, delays and online windows
+trace           which client delivers what when; as a setting, a CSV file of τ
+rule            how w^{t+1} is made of the clients' models; ``algorithm`` names one
 snapshot        an earlier global model, kept for clients that still train from it; P
 assignment      which clients each device trains
 block           clients trained side by side (vmapped) on a device
 formulation     how clients are run and convolutions computed
-probe           an estimate from gradients at w^t (or once at w⁰): L, G², σ², σ_i²
+probe           an estimate from gradients at w^t: L, G², σ², σ_i²
+pilot           a probe before training, at w⁰
+regret          validation loss above that of the best weights of the interval
 row             D indices of the samples that a client owns; M: all samples
 sweep point     one combination of swept settings
 lane            an experiment on the leading axis of a sweep's compiled program; L

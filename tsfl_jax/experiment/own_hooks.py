@@ -21,7 +21,7 @@ class Own(NamedTuple):
     dataset: Dataset | None = None
     optimizer: optimizers.Optimizer | None = None  # of the clients
     aggregator: Aggregator | None = None
-    loss: Any = None  # (outputs [B, K], labels [B]) -> [B]
+    loss: Any = None  # (outputs [B, C], labels [B]) -> [B]
     metrics: Any = None  # functions like a loss, by name
     augment: Any = None  # (key, x [B, ...], y [B]) -> (x, y)
     client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`

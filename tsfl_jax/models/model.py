@@ -18,15 +18,15 @@ class Model(NamedTuple):
     """What training needs of a network, from any library."""
 
     init: Callable[[PRNGKey, Array], Params]  # (key, x [B, ...]) -> variables
-    # (variables, x [B, ...], mask [B] bool, key) -> (logits [B, K], new variables)
+    # (variables, x [B, ...], mask [B] bool, key) -> (logits [B, C], new variables)
     train: Callable[[Params, Array, Array, PRNGKey], tuple[Array, Params]]
     predict: Callable[[Params, Array], Array]  # (variables, x [B, ...]) -> logits
-    # (outputs [B, K], labels [B]) -> [B], whose mean training minimizes
+    # (outputs [B, C], labels [B]) -> [B], whose mean training minimizes
     loss: Callable[[Array, Array], Array] = losses.cross_entropy
     # True: the largest output is the class. False: a regression, accuracy is NaN.
     # None: see `decide_task`.
     classifies: bool | None = True
-    # (name, (outputs [B, K], labels [B]) -> [B]): means over the test set are reported.
+    # (name, (outputs [B, C], labels [B]) -> [B]): means over the test set are reported.
     metrics: tuple[tuple[str, Metric], ...] = ()
 
 
@@ -83,7 +83,7 @@ def with_measures(
 
     Args:
       model: the network.
-      loss: (outputs ``[B, K]``, labels ``[B]``) → ``[B]``, whose mean training
+      loss: (outputs ``[B, C]``, labels ``[B]``) → ``[B]``, whose mean training
         minimizes; None: the model's.
       metrics: functions as `loss` by name; their means over the test set are reported.
       sample_shape: shape of one sample.

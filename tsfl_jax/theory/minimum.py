@@ -10,9 +10,10 @@ equation (5) and everything in the bound as printed, it minimizes g = f/W, where
 over all ρ with 0 ≤ ρ_i ≤ u = θ/N and Σ_i ρ_i = 1 in every interval. Clients without
 iterations get no weight: otherwise they would get all of it.
 
-Method: f is convex and W affine, so Dinkelbach's iteration λ ← g(ρ), ρ ← argmin f − λW
-descends to the global minimum, superlinearly. f − λW separates into one problem per
-interval, min Σ_i ½a_i ρ_i² + b_i ρ_i, which `simplex.fill` solves in closed form. Only
+Method: f is convex and W affine, so the iteration λ ← g(ρ), ρ ← argmin f − λW of
+Dinkelbach, "On Nonlinear Fractional Programming", Management Science, 1967, descends to
+the global minimum, superlinearly. f − λW separates into one problem per interval,
+min Σ_i ½a_i ρ_i² + b_i ρ_i, which `simplex.fill` solves in closed form. Only
 differences of b matter there, so only these are computed.
 
 All functions are pure and work under jit and vmap. Reverse-mode gradients raise an

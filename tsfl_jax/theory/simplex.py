@@ -1,6 +1,7 @@
 """Quadratic programs over a simplex with an upper limit, in closed form.
 
-`project` is the Euclidean projection, `fill` minimizes Σ ½a_i ρ_i² + b_i ρ_i for any
+`project` is the Euclidean projection (the problem of Wang and Lu, "Projection onto the
+Capped Simplex", arXiv:1503.01002, 2015), `fill` minimizes Σ ½a_i ρ_i² + b_i ρ_i for any
 a ≥ 0. They search for the level differently. `fill` is not accurate for entries that
 differ by many orders of magnitude from those near the level, which `project` clips; the
 cumulative sums of `project` would cancel where the a_i differ by many orders.

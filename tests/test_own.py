@@ -14,11 +14,12 @@ from flax import nnx
 
 import tsfl_jax
 from tests import examples
-from tsfl_jax.config import LR_SCHEDULES
+from tsfl_jax.config import LR_SCHEDULES, replace
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import lanes, own_hooks, prepare
 from tsfl_jax.models import networks
 from tsfl_jax.rules import own
+from tsfl_jax.types import UserError
 
 TEXT = examples.text("own.md")
 EXAMPLES = examples.examples("own.md", r"^## (.+?)\n(.*?)(?=^## |\Z)")
@@ -391,7 +392,8 @@ BAD = {
     "no loss": ({"loss": 3}, "expected a function"),
     "fails": ({"metrics": {"m": lambda o, y: o @ y}}, "fails"),
     "name": ({"metrics": {"rho": lambda o, y: y}}, "a name of the history"),
-    "word": ({"metrics": {"top 3": lambda o, y: y}}, "is no name"),
+    "race": ({"metrics": {"stopped": lambda o, y: y}}, "a name of the history"),
+    "word": ({"metrics": {"top 3": lambda o, y: y}}, "is no identifier"),
     "dict": ({"metrics": [3]}, "expected a dict"),
     "augment": ({"augment": lambda k, x, y: (x[:2], y)}, "same shapes"),
     "augment 3": ({"augment": 3}, "expected a function"),
@@ -563,3 +565,62 @@ def test_schedules_of_the_learning_rate_share_a_program():
         several.append(prepare.prepare_validated(config, own_hooks.Own()))
     groups, causes = lanes.group(several)
     assert groups == [[0, 1, 2]] and not causes
+
+
+@pytest.mark.parametrize("name", ["fedadam", "fedavgm", "dms"])
+def test_a_rule_of_the_table_is_the_same_by_name_and_as_an_argument(name):
+    by_name = tsfl_jax.simulate(replace(small(), {"algorithm": name}))
+    given = tsfl_jax.simulate(small(), aggregator=tsfl_jax.AGGREGATORS[name])
+    np.testing.assert_array_equal(
+        by_name.history["test_loss"], given.history["test_loss"]
+    )
+    assert given.summary["algorithm"] == name
+
+
+def test_a_rule_of_the_table_is_checked_as_by_name():
+    for name in ("scaffold", "fednova"):
+        with pytest.raises(UserError, match="optimizer="):
+            tsfl_jax.simulate(
+                small(),
+                aggregator=tsfl_jax.AGGREGATORS[name],
+                optimizer=optax.adam(0.01),
+            )
+
+
+def test_an_own_rule_has_its_own_server_step():
+    # Another rule than those of the table.
+    copy = tsfl_jax.AGGREGATORS["fedadam"]._replace(proximal=True)
+    config = replace(small(), {"algorithm": "dms"})
+    found = prepare.hparams_of(config, copy)
+    assert float(found.server_lr) == pytest.approx(0.01)
+
+
+def test_aggregate_takes_the_rule_s_own_server_step():
+    rule, params = tsfl_jax.AGGREGATORS["fedadam"], {"w": jnp.zeros(1)}
+    state = tsfl_jax.init_rule(rule, params, 2)
+    updates = {"w": jnp.full((2, 1), 0.01)}
+    new, _ = tsfl_jax.aggregate(rule, updates, params, state)
+    # Adam's first step is η_g Δ/(|Δ| + 1e-3).
+    assert float(new["w"][0]) == pytest.approx(0.01 * 0.01 / 0.011, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"clip_norm": 0.1}, {"lr_schedule": "exponential", "lr_decay": 0.9}]
+)
+def test_settings_that_a_given_optimizer_would_ignore_are_refused(settings):
+    config = replace(small(), settings)
+    with pytest.raises(UserError, match="would be ignored, since optimizer="):
+        tsfl_jax.simulate(config, optimizer=optax.sgd(0.05))
+    # A function of the hyper-parameters may read them.
+    tsfl_jax.simulate(config, optimizer=lambda h: optax.sgd(h.lr))
+
+
+def test_sizes_of_a_trace_that_are_not_used_are_noted(tmp_path):
+    rows = [f"{t},{i},1,{10 + i}" for t in range(2) for i in range(4)]
+    file = tmp_path / "trace.csv"
+    file.write_text("\n".join(["interval,client,tau,size", *rows]))
+    config = replace(small(), {"schedule.kind": "trace", "schedule.trace": str(file)})
+    config.schedule.data_size = tsfl_jax.Config().schedule.data_size
+    lists = np.arange(200).reshape(4, 50)
+    notes = tsfl_jax.simulate(config, partition=lists).summary["notes"]
+    assert any("trace.csv are not used" in note for note in notes)

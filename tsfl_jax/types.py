@@ -30,7 +30,8 @@ G²     grad_sq_norm         bound on E‖g‖²
 η_g    server_lr            step of the server
 κ      adapt                factor on c and P_i per interval, dms_adaptive
 T_c    decay_time           intervals in which c and P_i fade
-C      num_classes          classes; of the last axis of images: channels
+C      num_classes          classes; as the last axis of images: channels
+O      —                    outputs of a network, one per class where it classifies
 ====== ==================== =====================================================
 
 =============== =================================================================

@@ -242,6 +242,12 @@ def _check_constants(config: c.Config) -> None:
                 f"--config.dms.{name}={getattr(d, name)}: would be ignored with "
                 "--config.dms.late=0; say from which interval on"
             )
+    if config.partition.common and config.partition.online:
+        raise UserError(
+            "--config.partition.common=True with --config.partition.online=True: each "
+            "client draws anew by itself, so that no samples stay the same for all; "
+            "leave out one of them"
+        )
     if config.partition.common and not config.partition.iid_share:
         raise UserError(
             "--config.partition.common=True: would be ignored with "

@@ -1,11 +1,14 @@
 """Races: lanes that cannot win stop, the others do not notice, resuming included."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 import tsfl_jax
 from tests.experiment.test_seeds import small
 from tsfl_jax.experiment import racing, sweeps
+from tsfl_jax.report import collect, files, groups, page
 
 SETTINGS = {"num_intervals": 6, "report_every": 2}
 LANES = [{"algorithm": a, "seed": s} for a in ("fedavg", "fedprox") for s in (0, 1)]
@@ -42,6 +45,40 @@ def test_survivors_do_not_change(runs):
     assert "stopped" not in whole.history
     assert np.isnan(raced.history["test_loss"][2:, 2:]).all()
     assert not raced.history["samples"][2:, 2:].any()
+
+
+def test_stopped_lanes_do_not_look_like_whole_runs(runs):
+    folder, whole, raced = runs
+    assert [row["stopped_at"] for row in raced.rows] == [None, None, 2, 2]
+    assert not any("stopped_at" in row for row in whole.rows)
+    kept = (folder / "results.jsonl").read_text().splitlines()
+    assert [files.parse_json(row)["stopped_at"] for row in kept] == [None, None, 2, 2]
+    head, *lines = (folder / "results.csv").read_text().splitlines()
+    place = head.split(",").index("stopped_at")
+    assert [line.split(",")[place] for line in lines] == ["", "", "2", "2"]
+    summary = (folder / "summary.md").read_text()
+    (line,) = (s for s in summary.splitlines() if s.startswith("| fedprox"))
+    assert line.startswith("| fedprox | 2 | – | – | – | 0 | 2 |")
+    assert "Note: a race stopped 2 of 4 lanes" in summary
+    assert "mean of best: algorithm=fedavg." in summary
+    assert repr(raced).splitlines()[1].endswith("; a race stopped 2")
+
+
+@pytest.mark.parametrize("file", ["history.csv", ""])
+def test_the_report_marks_stopped_lanes(runs, tmp_path, file):
+    shutil.copytree(runs[0], tmp_path / "race")
+    folder = tmp_path / "race"
+    if not file:  # as in a sweep that was interrupted
+        (folder / "history.csv").unlink()
+    source = collect.read_source(folder)
+    assert source.missing == []
+    for run, end in zip(source.runs, (6, 6, 2, 2), strict=True):
+        assert run.series["interval"][-1] == end and len(run.series["test_loss"]) == end
+        assert run.tau is not None and len(run.tau) == end
+        assert groups.stopped(run) == (end == 2) and not groups.lost(run)
+    text = page.make_page([folder])
+    assert "Stopped by a race after 2 intervals. (2 runs)" in text
+    assert ">stopped<" in text and "Runs that a race stopped" in text
 
 
 def test_a_race_is_resumed_and_does_not_leak_into_a_sweep_without(runs, monkeypatch):

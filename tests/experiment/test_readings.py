@@ -305,7 +305,8 @@ def test_the_default_of_the_adaptive_factor_may_change():
 
     assert Config().dms.adapt != 2.0  # 2 in the first version that had it
     assert "dms.adapt" not in known()
-    assert "dms.adapt" in known(AGGREGATORS["fedavg"])  # stands for a user's own rule
+    own = AGGREGATORS["fedavg"]._replace()  # a copy is not the rule of the table
+    assert "dms.adapt" in known(own) and "dms.adapt" not in known(AGGREGATORS["fedavg"])
     first = {"algorithm": "dms_adaptive", "data.validation": 20}
     assert "dms.adapt" in known(**first)
     first["dms.adapt"] = 2.0
@@ -377,6 +378,14 @@ def test_when_constants_are_estimated(changes, expected):
         ({"dms.drop_late": 0.5}, "dms.drop_late=0.5: would be ignored"),
         ({"dms.drop": 1.5}, "dms.drop=1.5: must be in"),
         ({"partition.common": True}, "would be ignored with --config.partition.iid_"),
+        (
+            {
+                "partition.common": True,
+                "partition.online": True,
+                "partition.iid_share": 0.5,
+            },
+            "each client draws anew by itself",
+        ),
     ],
 )
 def test_wrong_settings(changes, message):

@@ -126,7 +126,7 @@ def test_ranges_of_numbers(text, values):
         ("seed=1:5:0", "expected first:end"),
         ("seed=1,1", "given twice"),
         ("checkpoint=maybe", "neither True nor False"),
-        ("schedule.tau=1", r"'1' is not a tuple; expected such as \(1,4\)"),
+        ("schedule.tau=1", r"'1' is not a tuple; expected for example \(1,4\)"),
     ],
 )
 def test_slips_are_answered_in_one_line(text, message):
@@ -139,6 +139,8 @@ def test_what_is_recorded_is_the_same_in_all_lanes():
     config = grid.changed(small(algorithm="fedavg"), {"data.validation": 20})
     with pytest.raises(UserError, match="measure_regret: it is recorded for all"):
         tsfl_jax.sweep(config, {"measure_regret": [True, False]})
+    with pytest.raises(UserError, match="devices: all lanes run on the same"):
+        tsfl_jax.sweep(config, {"devices": [1, 2]})
 
 
 def test_a_lane_that_cannot_work_is_named():
@@ -432,8 +434,31 @@ def test_a_sweep_file(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("grid: {seed: 1:5}", [{"seed": s} for s in (1, 2, 3, 4)]),  # YAML 1.1: 65
+        ("grid: {seed: 10:12}", [{"seed": 10}, {"seed": 11}]),
+        ("list: [{server.by_size: no}]", [{"server.by_size": "no"}]),  # 1.1: false
+        ("list: [{checkpoint: false, lr: 1e-3}]", [{"checkpoint": False, "lr": 1e-3}]),
+        ("a: &x {lr: 0.1}\nlist: [*x]", None),
+        ("random: {lr: [0.1]}\nsamples: 9", [{"lr": 0.1}]),  # each point once
+    ],
+)
+def test_what_a_sweep_file_means(tmp_path, text, expected):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(text)
+    if expected is None:  # an alias; `a` is no key of a sweep
+        with pytest.raises(UserError, match="a: expected one of"):
+            sweep_file.points(str(path), 0, {})
+        return
+    assert sweep_file.points(str(path), 0, {}) == expected
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("grid: {seed: [0, 0]}", "{'seed': 0} is there twice"),
+        ("list: [{lr: 0.1}, {seed: 1}, {lr: 0.1}]", "{'lr': 0.1} is there twice"),
         ("gird: {lr: [0.1]}", "gird: expected one of .* did you mean 'grid'"),
         ("grid: [1]", "grid: expected settings and their values"),
         ("list: {lr: 1}", "list: expected a list of points"),

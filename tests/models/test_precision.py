@@ -128,3 +128,17 @@ def test_a_run_in_bfloat16():
 def test_an_unknown_precision_is_answered():
     with pytest.raises(UserError, match="precision=half: unknown name"):
         tsfl_jax.simulate(small(precision="half"))
+
+
+@pytest.mark.parametrize("method", ["bounds", "quotient"])
+def test_estimates_of_a_short_step_are_those_of_float32(method):
+    """A step of 3e-4 ‖g‖ vanishes in bfloat16's 8 bits: L was ten times too small."""
+    config = small(algorithm="dms", lr=3e-4, num_intervals=1)
+    config.dms.estimator = method
+    full = tsfl_jax.simulate(config)
+    config.precision = "bfloat16"
+    found = tsfl_jax.simulate(config)
+    for name in ("smoothness", "grad_sq_norm", "grad_variance", "coupling"):
+        np.testing.assert_allclose(
+            found.history[name], full.history[name], rtol=1e-4, err_msg=name
+        )

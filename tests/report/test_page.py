@@ -9,6 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
+import tsfl_jax
 from tests.report.test_runs import _workdir
 from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.report import collect, files, groups, page, repeat, vector
@@ -189,6 +190,34 @@ def test_a_sweep(tmp_path, form):
     # The lane that diverged is counted, and in no mean.
     assert head[-1] == "diverged" and (first[-1], second[-1]) == ("0", "1")
     assert second[3] == f"{100 * rows[2]['best_test_accuracy']:.2f}"
+
+
+def test_bytes_count_each_delivery_of_a_client_in_one_update(tmp_path):
+    """Under FedBuff a fast client delivers several times: the run as the sweep."""
+    config = Config(num_intervals=6, num_clients=4, batch_size=8, devices=1)
+    config.algorithm, config.schedule.data_size = "fedbuff", 32
+    config.model.hidden, config.timeline.local_iterations = 0, 1
+    config.timeline.framework, config.timeline.buffer = "fedbuff", 4
+    config.timeline.speed = "constant(0.1); constant(1)"
+    done = tsfl_jax.simulate(config, workdir=tmp_path / "run")
+    tsfl_jax.sweep(config, {"seed": [0]}, workdir=tmp_path / "sweep")
+    one, lane = (
+        collect.read_source(tmp_path / name).runs[0] for name in ("run", "sweep")
+    )
+    parameters = {"num_parameters": done.summary["num_parameters"]}
+    lane = lane._replace(facts=lane.facts | parameters)
+    count = int(tsfl_jax.explain(config).work.deliveries.sum())
+    assert (one.tau > 0).sum() < count
+    sent = 8 * parameters["num_parameters"]
+    assert groups.moved_bytes(one) == groups.moved_bytes(lane) == sent * count
+    # Folders of earlier versions have what can be counted there.
+    path = tmp_path / "run" / "clients.npz"
+    arrays = files.read_arrays(path)
+    for counts in ({}, {"deliveries": arrays["deliveries"][:1]}):
+        files.write_arrays(path, {n: arrays[n] for n in ("tau", "rho")} | counts)
+        source = collect.read_source(tmp_path / "run")
+        assert source.missing == []
+        assert groups.moved_bytes(source.runs[0]) == sent * (one.tau > 0).sum()
 
 
 def test_studies_show_their_tables_and_figures(tmp_path):

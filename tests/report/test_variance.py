@@ -165,3 +165,55 @@ def test_a_summary_without_seeds_of_sources_says_nothing():
     assert variance.text_of(("algorithm",), rows, False) == ""
     part = variance.text_of(SWEPT, rows[:-1], False)
     assert part.startswith("\nNo analysis of variance")
+
+
+def test_lanes_that_are_in_no_mean_are_missing_in_the_analysis_of_variance():
+    """A diverged lane at chance level is no effect of its seed."""
+    rows = rows_of(([0.0, 0.0, 0.0], [0.0, 0.02, 0.04]))
+    for row in rows:
+        if row["seeds.model"] == 1 and row["algorithm"] == "dms":
+            row |= {"best_test_accuracy": 0.1, "diverged_at": 1}
+    text = sweeps.sweep_table(SWEPT, rows)
+    assert "| 0.1" not in text and "Seeds that a claim" not in text
+    (line,) = (s for s in text.splitlines() if s.startswith("No analysis"))
+    assert line.endswith("one lane with a result; of 18 lanes 3 diverged.")
+    rows[-1] |= {"stopped_at": 2}
+    line = variance.text_of(SWEPT, rows, False)
+    assert line.endswith("; of 18 lanes 3 diverged and a race stopped 1.\n")
+
+
+def lane(rate, best, loss=1.0, **more):
+    """A lane of a sweep over learning rates."""
+    row = {"lr": rate, "best_test_accuracy": best, "final_test_accuracy": best}
+    row |= {"final_test_loss": loss, "diverged_at": None, "seconds": 1.0}
+    return row | more
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_a_mean_that_is_not_known_wins_nothing(order):
+    nan, inf = float("nan"), float("inf")
+    rows = [lane(0.1, nan), lane(0.2, 0.5), lane(0.3, 0.9)]
+    text = sweeps.sweep_table(["lr"], [rows[i] for i in order])
+    assert "Highest mean of best: lr=0.3." in text
+    rows = [lane(0.1, nan, nan), lane(0.2, nan, inf), lane(0.3, nan, 1.2)]
+    text = sweeps.sweep_table(["lr"], [rows[i] for i in order])
+    assert "Lowest mean of final: lr=0.3." in text
+    rows = [lane(rate, nan, nan) for rate in (0.1, 0.2, 0.3)]
+    assert "mean of best:" not in sweeps.sweep_table(["lr"], rows)
+
+
+def test_stopped_lanes_are_counted_and_in_no_mean():
+    rows = [lane(0.1, 0.9, stopped_at=2), lane(0.1, 0.5, stopped_at=None)]
+    rows += [lane(0.2, 0.6, stopped_at=None)]
+    rows += [lane(0.2, 0.95, stopped_at=3, diverged_at=1)]
+    text = sweeps.sweep_table(["lr"], rows)
+    lines = [[c.strip() for c in s.split("|")[1:-1]] for s in text.splitlines()]
+    head, _, first, second = filter(None, lines)
+    assert head[-3:] == ["diverged", "stopped", "seconds per lane"]
+    assert first[:3] == ["0.1", "2", "50.00"] and first[-3:-1] == ["0", "1"]
+    assert second[:3] == ["0.2", "2", "60.00"] and second[-3:-1] == ["1", "0"]
+    assert "Highest mean of best: lr=0.2." in text
+    assert "Note: a race stopped 1 of 4 lanes before their end" in text
+    # A sweep without a race has the table that it had.
+    plain = sweeps.sweep_table(["lr"], [lane(0.1, 0.9), lane(0.2, 0.5)])
+    assert "stopped" not in plain

@@ -104,6 +104,13 @@ def test_other_clients_are_refused():
     slower = axes.changed(entries[0].config, {"timeline.speed": "constant(9)"})
     with pytest.raises(UserError, match=r"slow and .* timeline.speed is constant\(9\)"):
         compare.check_same_clients([*entries, compare.Entry("slow", slower)])
+    for change in ({"num_intervals": 7}, {"schedule.interval_seconds": 3.0}):
+        longer = axes.changed(entries[0].config, change)
+        with pytest.raises(UserError, match="do not run equally long"):
+            compare.check_same_clients([*entries, compare.Entry("longer", longer)])
+    other = axes.changed(entries[0].config, {"seeds.fleet": 7})
+    with pytest.raises(UserError, match="seeds.fleet is 7"):
+        compare.check_same_clients([*entries, compare.Entry("other", other)])
     timeless = copy.deepcopy(entries[0].config)
     timeless.timeline.framework = "none"
     with pytest.raises(UserError, match="none has no virtual seconds"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import workload
-from tsfl_jax.timeline import FRAMEWORKS, Framework, trace
+from tsfl_jax.timeline import FRAMEWORKS, Framework, segments, trace
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Trace, summary
 from tsfl_jax.types import UserError
@@ -120,6 +120,34 @@ def test_offline_clients():
     trace = run("afl", fleet, horizon=3.25)
     # 1 arrives at .75, 1.5, 2.25, 3; 0 began at 1, after one update.
     assert rows(trace, "client", "version", "start")[-1] == (3.25, [(0, 1, 1)])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("sfl", {}), ("esync", {}), ("fedat", {"tiers": 1})]
+)
+def test_a_client_that_never_finishes_gives_up_at_the_end_of_each_round(name, options):
+    # Client 1 is gone from 3 s on, in the middle of its first task of 4 s; client 2 is
+    # there for half a second, in the fifth round.
+    fleet = fleet_of([0.5, 2.0, 2.0], online=[[], [(0, 3.0)], [(4.25, 4.75)]])
+    options = {"horizon": 10.0, "iterations": 2} | options
+    made = FRAMEWORKS[name].simulate(fleet, **options)
+    end = float(made.trace.time[-1])
+    assert made.trace.client.tolist() == [[0, -1, -1]] * len(made.trace.time)
+    mine = [t for t in made.tasks if t.client == 1]
+    length = float(made.trace.time[0])
+    assert [t.start for t in mine] == [t.number * length for t in mine]
+    assert [t.stop for t in mine] == [t.start + length for t in mine]
+    assert {t.fate for t in made.tasks if t.client > 0} == {trace.GIVEN_UP}
+    # What it was given before it came was replaced then.
+    (late,) = (t for t in made.tasks if t.client == 2)
+    assert late.start == 4.25 and late.number == math.floor(4.25 / length)
+    seen = list(segments.segments(made.tasks, fleet, end))
+    for i in range(3):
+        bars = [s for s in seen if s.client == i]
+        assert sum(s.end - s.start for s in bars) == pytest.approx(end)
+        assert [s.end for s in bars[:-1]] == [s.start for s in bars[1:]]
+    work = sum(s.end - s.start for s in seen if s.client == 1 and s.kind != "offline")
+    assert work == pytest.approx(3.0)
 
 
 def test_afl():

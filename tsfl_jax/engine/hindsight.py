@@ -119,7 +119,7 @@ def regret_of(
       `Regret`; NaN where no client is present.
     """
     present, count = event.present, event.present.shape[0]
-    rho = of_present(event.rho, present)
+    rho = of_present(event.rho, present, event.shares)
     simple = (jnp.abs(rho.sum() - 1) < 1e-5) & (rho >= -1e-6).all() & by_weights
     first = rho
     if not by_weights:

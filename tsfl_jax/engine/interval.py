@@ -180,11 +180,12 @@ def run_interval(
         origin = start.variables if moved else state.params
         return mapping.Trained(model, origin, result)
 
-    share = mapping.own_share(parts.recipe, clients, inputs.assigned, weights.rho)
+    counts = weights.rho, weights.shares
+    share = mapping.own_share(parts.recipe, clients, inputs.assigned, *counts)
     sent = None
     if inputs.delivery is not None:
         sent = trees.take(state.sent, clients.snapshot)
-    event = Event(situation, weights.rho, situation.tau > 0, sent)
+    event = Event(situation, weights.rho, situation.tau > 0, sent, weights.shares)
     arrived = train_and_combine(
         parts, state, train, share, event, hparams, (weights, problem)
     )
@@ -324,7 +325,7 @@ def train_and_combine(
         assert rule.hindsight is not None
         outcome = Outcome(losses_of(results, share, there, recipe.axis), objective)
         weights, server = rule.hindsight(outcome, state.server, there, hparams)
-        event = there = there._replace(rho=weights.rho)
+        event = there = there._replace(rho=weights.rho, shares=weights.shares)
         moved = trees.weighted(updates, weights.rho)
         mean = trees.map_inexact(jnp.add, state.params, moved)
     kept = there.present.sum() if kept is None else kept

@@ -2,8 +2,8 @@
 
 Where weights are known before training, Σ ρ_i (w_i − start_i) accumulates as clients
 finish and memory does not grow with N; that of `stacked_updates`, for rules that need
-all updates at once, does. A client whose model is not finite is left out
-of the sum, and the weights of the others are scaled up instead.
+all updates at once, does. A client whose model is not finite is left out of the sum,
+and its share of the whole goes to the others in proportion to theirs.
 
 - ``sequential``: one client after another; a client's loop ends after its own work.
 - ``vmap``: blocks of clients side by side in lock-step, α freezing those that finished.
@@ -36,6 +36,7 @@ class Share(NamedTuple):
     # of DMS without its projection.
     rho: Float[Array, "K"]
     work: Int[Array, "K"]  # mini-batch steps
+    shares: Float[Array, "K"] | None = None  # of the whole; None: ρ
 
 
 def own_share(
@@ -43,6 +44,7 @@ def own_share(
     clients: Client,
     assigned: Int[Array, "K"],
     rho: Float[Array, "N"],
+    shares: Float[Array, "N"] | None = None,
 ) -> Share:
     """This device's share of the clients; see `devices.deal` for `assigned`."""
     number = rho.shape[0]
@@ -56,6 +58,7 @@ def own_share(
         jnp.where(real, assigned, number),
         jnp.where(real, rho[here], 0.0),
         own.tau * per_iteration,
+        None if shares is None else jnp.where(real, shares[here], 0.0),
     )
 
 
@@ -71,6 +74,13 @@ class Trained(NamedTuple):
 TrainOne = Callable[[Client, Array | int | None], Trained]
 
 
+class _Weight(NamedTuple):
+    """How much clients count: ``[]``, or with leading axes."""
+
+    rho: Float[Array, "..."]
+    shares: Float[Array, "..."] | None  # None: ρ
+
+
 class _Totals(NamedTuple):
     """Sums over clients; each is the same in any order of the clients."""
 
@@ -78,12 +88,15 @@ class _Totals(NamedTuple):
     kept: exact_sums.Sum  # Σ ρ_i of clients whose model stayed finite
     asked: exact_sums.Sum  # Σ ρ_i
     dropped: Int[Array, ""]  # clients with weight whose model was not finite
+    # Σ of the shares, of finite models and of all; None: shares are ρ.
+    shares: tuple[exact_sums.Sum, exact_sums.Sum] | None
 
 
-def _zeros(template: Params) -> _Totals:
+def _zeros(template: Params, share: Share) -> _Totals:
     size = sum(w.size for w in jax.tree.leaves(template) if trees.inexact(w))
     zeros = exact_sums.zeros(())
-    return _Totals(exact_sums.zeros((size,)), zeros, zeros, jnp.int32(0))
+    shares = None if share.shares is None else (zeros, zeros)
+    return _Totals(exact_sums.zeros((size,)), zeros, zeros, jnp.int32(0), shares)
 
 
 def _terms(client: Trained, weight: Float[Array, ""]) -> Float[Array, "m"]:
@@ -108,16 +121,21 @@ def _terms(client: Trained, weight: Float[Array, ""]) -> Float[Array, "m"]:
 def _added(
     totals: _Totals,
     terms: Float[Array, "n m"],
-    rho: Float[Array, "n"],
+    weight: _Weight,
     finite: Bool[Array, "n"],
 ) -> _Totals:
     """Totals with n more clients."""
-    add = exact_sums.add_all
+    add, (rho, own), shares = exact_sums.add_all, weight, totals.shares
+    if shares is not None:
+        assert own is not None
+        kept = add(shares[0], jnp.where(finite, own, 0.0))
+        shares = kept, add(shares[1], own)
     return _Totals(
         add(totals.moved, terms),
         add(totals.kept, jnp.where(finite, rho, 0.0)),
         add(totals.asked, rho),
         totals.dropped + jnp.sum(~finite & (rho != 0)),
+        shares,
     )
 
 
@@ -125,7 +143,7 @@ class _Blocks(NamedTuple):
     """Clients in blocks, leading axes ``[blocks, block]``; the last is filled up."""
 
     clients: Client
-    rho: Float[Array, "blocks block"]
+    weight: _Weight
     limit: Int[Array, "blocks"]  # mini-batch steps of each block's longest client
 
 
@@ -143,9 +161,13 @@ def _in_blocks(share: Share, block: int) -> _Blocks:
     def split(leaf: Array) -> Array:
         return leaf.reshape((blocks, block) + leaf.shape[1:])
 
+    weight = jax.tree.map(
+        lambda a: split(jnp.where(real, a[index], 0.0)),
+        _Weight(share.rho, share.shares),
+    )
     return _Blocks(
         jax.tree.map(split, padded),
-        split(jnp.where(real, share.rho[index], 0.0)),
+        weight,
         split(jnp.where(real, share.work[index], 0)).max(axis=1),
     )
 
@@ -199,15 +221,16 @@ def _sequential(
     train: TrainOne, share: Share, totals: _Totals
 ) -> tuple[_Totals, LocalResult]:
     def one(
-        totals: _Totals, item: tuple[Client, Float[Array, ""]]
+        totals: _Totals, item: tuple[Client, _Weight]
     ) -> tuple[_Totals, LocalResult]:
         client, weight = item
         trained = train(client, None)
         result = trained.result
-        several = _terms(trained, weight), weight, result.finite
+        several = _terms(trained, weight.rho), weight, result.finite
         return _added(totals, *jax.tree.map(lambda a: a[None], several)), result
 
-    return lax.scan(one, totals, (share.clients, share.rho))
+    weight = _Weight(share.rho, share.shares)
+    return lax.scan(one, totals, (share.clients, weight))
 
 
 def _vmapped(
@@ -217,13 +240,13 @@ def _vmapped(
         limit = _limit(blocks, block.limit, recipe)
 
         def one(
-            client: Client, weight: Float[Array, ""]
+            client: Client, rho: Float[Array, ""]
         ) -> tuple[Float[Array, "m"], LocalResult]:
             trained = train(client, limit)
-            return _terms(trained, weight), trained.result
+            return _terms(trained, rho), trained.result
 
-        terms, results = jax.vmap(one)(block.clients, block.rho)
-        return _added(totals, terms, block.rho, results.finite), results
+        terms, results = jax.vmap(one)(block.clients, block.weight.rho)
+        return _added(totals, terms, block.weight, results.finite), results
 
     return lax.scan(several, totals, blocks)
 
@@ -244,17 +267,18 @@ def weighted_stack(
     """
 
     def one(
-        totals: _Totals, item: tuple[Params, Array, jax.Array]
+        totals: _Totals, item: tuple[Params, _Weight, jax.Array]
     ) -> tuple[_Totals, None]:
         update, weight, finite = item
         nothing = jax.tree.map(jnp.zeros_like, update)
         zero = jnp.zeros((), jnp.int32)
         result = LocalResult(jnp.float32(0), zero, finite)
-        terms = _terms(Trained(update, nothing, result), weight)
-        return _added(totals, terms[None], weight[None], finite[None]), None
+        terms = _terms(Trained(update, nothing, result), weight.rho)
+        several = jax.tree.map(lambda a: a[None], (terms, weight, finite))
+        return _added(totals, *several), None
 
-    items = updates, share.rho, results.finite
-    totals, _ = lax.scan(one, _zeros(template), items)
+    items = updates, _Weight(share.rho, share.shares), results.finite
+    totals, _ = lax.scan(one, _zeros(template, share), items)
     return _finished(totals, template, recipe.axis)
 
 
@@ -267,15 +291,18 @@ class Weighted(NamedTuple):
 
 
 def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
-    """Sum over all devices, scaled to the whole Σ ρ if clients were dropped."""
+    """Sum over all devices; the others have the shares of clients that were dropped."""
 
     def over_devices(part: exact_sums.Sum) -> Array:
         return exact_sums.value(exact_sums.over_devices(part, axis))
 
     kept, asked = over_devices(totals.kept), over_devices(totals.asked)
+    part, whole = kept, asked
+    if totals.shares is not None:
+        part, whole = map(over_devices, totals.shares)
     # Only a dropped client makes rescaling necessary; otherwise keep the exact bits.
-    rescale = (devices.total(totals.dropped, axis) > 0) & (kept > 0)
-    scale = jnp.where(rescale, asked / jnp.where(kept > 0, kept, 1.0), 1.0)
+    rescale = (devices.total(totals.dropped, axis) > 0) & (part > 0)
+    scale = jnp.where(rescale, whole / jnp.where(part > 0, part, 1.0), 1.0)
     # Without the barrier the sum's digits are put together again in the code of every
     # leaf, which takes long to compile.
     moved = lax.optimization_barrier(over_devices(totals.moved) * scale)
@@ -318,7 +345,7 @@ def weighted_updates(
             f"{number:,} clients in one interval: their updates are added up exactly "
             f"for at most {exact_sums.MOST_TERMS:,}; use fewer --config.num_clients"
         )
-    totals = _zeros(template)
+    totals = _zeros(template, share)
     if recipe.mapping == "sequential":
         totals, results = _sequential(train, share, totals)
     else:

@@ -39,7 +39,7 @@ def simulate(
       optimizer: an optax transformation for the clients, or a function `HParams` →
         transformation, instead of SGD with momentum.
       aggregator: a rule of the user's own, instead of ``config.algorithm``.
-      loss: (outputs ``[B, C]``, labels ``[B]``) → ``[B]``, instead of cross-entropy.
+      loss: (outputs ``[B, O]``, labels ``[B]``) → ``[B]``, instead of cross-entropy.
       metrics: functions like `loss` by name; their means over the test set are in the
         history.
       augment: (key, x ``[B, ...]``, y ``[B]``) → (x, y), in training.

@@ -21,7 +21,7 @@ class Own(NamedTuple):
     dataset: Dataset | None = None
     optimizer: optimizers.Optimizer | None = None  # of the clients
     aggregator: Aggregator | None = None
-    loss: Any = None  # (outputs [B, C], labels [B]) -> [B]
+    loss: Any = None  # (outputs [B, O], labels [B]) -> [B]
     metrics: Any = None  # functions like a loss, by name
     augment: Any = None  # (key, x [B, ...], y [B]) -> (x, y)
     client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
@@ -42,6 +42,7 @@ def start_of(model: Any) -> dict[str, str]:
 
 
 _TAKEN = {*History._fields, "interval", "virtual_time", "tau", "seconds", "lane"}
+_TAKEN |= {"stopped"}  # `racing.STOPPED`
 
 
 def check_metrics(metrics: Any) -> None:

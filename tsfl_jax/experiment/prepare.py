@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from tsfl_jax import data, host_memory
-from tsfl_jax.config import DECAYS, LR_SCHEDULES, STALENESS, Config
+from tsfl_jax.config import DECAYS, LR_SCHEDULES, STALENESS, Config, replace
 from tsfl_jax.data import in_memory
 from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
@@ -73,7 +73,7 @@ def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
         return value if value >= 0 else np.nan
 
     server = config.server
-    default_lr = AGGREGATORS[config.algorithm].settings.default_lr
+    default_lr = aggregator.settings.default_lr
     values = HParams(
         lr=config.lr,
         momentum=config.momentum,
@@ -211,6 +211,15 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     return tau * each
 
 
+def _by_name(config: Config, own: Own) -> tuple[Config, Own]:
+    """Name a rule of `AGGREGATORS` that was passed as the user's own."""
+    for name, rule in AGGREGATORS.items():
+        if rule is own.aggregator:
+            config = replace(config, {"algorithm": name})
+            return config, own._replace(aggregator=None)
+    return config, own
+
+
 def _check_rule(config: Config, own: Own) -> None:
     if own.aggregator is None:
         rule_settings.check(config)
@@ -219,6 +228,7 @@ def _check_rule(config: Config, own: Own) -> None:
             f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator; "
             "a rule of tsfl_jax is chosen by its name in config.algorithm"
         )
+    rule_settings.check_optimizer(config, own.optimizer)
     rule_settings.check_validation(
         config, own.aggregator or AGGREGATORS[config.algorithm]
     )
@@ -271,6 +281,7 @@ def prepare_validated(
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
+    config, own = _by_name(config, own)
     _check_rule(config, own)
     dataset = own.dataset
     if dataset is None:
@@ -420,6 +431,10 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
         raise UserError(
             "--sweep measure_regret: it is recorded for all lanes or for none; set "
             "--config.measure_regret"
+        )
+    if len({config.devices for config in configs}) > 1:
+        raise UserError(
+            "--sweep devices: all lanes run on the same devices; set --config.devices"
         )
     shared: dict[str, tuple[Dataset, str]] = {}
     made: dict[str, Network] = {}

@@ -7,6 +7,7 @@ import functools
 
 import jax
 import numpy as np
+import optax
 
 from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.engine import client as local
@@ -141,8 +142,9 @@ def check_validation(config: Config, rule: Aggregator) -> None:
                 f"--config.data.validation=0: {reason} on samples that no client "
                 "holds; hold some out, as --config.data.validation=500"
             )
-    if config.measure_regret or rule is AGGREGATORS["oracle"]:
-        return
+    ours = any(rule is known for known in AGGREGATORS.values())
+    if config.measure_regret or rule is AGGREGATORS["oracle"] or not ours:
+        return  # a user's own rule may read any setting
     for name in ("oracle.steps", "oracle.step"):
         value = get(config, name)
         if value != get(Config(), name):
@@ -206,6 +208,25 @@ def check_given_partition(config: Config) -> None:
             "--config.partition.online=True: draws samples anew, but each client's "
             "are given; leave it out"
         )
+
+
+def check_optimizer(config: Config, optimizer: optimizers.Optimizer | None) -> None:
+    """Check that no setting asks for what a given optimizer would not do.
+
+    Raises:
+      UserError: one does.
+    """
+    if not isinstance(optimizer, optax.GradientTransformation):
+        return  # a function of `HParams` may read them
+    default = Config()
+    for name in ("clip_norm", "lr_schedule"):
+        value = get(config, name)
+        if value != get(default, name):
+            raise UserError(
+                f"--config.{name}={value}: would be ignored, since optimizer= is made "
+                "already; leave it out, or give a function of HParams, like "
+                "lambda h: optax.sgd(h.lr)"
+            )
 
 
 def check_client_step(config: Config, rule: Aggregator) -> None:

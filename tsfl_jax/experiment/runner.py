@@ -26,7 +26,8 @@ class Result(NamedTuple):
     """What a run leaves behind."""
 
     params: Params  # the final global model's Flax variables, on the host
-    # Per interval, [T] or [T, N]: `scan.History` and "virtual_time" in seconds.
+    # Per interval, [T] or [T, N]: `scan.History`, but "samples" as the sum over the
+    # clients, [T] int64, which a sweep has by client; and "virtual_time" in seconds.
     history: dict[str, np.ndarray]
     summary: dict[str, Any]  # as in summary.json
 
@@ -364,6 +365,9 @@ def write_results(
         for a in (times.tau, history.rho, history.selected)
     )
     arrays = {"tau": tau, "size": sizes, "rho": rho, "selected": selected}
+    if times.delivery is not None:  # one cell above may be of several deliveries
+        there = (np.asarray(times.tau)[:finished] > 0) | (np.asarray(history.rho) > 0)
+        arrays["deliveries"] = replay.dense(there.astype(np.int32), times, clients)
     if times.delivery is None and not np.isnan(history.grad_square).all():
         arrays |= {
             "variance": np.asarray(history.client_variance),

@@ -39,7 +39,10 @@ def read(path: str) -> dict[str, Any]:
     shown = f"--sweep_file={path}"
     try:
         text = pathlib.Path(path).expanduser().read_text(encoding="utf-8")
-        found = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        _keep_texts(node, set())
+        found = None if node is None else loader.construct_document(node)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{shown}: cannot be read ({reason})") from error
@@ -58,6 +61,27 @@ def read(path: str) -> dict[str, Any]:
             form = "a list of points" if kind is list else "settings and their values"
             raise UserError(f"{shown}: {key}: expected {form}, got {found[key]!r}")
     return found
+
+
+def _keep_texts(node: Any, seen: set[int]) -> None:
+    """Keep 1:5, yes and off as texts, as in YAML 1.2; YAML 1.1 has 65, true and false.
+
+    Args:
+      node: of PyYAML, changed in place; None: an empty file.
+      seen: ids of the nodes that are done, as aliases can lead back to one.
+    """
+    if node is None or id(node) in seen:
+        return
+    seen.add(id(node))
+    if node.id == "scalar":
+        kind = node.tag.rpartition(":")[2]
+        minutes = kind in ("int", "float") and ":" in node.value
+        if minutes or (kind == "bool" and node.value.lower() not in ("true", "false")):
+            node.tag = "tag:yaml.org,2002:str"
+        return
+    for part in node.value:
+        for each in part if isinstance(part, tuple) else (part,):
+            _keep_texts(each, seen)
 
 
 def _flat(given: Any, shown: str) -> dict[str, Any]:
@@ -97,7 +121,7 @@ def _one(name: str, given: Any, shown: str) -> Any:
 
 
 def _random(found: dict[str, Any], samples: int, shown: str) -> Points:
-    """The random points: more of them begin with the same ones."""
+    """The random points, each once: more of them begin with the same ones."""
     if "random" not in found:
         if samples or "samples" in found:
             raise UserError(f"{shown}: samples: would be ignored without random")
@@ -113,7 +137,8 @@ def _random(found: dict[str, Any], samples: int, shown: str) -> Points:
         else:
             draws[name] = sweep_values.one_of(_values(name, given, shown))
     stream = rng.generator(seed, "sweep points")
-    return [{n: draw(stream) for n, draw in draws.items()} for _ in range(count)]
+    drawn = [{n: draw(stream) for n, draw in draws.items()} for _ in range(count)]
+    return list({repr(point): point for point in drawn}.values())
 
 
 def points(path: str, samples: int, swept: Mapping[str, list]) -> Points:
@@ -151,4 +176,10 @@ def points(path: str, samples: int, swept: Mapping[str, list]) -> Points:
             raise UserError(f"{shown}: {min(seen & names)} is swept twice")
         seen |= names
     product = itertools.product(*parts)
-    return grid.points([{k: v for p in each for k, v in p.items()} for each in product])
+    found = [{k: v for p in each for k, v in p.items()} for each in product]
+    known: set[str] = set()
+    for point in grid.points(found):
+        if repr(point) in known:
+            raise UserError(f"{shown}: {point} is there twice; leave one out")
+        known.add(repr(point))
+    return grid.points(found)

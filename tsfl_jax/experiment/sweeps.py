@@ -123,9 +123,11 @@ def _row(
     settings = settings_of(prepared)
     values = {"lane": lane} | {name: settings[name] for name in swept}
     fingerprints = {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
+    race, stop = racing.STOPPED in history, int(history.get(racing.STOPPED, -1))
     return (
         values
         | scores_of(history)
+        | ({"stopped_at": stop if stop >= 0 else None} if race else {})
         | regret_of(history)
         | {
             "seconds": float(history["seconds"]),

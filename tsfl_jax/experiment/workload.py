@@ -60,7 +60,8 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
         drawn = _draw_by_cases(config)
         if held is not None:
             size = np.broadcast_to(held.astype(np.int32), drawn.tau.shape)
-            drawn = drawn._replace(size=size)
+            notes = drawn.notes + _unused_sizes(config, drawn, size)
+            drawn = drawn._replace(size=size, notes=notes)
         workload = Workload(drawn)
     else:
         size, notes = _draw_sizes(config)
@@ -75,6 +76,19 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
         times = _with_free_riders(config, times)
     times = times._replace(notes=times.notes + _idle_notes(config, times))
     return workload._replace(schedule=times)
+
+
+def _unused_sizes(
+    config: Config, drawn: Schedule, held: Int[np.ndarray, "T N"]
+) -> tuple[str, ...]:
+    """A note on sizes in a trace, where each client's samples are given."""
+    listed = (drawn.size != config.schedule.data_size).any()  # else: no such column
+    if config.schedule.kind != "trace" or not listed or (drawn.size == held).all():
+        return ()
+    return (
+        f"the sizes in {config.schedule.trace} are not used: each client's samples are "
+        "given",
+    )
 
 
 def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:

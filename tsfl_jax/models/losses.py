@@ -9,7 +9,7 @@ from tsfl_jax.types import Params
 
 
 def cross_entropy(
-    logits: Float[Array, "B C"], labels: Int[Array, "B"]
+    logits: Float[Array, "B O"], labels: Int[Array, "B"]
 ) -> Float[Array, "B"]:
     """−log softmax(logits)[label] of each sample, in nats; labels in [0, K)."""
     # One-hot instead of integer labels: the gradient of a gather is a scatter, which
@@ -18,7 +18,7 @@ def cross_entropy(
     return optax.softmax_cross_entropy(logits, hot)
 
 
-def correct(logits: Float[Array, "B C"], labels: Int[Array, "B"]) -> Bool[Array, "B"]:
+def correct(logits: Float[Array, "B O"], labels: Int[Array, "B"]) -> Bool[Array, "B"]:
     """Whether the largest logit is the label's."""
     return jnp.argmax(logits, axis=-1) == labels
 

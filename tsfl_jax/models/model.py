@@ -18,16 +18,18 @@ class Model(NamedTuple):
     """What training needs of a network, from any library."""
 
     init: Callable[[PRNGKey, Array], Params]  # (key, x [B, ...]) -> variables
-    # (variables, x [B, ...], mask [B] bool, key) -> (logits [B, C], new variables)
+    # (variables, x [B, ...], mask [B] bool, key) -> (logits [B, O], new variables)
     train: Callable[[Params, Array, Array, PRNGKey], tuple[Array, Params]]
     predict: Callable[[Params, Array], Array]  # (variables, x [B, ...]) -> logits
-    # (outputs [B, C], labels [B]) -> [B], whose mean training minimizes
+    # (outputs [B, O], labels [B]) -> [B], whose mean training minimizes
     loss: Callable[[Array, Array], Array] = losses.cross_entropy
     # True: the largest output is the class. False: a regression, accuracy is NaN.
     # None: see `decide_task`.
     classifies: bool | None = True
-    # (name, (outputs [B, C], labels [B]) -> [B]): means over the test set are reported.
+    # (name, (outputs [B, O], labels [B]) -> [B]): means over the test set are reported.
     metrics: tuple[tuple[str, Metric], ...] = ()
+    # The same network in float32, where this one rounds more; see `precision`.
+    exact: "Model | None" = None
 
 
 def outputs_of(
@@ -83,7 +85,7 @@ def with_measures(
 
     Args:
       model: the network.
-      loss: (outputs ``[B, C]``, labels ``[B]``) → ``[B]``, whose mean training
+      loss: (outputs ``[B, O]``, labels ``[B]``) → ``[B]``, whose mean training
         minimizes; None: the model's.
       metrics: functions as `loss` by name; their means over the test set are reported.
       sample_shape: shape of one sample.

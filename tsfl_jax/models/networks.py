@@ -30,7 +30,7 @@ __all__ = ["MODELS", "SMALLEST", "Model", "decide_task", "from_flax", "make_mode
 
 HE = nn.initializers.he_normal()
 
-Logits = Float[Array, "B C"]
+Logits = Float[Array, "B O"]
 Mask = Bool[Array, "B"]  # False: padding of a short last batch
 
 
@@ -66,7 +66,7 @@ def from_flax(module: nn.Module | Any) -> Model:
     padding, for batch statistics.
     All collections besides ``params`` (such as batch statistics) are carried and
     aggregated like weights. Training provides a ``dropout`` key.
-    If a module has a method ``loss(outputs, labels)``, ``[B, C]`` and ``[B]`` to
+    If a module has a method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to
     ``[B]``, it replaces cross-entropy in training and testing. With ``classifies =
     False`` the module is a regression, without accuracy and with outputs of any width;
     without that attribute, `decide_task` decides by the width of the outputs.

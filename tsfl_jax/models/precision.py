@@ -65,9 +65,12 @@ def with_precision(model: Model, precision: str) -> Model:
         and all inside follows them.
 
     Returns:
-      A network with the same variables; outputs are float32.
+      A network with the same variables; outputs are float32. `exact` is the given one.
     """
     if precision == "bfloat16":
-        return _with_products(_bfloat16(model), "bfloat16")
-    # Around the network, programs have float32: `engine.scan.make_run`.
-    return _with_products(model, "tensorfloat32") if precision == "tf32" else model
+        lower = _with_products(_bfloat16(model), "bfloat16")
+    elif precision == "tf32":
+        lower = _with_products(model, "tensorfloat32")
+    else:  # around the network, programs have float32: `engine.scan.make_run`
+        return model
+    return lower._replace(exact=model)

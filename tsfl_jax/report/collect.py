@@ -41,6 +41,9 @@ class Run(NamedTuple):
     series: dict[str, np.ndarray]  # columns of metrics.jsonl, float64 [T]
     tau: np.ndarray | None = None  # float64 [T, N]
     rho: np.ndarray | None = None  # float64 [T, N]
+    # int [T, N], where a client may deliver several times in one update, as under
+    # FedBuff; None: a client with τ or ρ > 0 delivers once.
+    deliveries: np.ndarray | None = None
 
 
 class Table(NamedTuple):
@@ -117,14 +120,19 @@ def _read_run(folder: pathlib.Path, name: str) -> tuple[Run, list[str]]:
                 f"{folder / 'summary.json'} says {score} = {summary[score]}, but "
                 f"metrics.jsonl gives {facts[score]}, which is shown."
             )
-    tau = rho = None
+    tau = rho = deliveries = None
     try:
         arrays = files.read_arrays(folder / "clients.npz")
         tau, rho = _clients(arrays)
+        # Not in folders of earlier versions.
+        counts = arrays.get("deliveries", np.zeros(0))
+        if counts.shape == tau.shape and counts.dtype.kind == "i":
+            deliveries = counts
     except UserError:
         missing.append(f"{folder / 'clients.npz'} is not there or damaged: no weights.")
     name = re.sub(r"[-_]seed\d+(-\d{8}-\d{4}(-\d+)?)?$", "", name)
-    return Run(name, str(folder), settings, facts, series, tau, rho), missing
+    whole = Run(name, str(folder), settings, facts, series, tau, rho, deliveries)
+    return whole, missing
 
 
 def columns(rows: list[dict]) -> dict[str, np.ndarray]:
@@ -172,6 +180,7 @@ def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:
     for index, row in enumerate(rows):
         found = arrays.get(_key(row), {})
         line = series.get(str(row.get("lane", index)), _curves(found))
+        line = {n: a[: _last_interval(row)] for n, a in line.items()}
         without += not found
         tau, rho = _clients(found) if {"tau", "rho"} <= set(found) else (None, None)
         values = [f"{n}={_shown(row.get(n))}" for n in swept if n not in SEEDS]
@@ -197,6 +206,12 @@ def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:
         )
     config = flat(about.get("config") or {})
     return Source(folder, SWEEP, runs, missing, config, points, [], [])
+
+
+def _last_interval(row: dict[str, Any]) -> int | None:
+    """Where a lane ended that diverged or that a race stopped; None: it did not."""
+    ends = [row.get(name) for name in ("diverged_at", "stopped_at")]
+    return min((end for end in ends if isinstance(end, int)), default=None)
 
 
 def _varied(rows: list[dict[str, Any]]) -> list[str]:
@@ -247,7 +262,7 @@ def _key(facts: dict[str, Any]) -> tuple:
 
 
 def _lanes(folder: pathlib.Path) -> dict[tuple, dict[str, np.ndarray]]:
-    """Arrays of the files of lanes, by their results, until a total divergence.
+    """Arrays of the files of lanes, by their results, until they diverged or stopped.
 
     The files are named by digests that results.jsonl does not have. Two with the same
     results and other arrays are left out.
@@ -259,10 +274,12 @@ def _lanes(folder: pathlib.Path) -> dict[tuple, dict[str, np.ndarray]]:
             arrays = files.read_arrays(path)
             lost = np.flatnonzero(arrays["diverged"])
             end = lost[0] + 1 if len(lost) else len(arrays["diverged"])
+            stop = int(arrays.get("stopped", -1))  # there where a race stopped it
+            end = min(end, stop) if stop >= 0 else end
             lane = {n: a[:end] for n, a in arrays.items() if a.ndim}
             facts = _scores(lane) | {"samples_trained": int(lane["samples"].sum())}
             _clients(lane)
-        except (UserError, KeyError, IndexError):
+        except (UserError, KeyError, IndexError, TypeError, ValueError):
             continue  # counted by the caller
         key = _key(files.plain(facts))
         if key in found and not np.array_equal(found[key]["rho"], lane["rho"]):

@@ -9,6 +9,7 @@ import numpy as np
 from tsfl_jax.config import SEEDS
 from tsfl_jax.report import collect
 from tsfl_jax.report.collect import Run, Source
+from tsfl_jax.report.statistics import DIVERGED, STOPPED, left_out
 from tsfl_jax.report.style import NAMES
 from tsfl_jax.rules import AGGREGATORS
 
@@ -102,7 +103,12 @@ def score(run: Run, name: str) -> float:
 
 def lost(run: Run) -> bool:
     """Whether all models of a run became infinite or NaN."""
-    return run.facts.get("diverged_at") is not None
+    return left_out(run.facts) == DIVERGED
+
+
+def stopped(run: Run) -> bool:
+    """Whether a race stopped a run before its end."""
+    return left_out(run.facts) == STOPPED
 
 
 def moved_bytes(run: Run) -> float:
@@ -116,7 +122,8 @@ def moved_bytes(run: Run) -> float:
         return math.nan
     # A free rider may have weight without any work.
     there = run.tau > 0 if run.rho is None else (run.tau > 0) | (run.rho > 0)
-    return bytes_sent(run.facts.get("algorithm", ""), parameters) * int(there.sum())
+    count = there if run.deliveries is None else run.deliveries
+    return bytes_sent(run.facts.get("algorithm", ""), parameters) * int(count.sum())
 
 
 def bytes_sent(rule: str, parameters: int) -> float:

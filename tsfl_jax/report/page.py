@@ -25,9 +25,18 @@ from tsfl_jax.report.groups import (
     moved_bytes,
     score,
     seen_values,
+    stopped,
 )
 from tsfl_jax.report.page_figures import client_figures, curve_figures, images
-from tsfl_jax.report.statistics import OVER_SEEDS, spread, spread_of_times, time_to
+from tsfl_jax.report.statistics import (
+    DIVERGED,
+    OVER_SEEDS,
+    STOPPED,
+    left_out,
+    spread,
+    spread_of_times,
+    time_to,
+)
 from tsfl_jax.report.style import NAMES
 from tsfl_jax.types import UserError
 
@@ -81,8 +90,8 @@ def _last(run: Run, column: str) -> float:
 
 
 def _result_cells(runs: Sequence[Run], target: float | None) -> list[Cell]:
-    """Results of runs: those that diverged are counted, and in no mean."""
-    good = [run for run in runs if not lost(run)]
+    """Results of runs: those that diverged or stopped are counted, and in no mean."""
+    good = [run for run in runs if not left_out(run.facts)]
     best, final = (
         [100 * score(run, f"{which}_test_accuracy") for run in good]
         for which in ("best", "final")
@@ -100,7 +109,8 @@ def _result_cells(runs: Sequence[Run], target: float | None) -> list[Cell]:
         _same_cell(seconds),
         _time_cell(good, target),
         Cell(_readable(mean), repr(mean) if moved else "", True),
-        Cell(str(len(runs) - len(good)), None, True),
+        Cell(str(sum(map(lost, runs))), None, True),
+        Cell(str(sum(map(stopped, runs))), None, True),
     ]
 
 
@@ -112,7 +122,8 @@ def _heads(target: float | None) -> list[str]:
         "final loss",
         "intervals",
     ]
-    return [*heads, "virtual time,\u00a0s", reach, "bytes moved", "diverged"]
+    heads += ["virtual time,\u00a0s", reach, "bytes moved"]
+    return [*heads, DIVERGED, STOPPED]
 
 
 def results(report: Report) -> str:
@@ -146,7 +157,9 @@ def _without_empty(head: list[str], rows: list[list[Cell]], name: str) -> str:
     kept = [
         i
         for i, title in enumerate(head)
-        if not (title == "diverged" and all(row[i].text == "0" for row in rows))
+        if not (
+            title in (DIVERGED, STOPPED) and all(row[i].text == "0" for row in rows)
+        )
         and not (title == "bytes moved" and all(row[i].text == "–" for row in rows))
     ]
     cells = [[row[i] for i in kept] for row in rows]
@@ -175,6 +188,9 @@ def _notes_on(report: Report) -> str:
     runs = [run for group in report.groups for run in group.runs]
     if not any(map(lost, runs)):
         text += "No run diverged. "
+    if any(map(stopped, runs)):
+        text += "Runs that a race stopped before their end are in no mean of a result, "
+        text += "either. "
     if any(math.isfinite(moved_bytes(run)) for run in runs):
         text += "Bytes moved are estimated: a float32 model down and up for each "
         text += "delivery that counted, with SCAFFOLD's control variates."
@@ -377,13 +393,16 @@ def overview(report: Report) -> str:
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
-    """Notes and divergences."""
+    """Notes, divergences and stops."""
     found: dict[str, int] = {}
     for run in runs:
         notes = run.facts.get("notes") or []
         notes = notes.split("; ") if isinstance(notes, str) else notes
         if lost(run):
             notes = [*notes, f"Diverged in interval {run.facts['diverged_at']}."]
+        if stopped(run):
+            at = run.facts["stopped_at"]
+            notes = [*notes, f"Stopped by a race after {at} intervals."]
         for note in notes if isinstance(notes, list) else []:
             found[str(note)] = found.get(str(note), 0) + 1
     return [f"{t} ({n} runs)" if n > 1 else t for t, n in found.items()]

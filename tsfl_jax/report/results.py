@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tsfl_jax.report import progress, runs, sweeps
+from tsfl_jax.report.statistics import DIVERGED, STOPPED, left_out
 from tsfl_jax.types import UserError
 
 if TYPE_CHECKING:
@@ -61,9 +62,9 @@ def run_figure(
 
 
 def _best(rows: list[sweeps.Row], losses: bool) -> sweeps.Row | None:
-    """The best lane that did not diverge."""
+    """The best lane that ran to its end."""
     name = "final_test_loss" if losses else "best_test_accuracy"
-    good = [r for r in rows if r["diverged_at"] is None and _measured(r[name])]
+    good = [r for r in rows if not left_out(r) and _measured(r[name])]
     choose = min if losses else max
     return choose(good, key=lambda row: row[name]) if good else None
 
@@ -86,8 +87,10 @@ def sweep_text(swept: Sequence[str], rows: list[sweeps.Row]) -> str:
         )
         point = ", ".join(f"{name}={best[name]}" for name in swept)
         second = f"{value} in lane {best['lane']} ({point})"
-    lost = sum(row["diverged_at"] is not None for row in rows)
-    second += f"; {lost} lanes diverged" if lost else ""
+    reasons = [left_out(row) for row in rows]
+    said = {DIVERGED: "; {} lanes diverged", STOPPED: "; a race stopped {}"}
+    for why, text in said.items():
+        second += text.format(reasons.count(why)) if why in reasons else ""
     return f"{first}\n  {second}\n  .rows .history .to_pandas() .plot()"
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 LEVEL = 0.05  # of all tests
 BETTER, WORSE, OPEN, SAME = "better", "worse", "inconclusive", "identical"
+DIVERGED, STOPPED = "diverged", "stopped"
 # Said above every table whose entries are made by `spread`.
 OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over the seeds"
 
@@ -44,6 +45,18 @@ def confidence_interval(
         square = np.where(known, (values - mean[None]) ** 2, 0.0).sum(axis=0)
         error = np.sqrt(square / (count - 1) / count)
     return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
+
+
+def left_out(lane: Mapping[str, Any]) -> str:
+    """Say why the results of a lane or run are in no mean: DIVERGED, STOPPED or "".
+
+    Args:
+      lane: results by name; ``stopped_at`` is there only if there was a race.
+    """
+    if lane.get("diverged_at") is not None:
+        return DIVERGED
+    # What a lane had when a race stopped it says nothing about its end.
+    return STOPPED if lane.get("stopped_at") is not None else ""
 
 
 def spread(

@@ -14,7 +14,7 @@ from tsfl_jax.config import SEEDS
 from tsfl_jax.report import bands, files, frames, variance
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.bands import grouped
-from tsfl_jax.report.statistics import spread
+from tsfl_jax.report.statistics import DIVERGED, STOPPED, left_out, spread
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -60,19 +60,21 @@ def group_rows(
     results = ["final test loss", "lowest"] if losses else results
     regrets = any("mean_regret" in row for row in rows)
     head = [*names, "lanes", *results, *["mean regret"] * regrets]
-    head += ["diverged", "seconds per lane"]
+    race = any("stopped_at" in row for row in rows)
+    head += ["diverged", *[STOPPED] * race, "seconds per lane"]
     table, means = [], {}
     for label, indices in grouped(swept, rows).items():
         lanes = [rows[i] for i in indices]
         values = [lanes[0][name] for name in names]
-        good = [lane for lane in lanes if lane["diverged_at"] is None]
+        reasons = [left_out(lane) for lane in lanes]
+        good = [lane for lane, why in zip(lanes, reasons, strict=True) if not why]
         cells = ["–"] * len(results)
         if good:
             cells, means[label] = cells_of(good)
         cells = cells + [_regret(good)] * regrets
         seconds = np.mean([lane["seconds"] for lane in lanes])
-        lost = len(lanes) - len(good)
-        row = [*values, len(lanes), *cells, lost, f"{seconds:.1f}"]
+        lost = [reasons.count(DIVERGED), *[reasons.count(STOPPED)] * race]
+        row = [*values, len(lanes), *cells, *lost, f"{seconds:.1f}"]
         table.append(dict(zip(head, row, strict=True)))
     return table, means
 
@@ -81,13 +83,18 @@ def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
     """The Markdown table of summary.md; of losses where no lane has an accuracy."""
     losses, (table, means) = has_losses(rows), group_rows(swept, rows)
     text = "Mean ± half of the 95 % confidence interval (Student's t) over the lanes "
-    text += "that did not diverge"
+    stopped = [left_out(row) for row in rows].count(STOPPED)
+    text += "that ran to their end" if stopped else "that did not diverge"
     text += "" if losses else "; best is the highest of a lane's intervals"
     text += f".\n\n{files.markdown(table)}"
+    means = {label: mean for label, mean in means.items() if np.isfinite(mean)}
     if means and not set(swept) <= set(SEEDS):
         winner = (min if losses else max)(means, key=means.__getitem__)
         which = "Lowest mean of final" if losses else "Highest mean of best"
         text += f"\n{which}: {winner}.\n"
+    if stopped:
+        text += f"\nNote: a race stopped {stopped} of {len(rows)} lanes before their "
+        text += "end; they are in no mean.\n"
     return text + variance.text_of(swept, rows, losses)
 
 

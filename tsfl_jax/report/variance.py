@@ -15,7 +15,13 @@ from tsfl_jax import rng
 from tsfl_jax.config import SEEDS
 from tsfl_jax.report import files
 from tsfl_jax.report.bands import grouped
-from tsfl_jax.report.statistics import p_text, seeds_needed
+from tsfl_jax.report.statistics import (
+    DIVERGED,
+    STOPPED,
+    left_out,
+    p_text,
+    seeds_needed,
+)
 
 CLAIM = 0.5  # points of accuracy
 SHOWN = 0.05  # share from which an interaction has a row of its own
@@ -155,12 +161,27 @@ def _axes(swept: Sequence[str], rows: Sequence[Row]) -> dict[str, list]:
 def _table_of(
     axes: Mapping[str, list], rows: Sequence[Row], score: str
 ) -> Float[np.ndarray, "..."] | None:
-    """A group's scores by seeds; None unless each combination is there once."""
+    """A group's scores by seeds; None unless each combination is there once.
+
+    A lane that diverged or was stopped is missing, as it is in the means.
+    """
     table = np.full([len(values) for values in axes.values()], np.nan)
     for row in rows:
-        table[tuple(values.index(row[n]) for n, values in axes.items())] = row[score]
+        place = tuple(values.index(row[n]) for n, values in axes.items())
+        table[place] = np.nan if left_out(row) else row[score]
     whole = len(rows) == table.size and np.isfinite(table).all()
     return table if whole else None
+
+
+def _no_analysis(rows: Sequence[Row]) -> str:
+    """Why there is none, in a line."""
+    why = "not each combination of seeds has one lane with a result"
+    reasons = [left_out(row) for row in rows]
+    said = {DIVERGED: "{} diverged", STOPPED: "a race stopped {}"}
+    found = [text.format(reasons.count(n)) for n, text in said.items() if n in reasons]
+    if found:
+        why += f"; of {len(rows)} lanes {' and '.join(found)}"
+    return f"\nNo analysis of variance: {why}.\n"
 
 
 def _source_rows(label: str, found: Components, unit: str) -> list[dict[str, str]]:
@@ -257,8 +278,7 @@ def text_of(swept: Sequence[str], rows: Sequence[Row], losses: bool) -> str:
     for label, lanes in grouped(swept, list(map(dict, rows))).items():
         table = _table_of(axes, [rows[i] for i in lanes], score)
         if table is None:
-            why = "not each combination of seeds has one lane with a result"
-            return f"\nNo analysis of variance: {why}.\n"
+            return _no_analysis(rows)
         tables[label] = table if losses else 100 * table
     first, *others = tables
     names = list(axes)

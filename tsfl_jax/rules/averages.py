@@ -61,10 +61,13 @@ def size_weights(situation: Situation, hparams: HParams) -> Weights:
 def stale_uniform_weights(situation: Situation, hparams: HParams) -> Weights:
     """Equal weights less staleness, ρ_i = s(lag_i)/N: FedAsync, FedBuff.
 
-    What staleness takes away stays with the global model: Σ ρ may be below 1.
+    What staleness takes away stays with the global model: Σ ρ may be below 1. If a
+    model is lost, the others have s(lag_i)/(N − 1): one that is stale does not count
+    for a fresh one.
     """
-    rho = normalized(jnp.ones_like(situation.size), situation.tau)
-    return weights_of(rho * _staleness(situation, hparams), situation.tau)
+    share = normalized(jnp.ones_like(situation.size), situation.tau)
+    found = weights_of(share * _staleness(situation, hparams), situation.tau)
+    return found._replace(shares=share)
 
 
 def decay_factor(situation: Situation, hparams: HParams) -> Float[Array, ""]:
@@ -183,7 +186,8 @@ def normalized_by_work(work: Work = local_work.of_sgd) -> Aggregator:
 
     w^{t+1} = w^t + τ_eff Σ_i p_i (w_i − base_i)/‖a_i‖₁, p_i = |D_i|/Σ|D_j|. Wang et
     al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-    Optimization", NeurIPS 2020.
+    Optimization", NeurIPS 2020. If a model is lost, the others share its p_i; τ_eff is
+    that of all who took part.
 
     Args:
       work: (steps, `HParams`) → ‖a_i‖₁ ≥ 0 up to a common factor.
@@ -192,7 +196,7 @@ def normalized_by_work(work: Work = local_work.of_sgd) -> Aggregator:
     def weights(situation: Situation, hparams: HParams) -> Weights:
         share = normalized(situation.size, situation.tau)
         rho = local_work.nova_weights(share, work(situation.steps, hparams))
-        return weights_of(rho, situation.tau)
+        return weights_of(rho, situation.tau)._replace(shares=share)
 
     return Aggregator(weights, deltas=True)
 

@@ -45,6 +45,9 @@ class Weights(NamedTuple):
     selected: Bool[Array, "N"]
     threshold: Float[Array, ""]  # K of DMS
     coupling: Float[Array, ""]  # c of DMS
+    # Clients' shares of the whole, where ρ has other factors as well: if a model is
+    # lost, its share goes to the others in proportion to theirs. None: ρ.
+    shares: Float[Array, "N"] | None = None
 
 
 class Event(NamedTuple):
@@ -56,6 +59,7 @@ class Event(NamedTuple):
     # [N, ...], what each client downloaded with its model (`Aggregator.sent`); None:
     # what the state holds now, for all of them.
     sent: Params | None = None
+    shares: Float[Array, "N"] | None = None  # as in `Weights`
 
 
 # ρ [N] -> (F_val(w(ρ)), its derivatives ∂F_val/∂ρ_i [N]) with the interval's updates
@@ -171,15 +175,24 @@ def normalized(share: Num[Array, "N"], tau: Int[Array, "N"]) -> Float[Array, "N"
     return share / jnp.where(total > 0, total, 1.0)
 
 
-def of_present(rho: Float[Array, "N"], present: Bool[Array, "N"]) -> Float[Array, "N"]:
-    """Weights in which the weight of lost models goes to the others, in proportion.
+def of_present(
+    rho: Float[Array, "N"],
+    present: Bool[Array, "N"],
+    shares: Float[Array, "N"] | None = None,
+) -> Float[Array, "N"]:
+    """Weights in which the shares of lost models go to the others, in proportion.
 
-    ρ_i Σ_j ρ_j/Σ_{j present} ρ_j, and 0 where not present; as they are where those that
+    ρ_i Σ_j p_j/Σ_{j present} p_j, and 0 where not present; as they are where those that
     are present have no positive sum. `engine.mapping` has it for sums over devices.
+
+    Args:
+      rho: weights.
+      present: whose models are there.
+      shares: p; None: ρ.
     """
-    kept = jnp.where(present, rho, 0.0)
-    total = kept.sum()
-    scale = rho.sum() / jnp.where(total > 0, total, 1.0)
+    kept, shares = jnp.where(present, rho, 0.0), rho if shares is None else shares
+    total = jnp.where(present, shares, 0.0).sum()
+    scale = shares.sum() / jnp.where(total > 0, total, 1.0)
     return kept * jnp.where(total > 0, scale, 1.0)
 
 
@@ -212,7 +225,7 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
         return tuple(make(params, counts) for make in inits)
 
     def weights(situation: Situation, hparams: HParams) -> Weights:
-        branches = [rule.weights for rule in rules]
+        branches = [_with_shares(rule.weights) for rule in rules]
         return lax.switch(hparams.rule, branches, situation, hparams)
 
     def update(
@@ -231,6 +244,20 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
         proximal=any(rule.proximal for rule in rules),
         deltas=deltas if len(set(deltas)) > 1 else deltas[0],
     )
+
+
+def _with_shares(
+    weights: Callable[[Situation, HParams], Weights],
+) -> Callable[[Situation, HParams], Weights]:
+    """The function with the shares filled in, so that all have the same structure."""
+
+    def filled(situation: Situation, hparams: HParams) -> Weights:
+        found = weights(situation, hparams)
+        return found._replace(
+            shares=found.rho if found.shares is None else found.shares
+        )
+
+    return filled
 
 
 def _on_its_state(rule: Aggregator, place: int) -> Callable:

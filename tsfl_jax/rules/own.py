@@ -181,7 +181,7 @@ def aggregate(
     losses: Float[Array, "N"] | Any = None,
     validation: Callable[[Params], Array] | None = None,
     key: PRNGKey | None = None,
-    hparams: HParams = HPARAMS,
+    hparams: HParams | None = None,
 ) -> tuple[Params, Any]:
     """Apply any rule to clients' updates, for a training loop of one's own.
 
@@ -204,7 +204,8 @@ def aggregate(
       losses: ``[N]``, mean loss of each client's training; None: not known, NaN.
       validation: params → loss on samples of the server, for `oracle` only.
       key: of the rule's random numbers (DMS); None: of seed 0.
-      hparams: η and what else the rule reads; L, G², σ² must be given for DMS.
+      hparams: η and what else the rule reads; L, G², σ² must be given for DMS. None:
+        `HPARAMS` with the rule's own default of η_g.
 
     Returns:
       (w^{t+1}, new state).
@@ -213,12 +214,11 @@ def aggregate(
       UserError: a rule that needs `gradients` or `validation`, without them.
     """
     _check_given(rule, gradients, validation)
+    hparams = _defaults(rule) if hparams is None else hparams
     number = len(jax.tree.leaves(updates)[0])
     key = rng.key(0) if key is None else key
     columns = _columns(number, tau, size, steps, lag)
-    constants = Constants(
-        hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance
-    )
+    constants = Constants(*(getattr(hparams, n) for n in Constants._fields))
     situation = Situation(key, *columns, jnp.int32(group), constants, gradients)
     bare = not _has_collections(params)
     updates, params = _variables(updates), _variables(params)
@@ -226,6 +226,12 @@ def aggregate(
     measured = known.astype(jnp.float32), _of_variables(validation, bare)
     new, state = _applied(rule, updates, params, state, situation, hparams, measured)
     return (new["params"] if bare else new), state
+
+
+def _defaults(rule: Aggregator) -> HParams:
+    """`HPARAMS` with the rule's own step of the server."""
+    step = rule.settings.default_lr(float(HPARAMS.server_momentum))
+    return HPARAMS._replace(server_lr=step)
 
 
 def _check_given(
@@ -287,22 +293,24 @@ def _applied(
     measured: tuple[Array, Callable[[Params], Array] | None],
 ) -> tuple[Params, Any]:
     """w^{t+1} and the rule's state; `measured` are the clients' losses and F_val."""
-    rho, present = rule.weights(situation, hparams).rho, situation.tau > 0
+    weights, present = rule.weights(situation, hparams), situation.tau > 0
+    rho = weights.rho
     present &= _finite(updates)
     counts, before = present.any(), state
     updates = jax.tree.map(
         lambda u: jnp.where(_column(present, u), u, jnp.zeros_like(u)), updates
     )
-    event = Event(situation, rho, present)
+    event = Event(situation, rho, present, shares=weights.shares)
     if rule.hindsight is not None:
         outcome = Outcome(measured[0], _objective(updates, params, measured[1]))
         weights, state = rule.hindsight(outcome, state, event, hparams)
-        rho, event = weights.rho, event._replace(rho=weights.rho)
+        rho = weights.rho
+        event = event._replace(rho=rho, shares=weights.shares)
     total = jnp.float32(1.0)
     if rule.combine is not None:
         moved, state = rule.combine(updates, state, event, hparams)
     else:
-        moved = trees.weighted(updates, of_present(rho, present))
+        moved = trees.weighted(updates, of_present(rho, present, weights.shares))
         if rule.hindsight is None:
             counts = jnp.where(present, rho, 0.0).sum() > 0
             total = total if rule.deltas else trees.settled(rho.sum())

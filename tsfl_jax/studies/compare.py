@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Settings of the data and the clients, which all configs must share.
-_PARTS = ("data.", "partition.", "quadratic.")
+_PARTS = ("data.", "partition.", "quadratic.", "seeds.")
 _SCHEDULE = "data_size size_groups iteration dropout free_riders free_riding"
 _TIMELINE = "speed jitter download upload speeds availability"
 _SHARED = {"num_clients"}
@@ -76,6 +76,10 @@ def _is_shared(name: str) -> bool:
     return (name in _SHARED or name.startswith(_PARTS)) and name not in _FOLDERS
 
 
+def _virtual_seconds(settings: dict[str, Any]) -> float:
+    return settings["num_intervals"] * settings["schedule.interval_seconds"]
+
+
 def check_same_clients(entries: list[Entry]) -> None:
     """Raise UserError unless all have the same data, clients and virtual seconds."""
     first = entries[0]
@@ -89,6 +93,13 @@ def check_same_clients(entries: list[Entry]) -> None:
                     f"clients: {name} is {here[name]} and {there[name]}; a comparison "
                     "needs the same value in all configs"
                 )
+        own, other = map(_virtual_seconds, (here, there))
+        if own != other:
+            raise UserError(
+                f"{entry.label} and {first.label} do not run equally long: {own:g} and "
+                f"{other:g} virtual seconds (num_intervals × schedule.interval_seconds)"
+                "; a comparison needs the same in all configs"
+            )
         if here["timeline.framework"] == "none":
             raise UserError(
                 f"{entry.label}: --config.timeline.framework=none has no virtual "

@@ -116,7 +116,7 @@ def _tier_rounds(
 ) -> Simulation:
     """Synchronous rounds of each tier; counts: iterations of each client."""
     updates: list[Update] = []
-    begun: list[Task] = []
+    begun: list[Task] = []  # without those of the rounds that go on
     ends: list[tuple[float, int, int, list[Task]]] = []  # a heap
 
     def start(tier: int, number: int, now: float) -> None:
@@ -124,17 +124,27 @@ def _tier_rounds(
         tasks = [
             begin(fleet, i, number, **new, iterations=counts[i]) for i in tiers[tier]
         ]
-        begun.extend(tasks)
-        tasks = [task for task in tasks if task.arrival < math.inf]
-        if tasks:
-            heapq.heappush(ends, (max(tasks).arrival, tier, number, tasks))
+        arrivals = [task.arrival for task in tasks if task.arrival < math.inf]
+        if arrivals:
+            heapq.heappush(ends, (max(arrivals), tier, number, tasks))
+        else:  # nobody in this tier comes back: its last round goes on
+            begun.extend(tasks)
 
     for tier in range(len(tiers)):
         start(tier, 0, 0.0)
     while ends and within(ends[0][0], horizon):
-        now, tier, number, ended = heapq.heappop(ends)
+        now, tier, number, tasks = heapq.heappop(ends)
+        ended = [task for task in tasks if task.arrival < math.inf]
+        begun += ended
+        # Who never finishes has another task in the next round: it gives up this one.
+        begun += [
+            task._replace(stop=now)
+            for task in tasks
+            if task.arrival == math.inf and task.start < now
+        ]
         add_round(updates, ended, now, tier)
         start(tier, number + 1, now)
+    begun += [task for *_, tasks in ends for task in tasks]
     width = max(map(len, tiers))
     return make_simulation(updates, begun, width, fleet, horizon, iterations)
 

@@ -1,24 +1,15 @@
 """What an experiment is, as text and digests: labels, and what makes two the same.
 
-A user's own functions are described without memory addresses: the same program in
-another process gives the same text.
+A user's own functions are in it as `fingerprints` describes them.
 """
 
 import dataclasses
-import functools
-import hashlib
-import inspect
-import re
-import sys
-import types
 from typing import Any
-
-import jax
-import numpy as np
 
 from tsfl_jax import data
 from tsfl_jax.config import WITHOUT_EFFECT, effective, flat
 from tsfl_jax.experiment import pilot
+from tsfl_jax.experiment.fingerprints import describe
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.rules import AGGREGATORS
 
@@ -33,10 +24,6 @@ _PARTS = (
 # These shape loops or arrays, unlike the others of their sections.
 _SHAPES = {"schedule.iteration", "partition.online", "data.validation"}
 _SHAPES |= {"dms.estimator"}
-_DEPTH = 10  # of nested closures
-# Their code is of a version, ours of a setting.
-_LIBRARIES = {*sys.stdlib_module_names, "flax", "jax", "jaxlib", "numpy", "optax"}
-_LIBRARIES |= {"chex", "jaxtyping", "tsfl_jax", "typing_extensions"}
 
 
 def labels_of(prepared: Prepared) -> dict[str, Any]:
@@ -124,74 +111,3 @@ def signature(prepared: Prepared) -> dict[str, str]:
             "evaluated": data.fingerprint(evaluated(prepared)),
         }
     return fixed
-
-
-def _code(code: types.CodeType) -> str:
-    def constant(value: Any) -> Any:
-        if isinstance(value, types.CodeType):
-            return _code(value)
-        # A set's order differs from process to process.
-        return sorted(map(repr, value)) if isinstance(value, frozenset) else value
-
-    inner = [constant(value) for value in code.co_consts]
-    text = f"{code.co_code!r}{inner!r}{code.co_names!r}"
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _methods(kind: type) -> str:
-    """The code of a user's class: its methods, those of libraries left out."""
-    found = []
-    for base in kind.__mro__:
-        if base.__module__.split(".")[0] in _LIBRARIES:
-            continue
-        for name, method in sorted(vars(base).items()):
-            method = inspect.unwrap(getattr(method, "__func__", method))
-            named = not name.startswith("_") or name == "__call__"
-            if named and isinstance(method, types.FunctionType):
-                found.append(f"{name}:{_code(method.__code__)}")
-    return f"{{{', '.join(found)}}}" if found else ""
-
-
-def describe(thing: Any, depth: int = _DEPTH) -> str:
-    """Describe a function by name, code, defaults and closure, all else by value.
-
-    An object is its attributes and the code of its class, an array its digest.
-    """
-    if depth == 0:
-        return "…"
-
-    def inner(part: Any) -> str:
-        return describe(part, depth - 1)
-
-    if isinstance(thing, functools.partial):
-        parts = (thing.func, thing.args, thing.keywords)
-        return f"partial({', '.join(map(inner, parts))})"
-    if isinstance(thing, types.MethodType):
-        return f"{inner(thing.__func__)} of {inner(thing.__self__)}"
-    if isinstance(thing, types.FunctionType):
-        cells = []
-        for cell in thing.__closure__ or ():
-            try:
-                cells.append(inner(cell.cell_contents))
-            except ValueError:  # not yet filled
-                cells.append("empty")
-        name = f"{thing.__module__}.{thing.__qualname__}"
-        defaults = inner(thing.__defaults__)
-        return f"{name}:{_code(thing.__code__)}{defaults}[{', '.join(cells)}]"
-    if isinstance(thing, tuple | list):
-        return f"({', '.join(inner(part) for part in thing)})"
-    if isinstance(thing, set | frozenset):
-        return f"{{{', '.join(sorted(map(inner, thing)))}}}"
-    if isinstance(thing, dict):
-        return f"{{{', '.join(f'{k}: {inner(v)}' for k, v in thing.items())}}}"
-    if isinstance(thing, np.ndarray | jax.Array) and thing.dtype.kind in "biuf":
-        array = np.asarray(thing)
-        return f"{array.dtype}{list(array.shape)} {data.fingerprint(array)}"
-    wrapped = getattr(thing, "__wrapped__", None)
-    if callable(wrapped):  # as of jax.jit
-        return f"{type(thing).__name__} of {inner(wrapped)}"
-    text = " ".join(repr(thing).split())
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)
-    if type(thing).__repr__ is object.__repr__ and hasattr(thing, "__dict__"):
-        text += inner(vars(thing))
-    return text + _methods(thing if isinstance(thing, type) else type(thing))

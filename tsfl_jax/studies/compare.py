@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 import sys
 import time
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float

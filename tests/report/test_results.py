@@ -8,6 +8,7 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax.experiment import runner, sweeps
+from tsfl_jax.report import bands
 from tsfl_jax.types import UserError
 
 T, N = 3, 2
@@ -127,3 +128,11 @@ def test_real_results_have_all_of_it():
     frame = result.to_pandas()
     assert len(frame) == 4 and list(frame)[:3] == ["lane", "seed", "interval"]
     assert "2 lanes over seed" in repr(result) and "<td>2</td>" in result._repr_html_()
+
+
+def test_the_same_point_twice_counts_once():
+    """Copies of a run would make the confidence interval shorter."""
+    points = [("a", 0), ("a", 1), ("a", 0), ("b", 0)]
+    rows = [{"algorithm": name, "seed": seed} for name, seed in points]
+    found = bands.grouped(["algorithm", "seed"], rows)
+    assert found == {"algorithm=a": [0, 1], "algorithm=b": [3]}

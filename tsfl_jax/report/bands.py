@@ -30,10 +30,16 @@ _ACROSS, _LINE = 96, 0.15
 def grouped(swept: Sequence[str], rows: list[Row]) -> dict[str, list[int]]:
     """Lanes with the same swept values except for the seed, by label.
 
-    A label is "lr=0.01, algorithm=dms", or "all" if only seeds differ.
+    A label is "lr=0.01, algorithm=dms", or "all" if only seeds differ. Of lanes with
+    the same values and seeds only the first is in a group: they are one run.
     """
     groups: dict[str, list[int]] = {}
+    seen: set[str] = set()
     for index, row in enumerate(rows):
+        point = repr([row[name] for name in swept])
+        if point in seen:
+            continue
+        seen.add(point)
         pairs = [f"{name}={row[name]}" for name in swept if name not in SEEDS]
         groups.setdefault(", ".join(pairs) or "all", []).append(index)
     return groups

@@ -118,7 +118,7 @@ class PartitionConfig:
     )
     common: bool = setting(False, "the IID share is the same samples for all clients")
     online: bool = setting(
-        False, "in every interval new samples of the same classes, from all there are"
+        False, "in every interval new samples of the same classes, drawn from all"
     )
 
 

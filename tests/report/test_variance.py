@@ -206,7 +206,8 @@ def test_stopped_lanes_are_counted_and_in_no_mean():
     rows = [lane(0.1, 0.9, stopped_at=2), lane(0.1, 0.5, stopped_at=None)]
     rows += [lane(0.2, 0.6, stopped_at=None)]
     rows += [lane(0.2, 0.95, stopped_at=3, diverged_at=1)]
-    text = sweeps.sweep_table(["lr"], rows)
+    rows = [row | {"seed": i} for i, row in enumerate(rows)]
+    text = sweeps.sweep_table(["lr", "seed"], rows)
     lines = [[c.strip() for c in s.split("|")[1:-1]] for s in text.splitlines()]
     head, _, first, second = filter(None, lines)
     assert head[-3:] == ["diverged", "stopped", "seconds per lane"]

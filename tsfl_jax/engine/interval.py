@@ -235,7 +235,8 @@ def renewed(problem: Problem, key: PRNGKey, interval: Int[Array, ""]) -> Problem
     """The problem with the samples that clients hold in this interval.
 
     The same as before, or with `Problem.pools` a random sample of the same class for
-    each: what a client holds changes, and its shares of the classes do not.
+    each, drawn with replacement: what a client holds changes, and its shares of the
+    classes do not.
     """
     if problem.pools is None:
         return problem

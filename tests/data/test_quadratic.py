@@ -354,7 +354,7 @@ def test_a_users_own_loss():
     [
         ({"model__name": "mlp"}, "model go together"),
         ({"data__name": "digits", "data__shape": (28, 28, 1)}, "belongs to quadratic"),
-        ({"data__shape": (28, 28, 1)}, r"as \(8,\)"),
+        ({"data__shape": (28, 28, 1)}, r"like \(8,\)"),
         ({"data__shape": (1,)}, "one dimension has one eigenvalue"),
         ({"data__normalize": "standard"}, "normalize=standard: would spoil"),
         ({"data__train_size": 5}, "train_size=5: would spoil"),

@@ -233,10 +233,13 @@ def test_fednova_divides_by_the_work_of_a_proximal_client(momentum, own):
     [
         (optax.adam(1e-3), "not linear in the gradients.*another rule"),
         # A natural slip, and one that needs the names of the parameters.
-        (optax.sgd, "fednova measures on a model of one number"),
+        (
+            optax.sgd,
+            "fednova measures its normalizer ‖a_i‖₁ on a model of one parameter",
+        ),
         (
             optax.multi_transform({"a": optax.sgd(0.1)}, {"kernel": "a"}),
-            "fednova measures on a model of one number",
+            "fednova measures its normalizer ‖a_i‖₁ on a model of one parameter",
         ),
     ],
 )

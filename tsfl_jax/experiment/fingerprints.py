@@ -28,7 +28,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from tsfl_jax import data
 from tsfl_jax.experiment import bytecode
@@ -57,11 +56,6 @@ _OF_MODULES = {
 }
 _OF_LINEN = {"_id", "_parent_ref", "_state", "parent", "scope"}
 _OF_VARIABLES = {"_trace_state"}
-_NNX = tuple(
-    getattr(nnx, name)
-    for name in ("Module", "Object", "Pytree", "Variable")  # not all in all versions
-    if hasattr(nnx, name)
-)
 # With these code reaches names that it does not have.
 _DYNAMIC = {"__import__", "eval", "exec", "globals"}
 _PROCESS = secrets.token_hex(6)
@@ -294,11 +288,18 @@ def _class(kind: type, walk: _Walk) -> str:
     return f"{name}({', '.join(bases)}){{{_named(parts)}}}"
 
 
+def _of_nnx(*names: str) -> tuple[type, ...]:
+    """Classes of nnx, all by default; none unless the user has imported nnx."""
+    nnx = sys.modules.get("flax.nnx")  # slow to import
+    names = names or ("Module", "Object", "Pytree", "Variable")
+    return tuple(getattr(nnx, n) for n in names if hasattr(nnx, n))
+
+
 def _private(kind: type) -> set[str]:
     """What Flax keeps in its classes and objects for itself."""
     if issubclass(kind, nn.Module):
         return _OF_LINEN
-    return _OF_VARIABLES if issubclass(kind, nnx.Variable) else set()
+    return _OF_VARIABLES if issubclass(kind, _of_nnx("Variable")) else set()
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
@@ -331,7 +332,7 @@ def _object(thing: Any, walk: _Walk) -> str:
     wrapped = attributes.get("__wrapped__")
     if callable(wrapped) and kind.__module__.startswith("jaxlib"):  # jax.jit
         return f"{text} of {_of(wrapped, walk)}"
-    if callable(wrapped) or isinstance(thing, _NNX):  # attributes are all there is
+    if callable(wrapped) or isinstance(thing, _of_nnx()):  # attributes are all there is
         return f"{text}{{{_items(attributes.items(), walk)}}}"
     kept = [
         getattr(kind, name) is getattr(object, name)

@@ -98,8 +98,8 @@ def sweep(
       swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``,
         for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``,
         where what a point lacks keeps the config's value.
-      model, dataset, optimizer, aggregator, loss, metrics, augment, client_step,
-        partition: of all lanes, as in `simulate`.
+      model, dataset, optimizer, aggregator, loss: of all lanes, as in `simulate`.
+      metrics, augment, client_step, partition: likewise.
       workdir: folder for tables, figures and finished lanes; the same call with the
         same folder resumes. None keeps everything in memory.
       lanes_per_call: lanes of one compiled call; 0 chooses by the device.

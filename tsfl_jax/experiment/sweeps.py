@@ -181,8 +181,8 @@ def run(
         The history says when a lane was stopped.
       watch: called after each call of lanes with the histories of all that have
         finished, by lane.
-      model, dataset, optimizer, aggregator, loss, metrics, augment, client_step,
-        partition: as in `from_python.simulate`.
+      model, dataset, optimizer, aggregator, loss: as in `from_python.simulate`.
+      metrics, augment, client_step, partition: likewise.
 
     Returns:
       `SweepResult`.

@@ -245,8 +245,8 @@ def _check_constants(config: c.Config) -> None:
     if config.partition.common and config.partition.online:
         raise UserError(
             "--config.partition.common=True with --config.partition.online=True: each "
-            "client draws anew by itself, so that no samples stay the same for all; "
-            "leave out one of them"
+            "client draws its own samples in every interval, so that none are common "
+            "to all; leave out one of them"
         )
     if config.partition.common and not config.partition.iid_share:
         raise UserError(

@@ -29,7 +29,7 @@ from tsfl_jax.experiment.identity import identity_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Situation
 from tsfl_jax.timeline.schedule import make_schedule
-from tsfl_jax.types import Constants, UserError
+from tsfl_jax.types import Constants, HParams, UserError
 from tsfl_jax.validate import validate
 
 TAU, SIZE = [1, 3, 4, 4], [64, 64, 32, 96]
@@ -384,7 +384,7 @@ def test_when_constants_are_estimated(changes, expected):
                 "partition.online": True,
                 "partition.iid_share": 0.5,
             },
-            "each client draws anew by itself",
+            "each client draws its own samples in every interval",
         ),
     ],
 )
@@ -400,4 +400,16 @@ def test_too_few_samples_for_a_common_share():
             np.full(2, 240),
             PartitionConfig(iid_share=0.9, kind="iid"),
             np.random.default_rng(0),
+        )
+
+
+def test_hyper_parameters_have_the_defaults_of_the_settings():
+    """Rules are also called with `HParams` of one's own, without a config."""
+    found = prepare.hparams_of(Config(), AGGREGATORS["fedavg"])
+    schedules = {"lr_decay", "lr_every", "lr_total"}  # of no effect without one
+    for name, default in HParams._field_defaults.items():
+        if name in schedules:
+            continue
+        np.testing.assert_allclose(
+            getattr(found, name), default, rtol=1e-6, err_msg=name
         )

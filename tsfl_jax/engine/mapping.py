@@ -27,6 +27,13 @@ from tsfl_jax.engine.recipe import Recipe
 from tsfl_jax.types import Array, Params, UserError
 
 
+class _Weight(NamedTuple):
+    """How much clients count: ``[]``, or with leading axes."""
+
+    rho: Float[Array, "..."]
+    shares: Float[Array, "..."] | None  # None: ρ
+
+
 class Share(NamedTuple):
     """The K clients that a device trains; empty entries are clients without work."""
 
@@ -37,6 +44,11 @@ class Share(NamedTuple):
     rho: Float[Array, "K"]
     work: Int[Array, "K"]  # mini-batch steps
     shares: Float[Array, "K"] | None = None  # of the whole; None: ρ
+
+    @property
+    def weight(self) -> _Weight:
+        """How much each client counts."""
+        return _Weight(self.rho, self.shares)
 
 
 def own_share(
@@ -72,13 +84,6 @@ class Trained(NamedTuple):
 
 # (client, limit of `client.train`) -> what came out
 TrainOne = Callable[[Client, Array | int | None], Trained]
-
-
-class _Weight(NamedTuple):
-    """How much clients count: ``[]``, or with leading axes."""
-
-    rho: Float[Array, "..."]
-    shares: Float[Array, "..."] | None  # None: ρ
 
 
 class _Totals(NamedTuple):
@@ -161,13 +166,9 @@ def _in_blocks(share: Share, block: int) -> _Blocks:
     def split(leaf: Array) -> Array:
         return leaf.reshape((blocks, block) + leaf.shape[1:])
 
-    weight = jax.tree.map(
-        lambda a: split(jnp.where(real, a[index], 0.0)),
-        _Weight(share.rho, share.shares),
-    )
     return _Blocks(
         jax.tree.map(split, padded),
-        weight,
+        jax.tree.map(lambda a: split(jnp.where(real, a[index], 0.0)), share.weight),
         split(jnp.where(real, share.work[index], 0)).max(axis=1),
     )
 
@@ -229,8 +230,7 @@ def _sequential(
         several = _terms(trained, weight.rho), weight, result.finite
         return _added(totals, *jax.tree.map(lambda a: a[None], several)), result
 
-    weight = _Weight(share.rho, share.shares)
-    return lax.scan(one, totals, (share.clients, weight))
+    return lax.scan(one, totals, (share.clients, share.weight))
 
 
 def _vmapped(
@@ -277,7 +277,7 @@ def weighted_stack(
         several = jax.tree.map(lambda a: a[None], (terms, weight, finite))
         return _added(totals, *several), None
 
-    items = updates, _Weight(share.rho, share.shares), results.finite
+    items = updates, share.weight, results.finite
     totals, _ = lax.scan(one, _zeros(template, share), items)
     return _finished(totals, template, recipe.axis)
 

@@ -145,13 +145,19 @@ def check_validation(config: Config, rule: Aggregator) -> None:
     ours = any(rule is known for known in AGGREGATORS.values())
     if config.measure_regret or rule is AGGREGATORS["oracle"] or not ours:
         return  # a user's own rule may read any setting
-    for name in ("oracle.steps", "oracle.step"):
+    _refuse(
+        config,
+        ("oracle.steps", "oracle.step"),
+        "; it belongs to --config.algorithm=oracle and --config.measure_regret=True",
+    )
+
+
+def _refuse(config: Config, names: tuple[str, ...], why: str) -> None:
+    """Raise `UserError` for the first of these settings that is not its default."""
+    for name in names:
         value = get(config, name)
         if value != get(Config(), name):
-            raise UserError(
-                f"--config.{name}={value}: would be ignored; it belongs to "
-                "--config.algorithm=oracle and --config.measure_regret=True"
-            )
+            raise UserError(f"--config.{name}={value}: would be ignored{why}")
 
 
 def notes(config: Config, hparams: HParams, times: Schedule) -> tuple[str, ...]:
@@ -194,15 +200,12 @@ def check_given_partition(config: Config) -> None:
     Raises:
       UserError: one does.
     """
-    default = Config()
-    for name in ("schedule.data_size", "schedule.size_groups", "partition.iid_share"):
-        value = get(config, name)
-        if value != get(default, name):
-            raise UserError(
-                f"--config.{name}={value}: would be ignored, since each client's "
-                "samples are given (partition= or --config.partition.kind=client); "
-                "leave it out"
-            )
+    _refuse(
+        config,
+        ("schedule.data_size", "schedule.size_groups", "partition.iid_share"),
+        ", since each client's samples are given (partition= or "
+        "--config.partition.kind=client); leave it out",
+    )
     if config.partition.online:
         raise UserError(
             "--config.partition.online=True: draws samples anew, but each client's "
@@ -218,15 +221,12 @@ def check_optimizer(config: Config, optimizer: optimizers.Optimizer | None) -> N
     """
     if not isinstance(optimizer, optax.GradientTransformation):
         return  # a function of `HParams` may read them
-    default = Config()
-    for name in ("clip_norm", "lr_schedule"):
-        value = get(config, name)
-        if value != get(default, name):
-            raise UserError(
-                f"--config.{name}={value}: would be ignored, since optimizer= is made "
-                "already; leave it out, or give a function of HParams, like "
-                "lambda h: optax.sgd(h.lr)"
-            )
+    _refuse(
+        config,
+        ("clip_norm", "lr_schedule"),
+        ", since optimizer= is made already; leave it out, or give a function of "
+        "HParams, like lambda h: optax.sgd(h.lr)",
+    )
 
 
 def check_client_step(config: Config, rule: Aggregator) -> None:

@@ -176,10 +176,10 @@ def points(path: str, samples: int, swept: Mapping[str, list]) -> Points:
             raise UserError(f"{shown}: {min(seen & names)} is swept twice")
         seen |= names
     product = itertools.product(*parts)
-    found = [{k: v for p in each for k, v in p.items()} for each in product]
-    known: set[str] = set()
-    for point in grid.points(found):
+    merged = [{k: v for p in each for k, v in p.items()} for each in product]
+    several, known = grid.points(merged), set[str]()
+    for point in several:
         if repr(point) in known:
             raise UserError(f"{shown}: {point} is there twice; leave one out")
         known.add(repr(point))
-    return grid.points(found)
+    return several

@@ -11,7 +11,7 @@ from tsfl_jax.types import Params
 def cross_entropy(
     logits: Float[Array, "B O"], labels: Int[Array, "B"]
 ) -> Float[Array, "B"]:
-    """−log softmax(logits)[label] of each sample, in nats; labels in [0, K)."""
+    """−log softmax(logits)[label] of each sample, in nats; labels in [0, O)."""
     # One-hot instead of integer labels: the gradient of a gather is a scatter, which
     # XLA's CPU backend runs element by element.
     hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)

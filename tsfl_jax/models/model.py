@@ -102,7 +102,7 @@ def with_measures(
     outputs = outputs_of(model, sample_shape, dtype, _SAMPLES)
     for name, function in given.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise UserError(f"metrics: {name!r} is no identifier, for example 'top_3'")
+            raise UserError(f"metrics: {name!r} is no identifier; use one like 'top_3'")
         _check_measure(f"metrics[{name!r}]", function, outputs)
     model = model._replace(metrics=tuple(given.items()))
     if loss is None:

@@ -135,7 +135,7 @@ class Conv(nn.Module):
 
 
 class ChannelBias(nn.Module):
-    """Add one number per channel to ``[C, H, W, B]``."""
+    """A number for each channel, added to ``[C, H, W, B]``."""
 
     bias_init: nn.initializers.Initializer = nn.initializers.zeros
 

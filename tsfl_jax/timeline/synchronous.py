@@ -127,7 +127,7 @@ def _tier_rounds(
         arrivals = [task.arrival for task in tasks if task.arrival < math.inf]
         if arrivals:
             heapq.heappush(ends, (max(arrivals), tier, number, tasks))
-        else:  # nobody in this tier comes back: its last round goes on
+        else:  # no client of this tier finishes: its last round does not end
             begun.extend(tasks)
 
     for tier in range(len(tiers)):
@@ -136,7 +136,7 @@ def _tier_rounds(
         now, tier, number, tasks = heapq.heappop(ends)
         ended = [task for task in tasks if task.arrival < math.inf]
         begun += ended
-        # Who never finishes has another task in the next round: it gives up this one.
+        # A client that never finishes gives this task up for that of the next round.
         begun += [
             task._replace(stop=now)
             for task in tasks

@@ -149,6 +149,31 @@ def test_functions_fit_on_one_screen(path):
             assert lines <= TALLEST, f"{path}: {node.name} has {lines} lines"
 
 
+def annotations_of_public(body: list[ast.stmt]) -> set[str]:
+    """Names in the annotations of public classes, functions, and methods."""
+    found = set()
+    for node in body:
+        if getattr(node, "name", "_").startswith("_"):
+            continue
+        if isinstance(node, ast.ClassDef):
+            fields = [n.annotation for n in node.body if isinstance(n, ast.AnnAssign)]
+            found |= annotations_of_public(node.body)
+        elif isinstance(node, ast.FunctionDef):
+            every = [n for n in ast.walk(node.args) if isinstance(n, ast.arg)]
+            fields = [node.returns, *(n.annotation for n in every)]
+        for name in (n for field in fields if field for n in ast.walk(field)):
+            found |= {name.id} if isinstance(name, ast.Name) else set()
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=NAMES)
+def test_public_annotations_name_public_classes(path):
+    """The documentation links the classes of annotations, and has no private ones."""
+    body = ast.parse(path.read_text()).body
+    private = {n.name for n in body if isinstance(n, ast.ClassDef) and n.name[0] == "_"}
+    assert not private & annotations_of_public(body)
+
+
 def test_settings_are_read_in_the_experiment_folder_only():
     """Others may name the type `Config`, but not read a setting from it."""
     for path in FILES:

@@ -27,7 +27,7 @@ from tsfl_jax.engine.recipe import Recipe
 from tsfl_jax.types import Array, Params, UserError
 
 
-class _Weight(NamedTuple):
+class ClientWeight(NamedTuple):
     """How much clients count: ``[]``, or with leading axes."""
 
     rho: Float[Array, "..."]
@@ -46,9 +46,9 @@ class Share(NamedTuple):
     shares: Float[Array, "K"] | None = None  # of the whole; None: ρ
 
     @property
-    def weight(self) -> _Weight:
+    def weight(self) -> ClientWeight:
         """How much each client counts."""
-        return _Weight(self.rho, self.shares)
+        return ClientWeight(self.rho, self.shares)
 
 
 def own_share(
@@ -126,7 +126,7 @@ def _terms(client: Trained, weight: Float[Array, ""]) -> Float[Array, "m"]:
 def _added(
     totals: _Totals,
     terms: Float[Array, "n m"],
-    weight: _Weight,
+    weight: ClientWeight,
     finite: Bool[Array, "n"],
 ) -> _Totals:
     """Totals with n more clients."""
@@ -148,7 +148,7 @@ class _Blocks(NamedTuple):
     """Clients in blocks, leading axes ``[blocks, block]``; the last is filled up."""
 
     clients: Client
-    weight: _Weight
+    weight: ClientWeight
     limit: Int[Array, "blocks"]  # mini-batch steps of each block's longest client
 
 
@@ -222,7 +222,7 @@ def _sequential(
     train: TrainOne, share: Share, totals: _Totals
 ) -> tuple[_Totals, LocalResult]:
     def one(
-        totals: _Totals, item: tuple[Client, _Weight]
+        totals: _Totals, item: tuple[Client, ClientWeight]
     ) -> tuple[_Totals, LocalResult]:
         client, weight = item
         trained = train(client, None)
@@ -267,7 +267,7 @@ def weighted_stack(
     """
 
     def one(
-        totals: _Totals, item: tuple[Params, _Weight, jax.Array]
+        totals: _Totals, item: tuple[Params, ClientWeight, jax.Array]
     ) -> tuple[_Totals, None]:
         update, weight, finite = item
         nothing = jax.tree.map(jnp.zeros_like, update)

@@ -340,7 +340,7 @@ def final_rows(
     return [row for row in found if row]
 
 
-class _Study(NamedTuple):
+class Calibration(NamedTuple):
     """What stays the same from call to call."""
 
     load: Load
@@ -350,7 +350,7 @@ class _Study(NamedTuple):
 
 
 def _attempt(
-    study: _Study,
+    study: Calibration,
     reading: Reading,
     cell: str,
     algorithms: Sequence[str],
@@ -380,7 +380,7 @@ def _joined(old: dict[Key, Measured], new: dict[Key, Measured]) -> dict[Key, Mea
 
 
 def choose(
-    study: _Study, readings: Sequence[Reading], steps: Sequence[Rung]
+    study: Calibration, readings: Sequence[Reading], steps: Sequence[Rung]
 ) -> list[Reading]:
     """Run the rungs; the readings of the last one, the nearest first."""
     measured: dict[Key, Measured] = {}
@@ -406,7 +406,7 @@ def choose(
 
 
 def confirm(
-    study: _Study, several: Sequence[Reading], cells: Sequence[str], seeds: int
+    study: Calibration, several: Sequence[Reading], cells: Sequence[str], seeds: int
 ) -> bool:
     """Run DMS and FedAvg under the nearest readings; whether there is a table."""
     measured: dict[Key, Measured] = {}
@@ -458,7 +458,7 @@ def run_calibration(
     Raises:
       UserError: no reading could be run.
     """
-    study = _Study(load, workdir, files.prepare_workdir(out), about)
+    study = Calibration(load, workdir, files.prepare_workdir(out), about)
     steps = rungs(cells, len(readings))
     best = choose(study, readings, steps)[:2]
     names = ["calibration"]

@@ -1,5 +1,6 @@
 """The examples of docs/own.md run, each as it stands, and what they rest on."""
 
+import json
 import pathlib
 import re
 import sys
@@ -577,7 +578,31 @@ def test_a_rule_of_the_table_is_the_same_by_name_and_as_an_argument(name):
     assert given.summary["algorithm"] == name
 
 
+def test_the_files_name_a_rule_of_the_table(tmp_path):
+    rule, config = tsfl_jax.AGGREGATORS["fedadam"], small()
+    tsfl_jax.simulate(config, aggregator=rule, workdir=tmp_path / "run")
+    settings = json.loads((tmp_path / "run/config.json").read_text())
+    assert settings["algorithm"] == "fedadam" != config.algorithm
+    tsfl_jax.sweep(config, {"seed": [0]}, aggregator=rule, workdir=tmp_path / "sweep")
+    swept = json.loads((tmp_path / "sweep/sweep.json").read_text())
+    assert swept["config"]["algorithm"] == "fedadam"
+    config.algorithm = "fedadam"  # the same experiment
+    tsfl_jax.simulate(config, workdir=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "rule", [tsfl_jax.AGGREGATORS["fedadam"], tsfl_jax.rule(lambda s: s.size)]
+)
+def test_a_sweep_of_rules_beside_a_rule_of_the_users_is_refused(rule):
+    axes = {"algorithm": ["dms", "fedavg"]}
+    with pytest.raises(UserError, match="algorithm: would be ignored with aggregator="):
+        tsfl_jax.sweep(small(), axes, aggregator=rule)
+
+
 def test_a_rule_of_the_table_is_checked_as_by_name():
+    fading = replace(small(), {"algorithm": "dms", "dms.decay": "exponential"})
+    with pytest.raises(UserError, match=r"dms\.decay.*would be ignored"):
+        tsfl_jax.simulate(fading, aggregator=tsfl_jax.AGGREGATORS["dms_adaptive"])
     for name in ("scaffold", "fednova"):
         with pytest.raises(UserError, match="optimizer="):
             tsfl_jax.simulate(

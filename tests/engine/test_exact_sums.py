@@ -97,8 +97,8 @@ def test_ten_thousand_clients_that_do_not_move_leave_the_model():
     @jax.jit
     def run(rho):
         recipe = Recipe(batch_size=1, passes=1)
-        share = mapping.Share(clients, ids, rho, one)
-        return mapping.weighted_updates(train, share, params, recipe)[0]
+        on_device = mapping.DeviceClients(clients, ids, rho, one)
+        return mapping.weighted_updates(train, on_device, params, recipe)[0]
 
     weighted = run(rho)
     np.testing.assert_array_equal(weighted.moved["w"], 0)

@@ -296,7 +296,7 @@ def test_non_finite_client_is_dropped_and_the_others_go_on(mapping, block):
 def test_without_a_client_of_negative_weight_the_others_are_scaled(mapping, block):
     """Weights −1, 1, 1 whose first client is lost are 1/2, 1/2 of the others."""
     number = PROBLEM.rows.shape[0]
-    share = mappings.Share(
+    on_device = mappings.DeviceClients(
         local.Client(jnp.arange(number), jnp.ones(number, int), SIZE[0], PROBLEM.rows),
         jnp.arange(number),
         jnp.array([-1.0, 1.0, 1.0, 0.0, 0.0]),
@@ -313,7 +313,7 @@ def test_without_a_client_of_negative_weight_the_others_are_scaled(mapping, bloc
         )
 
     recipe = scan.Recipe(batch_size=4, passes=1, mapping=mapping, block=block)
-    weighted, _ = mappings.weighted_updates(train, share, start, recipe)
+    weighted, _ = mappings.weighted_updates(train, on_device, start, recipe)
     assert (float(weighted.asked), float(weighted.kept)) == (1, 2)
     # (1·[1, 3] + 1·[2, 6]) · 1/2
     assert weighted.moved["w"].tolist() == [1.5, 4.5]
@@ -328,6 +328,29 @@ def test_total_loss_freezes_the_last_good_model(mapping, block):
     assert history.diverged.tolist() == [True, True, True]
     assert history.num_dropped[0] == 4
     jax.tree.map(np.testing.assert_array_equal, start.params, state.params)
+
+
+@pytest.mark.parametrize(("mapping", "block"), MAPPINGS)
+def test_a_lost_client_s_share_counts_where_its_weight_is_zero(mapping, block):
+    """As that of a client whose lag is so long that its weight underflows."""
+    number = PROBLEM.rows.shape[0]
+    ones, start = jnp.ones(number, int), {"w": jnp.zeros(1)}
+    on_device = mappings.DeviceClients(
+        local.Client(jnp.arange(number), ones, SIZE[0], PROBLEM.rows),
+        jnp.arange(number),
+        jnp.array([0.0, 0.5, 0.0, 0.0, 0.0]),
+        ones,
+        jnp.array([0.5, 0.5, 0.0, 0.0, 0.0]),
+    )
+
+    def train(client, limit):
+        finite = client.id != 0
+        result = local.LocalResult(jnp.float32(0), jnp.int32(0), finite)
+        return mappings.Trained({"w": jnp.ones(1)}, start, result)
+
+    recipe = scan.Recipe(batch_size=4, passes=1, mapping=mapping, block=block)
+    weighted, _ = mappings.weighted_updates(train, on_device, start, recipe)
+    assert float(weighted.moved["w"][0]) == 1  # that of the other alone
 
 
 def test_losing_all_weighted_clients_keeps_the_model_and_goes_on():

@@ -1,6 +1,7 @@
 """A change that can change a result changes the text, and nothing else does."""
 
 import functools
+import importlib
 import io
 import json
 import os
@@ -17,7 +18,7 @@ import optax
 import pytest
 
 import tsfl_jax
-from tsfl_jax.experiment import fingerprints
+from tsfl_jax.experiment import fingerprints, packages
 from tsfl_jax.experiment.fingerprints import describe
 from tsfl_jax.types import UserError
 
@@ -422,6 +423,19 @@ thing.defvjp(lambda x: (x, None), lambda _, g: (VALUE * g,))
 def thing(x):
     return VALUE * x
 """,
+    "single dispatch": """
+@functools.singledispatch
+def scaled(x):
+    return x
+@scaled.register
+def _(x: float):
+    return VALUE * x
+thing = lambda x: scaled(x)
+""",
+    "universal function": """
+from scipy.special import expit
+thing = lambda x: VALUE * expit(x)
+""",
     "optimizer": """
 thing = lambda hparams: optax.adam(hparams.lr, b1=0.VALUE)
 """,
@@ -472,7 +486,7 @@ def test_another_place_gives_the_same_text(name):
 
 
 def test_use_changes_no_text():
-    for name in ("slots", "cached property", "jit", "cache", "NamedTuple"):
+    for name in ("slots", "cached property", "jit", "cache", "single dispatch"):
         made = thing(name)
         first = describe(made)
         if name == "cached property":
@@ -607,6 +621,78 @@ def test_a_module_that_goes_elsewhere_is_all_its_code(text, tmp_path, monkeypatc
     assert "cannot be compared: builtins.module" in loaded(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "thing = Held(own_helpers)",
+        "class thing:\n    helpers = own_helpers",
+        "def thing(x, helpers=own_helpers): return helpers.scale(x)",
+        "thing = functools.partial(used, own_helpers)",
+        "thing = lambda x: used(own_helpers, x)",
+        "thing = lambda x: own_helpers.scale(x)",
+    ],
+)
+def test_what_the_module_imports_is_followed(text, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    helpers = "from own_deeper import deeper\ndef scale(x): return deeper(x)\n"
+    (tmp_path / "own_helpers.py").write_text(helpers)
+    above = "class Held:\n    def __init__(self, held): self.held = held\n"
+    above += "def used(helpers, x): return helpers.scale(x)\n"
+    found = []
+    for value in ("1", "1 ", "23"):
+        for name in ("own_helpers", "own_deeper"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        text_of = f"def deeper(x): return {value} * x\n"
+        (tmp_path / "own_deeper.py").write_text(text_of)
+        found.append(loaded(above + text))
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("text", ["weigh", "Net", "made(3)", "module"])
+def test_an_installed_package_may_be_the_users(text, tmp_path, monkeypatch):
+    """It is installed anew when its code changes, under the same version."""
+    folder = tmp_path / "site-packages" / "own_package"
+    folder.mkdir(parents=True)
+    monkeypatch.syspath_prepend(folder.parent)
+    found = []
+    for value in (1, 1, 23):
+        source = f"from own_package.deep import POWER\nVALUE = {value}\n"
+        source += "weigh = lambda s: s.tau**POWER\nclass Net: pass\n"
+        source += "def made(n): return lambda s: n * s.tau**POWER\n"
+        (folder / "__init__.py").write_text(source)
+        (folder / "deep.py").write_text(f"POWER = {value}\n")
+        for name in ("own_package", "own_package.deep"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        packages._files_of.cache_clear()
+        made = importlib.import_module("own_package")
+        space = vars(made) | {"module": made}
+        found.append(describe([eval(text, space)]))
+    assert found[0] == found[1] != found[2]
+    assert packages.release("numpy.linalg") == packages.release("functools") == ""
+
+
+def test_what_code_shares_cannot_be_compared():
+    module("own_helpers", HELPERS, 1)
+    for text in ("from random import gauss as draw", "draw = np.random.normal"):
+        found = loaded(f"{text}\nthing = lambda x: draw(x, 1)")
+        why = "cannot be compared: the state of a random generator of all code"
+        assert found.endswith(why)
+    made = loaded("thing = np.frompyfunc(lambda x: x, 1, 1)")
+    assert made.endswith("cannot be compared: numpy.ufunc")
+
+
+def test_objects_of_sets_that_refer_to_each_other_end(monkeypatch):
+    several = [Held(None) for _ in range(40)]
+    for one in several:
+        one.held = {other for other in several if other is not one}
+    monkeypatch.setattr(fingerprints, "_MOST_PARTS", 3000)
+    assert "cannot be compared: more than 3,000 parts" in describe(several[0])
+    few = several[:3]
+    for one in few:
+        one.held = {other for other in few if other is not one}
+    assert describe(few[0]) == describe(few[1])
+
+
 def test_cycles_and_size_end():
     loop, table = [1], {}
     loop.append(loop)
@@ -616,7 +702,7 @@ def test_cycles_and_size_end():
     assert describe(loop) == "[1, ^1]" and describe(table) == "{'self': ^1}"
     assert describe(held) == describe(held)
     deep = functools.reduce(lambda inner, _: [inner], range(5000), [])
-    assert "cannot be compared" in describe(deep)
+    assert "cannot be compared: what is nested too deeply" in describe(deep)
     wide = functools.reduce(lambda inner, _: (inner, inner), range(60), ())
     assert len(describe(wide)) < 1000
     many = [[i, [i]] for i in range(1000)]

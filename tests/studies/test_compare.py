@@ -108,6 +108,13 @@ def test_other_clients_are_refused():
         longer = axes.changed(entries[0].config, change)
         with pytest.raises(UserError, match="do not run equally long"):
             compare.check_same_clients([*entries, compare.Entry("longer", longer)])
+    several = (  # 63 virtual seconds each, but for the last bit
+        axes.changed(entry.config, {"num_intervals": T, "schedule.interval_seconds": s})
+        for entry, T, s in zip(entries[:2], (70, 90), (0.9, 0.7), strict=True)
+    )
+    compare.check_same_clients(
+        [compare.Entry(str(c.num_intervals), c) for c in several]
+    )
     other = axes.changed(entries[0].config, {"seeds.fleet": 7})
     with pytest.raises(UserError, match="seeds.fleet is 7"):
         compare.check_same_clients([*entries, compare.Entry("other", other)])

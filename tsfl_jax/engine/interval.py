@@ -181,15 +181,15 @@ def run_interval(
         return mapping.Trained(model, origin, result)
 
     counts = weights.rho, weights.shares
-    share = mapping.own_share(parts.recipe, clients, inputs.assigned, *counts)
+    on_device = mapping.device_clients(parts.recipe, clients, inputs.assigned, *counts)
     sent = None
     if inputs.delivery is not None:
         sent = trees.take(state.sent, clients.snapshot)
     event = Event(situation, weights.rho, situation.tau > 0, sent, weights.shares)
     arrived = train_and_combine(
-        parts, state, train, share, event, hparams, (weights, problem)
+        parts, state, train, on_device, event, hparams, (weights, problem)
     )
-    tally = count(arrived.results, share, inputs.tau.shape[0], parts.recipe.axis)
+    tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.recipe.axis)
     new = advance(parts, state, arrived, tally, inputs.delivery, hparams)
     scores = evaluate_if_due(parts, new.params, problem, inputs.evaluate)
     return new, record(new, scores, tally, arrived, estimates)
@@ -292,7 +292,7 @@ def train_and_combine(
     parts: Parts,
     state: State,
     train: mapping.TrainOne,
-    share: mapping.Share,
+    on_device: mapping.DeviceClients,
     event: Event,
     hparams: HParams,
     given: tuple[Weights, Problem],
@@ -308,23 +308,25 @@ def train_and_combine(
     weights, problem = given
     by_weights = not rule.stacks
     if by_weights and not recipe.regret:
-        weighted, results = mapping.weighted_updates(train, share, state.params, recipe)
+        weighted, results = mapping.weighted_updates(
+            train, on_device, state.params, recipe
+        )
         mean = mean_of(rule, state.params, weighted, hparams)
         return Arrived(mean, state.server, event, weights, weighted.kept, results)
-    own, results = mapping.stacked_updates(train, share, recipe)
-    updates, there = gathered(own, results, share, event, recipe.axis)
+    own, results = mapping.stacked_updates(train, on_device, recipe)
+    updates, there = gathered(own, results, on_device, event, recipe.axis)
     held = problem.samples, problem.validation
     objective = hindsight.objective(parts, state.params, updates, *held)
     update, server, kept = None, state.server, None
     if by_weights:
-        weighted = mapping.weighted_stack(own, share, results, state.params, recipe)
+        weighted = mapping.weighted_stack(own, on_device, results, state.params, recipe)
         mean, kept = mean_of(rule, state.params, weighted, hparams), weighted.kept
     elif rule.combine is not None:
         update, server = rule.combine(updates, state.server, there, hparams)
         event, mean = there, trees.map_inexact(jnp.add, state.params, update)
     else:
         assert rule.hindsight is not None
-        outcome = Outcome(losses_of(results, share, there, recipe.axis), objective)
+        outcome = Outcome(losses_of(results, on_device, there, recipe.axis), objective)
         weights, server = rule.hindsight(outcome, state.server, there, hparams)
         event = there = there._replace(rho=weights.rho, shares=weights.shares)
         moved = trees.weighted(updates, weights.rho)
@@ -352,7 +354,7 @@ def mean_of(
 def gathered(
     own: Params,
     results: local.LocalResult,
-    share: mapping.Share,
+    on_device: mapping.DeviceClients,
     event: Event,
     axis: str | None,
 ) -> tuple[Params, Event]:
@@ -361,23 +363,26 @@ def gathered(
     Args:
       own: updates of this device's clients ``[K, ...]``.
       results: likewise.
-      share: which clients they are.
+      on_device: which clients they are.
       event: of the interval; N of its weights.
       axis: mesh axis of the devices; None: one.
     """
     # Every device gets what each has: its own in their places and 0 elsewhere.
     there = own, results.finite.astype(jnp.int32)
-    there = trees.scattered(there, share.place, event.rho.shape[0])
+    there = trees.scattered(there, on_device.place, event.rho.shape[0])
     updates, finite = devices.total(there, axis)
     return updates, event._replace(present=(finite > 0) & event.present)
 
 
 def losses_of(
-    results: local.LocalResult, share: mapping.Share, event: Event, axis: str | None
+    results: local.LocalResult,
+    on_device: mapping.DeviceClients,
+    event: Event,
+    axis: str | None,
 ) -> Float[Array, "N"]:
     """The mean sample loss of each client's training; NaN: not present."""
     own = jnp.where(results.finite, results.loss, 0.0), results.samples
-    own = trees.scattered(own, share.place, event.rho.shape[0])
+    own = trees.scattered(own, on_device.place, event.rho.shape[0])
     loss, samples = devices.total(own, axis)
     return jnp.where(event.present, loss / jnp.maximum(samples, 1), jnp.nan)
 
@@ -392,15 +397,18 @@ class Tally(NamedTuple):
 
 
 def count(
-    results: local.LocalResult, share: mapping.Share, number: int, axis: str | None
+    results: local.LocalResult,
+    on_device: mapping.DeviceClients,
+    number: int,
+    axis: str | None,
 ) -> Tally:
     """Sum over the clients of all devices; N = `number`."""
-    worked = share.clients.tau > 0
+    worked = on_device.clients.tau > 0
     usable = results.finite & worked
     loss = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
     samples = jnp.where(usable, results.samples, 0).astype(jnp.float32)
     own = (
-        trees.scattered(results.samples, share.place, number),
+        trees.scattered(results.samples, on_device.place, number),
         jnp.sum(~results.finite & worked),
         usable.sum(),
     )

@@ -31,10 +31,10 @@ class ClientWeight(NamedTuple):
     """How much clients count: ``[]``, or with leading axes."""
 
     rho: Float[Array, "..."]
-    shares: Float[Array, "..."] | None  # None: ρ
+    share: Float[Array, "..."] | None  # of the whole; None: ρ
 
 
-class Share(NamedTuple):
+class DeviceClients(NamedTuple):
     """The K clients that a device trains; empty entries are clients without work."""
 
     clients: Client
@@ -51,21 +51,21 @@ class Share(NamedTuple):
         return ClientWeight(self.rho, self.shares)
 
 
-def own_share(
+def device_clients(
     recipe: Recipe,
     clients: Client,
     assigned: Int[Array, "K"],
     rho: Float[Array, "N"],
     shares: Float[Array, "N"] | None = None,
-) -> Share:
-    """This device's share of the clients; see `devices.deal` for `assigned`."""
+) -> DeviceClients:
+    """The clients that this device trains; see `devices.deal` for `assigned`."""
     number = rho.shape[0]
     real = assigned < number
     here = jnp.where(real, assigned, 0)
     own = trees.take(clients, here)
     own = own._replace(tau=jnp.where(real, own.tau, 0))
     per_iteration = steps_per_iteration(own.size, recipe.batch_size, recipe.iteration)
-    return Share(
+    return DeviceClients(
         own,
         jnp.where(real, assigned, number),
         jnp.where(real, rho[here], 0.0),
@@ -97,10 +97,10 @@ class _Totals(NamedTuple):
     shares: tuple[exact_sums.Sum, exact_sums.Sum] | None
 
 
-def _zeros(template: Params, share: Share) -> _Totals:
+def _zeros(template: Params, on_device: DeviceClients) -> _Totals:
     size = sum(w.size for w in jax.tree.leaves(template) if trees.inexact(w))
     zeros = exact_sums.zeros(())
-    shares = None if share.shares is None else (zeros, zeros)
+    shares = None if on_device.shares is None else (zeros, zeros)
     return _Totals(exact_sums.zeros((size,)), zeros, zeros, jnp.int32(0), shares)
 
 
@@ -130,16 +130,19 @@ def _added(
     finite: Bool[Array, "n"],
 ) -> _Totals:
     """Totals with n more clients."""
-    add, (rho, own), shares = exact_sums.add_all, weight, totals.shares
+    add, shares = exact_sums.add_all, totals.shares
+    rho, share = weight
+    counts = rho != 0
     if shares is not None:
-        assert own is not None
-        kept = add(shares[0], jnp.where(finite, own, 0.0))
-        shares = kept, add(shares[1], own)
+        assert share is not None
+        kept, asked = shares
+        shares = add(kept, jnp.where(finite, share, 0.0)), add(asked, share)
+        counts |= share != 0  # the ρ of a very late client can be 0 in float32
     return _Totals(
         add(totals.moved, terms),
         add(totals.kept, jnp.where(finite, rho, 0.0)),
         add(totals.asked, rho),
-        totals.dropped + jnp.sum(~finite & (rho != 0)),
+        totals.dropped + jnp.sum(~finite & counts),
         shares,
     )
 
@@ -152,15 +155,15 @@ class _Blocks(NamedTuple):
     limit: Int[Array, "blocks"]  # mini-batch steps of each block's longest client
 
 
-def _in_blocks(share: Share, block: int) -> _Blocks:
-    num_clients = share.rho.shape[0]
+def _in_blocks(on_device: DeviceClients, block: int) -> _Blocks:
+    num_clients = on_device.rho.shape[0]
     block = min(block, num_clients)  # a device may have fewer clients than a block
     blocks = -(-num_clients // block)
     # Clients that fill up the last block repeat the first one without any work.
     index = jnp.arange(blocks * block)
     real = index < num_clients
     index = jnp.where(real, index, 0)
-    padded = trees.take(share.clients, index)
+    padded = trees.take(on_device.clients, index)
     padded = padded._replace(tau=jnp.where(real, padded.tau, 0))
 
     def split(leaf: Array) -> Array:
@@ -168,8 +171,8 @@ def _in_blocks(share: Share, block: int) -> _Blocks:
 
     return _Blocks(
         jax.tree.map(split, padded),
-        jax.tree.map(lambda a: split(jnp.where(real, a[index], 0.0)), share.weight),
-        split(jnp.where(real, share.work[index], 0)).max(axis=1),
+        jax.tree.map(lambda a: split(jnp.where(real, a[index], 0.0)), on_device.weight),
+        split(jnp.where(real, on_device.work[index], 0)).max(axis=1),
     )
 
 
@@ -186,7 +189,7 @@ def _flat(tree: Any, num_clients: int) -> Any:
 
 
 def stacked_updates(
-    train: TrainOne, share: Share, recipe: Recipe
+    train: TrainOne, on_device: DeviceClients, recipe: Recipe
 ) -> tuple[Params, LocalResult]:
     """Train every client and return every update: memory grows with K.
 
@@ -208,18 +211,18 @@ def stacked_updates(
         return jax.tree.map(update, model, start), result
 
     if recipe.mapping == "sequential":
-        return lax.map(lambda client: one(client, None), share.clients)
-    blocks = _in_blocks(share, recipe.block)
+        return lax.map(lambda client: one(client, None), on_device.clients)
+    blocks = _in_blocks(on_device, recipe.block)
 
     def several(block: _Blocks) -> tuple[Params, LocalResult]:
         limit = _limit(blocks, block.limit, recipe)
         return jax.vmap(lambda client: one(client, limit))(block.clients)
 
-    return _flat(lax.map(several, blocks), share.rho.shape[0])
+    return _flat(lax.map(several, blocks), on_device.rho.shape[0])
 
 
 def _sequential(
-    train: TrainOne, share: Share, totals: _Totals
+    train: TrainOne, on_device: DeviceClients, totals: _Totals
 ) -> tuple[_Totals, LocalResult]:
     def one(
         totals: _Totals, item: tuple[Client, ClientWeight]
@@ -230,7 +233,7 @@ def _sequential(
         several = _terms(trained, weight.rho), weight, result.finite
         return _added(totals, *jax.tree.map(lambda a: a[None], several)), result
 
-    return lax.scan(one, totals, (share.clients, share.weight))
+    return lax.scan(one, totals, (on_device.clients, on_device.weight))
 
 
 def _vmapped(
@@ -253,7 +256,7 @@ def _vmapped(
 
 def weighted_stack(
     updates: Params,
-    share: Share,
+    on_device: DeviceClients,
     results: LocalResult,
     template: Params,
     recipe: Recipe,
@@ -262,7 +265,7 @@ def weighted_stack(
 
     Args:
       updates: of this device's clients, from `stacked_updates`.
-      share, template, recipe: as in `weighted_updates`.
+      on_device, template, recipe: as in `weighted_updates`.
       results: of the clients.
     """
 
@@ -277,8 +280,8 @@ def weighted_stack(
         several = jax.tree.map(lambda a: a[None], (terms, weight, finite))
         return _added(totals, *several), None
 
-    items = updates, share.weight, results.finite
-    totals, _ = lax.scan(one, _zeros(template, share), items)
+    items = updates, on_device.weight, results.finite
+    totals, _ = lax.scan(one, _zeros(template, on_device), items)
     return _finished(totals, template, recipe.axis)
 
 
@@ -320,7 +323,7 @@ def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
 
 
 def weighted_updates(
-    train: TrainOne, share: Share, template: Params, recipe: Recipe
+    train: TrainOne, on_device: DeviceClients, template: Params, recipe: Recipe
 ) -> tuple[Weighted, LocalResult]:
     """Train every client and return Σ ρ_i (w_i − start_i) over the finite models.
 
@@ -329,7 +332,8 @@ def weighted_updates(
 
     Args:
       train: local training of one client.
-      share: this device's clients, at most `exact_sums.MOST_TERMS` over all devices.
+      on_device: this device's clients, at most `exact_sums.MOST_TERMS` over all
+        devices.
       template: the global model, for shapes and dtypes.
       recipe: mapping, block, longest client and mesh axis.
 
@@ -339,17 +343,17 @@ def weighted_updates(
     Raises:
       UserError: too many clients.
     """
-    number = share.rho.shape[0] * devices.count(recipe.axis)
+    number = on_device.rho.shape[0] * devices.count(recipe.axis)
     if number > exact_sums.MOST_TERMS:
         raise UserError(
             f"{number:,} clients in one interval: their updates are added up exactly "
             f"for at most {exact_sums.MOST_TERMS:,}; use fewer --config.num_clients"
         )
-    totals = _zeros(template, share)
+    totals = _zeros(template, on_device)
     if recipe.mapping == "sequential":
-        totals, results = _sequential(train, share, totals)
+        totals, results = _sequential(train, on_device, totals)
     else:
-        blocks = _in_blocks(share, recipe.block)
+        blocks = _in_blocks(on_device, recipe.block)
         totals, results = _vmapped(train, blocks, totals, recipe)
-        results = _flat(results, share.rho.shape[0])
+        results = _flat(results, on_device.rho.shape[0])
     return _finished(totals, template, recipe.axis), results

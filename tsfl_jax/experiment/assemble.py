@@ -63,7 +63,7 @@ def build(config: Config, **own: Any) -> Experiment:
         arrays=arrays,
         workload=prepared.workload,
         checkpoint=config.checkpoint,
-        settings=dataclasses.asdict(config),
+        settings=dataclasses.asdict(prepared.config),
         identity=identity,
         labels=labels_of(prepared)
         | {"num_parameters": sum(sizes), "num_devices": mesh.size},

@@ -2,10 +2,12 @@
 
 A function is its code and all that the code names: globals, helpers, classes, closures.
 A class is its members and bases, an object its class and attributes, an array a digest.
-What comes from a library is its name: its code is of a version, ours of a setting. Left
-out are addresses, file names, line numbers and docstrings.
+What comes from Python, JAX's family, SciPy or tsfl_jax is its name; what comes from any
+other installed package is its name and a digest of the package's files, as it may be a
+user's. Left out are addresses, file names, line numbers and docstrings.
 
-NOT seen: what a function makes of text (`getattr` with computed names), and files.
+NOT seen: what a function makes of text (`getattr` with computed names, `__getattr__` of
+a module), the state inside of libraries (`numpy.random`, `os.environ`), and files.
 """
 
 import builtins
@@ -14,12 +16,10 @@ import copyreg
 import dataclasses
 import functools
 import hashlib
-import importlib.util
 import inspect
-import os
+import random
 import secrets
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -30,14 +30,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import data
-from tsfl_jax.experiment import bytecode
+from tsfl_jax.experiment import bytecode, packages
 
 _MOST_CHARACTERS = 200  # of a part; the rest is in its digest
 _MOST_PARTS = 1_000_000  # of a thing; what has more is not followed
-# Also where they are installed from a checkout.
-_LIBRARIES = {"chex", "flax", "jax", "jaxlib", "jaxtyping", "numpy", "optax"}
-_LIBRARIES |= {"tsfl_jax", "typing_extensions"}
-_INSTALLED = {"site-packages", "dist-packages"}
 _PLAIN = {bool, bytes, complex, float, int, range, str}
 _PLAIN |= {type(None), type(...), type(NotImplemented)}
 _HEAP = 1 << 9  # flag of types that are not part of Python or a library in C
@@ -50,14 +46,16 @@ _NOTED = {
     *("__static_attributes__", "__type_params__", "__weakref__", "_abc_impl"),
     *("_object__state", "_pytree__state"),
 }
-_OF_MODULES = {
+_NOTED_IN_MODULES = {
     *("__annotations__", "__builtins__", "__cached__", "__doc__", "__file__"),
     *("__loader__", "__name__", "__package__", "__path__", "__spec__"),
 }
-_OF_LINEN = {"_id", "_parent_ref", "_state", "parent", "scope"}
-_OF_VARIABLES = {"_trace_state"}
+_NOTED_BY_LINEN = {"_id", "_parent_ref", "_state", "parent", "scope"}
+_NOTED_BY_VARIABLES = {"_trace_state"}
 # With these code reaches names that it does not have.
 _DYNAMIC = {"__import__", "eval", "exec", "globals"}
+# Of the modules `random` and `numpy.random`, whose functions are its methods.
+_GENERATORS: tuple[Any, ...] = (random.random.__self__, np.random.random.__self__)
 _PROCESS = secrets.token_hex(6)
 # Objects that cannot be described, kept so that no other one gets the same address.
 _UNKNOWN: dict[int, tuple[int, Any]] = {}
@@ -70,6 +68,8 @@ class _Walk(NamedTuple):
     open: list[int]  # from the first one to the present one
     unknown: dict[str, None]  # what could not be described
     own: list[str]  # a user's functions, those that others name first
+    modules: dict[tuple[int, str], str]  # what code uses of them, by address and code
+    visits: list[None]  # one for each part, also of copies of this walk
 
 
 def describe(thing: Any) -> str:
@@ -82,7 +82,7 @@ def describe(thing: Any) -> str:
       Its parts as text, long ones as digests. If a part cannot be described (a lock, an
       open file), the text is another one in every process, and names it.
     """
-    walk = _Walk({}, [], {}, [])
+    walk = _Walk({}, [], {}, [], {}, [])
     text = _of(thing, walk, 3 * _MOST_CHARACTERS)
     if "…" in text and walk.own and walk.own[-1] not in text:
         text += f" of {walk.own[-1]}"  # for a reader, the digest has it
@@ -99,13 +99,16 @@ def _of(thing: Any, walk: _Walk, most: int = _MOST_CHARACTERS) -> str:
         return walk.done[here][1]
     if here in walk.open:  # a function that calls itself, say
         return f"^{len(walk.open) - walk.open.index(here)}"
-    if len(walk.done) > _MOST_PARTS:
+    walk.visits.append(None)
+    if len(walk.visits) > _MOST_PARTS:
         walk.unknown[f"more than {_MOST_PARTS:,} parts"] = None
         return secrets.token_hex(6)
     walk.open.append(here)
     try:
         text = _short(_compose(thing, walk), most)
-    except Exception:  # of a property or `__reduce__` of the object's, or too deep
+    except RecursionError:
+        text = _unknown(thing, walk, "what is nested too deeply")
+    except Exception:  # of a property or `__reduce__` of the object's
         text = _unknown(thing, walk)
     finally:
         walk.open.pop()
@@ -131,6 +134,8 @@ def _compose(thing: Any, walk: _Walk) -> str:
     name = _known_name(thing)
     if name:
         return name
+    if any(thing is one for one in _GENERATORS):
+        return _unknown(thing, walk, "the state of a random generator of all code")
     if type(thing) in (list, tuple):
         text = ", ".join(_of(part, walk) for part in thing)
         return f"[{text}]" if type(thing) is list else f"({text})"
@@ -150,38 +155,18 @@ def _named(parts: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {text}" for name, text in parts.items())
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_own(module: str | None, file: str | None = None) -> bool:
-    """Whether a module is a user's: in no folder of installed packages."""
-    top = (module or "").partition(".")[0]
-    if top in ("", "__main__"):  # text given to `exec`, a script, a notebook
-        return True
-    if top in _LIBRARIES or top in sys.builtin_module_names:
-        return False
-    if not file:
-        found = sys.modules.get(module or "") or sys.modules.get(top)
-        spec = None if found else importlib.util.find_spec(top)
-        file = getattr(found, "__file__", None) or (spec and spec.origin)
-    if not file or file in ("built-in", "frozen"):
-        return top not in sys.stdlib_module_names
-    path = os.path.realpath(file)
-    if _INSTALLED & set(path.split(os.sep)):
-        return False
-    folders = {sysconfig.get_path(n) for n in ("stdlib", "platstdlib")}
-    roots = [os.path.realpath(f) + os.sep for f in folders]
-    return not path.startswith(tuple(roots))
-
-
 def _known_name(thing: Any) -> str:
     """The name under which a library has this very thing, else empty."""
     module = getattr(thing, "__module__", None)
     name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
-    if not (isinstance(module, str) and isinstance(name, str)) or _is_own(module):
+    if not (isinstance(module, str) and isinstance(name, str)) or packages.is_own(
+        module
+    ):
         return ""
     found = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return f"{module}.{name}" if found is thing else ""
+    return f"{module}.{name}{packages.release(module)}" if found is thing else ""
 
 
 def _function(thing: Any, walk: _Walk) -> str:
@@ -191,6 +176,8 @@ def _function(thing: Any, walk: _Walk) -> str:
     checks = thing.__code__.co_filename.startswith("<@beartype")
     if (checks or library == "jaxtyping") and hasattr(thing, "__wrapped__"):
         return _of(thing.__wrapped__, walk)  # checks of annotations change no result
+    if isinstance(getattr(thing, "registry", None), types.MappingProxyType):
+        return f"singledispatch {_of(thing.registry, walk)}"  # it has a cache besides
     parts = {}
     for name, part in (
         ("defaults", thing.__defaults__),
@@ -205,16 +192,17 @@ def _function(thing: Any, walk: _Walk) -> str:
             parts[name] = _used(name, cell.cell_contents, read, walk)
         except ValueError:
             parts[name] = "not yet filled"
-    own = _is_own(space.get("__name__"), space.get("__file__"))
+    own = packages.is_own(space.get("__name__"), space.get("__file__"))
     if own:
         for name in read.loaded:
-            if name in space and name not in _OF_MODULES:
+            if name in space and name not in _NOTED_IN_MODULES:
                 parts[f"global {name}"] = _used(name, space[name], read, walk)
             elif name in _DYNAMIC and hasattr(builtins, name):
                 why = f"{name}() in {thing.__qualname__}"
                 parts[name] = _unknown(thing, walk, why)
         parts |= _imports(space, read, walk)
     text = f"{thing.__module__}.{thing.__qualname__}:{read.digest}"
+    text += packages.release(space.get("__name__"))
     text = _short(f"{text}[{_named(parts)}]" if parts else text, _MOST_CHARACTERS)
     if own and thing.__code__.co_filename != "<string>":  # as of a dataclass
         walk.own.append(text)
@@ -229,10 +217,13 @@ def _used(name: str, thing: Any, read: bytecode.Read, walk: _Walk) -> str:
     """What code uses of a thing that it names: of a user's own module, attributes."""
     if not isinstance(thing, types.ModuleType):
         return _of(thing, walk)
-    if not _is_own(thing.__name__, getattr(thing, "__file__", None)):
-        return thing.__name__
+    if not packages.is_own(thing.__name__, getattr(thing, "__file__", None)):
+        return f"{thing.__name__}{packages.release(thing.__name__)}"
     if id(thing) in walk.open:
         return "^"
+    known = id(thing), f"{read.digest} {name in read.bare}"
+    if known in walk.modules:
+        return walk.modules[known]
     # Where else it goes, other attributes may be used.
     whole = _of(thing, walk) if name in read.bare else thing.__name__
     walk.open.append(id(thing))
@@ -240,18 +231,19 @@ def _used(name: str, thing: Any, read: bytecode.Read, walk: _Walk) -> str:
         parts = {
             attribute: _used("", vars(thing)[attribute], read, walk)
             for attribute in read.names
-            if attribute in vars(thing) and attribute not in _OF_MODULES
+            if attribute in vars(thing) and attribute not in _NOTED_IN_MODULES
         }
     finally:
         walk.open.pop()
-    return f"{whole}{{{_named(parts)}}}"
+    walk.modules[known] = f"{whole}{{{_named(parts)}}}"
+    return walk.modules[known]
 
 
 def _imports(space: dict, read: bytecode.Read, walk: _Walk) -> dict[str, str]:
     """A user's own modules that a function itself imports."""
     found = {}
     for name, fromlist, level, into in read.imports:
-        if level == 0 and not _is_own(name.partition(".")[0]):
+        if level == 0 and not packages.is_own(name.partition(".")[0]):
             continue
         try:  # as it will when it is called
             module = builtins.__import__(name, space, None, fromlist, level)
@@ -264,12 +256,13 @@ def _imports(space: dict, read: bytecode.Read, walk: _Walk) -> dict[str, str]:
 
 
 def _module(thing: types.ModuleType, walk: _Walk) -> str:
-    """A library's module is its name, a user's own the code in its file."""
-    if not _is_own(thing.__name__, getattr(thing, "__file__", None)):
-        return thing.__name__
+    """A library's module is its name, a user's own its code and what that imports."""
+    if not packages.is_own(thing.__name__, getattr(thing, "__file__", None)):
+        return f"{thing.__name__}{packages.release(thing.__name__)}"
     spec: Any = thing.__spec__  # without one in a script: not to be described
-    code = spec.loader.get_code(thing.__name__)
-    return f"{thing.__name__}:{bytecode.read(code).digest}"
+    read = bytecode.read(spec.loader.get_code(thing.__name__))
+    imports = _imports(vars(thing), read, walk)
+    return f"{thing.__name__}:{read.digest}[{_named(imports)}]"
 
 
 def _class(kind: type, walk: _Walk) -> str:
@@ -298,8 +291,8 @@ def _of_nnx(*names: str) -> tuple[type, ...]:
 def _private(kind: type) -> set[str]:
     """What Flax keeps in its classes and objects for itself."""
     if issubclass(kind, nn.Module):
-        return _OF_LINEN
-    return _OF_VARIABLES if issubclass(kind, _of_nnx("Variable")) else set()
+        return _NOTED_BY_LINEN
+    return _NOTED_BY_VARIABLES if issubclass(kind, _of_nnx("Variable")) else set()
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
@@ -321,11 +314,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 
 def _object(thing: Any, walk: _Walk) -> str:
-    """An object: its class, its attributes, and what it has in C.
-
-    Raises:
-      TypeError: what it has in C cannot be read.
-    """
+    """An object: its class, its attributes, and what it has in C."""
     kind = type(thing)
     attributes = _attributes(thing)
     text = _of(kind, walk)
@@ -334,30 +323,43 @@ def _object(thing: Any, walk: _Walk) -> str:
         return f"{text} of {_of(wrapped, walk)}"
     if callable(wrapped) or isinstance(thing, _of_nnx()):  # attributes are all there is
         return f"{text}{{{_items(attributes.items(), walk)}}}"
-    kept = [
+    pickled, whole = _pickled(thing)
+    if whole:
+        attributes = {}
+    text += f"({', '.join(_of(part, walk) for part in pickled)})" if pickled else ""
+    return f"{text}{{{_items(attributes.items(), walk)}}}" if attributes else text
+
+
+def _pickled(thing: Any) -> tuple[list[Any], bool]:
+    """What an object gives to pickle, and whether its attributes are in it.
+
+    Raises:
+      TypeError: what it has in C cannot be read.
+    """
+    kind = type(thing)
+    reduce = copyreg.dispatch_table.get(kind)
+    by_default = not reduce and all(
         getattr(kind, name) is getattr(object, name)
         for name in ("__reduce_ex__", "__reduce__", "__getstate__")
-    ]
-    reduce = copyreg.dispatch_table.get(kind)
+    )
     parts: Any = reduce(thing) if reduce else thing.__reduce_ex__(4)
-    own = _is_own(kind.__module__)
+    own = packages.is_own(kind.__module__)
     if isinstance(parts, str):  # its name, which says little of what a user made
         module = getattr(thing, "__module__", None)
-        if _is_own(module) and not own and kind.__module__ != "typing":
+        if packages.is_own(module) and not own and kind.__module__ != "typing":
             raise TypeError(f"{parts} is all that is known")
         parts = (f"{module}.{parts}",)
     make, args, state, *items = (*parts, *(None,) * (6 - len(parts)))
     listed = [None if found is None else list(found) for found in items[:2]]
-    if reduce or not all(kept):
-        # What a user's own class gives to pickle need not be all there is.
-        attributes = attributes if own else {}
-        told = [make, args, state, *listed]
-    else:
-        args = args or ()  # the class is the first one
-        told = [args[1:], *listed]
-    told = [p for p in told if not (p is None or (type(p) is tuple and not p))]
-    text += f"({', '.join(_of(part, walk) for part in told)})" if told else ""
-    return f"{text}{{{_items(attributes.items(), walk)}}}" if attributes else text
+    # By default the state is the attributes, the first argument the class.
+    first = [(args or ())[1:]] if by_default else [make, args, state]
+    given = [
+        part
+        for part in (*first, *listed)
+        if not (part is None or (type(part) is tuple and not part))
+    ]
+    # What a user's own class gives to pickle need not be all there is.
+    return given, not by_default and not own
 
 
 def _array(thing: Any, walk: _Walk) -> str:
@@ -381,24 +383,41 @@ def _builtin(thing: Any, walk: _Walk) -> str:
       TypeError: it is of a user's own module in C.
     """
     module = getattr(thing, "__module__", None)
-    if module and _is_own(module):
+    if module and packages.is_own(module):
         raise TypeError(f"{module} is in C")
     name = thing.__qualname__
     if thing.__self__ is None or isinstance(thing.__self__, types.ModuleType):
-        return f"{module}.{name}"
+        return f"{module}.{name}{packages.release(module)}"
     return f"{name} of {_of(thing.__self__, walk)}"
+
+
+def _ufunc(thing: np.ufunc, walk: _Walk) -> str:
+    """A universal function: its name, if a library has it.
+
+    Raises:
+      TypeError: `numpy.frompyfunc` made it of another function.
+    """
+    name = thing.__name__
+    for module in list(sys.modules.values()):
+        library = (
+            getattr(module, "__name__", "").partition(".")[0] in packages.LIBRARIES
+        )
+        if library and vars(module).get(name) is thing:
+            return f"ufunc {name}"
+    raise TypeError(f"{name} is in C")
 
 
 def _set(thing: Any, walk: _Walk) -> str:
     # The order differs from process to process, and so must not matter.
-    parts = sorted(_of(part, walk._replace(done={})) for part in thing)
+    alone = (walk._replace(done={}, modules={}) for _ in thing)
+    parts = sorted(_of(part, one) for part, one in zip(thing, alone, strict=True))
     return f"{{{', '.join(parts)}}}{_of_own_kind(thing, walk)}"
 
 
 def _of_own_kind(thing: Any, walk: _Walk) -> str:
     """What an object has besides, if its class is a user's."""
     kind = type(thing)
-    if not (kind.__flags__ & _HEAP and _is_own(kind.__module__)):
+    if not (kind.__flags__ & _HEAP and packages.is_own(kind.__module__)):
         return ""
     return f"{_of(kind, walk)}{{{_items(_attributes(thing).items(), walk)}}}"
 
@@ -416,6 +435,7 @@ def _parts_of(*names: str) -> Callable[[Any, _Walk], str]:
 
 _KINDS: tuple[tuple[Any, Callable[[Any, _Walk], str]], ...] = (
     (types.FunctionType, _function),
+    (np.ufunc, _ufunc),
     (types.MethodType, _parts_of("__func__", "__self__")),
     ((types.BuiltinFunctionType, types.MethodWrapperType), _builtin),
     (

@@ -211,11 +211,16 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     return tau * each
 
 
-def _by_name(config: Config, own: Own) -> tuple[Config, Own]:
-    """Name a rule of `AGGREGATORS` that was passed as the user's own."""
+def by_name(config: Config, own: Own) -> tuple[Config, Own]:
+    """Name a rule of `AGGREGATORS` that was passed as the user's own.
+
+    Raises:
+      UserError: a setting that cannot work with this rule.
+    """
     for name, rule in AGGREGATORS.items():
         if rule is own.aggregator:
             config = replace(config, {"algorithm": name})
+            rule_settings.validate(config)
             return config, own._replace(aggregator=None)
     return config, own
 
@@ -281,7 +286,7 @@ def prepare_validated(
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    config, own = _by_name(config, own)
+    config, own = by_name(config, own)
     _check_rule(config, own)
     dataset = own.dataset
     if dataset is None:
@@ -435,6 +440,11 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
     if len({config.devices for config in configs}) > 1:
         raise UserError(
             "--sweep devices: all lanes run on the same devices; set --config.devices"
+        )
+    if own.aggregator is not None and len({c.algorithm for c in configs}) > 1:
+        raise UserError(
+            "--sweep algorithm: would be ignored with aggregator=, the rule of all "
+            "lanes; leave one of them out"
         )
     shared: dict[str, tuple[Dataset, str]] = {}
     made: dict[str, Network] = {}

@@ -37,7 +37,7 @@ from tsfl_jax.experiment import (
 from tsfl_jax.experiment.backend import depends_on_devices, notes_of, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.own_hooks import Own
-from tsfl_jax.experiment.prepare import Prepared, drawn_bytes, prepare_all
+from tsfl_jax.experiment.prepare import Prepared, by_name, drawn_bytes, prepare_all
 from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.experiment.runner import regret_of, scores_of, weights_notes
 from tsfl_jax.report import files, frames, progress, results, sweeps
@@ -228,6 +228,7 @@ def run_validated(
     )
     with contextlib.ExitStack() as stack:
         folder = None if workdir is None else _opened(workdir, stream, stack)
+        config, _ = by_name(config, Own(**own))
         several = prepare_all(configs, Own(**own))
         names = [_digest(p) for p in several]
         swept = grid.names_of(points)

@@ -97,7 +97,7 @@ def sweep_folder(folder):
         arrays |= {"diverged": (np.arange(5) >= 3) & lost}
         files.write_arrays(folder / "lanes" / f"{lane}x.npz", arrays)
         last = 3 if lost else 4
-        settings = files.plain({n: get(Config(), n) for n in SETTINGS})
+        settings = files.plain({n: get(Config(num_clients=3), n) for n in SETTINGS})
         rows.append(
             {"lane": lane}
             | settings
@@ -194,7 +194,7 @@ def test_a_sweep(tmp_path, form):
 
 def test_bytes_count_each_delivery_of_a_client_in_one_update(tmp_path):
     """Under FedBuff a fast client delivers several times: the run as the sweep."""
-    config = Config(num_intervals=6, num_clients=4, batch_size=8, devices=1)
+    config = Config(num_intervals=6, num_clients=5, batch_size=8, devices=1)
     config.algorithm, config.schedule.data_size = "fedbuff", 32
     config.model.hidden, config.timeline.local_iterations = 0, 1
     config.timeline.framework, config.timeline.buffer = "fedbuff", 4
@@ -208,8 +208,19 @@ def test_bytes_count_each_delivery_of_a_client_in_one_update(tmp_path):
     lane = lane._replace(facts=lane.facts | parameters)
     count = int(tsfl_jax.explain(config).work.deliveries.sum())
     assert (one.tau > 0).sum() < count
+    for mine, other in ((lane.tau, one.tau), (lane.deliveries, one.deliveries)):
+        np.testing.assert_array_equal(mine, other)
+    np.testing.assert_allclose(lane.rho, one.rho, rtol=1e-6)
     sent = 8 * parameters["num_parameters"]
     assert groups.moved_bytes(one) == groups.moved_bytes(lane) == sent * count
+    # Lanes of earlier versions do not say who delivers.
+    (path,) = (tmp_path / "sweep" / "lanes").glob("*.npz")
+    arrays = files.read_arrays(path)
+    del arrays["client"]
+    files.write_arrays(path, arrays)
+    assert collect.read_source(tmp_path / "sweep").runs[0].rho is None
+    again = tsfl_jax.sweep(config, {"seed": [0]}, workdir=tmp_path / "sweep")
+    assert again.history["client"].shape == again.history["rho"].shape
     # Folders of earlier versions have what can be counted there.
     path = tmp_path / "run" / "clients.npz"
     arrays = files.read_arrays(path)

@@ -40,6 +40,7 @@ from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, by_name, drawn_bytes, prepare_all
 from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.experiment.runner import regret_of, scores_of, weights_notes
+from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report import files, frames, progress, results, sweeps
 from tsfl_jax.types import UserError
 
@@ -55,7 +56,8 @@ class SweepResult(NamedTuple):
 
     rows: list[dict]  # per lane: swept values, results, fingerprints, all settings
     # [L, T] or [L, T, N], NaN after a divergence. What differs in shape between the
-    # lanes (T, N were swept) is left out: it is in the lanes' files.
+    # lanes (T, N were swept) is left out: it is in the lanes' files. Where clients do
+    # not start together N are slots, and "client" says whose they are.
     history: dict[str, np.ndarray]
     swept: Sequence[str] = ()  # names of the swept settings
     series: Sequence[dict[str, np.ndarray]] = ()  # per lane, [T]: what is one number
@@ -156,7 +158,7 @@ def _cut(history: dict) -> dict:
             np.nan if np.issubdtype(a.dtype, np.floating) else 0,
             a,
         ).astype(a.dtype)
-        if a.ndim and name not in ("tau", "virtual_time", "diverged")
+        if a.ndim and name not in ("tau", "virtual_time", "diverged", calls.CLIENT)
         else a
         for name, a in history.items()
     }
@@ -299,7 +301,9 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
         lanes_folder = every.folder / "lanes"
         wanted = every.metrics() + every.asked()
         found = racing.finished(every.race, lanes_folder, names, warn, wanted)
-        done = {name: _cut(history) for name, history in found.items()}
+        workloads = {n: p.workload for n, p in zip(names, several, strict=True)}
+        # Files of earlier versions do not say who delivers.
+        done = {n: _cut(h | _delivering(workloads[n])) for n, h in found.items()}
     rows = {i: every.row(i, done[n]) for i, n in enumerate(names) if n in done}
     todo = [i for i in range(len(names)) if i not in rows]
     if done:
@@ -404,6 +408,7 @@ def _histories(
             "virtual_time": workload.seconds,
             "seconds": np.float64(seconds / len(indices)),
         }
+        one |= _delivering(workload)
         if running is not None:
             one[racing.STOPPED] = np.int64(running.stopped.get(index, -1))
         if every.folder is not None:
@@ -411,6 +416,12 @@ def _histories(
             racing.write_lane(every.race, folder, every.names[index], one)
         found.append(one)
     return found
+
+
+def _delivering(workload: Workload) -> dict[str, np.ndarray]:
+    """The client of each slot, ``[T, K]``, where clients do not start together."""
+    delivery = workload.schedule.delivery
+    return {} if delivery is None else {calls.CLIENT: np.asarray(delivery.client)}
 
 
 def _raced(
@@ -459,7 +470,9 @@ def _result(
         progress.log(every.stream, f"note: {note}")
         for lane in lanes_of_note:
             rows[lane]["notes"] = "; ".join(filter(None, (rows[lane]["notes"], note)))
-    fields = [name for name in histories[0] if name != "seconds"]
+    fields = [
+        n for n in histories[0] if n != "seconds" and all(n in h for h in histories)
+    ]
     same = {f: len({h[f].shape for h in histories}) == 1 for f in fields}
     whole = {f: np.stack([h[f] for h in histories]) for f in fields if same[f]}
     series = [frames.series_of(history) for history in histories]

@@ -160,6 +160,34 @@ def _clients(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return tau.astype(float), np.nan_to_num(rho.astype(float))
 
 
+def _by_client(
+    lane: dict[str, np.ndarray], number: Any
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """τ, ρ and deliveries of a lane's file, ``[T, N]`` each; None: not known.
+
+    Args:
+      lane: arrays of the file; {}: there is none.
+      number: N; None: not known.
+    """
+    if not {"tau", "rho"} <= set(lane):
+        return None, None, None
+    tau, rho = _clients(lane)
+    client = lane.get("client")
+    if client is None:  # without slots; or of an earlier version, which never has it
+        slots = number not in (None, tau.shape[1])
+        return (None, None, None) if slots else (tau, rho, None)
+    there = (tau > 0) | (rho > 0)
+    if client.shape != tau.shape or not isinstance(number, int):
+        return None, None, None
+    if not ((client[there] >= 0) & (client[there] < number)).all():
+        return None, None, None
+    dense = np.zeros((3, len(tau), number))
+    place = np.nonzero(there)[0], client[there]
+    for out, values in zip(dense, (tau, rho, there), strict=True):
+        np.add.at(out, place, values[there])
+    return dense[0], dense[1], dense[2].astype(int)
+
+
 def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:
     """A sweep; names of its lanes are the swept values, with a prefix."""
     missing = []
@@ -182,7 +210,7 @@ def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:
         line = series.get(str(row.get("lane", index)), _curves(found))
         line = {n: a[: _last_interval(row)] for n, a in line.items()}
         without += not found
-        tau, rho = _clients(found) if {"tau", "rho"} <= set(found) else (None, None)
+        weights = _by_client(found, row.get("num_clients"))
         values = [f"{n}={_shown(row.get(n))}" for n in swept if n not in SEEDS]
         name = ": ".join(filter(None, [prefix, ", ".join(values)]))
         settings = {n: v for n, v in row.items() if n in SETTINGS}
@@ -198,7 +226,7 @@ def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:
         }
         where = f"{folder}, lane {row.get('lane', index)}"
         name = name or folder.resolve().name
-        runs.append(Run(name, where, settings, facts, line, tau, rho))
+        runs.append(Run(name, where, settings, facts, line, *weights))
     if without:
         missing.append(
             f"{folder / 'lanes'}: the files of {without} of {len(rows)} lanes are not "

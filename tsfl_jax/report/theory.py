@@ -375,6 +375,11 @@ def item_rows(run: Run, found: Items) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in values]
 
 
+# Legends stand below their axes, outside of the data.
+_BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+_BELOW |= {"ncols": 2, "fontsize": "x-small", "handlelength": 3}
+
+
 @plot_style.styled
 def plot_theory(
     run: Run, after: Items, found: Weights, path: pathlib.Path
@@ -387,7 +392,7 @@ def plot_theory(
       found: from `weights`; shown is the mean over all clients with the same τ.
       path: without a suffix.
     """
-    figure, (left, right) = plot_style.figure_of(3.0, ncols=2)
+    figure, (left, right) = plot_style.figure_of(3.6, ncols=2)
     _plot_terms(left, run, after)
     for name, style in _WEIGHTS.items():
         rho = found.rho[name]
@@ -399,7 +404,7 @@ def plot_theory(
     right.set_xlabel("local iterations τ")
     right.set_ylabel("mean weight ρ in %")
     right.xaxis.set_major_locator(plot_style.whole_numbers())
-    right.legend(fontsize="x-small", handlelength=2)
+    right.legend(**_BELOW)
     figure.suptitle(plot_style.title(run.about))
     return plot_style.save_both(figure, path)
 
@@ -419,7 +424,7 @@ def _plot_terms(axes: "matplotlib.axes.Axes", run: Run, after: Items) -> None:
         plot_style.plot_line(axes, run.interval, values, style, label=label)
     if axes.lines:
         axes.set_yscale("log")
-        axes.legend(fontsize="x-small", handlelength=3)
+        axes.legend(**_BELOW)
     if void.any():
         first = run.interval[void][0]
         axes.axvspan(first - 0.5, run.interval[-1] + 0.5, color="#EEEEEE", zorder=0)

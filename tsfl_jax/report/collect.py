@@ -16,6 +16,7 @@ import numpy as np
 
 from tsfl_jax.config import SEEDS, SETTINGS, flat
 from tsfl_jax.report import files
+from tsfl_jax.timeline import replay
 from tsfl_jax.types import UserError
 
 RUN, SWEEP, COMPARISON, STUDY, FOLDER = (
@@ -181,11 +182,11 @@ def _by_client(
         return None, None, None
     if not ((client[there] >= 0) & (client[there] < number)).all():
         return None, None, None
-    dense = np.zeros((3, len(tau), number))
-    place = np.nonzero(there)[0], client[there]
-    for out, values in zip(dense, (tau, rho, there), strict=True):
-        np.add.at(out, place, values[there])
-    return dense[0], dense[1], dense[2].astype(int)
+    tau, rho, deliveries = (
+        replay.by_client(values, client, there, number)
+        for values in (tau, rho, there.astype(int))
+    )
+    return tau, rho, deliveries
 
 
 def _read_sweep(folder: pathlib.Path, prefix: str) -> Source:

@@ -121,9 +121,20 @@ def dense(
     if schedule.delivery is None:
         return values
     updates = len(values)
-    out = np.zeros((updates, num_clients), values.dtype)
     # A client that did nothing but says otherwise has weight, too.
     there = claimed(schedule)[:updates] > 0
-    client = np.asarray(schedule.delivery.client)[:updates][there]
-    put.at(out, (np.nonzero(there)[0], client), values[there])
+    client = np.asarray(schedule.delivery.client)[:updates]
+    return by_client(values, client, there, num_clients, put)
+
+
+def by_client(
+    values: Shaped[np.ndarray, "R K"],
+    client: Int[np.ndarray, "R K"],
+    there: Bool[np.ndarray, "R K"],
+    num_clients: int,
+    put: np.ufunc = np.add,
+) -> Shaped[np.ndarray, "R N"]:
+    """Values by slot, ordered by client; those of slots not `there` are left out."""
+    out = np.zeros((len(values), num_clients), values.dtype)
+    put.at(out, (np.nonzero(there)[0], client[there]), values[there])
     return out

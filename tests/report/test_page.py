@@ -221,6 +221,8 @@ def test_bytes_count_each_delivery_of_a_client_in_one_update(tmp_path):
     assert collect.read_source(tmp_path / "sweep").runs[0].rho is None
     again = tsfl_jax.sweep(config, {"seed": [0]}, workdir=tmp_path / "sweep")
     assert again.history["client"].shape == again.history["rho"].shape
+    slots = again.history["client"][again.history["tau"] > 0]
+    np.testing.assert_array_equal(one.deliveries.sum(0), np.bincount(slots))
     # Folders of earlier versions have what can be counted there.
     path = tmp_path / "run" / "clients.npz"
     arrays = files.read_arrays(path)

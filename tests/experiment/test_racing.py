@@ -1,6 +1,7 @@
 """Races: lanes that cannot win stop, the others do not notice, resuming included."""
 
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import tsfl_jax
 from tests.experiment.test_seeds import small
 from tsfl_jax.experiment import racing, sweeps
 from tsfl_jax.report import collect, files, groups, page
+from tsfl_jax.studies import arena
 
 SETTINGS = {"num_intervals": 6, "report_every": 2}
 LANES = [{"algorithm": a, "seed": s} for a in ("fedavg", "fedprox") for s in (0, 1)]
@@ -31,6 +33,24 @@ def runs(tmp_path_factory):
     options = {"workdir": folder, "lanes_per_call": 2, "race": RACE}
     raced = sweeps.run(small(**SETTINGS), LANES, **options)
     return folder, whole, raced
+
+
+def test_a_lane_that_has_diverged_does_not_lead():
+    rules = ["fedavg", "fedadam", "dms"]
+    accuracy = np.repeat([0.60, 0.75, 0.65], 2)[:, None] * np.ones(12)
+    diverged = np.zeros((6, 12), bool)
+
+    def stopped():
+        race = arena.race_of(5, rules, 2, 12)
+        running = racing.Running(race, list(range(6)), {}, {})
+        history = types.SimpleNamespace(test_accuracy=accuracy, diverged=diverged)
+        return running.drop(8, history)
+
+    assert stopped() == [4, 5]  # ten points behind FedAdam; FedAvg is never stopped
+    diverged[2, 4:] = True
+    assert stopped() == []
+    accuracy[4:] = 0.9  # FedAdam is out of the race, FedAvg is kept
+    assert stopped() == []
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tsfl_jax import data
-from tsfl_jax.config import get
+from tsfl_jax.config import Config, get
 from tsfl_jax.experiment import grid as axes
 from tsfl_jax.experiment import prepare, runner
 from tsfl_jax.report import statistics
@@ -96,6 +96,42 @@ def test_a_run_that_diverged_has_guessed(tmp_path):
     assert found.lost == 1 and compare.times_of(found, 0.5).tolist() == [1.0, np.inf]
     text = compare.write_comparison(tmp_path, [found], 0.5, "digits")[0].read_text()
     assert "Diverged, scored at chance level: 1 of sfl." in text
+
+
+def with_sizes(framework, **changes):
+    """Six clients with 20, 40 or 60 samples; client 3 takes 20 s per iteration."""
+    paces = [f"constant({20 if i == 3 else 1})" for i in range(6)]
+    changes |= {"timeline.framework": framework, "timeline.speed": "; ".join(paces)}
+    changes |= {"schedule.size_groups": "constant(20);constant(40);constant(60)"}
+    own = {"num_clients": 6, "num_intervals": 4, "batch_size": 8, "timeline.buffer": 3}
+    return axes.changed(Config(), {"schedule.interval_seconds": 3.0} | own | changes)
+
+
+def test_the_split_depends_neither_on_the_framework_nor_on_its_horizon():
+    first = prepare.prepare(with_sizes("tsfl")).partition
+    assert first.capacity.tolist() == [20, 40, 60, 20, 40, 60]
+    for framework in ("fedcs", "afl", "fedbuff", "safa"):
+        for intervals in (4, 20):  # client 3 delivers within 60 s, not within 12
+            config = with_sizes(framework, num_intervals=intervals)
+            found = prepare.prepare(config).partition
+            for field in first._fields:
+                one, other = getattr(first, field), getattr(found, field)
+                np.testing.assert_array_equal(one, other)
+
+
+def test_iterations_are_those_done_and_not_those_reported(tmp_path):
+    changes = {"schedule.free_riders": 6, "schedule.free_riding": "echo"}
+    config = with_sizes("afl", **changes)
+    with pytest.raises(UserError, match="no client does"):
+        prepare.prepare(config)
+    config = axes.changed(config, {"schedule.free_riding": "claim", "devices": 1})
+    dataset = prepare.load_dataset(config)
+    result, facts = compare._run_one(config, dataset, tmp_path)
+    # Of a task of four iterations one is done, and all are reported.
+    updates = len(result.history["virtual_time"])
+    assert facts["iterations"] == facts["updates"] == updates > 6
+    version = prepare.prepare(config).workload.trace.version[:, 0]
+    assert facts["mean_staleness"] == (np.arange(updates) - version).mean() > 0
 
 
 def test_other_clients_are_refused():

@@ -50,6 +50,17 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     # (4·0.3 + 2·0.1)/6
     assert other["regret"] == "0.2333 ± 0.0000" and other["gap"] == "–"
     assert other["regret, last third"] == "0.1000 ± 0.0000"
+    # A diverged run has chance accuracy, and nothing of its good intervals.
+    history = invented(["fedavg", "dms"])
+    history["diverged"][2, 3:] = True
+    for field in ("test_accuracy", "test_loss", "regret", "gap"):
+        history[field][2, 4:] = np.nan
+    monkeypatch.setattr(sweeps, "run", lambda *a, **k: sweeps.SweepResult([], history))
+    _, lost = oracle.rule_rows(oracle.run_rules(config, ["dms"], 2, tmp_path))
+    assert lost["best accuracy, %"].startswith("30.50")  # of 10 and 51 %
+    for column in ("lowest test loss − FedAvg", "regret", "regret, last third", "gap"):
+        assert lost[column] == "–"
+    monkeypatch.setattr(sweeps, "run", run)
     words = ["--seeds", "2", "--case", "3", "--out", str(tmp_path / "out")]
     oracle.main([*words, "--set", "oracle.steps=5"])
     config = calls[1][0]

@@ -224,6 +224,23 @@ def test_free_riders_of_a_timeline_are_clients():
         assert (times.tau[said & ~np.isin(client, list(lazy))] > 0).all()
 
 
+def test_k_of_all_work_is_of_what_clients_report():
+    settings = small(num_intervals=6)
+    settings.schedule.kind, settings.schedule.tau = "explicit", (1, 3, 4, 2)
+    settings.schedule.upload_above = 1
+    settings.dms.threshold = "all"
+    assert (workload.draw_workload(settings).schedule.threshold == 2.5).all()
+    # Client 0 cannot upload: it does one iteration of its one, or none.
+    drawn = workload._draw_by_cases(settings)
+    for kind, least in (("claim", 1), ("echo", 0)):
+        times = workload._with_free_riders(riding(kind, "", settings, 4), drawn)
+        assert (times.reported == [0, 4, 4, 4]).all()
+        assert (times.threshold == (12 + least) / 4).all()
+    # All are away in the second five intervals.
+    times = workload.draw_workload(riding("visit", "", settings, 4)).schedule
+    assert times.threshold.tolist() == [2.5] * 5 + [0]
+
+
 def test_an_echo_in_a_timeline_runs():
     settings = riding("echo", "", timed("afl"))
     result = tsfl_jax.simulate(settings)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import workload
-from tsfl_jax.timeline import FRAMEWORKS, Framework, segments, trace
+from tsfl_jax.timeline import FRAMEWORKS, Framework, replay, segments, trace
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
-from tsfl_jax.timeline.trace import Trace, summary
+from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import UserError
 
 
@@ -161,14 +161,8 @@ def test_afl():
     ]
     assert (trace.arrival[:, 0] == trace.time).all()
     # Staleness r − version: 0, 0, 2, 1.
-    assert summary(trace, 2) == {
-        "updates": 4,
-        "deliveries": [3, 1],
-        "mean_staleness": 0.75,
-        "max_staleness": 2,
-        "iterations": 8,
-        "seconds_per_update": 2.25,
-    }
+    times = replay.schedule_of(trace, np.ones(2, int))
+    assert replay.staleness(times).tolist() == [0, 0, 2, 1]
 
 
 def test_ties_go_to_the_smaller_id():
@@ -358,8 +352,9 @@ def test_tsfl():
     trace = run("tsfl", fleet, num_intervals=5, interval=3.0, carry=True)
     assert trace.iterations.T.tolist() == [[5] * 5, [1] * 5, [0, 1, 1, 1, 0]]
     # Counts and slots with nothing delivered.
-    assert summary(trace, 3)["deliveries"] == [5, 5, 3]
-    assert summary(trace, 3)["max_staleness"] == 0
+    times = replay.schedule_of(trace, np.ones(3, int))
+    assert (times.tau > 0).sum(axis=0).tolist() == [5, 5, 3]
+    assert replay.staleness(times).tolist() == [0] * 13
 
 
 @pytest.mark.parametrize("carry", [False, True])
@@ -470,9 +465,9 @@ def test_properties(name):
             assert (np.diff(trace.task[mine]) > 0).all()
             assert (trace.start[mine][1:] >= trace.arrival[mine][:-1]).all()
             assert not fleet.lost[i, trace.task[mine] % 7].any()
-        found = summary(trace, 5)
-        assert sum(found["deliveries"]) == came.sum() and found["updates"] == R
-        assert found["iterations"] == trace.iterations.sum()
+        times = replay.schedule_of(trace, np.ones(5, int))
+        assert len(replay.staleness(times)) == came.sum() and len(times.tau) == R
+        assert times.tau.sum() == trace.iterations.sum()
 
 
 @settings(deadline=None, max_examples=20)
@@ -893,7 +888,7 @@ def test_more_events_than_can_be_simulated_are_refused_at_once(name):
 def test_the_number_of_events_is_known_beforehand(name):
     config = timed(name, download="uniform(0.01,0.3)")
     config.num_intervals = 200
-    _, fleet, trace, _ = workload.draw_workload(config)
+    _, fleet, trace, *_ = workload.draw_workload(config)
     work = trace.iterations[trace.client >= 0]
     # T-SFL counts iterations of the whole interval, others the tasks that were begun.
     known = work.sum() + work.size if name == "tsfl" else (work > 0).sum()

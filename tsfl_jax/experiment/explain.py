@@ -95,7 +95,7 @@ def work_of(prepared: Prepared) -> Work:
     there, works = replay.claimed(times) > 0, times.tau > 0
     clients = len(prepared.partition.capacity)
     settings = settings_of(prepared)
-    lag = times.delivery.lag[there] if times.delivery is not None else np.zeros(1, int)
+    lag = replay.staleness(times)
     # A pass has ⌈|D|/B⌉ batches, of which only the last one may be short.
     batches = -(-times.size.astype(np.int64) // settings["batch_size"])
     passes, rest = np.divmod(prepared.steps.astype(np.int64), batches)
@@ -164,7 +164,7 @@ def steps_of(
 
 
 def _timeline(workload: Workload) -> Timeline:
-    times, fleet, trace, tasks = workload
+    times, fleet, trace, tasks, _ = workload
     most = int(times.tau.max(initial=1))
     if fleet is None or trace is None or tasks is None:
         found = segments.of_schedule(times.tau)

@@ -164,15 +164,14 @@ def _side_by_side(
     return "vmap", (note,)
 
 
-def _capacity(times: Schedule, num_clients: int) -> Int[np.ndarray, "N"]:
-    """The most samples that each client ever holds, ``[N]``."""
-    if times.delivery is None:
-        return times.size.max(axis=0)
-    # Clients that never deliver get as many as the others: their data is never used.
-    most = np.zeros(num_clients, np.int32)
-    held = np.where(replay.claimed(times) > 0, times.size, 0)
-    np.maximum.at(most, times.delivery.client, held)
-    return np.where(most > 0, most, times.size.max()).astype(np.int32)
+def _capacity(workload: Workload) -> Int[np.ndarray, "N"]:
+    """The most samples that each client ever holds, ``[N]`` int32."""
+    # On a timeline also of clients that never deliver: the split must not depend on
+    # the framework and its horizon.
+    held = workload.held
+    if held is None:
+        held = workload.schedule.size.max(axis=0)
+    return held.astype(np.int32)
 
 
 def _check_batch(batch_size: int, capacity: Int[np.ndarray, "N"]) -> None:
@@ -297,7 +296,7 @@ def prepare_validated(
     held = None if lists is None else np.array([len(rows) for rows in lists])
     workload = draw_workload(config, held)
     times = workload.schedule
-    steps, capacity = _steps(config, times), _capacity(times, config.num_clients)
+    steps, capacity = _steps(config, times), _capacity(workload)
     _check_batch(config.batch_size, capacity)
     rule, hparams, rule_notes = _make_rule(config, own, times)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))

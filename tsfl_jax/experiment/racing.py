@@ -77,7 +77,10 @@ class Running(NamedTuple):
         curves = dict(self.others)
         for place, lane in enumerate(self.lanes):
             curve = np.array(history.test_accuracy[place], float)
-            curve[self.stopped.get(lane, len(curve)) :] = np.nan
+            # A lane that has lost every model must not lead by its last good one.
+            lost = np.flatnonzero(history.diverged[place])
+            ends = [*(lost[:1] + 1), self.stopped.get(lane, len(curve))]
+            curve[min(ends) :] = np.nan
             curves[lane] = curve
         for lane in self.race.losers(running, interval, curves):
             self.stopped[lane] = interval

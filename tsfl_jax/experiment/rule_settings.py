@@ -61,11 +61,10 @@ def _check_staleness(config: Config) -> None:
             f"it belongs to {listed(known)}"
         )
     late = [name for name, each in FRAMEWORKS.items() if each.late]
-    if framework not in late or (framework == "safa" and timeline.lag == 0):
+    if framework not in late:
         raise UserError(
-            f"{ignored}--config.timeline.framework={framework}"
-            f"{' and lag=0' * (framework == 'safa')}, under which no model is stale; "
-            f"it belongs to {listed(late)}"
+            f"{ignored}--config.timeline.framework={framework}, under which no model "
+            f"is stale; it belongs to {listed(late)}"
         )
     alike = (
         framework in ("afl", "fedat")

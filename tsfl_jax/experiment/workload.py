@@ -30,6 +30,7 @@ class Workload(NamedTuple):
     fleet: Fleet | None = None  # speeds in seconds; None: τ by cases
     trace: Trace | None = None  # deliveries in seconds; None: τ by cases
     tasks: list[Task] | None = None  # all that were begun; None: τ by cases
+    held: Int[np.ndarray, "N"] | None = None  # samples of each client; None: τ by cases
 
     @property
     def seconds(self) -> Float[np.ndarray, "T"]:
@@ -70,7 +71,7 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
         notes += _gaps(config.timeline.availability, fleet)
         trace, tasks = simulate_timeline(config, fleet)
         times = replay.schedule_of(trace, size)._replace(notes=notes)
-        workload = Workload(times, fleet, trace, tasks)
+        workload = Workload(times, fleet, trace, tasks, size)
     times = workload.schedule
     if config.schedule.free_riders:
         times = _with_free_riders(config, times)
@@ -96,14 +97,20 @@ def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
     clients = {}
     if drawn.delivery is not None:
         clients = {"client": drawn.delivery.client, "num_clients": config.num_clients}
-    done, reported, _ = free_riders.make_free_riders(
-        drawn.tau,
-        s.free_riding,
-        s.free_riders,
-        rng.generator(seed_of(config, "fleet"), "free riders"),
-        **clients,
-    )
-    return drawn._replace(tau=done, reported=reported)
+
+    def make(tau: Int[np.ndarray, "T K"]) -> tuple[Int[np.ndarray, "T K"], ...]:
+        chance = rng.generator(seed_of(config, "fleet"), "free riders")
+        kind, number = s.free_riding, s.free_riders
+        return free_riders.make_free_riders(tau, kind, number, chance, **clients)[:2]
+
+    done, reported = make(drawn.tau)
+    found = drawn._replace(tau=done, reported=reported)
+    if drawn.threshold is None:
+        return found
+    # K counts what clients report, and what those have done that cannot upload.
+    of_all, _ = make(_draw_by_cases(config, upload_above=0).tau)
+    known = np.where(drawn.tau > 0, reported, of_all)
+    return found._replace(threshold=known.mean(axis=1))
 
 
 def _idle_notes(config: Config, drawn: Schedule) -> tuple[str, ...]:
@@ -145,7 +152,7 @@ def _idle_notes(config: Config, drawn: Schedule) -> tuple[str, ...]:
     return ("; ".join(parts),) if parts else ()
 
 
-def _draw_by_cases(config: Config) -> Schedule:
+def _draw_by_cases(config: Config, upload_above: int | None = None) -> Schedule:
     s = config.schedule
     drawn = schedule.make_schedule(
         s.kind,
@@ -156,7 +163,7 @@ def _draw_by_cases(config: Config) -> Schedule:
         tau_groups=groups(s.tau_groups),
         size_groups=groups(s.size_groups),
         trace=s.trace,
-        upload_above=s.upload_above,
+        upload_above=s.upload_above if upload_above is None else upload_above,
         dropout=s.dropout,
         all_work=config.dms.threshold == "all",
         rng=rng.generator(seed_of(config, "fleet"), "schedule"),

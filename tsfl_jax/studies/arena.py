@@ -152,8 +152,8 @@ def race_of(
     Lanes are in order of cell, rule and seed. A rule stops in a cell after a chunk, not
     in the first third of the intervals, if in every seed the mean of its last tested
     accuracies is more than the margin below that of the rule with the highest mean over
-    the seeds, of those that have been run in this cell. FedAvg, which all are compared
-    with, is never stopped.
+    the seeds, of those that have been run in this cell and have not diverged with any
+    seed. FedAvg, which all are compared with, is never stopped.
 
     Args:
       margin: in points of accuracy, > 0.
@@ -187,6 +187,7 @@ def race_of(
         return [lane for lane in running if lane in found]
 
     name = f"margin {margin!r}, {' '.join(rules)}, {seeds} seeds, {LAST} intervals"
+    name += ", diverged lanes left out"
     return Race(f"{name}, {about}", losers)
 
 

@@ -32,7 +32,7 @@ from tsfl_jax.report.statistics import (
     time_to,
 )
 from tsfl_jax.studies import arguments
-from tsfl_jax.timeline import trace
+from tsfl_jax.timeline import replay
 from tsfl_jax.types import Dataset, UserError
 
 if TYPE_CHECKING:
@@ -142,8 +142,14 @@ def _run_one(
 ) -> tuple[runner.Result, dict]:
     """One run, new, resumed or reused; and a summary of its timeline."""
     exp = assemble.build(config, dataset=dataset)
-    assert exp.workload.trace is not None  # entries without a framework were refused
-    facts = trace.summary(exp.workload.trace, len(exp.arrays.problem.client))
+    # Of the schedule and not of the trace: free riders do not do what they report.
+    times = exp.workload.schedule
+    stale = replay.staleness(times)
+    facts = {
+        "updates": len(times.tau),
+        "iterations": int(times.tau.sum(dtype=np.int64)),
+        "mean_staleness": float(stale.mean()) if stale.size else math.nan,
+    }
     return runner.run(exp, workdir), facts
 
 

@@ -5,7 +5,8 @@ has the lowest loss on them. What it wins over FedAvg is a yardstick for rules t
 weigh the clients' models, not a bound: it looks one interval ahead, fits a few samples,
 and lowers a loss, not the error. All rules run with the same validation samples held
 out, so that they have the same clients and data, and the regret of their weights is
-measured in every interval. A run that diverged is scored at chance level.
+measured in every interval. A run that diverged is scored at chance level; a rule with
+such a run has no loss, regret and gap.
 """
 
 import argparse
@@ -47,12 +48,32 @@ def run_rules(
     fields = ("test_accuracy", "test_loss", "regret", "gap")
     curves = dict(result.history)
     curves["test_accuracy"] = curves_of(result.history, settings.CLASSES)
+    lost = result.history["diverged"].any(axis=1, keepdims=True)
+    for field in fields[1:]:  # of the intervals before it would flatter such a run
+        curves[field] = np.where(lost, np.nan, curves[field])
     found = [curves[f].reshape(len(names), seeds, -1) for f in fields]
     return {n: RuleResult(*(part[i] for part in found)) for i, n in enumerate(names)}
 
 
 def _best(result: RuleResult) -> Float[np.ndarray, "S"]:
     return 100 * np.nanmax(result.accuracy, axis=1)
+
+
+def _mean(values: Float[np.ndarray, "S T"]) -> Float[np.ndarray, "S"]:
+    """Mean over the measured intervals; NaN: none."""
+    known = np.isfinite(values)
+    with np.errstate(invalid="ignore"):
+        return np.where(known, values, 0).sum(axis=1) / known.sum(axis=1)
+
+
+def _lowest(values: Float[np.ndarray, "S T"]) -> Float[np.ndarray, "S"]:
+    """Minimum over the measured intervals; NaN: none."""
+    lowest = np.where(np.isfinite(values), values, np.inf).min(axis=1)
+    return np.where(np.isfinite(lowest), lowest, np.nan)
+
+
+def _shown(values: Float[np.ndarray, "S"], form: str = ".4f") -> str:
+    return spread(values, form) if np.isfinite(values).all() else "–"
 
 
 def rule_rows(results: Mapping[str, RuleResult]) -> list[dict[str, str]]:
@@ -70,18 +91,17 @@ def rule_rows(results: Mapping[str, RuleResult]) -> list[dict[str, str]]:
                 - np.nanmean(first.accuracy[:, late], 1)
             ),
         }
-        losses = np.nanmin(one.loss, 1) - np.nanmin(first.loss, 1)
+        losses = _lowest(one.loss) - _lowest(first.loss)
         own = name == "fedavg"
-        gap = np.nanmean(one.gap, 1) if np.isfinite(one.gap).any() else None
         rows.append(
             {
                 "rule": style.NAMES.get(name, name),
                 "best accuracy, %": spread(_best(one)),
                 **{n: "–" if own else spread(v, "+.2f") for n, v in gains.items()},
-                "lowest test loss − FedAvg": "–" if own else spread(losses, "+.4f"),
-                "regret": spread(np.nanmean(one.regret, 1), ".4f"),
-                "regret, last third": spread(np.nanmean(one.regret[:, late], 1), ".4f"),
-                "gap": "–" if gap is None else spread(gap, ".4f"),
+                "lowest test loss − FedAvg": "–" if own else _shown(losses, "+.4f"),
+                "regret": _shown(_mean(one.regret)),
+                "regret, last third": _shown(_mean(one.regret[:, late])),
+                "gap": _shown(_mean(one.gap)),
                 "seeds": str(len(one.accuracy)),
             }
         )

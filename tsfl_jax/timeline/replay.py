@@ -101,6 +101,18 @@ def claimed(schedule: Schedule) -> Int[np.ndarray, "T K"]:
     return np.maximum(schedule.tau, schedule.reported)
 
 
+def staleness(schedule: Schedule) -> Int[np.ndarray, " D"]:
+    """Global updates since the model that each of all D deliveries started from.
+
+    Returns:
+      ``[D]`` int32 ≥ 0, all 0 where clients start from the newest model.
+    """
+    there = claimed(schedule) > 0
+    if schedule.delivery is None:
+        return np.zeros(np.count_nonzero(there), np.int32)
+    return np.asarray(schedule.delivery.lag)[there]
+
+
 def dense(
     values: Shaped[np.ndarray, "R K"],
     schedule: Schedule,

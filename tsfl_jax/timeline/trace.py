@@ -6,7 +6,7 @@ and `asynchronous`.
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -192,32 +192,6 @@ def add_round(
     arrived = sorted((t for t in ended if not t.lost), key=lambda task: task.client)
     if arrived:
         updates.append(Update(now, arrived, group))
-
-
-def summary(trace: Trace, num_clients: int) -> dict[str, Any]:
-    """Summarize a whole trace in a few numbers.
-
-    Args:
-      trace: R ≥ 1 updates.
-      num_clients: N.
-
-    Returns:
-      updates: R. deliveries: list of N counts; 0 iterations are none.
-      mean_staleness, max_staleness: over the deliveries, of the update's number r
-      less the base model's version; NaN and 0 without deliveries. iterations: in all
-      deliveries. seconds_per_update: mean, from 0 to the last update.
-    """
-    there = (trace.client >= 0) & (trace.iterations > 0)
-    stale = (np.arange(len(trace.time))[:, None] - trace.version)[there]
-    counts = np.bincount(trace.client[there], minlength=num_clients)
-    return {
-        "updates": len(trace.time),
-        "deliveries": counts.tolist(),
-        "mean_staleness": float(stale.mean()) if stale.size else math.nan,
-        "max_staleness": int(stale.max(initial=0)),
-        "iterations": int(trace.iterations[there].sum(dtype=np.int64)),
-        "seconds_per_update": float(trace.time[-1] / len(trace.time)),
-    }
 
 
 def check_task(fleet: Fleet, horizon: float, iterations: int) -> None:

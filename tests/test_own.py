@@ -1,5 +1,6 @@
 """The examples of docs/own.md run, each as it stands, and what they rest on."""
 
+import functools
 import json
 import pathlib
 import re
@@ -19,6 +20,7 @@ from tsfl_jax.config import LR_SCHEDULES, replace
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import lanes, own_hooks, prepare
 from tsfl_jax.models import networks
+from tsfl_jax.report import collect
 from tsfl_jax.rules import own
 from tsfl_jax.types import UserError
 
@@ -85,6 +87,29 @@ def test_an_aggregator_of_optax_by_hand():
     np.testing.assert_allclose(change["w"], [2.0], rtol=1e-6)
     with pytest.raises(tsfl_jax.UserError, match="the rule needs params"):
         back.update(gradients, back.init(start))
+
+
+def test_batch_statistics_become_the_mean_whatever_the_server_s_step():
+    """Variances 0.4 and 0.015 as updates of 1: a step of 2 would leave −0.2."""
+    from optax.experimental import aggregating
+
+    start = {"params": {"w": jnp.zeros(1)}, "batch_stats": {"var": jnp.ones(2)}}
+    updates = {
+        "params": {"w": jnp.array([[1.0], [3.0]])},
+        "batch_stats": {"var": jnp.array([[-0.5, -0.98], [-0.7, -0.99]])},
+    }
+    mean = aggregating.average_per_element_updates()
+    steps = aggregating.process(optax.identity(), mean, optax.sgd(2.0))
+    rules = {n: tsfl_jax.AGGREGATORS[n] for n in ("fedbuff", "median", "scaffold")}
+    rules["optax"] = tsfl_jax.from_optax(steps)
+    hparams = own.HPARAMS._replace(server_lr=2.0)
+    for name, rule in rules.items():
+        state = tsfl_jax.init_rule(rule, start, num_clients=2)
+        given = {"hparams": hparams, "tau": [1, 1], "size": [1, 1]}
+        moved, _ = tsfl_jax.aggregate(rule, updates, start, state, **given)
+        np.testing.assert_allclose(moved["params"]["w"], [4.0], rtol=1e-6, err_msg=name)
+        found = moved["batch_stats"]["var"]
+        np.testing.assert_allclose(found, [0.4, 0.015], atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow
@@ -228,6 +253,21 @@ def test_own_weights_have_a_border():
         tsfl_jax.rule(3)
     with pytest.raises(tsfl_jax.UserError, match="expected a field"):
         tsfl_jax.rule(lambda s: s.size, updates=None)
+    # Arguments with a default are the user's own parameters.
+    several = [
+        functools.partial(lambda s, power: s.tau**power, power=2),
+        functools.partial(lambda power, s: s.tau**power, 2),
+        lambda s, *, power=2: s.tau**power,
+        lambda s, power=2: s.tau**power,
+        lambda s, hparams=None: s.tau ** (2 + 0 * hparams.lr),
+        lambda *both: both[0].tau ** (2 + 0 * both[1].lr),
+    ]
+    for weights in several:
+        found = tsfl_jax.rule(weights).weights(situation, hparams).rho
+        np.testing.assert_allclose(found, [0.1, 0, 0.9])
+    for weights in (lambda: 3, lambda s, h, power: s.tau, lambda s, *, power: s.tau):
+        with pytest.raises(tsfl_jax.UserError, match="others need a default"):
+            tsfl_jax.rule(weights)
 
 
 def test_constants_are_for_rules_that_ask_for_them():
@@ -362,6 +402,38 @@ def test_a_loss_and_metrics(tmp_path):
     assert "top_3" in (tmp_path / "history.csv").read_text().splitlines()[0]
 
 
+class Broken(nn.Module):
+    """Outputs are NaN as soon as the bias has moved, gradients never."""
+
+    @nn.compact
+    def __call__(self, x):
+        dense = nn.Dense(10)
+        logits = dense(x.reshape(len(x), -1))
+        moved = (dense.variables["params"]["bias"] != 0).any()
+        return logits + jax.lax.stop_gradient(jnp.where(moved, jnp.nan, 0.0))
+
+
+def of_known(outputs, labels):
+    """A loss that is NaN with the outputs, while its gradients are finite."""
+    known = jnp.where(jnp.isnan(outputs), 0.0, outputs)
+    squares = ((known - jax.nn.one_hot(labels, 10)) ** 2).sum(-1)
+    return squares + 0 * jax.lax.stop_gradient(outputs).sum(-1)
+
+
+def test_outputs_that_are_no_numbers_are_no_results(tmp_path):
+    given = {"model": Broken(), "loss": of_known, "workdir": tmp_path}
+    result = tsfl_jax.simulate(small(), **given)
+    summary, history = result.summary, result.history
+    assert summary["diverged_at"] is None and summary["num_dropped"] == 0
+    assert (history["test_accuracy"] == 0).all()  # it was the share of class 0
+    assert (history["test_loss"] == np.inf).all()
+    assert summary["final_test_loss"] == np.inf
+    assert any("infinite or NaN in 2 tested" in note for note in summary["notes"])
+    source = collect.read_source(tmp_path)
+    assert source.missing == []
+    assert not np.isfinite(source.runs[0].facts["final_test_loss"])
+
+
 @pytest.mark.slow
 def test_tokens():
     variables, _ = run("Tokens")
@@ -394,6 +466,9 @@ BAD = {
     "fails": ({"metrics": {"m": lambda o, y: o @ y}}, "fails"),
     "name": ({"metrics": {"rho": lambda o, y: y}}, "a name of the history"),
     "race": ({"metrics": {"stopped": lambda o, y: y}}, "a name of the history"),
+    "slots": ({"metrics": {"client": lambda o, y: y}}, "a name of the history"),
+    "setting": ({"metrics": {"lr": lambda o, y: y}}, "or of a setting"),
+    "half": ({"model": nn.Dense(10, param_dtype=jnp.bfloat16)}, "is bfloat16"),
     "word": ({"metrics": {"top 3": lambda o, y: y}}, "is no identifier"),
     "dict": ({"metrics": [3]}, "expected a dict"),
     "augment": ({"augment": lambda k, x, y: (x[:2], y)}, "same shapes"),

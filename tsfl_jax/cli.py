@@ -265,12 +265,11 @@ def _headline(exp: assemble.Experiment) -> str:
 
 
 def _check_workdir(path: pathlib.Path) -> None:
-    """Check before the work that a folder can be written, and leave no trace."""
+    """Check before the work that a folder can be written or made, and make none."""
     path = report.folder_of(path)
-    missing = [p for p in (path, *path.parents) if not p.exists()]
-    report.prepare_workdir(path)
-    for folder in missing:
-        folder.rmdir()
+    # Folders that are not there may be made by another command at the same time.
+    there = (p for p in (path, *path.parents) if p.exists())
+    report.prepare_workdir(next(there, path))
 
 
 def _interrupts() -> Callable[[], bool]:

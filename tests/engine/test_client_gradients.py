@@ -46,6 +46,14 @@ def exact(variables, clients):
     return np.array(variance), np.square(mean - common).sum(1), np.square(common).sum()
 
 
+def test_rows_that_are_padded_for_other_lanes_change_nothing():
+    model, variables, clients = clients_of()
+    wider = clients._replace(row=jnp.pad(clients.row, ((0, 0), (0, 9))))
+    plain = measure(model, variables, clients, jax.random.key(3))
+    padded = measure(model, variables, wider, jax.random.key(3))
+    jax.tree.map(np.testing.assert_array_equal, plain, padded)
+
+
 @pytest.mark.parametrize("kept", [None, 7])
 def test_estimates_are_unbiased(monkeypatch, kept):
     if kept:  # 7 of the 18 entries of a gradient stand for all

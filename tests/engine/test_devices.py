@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -93,6 +94,24 @@ def test_devices_wait_for_each_other_unless_set_otherwise(monkeypatch):
     devices.start(0)
     devices.start(0)
     assert os.environ["XLA_FLAGS"] == f"--xla_dump_to=x {end}=9 {stuck}=604800"
+
+
+def test_the_number_of_devices_in_xla_s_flags_is_kept(monkeypatch):
+    asked = []
+    config = types.SimpleNamespace(
+        jax_num_cpu_devices=-1, update=lambda *given: asked.append(given)
+    )
+    monkeypatch.setattr(devices, "jax", types.SimpleNamespace(config=config))
+    for flags, updates in (("--xla_force_host_platform_device_count=3", 0), ("", 1)):
+        asked.clear()
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        devices.start(0)
+        assert len(asked) == updates
+
+
+def test_numbers_of_64_bits_are_refused():
+    with jax.enable_x64(True), pytest.raises(UserError, match="JAX is set to 64 bits"):
+        tsfl_jax.simulate(small())
 
 
 def test_more_devices_than_there_are():

@@ -1,5 +1,6 @@
 """One run at a time in a workdir, and a workdir that changes under a run."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import pytest
 
 import tsfl_jax
 from tests.experiment.test_runner import files, same, small
+from tsfl_jax import cli
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble, backend, runner
 from tsfl_jax.report import files as report
@@ -162,6 +164,16 @@ def test_a_workdir_removed_at_the_very_end_is_noticed(exp, tmp_path, monkeypatch
     monkeypatch.setattr(runner, "write_results", write)
     with pytest.raises(UserError, match="was removed or replaced"):
         runner.run(exp, folder)
+
+
+def test_checks_of_folders_at_the_same_time_do_not_disturb_each_other(tmp_path):
+    def check(name):
+        for number in range(200):
+            cli._check_workdir(tmp_path / f"new{number}" / name)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(check, "abcd"))  # raises what a thread has raised
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("damage", ["remove", "cut", "append"])

@@ -278,6 +278,54 @@ def test_an_edited_summary_is_noticed(tmp_path):
     assert "says best_test_accuracy = 1.0" in sentence
 
 
+def test_an_infinite_loss_is_not_the_one_before(tmp_path):
+    rows = run_folder(tmp_path)
+    rows[-1]["test_loss"] = None  # as files have it
+    files.write_metrics(tmp_path / "metrics.jsonl", rows)
+    for known in ({}, {"final_test_loss": None}):
+        summary = files.read_json(tmp_path / "summary.json") | known
+        files.write_json(tmp_path / "summary.json", summary)
+        source = collect.read_source(tmp_path)
+        assert source.missing == []
+        assert not np.isfinite(source.runs[0].facts["final_test_loss"])
+    # Of a model that does not classify only the summary knows.
+    untested = [row | {"test_accuracy": None} for row in rows]
+    files.write_metrics(tmp_path / "metrics.jsonl", untested)
+    summary |= {"best_test_accuracy": None}
+    files.write_json(tmp_path / "summary.json", summary)
+    source = collect.read_source(tmp_path)
+    assert np.isnan(source.runs[0].facts["final_test_loss"])
+
+
+def test_a_lane_with_an_infinite_loss_has_its_file(tmp_path):
+    rows = sweep_folder(tmp_path)
+    path = tmp_path / "lanes" / "0x.npz"
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["test_loss"][-1] = np.inf
+    files.write_arrays(path, arrays)
+    rows[0]["final_test_loss"] = None
+    files.write_metrics(tmp_path / "results.jsonl", rows)
+    source = collect.read_source(tmp_path)
+    assert source.missing == [] and source.runs[0].rho is not None
+
+
+def test_folders_that_cannot_be_read_are_named(tmp_path, monkeypatch):
+    run_folder(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    real = collect._is_run
+
+    def refusing(folder):
+        if folder.name == "b":
+            raise PermissionError(13, "Permission denied")
+        return real(folder)
+
+    monkeypatch.setattr(collect, "_is_run", refusing)
+    source = collect.read_source(tmp_path)
+    assert len(source.runs) == 1
+    assert source.missing == [f"{tmp_path / 'b'} cannot be read and is left out."]
+
+
 def test_wrong_folders_are_answered_in_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
@@ -288,6 +336,7 @@ def test_wrong_folders_are_answered_in_one_line(tmp_path):
         ([tmp_path / "empty"], "holds no run, sweep, comparison or study"),
         ([tmp_path / "a", tmp_path / "a"], "say where to write with --out"),
         ([tmp_path / "a", f"--out={tmp_path}"], "is a folder; expected a file"),
+        ([tmp_path / "a", "--out=/dev/null/x/y.html"], "choose another --out"),
         ([tmp_path / "a", "--target=90"], r"expected an accuracy in \(0, 1\]"),
     ):
         with pytest.raises(UserError, match=message):

@@ -59,7 +59,8 @@ def start(count: int) -> None:
     patient = [f"--{name}={_WEEK}" for name in _PATIENCE if name not in flags]
     os.environ["XLA_FLAGS"] = " ".join([flags, *patient]).strip()
     asked = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
-    if asked < 0:  # JAX adds its settings at run time
+    # JAX adds its settings at run time, and -1 is none; its own wins over XLA's flag.
+    if asked < 0 and "xla_force_host_platform_device_count" not in flags:
         allowed = getattr(os, "sched_getaffinity", None)  # Linux only
         cores = len(allowed(0)) if allowed else os.cpu_count() or 1
         with contextlib.suppress(RuntimeError):  # JAX has started

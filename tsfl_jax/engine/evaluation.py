@@ -34,7 +34,7 @@ class Scores(NamedTuple):
     """A model on the test set, float32."""
 
     accuracy: Float[Array, ""]  # in [0, 1]; NaN: the model does not classify
-    loss: Float[Array, ""]  # mean
+    loss: Float[Array, ""]  # mean; inf: not a number. NaN: not measured
     metrics: Float[Array, "m"] | None  # means of the model's metrics; None: it has none
 
 
@@ -104,11 +104,10 @@ def evaluate(
     accuracy = right / count if model.classifies else jnp.float32(jnp.nan)
     means = [exact_sums.scalar(sums, axis) / count for sums in own]
     metrics = jnp.stack(means) if means else None
-    return Scores(
-        jnp.asarray(accuracy, jnp.float32),
-        exact_sums.scalar(loss, axis) / count,
-        metrics,
-    )
+    mean = exact_sums.scalar(loss, axis) / count
+    # NaN stands for "not measured", after which the loss before would be the last one.
+    mean = jnp.where(jnp.isnan(mean), jnp.inf, mean)
+    return Scores(jnp.asarray(accuracy, jnp.float32), mean, metrics)
 
 
 def nothing(model: Model) -> Scores:

@@ -104,7 +104,17 @@ def start_jax(
       lanes: of a sweep; (): one experiment.
       aggregator: a rule of the user's own, instead of ``config.algorithm``; not
         checked here.
+
+    Raises:
+      UserError: too many devices, or numbers of 64 bits: random draws and sums would be
+        others.
     """
+    if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        raise UserError(
+            "JAX is set to 64 bits (JAX_ENABLE_X64, jax_enable_x64), and training is "
+            "in float32; leave that out, and use `with jax.enable_x64():` around "
+            "functions of tsfl_jax.theory and tsfl_jax.dms"
+        )
     devices.start(config.devices)
     use_cache(config.compile_cache)
     busy = _shares_a_busy_cpu(config, lanes or (config,), aggregator)

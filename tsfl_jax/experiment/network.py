@@ -7,6 +7,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
@@ -65,7 +66,20 @@ def _known_network(
     model, notes = networks.decide_task(model, sample_shape, num_classes, dtype)
     x = jax.ShapeDtypeStruct((1, *sample_shape), dtype)
     params = jax.eval_shape(lambda x: model.init(rng.key(0), x), x)
+    _check_precision(params.get("params", {}))
     return Network(model, name, form, params, notes)
+
+
+def _check_precision(params: Params) -> None:
+    """Raise `UserError` for weights that are floating-point numbers but no float32."""
+    for path, leaf in jax.tree.leaves_with_path(params):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != jnp.float32:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise UserError(
+                f"the model's parameter {name} is {leaf.dtype}; expected float32 "
+                "weights: leave out param_dtype, and for arithmetic in bfloat16 use "
+                "--config.precision=bfloat16"
+            )
 
 
 def _own_network(own: Own, form: str, dataset: Dataset) -> Network:

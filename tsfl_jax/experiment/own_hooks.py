@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from tsfl_jax import data, rng
+from tsfl_jax.config import SETTINGS
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import History
@@ -42,7 +43,8 @@ def start_of(model: Any) -> dict[str, str]:
 
 
 _TAKEN = {*History._fields, "interval", "virtual_time", "tau", "seconds", "lane"}
-_TAKEN |= {"stopped"}  # `racing.STOPPED`
+_TAKEN |= {"stopped", "client"}  # `racing.STOPPED`, `calls.CLIENT`
+_TAKEN |= {*SETTINGS}  # columns of a sweep that has several values
 
 
 def check_metrics(metrics: Any) -> None:
@@ -53,7 +55,10 @@ def check_metrics(metrics: Any) -> None:
     """
     for name in metrics or ():
         if name in _TAKEN:
-            raise UserError(f"metrics: {name!r} is a name of the history; use another")
+            raise UserError(
+                f"metrics: {name!r} is a name of the history or of a setting; use "
+                "another"
+            )
 
 
 def checked(augment: Any, client_step: Any, dataset: Dataset, batch_size: int) -> Hooks:

@@ -292,7 +292,7 @@ def summarize(
             "samples_trained": samples,
             "samples_per_second": samples / seconds if seconds else float("nan"),
             "num_dropped": int(history.num_dropped.sum()),
-            "notes": [*exp.notes, *weights_notes(history._asdict())],
+            "notes": [*exp.notes, *history_notes(history._asdict())],
             "device": jax.devices()[0].device_kind,
             "backend": jax.default_backend(),
             "processor": report.processor(),
@@ -325,7 +325,23 @@ def regret_of(history: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def weights_notes(history: dict[str, Any]) -> tuple[str, ...]:
+def history_notes(history: dict[str, Any]) -> tuple[str, ...]:
+    """Notes on what a run's numbers alone do not say."""
+    return (*_loss_notes(history), *_weights_notes(history))
+
+
+def _loss_notes(history: dict[str, Any]) -> tuple[str, ...]:
+    """A note where the model had a test loss that is no number."""
+    endless = np.isinf(np.asarray(history["test_loss"]))
+    if not endless.any():
+        return ()
+    return (
+        f"the test loss was infinite or NaN in {endless.sum()} tested intervals, first "
+        f"in interval {np.argmax(endless) + 1}, although the weights were finite",
+    )
+
+
+def _weights_notes(history: dict[str, Any]) -> tuple[str, ...]:
     """A note where clients worked and the rule's weights could not be used."""
     lost = np.asarray(history["diverged"])
     worked = (np.asarray(history["samples"]) > 0).any(axis=1) & ~lost

@@ -39,7 +39,7 @@ from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, by_name, drawn_bytes, prepare_all
 from tsfl_jax.experiment.rule_settings import validate
-from tsfl_jax.experiment.runner import regret_of, scores_of, weights_notes
+from tsfl_jax.experiment.runner import history_notes, regret_of, scores_of
 from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report import files, frames, progress, results, sweeps
 from tsfl_jax.types import UserError
@@ -133,7 +133,7 @@ def _row(
         | regret_of(history)
         | {
             "seconds": float(history["seconds"]),
-            "notes": "; ".join((*prepared.notes, *weights_notes(history))),
+            "notes": "; ".join((*prepared.notes, *history_notes(history))),
             "data": prepared.dataset.name,
             "num_devices": num_devices,
             "samples_trained": int(history["samples"].astype(np.int64).sum()),

@@ -19,8 +19,9 @@ def cross_entropy(
 
 
 def correct(logits: Float[Array, "B O"], labels: Int[Array, "B"]) -> Bool[Array, "B"]:
-    """Whether the largest logit is the label's."""
-    return jnp.argmax(logits, axis=-1) == labels
+    """Whether the largest logit is the label's; False where one is NaN."""
+    known = ~jnp.isnan(logits).any(axis=-1)  # argmax takes the first NaN
+    return known & (jnp.argmax(logits, axis=-1) == labels)
 
 
 def all_finite(tree: Params) -> Bool[Array, ""]:

@@ -116,7 +116,10 @@ def _read_run(folder: pathlib.Path, name: str) -> tuple[Run, list[str]]:
         missing.append(f"{error}: no curves of this run.")
     facts = summary | {n: v for n, v in _scores(series).items() if series}
     for score in _SCORES:
-        if score in summary and series and summary[score] != files.plain(facts[score]):
+        # Of an infinite loss neither file has a number; the one before is not the last.
+        if score == "final_test_loss" and summary.get(score, 0) is None:
+            facts[score] = math.nan
+        elif score in summary and series and summary[score] != facts[score]:
             missing.append(
                 f"{folder / 'summary.json'} says {score} = {summary[score]}, but "
                 f"metrics.jsonl gives {facts[score]}, which is shown."
@@ -147,9 +150,14 @@ def _scores(series: dict[str, np.ndarray]) -> dict[str, Any]:
     found = {}
     for name in ("test_accuracy", "test_loss"):
         values = series.get(name, np.zeros(0))
-        seen = values[np.isfinite(values)]
+        seen = values[~np.isnan(values)]
         found[f"final_{name}"] = float(seen[-1]) if len(seen) else math.nan
         found[f"best_{name}"] = float(seen.max()) if len(seen) else math.nan
+    # A file of metrics has no infinite loss, but the accuracy of that interval.
+    tested = np.flatnonzero(np.isfinite(series.get("test_accuracy", np.zeros(0))))
+    loss = series.get("test_loss", np.zeros(0))
+    if len(tested) and len(loss) and not np.isfinite(loss[tested[-1]]):
+        found["final_test_loss"] = math.inf
     return {name: found[name] for name in _SCORES}
 
 
@@ -329,7 +337,7 @@ def _curves(lane: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _read_study(folder: pathlib.Path) -> Source:
     """A folder of a comparison, of a study, or of several runs and sweeps."""
     runs, missing = [], []
-    for inner in _inside(folder, _DEPTH):
+    for inner in _inside(folder, _DEPTH, missing):
         name = str(inner.relative_to(folder)).removeprefix("runs/")
         name = name.removeprefix("cells/")
         if _is_run(inner):
@@ -351,15 +359,22 @@ def _read_study(folder: pathlib.Path) -> Source:
     return Source(folder, kind, runs, missing, {}, [], tables, images)
 
 
-def _inside(folder: pathlib.Path, depth: int) -> Iterator[pathlib.Path]:
-    """Folders of runs and sweeps below a folder."""
+def _inside(
+    folder: pathlib.Path, depth: int, missing: list[str]
+) -> Iterator[pathlib.Path]:
+    """Folders of runs and sweeps below a folder; adds those that cannot be read."""
     for inner in sorted(p for p in folder.iterdir() if p.is_dir()):
         if inner.name in _PARTS or inner.name.startswith("."):
             continue
-        if _is_run(inner) or _is_sweep(inner):
+        try:
+            found = _is_run(inner) or _is_sweep(inner)
+        except OSError:
+            missing.append(f"{inner} cannot be read and is left out.")
+            continue
+        if found:
             yield inner
         elif depth > 1:
-            yield from _inside(inner, depth - 1)
+            yield from _inside(inner, depth - 1, missing)
 
 
 def _tables(folder: pathlib.Path) -> Iterator[Table]:

@@ -19,6 +19,7 @@ import platform
 import re
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
@@ -59,7 +60,7 @@ def new_workdir(root: _Path, label: str) -> pathlib.Path:
     return path
 
 
-def folder_of(path: _Path) -> pathlib.Path:
+def folder_of(path: _Path, flag: str = "--workdir") -> pathlib.Path:
     """The folder as a path, with ~ expanded; it is not made.
 
     Raises:
@@ -75,26 +76,30 @@ def folder_of(path: _Path) -> pathlib.Path:
     except (OSError, RuntimeError) as error:  # too long a name; an unknown ~user
         reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"workdir={str(path)!r}: {reason}; choose another --workdir"
+            f"{flag.lstrip('-')}={str(path)!r}: {reason}; choose another {flag}"
         ) from error
     return folder
 
 
-def prepare_workdir(path: _Path) -> pathlib.Path:
+def prepare_workdir(path: _Path, flag: str = "--workdir") -> pathlib.Path:
     """Make the folder if needed and check that files can be written there.
+
+    Args:
+      path: of the folder.
+      flag: of the command line, for messages.
 
     Raises:
       UserError: not a path, a file, or it cannot be made or written.
     """
-    path = folder_of(path)
-    probe = path / f".writable-{os.getpid()}"
+    path = folder_of(path, flag)
+    probe = path / f".writable-{os.getpid()}-{threading.get_ident()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
         raise UserError(
-            f"cannot write to {path}: {error.strerror}; choose another --workdir"
+            f"cannot write to {path}: {error.strerror}; choose another {flag}"
         ) from error
     return path
 

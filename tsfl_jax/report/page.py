@@ -475,6 +475,6 @@ def main(texts: list[str]) -> None:
     if out.is_dir():
         raise UserError(f"--out={out}: is a folder; expected a file, like {out}/x.html")
     text = make_page(given.folders, given.target)
-    files.prepare_workdir(out.parent)
+    files.prepare_workdir(out.parent, "--out")
     files.write_text(out, text)
     print(out)

@@ -37,7 +37,8 @@ def run_text(summary: Mapping[str, Any]) -> str:
         second = f"test accuracy: best {100 * best:.1f} %, final {100 * final:.1f} %"
     else:
         loss = get("final_test_loss")
-        second = f"final test loss {loss:.4g}" if _measured(loss) else "not evaluated"
+        known = _measured(loss) or loss == math.inf
+        second = f"final test loss {loss:.4g}" if known else "not evaluated"
     if get("diverged_at") is not None:
         second += f"; every model was lost in interval {s['diverged_at']}"
     return f"{first}\n  {second}\n  .summary .history .params .to_pandas() .plot()"

@@ -449,7 +449,7 @@ def write_theory(
         if not 1 <= weight_limit < np.inf:
             raise UserError(f"--weight_limit={weight_limit}: expected 1 ≤ θ < ∞")
         run = run._replace(weight_limit=weight_limit)
-    out = files.prepare_workdir(out)
+    out = files.prepare_workdir(out, "--out")
     found, after = weights(run), jax.device_get(items(run))
     rows = [*by_tau(run, found), bound_row(found)]
     paths = files.write_table(out, "theory", rows, _text(run, found, after.bound))

@@ -14,7 +14,15 @@ import optax
 from jaxtyping import Array, Float
 
 from tsfl_jax.rules import own
-from tsfl_jax.rules.base import Aggregator, Event, Situation, Weights, weights_of
+from tsfl_jax.rules.base import (
+    Aggregator,
+    Counts,
+    Event,
+    Situation,
+    Weights,
+    weights_of,
+)
+from tsfl_jax.trees import inexact
 from tsfl_jax.types import HParams, Params, UserError
 
 
@@ -41,7 +49,8 @@ def from_optax(aggregator: Any, *, pseudo_gradients: bool = True) -> Aggregator:
     w^{t+1} = w^t + a(base_1 − w_1, …, base_N − w_N), a being its `update`. The clients
     that do not take part, or whose models are not finite, are replaced by the mean of
     the others, which leaves a mean unchanged. All models are stacked. The aggregator
-    gets no parameters, so it cannot decay weights.
+    gets no parameters, so it cannot decay weights. Other collections than "params",
+    such as batch statistics, are averaged and do not pass through it.
 
     Args:
       aggregator: an ``optax.experimental.aggregating.Aggregator``, as `process` makes
@@ -65,19 +74,30 @@ def from_optax(aggregator: Any, *, pseudo_gradients: bool = True) -> Aggregator:
     def filled(u: Array, present: Array, count: Float[Array, ""]) -> Array:
         mask = present.reshape(present.shape + (1,) * (u.ndim - 1))
         mean = jnp.where(mask, u, jnp.zeros_like(u)).sum(axis=0) / count.astype(u.dtype)
-        return jnp.where(mask, u, mean) * jnp.asarray(sign, u.dtype)
+        return jnp.where(mask, u, mean)
 
     def combine(
         updates: Params, state: Any, event: Event, hparams: HParams
     ) -> tuple[Params, Any]:
         del hparams
         count = jnp.maximum(event.present.sum(), 1).astype(jnp.float32)
-        given = jax.tree.map(lambda u: filled(u, event.present, count), updates)
-        return aggregator.update(given, state, None)
 
-    return Aggregator(
-        _equal_weights, lambda params, counts: aggregator.init(params), combine=combine
-    )
+        def given(u: Array) -> Array:
+            return filled(u, event.present, count) * jnp.asarray(sign, u.dtype)
+
+        def averaged(u: Array) -> Array:  # counters have no mean
+            return filled(u, event.present, count).mean(axis=0) if inexact(u) else u[0]
+
+        others = {n: jax.tree.map(averaged, u) for n, u in updates.items()}
+        mine = jax.tree.map(given, updates["params"])
+        change, state = aggregator.update(mine, state, None)
+        return {**others, "params": change}, state
+
+    def init(params: Params, counts: Counts) -> Any:
+        del counts
+        return aggregator.init(params["params"])
+
+    return Aggregator(_equal_weights, init, combine=combine)
 
 
 def to_optax(rule: Aggregator, num_clients: int) -> Any:

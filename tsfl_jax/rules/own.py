@@ -94,6 +94,29 @@ def _of_known(function: Callable[..., Any], fields: dict[str, Any]) -> Callable:
     return called
 
 
+def _takes_hparams(weights: Callable[..., Any]) -> bool | None:
+    """Whether a function takes `HParams` as well; None: neither one nor two arguments.
+
+    A second argument with a default is a parameter of the user's own, unless it is
+    called hparams.
+    """
+    try:
+        several = list(inspect.signature(weights).parameters.values())
+    except ValueError:  # some compiled functions have none
+        return False
+    kinds, empty = inspect.Parameter, inspect.Parameter.empty
+    needed = [p for p in several if p.default is empty]
+    if any(p.kind is kinds.KEYWORD_ONLY for p in needed):
+        return None
+    open_ended = any(p.kind is kinds.VAR_POSITIONAL for p in several)
+    by_place = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
+    placed = [p for p in several if p.kind in by_place]
+    least = sum(p.default is empty for p in placed)
+    if least > 2 or not (placed or open_ended):
+        return None
+    return open_ended or least == 2 or "hparams" in [p.name for p in placed[1:2]]
+
+
 def rule(
     weights: Callable[..., Any] | Any, *, normalize: bool = True, **fields: Any
 ) -> Aggregator:
@@ -117,11 +140,9 @@ def rule(
     wanted = "expected a function of (situation) or (situation, hparams)"
     if not callable(weights):
         raise UserError(f"rule({weights!r}): {wanted}")
-    try:
-        kinds = [p.kind for p in inspect.signature(weights).parameters.values()]
-    except ValueError:  # some compiled functions have none
-        kinds = [inspect.Parameter.POSITIONAL_ONLY]
-    several = inspect.Parameter.VAR_POSITIONAL in kinds or len(kinds) > 1
+    several = _takes_hparams(weights)
+    if several is None:
+        raise UserError(f"rule({weights!r}): {wanted}; others need a default")
     for name in fields:
         if name not in Aggregator._fields:
             raise UserError(

@@ -223,7 +223,7 @@ def confirm(
 ) -> Confirmed:
     """Measure a fleet again on fresh seeds; writes the CSV file of the first one."""
     name, points = "-over-".join(way), []
-    folder = files.prepare_workdir(out / f"{name}-fleets")
+    folder = files.prepare_workdir(out / f"{name}-fleets", "--out")
     for seed in FRESH:
         made = fleets.make_fleet(
             replace(config, {"seed": seed}), found.numbers, dataset
@@ -250,7 +250,7 @@ def run_way(
     # Another search has another file: what decides its results is in the name.
     asked = (dataclasses.asdict(config), given.population, tuple(SEARCH), arena.LAST)
     digest = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
-    folder = files.prepare_workdir(given.out / f"{name}-search")
+    folder = files.prepare_workdir(given.out / f"{name}-search", "--out")
     width = 2 * max(len(SEARCH) * given.population, len(CHOICE) * 2)
     bench = make_bench(config, dataset, way, folder, width)
 
@@ -311,7 +311,7 @@ def main(texts: list[str]) -> None:
     """Search both ways and write the table."""
     given = parse(texts)
     devices.start(0)
-    given.out = files.prepare_workdir(given.out)
+    given.out = files.prepare_workdir(given.out, "--out")
     taken = ("schedule.kind", "schedule.trace")
     arguments.check_free(given.set, taken, "adversary")
     changes = arena.DATA["digits"] | given.data_dir | given.set

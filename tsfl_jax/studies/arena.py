@@ -270,7 +270,7 @@ def make_plan(
 ) -> Plan:
     """All lanes of the arena; writes the traces of the fleets."""
     cells = [Cell(fleet, split) for fleet in given.fleets for split in given.splits]
-    folder = files.prepare_workdir(given.out / "fleets")
+    folder = files.prepare_workdir(given.out / "fleets", "--out")
     points = [
         point_of(config, cell, dataset, seed, folder)
         for cell in cells
@@ -400,7 +400,7 @@ def main(texts: list[str]) -> None:
     own = {name for split in SPLITS.values() for name in split}
     own |= {"schedule.kind", "schedule.trace"}
     arguments.check_free(given.set, own, "arena")
-    given.out = files.prepare_workdir(given.out / given.data)
+    given.out = files.prepare_workdir(given.out / given.data, "--out")
     changes = DATA[given.data] | given.data_dir | given.set
     try:
         config = grid.changed(Config(), changes)

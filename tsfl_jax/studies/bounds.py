@@ -235,7 +235,7 @@ def main(texts: list[str]) -> None:
     """Run all settings, write table and figure."""
     parser = arguments.make_parser("bounds", __doc__, 32, "runs/bounds")
     given = arguments.parse(parser, texts)
-    out = files.prepare_workdir(given.out)
+    out = files.prepare_workdir(given.out, "--out")
     devices.start(1)
     base = settings.quadratic()
     results = []

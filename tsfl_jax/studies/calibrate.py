@@ -458,7 +458,7 @@ def run_calibration(
     Raises:
       UserError: no reading could be run.
     """
-    study = Calibration(load, workdir, files.prepare_workdir(out), about)
+    study = Calibration(load, workdir, files.prepare_workdir(out, "--out"), about)
     steps = rungs(cells, len(readings))
     best = choose(study, readings, steps)[:2]
     names = ["calibration"]

@@ -365,7 +365,7 @@ def main(texts: list[str]) -> None:
         Entry(path.stem, grid.changed(grid.config_at(path), changes))
         for path in config_files.paths(given.configs)
     ]
-    out = files.prepare_workdir(given.out)
+    out = files.prepare_workdir(given.out, "--out")
     devices.start(0)
     results = run_frameworks(entries, given.seeds, out)
     seeds = arguments.seeds_text(given.seeds)

@@ -109,7 +109,7 @@ def run_cases(
     Raises:
       UserError: no case could be run.
     """
-    out, made = files.prepare_workdir(given.out), []
+    out, made = files.prepare_workdir(given.out, "--out"), []
     for case in given.case:
         config, about = config_of(given, case)
         name = f"{study}_{given.data}_case{case}"

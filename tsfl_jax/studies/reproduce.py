@@ -368,7 +368,7 @@ def main(texts: list[str]) -> None:
     given = parse(texts)
     targets = given.target
     devices.start(0)  # all devices; the first question to JAX would start it with one
-    given.out = files.prepare_workdir(given.out)
+    given.out = files.prepare_workdir(given.out, "--out")
     results = run_cells(given)
     device = arguments.device_text()
     available = any(result.best is not None for result in results.values())

@@ -253,7 +253,7 @@ def test_total_loss_ends_with_an_error_and_the_last_good_model(tmp_path, launch)
     assert "Traceback" not in err
     assert "in interval 1" in err.splitlines()[-1]
     assert (tmp_path / "lost/model.npz").is_file()
-    assert "diverged" in out
+    assert "no model was finite in interval 1" in out
 
 
 def changed(name, value) -> config.Config:

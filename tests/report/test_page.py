@@ -294,7 +294,7 @@ def test_an_infinite_loss_is_not_the_one_before(tmp_path):
     summary |= {"best_test_accuracy": None}
     files.write_json(tmp_path / "summary.json", summary)
     source = collect.read_source(tmp_path)
-    assert np.isnan(source.runs[0].facts["final_test_loss"])
+    assert np.isnan(source.runs[0].facts["final_test_loss"]) and source.missing == []
 
 
 def test_a_lane_with_an_infinite_loss_has_its_file(tmp_path):

@@ -170,6 +170,20 @@ def _argsort(scores: Float[Array, "D"]) -> Int[Array, "D"]:
     return lax.platform_dependent(scores, cpu=count, default=sort)
 
 
+def pass_order(
+    key: PRNGKey, client: Client, number: Int[Array, ""] | int
+) -> Int[Array, "D"]:
+    """Places of a client's row in the random order of a pass, those held first.
+
+    How much longer the row is than its samples, as in a lane of a sweep, does not
+    change their order.
+    """
+    capacity = client.row.shape[0]
+    scores = jax.random.uniform(jax.random.fold_in(key, number), (capacity,))
+    held = jnp.arange(capacity) < client.size
+    return _argsort(jnp.where(held, scores, 2.0))
+
+
 def _draw_pass(
     key: PRNGKey, client: Client, number: Int[Array, ""] | int, batch_size: int
 ) -> Int[Array, "b B"]:
@@ -178,11 +192,8 @@ def _draw_pass(
     A short last batch is filled up with the first samples of the pass: real rows keep
     every activation finite.
     """
-    capacity = client.row.shape[0]
-    scores = jax.random.uniform(jax.random.fold_in(key, number), (capacity,))
-    held = jnp.arange(capacity) < client.size
-    order = _argsort(jnp.where(held, scores, 2.0))
-    batches = -(-capacity // batch_size)
+    order = pass_order(key, client, number)
+    batches = -(-client.row.shape[0] // batch_size)
     places = jnp.arange(batches * batch_size) % client.size
     return client.row[order[places]].reshape(batches, batch_size)
 

@@ -365,13 +365,8 @@ def _two_gradients(
     """(½‖g_1 − g_2‖², kept entries of g_1 and g_2) of one client."""
     batch_size = parts.recipe.batch_size
     order_key, noise_key = rng.keys(key, "gradients batches", "gradients dropout")
-    # A draw for each batch: in a sweep rows are as long as those of the lane with the
-    # most samples, on which draws of two dimensions would depend.
-    width = client.row.shape[0]
-    several = jax.vmap(lambda b: jax.random.fold_in(order_key, b))(jnp.arange(2))
-    order = jax.vmap(lambda k: jax.random.uniform(k, (width,)))(several)
-    held = jnp.arange(width) < client.size
-    orders = jnp.argsort(jnp.where(held, order, 2.0), axis=1)[:, :batch_size]
+    draw = jax.vmap(lambda b: local.pass_order(order_key, client, b))
+    orders = draw(jnp.arange(2))[:, :batch_size]
     mask = jnp.arange(batch_size) < client.size
 
     def gradient(first: Params, turn: tuple[Array, PRNGKey]) -> tuple[Params, Any]:

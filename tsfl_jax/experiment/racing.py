@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment import calls
@@ -63,6 +63,18 @@ def write_lane(
         calls.write_lane(folder, file_name(race, name), history)
 
 
+def end_of(diverged: Bool[np.ndarray, "T"], stopped: int) -> int:
+    """Intervals that a lane took part in: until it lost every model or was stopped.
+
+    Args:
+      diverged: whether it had lost every model by then.
+      stopped: intervals that it was trained for; −1: all.
+    """
+    lost = np.flatnonzero(diverged)
+    ends = [*(lost[:1] + 1), *([stopped] if stopped >= 0 else []), len(diverged)]
+    return int(min(ends))
+
+
 class Running(NamedTuple):
     """The lanes of one call; `stopped` grows in place."""
 
@@ -78,9 +90,8 @@ class Running(NamedTuple):
         for place, lane in enumerate(self.lanes):
             curve = np.array(history.test_accuracy[place], float)
             # A lane that has lost every model must not lead by its last good one.
-            lost = np.flatnonzero(history.diverged[place])
-            ends = [*(lost[:1] + 1), self.stopped.get(lane, len(curve))]
-            curve[min(ends) :] = np.nan
+            lost = np.asarray(history.diverged[place])
+            curve[end_of(lost, self.stopped.get(lane, -1)) :] = np.nan
             curves[lane] = curve
         for lane in self.race.losers(running, interval, curves):
             self.stopped[lane] = interval

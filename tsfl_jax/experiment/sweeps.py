@@ -145,13 +145,11 @@ def _row(
 
 def _cut(history: dict) -> dict:
     """A lane that lost every model or was stopped ended there: NaN and 0 afterwards."""
-    lost = np.flatnonzero(history["diverged"])
-    ends = [lost[0] + 1] if len(lost) else []
-    if int(history.get(racing.STOPPED, -1)) >= 0:
-        ends.append(int(history[racing.STOPPED]))
-    if not ends:
+    diverged = history["diverged"]
+    end = racing.end_of(diverged, int(history.get(racing.STOPPED, -1)))
+    if end == len(diverged):
         return history
-    after = np.arange(len(history["diverged"])) >= min(ends)
+    after = np.arange(len(diverged)) >= end
     return {
         name: np.where(
             after.reshape(after.shape + (1,) * (a.ndim - 1)),

@@ -114,15 +114,16 @@ def _read_run(folder: pathlib.Path, name: str) -> tuple[Run, list[str]]:
         series = columns(files.read_metrics(folder / "metrics.jsonl"))
     except UserError as error:
         missing.append(f"{error}: no curves of this run.")
-    facts = summary | {n: v for n, v in _scores(series).items() if series}
-    for score in _SCORES:
-        # Of an infinite loss neither file has a number; the one before is not the last.
-        if score == "final_test_loss" and summary.get(score, 0) is None:
-            facts[score] = math.nan
-        elif score in summary and series and summary[score] != facts[score]:
+    scores = _scores(series) if series else {}
+    # Of an infinite loss neither file has a number; the one before is not the last.
+    if summary.get("final_test_loss", 0) is None:
+        scores["final_test_loss"] = math.nan
+    facts = summary | scores
+    for score, value in scores.items():
+        if score in summary and summary[score] != files.plain(value):
             missing.append(
                 f"{folder / 'summary.json'} says {score} = {summary[score]}, but "
-                f"metrics.jsonl gives {facts[score]}, which is shown."
+                f"metrics.jsonl gives {value}, which is shown."
             )
     tau = rho = deliveries = None
     try:

@@ -63,20 +63,25 @@ def new_workdir(root: _Path, label: str) -> pathlib.Path:
 def folder_of(path: _Path, flag: str = "--workdir") -> pathlib.Path:
     """The folder as a path, with ~ expanded; it is not made.
 
+    Args:
+      path: of the folder.
+      flag: of the command line, for messages.
+
     Raises:
       UserError: not a path, or one that the system cannot look up.
     """
+    name = flag.lstrip("-")
     if not isinstance(path, str | os.PathLike) or not str(path):
-        raise UserError(f"workdir={path!r}: expected the path of a folder")
+        raise UserError(f"{name}={path!r}: expected the path of a folder")
     if "\0" in str(path):
-        raise UserError(f"workdir={str(path)!r}: holds a zero byte")
+        raise UserError(f"{name}={str(path)!r}: holds a zero byte")
     try:
         folder = pathlib.Path(path).expanduser()
         folder.exists()
     except (OSError, RuntimeError) as error:  # too long a name; an unknown ~user
         reason = getattr(error, "strerror", None) or error
         raise UserError(
-            f"{flag.lstrip('-')}={str(path)!r}: {reason}; choose another {flag}"
+            f"{name}={str(path)!r}: {reason}; choose another {flag}"
         ) from error
     return folder
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from tsfl_jax.rules import own
 from tsfl_jax.rules.base import (
@@ -71,27 +71,27 @@ def from_optax(aggregator: Any, *, pseudo_gradients: bool = True) -> Aggregator:
         )
     sign = -1.0 if pseudo_gradients else 1.0
 
-    def filled(u: Array, present: Array, count: Float[Array, ""]) -> Array:
+    def mean_of(u: Array, present: Array) -> tuple[Array, Array]:
         mask = present.reshape(present.shape + (1,) * (u.ndim - 1))
-        mean = jnp.where(mask, u, jnp.zeros_like(u)).sum(axis=0) / count.astype(u.dtype)
-        return jnp.where(mask, u, mean)
+        count = jnp.maximum(present.sum(), 1).astype(u.dtype)
+        return jnp.where(mask, u, jnp.zeros_like(u)).sum(axis=0) / count, mask
 
     def combine(
         updates: Params, state: Any, event: Event, hparams: HParams
     ) -> tuple[Params, Any]:
         del hparams
-        count = jnp.maximum(event.present.sum(), 1).astype(jnp.float32)
 
-        def given(u: Array) -> Array:
-            return filled(u, event.present, count) * jnp.asarray(sign, u.dtype)
+        def filled(u: Array) -> Array:
+            mean, mask = mean_of(u, event.present)
+            return jnp.where(mask, u, mean) * jnp.asarray(sign, u.dtype)
 
         def averaged(u: Array) -> Array:  # counters have no mean
-            return filled(u, event.present, count).mean(axis=0) if inexact(u) else u[0]
+            return mean_of(u, event.present)[0] if inexact(u) else u[0]
 
-        others = {n: jax.tree.map(averaged, u) for n, u in updates.items()}
-        mine = jax.tree.map(given, updates["params"])
+        others = {n: u for n, u in updates.items() if n != "params"}
+        mine = jax.tree.map(filled, updates["params"])
         change, state = aggregator.update(mine, state, None)
-        return {**others, "params": change}, state
+        return {**jax.tree.map(averaged, others), "params": change}, state
 
     def init(params: Params, counts: Counts) -> Any:
         del counts

@@ -94,27 +94,32 @@ def _of_known(function: Callable[..., Any], fields: dict[str, Any]) -> Callable:
     return called
 
 
-def _takes_hparams(weights: Callable[..., Any]) -> bool | None:
-    """Whether a function takes `HParams` as well; None: neither one nor two arguments.
+def _takes_hparams(weights: Any) -> bool:
+    """Whether a function of weights takes `HParams` as well.
 
     A second argument with a default is a parameter of the user's own, unless it is
     called hparams.
+
+    Raises:
+      UserError: not a function of one or two arguments.
     """
+    wanted = "expected a function of (situation) or (situation, hparams)"
+    if not callable(weights):
+        raise UserError(f"rule({weights!r}): {wanted}")
     try:
-        several = list(inspect.signature(weights).parameters.values())
+        several = inspect.signature(weights).parameters.values()
     except ValueError:  # some compiled functions have none
         return False
-    kinds, empty = inspect.Parameter, inspect.Parameter.empty
-    needed = [p for p in several if p.default is empty]
-    if any(p.kind is kinds.KEYWORD_ONLY for p in needed):
-        return None
-    open_ended = any(p.kind is kinds.VAR_POSITIONAL for p in several)
-    by_place = (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-    placed = [p for p in several if p.kind in by_place]
-    least = sum(p.default is empty for p in placed)
-    if least > 2 or not (placed or open_ended):
-        return None
-    return open_ended or least == 2 or "hparams" in [p.name for p in placed[1:2]]
+    kind = inspect.Parameter
+    open_ended = any(p.kind is kind.VAR_POSITIONAL for p in several)
+    stars = (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)
+    named = [p for p in several if p.kind not in stars]
+    placed = [p for p in named if p.kind is not kind.KEYWORD_ONLY]
+    needed = [p for p in named if p.default is kind.empty]
+    unplaced = any(p.kind is kind.KEYWORD_ONLY for p in needed)
+    if unplaced or len(needed) > 2 or not (placed or open_ended):
+        raise UserError(f"rule({weights!r}): {wanted}; others need a default")
+    return open_ended or len(needed) == 2 or "hparams" in [p.name for p in placed[1:2]]
 
 
 def rule(
@@ -137,12 +142,7 @@ def rule(
       UserError: not a function of one or two arguments, or no such field; when it runs,
         a shape other than ``[N]``, or estimates that it did not ask for.
     """
-    wanted = "expected a function of (situation) or (situation, hparams)"
-    if not callable(weights):
-        raise UserError(f"rule({weights!r}): {wanted}")
     several = _takes_hparams(weights)
-    if several is None:
-        raise UserError(f"rule({weights!r}): {wanted}; others need a default")
     for name in fields:
         if name not in Aggregator._fields:
             raise UserError(

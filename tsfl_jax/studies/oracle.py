@@ -12,7 +12,7 @@ such a run has no loss, regret and gap.
 import argparse
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,17 +59,14 @@ def _best(result: RuleResult) -> Float[np.ndarray, "S"]:
     return 100 * np.nanmax(result.accuracy, axis=1)
 
 
-def _mean(values: Float[np.ndarray, "S T"]) -> Float[np.ndarray, "S"]:
-    """Mean over the measured intervals; NaN: none."""
-    known = np.isfinite(values)
-    with np.errstate(invalid="ignore"):
-        return np.where(known, values, 0).sum(axis=1) / known.sum(axis=1)
-
-
-def _lowest(values: Float[np.ndarray, "S T"]) -> Float[np.ndarray, "S"]:
-    """Minimum over the measured intervals; NaN: none."""
-    lowest = np.where(np.isfinite(values), values, np.inf).min(axis=1)
-    return np.where(np.isfinite(lowest), lowest, np.nan)
+def _over(
+    summary: Callable[..., np.ndarray], values: Float[np.ndarray, "S T"]
+) -> Float[np.ndarray, "S"]:
+    """A summary over the measured intervals of each run; NaN if a run has none."""
+    known = np.where(np.isfinite(values), values, np.nan)
+    if np.isnan(known).all(axis=1).any():
+        return np.full(len(values), np.nan)
+    return summary(known, axis=1)
 
 
 def _shown(values: Float[np.ndarray, "S"], form: str = ".4f") -> str:
@@ -91,7 +88,7 @@ def rule_rows(results: Mapping[str, RuleResult]) -> list[dict[str, str]]:
                 - np.nanmean(first.accuracy[:, late], 1)
             ),
         }
-        losses = _lowest(one.loss) - _lowest(first.loss)
+        losses = _over(np.nanmin, one.loss) - _over(np.nanmin, first.loss)
         own = name == "fedavg"
         rows.append(
             {
@@ -99,9 +96,9 @@ def rule_rows(results: Mapping[str, RuleResult]) -> list[dict[str, str]]:
                 "best accuracy, %": spread(_best(one)),
                 **{n: "–" if own else spread(v, "+.2f") for n, v in gains.items()},
                 "lowest test loss − FedAvg": "–" if own else _shown(losses, "+.4f"),
-                "regret": _shown(_mean(one.regret)),
-                "regret, last third": _shown(_mean(one.regret[:, late])),
-                "gap": _shown(_mean(one.gap)),
+                "regret": _shown(_over(np.nanmean, one.regret)),
+                "regret, last third": _shown(_over(np.nanmean, one.regret[:, late])),
+                "gap": _shown(_over(np.nanmean, one.gap)),
                 "seeds": str(len(one.accuracy)),
             }
         )

@@ -137,6 +137,7 @@ def run(
     optimizer=optimizers.sgd,
     seed=0,
     limits=None,
+    train_all=True,
 ):
     """Runs a chunk of intervals under jit; returns (start, state, history).
 
@@ -162,6 +163,7 @@ def run(
             block=block,
             longest=int(steps.max()),
             probes=_probes(rule, estimates),
+            train_all=train_all,
         ),
     )
     key = jax.random.key(seed)

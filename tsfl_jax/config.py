@@ -339,6 +339,9 @@ class Config:
     measure_regret: bool = setting(
         False, "measure what better weights would win in every interval, see oracle"
     )
+    train_all: bool = setting(
+        True, "train clients whose weight is 0, too; False: the same models, sooner"
+    )
     clip_norm: float = setting(0.0, "clip gradients to this global norm; 0: off", low=0)
     eval_every: int = setting(1, "intervals between two evaluations", low=1)
     report_every: int = setting(
@@ -437,6 +440,7 @@ _BEFORE = {
     "partition.online": False,
     "data.validation": 0,
     "measure_regret": False,
+    "train_all": True,
     "oracle.steps": 12,
     "oracle.step": 0.1,
     "learned.tau": 0.541,

@@ -213,6 +213,25 @@ def own_share(number: int, axis: str | None) -> Int[Array, "K"]:
     return first + step * jnp.arange(-(-number // step))
 
 
+def dealt(work: Int[Array, "N"], places: int, axis: str | None) -> Int[Array, "K"]:
+    """The clients of this device as `deal` assigns them, inside a program.
+
+    Where the work is known only once the weights are.
+
+    Args:
+      work: mini-batch steps of every client.
+      places: K, entries of every device; K·D ≥ N.
+      axis: mesh axis of the D devices; None: one.
+    """
+    number = work.shape[0]
+    order = jnp.argsort(-work).astype(jnp.int32)  # stable, as in `deal`
+    empty = places * count(axis) - number
+    order = jnp.pad(order, (0, empty), constant_values=number)
+    rounds = order.reshape(places, -1)
+    rounds = rounds.at[1::2].set(rounds[1::2, ::-1])
+    return rounds[:, 0 if axis is None else lax.axis_index(axis)]
+
+
 def deal(work: Int[np.ndarray, "T N"], num_devices: int) -> Int[np.ndarray, "T DK"]:
     """Assign clients to devices: in order of work, dealt back and forth.
 

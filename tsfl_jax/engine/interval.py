@@ -393,7 +393,7 @@ class Tally(NamedTuple):
     loss: Float[Array, ""]  # mean sample loss of the clients with finite models
     samples: Int[Array, "N"]  # samples trained on
     dropped: Int[Array, ""]  # clients that worked and whose model was not finite
-    survivors: Int[Array, ""]  # clients that worked and whose model was finite
+    survivors: Int[Array, ""]  # that worked: with a finite model, or skipped
 
 
 def count(
@@ -407,10 +407,11 @@ def count(
     usable = results.finite & worked
     loss = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
     samples = jnp.where(usable, results.samples, 0).astype(jnp.float32)
+    survived = usable if on_device.skipped is None else usable | on_device.skipped
     own = (
         trees.scattered(results.samples, on_device.place, number),
         jnp.sum(~results.finite & worked),
-        usable.sum(),
+        survived.sum(),
     )
     return Tally(loss / exact_sums.scalar(samples, axis), *devices.total(own, axis))
 

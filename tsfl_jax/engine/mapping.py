@@ -44,6 +44,8 @@ class DeviceClients(NamedTuple):
     rho: Float[Array, "K"]
     work: Int[Array, "K"]  # mini-batch steps
     shares: Float[Array, "K"] | None = None  # of the whole; None: ρ
+    # Clients that are not trained as they have no weight, τ above is 0; None: none.
+    skipped: Bool[Array, "K"] | None = None
 
     @property
     def weight(self) -> ClientWeight:
@@ -58,19 +60,35 @@ def device_clients(
     rho: Float[Array, "N"],
     shares: Float[Array, "N"] | None = None,
 ) -> DeviceClients:
-    """The clients that this device trains; see `devices.deal` for `assigned`."""
-    number = rho.shape[0]
+    """The clients that this device trains; see `devices.deal` for `assigned`.
+
+    Without `Recipe.train_all` clients without weight get τ = 0, and all clients are
+    dealt to the devices anew.
+    """
+    number, skipped = rho.shape[0], None
+    if not recipe.train_all:
+        counts = rho != 0 if shares is None else (rho != 0) | (shares != 0)
+        skipped = ~counts & (clients.tau > 0)
+        clients = clients._replace(tau=jnp.where(skipped, 0, clients.tau))
+        assigned = devices.dealt(_work(recipe, clients), len(assigned), recipe.axis)
     real = assigned < number
     here = jnp.where(real, assigned, 0)
     own = trees.take(clients, here)
     own = own._replace(tau=jnp.where(real, own.tau, 0))
-    per_iteration = steps_per_iteration(own.size, recipe.batch_size, recipe.iteration)
     return DeviceClients(
         own,
         jnp.where(real, assigned, number),
         jnp.where(real, rho[here], 0.0),
-        own.tau * per_iteration,
+        _work(recipe, own),
         None if shares is None else jnp.where(real, shares[here], 0.0),
+        None if skipped is None else real & skipped[here],
+    )
+
+
+def _work(recipe: Recipe, clients: Client) -> Int[Array, "K"]:
+    """Mini-batch steps of each client."""
+    return clients.tau * steps_per_iteration(
+        clients.size, recipe.batch_size, recipe.iteration
     )
 
 

@@ -50,6 +50,8 @@ class Recipe:
         constant everywhere.
       probes: which estimates the program can make.
       regret: whether the regret of the weights is measured in every interval.
+      train_all: whether clients whose weight is 0 are trained, too. The model does not
+        depend on it, the record of the training does. True for a rule that `stacks`.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
         ``validation`` and ``pools`` and all inputs but interval and evaluate:
@@ -68,6 +70,7 @@ class Recipe:
     lr_varies: bool = False
     probes: Probes = Probes()
     regret: bool = False
+    train_all: bool = True
     lanes: str = ""
     axis: str | None = None
 

@@ -233,9 +233,9 @@ def _check_rule(config: Config, own: Own) -> None:
             "a rule of tsfl_jax is chosen by its name in config.algorithm"
         )
     rule_settings.check_optimizer(config, own.optimizer)
-    rule_settings.check_validation(
-        config, own.aggregator or AGGREGATORS[config.algorithm]
-    )
+    rule = own.aggregator or AGGREGATORS[config.algorithm]
+    rule_settings.check_validation(config, rule)
+    rule_settings.check_training(config, rule)
 
 
 def _make_rule(
@@ -435,6 +435,11 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
         raise UserError(
             "--sweep measure_regret: it is recorded for all lanes or for none; set "
             "--config.measure_regret"
+        )
+    if len({config.train_all for config in configs}) > 1:
+        raise UserError(
+            "--sweep train_all: the models are the same with both; set "
+            "--config.train_all"
         )
     if len({config.devices for config in configs}) > 1:
         raise UserError(

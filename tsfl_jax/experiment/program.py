@@ -176,6 +176,7 @@ def recipe_of(
             method=config.dms.estimator if estimating else "quotient",
         ),
         regret=config.measure_regret,
+        train_all=config.train_all,
         lanes=lanes,
     )
 

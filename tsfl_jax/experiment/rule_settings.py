@@ -151,6 +151,20 @@ def check_validation(config: Config, rule: Aggregator) -> None:
     )
 
 
+def check_training(config: Config, rule: Aggregator) -> None:
+    """Check that clients without weight can be left untrained.
+
+    Raises:
+      UserError: something needs the models of all clients.
+    """
+    if config.train_all or not (rule.stacks or config.measure_regret):
+        return
+    reason = f"--config.algorithm={config.algorithm} combines the models of all clients"
+    if config.measure_regret:
+        reason = "--config.measure_regret=True needs the models of all clients"
+    raise UserError(f"--config.train_all=False: {reason}; leave one of them out")
+
+
 def _refuse(config: Config, names: tuple[str, ...], why: str) -> None:
     """Raise `UserError` for the first of these settings that is not its default."""
     for name in names:

@@ -1,0 +1,176 @@
+"""Clients without weight can be left untrained: the same models, less work."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+
+import tsfl_jax
+from tests import problems
+from tests.engine.test_scan import DATA, MAPPINGS, PROBLEM, SIZE, TAU
+from tests.experiment.test_runner import small
+from tsfl_jax.engine import devices, mapping
+from tsfl_jax.engine.client import Client
+from tsfl_jax.engine.recipe import Recipe
+from tsfl_jax.types import UserError
+
+# What says how clients were trained; all else must be the same.
+OF_TRAINING = {"train_loss", "samples", "weight_entropy"}
+
+
+def both(one, *given, **options):
+    """Two runs, of all clients and of those with weight."""
+    runs = [one(*given, **options, train_all=flag) for flag in (True, False)]
+    for name, value in runs[0][-1].items():
+        if name not in OF_TRAINING:
+            np.testing.assert_array_equal(value, runs[1][-1][name], err_msg=name)
+    jax.tree.map(np.testing.assert_array_equal, runs[0][0], runs[1][0])
+    return runs[0][-1], runs[1][-1]
+
+
+def chunk(*given, **options):
+    _, state, history = problems.run(*given, **options)
+    return state.params, history.named()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "block"),
+    [MAPPINGS[0], *(pytest.param(*m, marks=pytest.mark.slow) for m in MAPPINGS[1:])],
+)
+def test_models_are_the_same_and_only_clients_with_weight_are_trained(mapping, block):
+    options = {"mapping": mapping, "block": block}
+    options["hp"] = problems.hparams(smoothness=20.0)  # few clients have weight
+    everyone, some = both(
+        chunk, "dms", DATA, PROBLEM, problems.inputs(TAU, SIZE), **options
+    )
+    weighted = everyone["rho"] != 0
+    assert 0 < weighted.sum() < (TAU > 0).sum()
+    np.testing.assert_array_equal(everyone["samples"], TAU * SIZE)
+    np.testing.assert_array_equal(some["samples"], np.where(weighted, TAU * SIZE, 0))
+    assert np.isfinite(some["train_loss"]).all()
+    # Of one client it is that client's loss, which is not the mean of all.
+    assert (some["train_loss"] != everyone["train_loss"]).any()
+
+
+@pytest.mark.slow
+def test_nothing_changes_if_all_have_weight():
+    everyone, some = both(chunk, "fedavg", DATA, PROBLEM, problems.inputs(TAU, SIZE))
+    for name in OF_TRAINING:
+        np.testing.assert_array_equal(everyone[name], some[name])
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_if_only_clients_with_weight_are_lost():
+    # As with all clients, of which those without weight have finite models.
+    own = np.asarray(PROBLEM.rows[3])
+    rows = np.asarray(PROBLEM.rows).copy()
+    for i in (0, 1, 2, 4):
+        rows[i] = np.resize(rows[i][~np.isin(rows[i], own)], 12)
+    samples = PROBLEM.samples._replace(x=PROBLEM.samples.x.at[own].set(np.nan))
+    prob = PROBLEM._replace(samples=samples, rows=jnp.asarray(rows))
+    tau = np.array([[1, 1, 1, 5, 1], [1, 1, 2, 0, 1]])
+    hp = problems.hparams(smoothness=1e9)  # all weight to the largest τ
+    _, some = both(chunk, "dms", DATA, prob, problems.inputs(tau, SIZE[:2]), hp=hp)
+    assert some["rho"][0].tolist() == [0, 0, 0, 1, 0]
+    assert some["num_dropped"].tolist() == [1, 0]
+    assert not some["diverged"].any()
+
+
+def test_a_client_whose_weight_underflowed_is_trained_for_its_share():
+    # Its share goes to the others only if its model is lost, which has to be known.
+    clients = Client(
+        jnp.arange(3), jnp.array([2, 1, 3]), jnp.full(3, 8), PROBLEM.rows[:3]
+    )
+    recipe = Recipe(batch_size=4, passes=3, train_all=False)
+    rho, shares = jnp.array([0.0, 1.0, 0.0]), jnp.array([0.5, 0.5, 0.0])
+    on_device = mapping.device_clients(recipe, clients, jnp.arange(3), rho, shares)
+    # In order of work, 2·2 steps of client 0, 1·2 of client 1 and none of client 2.
+    assert on_device.place.tolist() == [0, 1, 2]
+    assert on_device.clients.tau.tolist() == [2, 1, 0]
+    assert on_device.work.tolist() == [4, 2, 0]
+    assert on_device.skipped.tolist() == [False, False, True]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=9), st.integers(1, 4))
+def test_clients_are_dealt_inside_a_program_as_before_it(work, number):
+    places = -(-len(work) // number)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:number]), (devices.AXIS,))
+    dealt = jax.shard_map(
+        lambda work: devices.dealt(work, places, devices.AXIS),
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(devices.AXIS),
+    )
+    before = devices.deal(np.array([work]), number)[0]
+    np.testing.assert_array_equal(jax.jit(dealt)(jnp.array(work)), before)
+
+
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_runs_of_a_config(count):
+    def simulate(**changes):
+        config = small(algorithm="dms", num_intervals=4, **changes)
+        config.schedule.kind, config.dms.coupling = "case2", 0.2
+        result = tsfl_jax.simulate(config)
+        return result.params, result.history
+
+    everyone, some = both(simulate, devices=count)
+    assert some["samples"].sum() < everyone["samples"].sum()
+
+
+@pytest.mark.slow
+def test_lanes_are_their_single_runs():
+    config = small(algorithm="dms", num_intervals=2, train_all=False)
+    config.dms.coupling = 0.2
+    result = tsfl_jax.sweep(config, {"seed": [0, 1], "lr": [0.02, 0.05]})
+    for lane, row in enumerate(result.rows):
+        alone = small(algorithm="dms", num_intervals=2, train_all=False)
+        alone.dms.coupling, alone.seed, alone.lr = 0.2, row["seed"], row["lr"]
+        own = tsfl_jax.simulate(alone).history
+        for name in ("rho", "test_loss"):
+            np.testing.assert_array_equal(own[name], result.history[name][lane])
+        total = result.history["samples"][lane].sum(axis=1)
+        np.testing.assert_array_equal(own["samples"], total)
+
+
+@pytest.mark.slow
+def test_deliveries_of_an_event_timeline():
+    def simulate(**changes):
+        config = small(algorithm="dms", num_intervals=5, **changes)
+        config.timeline.framework, config.dms.coupling = "esync", 0.5
+        result = tsfl_jax.simulate(config)
+        return result.params, result.history
+
+    everyone, some = both(simulate)
+    assert some["samples"].sum() < everyone["samples"].sum()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm": "median"}, "algorithm=median combines the models of all"),
+        ({"algorithm": "scaffold"}, "algorithm=scaffold combines the models of all"),
+        ({"algorithm": "fedavg", "measure_regret": True}, "measure_regret=True needs"),
+    ],
+)
+def test_what_needs_all_models(changes, words):
+    config = small(train_all=False, **changes)
+    config.data.validation = 100 if "measure_regret" in changes else 0
+    with pytest.raises(UserError, match=words):
+        tsfl_jax.simulate(config)
+
+
+def test_it_cannot_be_swept():
+    with pytest.raises(UserError, match="--sweep train_all: the models are the same"):
+        tsfl_jax.sweep(small(), {"train_all": [True, False]})
+
+
+def test_runs_from_before_the_setting_are_the_same_experiments():
+    plain = tsfl_jax.config.flat({"train_all": True, "lr_schedule": "constant"})
+    plain["precision"] = "float32"
+    assert "train_all" not in tsfl_jax.config.effective(plain)
+    changed = tsfl_jax.config.effective(plain | {"train_all": False})
+    assert changed["train_all"] is False

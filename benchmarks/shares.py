@@ -3,7 +3,9 @@
 MNIST CNN, Case 1 of 1,024 samples per client. Frozen: the interval against one in which
 every client works τ = 4; Case 1's mean is 2.5, so 0.63 would be free. Evaluation: the
 interval with and without 10,000 test images. Estimates: with and without L, G² and σ²
-(the paper's DMS), and every client's σ_i² and dissimilarity. Taken in turn in one run.
+(the paper's DMS), and every client's σ_i² and dissimilarity. Clients without weight:
+Cases 1 and 2 under DMS with a coupling c so large that only clients with the largest τ
+have weight, with these alone trained and with all. Taken in turn in one run.
 """
 
 import statistics
@@ -12,6 +14,7 @@ from benchmarks import common
 from tsfl_jax.engine import devices
 
 CASE1 = {"schedule__kind": "case1"}
+STRONG = {"algorithm": "dms", "dms__coupling": 10.0}
 EXPERIMENTS = {
     "case1": CASE1,  # FedAvg, which estimates nothing
     "full": {"schedule__kind": "explicit", "schedule__tau": (4,)},
@@ -28,6 +31,11 @@ EXPERIMENTS = {
         "dms__estimator": "quotient",
     },
 }
+for _case in ("case1", "case2"):
+    EXPERIMENTS |= {
+        f"{_case}, all": STRONG | {"schedule__kind": _case},
+        f"{_case}, some": STRONG | {"schedule__kind": _case, "train_all": False},
+    }
 EXTRA = {
     "evaluated": "evaluation / Case 1 interval",
     "constants": "L, G², σ² / Case 1 interval",
@@ -53,6 +61,9 @@ def measure(repeats: int, clients: int) -> list[dict]:
     for name, what in EXTRA.items():
         more = [ratio - 1 for ratio in common.ratios(seconds[name], case1)]
         found[what] = common.spread(more, 3)
+    for case in ("case1", "case2"):
+        some = common.ratios(seconds[f"{case}, some"], seconds[f"{case}, all"])
+        found[f"{case}, DMS: clients with weight / all"] = common.spread(some)
     return [{"what": k, "median (range)": v} for k, v in found.items()]
 
 

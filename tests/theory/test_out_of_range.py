@@ -52,10 +52,10 @@ def test_the_parts_of_dms():
         dict(tau=TAU, lr=0.1, smoothness=2.0, grad_sq_norm=3.0, grad_variance=5.0),
         {
             "tau": tau,
-            "lr": [-0.1, np.nan],
-            "smoothness": [-2.0],
-            "grad_sq_norm": [-3.0],
-            "grad_variance": [-1.0, np.nan],
+            "lr": [-0.1, np.nan, np.inf],
+            "smoothness": [-2.0, np.inf],
+            "grad_sq_norm": [-3.0, np.inf],
+            "grad_variance": [-1.0, np.nan, np.inf],
         },
     )
     for raw in (False, True):
@@ -91,7 +91,12 @@ def test_dms_as_a_whole():
     assert_nan_for(
         lambda **kwargs: dms.dms_weights(KEY, **kwargs),
         {"tau": TAU, "weight_limit": 2.0} | scalars,
-        {"grad_variance": [-1.0], "weight_limit": [0.5], "tau": [[0, -1, 2, 4, 4]]},
+        {
+            "grad_variance": [-1.0, np.inf],
+            "lr": [np.inf],
+            "weight_limit": [0.5],
+            "tau": [[0, -1, 2, 4, 4]],
+        },
     )
 
 

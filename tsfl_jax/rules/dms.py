@@ -220,7 +220,8 @@ def coupling(
     apart = infinite | zero
     quotient = jnp.where(apart, 0.0, above) / jnp.where(apart, 1.0, below)
     found = jnp.where(infinite, jnp.finfo(tau.dtype).max, quotient)
-    good = _counts(tau) & (eta >= 0) & (L >= 0) & (G2 >= 0) & (variance >= 0)
+    given = jnp.stack([eta, L, G2, variance])
+    good = _counts(tau) & jnp.all((given >= 0) & (given < jnp.inf))
     return jnp.where(good, found, jnp.nan)
 
 

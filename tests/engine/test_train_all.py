@@ -15,6 +15,7 @@ from tests.experiment.test_runner import small
 from tsfl_jax.engine import devices, mapping
 from tsfl_jax.engine.client import Client
 from tsfl_jax.engine.recipe import Recipe
+from tsfl_jax.experiment import prepare
 from tsfl_jax.types import UserError
 
 # What says how clients were trained; all else must be the same.
@@ -161,6 +162,21 @@ def test_what_needs_all_models(changes, words):
     config.data.validation = 100 if "measure_regret" in changes else 0
     with pytest.raises(UserError, match=words):
         tsfl_jax.simulate(config)
+
+
+def test_side_by_side_a_note_says_that_nothing_is_saved():
+    # The longest client's steps are known to the compiler, and all make as many.
+    noted = {
+        (train_all, mapping): any(
+            "train_all=False saves no time" in note
+            for note in prepare.prepare(
+                small(train_all=train_all, mapping=mapping)
+            ).notes
+        )
+        for train_all in (True, False)
+        for mapping in ("sequential", "vmap")
+    }
+    assert [which for which, found in noted.items() if found] == [(False, "vmap")]
 
 
 def test_it_cannot_be_swept():

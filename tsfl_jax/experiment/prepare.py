@@ -164,6 +164,16 @@ def _side_by_side(
     return "vmap", (note,)
 
 
+def _skipping_notes(config: Config, mapping: str) -> tuple[str, ...]:
+    """A note if clients without weight are left untrained, but no time is saved."""
+    if config.train_all or mapping != "vmap" or config.client_chunk:
+        return ()
+    return (
+        "train_all=False saves no time here: clients are trained side by side, for as "
+        "long as the longest; --config.mapping=sequential trains one after another",
+    )
+
+
 def _capacity(workload: Workload) -> Int[np.ndarray, "N"]:
     """The most samples that each client ever holds, ``[N]`` int32."""
     # On a timeline also of clients that never deliver: the split must not depend on
@@ -324,7 +334,12 @@ def prepare_validated(
         fingerprints=_fingerprints(dataset, split, times, data_fingerprint)
         | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
         | own_hooks.start_of(own.model),
-        notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
+        notes=times.notes
+        + split.notes
+        + rule_notes
+        + network.notes
+        + mapping_notes
+        + _skipping_notes(config, mapping),
     )
 
 

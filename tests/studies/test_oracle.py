@@ -50,6 +50,14 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     # (4·0.3 + 2·0.1)/6
     assert other["regret"] == "0.2333 ± 0.0000" and other["gap"] == "–"
     assert other["regret, last third"] == "0.1000 ± 0.0000"
+    # Two seeds: half of the interval is 12.706 standard errors, here of 0.
+    rows = oracle.interval_rows(results)
+    assert [(r["rule"], r["interval"]) for r in rows][5:7] == [
+        ("fedavg", 6),
+        ("oracle", 1),
+    ]
+    assert list(rows[6].values()) == ["oracle", 1, "10", "0", "0", "0"]
+    assert rows[-1]["regret"] == "0.1" and rows[-1]["accuracy − FedAvg"] == "0"
     # A diverged run has chance accuracy, and nothing of its good intervals.
     history = invented(["fedavg", "dms"])
     history["diverged"][2, 3:] = True
@@ -66,6 +74,8 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     config = calls[1][0]
     assert config.measure_regret and config.oracle.steps == 5
     assert config.data.validation == 200 and config.schedule.kind == "case3"
+    text = (tmp_path / "out" / "oracle_digits_case3_intervals.csv").read_text()
+    assert text.splitlines()[1] == "fedavg,1,0,0,0.3,0"
     text = (tmp_path / "out" / "oracle_digits_case3.md").read_text()
     assert "oracle.steps=5, 30 intervals, 2 seeds, 200 validation samples" in text
 

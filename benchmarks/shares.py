@@ -1,4 +1,4 @@
-"""``python -m benchmarks.shares``: what frozen work, evaluation and estimates cost.
+"""``python -m benchmarks.shares``: frozen work, evaluation, estimates, no weight.
 
 MNIST CNN, Case 1 of 1,024 samples per client. Frozen: the interval against one in which
 every client works τ = 4; Case 1's mean is 2.5, so 0.63 would be free. Evaluation: the
@@ -31,7 +31,8 @@ EXPERIMENTS = {
         "dms__estimator": "quotient",
     },
 }
-for _case in ("case1", "case2"):
+CASES = {"case1": "Case 1", "case2": "Case 2"}
+for _case in CASES:
     EXPERIMENTS |= {
         f"{_case}, all": STRONG | {"schedule__kind": _case},
         f"{_case}, some": STRONG | {"schedule__kind": _case, "train_all": False},
@@ -61,9 +62,9 @@ def measure(repeats: int, clients: int) -> list[dict]:
     for name, what in EXTRA.items():
         more = [ratio - 1 for ratio in common.ratios(seconds[name], case1)]
         found[what] = common.spread(more, 3)
-    for case in ("case1", "case2"):
+    for case, shown in CASES.items():
         some = common.ratios(seconds[f"{case}, some"], seconds[f"{case}, all"])
-        found[f"{case}, DMS: clients with weight / all"] = common.spread(some)
+        found[f"{shown}, DMS: clients with weight / all"] = common.spread(some)
     return [{"what": k, "median (range)": v} for k, v in found.items()]
 
 

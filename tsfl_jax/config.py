@@ -340,7 +340,7 @@ class Config:
         False, "measure what better weights would win in every interval, see oracle"
     )
     train_all: bool = setting(
-        True, "train clients whose weight is 0, too; False: the same models, sooner"
+        True, "train clients whose weight is 0, too; False: same models, less work"
     )
     clip_norm: float = setting(0.0, "clip gradients to this global norm; 0: off", low=0)
     eval_every: int = setting(1, "intervals between two evaluations", low=1)

@@ -1,5 +1,7 @@
 """Clients without weight can be left untrained: the same models, less work."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +20,9 @@ from tsfl_jax.engine.recipe import Recipe
 from tsfl_jax.experiment import prepare
 from tsfl_jax.types import UserError
 
-# What says how clients were trained; all else must be the same.
+FIRST_TWO = tsfl_jax.rule(lambda s: jnp.where(s.client < 2, 1.0, 0.0))
+# What says how clients were trained; all else must be the same. (The last bit of the
+# entropy, of a sum that XLA orders, is not.)
 OF_TRAINING = {"train_loss", "samples", "weight_entropy"}
 
 
@@ -26,7 +30,9 @@ def both(one, *given, **options):
     """Two runs, of all clients and of those with weight."""
     runs = [one(*given, **options, train_all=flag) for flag in (True, False)]
     for name, value in runs[0][-1].items():
-        if name not in OF_TRAINING:
+        if name == "weight_entropy":
+            np.testing.assert_allclose(value, runs[1][-1][name], rtol=1e-6)
+        elif name not in OF_TRAINING:
             np.testing.assert_array_equal(value, runs[1][-1][name], err_msg=name)
     jax.tree.map(np.testing.assert_array_equal, runs[0][0], runs[1][0])
     return runs[0][-1], runs[1][-1]
@@ -140,9 +146,9 @@ def test_lanes_are_their_single_runs():
 @pytest.mark.slow
 def test_deliveries_of_an_event_timeline():
     def simulate(**changes):
-        config = small(algorithm="dms", num_intervals=5, **changes)
-        config.timeline.framework, config.dms.coupling = "esync", 0.5
-        result = tsfl_jax.simulate(config)
+        config = small(num_intervals=5, **changes)
+        config.timeline.framework, config.timeline.buffer = "fedbuff", 3
+        result = tsfl_jax.simulate(config, aggregator=FIRST_TWO)
         return result.params, result.history
 
     everyone, some = both(simulate)
@@ -152,8 +158,8 @@ def test_deliveries_of_an_event_timeline():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"algorithm": "median"}, "algorithm=median combines the models of all"),
-        ({"algorithm": "scaffold"}, "algorithm=scaffold combines the models of all"),
+        ({"algorithm": "median"}, "algorithm=median needs the models of all clients"),
+        ({"algorithm": "scaffold"}, "algorithm=scaffold needs the models of all"),
         ({"algorithm": "fedavg", "measure_regret": True}, "measure_regret=True needs"),
     ],
 )
@@ -164,23 +170,64 @@ def test_what_needs_all_models(changes, words):
         tsfl_jax.simulate(config)
 
 
-def test_side_by_side_a_note_says_that_nothing_is_saved():
+@pytest.mark.parametrize("chunk", [0, 2, 4])
+def test_side_by_side_a_note_says_that_nothing_is_saved(chunk):
     # The longest client's steps are known to the compiler, and all make as many.
-    noted = {
-        (train_all, mapping): any(
-            "train_all=False saves no time" in note
-            for note in prepare.prepare(
-                small(train_all=train_all, mapping=mapping)
-            ).notes
+    found = {}
+    for train_all, how in itertools.product((True, False), ("sequential", "vmap")):
+        changes = {"train_all": train_all, "mapping": how, "client_chunk": chunk}
+        changes |= {"client_chunk": 0} if how == "sequential" else {}
+        notes = " ".join(prepare.prepare(small(**changes)).notes)
+        found[train_all, how] = "saves no time" in notes
+        assert ("whose weight is 0 are not trained" in notes) == (
+            not train_all and not found[train_all, how]
         )
-        for train_all in (True, False)
-        for mapping in ("sequential", "vmap")
-    }
-    assert [which for which, found in noted.items() if found] == [(False, "vmap")]
+    saves = 0 < chunk < 4  # of four clients
+    assert [which for which, found in found.items() if found] == (
+        [] if saves else [(False, "vmap")]
+    )
+
+
+def test_even_work_side_by_side():
+    # All clients make as many steps, so that the loop need not freeze any.
+    def simulate(**changes):
+        config = small(num_intervals=2, mapping="vmap", **changes)
+        config.schedule.kind, config.schedule.tau = "explicit", (1,)
+        result = tsfl_jax.simulate(config, aggregator=FIRST_TWO)
+        return result.params, result.history
+
+    everyone, some = both(simulate)
+    assert everyone["samples"].tolist() == [4 * 48] * 2
+    assert some["samples"].tolist() == [2 * 48] * 2
+
+
+def test_weights_of_zero_alone_are_noted():
+    result = tsfl_jax.simulate(
+        small(num_intervals=2, train_all=False),
+        aggregator=tsfl_jax.rule(lambda s: 0.0 * s.tau),
+    )
+    assert any("in 2 of 2 intervals" in note for note in result.summary["notes"])
+
+
+@pytest.mark.slow
+def test_derivatives_are_those_with_all_clients():
+    config = small(num_intervals=1, train_all=False)
+
+    def loss(share):
+        weights = jnp.array([1.0, 0.0, 0.0, 0.0]).at[1].add(share)
+        rule = tsfl_jax.rule(lambda s: weights, normalize=False)
+        run, given = tsfl_jax.as_function(config, aggregator=rule)
+        return run(*given)[1].test_loss[-1]
+
+    step = 1e-3
+    slope = jax.jvp(loss, (jnp.float32(0),), (jnp.float32(1),))[1]
+    # At 0 ± step all clients have weight in either program.
+    expected = (loss(jnp.float32(step)) - loss(jnp.float32(-step))) / (2 * step)
+    np.testing.assert_allclose(slope, expected, rtol=0.05)
 
 
 def test_it_cannot_be_swept():
-    with pytest.raises(UserError, match="--sweep train_all: the models are the same"):
+    with pytest.raises(UserError, match="--sweep train_all: all lanes share it"):
         tsfl_jax.sweep(small(), {"train_all": [True, False]})
 
 

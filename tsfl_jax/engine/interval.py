@@ -393,7 +393,7 @@ class Tally(NamedTuple):
     loss: Float[Array, ""]  # mean sample loss of the clients with finite models
     samples: Int[Array, "N"]  # samples trained on
     dropped: Int[Array, ""]  # clients that worked and whose model was not finite
-    survivors: Int[Array, ""]  # that worked: with a finite model, or skipped
+    survivors: Int[Array, ""]  # with a finite model, or not trained for lack of weight
 
 
 def count(

@@ -62,12 +62,13 @@ def device_clients(
 ) -> DeviceClients:
     """The clients that this device trains; see `devices.deal` for `assigned`.
 
-    Without `Recipe.train_all` clients without weight get τ = 0, and all clients are
-    dealt to the devices anew.
+    Without `Recipe.train_all` clients without weight get τ = 0, if any client has some,
+    and all clients are dealt to the devices anew.
     """
     number, skipped = rho.shape[0], None
     if not recipe.train_all:
         counts = rho != 0 if shares is None else (rho != 0) | (shares != 0)
+        counts |= ~counts.any()  # weights of 0 alone are a mistake, which a run notes
         skipped = ~counts & (clients.tau > 0)
         clients = clients._replace(tau=jnp.where(skipped, 0, clients.tau))
         assigned = devices.dealt(_work(recipe, clients), len(assigned), recipe.axis)

@@ -51,7 +51,8 @@ class Recipe:
       probes: which estimates the program can make.
       regret: whether the regret of the weights is measured in every interval.
       train_all: whether clients whose weight is 0 are trained, too. The model does not
-        depend on it, the record of the training does. True for a rule that `stacks`.
+        depend on it, the record of the training does, and so does whether a run in
+        which all models are lost counts as diverged. True for a rule that `stacks`.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
         ``validation`` and ``pools`` and all inputs but interval and evaluate:

@@ -55,8 +55,9 @@ def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
         arrays = program.make_arrays(prepared, devices.make_mesh(1, config.num_clients))
     rules = program.rules_of([prepared])
     recipe = program.recipe_of([prepared], rules)
-    # The term of μ stays where μ = 0, for its derivative; and τ may be changed.
-    recipe = dataclasses.replace(recipe, proximal=True, even=False)
+    # The term of μ stays where μ = 0, and clients where ρ_i = 0, for their derivatives;
+    # and τ may be changed.
+    recipe = dataclasses.replace(recipe, proximal=True, train_all=True, even=False)
     model = prepared.network.model
     run = scan.make_run(model, rules, prepared.optimizer, recipe, hooks=prepared.hooks)
     updates = len(prepared.steps)  # without those that fill up a chunk

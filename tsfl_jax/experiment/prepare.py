@@ -164,13 +164,20 @@ def _side_by_side(
     return "vmap", (note,)
 
 
-def _skipping_notes(config: Config, mapping: str) -> tuple[str, ...]:
-    """A note if clients without weight are left untrained, but no time is saved."""
-    if config.train_all or mapping != "vmap" or config.client_chunk:
+def _skipping_notes(config: Config, mapping: str, clients: int) -> tuple[str, ...]:
+    """What it means that clients without weight are not trained."""
+    if config.train_all:
         return ()
+    if mapping == "vmap" and not 0 < config.client_chunk < clients:
+        return (
+            "train_all=False saves no time here: clients are trained side by side, for "
+            "as long as the longest; --config.mapping=sequential trains one after "
+            "another",
+        )
     return (
-        "train_all=False saves no time here: clients are trained side by side, for as "
-        "long as the longest; --config.mapping=sequential trains one after another",
+        "train_all=False: clients whose weight is 0 are not trained, so that "
+        "train_loss, samples and num_dropped are of the others, and the work and time "
+        "of a plan are upper limits",
     )
 
 
@@ -245,7 +252,7 @@ def _check_rule(config: Config, own: Own) -> None:
     rule_settings.check_optimizer(config, own.optimizer)
     rule = own.aggregator or AGGREGATORS[config.algorithm]
     rule_settings.check_validation(config, rule)
-    rule_settings.check_training(config, rule)
+    rule_settings.check_training(config, rule, own.aggregator is not None)
 
 
 def _make_rule(
@@ -339,7 +346,7 @@ def prepare_validated(
         + rule_notes
         + network.notes
         + mapping_notes
-        + _skipping_notes(config, mapping),
+        + _skipping_notes(config, mapping, steps.shape[1]),
     )
 
 
@@ -453,7 +460,7 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
         )
     if len({config.train_all for config in configs}) > 1:
         raise UserError(
-            "--sweep train_all: the models are the same with both; set "
+            "--sweep train_all: all lanes share it, and no model depends on it; set "
             "--config.train_all"
         )
     if len({config.devices for config in configs}) > 1:

@@ -165,7 +165,7 @@ def recipe_of(
         mapping=several[0].mapping,
         block=min(config.client_chunk or config.num_clients, config.num_clients),
         longest=max(int(p.steps.max()) for p in several),
-        even=even,
+        even=even and config.train_all,  # else some clients stop at 0 steps
         # Elsewhere the term stays where μ = 0: without it last bits would differ.
         proximal=several[0].mapping != "vmap"
         or any(float(p.hparams.mu) != 0 for p in several),

@@ -151,18 +151,26 @@ def check_validation(config: Config, rule: Aggregator) -> None:
     )
 
 
-def check_training(config: Config, rule: Aggregator) -> None:
+def check_training(config: Config, rule: Aggregator, given: bool) -> None:
     """Check that clients without weight can be left untrained.
+
+    Args:
+      config: all settings.
+      rule: of the run.
+      given: whether it is the user's own.
 
     Raises:
       UserError: something needs the models of all clients.
     """
     if config.train_all or not (rule.stacks or config.measure_regret):
         return
-    reason = f"--config.algorithm={config.algorithm} combines the models of all clients"
+    what = "aggregator=" if given else f"--config.algorithm={config.algorithm}"
     if config.measure_regret:
-        reason = "--config.measure_regret=True needs the models of all clients"
-    raise UserError(f"--config.train_all=False: {reason}; leave one of them out")
+        what = "--config.measure_regret=True"
+    raise UserError(
+        f"--config.train_all=False: {what} needs the models of all clients; leave one "
+        "of them out"
+    )
 
 
 def _refuse(config: Config, names: tuple[str, ...], why: str) -> None:

@@ -33,7 +33,12 @@ from tsfl_jax.studies.problems_of import Case
 
 RULES = ("fedavg", "dms", "oracle")
 # Of each interval.
-COLUMNS = ("accuracy − FedAvg", "half of its interval", "regret", "half of that")
+COLUMNS = (
+    "accuracy − FedAvg",
+    "half of its 95 % interval",
+    "regret",
+    "half of the regret's 95 % interval",
+)
 
 
 class RuleResult(NamedTuple):
@@ -151,8 +156,9 @@ def write(case: Case, results: Mapping[str, RuleResult]) -> list[pathlib.Path]:
     head = f"{case.about}, {held} validation samples. Regret and gap: of the validation"
     head += f" loss, mean over intervals. Entries: {OVER_SEEDS}."
     made = files.write_table(path.parent, path.name, rule_rows(results), head)
-    rows = interval_rows(results)
-    files.write_csv(path.with_name(f"{path.name}_intervals.csv"), rows)
+    long = path.with_name(f"{path.name}_intervals.csv")
+    files.write_csv(long, interval_rows(results))
+    made.append(long)
     curves = {n: r.accuracy for n, r in results.items()}
     return made + plot_differences(curves, "fedavg", path, case.about)
 

@@ -224,7 +224,9 @@ def write(
     head += f" Level: no third's interval ends below −{MARGIN:g}, not corrected for the"
     head += " number of candidates."
     made = files.write_table(path.parent, path.name, candidate_rows(curves), head)
-    files.write_csv(path.with_name(f"{path.name}_intervals.csv"), interval_rows(curves))
+    long = path.with_name(f"{path.name}_intervals.csv")
+    files.write_csv(long, interval_rows(curves))
+    made.append(long)
     return made + plot_differences(curves, "FedAvg", path, case.about)
 
 

@@ -71,7 +71,8 @@ def device_clients(
         counts |= ~counts.any()  # weights of 0 alone are a mistake, which a run notes
         skipped = ~counts & (clients.tau > 0)
         clients = clients._replace(tau=jnp.where(skipped, 0, clients.tau))
-        assigned = devices.dealt(_work(recipe, clients), len(assigned), recipe.axis)
+        work = jnp.asarray(_work(recipe, clients))
+        assigned = devices.dealt(work, len(assigned), recipe.axis)
     real = assigned < number
     here = jnp.where(real, assigned, 0)
     own = trees.take(clients, here)

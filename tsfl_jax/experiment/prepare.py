@@ -164,6 +164,14 @@ def _side_by_side(
     return "vmap", (note,)
 
 
+def _mapping_of(
+    config: Config, network: Network, mapping: str, steps: Int[np.ndarray, "T N"]
+) -> tuple[str, tuple[str, ...]]:
+    """The mapping for this work, and notes on it."""
+    mapping, notes = _side_by_side(config, network, mapping, steps)
+    return mapping, notes + _skipping_notes(config, mapping, steps.shape[1])
+
+
 def _skipping_notes(config: Config, mapping: str, clients: int) -> tuple[str, ...]:
     """What it means that clients without weight are not trained."""
     if config.train_all:
@@ -323,7 +331,7 @@ def prepare_validated(
     hooks = own_hooks.checked(own.augment, own.client_step, dataset, config.batch_size)
     model = precision.with_precision(network.model, config.precision)
     network = network._replace(model=model)
-    mapping, mapping_notes = _side_by_side(config, network, mapping, steps)
+    mapping, mapping_notes = _mapping_of(config, network, mapping, steps)
     return Prepared(
         config=config,
         dataset=dataset,
@@ -341,12 +349,7 @@ def prepare_validated(
         fingerprints=_fingerprints(dataset, split, times, data_fingerprint)
         | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
         | own_hooks.start_of(own.model),
-        notes=times.notes
-        + split.notes
-        + rule_notes
-        + network.notes
-        + mapping_notes
-        + _skipping_notes(config, mapping, steps.shape[1]),
+        notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
 
 

@@ -33,6 +33,13 @@ class ClientWeight(NamedTuple):
     rho: Float[Array, "..."]
     share: Float[Array, "..."] | None  # of the whole; None: ρ
 
+    @property
+    def counts(self) -> Bool[Array, "..."]:
+        """Whether a client's model matters."""
+        counts = self.rho != 0
+        # The ρ of a very late client can be 0 in float32.
+        return counts if self.share is None else counts | (self.share != 0)
+
 
 class DeviceClients(NamedTuple):
     """The K clients that a device trains; empty entries are clients without work."""
@@ -67,7 +74,7 @@ def device_clients(
     """
     number, skipped = rho.shape[0], None
     if not recipe.train_all:
-        counts = rho != 0 if shares is None else (rho != 0) | (shares != 0)
+        counts = ClientWeight(rho, shares).counts
         counts |= ~counts.any()  # weights of 0 alone are a mistake, which a run notes
         skipped = ~counts & (clients.tau > 0)
         clients = clients._replace(tau=jnp.where(skipped, 0, clients.tau))
@@ -152,17 +159,15 @@ def _added(
     """Totals with n more clients."""
     add, shares = exact_sums.add_all, totals.shares
     rho, share = weight
-    counts = rho != 0
     if shares is not None:
         assert share is not None
         kept, asked = shares
         shares = add(kept, jnp.where(finite, share, 0.0)), add(asked, share)
-        counts |= share != 0  # the ρ of a very late client can be 0 in float32
     return _Totals(
         add(totals.moved, terms),
         add(totals.kept, jnp.where(finite, rho, 0.0)),
         add(totals.asked, rho),
-        totals.dropped + jnp.sum(~finite & counts),
+        totals.dropped + jnp.sum(~finite & weight.counts),
         shares,
     )
 

@@ -95,10 +95,17 @@ def invented(monkeypatch):
     return calls
 
 
-def run(tmp_path, names="edcba"):
+def run(tmp_path, names="edcba", num_rungs=0):
     readings = [calibrate.Reading(name, {}) for name in names]
     return calibrate.run_calibration(
-        load, CELLS, readings, seeds=3, workdir=tmp_path / "w", out=tmp_path, about="x"
+        load,
+        CELLS,
+        readings,
+        seeds=3,
+        workdir=tmp_path / "w",
+        out=tmp_path,
+        about="x",
+        num_rungs=num_rungs,
     )
 
 
@@ -144,6 +151,34 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert shown[0]["paper"] == "+1.48" and shown[0]["seeds"] == "3"
     assert shown[2]["seeds"] == "2" and shown[2]["of the mean curves"] == "–"
     assert shown[0]["DMS − FedAvg, paired"].startswith("+51.48")
+
+
+def test_only_the_first_rungs_and_no_dms(tmp_path, invented):
+    paths = run(tmp_path, num_rungs=1)
+    assert [path.name for path in paths] == ["calibration.md", "calibration.csv"]
+    assert [c[0] for c in invented] == [n for n in "edcba" for _ in range(2)]
+    assert {call[2:4] for call in invented} == {(("fedavg",), 1)}
+    assert {row["rung"] for row in rows_of(paths[1])} == {"1"}
+
+
+def test_readings_on_the_command_line(capsys):
+    count = len(calibrate.READINGS)
+
+    def chosen(*words):
+        given = reproduce.parse(["calibrate", *words])
+        return list(range(count))[given.readings]
+
+    assert chosen() == list(range(count))
+    assert chosen("--readings", "3") == [0, 1, 2]
+    assert chosen("--readings", "12:") == list(range(12, count))
+    assert chosen("--readings", "12:14") == [12, 13]
+    for text in ("0", "-1", "x", f"{count}:", "5:5", ""):
+        with pytest.raises(SystemExit):
+            chosen(f"--readings={text}")
+        assert f"--readings={text}: expected" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        chosen("--rungs", "-1")
+    assert "--rungs must be at least 0" in capsys.readouterr().err
 
 
 def test_the_reading_in_use_stays_in_all_rungs(tmp_path, invented, monkeypatch):

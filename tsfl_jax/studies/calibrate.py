@@ -443,6 +443,7 @@ def run_calibration(
     workdir: pathlib.Path,
     out: pathlib.Path,
     about: str,
+    num_rungs: int = 0,
 ) -> list[pathlib.Path]:
     """Run or resume both stages; the paths of the tables.
 
@@ -454,13 +455,15 @@ def run_calibration(
       workdir: folder of finished lanes.
       out: folder of the tables.
       about: said above the tables.
+      num_rungs: only the first so many rungs, and no DMS; 0: all, and DMS.
 
     Raises:
       UserError: no reading could be run.
     """
     study = Calibration(load, workdir, files.prepare_workdir(out, "--out"), about)
     steps = rungs(cells, len(readings))
-    best = choose(study, readings, steps)[:2]
+    best = choose(study, readings, steps[: num_rungs or None])[:2]
     names = ["calibration"]
-    names += ["calibration_dms"] * confirm(study, best, steps[0].cells, seeds)
+    if not num_rungs and confirm(study, best, steps[0].cells, seeds):
+        names.append("calibration_dms")
     return [out / f"{name}.{kind}" for name in names for kind in ("md", "csv")]

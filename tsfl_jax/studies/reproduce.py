@@ -285,6 +285,20 @@ def _idx_settings(
     return found
 
 
+def _readings(parser: argparse.ArgumentParser, text: str) -> slice:
+    """The part of `calibrate.READINGS` that this names: "12", "12:20", "12:"."""
+    first, colon, last = text.partition(":")
+    first, last = (first, last) if colon else ("", first)
+    if all(not part or part.isdecimal() for part in (first, last)) and (colon or last):
+        found = slice(int(first or 0), int(last) if last else None)
+        if calibrate.READINGS[found]:
+            return found
+    parser.error(
+        f"--readings={text}: expected a number of readings or FIRST:LAST, counted from "
+        f"0 and without LAST, of the {len(calibrate.READINGS)} that there are"
+    )
+
+
 def run_calibrate(given: argparse.Namespace, device: str) -> list[pathlib.Path]:
     """Run or resume the calibration on the cells of these data sets."""
     data = given.data or ["mnist"]
@@ -292,13 +306,14 @@ def run_calibrate(given: argparse.Namespace, device: str) -> list[pathlib.Path]:
         name for name in wanted(["table1", "table2"], data) if "select" not in name
     ]
     note = changed_config(cells[0], given)[1]
-    readings = calibrate.READINGS[: given.readings or None]
+    readings = calibrate.READINGS[given.readings]
     arguments.check_free(given.set, calibrate.changed_by(readings), "calibrate")
     return calibrate.run_calibration(
         lambda name: changed_config(name, given)[0],
         cells,
         readings,
         seeds=given.seeds,
+        num_rungs=given.rungs,
         workdir=given.out / "cells" / "calibrate",
         out=given.table or given.out,
         about=arguments.joined(", ".join(data), note, f"device: {device}"),
@@ -335,14 +350,16 @@ def parse(texts: list[str]) -> argparse.Namespace:
         metavar="DATA=FOLDER",
         help="read a data set from a folder of IDX files: mnist=FOLDER",
     )
-    parser.add_argument(
-        "--readings", type=int, default=0, help="calibrate: only the first so many"
-    )
+    about = "calibrate: only the first so many (12), or from the 13th on (12:)"
+    parser.add_argument("--readings", default=":", help=about)
+    about = "calibrate: only the first so many rungs, without DMS (default: all)"
+    parser.add_argument("--rungs", type=int, default=0, help=about)
     parser.add_argument(
         "--table", type=pathlib.Path, help="calibrate: folder of the tables, if not out"
     )
     given = arguments.parse(parser, texts, "accuracy")
     given.idx = _idx_settings(parser, given.idx, known)
+    given.readings = _readings(parser, given.readings)
     cells = {"all", *paper_results.TARGETS}
     for name, readers in (("data", cells | {*LONG}), ("case", cells)):
         if getattr(given, name) and not readers & set(given.target):
@@ -356,8 +373,9 @@ def parse(texts: list[str]) -> argparse.Namespace:
             arguments.check_free(given.set, _CHANGED[study], study)
     except UserError as error:
         parser.error(str(error))
-    if given.intervals < 0:
-        parser.error("--intervals must be at least 0")
+    for name in ("intervals", "rungs"):
+        if getattr(given, name) < 0:
+            parser.error(f"--{name} must be at least 0")
     if "all" in given.target:
         given.target = targets
     return given

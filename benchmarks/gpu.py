@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gpu``: all that docs/performance.md leaves open about a GPU.
+"""``python -m benchmarks.gpu``: the speeds that docs/performance.md leaves open.
 
 Runs every benchmark on the GPU of this machine, unattended, each in a process with a
 limit of its own, and writes their tables to one Markdown file. A part that fails or

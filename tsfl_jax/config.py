@@ -132,7 +132,9 @@ class ScheduleConfig:
     )
     tau: tuple[int, ...] = setting((), "explicit: τ per client or per equal group")
     tau_groups: str = setting("", 'distribution: "normal(2,0.4); uniform(1,5)"')
-    size_groups: str = setting("", 'distributions of sizes; "": those of the kind')
+    size_groups: str = setting(
+        "", 'distributions of sizes; "": those of the kind; on a timeline data_size'
+    )
     trace: str = setting("", "trace: CSV file, interval,client,tau[,size], from 0")
     iteration: str = setting(
         "pass", "one local iteration: a pass over the data or a step", ("pass", "step")
@@ -193,7 +195,10 @@ class ServerConfig:
     second: float = setting(0.99, "β₂: fedadam, fedyogi", low=0, below=1)
     floor: float = setting(1e-3, "added to √v: fedadam, fedyogi", above=0)
     trim: float = setting(
-        0.1, "share of clients that may be wrong: trimmed_mean, krum", low=0, below=0.5
+        0.1,
+        "share of clients that may be wrong: trimmed_mean, krum, multi_krum",
+        low=0,
+        below=0.5,
     )
     by_size: str = setting(
         "auto", "weights ∝ |D_i|; auto: fedavg and rules like it yes, dms no", BY_SIZE

@@ -184,7 +184,18 @@ def _draw_sizes(config: Config) -> tuple[Int[np.ndarray, "N"], tuple[str, ...]]:
         size_groups=groups(s.size_groups),
         rng=rng.generator(seed_of(config, "fleet"), "schedule"),
     )
-    return drawn.size[0], drawn.notes
+    return drawn.size[0], drawn.notes + _unused_kind(config)
+
+
+def _unused_kind(config: Config) -> tuple[str, ...]:
+    """A note on a kind of schedule that was chosen beside a framework."""
+    kind = config.schedule.kind
+    if kind == Config().schedule.kind:
+        return ()
+    return (
+        f"schedule.kind={kind} has no effect with a framework: speeds decide τ, and "
+        "each client has schedule.data_size samples or those of schedule.size_groups",
+    )
 
 
 def _gaps(path: str, fleet: Fleet) -> tuple[str, ...]:

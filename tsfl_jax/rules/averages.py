@@ -59,10 +59,11 @@ def size_weights(situation: Situation, hparams: HParams) -> Weights:
 
 
 def stale_uniform_weights(situation: Situation, hparams: HParams) -> Weights:
-    """Equal weights less staleness, ρ_i = s(lag_i)/N: FedAsync, FedBuff.
+    """Equal weights less staleness, ρ_i = s(lag_i)/n: FedAsync, FedBuff.
 
-    What staleness takes away stays with the global model: Σ ρ may be below 1. If a
-    model is lost, the others have s(lag_i)/(N − 1): one that is stale does not count
+    n is the number of clients with τ > 0. What staleness takes away stays with the
+    global model: Σ ρ may be below 1. If a model is lost, the others have
+    s(lag_i)/(n − 1): one that is stale does not count
     for a fresh one.
     """
     share = normalized(jnp.ones_like(situation.size), situation.tau)

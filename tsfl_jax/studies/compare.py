@@ -360,7 +360,7 @@ def main(texts: list[str]) -> None:
         help="test accuracy to reach (default: %(default)s)",
     )
     given = arguments.parse(parser, texts, "target")
-    changes = given.set | given.data_dir
+    changes = given.data_dir | given.set
     entries = [
         Entry(path.stem, grid.changed(grid.config_at(path), changes))
         for path in config_files.paths(given.configs)

@@ -47,10 +47,24 @@ def test_a_lane_that_has_diverged_does_not_lead():
         return running.drop(8, history)
 
     assert stopped() == [4, 5]  # ten points behind FedAdam; FedAvg is never stopped
+    # Lost in the last interval of the chunk: its accuracy is of the last good model.
+    diverged[2, 7:] = True
+    assert stopped() == []
     diverged[2, 4:] = True
     assert stopped() == []
     accuracy[4:] = 0.9  # FedAdam is out of the race, FedAvg is kept
     assert stopped() == []
+
+
+def test_what_counts_of_a_lane_by_hand():
+    curve, lost = np.array([0.1, 0.2, 0.3, 0.3]), np.array([0, 0, 1, 1], bool)
+    lane = {"test_accuracy": curve, "diverged": lost}
+    nan = np.nan
+    np.testing.assert_array_equal(racing.curve_of(lane), [0.1, 0.2, nan, nan])
+    lane |= {"stopped": np.asarray(1)}
+    np.testing.assert_array_equal(racing.curve_of(lane), [0.1, nan, nan, nan])
+    lane |= {"diverged": np.zeros(4, bool), "stopped": np.asarray(-1)}
+    np.testing.assert_array_equal(racing.curve_of(lane), curve)
 
 
 @pytest.mark.slow

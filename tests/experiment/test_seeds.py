@@ -42,6 +42,19 @@ def test_a_source_has_its_own_seed(source):
     assert [name for name in before if after[name] != before[name]] == [source]
 
 
+def test_times_of_a_changed_file_are_another_experiment(tmp_path):
+    """SFL with a slower slowest client: the same deliveries, later."""
+    path, found = tmp_path / "speeds.csv", []
+    for slowest in (1.7, 1.9):
+        path.write_text(f"client,seconds\n0,{slowest}\n" + "1,0.5\n2,0.5\n3,0.5\n")
+        files = {"timeline.framework": "sfl", "timeline.speeds": str(path)}
+        found.append(prepare(small(num_intervals=20, algorithm="fedavg", **files)))
+    one, other = (p.fingerprints for p in found)
+    assert one["schedule"] == other["schedule"] and one["times"] != other["times"]
+    assert identity.identity_of(found[0]) != identity.identity_of(found[1])
+    assert "times" not in prepare(small()).fingerprints
+
+
 def test_runs_without_them_are_the_same_experiments_as_before():
     prepared = prepare(small())
     assert not [n for n in identity.identity_of(prepared) if n.startswith("seeds")]

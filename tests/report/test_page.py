@@ -12,7 +12,15 @@ import pytest
 import tsfl_jax
 from tests.report.test_runs import _workdir
 from tsfl_jax.config import SETTINGS, Config, get
-from tsfl_jax.report import collect, files, groups, page, repeat, vector
+from tsfl_jax.report import (
+    collect,
+    files,
+    groups,
+    page,
+    repeat,
+    sweeps,
+    vector,
+)
 from tsfl_jax.types import UserError
 
 VOID = {"meta", "img", "br", "input", "link", "hr"}
@@ -268,6 +276,43 @@ def test_an_interrupted_sweep_is_not_left_out(tmp_path):
     (tmp_path / "cells" / "b" / "lanes").mkdir(parents=True)
     words = " ".join(collect.read_source(tmp_path).missing)
     assert "results.jsonl is not there" in words and "cells" in words
+
+
+def test_curves_of_a_smaller_sweep_are_not_those_of_other_lanes(tmp_path):
+    """A sweep that was whole is enlarged, and interrupted after its first call."""
+    sweep_folder(tmp_path)
+    old = [{"lane": i, "interval": 1, "test_accuracy": 0.99} for i in range(3)]
+    files.write_csv(tmp_path / "history.csv", old)
+    files.write_json(tmp_path / "sweep.json", {"lanes": [{}] * 3})
+    for name in ("curves.png", "curves.pdf"):
+        (tmp_path / name).write_bytes(b"")
+    rows = [{"lane": 7, "lr": 0.1, "best_test_accuracy": 0.5}]
+    rows[0] |= {"final_test_accuracy": 0.5, "final_test_loss": 1.0, "seconds": 1.0}
+    sweeps.write_partial(tmp_path, ["lr"], rows, "one of eight lanes so far")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert not left & {"history.csv", "sweep.json", "curves.png", "curves.pdf"}
+    source = collect.read_source(tmp_path)
+    assert any("sweep.json is not there" in line for line in source.missing)
+    assert not any(0.99 in run.series.get("test_accuracy", []) for run in source.runs)
+
+
+def test_infinite_losses_are_not_left_out_of_a_mean():
+    cell = page._mean_cell([np.inf, 1.0, np.nan, 1.2], ".4g")
+    assert (cell.text, cell.sort) == ("inf (1 of 3)", "Infinity")
+    assert page._mean_cell([np.inf], ".4g").text == "inf"
+    assert page._mean_cell([1.0, np.nan], ".4g").text == "1"
+
+
+def test_runs_that_share_seeds_are_not_independent(tmp_path):
+    for model in (0, 1):
+        for split in (0, 1):
+            seeds = {"seeds.model": model, "seeds.split": split}
+            run_folder(tmp_path / f"a-seed{model}{split}", **seeds)
+    text = page.make_page([tmp_path])
+    assert "Runs that share a seed are not independent" in text
+    for split in (0, 1):
+        shutil.rmtree(tmp_path / f"a-seed1{split}")
+    assert "Runs that share a seed" not in page.make_page([tmp_path])
 
 
 def test_an_edited_summary_is_noticed(tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tsfl_jax.experiment import runner
 from tsfl_jax.report import statistics, sweeps, variance
 
 
@@ -11,7 +12,9 @@ def test_paired_p_by_hand():
     # Differences 1, 2, 3: mean 2, error 1/√3, t = 2√3 with 2 degrees of freedom.
     assert statistics.paired_p([1.0, 2.0, 3.0]) == pytest.approx(0.0741799, abs=1e-6)
     assert statistics.paired_p([0.0, 0.0, 0.0]) == 1.0
-    assert statistics.paired_p([0.2, 0.2]) == 0.0
+    # Two equal gaps of one test sample: no error to divide by, rounding or not.
+    for gaps in ([1 / 360, 1 / 360], [0.3, 0.1 + 0.2]):
+        assert np.isnan(statistics.paired_p(gaps))
     assert np.isnan(statistics.paired_p([1.0]))
     assert np.isnan(statistics.paired_p([1.0, np.nan]))
 
@@ -37,6 +40,28 @@ def test_seeds_needed_as_in_the_tables_of_cohen(effect, paired, seeds):
     assert statistics.seeds_needed(effect, 1.0, paired=paired) == seeds
     assert statistics.power(seeds, effect, paired=paired) >= 0.8
     assert statistics.power(seeds - 1, effect, paired=paired) < 0.8
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_power_is_finite_and_seeds_needed_falls_with_the_deviation(paired):
+    """SciPy's noncentral t is NaN at some of these points."""
+    deviations = np.linspace(0.01, 0.3, 120)
+    found = [statistics.seeds_needed(0.5, d, paired=paired) for d in deviations]
+    assert found == sorted(found)
+    for number, deviation in zip(found, deviations, strict=True):
+        effect = 0.5 / deviation
+        assert statistics.power(number, effect, paired=paired) >= 0.8
+        if number > 2:
+            assert statistics.power(number - 1, effect, paired=paired) < 0.8
+
+
+def test_power_against_simulated_tests():
+    generator = np.random.default_rng(0)
+    drawn = generator.normal(0.5, 0.25, (20_000, 3))
+    share = (stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean()
+    assert statistics.power(3, 2.0, paired=True) == pytest.approx(share, abs=0.01)
+    assert statistics.seeds_needed(0.5, 0.09277, paired=True) == 3
+    assert statistics.seeds_needed(0.5, 0.11183, paired=True) == 3
 
 
 def test_no_spread_needs_two_seeds():
@@ -179,7 +204,8 @@ def test_lanes_that_are_in_no_mean_are_missing_in_the_analysis_of_variance():
     assert line.endswith("one lane with a result; of 18 lanes 3 diverged.")
     rows[-1] |= {"stopped_at": 2}
     line = variance.text_of(SWEPT, rows, False)
-    assert line.endswith("; of 18 lanes 3 diverged and a race stopped 1.\n")
+    assert "; of 18 lanes 3 diverged and a race stopped 1.\n" in line
+    assert "lanes that share a seed are not independent" in line
 
 
 def lane(rate, best, loss=1.0, **more):
@@ -202,6 +228,23 @@ def test_a_mean_that_is_not_known_wins_nothing(order):
     assert "mean of best:" not in sweeps.sweep_table(["lr"], rows)
 
 
+def test_a_group_that_lost_lanes_wins_nothing():
+    rows = [lane(0.03, 0.962), lane(0.03, 0.961), lane(0.3, 0.97)]
+    rows += [lane(0.3, 0.5, diverged_at=3)]
+    rows = [row | {"seed": i % 2} for i, row in enumerate(rows)]
+    text = sweeps.sweep_table(["lr", "seed"], rows)
+    assert "Highest mean of best: lr=0.03." in text and "97.00" in text
+
+
+def test_an_infinite_regret_is_in_the_mean():
+    regrets = enumerate((np.inf, 0.1, np.nan))
+    rows = [lane(0.1, 0.9, mean_regret=value, seed=seed) for seed, value in regrets]
+    assert "inf (1 of 2)" in sweeps.sweep_table(["lr", "seed"], rows)
+    history = {"regret": np.array([np.inf, np.nan, 0.1]), "gap": np.array([0.2, 0.4])}
+    found = runner.regret_of(history)
+    assert found == {"mean_regret": np.inf, "mean_gap": pytest.approx(0.3)}
+
+
 def test_stopped_lanes_are_counted_and_in_no_mean():
     rows = [lane(0.1, 0.9, stopped_at=2), lane(0.1, 0.5, stopped_at=None)]
     rows += [lane(0.2, 0.6, stopped_at=None)]
@@ -213,7 +256,8 @@ def test_stopped_lanes_are_counted_and_in_no_mean():
     assert head[-3:] == ["diverged", "stopped", "seconds per lane"]
     assert first[:3] == ["0.1", "2", "50.00"] and first[-3:-1] == ["0", "1"]
     assert second[:3] == ["0.2", "2", "60.00"] and second[-3:-1] == ["1", "0"]
-    assert "Highest mean of best: lr=0.2." in text
+    # What is left of a group is a selection, and wins nothing.
+    assert "Highest mean of best" not in text
     assert "Note: a race stopped 1 of 4 lanes before their end" in text
     # A sweep without a race has the table that it had.
     plain = sweeps.sweep_table(["lr"], [lane(0.1, 0.9), lane(0.2, 0.5)])

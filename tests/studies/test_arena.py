@@ -212,6 +212,22 @@ def test_a_stopped_rule_has_no_verdict_and_is_ranked_behind():
     assert row["against FedAvg"] == "stopped" and row["p over cells"] == "–"
 
 
+def test_without_fedavg_so_far_nothing_is_compared_with_it():
+    """A rule that runs first is not compared with the best one so far instead."""
+    rules = ["krum", "median", "fedavg"]
+    lanes = {
+        (0, rule, seed): lane(value + 0.01 * seed)
+        for rule, value in zip(rules[:2], (0.7, 0.9), strict=True)
+        for seed in range(5)
+    }
+    made = Arena([("equal", "IID")], rules, 5, 0.8, lanes)
+    rows = arena_report.cell_rows(made)
+    assert [row["rule"] for row in rows] == ["median", "Krum"]
+    for row in rows:
+        assert row["− FedAvg"] == row["p"] == row["against FedAvg"] == "–"
+    assert rows[0]["against the best"] == "the best"
+
+
 @pytest.mark.parametrize("name", ["partition.kind=iid", "schedule.kind=case2"])
 def test_settings_of_the_cells_cannot_be_given(name, tmp_path):
     with pytest.raises(UserError, match="study arena sets it in each run"):
@@ -226,6 +242,14 @@ def test_words_of_the_command_line(capsys):
         study.main(["arean"])
     with pytest.raises(SystemExit):
         arena.parse(["--rules", "dms"])
+    for word in ("nan", "inf", "-1"):
+        with pytest.raises(SystemExit):
+            arena.parse([f"--race={word}"])
+    # Twice the same would count twice.
+    words = ["--rules", "fedavg", "dms", "dms", "--fleets", "equal", "equal"]
+    given = arena.parse([*words, "--splits", "IID", "IID"])
+    assert (given.rules, given.fleets) == (("fedavg", "dms"), ("equal",))
+    assert given.splits == ("IID",)
 
 
 def small(tmp_path: pathlib.Path, **more) -> argparse.Namespace:

@@ -204,7 +204,7 @@ def test_the_table_is_written_after_every_cell(tmp_path, invented, monkeypatch):
     monkeypatch.setattr(calibrate, "run_reading", watch)
     run(tmp_path)
     assert seen[:10] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
-    assert not list(tmp_path.glob("*.part*"))
+    assert not list(tmp_path.glob(".*"))  # a file that is written has such a name
 
 
 def test_nothing_can_be_run(tmp_path, monkeypatch):
@@ -216,12 +216,38 @@ def test_nothing_can_be_run(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no reading could be run"):
         run(tmp_path)
     assert not (tmp_path / "calibration.md").exists()
+    assert (tmp_path / "calibration_dms.csv").read_text() == "of another day"
 
 
-def test_settings_of_the_readings_cannot_be_given(tmp_path):
+def test_settings_of_the_readings_cannot_be_given(tmp_path, capsys):
     words = ["--set", "momentum=0.3", "--out", str(tmp_path)]
-    with pytest.raises(UserError, match="calibrate sets it in each run"):
-        reproduce.main(["calibrate", *words])
+    with pytest.raises(SystemExit):  # before the hours of the table
+        reproduce.parse(["table1", "calibrate", *words])
+    assert "calibrate sets it in each run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--readings", "3"], ["--rungs", "1"]])
+def test_flags_of_the_calibration_alone(words, capsys):
+    with pytest.raises(SystemExit):
+        reproduce.parse(["table1", *words])
+    assert f"{' '.join(words)}: would be ignored by table1" in capsys.readouterr().err
+
+
+def test_a_choice_of_dms_keeps_its_weights_by_size(tmp_path, monkeypatch):
+    """Also under a reading that says for which rules they do not count."""
+    seen = []
+
+    def run(config, lanes, **options):
+        seen.extend(lanes)
+        curves = np.full((len(lanes), 2), 0.5)
+        history = {"test_accuracy": curves, "diverged": np.zeros((len(lanes), 2), bool)}
+        return sweeps.SweepResult([{"seconds": 1.0}] * len(lanes), history)
+
+    monkeypatch.setattr(sweeps, "run", run)
+    reading = calibrate.Reading("x", {}, {"fedavg": "no"})
+    rules, changes = ("dms", "fedavg"), {"server.by_size": "yes"}
+    calibrate.run_reading(load, reading, CELLS[0], rules, 1, tmp_path, changes)
+    assert [lane["server.by_size"] for lane in seen] == ["yes", "no"]
 
 
 def test_a_run_that_diverged_has_no_good_best(monkeypatch, tmp_path):

@@ -70,6 +70,9 @@ def test_unknown_losses_and_nobody_present():
 
 def test_ranks_and_evolution():
     assert study.ranks(np.array([3.0, 9.0, 1.0])).tolist() == [0.0, 0.5, -0.5]
+    # Equal ones share their rank, so that nothing moves; NaN is the worst.
+    assert study.ranks(np.full(4, 5.0)).tolist() == [0.0] * 4
+    assert study.ranks(np.array([1.0, np.nan, 3.0])).tolist() == [0.0, -0.5, 0.5]
     goal = np.array([1.0, -2.0])
     found = study.evolve(
         lambda theta: -((theta - goal) ** 2).sum(axis=1),
@@ -81,6 +84,24 @@ def test_ranks_and_evolution():
         generator=np.random.default_rng(0),
     )
     np.testing.assert_allclose(found, goal, atol=0.15)
+
+
+@pytest.mark.parametrize(
+    "words", [["--rate", "-1"], ["--rate", "nan"], ["--rate", "0"], ["--spread", "inf"]]
+)
+def test_steps_of_the_evolution_are_positive_numbers(words, capsys):
+    with pytest.raises(SystemExit):
+        study.parse(words)
+    assert f"{words[0]} must be a number above 0" in capsys.readouterr().err
+
+
+def test_a_given_theta_has_each_name_once():
+    good = ",".join(f"{name}={i}" for i, name in enumerate(study.FEATURES))
+    assert study._theta(good)["left"] == 1.0
+    first = good.partition(",")[0]
+    for text in (f"{good},{first}", good.replace("=0", "=nan"), good + ",", "tau"):
+        with pytest.raises(UserError, match="a number for each of .*, once"):
+            study._theta(text)
 
 
 def test_fitness_by_hand():
@@ -139,6 +160,8 @@ def test_the_study_tests_a_given_theta(tmp_path, monkeypatch):
         seeds = [p["seed"] / 1e4 for p in points]
         accuracy = np.array([np.full(6, 0.5 + 0.1 * a) for a in lanes])
         accuracy += np.array(seeds)[:, None]
+        # Without any spread of the differences there would be no test.
+        accuracy += ((np.array(seeds) - 0.01005) * lanes)[:, None]
         diverged = np.zeros(accuracy.shape, bool)
         return sweeps.SweepResult([], {"test_accuracy": accuracy, "diverged": diverged})
 

@@ -68,6 +68,11 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert lost["best accuracy, %"].startswith("30.50")  # of 10 and 51 %
     for column in ("lowest test loss − FedAvg", "regret", "regret, last third", "gap"):
         assert lost[column] == "–"
+    # An infinite regret is not left out of a mean that it would spoil.
+    history = invented(["fedavg", "median"])
+    history["regret"][2, 1] = np.inf
+    _, endless = oracle.rule_rows(oracle.run_rules(config, ["median"], 2, tmp_path))
+    assert endless["regret"] == "–" and endless["regret, last third"] != "–"
     monkeypatch.setattr(sweeps, "run", run)
     words = ["--seeds", "2", "--case", "3", "--out", str(tmp_path / "out")]
     oracle.main([*words, "--set", "oracle.steps=5"])

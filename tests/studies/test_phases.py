@@ -173,7 +173,7 @@ def test_the_study_runs_and_resumes(tmp_path, monkeypatch):
     calls = []
 
     def run(config, points, **options):
-        calls.append((config, points))
+        calls.append((config, points, options["workdir"]))
         curves = invented(seeds=2)
         each = [curves[n] for n in ("FedAvg", "DMS", "good")]
         curves = np.concatenate(each)
@@ -183,7 +183,7 @@ def test_the_study_runs_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "run", run)
     words = ["--case", "1", "--seeds", "2", "--out", str(tmp_path), "--intervals", "9"]
     phases.main([*words, "--candidates", "inverse, 3"])
-    config, points = calls[0]
+    config, points, _ = calls[0]
     assert config.num_intervals == 9 and config.data.validation == 200
     assert [p["seed"] for p in points] == [0, 1] * 3
     assert points[-1]["dms.decay"] == "inverse" and points[0]["algorithm"] == "fedavg"
@@ -192,6 +192,17 @@ def test_the_study_runs_and_resumes(tmp_path, monkeypatch):
     assert {f"{base}.md", f"{base}.csv", f"{base}.png"} <= names
     with open(tmp_path / f"{base}_intervals.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 4 * 9
+    # Again: the same lanes, from the same folder, and the same files.
+    before = {p.name: p.read_bytes() for p in tmp_path.glob("*.csv")}
+    phases.main([*words, "--candidates", "inverse, 3"])
+    assert calls[0] == calls[1]
+    assert {p.name: p.read_bytes() for p in tmp_path.glob("*.csv")} == before
+
+
+def test_too_few_tests_for_the_thirds_of_a_run(tmp_path):
+    config = Config(num_intervals=9, eval_every=5)
+    with pytest.raises(UserError, match="eval_every=5: the model is tested 2 times"):
+        phases.run_candidates(config, ["DMS"], 2, tmp_path)
 
 
 def test_all_candidates_are_valid():

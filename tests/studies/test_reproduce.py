@@ -197,9 +197,9 @@ def test_choices_by_hand():
         ("dms", 0.9),
     ]
     assert lanes[-1]["seed"] == 1 and lanes[-1]["dms.grad_variance"] == 1.0
-    best = np.array([0.95, 0.96, 0.94, 0.95, 0.8, 0.9, 0.9, 0.8, 0.91, 0.90])
+    best = np.array([0.95, 0.9601, 0.94, 0.95, 0.8, 0.9, 0.9, 0.8, 0.91, 0.90])
     found = sensitivity.choice_rows(sensitivity.by_choice(two, best, 2))
-    # DMS − FedAvg of the standard: +1, +1; momentum 0: −10, +10; given c: −3, −5
+    # DMS − FedAvg of the standard: +1, +1.01; momentum 0: −10, +10; given c: −3, −5
     assert [row["verdict"] for row in found] == [
         "DMS helps",
         "inconclusive",
@@ -210,6 +210,8 @@ def test_choices_by_hand():
     assert found[2]["FedAvg, %"] == found[0]["FedAvg, %"]
     assert found[2]["DMS − FedAvg, paired"] == "-4.00 ± 12.71"
     assert {"momentum", "dms.smoothness"} <= sensitivity.CHANGED
+    # With these the rows "c = …" would have another c than they say.
+    assert {"dms.coupling", "dms.unit", "schedule.kind"} <= sensitivity.CHANGED
 
 
 @pytest.mark.slow

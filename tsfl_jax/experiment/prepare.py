@@ -348,6 +348,7 @@ def prepare_validated(
         own=own._replace(dataset=None),
         fingerprints=_fingerprints(dataset, split, times, data_fingerprint)
         | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
+        | _times(config, times)
         | own_hooks.start_of(own.model),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
@@ -365,6 +366,14 @@ def _fingerprints(
         "split": data.fingerprint(split.indices, split.capacity),
         "schedule": data.fingerprint(*jax.tree.leaves(drawn)),
     }
+
+
+def _times(config: Config, times: Schedule) -> dict[str, str]:
+    """Digest of the virtual times that follow from files, whose contents may change."""
+    files = config.timeline.speeds or config.timeline.availability
+    if times.seconds is None or not files:
+        return {}
+    return {"times": data.fingerprint(times.seconds)}
 
 
 def evaluated(prepared: Prepared) -> Bool[np.ndarray, "T"]:

@@ -75,6 +75,17 @@ def end_of(diverged: Bool[np.ndarray, "T"], stopped: int) -> int:
     return int(min(ends))
 
 
+def curve_of(lane: Mapping[str, np.ndarray]) -> Float[np.ndarray, "T"]:
+    """Test accuracies that count in a race.
+
+    NaN from the interval in which the lane lost every model, whose accuracy is that of
+    the last good one, and after it was stopped.
+    """
+    curve, diverged = np.array(lane["test_accuracy"], float), lane["diverged"]
+    curve[end_of(diverged, int(lane.get(STOPPED, -1))) :] = np.nan
+    return np.where(diverged, np.nan, curve)
+
+
 class Running(NamedTuple):
     """The lanes of one call; `stopped` grows in place."""
 
@@ -88,11 +99,13 @@ class Running(NamedTuple):
         running = [lane for lane in self.lanes if lane not in self.stopped]
         curves = dict(self.others)
         for place, lane in enumerate(self.lanes):
-            curve = np.array(history.test_accuracy[place], float)
-            # A lane that has lost every model must not lead by its last good one.
-            lost = np.asarray(history.diverged[place])
-            curve[end_of(lost, self.stopped.get(lane, -1)) :] = np.nan
-            curves[lane] = curve
+            curves[lane] = curve_of(
+                {
+                    "test_accuracy": np.asarray(history.test_accuracy[place]),
+                    "diverged": np.asarray(history.diverged[place]),
+                    STOPPED: np.asarray(self.stopped.get(lane, -1)),
+                }
+            )
         for lane in self.race.losers(running, interval, curves):
             self.stopped[lane] = interval
         return [place for place, lane in enumerate(self.lanes) if lane in self.stopped]

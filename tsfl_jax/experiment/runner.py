@@ -314,13 +314,13 @@ def scores_of(history: dict[str, Any]) -> dict[str, Any]:
 
 
 def regret_of(history: dict[str, Any]) -> dict[str, float]:
-    """Means over the intervals of what `hindsight.Regret` measures; {}: it did not."""
+    """Means over the measured intervals of a `hindsight.Regret`; {}: there is none."""
     found = {}
     for name in ("regret", "gap"):
         values = history.get(name)
         if values is None:
             continue
-        known = np.asarray(values, np.float64)[np.isfinite(values)]
+        known = np.asarray(values, np.float64)[~np.isnan(values)]
         found[f"mean_{name}"] = float(known.mean()) if len(known) else float("nan")
     return found
 

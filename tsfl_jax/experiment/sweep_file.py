@@ -138,7 +138,12 @@ def _random(found: dict[str, Any], samples: int, shown: str) -> Points:
             draws[name] = sweep_values.one_of(_values(name, given, shown))
     stream = rng.generator(seed, "sweep points")
     drawn = [{n: draw(stream) for n, draw in draws.items()} for _ in range(count)]
-    return list({repr(point): point for point in drawn}.values())
+    return list({_as_key(point): point for point in drawn}.values())
+
+
+def _as_key(point: Mapping) -> str:
+    """The same text for the same settings, in whichever order they stand."""
+    return repr(sorted(point.items()))
 
 
 def points(path: str, samples: int, swept: Mapping[str, list]) -> Points:
@@ -179,7 +184,7 @@ def points(path: str, samples: int, swept: Mapping[str, list]) -> Points:
     merged = [{k: v for p in each for k, v in p.items()} for each in product]
     several, known = grid.points(merged), set[str]()
     for point in several:
-        if repr(point) in known:
+        if _as_key(point) in known:
             raise UserError(f"{shown}: {point} is there twice; leave one out")
-        known.add(repr(point))
+        known.add(_as_key(point))
     return several

@@ -323,7 +323,7 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
             if every.folder is not None and len(rows) < len(several):
                 ordered = [rows[i] for i in sorted(rows)]
                 about = f"{_about(several)}, {len(rows)} of {len(several)} lanes so far"
-                sweeps.write_tables(every.folder, every.swept, ordered, about)
+                sweeps.write_partial(every.folder, every.swept, ordered, about)
             if len(rows) < len(several) and every.stop():
                 raise KeyboardInterrupt
     if every.folder is not None:  # of calls that another division into calls replaced
@@ -429,7 +429,7 @@ def _raced(
     if every.race is None:
         return None
     found = _by_lane(every.names, done)
-    others = {lane: np.asarray(h["test_accuracy"], float) for lane, h in found.items()}
+    others = {lane: racing.curve_of(h) for lane, h in found.items()}
     return racing.Running(every.race, indices, others, {})
 
 

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from tsfl_jax import command
-from tsfl_jax.config import SETTINGS, Config, get
+from tsfl_jax.config import SEEDS, SETTINGS, Config, get
 from tsfl_jax.report import collect, elements, files, repeat, vector
 from tsfl_jax.report.collect import Run
 from tsfl_jax.report.elements import Cell, markup, tag
 from tsfl_jax.report.groups import (
+    Group,
     Report,
     best_target,
     grouped,
@@ -55,8 +56,12 @@ def _readable(count: float) -> str:
 
 
 def _mean_cell(values: Sequence[float], form: str) -> Cell:
-    """Mean ± spread of what is known."""
-    known = [value for value in values if math.isfinite(value)]
+    """Mean ± spread of what is known; of infinite values, how many there are."""
+    known = [value for value in values if not math.isnan(value)]
+    endless = sum(map(math.isinf, known))
+    if endless:
+        text = "inf" if len(known) == 1 else f"inf ({endless} of {len(known)})"
+        return Cell(text, "Infinity", True)
     if not known:
         return Cell("–", "", True)
     return Cell(spread(known, form), repr(float(np.mean(known))), True)
@@ -177,6 +182,13 @@ def _cut(count: int) -> str:
     return markup(tag("p", text, class_="note"))
 
 
+def _share_seeds(group: Group) -> bool:
+    """Whether runs of a group have one of several seeds in common."""
+    values = {n: [run.settings.get(n) for run in group.runs] for n in SEEDS}
+    several = [found for found in values.values() if len(set(found)) > 1]
+    return len(several) > 1 and any(len(set(v)) < len(v) for v in several)
+
+
 def _notes_on(report: Report) -> str:
     """What the columns mean."""
     text = f"Cells are {OVER_SEEDS}; runs that diverged are in no mean of a result. "
@@ -191,6 +203,9 @@ def _notes_on(report: Report) -> str:
     if any(map(stopped, runs)):
         text += "Runs that a race stopped before their end are in no mean of a result, "
         text += "either. "
+    if any(map(_share_seeds, report.groups)):
+        text += "Runs that share a seed are not independent: where several seeds are "
+        text += "swept, intervals are too narrow. "
     if any(math.isfinite(moved_bytes(run)) for run in runs):
         text += "Bytes moved are estimated: a float32 model down and up for each "
         text += "delivery that counted, with SCAFFOLD's control variates."

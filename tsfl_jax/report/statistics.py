@@ -129,15 +129,15 @@ def paired_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
 
     Args:
       differences: ``[n]`` of pairs. Fewer than two, or a NaN: NaN. Without any spread
-        the test has no error to divide by: 1 where all are 0, else 0.
+        the test has no error to divide by: 1 where all are 0, else NaN.
     """
     from scipy import stats
 
     found = np.asarray(differences, float)
     if len(found) < 2 or not np.isfinite(found).all():
         return float("nan")
-    if np.ptp(found) == 0:
-        return float(found[0] == 0)
+    if np.ptp(found) <= 1e-9 * np.abs(found).max():  # rounding is no spread
+        return float("nan") if found.any() else 1.0
     return float(np.asarray(stats.ttest_1samp(found, 0.0))[1])
 
 
@@ -215,8 +215,9 @@ def power(n: int, effect: float, *, paired: bool, alpha: float = LEVEL) -> float
 
     freedom, shift = (n - 1, n) if paired else (2 * n - 2, n / 2)
     limit, center = stats.t.ppf(1 - alpha / 2, freedom), abs(effect) * np.sqrt(shift)
-    above = stats.nct.sf(limit, freedom, center)
-    return float(above + stats.nct.cdf(-limit, freedom, center))
+    # |t| > limit by the noncentral F distribution of t², which is finite where SciPy's
+    # noncentral t is not.
+    return float(stats.ncf.sf(limit**2, 1, freedom, center**2))
 
 
 def seeds_needed(

@@ -39,7 +39,10 @@ def _regret(good: list[Row]) -> str:
     """Table cell of the mean regret of lanes over their intervals."""
     values = [lane.get("mean_regret", np.nan) for lane in good]
     known = np.array([np.nan if v is None else v for v in values], float)
-    known = known[np.isfinite(known)]
+    known = known[~np.isnan(known)]
+    endless = int(np.isinf(known).sum())
+    if endless:
+        return f"inf ({endless} of {len(known)})"
     return spread(known, ".3g") if len(known) else "–"
 
 
@@ -52,7 +55,7 @@ def has_losses(rows: list[Row]) -> bool:
 def group_rows(
     swept: Sequence[str], rows: list[Row]
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """A line per group of lanes as text; and the means of the groups with results."""
+    """A line per group of lanes as text; and the means of those that lost no lane."""
     names = [name for name in swept if name not in SEEDS]
     losses = has_losses(rows)
     cells_of = _losses if losses else _accuracies
@@ -67,10 +70,12 @@ def group_rows(
         lanes = [rows[i] for i in indices]
         values = [lanes[0][name] for name in names]
         reasons = [left_out(lane) for lane in lanes]
+        # Of a group that lost lanes the rest is a selection, so that it cannot win.
         good = [lane for lane, why in zip(lanes, reasons, strict=True) if not why]
         cells = ["–"] * len(results)
         if good:
-            cells, means[label] = cells_of(good)
+            cells, mean = cells_of(good)
+            means |= {} if any(reasons) else {label: mean}
         cells = cells + [_regret(good)] * regrets
         seconds = np.mean([lane["seconds"] for lane in lanes])
         lost = [reasons.count(DIVERGED), *[reasons.count(STOPPED)] * race]
@@ -120,6 +125,19 @@ def write_tables(
     text = f"# {about}\n\n{sweep_table(swept, rows)}"
     text += "".join(f"\nNote: {note}.\n" for note in notes)
     files.write_text(folder / "summary.md", text)
+
+
+def write_partial(
+    folder: pathlib.Path, swept: Sequence[str], rows: list[Row], about: str
+) -> None:
+    """`write_tables` while lanes are missing.
+
+    Files of an earlier, smaller sweep in this folder go: they count the lanes
+    otherwise, and their curves would be those of other lanes.
+    """
+    for name in ("sweep.json", "history.csv", "curves.png", "curves.pdf"):
+        (folder / name).unlink(missing_ok=True)
+    write_tables(folder, swept, rows, about)
 
 
 def write_sweep(

@@ -173,6 +173,10 @@ def _table_of(
     return table if whole else None
 
 
+_NARROW = """(The intervals in the table above are too
+narrow here: lanes that share a seed are not independent.)"""
+
+
 def _no_analysis(rows: Sequence[Row]) -> str:
     """Why there is none, in a line."""
     why = "not each combination of seeds has one lane with a result"
@@ -181,7 +185,7 @@ def _no_analysis(rows: Sequence[Row]) -> str:
     found = [text.format(reasons.count(n)) for n, text in said.items() if n in reasons]
     if found:
         why += f"; of {len(rows)} lanes {' and '.join(found)}"
-    return f"\nNo analysis of variance: {why}.\n"
+    return f"\nNo analysis of variance: {why}.\n\n{_NARROW}\n"
 
 
 def _source_rows(label: str, found: Components, unit: str) -> list[dict[str, str]]:
@@ -243,13 +247,12 @@ def _power_rows(
     return rows
 
 
-_HEAD = """
+_HEAD = f"""
 ## Where the spread comes from
 
 Analysis of variance with random effects, shares with 95 % confidence; p of the F test
 that a source has no effect whatever the other seeds are. a × b: the effect of a depends
-on b. Differences are paired by all seeds. (The intervals in the table above are too
-narrow here: lanes that share a seed are not independent.)
+on b. Differences are paired by all seeds. {_NARROW}
 
 """
 _POWER = f"""

@@ -187,7 +187,7 @@ def race_of(
         return [lane for lane in running if lane in found]
 
     name = f"margin {margin!r}, {' '.join(rules)}, {seeds} seeds, {LAST} intervals"
-    name += ", diverged lanes left out"
+    name += ", diverged lanes left out from the interval in which they diverge"
     return Race(f"{name}, {about}", losers)
 
 
@@ -386,8 +386,10 @@ def parse(texts: list[str]) -> argparse.Namespace:
     given = arguments.parse(parser, texts)
     if not 0 <= given.target < 1:
         parser.error(f"--target={given.target}: must be in (0, 1), like 0.8")
-    if given.race < 0:
+    if not 0 <= given.race < np.inf:
         parser.error(f"--race={given.race}: must be points of accuracy > 0")
+    for name in several:  # each once, in their order
+        setattr(given, name, tuple(dict.fromkeys(getattr(given, name))))
     if "fedavg" not in given.rules:
         parser.error("--rules: fedavg must be among them, as all are compared with it")
     return given

@@ -132,8 +132,11 @@ def cell_rows(arena: Arena) -> list[dict[str, str]]:
         scores, out = final[cell, there], stopped[cell, there]
         names = [arena.rules[i] for i in there]
         top = best_of(scores.mean(axis=1), out)
-        base = names.index(BASE) if BASE in names else top
+        known = BASE in names  # while the study runs it may be missing
+        base = names.index(BASE) if known else top
         p, against = compare(scores, base, out)
+        if not known:
+            p, against = [np.nan] * len(names), ["–"] * len(names)
         p_top, against_top = compare(scores, top, out)
         for i in np.argsort(order[cell, there], kind="stable"):
             rule = there[i]
@@ -146,7 +149,9 @@ def cell_rows(arena: Arena) -> list[dict[str, str]]:
                     "rule": name_of(names[i]),
                     "rank": f"{order[cell, rule]:g}",
                     "accuracy, %": spread(100 * scores[i]),
-                    "− FedAvg": "–" if i == base or out[i] else spread(gap, "+.2f"),
+                    "− FedAvg": spread(gap, "+.2f")
+                    if known and i != base and not out[i]
+                    else "–",
                     "p": p_text(p[i]),
                     "against FedAvg": against[i],
                     "p, best": p_text(p_top[i]),

@@ -217,7 +217,8 @@ def run_reading(
     config = grid.changed(load(cell), {**reading.changes, **(changes or {})})
     lanes = [{"algorithm": a, "seed": s} for a in algorithms for s in range(seeds)]
     if reading.by_size:
-        sized = [reading.by_size.get(lane["algorithm"], "auto") for lane in lanes]
+        usual = config.server.by_size  # that of a choice of DMS, if it has one
+        sized = [reading.by_size.get(lane["algorithm"], usual) for lane in lanes]
         lanes = [
             lane | {"server.by_size": value}
             for lane, value in zip(lanes, sized, strict=True)

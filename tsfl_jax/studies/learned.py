@@ -144,8 +144,13 @@ def make_population(
 
 
 def ranks(values: Float[np.ndarray, "P"]) -> Float[np.ndarray, "P"]:
-    """Centered ranks in [−½, ½]: the scale of the fitness does not matter."""
-    place = np.argsort(np.argsort(values))
+    """Centered ranks in [−½, ½]: the scale of the fitness does not matter.
+
+    Equal values share theirs; NaN is the worst.
+    """
+    from scipy import stats
+
+    place = stats.rankdata(np.where(np.isnan(values), -np.inf, values)) - 1
     return place / (len(values) - 1) - 0.5
 
 
@@ -281,8 +286,11 @@ def parse(texts: list[str]) -> argparse.Namespace:
     given = arguments.parse(parser, texts)
     if given.population < 2 or given.population % 2 or given.generations < 1:
         parser.error("--population must be even and --generations at least 1")
-    if given.test_seeds < 1 or not given.spread > 0:
-        parser.error("--test_seeds must be at least 1 and --spread above 0")
+    if given.test_seeds < 1:
+        parser.error("--test_seeds must be at least 1")
+    for name in ("spread", "rate"):
+        if not 0 < getattr(given, name) < np.inf:
+            parser.error(f"--{name} must be a number above 0")
     return given
 
 
@@ -293,13 +301,15 @@ def _theta(text: str) -> dict[str, float]:
       UserError: another text.
     """
     pairs = [part.partition("=") for part in text.split(",")]
+    names = sorted(name.strip() for name, *_ in pairs)
     try:
         found = {name.strip(): float(value) for name, _, value in pairs}
     except ValueError:
         found = {}
-    if set(found) != set(FEATURES):
+    known = bool(found) and np.isfinite([*found.values()]).all()
+    if not known or names != sorted(FEATURES):
         raise UserError(
-            f"--theta={text}: expected a number for each of {', '.join(FEATURES)}"
+            f"--theta={text}: expected a number for each of {', '.join(FEATURES)}, once"
         )
     return found
 
@@ -307,7 +317,7 @@ def _theta(text: str) -> dict[str, float]:
 def main(texts: list[str]) -> None:
     """Train θ or take a given one, and test it; writes theta.json and the table."""
     given = parse(texts)
-    out = files.prepare_workdir(given.out)
+    out = files.prepare_workdir(given.out, "--out")
     theta = _theta(given.theta) if given.theta else train(given)
     files.write_json(out / "theta.json", theta)
     print(",".join(f"{name}={value}" for name, value in theta.items()))

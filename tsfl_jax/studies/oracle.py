@@ -28,6 +28,7 @@ from tsfl_jax.report.statistics import (
     curves_of,
     spread,
 )
+from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arguments, problems_of, settings
 from tsfl_jax.studies.problems_of import Case
 
@@ -75,10 +76,9 @@ def _over(
     summary: Callable[..., np.ndarray], values: Float[np.ndarray, "S T"]
 ) -> Float[np.ndarray, "S"]:
     """A summary over the measured intervals of each run; NaN if a run has none."""
-    known = np.where(np.isfinite(values), values, np.nan)
-    if np.isnan(known).all(axis=1).any():
+    if np.isnan(values).all(axis=1).any():
         return np.full(len(values), np.nan)
-    return summary(known, axis=1)
+    return summary(values, axis=1)
 
 
 def _shown(values: Float[np.ndarray, "S"], form: str = ".4f") -> str:
@@ -100,7 +100,8 @@ def rule_rows(results: Mapping[str, RuleResult]) -> list[dict[str, str]]:
                 - np.nanmean(first.accuracy[:, late], 1)
             ),
         }
-        losses = _over(np.nanmin, one.loss) - _over(np.nanmin, first.loss)
+        with np.errstate(invalid="ignore"):  # of infinite ones: not shown
+            losses = _over(np.nanmin, one.loss) - _over(np.nanmin, first.loss)
         own = name == "fedavg"
         rows.append(
             {
@@ -144,6 +145,7 @@ def parse(texts: list[str]) -> argparse.Namespace:
         "--rules",
         nargs="+",
         default=list(RULES),
+        choices=list(AGGREGATORS),
         metavar="RULE",
         help=f"rules to compare with FedAvg (default: {' '.join(RULES)})",
     )

@@ -38,6 +38,7 @@ from tsfl_jax.report.statistics import (
 )
 from tsfl_jax.studies import arguments, problems_of, settings
 from tsfl_jax.studies.problems_of import Case
+from tsfl_jax.types import UserError
 
 REFERENCES = ("FedAvg", "DMS")
 MARGIN = 0.5  # points that a level rule may lose in a third of the run
@@ -128,6 +129,13 @@ def run_candidates(
       seeds: runs of each.
       workdir: folder of finished lanes.
     """
+    tested = -(-config.num_intervals // config.eval_every)
+    if tested < 3:
+        raise UserError(
+            f"--set eval_every={config.eval_every}: the model is tested {tested} times "
+            f"in {config.num_intervals} intervals, expected at least 3, one for each "
+            "third of a run"
+        )
     names = list(dict.fromkeys([*REFERENCES, *candidates]))
     points = [
         {"algorithm": "dms"} | CANDIDATES[name] | {"seed": seed}

@@ -10,7 +10,7 @@ import functools
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -306,18 +306,51 @@ def run_calibrate(given: argparse.Namespace, device: str) -> list[pathlib.Path]:
         name for name in wanted(["table1", "table2"], data) if "select" not in name
     ]
     note = changed_config(cells[0], given)[1]
-    readings = calibrate.READINGS[given.readings]
-    arguments.check_free(given.set, calibrate.changed_by(readings), "calibrate")
     return calibrate.run_calibration(
         lambda name: changed_config(name, given)[0],
         cells,
-        readings,
+        _chosen_readings(given),
         seeds=given.seeds,
         num_rungs=given.rungs,
         workdir=given.out / "cells" / "calibrate",
         out=given.table or given.out,
         about=arguments.joined(", ".join(data), note, f"device: {device}"),
     )
+
+
+def _check_targets(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Refuse flags and settings that the targets would ignore or set themselves."""
+    cells = {"all", *paper_results.TARGETS}
+    readers = {"data": cells | {*LONG}, "case": cells, "accuracy": {"fig2b", "all"}}
+    readers |= dict.fromkeys(("readings", "rungs", "table"), {*LONG})
+    for name, several in readers.items():
+        value = getattr(given, name)
+        if value != parser.get_default(name) and not several & set(given.target):
+            shown = " ".join(value) if isinstance(value, list) else value
+            parser.error(
+                f"--{name} {shown}: would be ignored by {' '.join(given.target)}; "
+                "leave it out"
+            )
+    # With "all" only the study is left out, see `run_study`.
+    for study in set(given.target) & set(_CHANGED):
+        _check_free(parser, given, study, _CHANGED[study])
+
+
+def _check_free(
+    parser: argparse.ArgumentParser,
+    given: argparse.Namespace,
+    study: str,
+    changed: Collection[str],
+) -> None:
+    """Refuse settings that the runs of a study set themselves."""
+    try:
+        arguments.check_free(given.set, changed, study)
+    except UserError as error:
+        parser.error(str(error))
+
+
+def _chosen_readings(given: argparse.Namespace) -> tuple[calibrate.Reading, ...]:
+    return calibrate.READINGS[given.readings]
 
 
 def parse(texts: list[str]) -> argparse.Namespace:
@@ -358,21 +391,13 @@ def parse(texts: list[str]) -> argparse.Namespace:
         "--table", type=pathlib.Path, help="calibrate: folder of the tables, if not out"
     )
     given = arguments.parse(parser, texts, "accuracy")
+    _check_targets(parser, given)
     given.idx = _idx_settings(parser, given.idx, known)
     given.readings = _readings(parser, given.readings)
-    cells = {"all", *paper_results.TARGETS}
-    for name, readers in (("data", cells | {*LONG}), ("case", cells)):
-        if getattr(given, name) and not readers & set(given.target):
-            shown = " ".join(getattr(given, name))
-            parser.error(
-                f"--{name} {shown}: would be ignored by {' '.join(given.target)}; "
-                "leave it out"
-            )
-    try:  # with "all" only the study is left out, see `run_study`
-        for study in set(given.target) & set(_CHANGED):
-            arguments.check_free(given.set, _CHANGED[study], study)
-    except UserError as error:
-        parser.error(str(error))
+    if "calibrate" in given.target:
+        _check_free(
+            parser, given, "calibrate", calibrate.changed_by(_chosen_readings(given))
+        )
     for name in ("intervals", "rungs"):
         if getattr(given, name) < 0:
             parser.error(f"--{name} must be at least 0")

@@ -78,8 +78,11 @@ def choices(lr: float, num_clients: int) -> list[Choice]:
     ]
 
 
-# Settings that a run of the study sets itself.
-CHANGED = frozenset(name for c in choices(1.0, 1) for name in c.changes)
+# Settings that a run of the study sets itself, or on which c = … depends.
+CHANGED = frozenset(name for c in choices(1.0, 1) for name in c.changes) | {
+    *("dms.coupling", "dms.unit"),
+    *("schedule.kind", "schedule.tau", "schedule.tau_groups", "schedule.trace"),
+}
 
 
 def points(base: dict, several: Sequence[Choice], seeds: int) -> list[dict]:

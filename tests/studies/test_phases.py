@@ -54,7 +54,7 @@ def test_decays_by_hand():
     assert 0 < sum(kept[0]) < 20 and all(kept[1])
 
 
-def adapted(target, scale, t=0, present=None, **changes):
+def adapted(target, scale, t=0, present=None, coupling=0.1, **changes):
     """The adaptive rule where F_val = (ρ_0 − target)²."""
     happened = event(TAU)
     if present is not None:
@@ -65,7 +65,7 @@ def adapted(target, scale, t=0, present=None, **changes):
         return away**2, jnp.zeros(4).at[0].set(2 * away)
 
     outcome = Outcome(jnp.ones(4), objective)
-    hp = problems.hparams(coupling=0.1, drop=0.0, adapt=2.0, **changes)
+    hp = problems.hparams(coupling=coupling, drop=0.0, adapt=2.0, **changes)
     return adaptive.adaptive_weights(outcome, jnp.float32(scale), happened, hp)
 
 
@@ -84,8 +84,19 @@ def test_the_adaptive_factor_moves_to_the_smaller_loss_by_hand():
     assert adapted(target=0.25, scale=least)[1] == least
 
 
-def test_the_adaptive_factor_stays_where_both_losses_are_equal():
-    """Equal losses: one client alone has all the weight, whatever s is."""
+def test_the_adaptive_factor_falls_where_a_large_c_makes_both_the_same():
+    """c·s ≥ 5 gives all to the largest τ: s must not stay at 1, as DMS for good."""
+    for scale in (1.0, 0.5):
+        found, lower = adapted(target=0.25, scale=scale, coupling=20.0)
+        np.testing.assert_allclose(found.rho, [0, 0, 0.5, 0.5], atol=1e-6)
+        assert lower == scale / 2
+    # With other weights F_val decides.
+    assert adapted(target=0.25, scale=2.0**-8, coupling=20.0)[1] == 2.0**-9
+    assert adapted(target=0.0, scale=2.0**-8, coupling=20.0)[1] == 2.0**-7
+
+
+def test_the_adaptive_factor_stays_where_no_s_makes_a_difference():
+    """One client alone has all the weight, whatever s is; or no loss is finite."""
     alone = [True, False, False, False]
     assert adapted(target=0.0, scale=0.5, present=alone)[1] == 0.5
     assert adapted(target=np.nan, scale=0.25)[1] == 0.25

@@ -3,16 +3,17 @@
 DMS gains early, as clients with many iterations have made more progress, and loses
 late, as it leaves out the data of the others. Here c and P_i are the paper's times a
 factor s in (0, 1], which is 1 at first. After training, the server tries s·κ and s/κ on
-its validation samples and keeps the better: s moves against the sign of dF_val/ds. As s
-falls, all clients are kept, and the weights become those of FedAvg, which is why they
-are times |D_i| here unless ``server.by_size="no"``. NOT in the paper.
+its validation samples and keeps the better: s moves against the sign of dF_val/ds.
+Where c is so large that s·κ and s/κ give the same weights, s falls until they do not.
+As s falls, all clients are kept, and the weights become those of FedAvg, which is why
+they are times |D_i| here unless ``server.by_size="no"``. NOT in the paper.
 """
 
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from tsfl_jax.rules.averages import dms_rule, scaled_dms
 from tsfl_jax.rules.base import (
@@ -35,12 +36,19 @@ def _whole(params: Params, counts: Counts) -> Float[Array, ""]:
     return jnp.float32(1.0)
 
 
+def _apart(one: Float[Array, "N"], other: Float[Array, "N"]) -> Bool[Array, ""]:
+    """Whether weights differ by more than rounding."""
+    return jnp.abs(one - other).max() > 1e-6
+
+
 def adaptive_weights(
     outcome: Outcome, scale: Any, event: Event, hparams: HParams
 ) -> tuple[Weights, Float[Array, ""]]:
     """Weights of DMS with s·κ or s/κ, whichever has the smaller F_val, and that s.
 
-    Where both have the same, as with one client or equal τ, s stays.
+    Where both give the same weights, s falls, which costs nothing in this interval:
+    with a large c, s would otherwise stay at 1 for good. It stays where no s makes a
+    difference, as with one client or equal τ.
     """
     objective = outcome.validation
     assert objective is not None, "the rule declares that it uses it"
@@ -53,9 +61,12 @@ def adaptive_weights(
         return found._replace(rho=of_present(found.rho, event.present))
 
     tried = jnp.clip(jnp.stack([scale / factor, scale * factor]), LEAST, 1.0)
-    loss = lax.map(lambda scale: objective(weights(scale).rho)[0], tried)
+    rho = lax.map(lambda scale: weights(scale).rho, tried)
+    loss = lax.map(lambda rho: objective(rho)[0], rho)
     loss = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
-    lower, higher = loss[0] < loss[1], loss[1] < loss[0]
+    matters = _apart(rho[0], weights(jnp.float32(LEAST)).rho)
+    flat = matters & ~_apart(rho[0], rho[1])
+    lower, higher = (loss[0] < loss[1]) | flat, (loss[1] < loss[0]) & ~flat
     scale = jnp.where(lower, tried[0], jnp.where(higher, tried[1], scale))
     return weights(scale), scale
 

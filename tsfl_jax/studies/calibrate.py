@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, get
 from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, spread
@@ -217,7 +217,7 @@ def run_reading(
     config = grid.changed(load(cell), {**reading.changes, **(changes or {})})
     lanes = [{"algorithm": a, "seed": s} for a in algorithms for s in range(seeds)]
     if reading.by_size:
-        usual = config.server.by_size  # that of a choice of DMS, if it has one
+        usual = get(config, "server.by_size")  # that of a choice of DMS, if it has one
         sized = [reading.by_size.get(lane["algorithm"], usual) for lane in lanes]
         lanes = [
             lane | {"server.by_size": value}

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tsfl_jax.config import Config
+from tsfl_jax.config import Config, get
 from tsfl_jax.experiment import sweeps
 from tsfl_jax.report import files
 from tsfl_jax.report.differences import plot_differences
@@ -129,12 +129,12 @@ def run_candidates(
       seeds: runs of each.
       workdir: folder of finished lanes.
     """
-    tested = -(-config.num_intervals // config.eval_every)
+    intervals, every = get(config, "num_intervals"), get(config, "eval_every")
+    tested = -(-intervals // every)
     if tested < 3:
         raise UserError(
-            f"--set eval_every={config.eval_every}: the model is tested {tested} times "
-            f"in {config.num_intervals} intervals, expected at least 3, one for each "
-            "third of a run"
+            f"--set eval_every={every}: the model is tested {tested} times in "
+            f"{intervals} intervals, expected at least 3, one for each third of a run"
         )
     names = list(dict.fromkeys([*REFERENCES, *candidates]))
     points = [

@@ -58,13 +58,13 @@ def test_a_lane_that_has_diverged_does_not_lead():
 
 def test_what_counts_of_a_lane_by_hand():
     curve, lost = np.array([0.1, 0.2, 0.3, 0.3]), np.array([0, 0, 1, 1], bool)
-    lane = {"test_accuracy": curve, "diverged": lost}
     nan = np.nan
-    np.testing.assert_array_equal(racing.curve_of(lane), [0.1, 0.2, nan, nan])
-    lane |= {"stopped": np.asarray(1)}
-    np.testing.assert_array_equal(racing.curve_of(lane), [0.1, nan, nan, nan])
-    lane |= {"diverged": np.zeros(4, bool), "stopped": np.asarray(-1)}
-    np.testing.assert_array_equal(racing.curve_of(lane), curve)
+    found = racing.curve_of(curve, lost, -1)
+    np.testing.assert_array_equal(found, [0.1, 0.2, nan, nan])
+    found = racing.curve_of(curve, lost, 1)
+    np.testing.assert_array_equal(found, [0.1, nan, nan, nan])
+    found = racing.curve_of(curve, np.zeros(4, bool), -1)
+    np.testing.assert_array_equal(found, curve)
 
 
 @pytest.mark.slow

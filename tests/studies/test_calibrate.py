@@ -166,7 +166,7 @@ def test_readings_on_the_command_line(capsys):
 
     def chosen(*words):
         given = reproduce.parse(["calibrate", *words])
-        return list(range(count))[given.readings]
+        return [calibrate.READINGS.index(reading) for reading in given.readings]
 
     assert chosen() == list(range(count))
     assert chosen("--readings", "3") == [0, 1, 2]

@@ -75,15 +75,21 @@ def end_of(diverged: Bool[np.ndarray, "T"], stopped: int) -> int:
     return int(min(ends))
 
 
-def curve_of(lane: Mapping[str, np.ndarray]) -> Float[np.ndarray, "T"]:
+def curve_of(
+    accuracy: Float[np.ndarray, "T"], diverged: Bool[np.ndarray, "T"], stopped: int
+) -> Float[np.ndarray, "T"]:
     """Test accuracies that count in a race.
 
     NaN from the interval in which the lane lost every model, whose accuracy is that of
     the last good one, and after it was stopped.
+
+    Args:
+      accuracy, diverged: of the lane.
+      stopped: intervals that it was trained for; −1: all.
     """
-    curve, diverged = np.array(lane["test_accuracy"], float), lane["diverged"]
-    curve[end_of(diverged, int(lane.get(STOPPED, -1))) :] = np.nan
-    return np.where(diverged, np.nan, curve)
+    curve = np.where(diverged, np.nan, np.asarray(accuracy, float))
+    curve[stopped if stopped >= 0 else len(curve) :] = np.nan
+    return curve
 
 
 class Running(NamedTuple):
@@ -100,11 +106,9 @@ class Running(NamedTuple):
         curves = dict(self.others)
         for place, lane in enumerate(self.lanes):
             curves[lane] = curve_of(
-                {
-                    "test_accuracy": np.asarray(history.test_accuracy[place]),
-                    "diverged": np.asarray(history.diverged[place]),
-                    STOPPED: np.asarray(self.stopped.get(lane, -1)),
-                }
+                np.asarray(history.test_accuracy[place]),
+                np.asarray(history.diverged[place]),
+                self.stopped.get(lane, -1),
             )
         for lane in self.race.losers(running, interval, curves):
             self.stopped[lane] = interval

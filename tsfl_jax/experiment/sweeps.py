@@ -429,7 +429,12 @@ def _raced(
     if every.race is None:
         return None
     found = _by_lane(every.names, done)
-    others = {lane: racing.curve_of(h) for lane, h in found.items()}
+    others = {
+        lane: racing.curve_of(
+            h["test_accuracy"], h["diverged"], int(h.get(racing.STOPPED, -1))
+        )
+        for lane, h in found.items()
+    }
     return racing.Running(every.race, indices, others, {})
 
 

@@ -34,7 +34,7 @@ from tsfl_jax.report.statistics import (
     OVER_SEEDS,
     STOPPED,
     left_out,
-    spread,
+    spread_of_known,
     spread_of_times,
     time_to,
 )
@@ -58,13 +58,9 @@ def _readable(count: float) -> str:
 def _mean_cell(values: Sequence[float], form: str) -> Cell:
     """Mean ± spread of what is known; of infinite values, how many there are."""
     known = [value for value in values if not math.isnan(value)]
-    endless = sum(map(math.isinf, known))
-    if endless:
-        text = "inf" if len(known) == 1 else f"inf ({endless} of {len(known)})"
-        return Cell(text, "Infinity", True)
-    if not known:
-        return Cell("–", "", True)
-    return Cell(spread(known, form), repr(float(np.mean(known))), True)
+    mean = float(np.mean(known)) if known else math.nan
+    order = "Infinity" if math.isinf(mean) else repr(mean)
+    return Cell(spread_of_known(known, form), order if known else "", True)
 
 
 def _same_cell(values: Sequence[float]) -> Cell:

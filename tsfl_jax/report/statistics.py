@@ -73,6 +73,16 @@ def spread(
     return text if np.isnan(half) else f"{text} ± {half:{form.lstrip('+')}}"
 
 
+def spread_of_known(values: Sequence[float], form: str = ".2f") -> str:
+    """`spread` of what is known, "–" if nothing is; or how many values are infinite."""
+    known = np.asarray(values, float)
+    known = known[~np.isnan(known)]
+    endless = int(np.isinf(known).sum())
+    if endless:
+        return "inf" if len(known) == 1 else f"inf ({endless} of {len(known)})"
+    return spread(known, form) if len(known) else "–"
+
+
 def time_to(
     target: float, seconds: Float[np.ndarray, "E"], accuracy: Float[np.ndarray, "E"]
 ) -> float:

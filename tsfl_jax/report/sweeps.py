@@ -14,7 +14,13 @@ from tsfl_jax.config import SEEDS
 from tsfl_jax.report import bands, files, frames, variance
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.bands import grouped
-from tsfl_jax.report.statistics import DIVERGED, STOPPED, left_out, spread
+from tsfl_jax.report.statistics import (
+    DIVERGED,
+    STOPPED,
+    left_out,
+    spread,
+    spread_of_known,
+)
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -38,12 +44,7 @@ def _losses(good: list[Row]) -> tuple[list[str], float]:
 def _regret(good: list[Row]) -> str:
     """Table cell of the mean regret of lanes over their intervals."""
     values = [lane.get("mean_regret", np.nan) for lane in good]
-    known = np.array([np.nan if v is None else v for v in values], float)
-    known = known[~np.isnan(known)]
-    endless = int(np.isinf(known).sum())
-    if endless:
-        return f"inf ({endless} of {len(known)})"
-    return spread(known, ".3g") if len(known) else "–"
+    return spread_of_known([np.nan if v is None else v for v in values], ".3g")
 
 
 def has_losses(rows: list[Row]) -> bool:
@@ -70,12 +71,12 @@ def group_rows(
         lanes = [rows[i] for i in indices]
         values = [lanes[0][name] for name in names]
         reasons = [left_out(lane) for lane in lanes]
-        # Of a group that lost lanes the rest is a selection, so that it cannot win.
         good = [lane for lane, why in zip(lanes, reasons, strict=True) if not why]
         cells = ["–"] * len(results)
         if good:
             cells, mean = cells_of(good)
-            means |= {} if any(reasons) else {label: mean}
+            if len(good) == len(lanes):  # else it is of a selection, which cannot win
+                means[label] = mean
         cells = cells + [_regret(good)] * regrets
         seconds = np.mean([lane["seconds"] for lane in lanes])
         lost = [reasons.count(DIVERGED), *[reasons.count(STOPPED)] * race]

@@ -63,8 +63,7 @@ def stale_uniform_weights(situation: Situation, hparams: HParams) -> Weights:
 
     n is the number of clients with τ > 0. What staleness takes away stays with the
     global model: Σ ρ may be below 1. If a model is lost, the others have
-    s(lag_i)/(n − 1): one that is stale does not count
-    for a fresh one.
+    s(lag_i)/(n − 1): one that is stale does not count for a fresh one.
     """
     share = normalized(jnp.ones_like(situation.size), situation.tau)
     found = weights_of(share * _staleness(situation, hparams), situation.tau)

@@ -132,16 +132,17 @@ def cell_rows(arena: Arena) -> list[dict[str, str]]:
         scores, out = final[cell, there], stopped[cell, there]
         names = [arena.rules[i] for i in there]
         top = best_of(scores.mean(axis=1), out)
-        known = BASE in names  # while the study runs it may be missing
-        base = names.index(BASE) if known else top
-        p, against = compare(scores, base, out)
-        if not known:
-            p, against = [np.nan] * len(names), ["–"] * len(names)
+        base, p, against = None, [np.nan] * len(names), ["–"] * len(names)
+        if BASE in names:  # while the study runs it may be missing
+            base = names.index(BASE)
+            p, against = compare(scores, base, out)
         p_top, against_top = compare(scores, top, out)
         for i in np.argsort(order[cell, there], kind="stable"):
             rule = there[i]
             last = ended[cell, rule].max()
-            gap = 100 * (scores[i] - scores[base])
+            gap = "–"
+            if base is not None and i != base and not out[i]:
+                gap = spread(100 * (scores[i] - scores[base]), "+.2f")
             rows.append(
                 {
                     "fleet": fleet,
@@ -149,9 +150,7 @@ def cell_rows(arena: Arena) -> list[dict[str, str]]:
                     "rule": name_of(names[i]),
                     "rank": f"{order[cell, rule]:g}",
                     "accuracy, %": spread(100 * scores[i]),
-                    "− FedAvg": spread(gap, "+.2f")
-                    if known and i != base and not out[i]
-                    else "–",
+                    "− FedAvg": gap,
                     "p": p_text(p[i]),
                     "against FedAvg": against[i],
                     "p, best": p_text(p_top[i]),

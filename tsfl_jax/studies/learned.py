@@ -12,6 +12,7 @@ lanes of one compiled program; from generation to generation only θ changes.
 """
 
 import argparse
+import math
 import pathlib
 import sys
 import time
@@ -301,13 +302,12 @@ def _theta(text: str) -> dict[str, float]:
       UserError: another text.
     """
     pairs = [part.partition("=") for part in text.split(",")]
-    names = sorted(name.strip() for name, *_ in pairs)
     try:
         found = {name.strip(): float(value) for name, _, value in pairs}
     except ValueError:
         found = {}
-    known = bool(found) and np.isfinite([*found.values()]).all()
-    if not known or names != sorted(FEATURES):
+    each_once = set(found) == set(FEATURES) and len(pairs) == len(FEATURES)
+    if not each_once or not all(map(math.isfinite, found.values())):
         raise UserError(
             f"--theta={text}: expected a number for each of {', '.join(FEATURES)}, once"
         )

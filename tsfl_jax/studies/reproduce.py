@@ -285,13 +285,15 @@ def _idx_settings(
     return found
 
 
-def _readings(parser: argparse.ArgumentParser, text: str) -> slice:
+def _readings(
+    parser: argparse.ArgumentParser, text: str
+) -> Sequence[calibrate.Reading]:
     """The part of `calibrate.READINGS` that this names: "12", "12:20", "12:"."""
     first, colon, last = text.partition(":")
     first, last = (first, last) if colon else ("", first)
     if all(not part or part.isdecimal() for part in (first, last)) and (colon or last):
-        found = slice(int(first or 0), int(last) if last else None)
-        if calibrate.READINGS[found]:
+        found = calibrate.READINGS[int(first or 0) : int(last) if last else None]
+        if found:
             return found
     parser.error(
         f"--readings={text}: expected a number of readings or FIRST:LAST, counted from "
@@ -309,7 +311,7 @@ def run_calibrate(given: argparse.Namespace, device: str) -> list[pathlib.Path]:
     return calibrate.run_calibration(
         lambda name: changed_config(name, given)[0],
         cells,
-        _chosen_readings(given),
+        given.readings,
         seeds=given.seeds,
         num_rungs=given.rungs,
         workdir=given.out / "cells" / "calibrate",
@@ -347,10 +349,6 @@ def _check_free(
         arguments.check_free(given.set, changed, study)
     except UserError as error:
         parser.error(str(error))
-
-
-def _chosen_readings(given: argparse.Namespace) -> tuple[calibrate.Reading, ...]:
-    return calibrate.READINGS[given.readings]
 
 
 def parse(texts: list[str]) -> argparse.Namespace:
@@ -395,9 +393,8 @@ def parse(texts: list[str]) -> argparse.Namespace:
     given.idx = _idx_settings(parser, given.idx, known)
     given.readings = _readings(parser, given.readings)
     if "calibrate" in given.target:
-        _check_free(
-            parser, given, "calibrate", calibrate.changed_by(_chosen_readings(given))
-        )
+        changed = calibrate.changed_by(given.readings)
+        _check_free(parser, given, "calibrate", changed)
     for name in ("intervals", "rungs"):
         if getattr(given, name) < 0:
             parser.error(f"--{name} must be at least 0")

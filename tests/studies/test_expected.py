@@ -12,7 +12,7 @@ import tsfl_jax
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid, prepare
 from tsfl_jax.report import style
-from tsfl_jax.studies import arena, paper_results
+from tsfl_jax.studies import arena, calibrate, paper_results
 from tsfl_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
@@ -162,6 +162,27 @@ def test_the_page_has_the_differences_of_each_seed(case):
         expected = [best, *(part.mean(axis=1) for part in parts)]
         values = [[float(v) for v in cell.split(", ")] for cell in shown]
         assert np.array(values) == pytest.approx(np.array(expected), abs=0.006), name
+
+
+def test_the_calibration_has_each_reading_with_the_distance_of_its_accuracies():
+    """The table is put together of those of several commands."""
+    rows = csv_rows(RESULTS / "calibration.csv")
+    labels = {reading.label for reading in calibrate.READINGS}
+    assert {row["reading"] for row in rows} == labels and len(rows) == len(labels)
+    order = [(-int(row["rung"]), float(row["distance, points"])) for row in rows]
+    assert order == sorted(order)
+    for row in rows:
+        gaps = [
+            float(text.split()[0]) - float(column.split("(paper ")[1].rstrip(")"))
+            for column, text in row.items()
+            if "(paper" in column and text != "–"
+        ]
+        shown = float(row["distance, points"])
+        assert shown == pytest.approx(np.sqrt(np.mean(np.square(gaps))), abs=0.011)
+    page = (RESULTS / "calibration.md").read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    written = [cells(line.replace("\\|", "/")) for line in lines[1:]]
+    assert written == [[v.replace("|", "/") for v in row.values()] for row in rows]
 
 
 ARENA = RESULTS / "arena"

@@ -60,6 +60,9 @@ STREAMS = {
     # Of a client in training, only where the user has given such a function.
     "augmentation": 34,
     "own step": 35,
+    # Of a client in training, only where its optimizer or a collection holds keys.
+    "optimizer keys": 43,
+    "collection keys": 44,
     "linearity": 29,  # of an optimizer, tried out on the host, with seed 0
     "sweep points": 32,  # on the host; the seed is that of the sweep file
     "framework": 42,  # on the host, of a framework that draws

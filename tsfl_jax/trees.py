@@ -1,9 +1,11 @@
 """Arithmetic on trees of arrays that optax.tree does not have.
 
-Models hold integer leaves as well (counters, for instance). They have no mean.
+A model's variables are its parameters (the collection "params") and other collections,
+such as batch statistics and counters. Rules combine parameters; of the others a mean of
+the clients' own values is taken, see `values`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +27,62 @@ def map_inexact(function: Callable[..., Array], tree: Params, *rest: Params) -> 
         return function(first, *others) if inexact(first) else first
 
     return jax.tree.map(leaf, tree, *rest)
+
+
+def parted(variables: Params) -> tuple[Params, dict[str, Any]]:
+    """The parameters, {"params": …}, and all other collections.
+
+    A tree without a collection "params" is all parameters.
+    """
+    if not (isinstance(variables, Mapping) and "params" in variables):
+        return variables, {}
+    others = {name: held for name, held in variables.items() if name != "params"}
+    return {"params": variables["params"]}, others
+
+
+def _has_mean(leaf: Array) -> bool:
+    """Floats, and signed integers as counters; no flags, unsigned integers and keys."""
+    return jnp.issubdtype(leaf.dtype, jnp.floating) or jnp.issubdtype(
+        leaf.dtype, jnp.signedinteger
+    )
+
+
+def values(others: Params) -> list[Array]:
+    """The leaves of other collections that have a mean, in float32."""
+    return [w.astype(jnp.float32) for w in jax.tree.leaves(others) if _has_mean(w)]
+
+
+def with_values(others: Params, found: list[Array]) -> Any:
+    """Other collections with `found` in place of their `values`; integers rounded."""
+    rest = iter(found)
+
+    def leaf(w: Array) -> Array:
+        if not _has_mean(w):
+            return w
+        new = next(rest)
+        return (new if inexact(w) else jnp.round(new)).astype(w.dtype)
+
+    return jax.tree.map(leaf, others)
+
+
+def folded(tree: Any, key: Any) -> Any:
+    """The tree with each random key in it folded with bits of `key`.
+
+    Random keys are JAX's typed ones, and raw ones: uint32 leaves ``[..., 2]``.
+    """
+
+    def leaf(number: int, w: Any) -> Any:
+        typed = jnp.issubdtype(w.dtype, jax.dtypes.prng_key)
+        if not typed and not (w.dtype == jnp.uint32 and w.shape[-1:] == (2,)):
+            return w
+        keys = w if typed else jax.random.wrap_key_data(w, impl="threefry2x32")
+        bits = jax.random.bits(jax.random.fold_in(key, number))
+        flat = jax.vmap(lambda k: jax.random.fold_in(k, bits))(keys.reshape(-1))
+        new = flat.reshape(keys.shape)
+        return new if typed else jax.random.key_data(new)
+
+    leaves, form = jax.tree.flatten(tree)
+    return form.unflatten([leaf(number, w) for number, w in enumerate(leaves)])
 
 
 def take(tree: Any, index: Any) -> Any:

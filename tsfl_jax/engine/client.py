@@ -16,7 +16,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
-from tsfl_jax import rng
+from tsfl_jax import rng, trees
 from tsfl_jax.engine import hooks
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.models import losses
@@ -324,7 +324,10 @@ def train(
         return new if recipe.even else optax.tree.where(k < work, new, carry)
 
     state = optimizer.init(start.variables["params"])
-    carry = _Carry(start.variables, state, jnp.float32(0), jnp.int32(0))
+    # A user's optimizer, and collections, may hold random keys, the same for all.
+    state = trees.folded(state, rng.fold(start.key, "optimizer keys"))
+    variables = trees.folded(start.variables, rng.fold(start.key, "collection keys"))
+    carry = _Carry(variables, state, jnp.float32(0), jnp.int32(0))
     if limit is None:  # only the passes that this client makes are drawn
         carry = lax.fori_loop(0, -(-work // batches), one_pass, carry)
     else:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jaxtyping import Bool, Float, Int
 
@@ -19,7 +20,7 @@ from tsfl_jax.engine.client import Samples, scaled
 from tsfl_jax.engine.evaluation import HeldOut
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.rules import oracle
-from tsfl_jax.rules.base import Event, Objective, of_present
+from tsfl_jax.rules.base import Event, Objective, mean_values, of_present
 from tsfl_jax.types import Array, HParams, Params
 
 
@@ -49,7 +50,9 @@ def objective(
     if held is None:
         return None
     axis = parts.recipe.axis
-    params, updates = lax.stop_gradient((params, updates))
+    params, updates, combined = lax.stop_gradient((params, updates, combined))
+    origin, others = trees.parted(params)
+    moved, rest = trees.parted(updates)
     rows, mask = jnp.asarray(held.rows), jnp.asarray(held.mask)
     number = rows.shape[0]
     own = devices.own_share(number, axis)
@@ -58,21 +61,33 @@ def objective(
 
     def batch_loss(
         rho: Float[Array, "N"],
-        origin: Params,
+        share: Float[Array, ""] | None,
         rows: Int[Array, "b"],
         mask: Bool[Array, "b"],
     ) -> Float[Array, ""]:
-        model = trees.map_inexact(jnp.add, origin, trees.weighted(updates, rho))
+        model = optax.tree.add(origin, trees.weighted(moved, rho))
+        values, weights = rest.get("others", []), rho
+        if share is not None:
+            delta, more = trees.parted(combined)
+            model = jax.tree.map(lambda w, d: w + share * d, model, delta)
+            weights = jnp.append(rho, share)
+            values = [
+                jnp.concatenate([v, new[None]])
+                for v, new in zip(values, more.get("others", []), strict=True)
+            ]
+        if values:
+            there = jnp.ones(len(weights), bool)
+            mean = mean_values(values, weights, there)
+            model = {**model, **trees.with_values(others, mean)}
         outputs = parts.model.predict(model, scaled(samples, samples.x[rows]))
         loss = parts.model.loss(outputs, samples.y[rows])
         return jnp.where(mask, loss, 0.0).sum(dtype=jnp.float32)
 
     def evaluate(rho: Float[Array, "N"]) -> tuple[Float[Array, ""], Float[Array, "N"]]:
-        both, origin, more = jax.value_and_grad(batch_loss), params, 0
+        both, share, more = jax.value_and_grad(batch_loss), None, 0
         if combined is not None:
             share, rho, more = rho[-1], rho[:-1], 1
-            origin = trees.map_inexact(lambda w, d: w + share * d, params, combined)
-        sums, slopes = lax.map(lambda item: both(rho, origin, *item), (rows, mask))
+        sums, slopes = lax.map(lambda item: both(rho, share, *item), (rows, mask))
         count = jnp.asarray(held.mask).sum()
         total = exact_sums.zeros((rho.shape[0],))
         good = jnp.isfinite(slopes)

@@ -40,6 +40,8 @@ from tsfl_jax.rules.base import (
     Outcome,
     Situation,
     Weights,
+    combined,
+    mean_values,
     total_weight,
 )
 from tsfl_jax.types import (
@@ -279,7 +281,8 @@ def start_of(
 class Arrived(NamedTuple):
     """What training gave, ready for the rule's `update`."""
 
-    mean: Params  # Σ ρ_i w_i, or w^t plus the combined update
+    mean: Params  # Σ ρ_i w_i, or w^t plus the combined update; of the parameters
+    others: Params  # all other collections, a mean of the clients' own
     server: Any  # the rule's state
     event: Event
     weights: Weights  # those of the rule, or the ones it chose after training
@@ -302,17 +305,20 @@ def train_and_combine(
     By weights: Σ_i ρ_i w_i = (Σ ρ) w^t + Σ_i ρ_i (w_i − w^t), or with the rule's
     `deltas` w^t + Σ_i ρ_i (w_i − base_i), base_i being the model that client i started
     from. By the rule's `combine`: w^t + Δ, with Δ made of all updates. By the rule's
-    `hindsight`: as by weights, with ρ chosen of what training gave.
+    `hindsight`: as by weights, with ρ chosen of what training gave. All that is of the
+    parameters; other collections become a mean of the clients' own, `mean_values`.
     """
     rule, recipe = parts.rule, parts.recipe
     weights, problem = given
+    params, others = trees.parted(state.params)
     by_weights = not rule.stacks
     if by_weights and not recipe.regret:
         weighted, results = mapping.weighted_updates(
             train, on_device, state.params, recipe
         )
-        mean = mean_of(rule, state.params, weighted, hparams)
-        return Arrived(mean, state.server, event, weights, weighted.kept, results)
+        mean = mean_of(rule, params, weighted, hparams)
+        others, kept = weighted.others, weighted.kept
+        return Arrived(mean, others, state.server, event, weights, kept, results)
     own, results = mapping.stacked_updates(train, on_device, recipe)
     updates, there = gathered(own, results, on_device, event, recipe.axis)
     held = problem.samples, problem.validation
@@ -320,24 +326,40 @@ def train_and_combine(
     update, server, kept = None, state.server, None
     if by_weights:
         weighted = mapping.weighted_stack(own, on_device, results, state.params, recipe)
-        mean, kept = mean_of(rule, state.params, weighted, hparams), weighted.kept
+        mean, kept = mean_of(rule, params, weighted, hparams), weighted.kept
     elif rule.combine is not None:
-        update, server = rule.combine(updates, state.server, there, hparams)
-        event, mean = there, trees.map_inexact(jnp.add, state.params, update)
+        update, server = combined(rule, updates, state.server, there, hparams)
+        event, mean = there, optax.tree.add(params, trees.parted(update)[0])
     else:
         assert rule.hindsight is not None
         outcome = Outcome(losses_of(results, on_device, there, recipe.axis), objective)
         weights, server = rule.hindsight(outcome, state.server, there, hparams)
         event = there = there._replace(rho=weights.rho, shares=weights.shares)
-        moved = trees.weighted(updates, weights.rho)
-        mean = trees.map_inexact(jnp.add, state.params, moved)
+        moved = trees.weighted(trees.parted(updates)[0], weights.rho)
+        mean = optax.tree.add(params, moved)
+    others = others_of(others, updates, update, weights.rho, there.present)
     kept = there.present.sum() if kept is None else kept
     regret = None
     if recipe.regret:
         at = hindsight.objective(parts, state.params, updates, *held, update)
         assert at is not None, "checked before the run"
         regret = hindsight.regret_of(at, there, update is None, hparams)
-    return Arrived(mean, server, event, weights, kept, results, regret)
+    return Arrived(mean, others, server, event, weights, kept, results, regret)
+
+
+def others_of(
+    others: Params,
+    updates: Params,
+    update: Params | None,
+    rho: Float[Array, "N"],
+    present: Bool[Array, "N"],
+) -> Params:
+    """What other collections become: of a `combine`'s update, or a mean by weights."""
+    if not (rest := trees.parted(updates)[1]):
+        return others
+    if update is not None:
+        return trees.with_values(others, update["others"])
+    return trees.with_values(others, mean_values(rest["others"], rho, present))
 
 
 def mean_of(
@@ -346,7 +368,7 @@ def mean_of(
     """(Σ ρ) w^t + Σ_i ρ_i (w_i − start_i), or with the rule's `deltas` from w^t."""
     # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
     total = trees.settled(total_weight(rule, weighted.asked, hparams))
-    return trees.map_inexact(
+    return jax.tree.map(
         lambda w, m: total.astype(w.dtype) * w + m, params, weighted.moved
     )
 
@@ -428,18 +450,20 @@ def advance(
 
     A rule can make a model that is not finite of finite ones: that is not taken either.
     """
-    rule = parts.rule
+    rule, old = parts.rule, trees.parted(state.params)[0]
     params, server = rule.update(
-        arrived.mean, state.params, arrived.server, arrived.event, hparams
+        arrived.mean, old, arrived.server, arrived.event, hparams
     )
+    if arrived.others:
+        params = {**params, **arrived.others}
     diverged = state.diverged
     if delivery is None:  # else other clients are still at work on good models
         diverged |= (tally.dropped > 0) & (tally.survivors == 0)
     updated = (arrived.kept > 0) & ~diverged
     finite = all_finite(params)
-    old = State(state.params, state.server, diverged | (updated & ~finite))
+    last = State(state.params, state.server, diverged | (updated & ~finite))
     new = State(params, server, diverged)
-    new = optax.tree.where(updated & finite, new, old)
+    new = optax.tree.where(updated & finite, new, last)
     if delivery is None:
         return new
     sent = None if rule.sent is None else rule.sent(new.server)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 from jax import lax
 from jaxtyping import Bool, Float, Int
 
@@ -116,38 +118,52 @@ TrainOne = Callable[[Client, Array | int | None], Trained]
 class _Totals(NamedTuple):
     """Sums over clients; each is the same in any order of the clients."""
 
-    moved: exact_sums.Sum  # Σ ρ_i (w_i − start_i), all inexact leaves in one vector
+    # Σ ρ_i (w_i − start_i) of the parameters, then Σ v_i w_i of other collections with
+    # v_i = max(ρ_i, 0); all leaves in one vector.
+    moved: exact_sums.Sum
     kept: exact_sums.Sum  # Σ ρ_i of clients whose model stayed finite
     asked: exact_sums.Sum  # Σ ρ_i
     dropped: Int[Array, ""]  # clients with weight whose model was not finite
     # Σ of the shares, of finite models and of all; None: shares are ρ.
     shares: tuple[exact_sums.Sum, exact_sums.Sum] | None
+    # Σ v_i of finite models; None: there are no other collections.
+    positive: exact_sums.Sum | None
 
 
 def _zeros(template: Params, on_device: DeviceClients) -> _Totals:
-    size = sum(w.size for w in jax.tree.leaves(template) if trees.inexact(w))
+    params, others = trees.parted(template)
+    values = trees.values(others)
+    size = sum(w.size for w in [*jax.tree.leaves(params), *values])
     zeros = exact_sums.zeros(())
     shares = None if on_device.shares is None else (zeros, zeros)
-    return _Totals(exact_sums.zeros((size,)), zeros, zeros, jnp.int32(0), shares)
+    positive = zeros if values else None
+    return _Totals(
+        exact_sums.zeros((size,)), zeros, zeros, jnp.int32(0), shares, positive
+    )
 
 
 def _terms(client: Trained, weight: Float[Array, ""]) -> Float[Array, "m"]:
-    """ρ_i (w_i − start_i) of one client in float32, 0 where it is not finite.
+    """One client's terms of `_Totals.moved` in float32, 0 where it is not finite.
 
     All leaves in one vector: exact sums are long code, compiled once and not for each
     leaf.
     """
-    leaves = zip(
-        jax.tree.leaves(client.model), jax.tree.leaves(client.start), strict=True
-    )
-    moved = [
-        (w - w0).astype(jnp.float32).ravel() for w, w0 in leaves if trees.inexact(w)
-    ]
-    moved = jnp.concatenate(moved) if moved else jnp.zeros(0)
-    # 0·NaN is NaN: the model itself must be masked as well, also before the product,
-    # which has it as a factor in its derivative.
+    (params, others), (start, _) = map(trees.parted, (client.model, client.start))
+    leaves = zip(jax.tree.leaves(params), jax.tree.leaves(start), strict=True)
+    moved = [(w - w0).astype(jnp.float32).ravel() for w, w0 in leaves]
+    values = [w.ravel() for w in trees.values(others)]
     finite = client.result.finite
-    return jnp.where(finite, weight * jnp.where(finite, moved, 0.0), 0.0)
+
+    def terms(factor: Float[Array, ""], parts: list[Array]) -> Float[Array, "m"]:
+        # 0·NaN is NaN: the model itself must be masked as well, also before the
+        # product, which has it as a factor in its derivative.
+        whole = jnp.concatenate(parts) if parts else jnp.zeros(0)
+        return jnp.where(finite, factor * jnp.where(finite, whole, 0.0), 0.0)
+
+    found = terms(weight, moved)
+    if not values:
+        return found
+    return jnp.concatenate([found, terms(jnp.where(weight > 0, weight, 0.0), values)])
 
 
 def _added(
@@ -163,12 +179,16 @@ def _added(
         assert share is not None
         kept, asked = shares
         shares = add(kept, jnp.where(finite, share, 0.0)), add(asked, share)
+    positive = totals.positive
+    if positive is not None:
+        positive = add(positive, jnp.where(finite & (rho > 0), rho, 0.0))
     return _Totals(
         add(totals.moved, terms),
         add(totals.kept, jnp.where(finite, rho, 0.0)),
         add(totals.asked, rho),
         totals.dropped + jnp.sum(~finite & weight.counts),
         shares,
+        positive,
     )
 
 
@@ -222,18 +242,21 @@ def stacked_updates(
     as in `weighted_updates`.
 
     Returns:
-      w_i − start_i with leaves ``[K, ...]``, 0 where a model is not finite and for
-      integer leaves; and `LocalResult` ``[K]``.
+      The parameters' w_i − start_i with leaves ``[K, ...]``, beside them "others", the
+      values of other collections (see `trees.values`), if there are any; 0 where a
+      model is not finite. And `LocalResult` ``[K]``.
     """
 
     def one(client: Client, limit: Array | int | None) -> tuple[Params, LocalResult]:
         model, start, result = train(client, limit)
-
-        def update(w: Array, w0: Array) -> Array:
-            moved = w - w0 if trees.inexact(w) else jnp.zeros_like(w)
-            return jnp.where(result.finite, moved, jnp.zeros_like(moved))
-
-        return jax.tree.map(update, model, start), result
+        (params, others), (start, _) = trees.parted(model), trees.parted(start)
+        made = jax.tree.map(jnp.subtract, params, start)
+        if values := trees.values(others):
+            made = {**made, "others": values}
+        made = jax.tree.map(
+            lambda u: jnp.where(result.finite, u, jnp.zeros_like(u)), made
+        )
+        return made, result
 
     if recipe.mapping == "sequential":
         return lax.map(lambda client: one(client, None), on_device.clients)
@@ -313,9 +336,11 @@ def weighted_stack(
 class Weighted(NamedTuple):
     """Σ_i ρ_i (w_i − start_i), and how much of Σ ρ is in it."""
 
-    moved: Params  # as the model; integer leaves are 0
+    moved: Params  # as the parameters
     kept: Float[Array, ""]  # part of Σ ρ with finite models; 0: none, `moved` is 0
     asked: Float[Array, ""]  # Σ ρ over all devices
+    # Other collections: Σ v_i w_i/Σ v_i with v_i = max(ρ_i, 0); w^t's if all v are 0.
+    others: Params
 
 
 def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
@@ -325,32 +350,48 @@ def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
         return exact_sums.value(exact_sums.over_devices(part, axis))
 
     kept, asked = over_devices(totals.kept), over_devices(totals.asked)
-    part, whole = kept, asked
+    part, full = kept, asked
     if totals.shares is not None:
-        part, whole = map(over_devices, totals.shares)
+        part, full = map(over_devices, totals.shares)
     # Only a dropped client makes rescaling necessary; otherwise keep the exact bits.
     rescale = (devices.total(totals.dropped, axis) > 0) & (part > 0)
-    scale = jnp.where(rescale, whole / jnp.where(part > 0, part, 1.0), 1.0)
+    scale = jnp.where(rescale, full / jnp.where(part > 0, part, 1.0), 1.0)
+    params, others = trees.parted(template)
+    whole = over_devices(totals.moved)
     # Without the barrier the sum's digits are put together again in the code of every
     # leaf, which takes long to compile.
-    moved = lax.optimization_barrier(over_devices(totals.moved) * scale)
-    first = 0
+    if totals.positive is None:
+        moved = lax.optimization_barrier(whole * scale)
+        return Weighted(_like(params, moved), kept, asked, others)
+    number = sum(w.size for w in jax.tree.leaves(params))
+    positive = over_devices(totals.positive)
+    some = positive > 0
+    moved, mean = lax.optimization_barrier(
+        (whole[:number] * scale, whole[number:] / jnp.where(some, positive, 1.0))
+    )
+    found = _like(trees.values(others), mean)
+    found = trees.with_values(others, found)
+    return Weighted(
+        _like(params, moved), kept, asked, optax.tree.where(some, found, others)
+    )
 
-    def leaf(w: Array) -> Array:
-        nonlocal first
-        if not trees.inexact(w):
-            return jnp.zeros_like(w)
-        own = moved[first : first + w.size].reshape(w.shape)
-        first += w.size
-        return own.astype(w.dtype)
 
-    return Weighted(jax.tree.map(leaf, template), kept, asked)
+def _like(template: Params, whole: Float[Array, "m"]) -> Params:
+    """The numbers of a vector in the shapes and dtypes of a tree's leaves."""
+    leaves, form = jax.tree.flatten(template)
+    ends = np.cumsum([w.size for w in leaves])[:-1]
+    parts = jnp.split(whole, ends)
+    return form.unflatten(
+        [p.reshape(w.shape).astype(w.dtype) for p, w in zip(parts, leaves, strict=True)]
+    )
 
 
 def weighted_updates(
     train: TrainOne, on_device: DeviceClients, template: Params, recipe: Recipe
 ) -> tuple[Weighted, LocalResult]:
     """Train every client and return Σ ρ_i (w_i − start_i) over the finite models.
+
+    Other collections than parameters are a mean of the clients' own values.
 
     The sum has the same bits in every order of the clients and on any number of
     devices (see `exact_sums`). A client that did not move adds exactly 0.

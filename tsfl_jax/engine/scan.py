@@ -125,7 +125,7 @@ def init_state(
       snapshots: P, earlier models kept; 0 if all clients start from w^t.
     """
     params = model.init(key, x)
-    server = rule.init(params, counts)
+    server = rule.init(trees.parted(params)[0], counts)
     state = State(params, server, jnp.bool_(False))
     if not snapshots:
         return state

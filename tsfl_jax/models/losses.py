@@ -25,9 +25,9 @@ def correct(logits: Float[Array, "B O"], labels: Int[Array, "B"]) -> Bool[Array,
 
 
 def all_finite(tree: Params) -> Bool[Array, ""]:
-    """Whether no leaf has a NaN or an infinity."""
-    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
-    return jnp.stack(finite).all()
+    """Whether no leaf has a NaN or an infinity; random keys have none."""
+    leaves = [w for w in jax.tree.leaves(tree) if jnp.issubdtype(w.dtype, jnp.number)]
+    return jnp.stack([jnp.all(jnp.isfinite(w)) for w in leaves]).all()
 
 
 def weight_entropy(rho: Float[Array, "N"]) -> Float[Array, ""]:

@@ -140,18 +140,13 @@ def mix(
 def server_step(
     mean: Params, params: Params, state: Any, event: Event, hparams: HParams
 ) -> tuple[Params, Any]:
-    """Step of the server: w^{t+1} = w^t + η_g (m − w^t) with m = w^t + Δ.
-
-    Other collections, such as batch statistics, become m: a step beyond the mean could
-    make a variance negative.
-    """
+    """Step of the server: w^{t+1} = w^t + η_g (m − w^t) with m = w^t + Δ."""
     del event
 
     def step(m: Array, w: Array) -> Array:
         return w + hparams.server_lr * (m - w)
 
-    moved = trees.map_inexact(step, mean["params"], params["params"])
-    return {**mean, "params": moved}, state
+    return trees.map_inexact(step, mean, params), state
 
 
 def _tier_models(params: Params, counts: Counts) -> tuple[Params, Float[Array, "G"]]:

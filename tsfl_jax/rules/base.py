@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from tsfl_jax import types
+from tsfl_jax import trees, types
 from tsfl_jax.types import ClientGradients, Constants, HParams, Params, PRNGKey
 
 
@@ -126,7 +126,10 @@ class Settings(NamedTuple):
 
 
 class Aggregator(NamedTuple):
-    """An aggregation rule of pure functions."""
+    """An aggregation rule of pure functions of the parameters, {"params": …}.
+
+    Other collections of a model, such as batch statistics, do not pass through it.
+    """
 
     weights: Callable[[Situation, HParams], Weights]
     init: Callable[[Params, Counts], Any] = no_state
@@ -143,6 +146,9 @@ class Aggregator(NamedTuple):
     # (w_i − base_i [N, ...], state, event, hparams) -> (Δ, state): where no weights can
     # say how the updates are combined. `update` then gets w^t + Δ. Stacks all models.
     combine: Callable[[Params, Any, Event, HParams], tuple[Params, Any]] | None = None
+    # Whether `combine` also gets "others", the clients' own values [N, ...] of other
+    # collections, and gives what these become; else they become `mean_values`.
+    combines_others: bool = False
     # (outcome, state, event, hparams) -> (weights, state): those that count instead of
     # `weights`, chosen after training; 0 where not present. Stacks all models.
     hindsight: Callable[[Outcome, Any, Event, HParams], tuple[Weights, Any]] | None = (
@@ -173,6 +179,43 @@ def normalized(share: Num[Array, "N"], tau: Int[Array, "N"]) -> Float[Array, "N"
     share = jnp.where(tau > 0, share.astype(jnp.float32), 0.0)
     total = share.sum()
     return share / jnp.where(total > 0, total, 1.0)
+
+
+def mean_values(
+    values: Sequence[Float[types.Array, "N ..."]],
+    rho: Float[Array, "N"],
+    present: Bool[Array, "N"],
+) -> list[types.Array]:
+    """What other collections than parameters become: Σ p_i s_i of the clients' values.
+
+    p_i = max(ρ_i, 0)/Σ_j max(ρ_j, 0) over the clients whose models are there: p ≥ 0 and
+    Σ p = 1 for every rule, so that a mean variance is one. `engine.mapping` has it for
+    sums over devices.
+
+    Args:
+      values: of each leaf, ``[N, ...]`` float32, finite; see `trees.values`.
+      rho: weights of any sign and sum.
+      present: whose models are there.
+
+    Returns:
+      A mean ``[...]`` for each; of equal weights where no weight is positive.
+    """
+    positive = jnp.where(present & (rho > 0), rho, 0.0)
+    positive = jnp.where(positive.any(), positive, present)
+    total = positive.sum()
+    return trees.weighted(list(values), positive / jnp.where(total > 0, total, 1.0))
+
+
+def combined(
+    rule: Any, updates: Params, state: Any, event: "Event", hparams: HParams
+) -> tuple[Params, Any]:
+    """A rule's `combine`: Δ of the parameters, "others" beside it, and the state."""
+    moved, rest = trees.parted(updates)
+    if rule.combines_others or not rest:
+        return rule.combine(updates, state, event, hparams)
+    delta, state = rule.combine(moved, state, event, hparams)
+    values = mean_values(rest["others"], event.rho, event.present)
+    return {**delta, "others": values}, state
 
 
 def of_present(

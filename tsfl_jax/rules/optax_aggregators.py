@@ -22,7 +22,6 @@ from tsfl_jax.rules.base import (
     Weights,
     weights_of,
 )
-from tsfl_jax.trees import inexact
 from tsfl_jax.types import HParams, Params, UserError
 
 
@@ -49,8 +48,7 @@ def from_optax(aggregator: Any, *, pseudo_gradients: bool = True) -> Aggregator:
     w^{t+1} = w^t + a(base_1 − w_1, …, base_N − w_N), a being its `update`. The clients
     that do not take part, or whose models are not finite, are replaced by the mean of
     the others, which leaves a mean unchanged. All models are stacked. The aggregator
-    gets no parameters, so it cannot decay weights. Other collections than "params",
-    such as batch statistics, are averaged and do not pass through it.
+    gets no parameters, so it cannot decay weights.
 
     Args:
       aggregator: an ``optax.experimental.aggregating.Aggregator``, as `process` makes
@@ -71,27 +69,20 @@ def from_optax(aggregator: Any, *, pseudo_gradients: bool = True) -> Aggregator:
         )
     sign = -1.0 if pseudo_gradients else 1.0
 
-    def mean_of(u: Array, present: Array) -> tuple[Array, Array]:
-        mask = present.reshape(present.shape + (1,) * (u.ndim - 1))
-        count = jnp.maximum(present.sum(), 1).astype(u.dtype)
-        return jnp.where(mask, u, jnp.zeros_like(u)).sum(axis=0) / count, mask
-
     def combine(
         updates: Params, state: Any, event: Event, hparams: HParams
     ) -> tuple[Params, Any]:
         del hparams
 
         def filled(u: Array) -> Array:
-            mean, mask = mean_of(u, event.present)
+            mask = event.present.reshape(event.present.shape + (1,) * (u.ndim - 1))
+            count = jnp.maximum(event.present.sum(), 1).astype(u.dtype)
+            mean = jnp.where(mask, u, jnp.zeros_like(u)).sum(axis=0) / count
             return jnp.where(mask, u, mean) * jnp.asarray(sign, u.dtype)
 
-        def averaged(u: Array) -> Array:  # counters have no mean
-            return mean_of(u, event.present)[0] if inexact(u) else u[0]
-
-        others = {n: u for n, u in updates.items() if n != "params"}
         mine = jax.tree.map(filled, updates["params"])
         change, state = aggregator.update(mine, state, None)
-        return {**jax.tree.map(averaged, others), "params": change}, state
+        return {"params": change}, state
 
     def init(params: Params, counts: Counts) -> Any:
         del counts

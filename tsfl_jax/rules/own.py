@@ -20,6 +20,8 @@ from tsfl_jax.rules.base import (
     Outcome,
     Situation,
     Weights,
+    combined,
+    mean_values,
     normalized,
     of_present,
     weights_of,
@@ -184,7 +186,8 @@ def init_rule(
       num_clients: N.
       groups: tiers of FedAT.
     """
-    return rule.init(_variables(params), Counts(num_clients, groups))
+    params, _ = trees.parted(_variables(params))
+    return rule.init(params, Counts(num_clients, groups))
 
 
 def aggregate(
@@ -318,6 +321,7 @@ def _applied(
     rho = weights.rho
     present &= _finite(updates)
     counts, before = present.any(), state
+    updates = _with_values(updates, params)
     updates = jax.tree.map(
         lambda u: jnp.where(_column(present, u), u, jnp.zeros_like(u)), updates
     )
@@ -327,18 +331,32 @@ def _applied(
         weights, state = rule.hindsight(outcome, state, event, hparams)
         rho = weights.rho
         event = event._replace(rho=rho, shares=weights.shares)
-    total = jnp.float32(1.0)
+    total, (old, others) = jnp.float32(1.0), trees.parted(params)
+    moved, rest = trees.parted(updates)
     if rule.combine is not None:
-        moved, state = rule.combine(updates, state, event, hparams)
+        moved, state = combined(rule, updates, state, event, hparams)
+        moved, rest = trees.parted(moved)
     else:
-        moved = trees.weighted(updates, of_present(rho, present, weights.shares))
+        rest = {n: mean_values(held, rho, present) for n, held in rest.items()}
+        moved = trees.weighted(moved, of_present(rho, present, weights.shares))
         if rule.hindsight is None:
             counts = jnp.where(present, rho, 0.0).sum() > 0
             total = total if rule.deltas else trees.settled(rho.sum())
-    mean = trees.map_inexact(lambda w, m: total.astype(w.dtype) * w + m, params, moved)
-    new = rule.update(mean, params, state, event, hparams)
+    mean = trees.map_inexact(lambda w, m: total.astype(w.dtype) * w + m, old, moved)
+    new, state = rule.update(mean, old, state, event, hparams)
+    if rest:
+        new = {**new, **trees.with_values(others, rest["others"])}
     # Where no model counts, the global model and the state stay, as in a simulation.
-    return optax.tree.where(counts, new, (params, before))
+    return optax.tree.where(counts, (new, state), (params, before))
+
+
+def _with_values(updates: Params, params: Params) -> Params:
+    """The parameters' updates, and as "others" the values of other collections."""
+    moved, rest = trees.parted(updates)
+    if not rest:
+        return updates
+    own = jax.tree.map(lambda w, u: w + u, trees.parted(params)[1], rest)
+    return {**moved, "others": trees.values(own)}
 
 
 def _objective(
@@ -348,9 +366,14 @@ def _objective(
     if loss is None:
         return None
     updates, params = lax.stop_gradient((updates, params))
+    (moved, rest), (old, others) = trees.parted(updates), trees.parted(params)
 
     def at(rho: Float[Array, "N"]) -> Array:
-        model = trees.map_inexact(jnp.add, params, trees.weighted(updates, rho))
+        model = trees.map_inexact(jnp.add, old, trees.weighted(moved, rho))
+        if rest:
+            there = jnp.ones(len(rho), bool)
+            mean = mean_values(rest["others"], rho, there)
+            model = {**model, **trees.with_values(others, mean)}
         return jnp.asarray(loss(model), jnp.float32)
 
     return jax.value_and_grad(at)

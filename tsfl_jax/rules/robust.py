@@ -259,6 +259,8 @@ def robust_mean(
 ) -> Aggregator:
     """A rule w^{t+1} = w^t + η_g·mean of the updates.
 
+    Other collections become that mean of the clients' own values, without η_g.
+
     Args:
       mean: (updates ``[N, ...]``, present ``[N]``) → update, with `trims` also of the
         share of clients that may be wrong.
@@ -270,7 +272,7 @@ def robust_mean(
         updates: Params, state: tuple, event: Event, hparams: HParams
     ) -> tuple[Params, tuple]:
         leaves, tree = jax.tree.flatten(updates)
-        # Integer leaves, such as counters, have no mean; their update is 0.
+        # Integer leaves have no mean; their update is 0.
         trim = (hparams.trim,) if trims else ()
         found = iter(mean([u for u in leaves if inexact(u)], event.present, *trim))
         leaves = [next(found) if inexact(u) else u[0] for u in leaves]
@@ -281,6 +283,7 @@ def robust_mean(
         equal_weights,
         update=server_step,
         combine=combine,
+        combines_others=True,
         settings=Settings(reads, **settings),
     )
 

@@ -24,9 +24,9 @@ Optimizer = Callable[[HParams], optax.GradientTransformation]
 def server_optimizer(make: Optimizer, settings: Settings) -> Aggregator:
     """A rule whose server applies an optax optimizer to the pseudo-gradient −Δ.
 
-    w^{t+1} = w^t + optimizer(−Δ), Δ = Σ_i ρ_i (w_i − base_i), ρ as in FedAvg. Batch
-    statistics are averaged as in FedAvg. optax's Adam and Yogi correct the bias of
-    their moments, which Algorithm 2 of Reddi et al. omits.
+    w^{t+1} = w^t + optimizer(−Δ), Δ = Σ_i ρ_i (w_i − base_i), ρ as in FedAvg. optax's
+    Adam and Yogi correct the bias of their moments, which Algorithm 2 of Reddi et al.
+    omits.
 
     Args:
       make: `HParams` → optax transformation; they do not decide its initial state.
@@ -35,16 +35,15 @@ def server_optimizer(make: Optimizer, settings: Settings) -> Aggregator:
 
     def init(params: Params, counts: Counts) -> Any:
         del counts
-        return make(HParams(*[0.1] * len(HParams._fields))).init(params.get("params"))
+        return make(HParams(*[0.1] * len(HParams._fields))).init(params)
 
     def update(
         mean: Params, params: Params, state: Any, event: Event, hparams: HParams
     ) -> tuple[Params, Any]:
         del event
-        old = params["params"]
-        pseudo = jax.tree.map(jnp.subtract, old, mean["params"])
-        change, state = make(hparams).update(pseudo, state, old)
-        return {**mean, "params": optax.apply_updates(old, change)}, state
+        pseudo = jax.tree.map(jnp.subtract, params, mean)
+        change, state = make(hparams).update(pseudo, state, params)
+        return optax.apply_updates(params, change), state
 
     return Aggregator(size_weights, init, update, deltas=True, settings=settings)
 

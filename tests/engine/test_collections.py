@@ -1,0 +1,179 @@
+"""Collections besides the parameters: batch statistics, counters and random keys."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tsfl_jax
+from tsfl_jax import trees
+from tsfl_jax.rules import base
+
+CLIENTS = 8
+
+
+class Normed(nn.Module):
+    """A BatchNorm whose running statistics follow each batch, and a counter."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        calls = self.variable("counters", "calls", lambda: jnp.int32(0))
+        if train:
+            calls.value += 1
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+        return nn.Dense(3)(x)
+
+
+def dataset():
+    """Features of variance 0.1² far from the initial running variance of 1."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 400)
+    x = (0.1 * rng.normal(size=(400, 4)) + 0.05 * y[:, None]).astype(np.float32)
+    return tsfl_jax.make_dataset(x[:320], y[:320], x[320:], y[320:])
+
+
+def config_of(rule: str, framework: str = "sfl") -> tsfl_jax.Config:
+    config = tsfl_jax.Config(
+        algorithm=rule, num_intervals=3, num_clients=CLIENTS, batch_size=8, lr=0.02
+    )
+    config.schedule.data_size = 32
+    if framework == "tau":  # the example of unequal work
+        config.schedule.kind = "case1"
+        config.schedule.iteration = "step"
+        return config
+    config.timeline.framework = framework
+    config.timeline.speed = ("uniform(0.2,2)",)
+    config.timeline.local_iterations = 2
+    return config
+
+
+SLOW = {"bound_optimal", "oracle", "learned"}
+
+
+@pytest.mark.parametrize("framework", ["tau", "afl", "fedat"])
+@pytest.mark.parametrize("rule", [*tsfl_jax.AGGREGATORS])
+def test_variances_stay_within_those_of_the_data(rule, framework):
+    """Whatever the rule and framework, a variance is a mean of the clients' own.
+
+    Every batch has a variance below 1, so that every client's running one is in (0, 1],
+    and it falls; FedNova's Σ ρ of 2 and more would make it negative.
+    """
+    config = config_of(rule, framework)
+    if rule in ("dms_adaptive", "learned", "oracle"):
+        config.data.validation_size = 40
+    if rule == "krum" or rule == "multi_krum" or rule == "trimmed_mean":
+        config.server.trim = 0.1
+    try:
+        result = tsfl_jax.simulate(config, model=Normed(), dataset=dataset())
+    except tsfl_jax.UserError as error:
+        pytest.skip(f"refused: {error}")
+    norm = result.params["batch_stats"]["BatchNorm_0"]
+    assert (norm["var"] > 0).all() and (norm["var"] < 1).all()
+    assert np.isfinite(result.history["test_loss"]).all()
+    assert result.params["counters"]["calls"] > 0
+
+
+def test_fednova_by_hand():
+    """One step each but ten of the last: Σ ρ is far above 1, the variances stay."""
+    rule = tsfl_jax.AGGREGATORS["fednova"]
+    params = {"params": {"w": jnp.zeros(1)}, "batch_stats": {"var": jnp.ones(1)}}
+    steps = np.array([1, 1, 1, 1, 1, 1, 1, 10])
+    own = 1 + (0.1 - 1) * (1 - 0.9**steps)  # EMA from 1 towards 0.1
+    updates = {
+        "params": {"w": jnp.ones((8, 1))},
+        "batch_stats": {"var": jnp.float32(own - 1)[:, None]},
+    }
+    new, _ = tsfl_jax.aggregate(rule, updates, params, tau=steps, steps=steps)
+    rho = np.array([1.0] * 7 + [0.1]) / 7.1  # ∝ 1/steps with equal sizes
+    expected = (rho * own).sum()
+    np.testing.assert_allclose(new["batch_stats"]["var"], [expected], rtol=1e-6)
+    naive = 1 + (8 * 1.7 / 8 * rho * 7.1 / 8 * (own - 1)).sum() * 8
+    assert naive < expected
+
+
+@pytest.mark.parametrize(
+    ("rho", "weights"),
+    [
+        ([0.5, 0.5, 0.0], [0.5, 0.5, 0.0]),
+        ([2.0, 1.0, 0.0], [2 / 3, 1 / 3, 0.0]),  # Σ ρ = 3
+        ([1.5, -0.5, 0.0], [1.0, 0.0, 0.0]),
+        ([0.1, 0.0, 0.3], [1.0, 0.0, 0.0]),  # the third was lost
+        ([-1.0, 0.0, 0.0], [0.5, 0.5, 0.0]),  # no positive weight
+    ],
+)
+def test_mean_values_by_hand(rho, weights):
+    values = jnp.array([[0.1], [0.4], [jnp.float32(7.0)]])
+    present = jnp.array([True, True, False])
+    found = base.mean_values([values], jnp.array(rho), present)[0]
+    np.testing.assert_allclose(found, [weights[0] * 0.1 + weights[1] * 0.4], rtol=1e-6)
+
+
+def test_keys_in_an_optimizer_differ_by_interval_and_client():
+    """The noise of 16 clients averages out: std of the mean is a quarter of one's."""
+
+    class Nothing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            w = self.param("w", nn.initializers.zeros, (4000,))
+            return jnp.zeros((len(x), 3)) + 0 * w.sum()
+
+    config = config_of("fedavg", "tau")
+    config.num_clients, config.num_intervals = 16, 2
+    config.schedule.kind, config.schedule.data_size = "uniform", 16
+    config.schedule.tau = 1
+    noise = optax.chain(
+        optax.add_noise(eta=1.0, gamma=0.0, key=jax.random.key(7)), optax.scale(0.1)
+    )
+    sd = {}
+    for intervals in (1, 2):
+        config.num_intervals = intervals
+        made = tsfl_jax.simulate(
+            config, model=Nothing(), dataset=dataset(), optimizer=noise
+        )
+        sd[intervals] = float(np.std(made.params["params"]["w"]))
+    assert sd[1] == pytest.approx(0.1 / 4, rel=0.05)
+    assert sd[2] == pytest.approx(0.1 / 4 * 2**0.5, rel=0.05)
+
+
+def test_folded_changes_keys_alone():
+    tree = {
+        "typed": jax.random.key(3),
+        "several": jax.random.split(jax.random.key(3), 2),
+        "raw": jax.random.PRNGKey(3),
+        "count": jnp.int32(4),
+        "w": jnp.ones(2),
+    }
+    one, two = (trees.folded(tree, jax.random.key(n)) for n in (0, 1))
+    for name in ("typed", "several", "raw"):
+        data = [
+            np.asarray(t[name] if name == "raw" else jax.random.key_data(t[name]))
+            for t in (tree, one, two)
+        ]
+        assert data[0].shape == data[1].shape
+        assert (data[0] != data[1]).any() and (data[1] != data[2]).any()
+    assert one["count"] == 4 and (one["w"] == 1).all()
+
+
+def test_a_key_in_a_collection_is_each_client_s_own():
+    """A module that draws from a key of its own, which it carries on."""
+
+    class Drawing(nn.Module):
+        @nn.compact
+        def __call__(self, x, train: bool = False):
+            held = self.variable("noise", "key", lambda: jax.random.key(5))
+            seen = self.variable("seen", "draw", lambda: jnp.zeros(()))
+            if train:
+                held.value, key = jax.random.split(held.value)
+                seen.value = jax.random.normal(key)
+            return nn.Dense(3)(x)
+
+    draws = []
+    for clients in (1, 4):
+        config = config_of("fedavg", "tau")
+        config.num_clients, config.schedule.kind = clients, "uniform"
+        config.schedule.tau, config.num_intervals = 1, 1
+        made = tsfl_jax.simulate(config, model=Drawing(), dataset=dataset())
+        draws.append(float(made.params["seen"]["draw"]))
+    assert draws[0] != pytest.approx(draws[1])

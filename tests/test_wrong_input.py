@@ -80,7 +80,6 @@ SETTINGS = [
     ("clip_norm", -1.0, ">= 0", {}),
     ("clip_norm", float("inf"), "finite", {}),
     ("batch_size", 0, ">= 1", {}),
-    ("batch_size", 900, "never holds more than", {}),
     ("batch_size", 2**31, "<= 2147483647", {}),
     ("eval_every", 0, ">= 1", {}),
     ("eval_every", 99999999999999999999, "<= 2147483647", {}),

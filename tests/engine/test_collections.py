@@ -10,8 +10,10 @@ import pytest
 import tsfl_jax
 from tsfl_jax import trees
 from tsfl_jax.rules import base
+from tsfl_jax.timeline import FRAMEWORKS
 
 CLIENTS = 8
+REFUSED = {("krum", "afl"), ("multi_krum", "afl")}  # of one client at a time
 
 
 class Normed(nn.Module):
@@ -44,16 +46,28 @@ def config_of(rule: str, framework: str = "sfl") -> tsfl_jax.Config:
         config.schedule.iteration = "step"
         return config
     config.timeline.framework = framework
-    config.timeline.speed = ("uniform(0.2,2)",)
-    config.timeline.local_iterations = 2
+    config.schedule.interval_seconds = 3.0
+    config.timeline.speed = "uniform(0.2,2)"
+    config.timeline.local_iterations, config.timeline.buffer = 2, 3
     return config
 
 
-SLOW = {"bound_optimal", "oracle", "learned"}
+# Sums of weights other than 1, a server's step, all updates at once, weights chosen
+# after training; the other rules and frameworks take longer.
+QUICK = ("fednova", "fedbuff", "fedadam", "scaffold", "krum", "oracle", "dms")
 
 
-@pytest.mark.parametrize("framework", ["tau", "afl", "fedat"])
-@pytest.mark.parametrize("rule", [*tsfl_jax.AGGREGATORS])
+@pytest.mark.parametrize(
+    ("rule", "framework"),
+    [(rule, "tau") for rule in QUICK]
+    + [
+        pytest.param(rule, framework, marks=pytest.mark.slow)
+        for framework in ("tau", *FRAMEWORKS)
+        for rule in tsfl_jax.AGGREGATORS
+        if (rule, framework) not in REFUSED
+        and (rule, framework) not in {(quick, "tau") for quick in QUICK}
+    ],
+)
 def test_variances_stay_within_those_of_the_data(rule, framework):
     """Whatever the rule and framework, a variance is a mean of the clients' own.
 
@@ -62,16 +76,12 @@ def test_variances_stay_within_those_of_the_data(rule, framework):
     """
     config = config_of(rule, framework)
     if rule in ("dms_adaptive", "learned", "oracle"):
-        config.data.validation_size = 40
-    if rule == "krum" or rule == "multi_krum" or rule == "trimmed_mean":
-        config.server.trim = 0.1
-    try:
-        result = tsfl_jax.simulate(config, model=Normed(), dataset=dataset())
-    except tsfl_jax.UserError as error:
-        pytest.skip(f"refused: {error}")
+        config.data.validation = 40
+    result = tsfl_jax.simulate(config, model=Normed(), dataset=dataset())
     norm = result.params["batch_stats"]["BatchNorm_0"]
     assert (norm["var"] > 0).all() and (norm["var"] < 1).all()
-    assert np.isfinite(result.history["test_loss"]).all()
+    assert not np.isinf(result.history["test_loss"]).any()  # NaN: not measured
+    assert np.isfinite(result.history["test_loss"][-1])
     assert result.params["counters"]["calls"] > 0
 
 
@@ -89,8 +99,6 @@ def test_fednova_by_hand():
     rho = np.array([1.0] * 7 + [0.1]) / 7.1  # ∝ 1/steps with equal sizes
     expected = (rho * own).sum()
     np.testing.assert_allclose(new["batch_stats"]["var"], [expected], rtol=1e-6)
-    naive = 1 + (8 * 1.7 / 8 * rho * 7.1 / 8 * (own - 1)).sum() * 8
-    assert naive < expected
 
 
 @pytest.mark.parametrize(
@@ -121,8 +129,8 @@ def test_keys_in_an_optimizer_differ_by_interval_and_client():
 
     config = config_of("fedavg", "tau")
     config.num_clients, config.num_intervals = 16, 2
-    config.schedule.kind, config.schedule.data_size = "uniform", 16
-    config.schedule.tau = 1
+    config.schedule.kind, config.schedule.data_size = "explicit", 16
+    config.schedule.tau = (1,)
     noise = optax.chain(
         optax.add_noise(eta=1.0, gamma=0.0, key=jax.random.key(7)), optax.scale(0.1)
     )
@@ -172,8 +180,8 @@ def test_a_key_in_a_collection_is_each_client_s_own():
     draws = []
     for clients in (1, 4):
         config = config_of("fedavg", "tau")
-        config.num_clients, config.schedule.kind = clients, "uniform"
-        config.schedule.tau, config.num_intervals = 1, 1
+        config.num_clients, config.schedule.kind = clients, "explicit"
+        config.schedule.tau, config.num_intervals = (1,), 1
         made = tsfl_jax.simulate(config, model=Drawing(), dataset=dataset())
         draws.append(float(made.params["seen"]["draw"]))
     assert draws[0] != pytest.approx(draws[1])

@@ -98,9 +98,10 @@ def fill(
         return hparams
     first = prepared if like is None else like
     probed = Probes(method=prepared.config.dms.estimator)
-    recipe = Recipe(prepared.config.batch_size, 1, probes=probed)
-    parts = Parts(first.network.model, first.rule, first.optimizer, recipe)
     clients = clients_of(prepared, width)
+    widest = min(prepared.config.batch_size, clients.row.shape[-1])
+    recipe = Recipe(widest, 1, probes=probed)
+    parts = Parts(first.network.model, first.rule, first.optimizer, recipe)
     # The same program on however many devices, so that it has the bits of one.
     own = _on_one_device((samples, params, rng.fold(key, "pilot"), clients, hparams))
     found = devices.from_first(jax.device_get(_estimate(parts, *own)))

@@ -199,14 +199,16 @@ def _capacity(workload: Workload) -> Int[np.ndarray, "N"]:
     return held.astype(np.int32)
 
 
-def _check_batch(batch_size: int, capacity: Int[np.ndarray, "N"]) -> None:
-    smallest = int(capacity.argmin())
-    if batch_size > capacity[smallest]:
-        raise UserError(
-            f"--config.batch_size={batch_size}: client {smallest} never holds more "
-            f"than {capacity[smallest]} samples; use a smaller batch or a larger "
-            "--config.schedule.data_size"
-        )
+def _small_clients(batch_size: int, capacity: Int[np.ndarray, "N"]) -> tuple[str, ...]:
+    """A note on clients that never hold a whole mini-batch."""
+    few = capacity < batch_size
+    if not few.any():
+        return ()
+    return (
+        f"{few.sum()} of {few.size} clients never hold batch_size = {batch_size} "
+        f"samples (the smallest {capacity.min()}): they train on one short mini-batch "
+        "of all that they hold",
+    )
 
 
 def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
@@ -322,7 +324,6 @@ def prepare_validated(
     workload = draw_workload(config, held)
     times = workload.schedule
     steps, capacity = _steps(config, times), _capacity(workload)
-    _check_batch(config.batch_size, capacity)
     rule, hparams, rule_notes = _make_rule(config, own, times)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
     split = splits.draw_split(config, dataset, capacity, lists, held_out)
@@ -350,7 +351,12 @@ def prepare_validated(
         | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
         | _times(config, times)
         | own_hooks.start_of(own.model),
-        notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
+        notes=times.notes
+        + _small_clients(config.batch_size, capacity)
+        + split.notes
+        + rule_notes
+        + network.notes
+        + mapping_notes,
     )
 
 

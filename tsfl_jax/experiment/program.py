@@ -152,7 +152,9 @@ def recipe_of(
       lanes: "" one experiment; else how lanes run: "sequential" or "vmap".
     """
     config, measures = several[0].config, several[0].config.measure_clients
-    batch_size, iteration = config.batch_size, config.schedule.iteration
+    # A mini-batch has no more rows than the largest client holds samples.
+    most = max(int(p.partition.capacity.max()) for p in several)
+    batch_size, iteration = min(config.batch_size, most), config.schedule.iteration
     schedules, even = [p.workload.schedule for p in several], _even(several)
 
     estimating = {p.rule for p in several if pilot.when(p) == "interval"}

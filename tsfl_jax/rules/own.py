@@ -355,7 +355,7 @@ def _with_values(updates: Params, params: Params) -> Params:
     moved, rest = trees.parted(updates)
     if not rest:
         return updates
-    own = jax.tree.map(lambda w, u: w + u, trees.parted(params)[1], rest)
+    own = jax.tree.map(lambda w, u: w[None] + u, trees.parted(params)[1], rest)
     return {**moved, "others": trees.values(own)}
 
 

@@ -5,7 +5,6 @@ fixed, and its variables, which are trained. NOT done here: linen modules, which
 `networks.from_flax` takes.
 """
 
-import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from flax import traverse_util
 from jaxtyping import Array
 
 from tsfl_jax import rng
+from tsfl_jax.models import switches, tracing
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import Params, PRNGKey, UserError
@@ -39,10 +39,9 @@ def _by_path(state: Any) -> dict[tuple[str, ...], Any]:
     return found
 
 
-def _named(state: Any, like: Any) -> Params:
-    """The leaves of a state that another one has, as nested dicts of text keys."""
-    leaves = _by_path(state)
-    return traverse_util.unflatten_dict({path: leaves[path] for path in _by_path(like)})
+def _named(state: Any) -> Params:
+    """The leaves of a state, as nested dicts of text keys."""
+    return traverse_util.unflatten_dict(_by_path(state))
 
 
 def _unnamed(named: Params, like: Any) -> Any:
@@ -81,12 +80,14 @@ class _Form(NamedTuple):
     params: Any
     streams: Any
     state: Any
-    accepted: frozenset[str]  # arguments of its call
+    arguments: Callable[..., Any]  # of its call, see `switches.caller`
+    name: str  # of its class
+    layers: dict[str, str]  # see `tracing.switched_layers`
     regression: bool  # as its attribute ``classifies = False`` says
 
     def variables(self, params: Params, state: Any) -> Params:
         """The collections "params" and, where there is any, "state"."""
-        held = _named(state, self.state)
+        held = _named(state)
         return {"params": params} | ({"state": held} if held else {})
 
     def merged(self, variables: Params, key: PRNGKey) -> Any:
@@ -98,54 +99,89 @@ class _Form(NamedTuple):
         streams = _streams(self.streams, key)
         return nnx.merge(self.structure, params, streams, state)
 
-    def call(self, network: Any, x: AnyArray, train: bool, **more: Any) -> Any:
-        """Its outputs, with those arguments that its call has."""
-        values = {"train": train, "deterministic": not train, **more}
-        return network(x, **{n: v for n, v in values.items() if n in self.accepted})
+    def call(self, network: Any, x: AnyArray, train: bool, *mask: AnyArray) -> Any:
+        """Its outputs, with all its switches set; nothing that it sows is kept."""
+        from flax import nnx
+
+        # Not the instance's: an attribute may have the name.
+        (type(network).train if train else type(network).eval)(network)
+        for layer in _modules(network):
+            for name, value in switches.in_fields(vars(layer), train).items():
+                setattr(layer, name, value)
+        args, named = self.arguments(x, train, *mask)
+        outputs = network(x, *args, **named)
+        nnx.pop(network, nnx.Intermediate)
+        return outputs
+
+
+def _modules(network: Any) -> list[Any]:
+    """An nnx module and all modules in it."""
+    from flax import nnx
+
+    return [part for _, part in nnx.iter_graph(network) if isinstance(part, nnx.Module)]
+
+
+def described(module: Any) -> tuple[str, dict[str, str]]:
+    """The class of a network, and its `tracing.switched_layers`."""
+    form = _form_of(module)
+    return form.name, form.layers
 
 
 def _form_of(module: Any) -> _Form:
     from flax import nnx
 
-    make: Callable[[Any], Any] = (lambda rngs: module) if is_nnx(module) else module
-    kinds: list[type] = []
+    made: list[Any] = []
+
+    def make(rngs: Any) -> Any:
+        return nnx.clone(module) if is_nnx(module) else module(rngs)
 
     def split(key: PRNGKey) -> tuple[Any, Any, Any, Any]:
         params, dropout, default = rng.keys(
             key, "initial parameters", "initial dropout", "initial streams"
         )
-        made = make(nnx.Rngs(default, params=params, dropout=dropout))
-        if not isinstance(made, nnx.Module):
-            raise TypeError(f"it makes a {type(made).__name__}")
-        kinds.append(type(made))
+        network = make(nnx.Rngs(default, params=params, dropout=dropout))
+        if not isinstance(network, nnx.Module):
+            raise TypeError(f"it makes a {type(network).__name__}")
+        nnx.pop(network, nnx.Intermediate)
+        made.append(network)
         structure, weights, random, *state = nnx.split(
-            made, nnx.Param, nnx.RngState, ...
+            network, nnx.Param, nnx.RngState, ...
         )
         return structure, weights, random, state[0]
 
-    shapes = _shapes(module, split)
-    if callable(getattr(kinds[0], "loss", None)):
+    def attempt(x: AnyArray, *args: Any, **named: Any) -> Any:
+        return nnx.merge(*split(rng.key(0)))(x, *args, **named)
+
+    _, (structure, params, streams, state) = tracing.attempt(
+        f"model={' '.join(repr(module).split())[:60]}: makes no network of nnx.Rngs",
+        "expected an instance of a flax.linen.Module or flax.nnx.Module, or a function "
+        "like lambda rngs: Net(rngs=rngs)",
+        split,
+        rng.key(0),
+    )
+    kind = type(made[0])
+    if callable(getattr(kind, "loss", None)):
         raise UserError(
-            f"model: the loss method of the nnx module {kinds[0].__name__} would not "
+            f"model: the loss method of the nnx module {kind.__name__} would not "
             "be used; give the function as loss="
         )
-    accepted = inspect.signature(kinds[0].__call__).parameters
-    structure, *rest = shapes
-    params, streams, state = rest
+    arguments = switches.caller(kind.__call__, attempt)
+    layers = tracing.switched_layers(_modules(made[0]))
     # It may say that it is a regression, with the loss of `simulate`.
-    regression = getattr(kinds[0], "classifies", None) is False
-    accepts = frozenset(accepted)
-    return _Form(split, structure, params, streams, state, accepts, regression)
+    regression = getattr(kind, "classifies", None) is False
+    known = arguments, kind.__name__, layers, regression
+    return _Form(split, structure, params, streams, state, *known)
 
 
 def from_nnx(module: Any) -> Model:
     """Adapt an nnx module, or a function that makes one, to `Model`.
 
-    ``train=``, ``deterministic=`` and ``mask=`` are passed if the module's ``__call__``
-    takes them; besides, `nnx.Module.train` and `nnx.Module.eval` switch dropout and
-    batch statistics. `nnx.Param` are trained; all other variables (collection "state",
-    such as batch statistics) are carried and aggregated like weights. Random streams
-    of the module, such as dropout's, get new keys in each step.
+    The switches of `switches.values` and ``mask=`` are passed if the module's
+    ``__call__`` takes them; attributes of those names in it and in its layers are set,
+    as `nnx.Module.train` and `nnx.Module.eval` do. `nnx.Param` are trained; all other
+    variables (collection "state", such as batch statistics) are carried and aggregated
+    like weights. Random streams of the module, such as dropout's, get new keys in each
+    step.
 
     Args:
       module: ``lambda rngs: Net(..., rngs=rngs)``, for w^0 from the seed; or a module,
@@ -161,34 +197,23 @@ def from_nnx(module: Any) -> Model:
     def init(key: PRNGKey, x: AnyArray) -> Params:
         del x
         _, params, _, state = form.split(key)
-        return form.variables(_named(params, form.params), state)
+        return form.variables(_named(params), state)
 
     def train(
         variables: Params, x: AnyArray, mask: AnyArray, key: PRNGKey
     ) -> tuple[Array, Params]:
         network = form.merged(variables, key)
-        network.train()
-        outputs = form.call(network, x, True, mask=mask)
+        outputs = form.call(network, x, True, mask)
         _, _, state = nnx.split(network, (nnx.Param, nnx.RngState), ...)
         return outputs, form.variables(variables["params"], state)
 
     def predict(variables: Params, x: AnyArray) -> Array:
         network = form.merged(variables, rng.key(0))
-        network.eval()
-        return form.call(network, x, False)
+        before = jax.tree.leaves(nnx.state(network))
+        outputs = form.call(network, x, False)
+        after = jax.tree.leaves(nnx.state(network))
+        if list(map(id, before)) != list(map(id, after)):
+            raise ValueError("it draws random numbers or changes variables")
+        return outputs
 
     return Model(init, train, predict, classifies=not form.regression)
-
-
-def _shapes(module: Any, split: Callable[[PRNGKey], Any]) -> Any:
-    """Structure and shapes of a module's parts."""
-    try:
-        return jax.eval_shape(split, rng.key(0))
-    except Exception as error:  # a user's function may raise anything
-        name = " ".join(repr(module).split())[:60]
-        first = (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"model={name}: makes no network of nnx.Rngs ({type(error).__name__}: "
-            f"{first}); expected an instance of a flax.linen.Module or "
-            "flax.nnx.Module, or a function like lambda rngs: Net(rngs=rngs)"
-        ) from error

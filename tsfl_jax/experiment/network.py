@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from flax import linen as nn
 from jaxtyping import Float
 
 from tsfl_jax.config import Config
@@ -16,7 +15,7 @@ from tsfl_jax.data import in_memory
 from tsfl_jax.data.quadratic import Quadratic, curvature
 from tsfl_jax.experiment import backend
 from tsfl_jax.experiment.own_hooks import Own, input_dtype
-from tsfl_jax.models import networks, nnx_modules, tracing
+from tsfl_jax.models import networks, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.types import Dataset, Params, UserError
 
@@ -40,12 +39,10 @@ def curvature_of(config: Config, shape: tuple[int, ...]) -> Float[np.ndarray, "d
 @functools.lru_cache(maxsize=8)
 def _traced(
     model: Any, name: str, shape: tuple[int, ...], dtype: Any
-) -> tuple[networks.Model, tracing.Traced]:
+) -> tuple[Any, ...]:
     """A network, traced; lanes and calls share ours."""
     made = model if isinstance(model, networks.Model) else networks.from_flax(model)
-    known = made is model or isinstance(model, nn.Module)  # its layers are seen
-    called, layers = (name, {}) if known else nnx_modules.described(model)
-    return made, tracing.trace(made, called, shape, dtype, layers)
+    return made, *tracing.trace(made._replace(name=made.name or name), shape, dtype)
 
 
 def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Network:
@@ -56,7 +53,9 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
     if own.model is not None:
         name = getattr(own.model, "__name__", type(own.model).__name__)
         name = "own" if name == "<lambda>" else name
-        model, traced = _traced.__wrapped__(own.model, name, shape, dtype)
+        model, params, outputs, found = _traced.__wrapped__(
+            own.model, name, shape, dtype
+        )
         if tokens:
             notes += (
                 f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "
@@ -74,10 +73,10 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
             if name == "quadratic"
             else networks.make_model(config.model, dataset.num_classes, shape, form)
         )
-        model, traced = _traced(module, name, shape, dtype)
-    model = with_measures(model, own.loss, own.metrics, traced.outputs)
-    model, said = networks.decide_task(model, traced.outputs, dataset.num_classes)
-    return Network(model, name, form, traced.variables, traced.notes + said + notes)
+        model, params, outputs, found = _traced(module, name, shape, dtype)
+    model = with_measures(model, own.loss, own.metrics, outputs)
+    model, said = networks.decide_task(model, outputs, dataset.num_classes)
+    return Network(model, name, form, params, found + said + notes)
 
 
 def make_network(

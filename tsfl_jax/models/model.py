@@ -30,6 +30,8 @@ class Model(NamedTuple):
     metrics: tuple[tuple[str, Metric], ...] = ()
     # The same network in float32, where this one rounds more; see `precision`.
     exact: "Model | None" = None
+    name: str = ""  # of the module, for messages
+    layers: tuple[tuple[str, str], ...] = ()  # see `tracing.switched_layers`
 
 
 def decide_task(

@@ -9,7 +9,6 @@ To add a network, write its module here, add it to `MODELS`, and add the name to
 """
 
 import inspect
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -61,16 +60,15 @@ def _goes_to_nnx(module: Any) -> bool:
 def from_flax(module: nn.Module | Any) -> Model:
     """Adapt a Flax module to `Model`.
 
-    Switches between training and tests, by any name that `switches.values` knows, and
-    ``mask=`` are passed if the module's ``__call__`` takes them; fields that are such a
-    switch are set. A mask ``[B]`` is False in the rows of a short last batch that are
-    padding, for batch statistics.
-    All collections besides ``params`` (such as batch statistics) are carried and
-    aggregated like weights. Training provides a key for random streams of any name.
-    If a module has a method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to
-    ``[B]``, it replaces cross-entropy in training and testing. With ``classifies =
-    False`` the module is a regression, without accuracy and with outputs of any width;
-    without that attribute, `decide_task` decides by the width of the outputs.
+    Switches between training and tests, by the names of `switches.values`, and
+    ``mask=`` ``[B]``, False in the rows of a short batch that are padding, are passed
+    if the module's ``__call__`` takes them; fields that are a switch are set. All
+    collections besides ``params`` (such as batch statistics) are carried and aggregated
+    like weights. Training provides a key for random streams of any name.
+    A method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to ``[B]``, replaces
+    cross-entropy. With ``classifies = False`` the module is a regression, without
+    accuracy and with outputs of any width; without that attribute, `decide_task`
+    decides by the width of the outputs.
 
     An nnx module, or a function of `nnx.Rngs` that makes one, goes to
     `nnx_modules.from_nnx`.
@@ -80,17 +78,14 @@ def from_flax(module: nn.Module | Any) -> Model:
     """
     if _goes_to_nnx(module):
         return nnx_modules.from_nnx(module)
-    call = type(module).__call__
-    taken = inspect.signature(call).parameters
+    taken = inspect.signature(type(module).__call__).parameters
     fields = {n: v for n, v in vars(module).items() if n not in taken}
     training, testing = (
         module.clone(**switches.in_fields(fields, train)) for train in (True, False)
     )
-
-    def attempt(x: AnyArray, *args: Any, **named: Any) -> Any:
-        return testing.init(rng.key(0), x, *args, **named)
-
-    arguments = switches.caller(call, attempt)
+    arguments = switches.caller(
+        taken, lambda *args, **named: testing.init(rng.key(0), *args, **named)
+    )
 
     def init(key: PRNGKey, x: AnyArray) -> Params:
         params, dropout = rng.keys(key, "initial parameters", "initial dropout")
@@ -115,8 +110,7 @@ def from_flax(module: nn.Module | Any) -> Model:
 
     def predict(variables: Params, x: AnyArray) -> Array:
         args, named = arguments(x, False)
-        logits = testing.apply(variables, x, *args, **named)
-        return typing.cast(Array, logits)  # no tuple: no collection is mutable
+        return testing.apply(variables, x, *args, **named)  # pyright: ignore
 
     classifies = getattr(module, "classifies", None)
     if not callable(getattr(type(module), "loss", None)):

@@ -5,6 +5,7 @@ fixed, and its variables, which are trained. NOT done here: linen modules, which
 `networks.from_flax` takes.
 """
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -72,48 +73,6 @@ def arrays_of(module: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
-class _Form(NamedTuple):
-    """What is fixed of a network: its structure, and the shapes of its variables."""
-
-    split: Callable[[PRNGKey], Any]  # -> (structure, parameters, streams, other state)
-    structure: Any
-    params: Any
-    streams: Any
-    state: Any
-    arguments: Callable[..., Any]  # of its call, see `switches.caller`
-    name: str  # of its class
-    layers: dict[str, str]  # see `tracing.switched_layers`
-    regression: bool  # as its attribute ``classifies = False`` says
-
-    def variables(self, params: Params, state: Any) -> Params:
-        """The collections "params" and, where there is any, "state"."""
-        held = _named(state)
-        return {"params": params} | ({"state": held} if held else {})
-
-    def merged(self, variables: Params, key: PRNGKey) -> Any:
-        """The module with these variables and fresh random streams."""
-        from flax import nnx
-
-        params = _unnamed(variables["params"], self.params)
-        state = _unnamed(variables.get("state", {}), self.state)
-        streams = _streams(self.streams, key)
-        return nnx.merge(self.structure, params, streams, state)
-
-    def call(self, network: Any, x: AnyArray, train: bool, *mask: AnyArray) -> Any:
-        """Its outputs, with all its switches set; nothing that it sows is kept."""
-        from flax import nnx
-
-        # Not the instance's: an attribute may have the name.
-        (type(network).train if train else type(network).eval)(network)
-        for layer in _modules(network):
-            for name, value in switches.in_fields(vars(layer), train).items():
-                setattr(layer, name, value)
-        args, named = self.arguments(x, train, *mask)
-        outputs = network(x, *args, **named)
-        nnx.pop(network, nnx.Intermediate)
-        return outputs
-
-
 def _modules(network: Any) -> list[Any]:
     """An nnx module and all modules in it."""
     from flax import nnx
@@ -121,10 +80,39 @@ def _modules(network: Any) -> list[Any]:
     return [part for _, part in nnx.iter_graph(network) if isinstance(part, nnx.Module)]
 
 
-def described(module: Any) -> tuple[str, dict[str, str]]:
-    """The class of a network, and its `tracing.switched_layers`."""
-    form = _form_of(module)
-    return form.name, form.layers
+def _set_training(network: Any, train: bool) -> None:
+    """Set all switches of a module and of those in it, whatever their names."""
+    # Methods of the class: an attribute of the instance may have the name.
+    (type(network).train if train else type(network).eval)(network)
+    for layer in _modules(network):
+        for name, value in switches.in_fields(vars(layer), train).items():
+            setattr(layer, name, value)
+
+
+def _variables(params: Params, state: Any) -> Params:
+    """The collections "params" and, where there is any, "state"."""
+    held = _named(state)
+    return {"params": params} | ({"state": held} if held else {})
+
+
+class _Form(NamedTuple):
+    """What is fixed of a network: its structure, and the shapes of its variables."""
+
+    split: Callable[[PRNGKey], Any]  # -> (structure, parameters, streams, other state)
+    network: Any  # traced, for its classes
+    structure: Any
+    shapes: Any  # of parameters, streams and other state
+
+    def merged(self, variables: Params, key: PRNGKey, train: bool) -> Any:
+        """The module with these variables and fresh random streams."""
+        from flax import nnx
+
+        params, streams, state = self.shapes
+        params = _unnamed(variables["params"], params)
+        state = _unnamed(variables.get("state", {}), state)
+        network = nnx.merge(self.structure, params, _streams(streams, key), state)
+        _set_training(network, train)
+        return network
 
 
 def _form_of(module: Any) -> _Form:
@@ -132,14 +120,12 @@ def _form_of(module: Any) -> _Form:
 
     made: list[Any] = []
 
-    def make(rngs: Any) -> Any:
-        return nnx.clone(module) if is_nnx(module) else module(rngs)
-
     def split(key: PRNGKey) -> tuple[Any, Any, Any, Any]:
         params, dropout, default = rng.keys(
             key, "initial parameters", "initial dropout", "initial streams"
         )
-        network = make(nnx.Rngs(default, params=params, dropout=dropout))
+        rngs = nnx.Rngs(default, params=params, dropout=dropout)
+        network = nnx.clone(module) if is_nnx(module) else module(rngs)
         if not isinstance(network, nnx.Module):
             raise TypeError(f"it makes a {type(network).__name__}")
         nnx.pop(network, nnx.Intermediate)
@@ -149,39 +135,30 @@ def _form_of(module: Any) -> _Form:
         )
         return structure, weights, random, state[0]
 
-    def attempt(x: AnyArray, *args: Any, **named: Any) -> Any:
-        return nnx.merge(*split(rng.key(0)))(x, *args, **named)
-
-    _, (structure, params, streams, state) = tracing.attempt(
+    _, (structure, *shapes) = tracing.attempt(
         f"model={' '.join(repr(module).split())[:60]}: makes no network of nnx.Rngs",
         "expected an instance of a flax.linen.Module or flax.nnx.Module, or a function "
         "like lambda rngs: Net(rngs=rngs)",
         split,
         rng.key(0),
     )
-    kind = type(made[0])
-    if callable(getattr(kind, "loss", None)):
+    if callable(getattr(made[0], "loss", None)):
         raise UserError(
-            f"model: the loss method of the nnx module {kind.__name__} would not "
-            "be used; give the function as loss="
+            f"model: the loss method of the nnx module {type(made[0]).__name__} would "
+            "not be used; give the function as loss="
         )
-    arguments = switches.caller(kind.__call__, attempt)
-    layers = tracing.switched_layers(_modules(made[0]))
-    # It may say that it is a regression, with the loss of `simulate`.
-    regression = getattr(kind, "classifies", None) is False
-    known = arguments, kind.__name__, layers, regression
-    return _Form(split, structure, params, streams, state, *known)
+    return _Form(split, made[0], structure, shapes)
 
 
 def from_nnx(module: Any) -> Model:
     """Adapt an nnx module, or a function that makes one, to `Model`.
 
-    The switches of `switches.values` and ``mask=`` are passed if the module's
-    ``__call__`` takes them; attributes of those names in it and in its layers are set,
-    as `nnx.Module.train` and `nnx.Module.eval` do. `nnx.Param` are trained; all other
-    variables (collection "state", such as batch statistics) are carried and aggregated
-    like weights. Random streams of the module, such as dropout's, get new keys in each
-    step.
+    Switches between training and tests, by the names of `switches.values`, and
+    ``mask=`` are passed if the module's ``__call__`` takes them; attributes of these
+    names are set, as `nnx.Module.train` and `nnx.Module.eval` do. `nnx.Param` are
+    trained; all other variables (collection "state", such as batch statistics) are
+    carried and aggregated like weights. Random streams of the module, such as
+    dropout's, get new keys in each step.
 
     Args:
       module: ``lambda rngs: Net(..., rngs=rngs)``, for w^0 from the seed; or a module,
@@ -193,27 +170,43 @@ def from_nnx(module: Any) -> Model:
     from flax import nnx
 
     form = _form_of(module)
+    kind = type(form.network)
+
+    arguments = switches.caller(
+        inspect.signature(kind.__call__).parameters,
+        lambda *args, **named: nnx.merge(*form.split(rng.key(0)))(*args, **named),
+    )
+
+    def call(network: Any, *given: Any) -> Any:
+        args, named = arguments(*given)
+        outputs = network(given[0], *args, **named)
+        nnx.pop(network, nnx.Intermediate)  # what it sows
+        return outputs
 
     def init(key: PRNGKey, x: AnyArray) -> Params:
         del x
         _, params, _, state = form.split(key)
-        return form.variables(_named(params), state)
+        return _variables(_named(params), state)
 
     def train(
         variables: Params, x: AnyArray, mask: AnyArray, key: PRNGKey
     ) -> tuple[Array, Params]:
-        network = form.merged(variables, key)
-        outputs = form.call(network, x, True, mask)
+        network = form.merged(variables, key, True)
+        outputs = call(network, x, True, mask)
         _, _, state = nnx.split(network, (nnx.Param, nnx.RngState), ...)
-        return outputs, form.variables(variables["params"], state)
+        return outputs, _variables(variables["params"], state)
 
     def predict(variables: Params, x: AnyArray) -> Array:
-        network = form.merged(variables, rng.key(0))
+        network = form.merged(variables, rng.key(0), False)
         before = jax.tree.leaves(nnx.state(network))
-        outputs = form.call(network, x, False)
+        outputs = call(network, x, False)
         after = jax.tree.leaves(nnx.state(network))
         if list(map(id, before)) != list(map(id, after)):
             raise ValueError("it draws random numbers or changes variables")
         return outputs
 
-    return Model(init, train, predict, classifies=not form.regression)
+    # It may say that it is a regression, with the loss of `simulate`.
+    classifies = getattr(kind, "classifies", None) is not False
+    layers = tracing.switched_layers(_modules(form.network))
+    about = {"name": kind.__name__, "layers": tuple(layers.items())}
+    return Model(init, train, predict, classifies=classifies, **about)

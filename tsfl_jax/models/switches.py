@@ -1,7 +1,7 @@
 """How a user's module is told whether it trains: arguments and fields of many names."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -32,19 +32,19 @@ def in_fields(fields: dict[str, Any], train: bool) -> dict[str, Any]:
 
 
 def caller(
-    call: Callable[..., Any], attempt: Callable[..., Any]
+    taken: Mapping[str, inspect.Parameter], attempt: Callable[..., Any]
 ) -> Callable[..., tuple[list[bool], dict[str, Any]]]:
     """Find the arguments besides x with which a module is called.
 
     Args:
-      call: ``__call__`` of its class.
+      taken: parameters of ``__call__`` of its class.
       attempt: (x, *args, **named) → anything; calls the module, to find a switch behind
-        the ``**`` of `call`.
+        a ``**``.
 
     Returns:
-      (x, train, mask) → (args, named): switches, and ``mask=`` if `call` takes it.
+      (x, train, mask) → (args, named): switches, and ``mask=`` if it is taken.
     """
-    parameters = list(inspect.signature(call).parameters.values())[2:]
+    parameters = list(taken.values())[2:]
     first = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     named = [p.name for p in parameters if p.kind in kinds]

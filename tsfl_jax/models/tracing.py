@@ -5,7 +5,7 @@ array of outputs, and variables of constant shapes.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +15,6 @@ from tsfl_jax import rng
 from tsfl_jax.types import Params, UserError
 
 SAMPLES = 3  # of a trial batch, a number that no sum or mean would give
-
-
-class Traced(NamedTuple):
-    """What is known of a network before training."""
-
-    variables: Params  # their shapes
-    outputs: jax.ShapeDtypeStruct  # of `SAMPLES` samples
-    notes: tuple[str, ...]
 
 
 def attempt(what: str, expected: str, function: Callable, *given: Any) -> Any:
@@ -69,36 +61,28 @@ def switched_layers(layers: Iterable[Any]) -> dict[str, str]:
 
 
 def trace(
-    model: Any, name: str, shape: tuple[int, ...], dtype: Any, layers: dict[str, str]
-) -> Traced:
+    model: Any, shape: tuple[int, ...], dtype: Any
+) -> tuple[Params, jax.ShapeDtypeStruct, tuple[str, ...]]:
     """Trace initialization, training with its gradient, and a test of a network.
 
     Args:
-      model: a `Model`.
-      name: of the network, for messages.
+      model: a `Model` with a name.
       shape: of one sample.
       dtype: of the network's input.
-      layers: from `switched_layers`; those of linen are found here.
 
     Returns:
-      Shapes, and notes on layers that training does not switch on.
+      Shapes of its variables and of `SAMPLES` outputs, and notes for the user.
 
     Raises:
       UserError: it cannot be called, or returns what cannot be trained.
     """
     one, x = (jax.ShapeDtypeStruct((n, *shape), dtype) for n in (1, SAMPLES))
-    mask = jax.ShapeDtypeStruct((SAMPLES,), bool)
-    key = jax.eval_shape(lambda: rng.key(0))
-    name, called = f"model={name}", []
+    mask, name = jax.ShapeDtypeStruct((SAMPLES,), bool), f"model={model.name}"
+    key, called = jax.eval_shape(lambda: rng.key(0)), []
     expected = (
-        f"expected a module that takes x [B{''.join(f', {n}' for n in shape)}] alone "
-        "or with train=, deterministic= or the like, and draws random numbers in "
-        "training only"
-    )
-
-    def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        called.append(context.module)
-        return call(*args, **kwargs)
+        f"expected a module that takes x {['B', *shape]} alone or with train=, "
+        "deterministic= or the like, and draws random numbers in training only"
+    ).replace("'B'", "B")
 
     def train(params: Params, rest: Params, key: Any, x: Any, mask: Any) -> Any:
         def outputs(params: Params) -> tuple[Any, Params]:
@@ -111,28 +95,42 @@ def trace(
         made, back, others = jax.vjp(outputs, params, has_aux=True)
         return made, others, back(made)
 
-    _, variables = attempt(
-        f"{name}: initialization fails", expected, model.init, key, one
-    )
+    def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        called.append(context.module)
+        return call(*args, **kwargs)
+
+    what = f"{name}: initialization fails"
+    _, variables = attempt(what, expected, model.init, key, one)
     _check_params(name, variables)
     params = variables["params"]
     rest = {n: v for n, v in variables.items() if n != "params"}
+    given = params, rest, key, x, mask
     with nn.intercept_methods(watch):
-        given = params, rest, key, x, mask
         jaxpr, traced = attempt(f"{name}: training fails", expected, train, *given)
     _, made = attempt(f"{name}: a test fails", expected, model.predict, variables, x)
     _check_outputs(f"{name}: a test", made, traced[0].shape)
+    layers = switched_layers(called) | dict(model.layers)
     first, others = len(jax.tree.leaves(params)), len(jax.tree.leaves(rest))
+    return variables, made, _idle(jaxpr, layers, first, others)
+
+
+def _idle(
+    jaxpr: Any, layers: dict[str, str], first: int, others: int
+) -> tuple[str, ...]:
+    """Notes on layers that training does not switch on.
+
+    Its inputs are `first` parameters, `others` variables and a key; its results the
+    outputs, the other variables and the gradient.
+    """
     pairs = zip(jaxpr.invars[first:], jaxpr.outvars[1 : 1 + others], strict=False)
     moves = any(old is not new for old, new in pairs)
     does = {_MOVES: moves, _DRAWS: used(jaxpr)[first + others]}
-    notes = tuple(
+    return tuple(
         f"the network holds {layer}, but training {what}: nothing switches it by a "
         "known name (train, training, is_training, deterministic, use_running_average)"
-        for what, layer in (switched_layers(called) | layers).items()
+        for what, layer in layers.items()
         if not does[what]
     )
-    return Traced(variables, made, notes)
 
 
 def _check_outputs(what: str, made: Any, expected: tuple[int, ...] | None) -> None:
@@ -160,8 +158,7 @@ def _kinds(variables: Params) -> dict[str, str]:
 def _check_variables(name: str, before: Params, changed: Params) -> None:
     """Raise `UserError` unless training keeps the variables of initialization."""
     old, new = _kinds(before), _kinds(changed)
-    if jax.tree.structure(before) != jax.tree.structure(changed) or old != new:
-        path = min((n for n, _ in old.items() ^ new.items()), default="params")
+    for path, _ in sorted(old.items() ^ new.items()):
         raise UserError(
             f"{name}: training makes {new.get(path, 'nothing')} of the variable {path}"
             f", initialization {old.get(path, 'nothing')}; expected the same. What sow "
@@ -172,17 +169,13 @@ def _check_variables(name: str, before: Params, changed: Params) -> None:
 def _check_params(name: str, variables: Params) -> None:
     """Raise `UserError` unless there are parameters, all of them float32."""
     held = variables if isinstance(variables, Mapping) else {}
-    kinds = _kinds(held.get("params", {}))
-    if not kinds:
-        raise UserError(
-            f"{name}: no parameters to train (initialization makes {list(held)}); "
-            'expected {"params": …} with float32 arrays'
-        )
+    kinds = _kinds(held.get("params", {})) or {"(any)": "missing"}
     for path, kind in kinds.items():
-        if not kind.startswith("float32["):
+        dtype = kind.split("[")[0]
+        if dtype != "float32":
             raise UserError(
-                f"{name}: the model's parameter {path} is {kind.split('[')[0]}; "
-                "expected float32 weights: leave out param_dtype (for arithmetic in "
-                "bfloat16 there is --config.precision=bfloat16), write complex numbers "
-                "as two real ones, keep what is not trained in another collection"
+                f"{name}: the model's parameter {path} is {dtype}; expected float32 "
+                "weights in the collection params: leave out param_dtype (for bfloat16 "
+                "there is --config.precision=bfloat16), write complex numbers as two "
+                "real ones, keep what is not trained in another collection"
             )

@@ -95,7 +95,7 @@ def from_flax(module: nn.Module | Any) -> Model:
 
     def train(
         variables: Params, x: AnyArray, mask: AnyArray, key: PRNGKey
-    ) -> tuple[Array, Params]:
+    ) -> tuple[Any, Params]:
         args, named = arguments(x, True, mask)
         # Flax takes "params" for streams that have no key of their own.
         logits, changed = training.apply(
@@ -108,9 +108,9 @@ def from_flax(module: nn.Module | Any) -> Model:
         )
         return logits, {**variables, **changed}
 
-    def predict(variables: Params, x: AnyArray) -> Array:
+    def predict(variables: Params, x: AnyArray) -> Any:
         args, named = arguments(x, False)
-        return testing.apply(variables, x, *args, **named)  # pyright: ignore
+        return testing.apply(variables, x, *args, **named)
 
     classifies = getattr(module, "classifies", None)
     if not callable(getattr(type(module), "loss", None)):

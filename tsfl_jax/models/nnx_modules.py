@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from jaxtyping import Array
 
 from tsfl_jax import rng
 from tsfl_jax.models import switches, tracing
@@ -190,13 +189,13 @@ def from_nnx(module: Any) -> Model:
 
     def train(
         variables: Params, x: AnyArray, mask: AnyArray, key: PRNGKey
-    ) -> tuple[Array, Params]:
+    ) -> tuple[Any, Params]:
         network = form.merged(variables, key, True)
         outputs = call(network, x, True, mask)
         _, _, state = nnx.split(network, (nnx.Param, nnx.RngState), ...)
         return outputs, _variables(variables["params"], state)
 
-    def predict(variables: Params, x: AnyArray) -> Array:
+    def predict(variables: Params, x: AnyArray) -> Any:
         network = form.merged(variables, rng.key(0), False)
         before = jax.tree.leaves(nnx.state(network))
         outputs = call(network, x, False)

@@ -119,6 +119,7 @@ IDLE = {
     "another name": linen_of("self, x, active=False", "active"),
     "by position": linen_of("self, x, *more", "bool(more)"),
     "nowhere": linen_of("self, x", "False"),
+    "behind another": linen_of("self, x, scale=None, train=False, /", "bool(scale)"),
     "nnx": nnx_of("self, x, active=False", "active"),
 }
 

@@ -236,8 +236,7 @@ def check_given_partition(config: Config) -> None:
 
 
 # Settings that only the package's own SGD is sure to read → the hyper-parameter.
-_OF_SGD = {"momentum": "momentum", "clip_norm": "clip_norm", "lr_schedule": "lr"}
-_OF_SGD |= {"lr": "lr"}
+_OF_SGD = {n: n for n in ("momentum", "clip_norm", "lr")} | {"lr_schedule": "lr"}
 
 
 def optimizer_notes(
@@ -252,8 +251,7 @@ def optimizer_notes(
     if own.optimizer is None or own.client_step is not None or not changed:
         return ()
     made = isinstance(own.optimizer, optax.GradientTransformation)
-    factory, read = optimizers.as_factory(own.optimizer), frozenset()
-    read = read if made else optimizers.check(factory, hparams, params)
+    read = optimizers.check(optimizers.as_factory(own.optimizer), hparams, params)
     if own.aggregator or rule.uses_constants or rule.uses_gradients:
         read |= {"lr"}  # by the rule
     found = ()

@@ -1,6 +1,7 @@
 """How a user's module is told whether it trains: arguments and fields of many names."""
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ def caller(
     """
     parameters = list(taken.values())[2:]
     first = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
+    first = list(itertools.takewhile(lambda name: values([name], True), first))
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     named = [p.name for p in parameters if p.kind in kinds]
     passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)

@@ -705,7 +705,12 @@ def test_aggregate_takes_the_rule_s_own_server_step():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"clip_norm": 0.1}, {"lr_schedule": "exponential", "lr_decay": 0.9}]
+    "settings",
+    [
+        {"clip_norm": 0.1},
+        {"lr_schedule": "exponential", "lr_decay": 0.9},
+        {"momentum": 0.5},
+    ],
 )
 def test_settings_that_a_given_optimizer_would_ignore_are_refused(settings):
     config = replace(small(), settings)

@@ -583,6 +583,35 @@ def test_each_sample_may_have_a_number_of_its_own():
         in_memory.make_dataset(*halves, num_classes=1801)
 
 
+X, Y = np.random.default_rng(0).uniform(size=(20, 8, 8, 3)), np.arange(20) % 3
+FIRST = np.ones((20, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (X, 0 * Y + 2, "all training labels are 2"),
+        (255 * X, Y, "floats up to 25"),
+        (255 * X.reshape(20, -1), Y, "floats up to 25"),
+        (FIRST, Y, "[3, 8, 8] look like images with channels first"),
+        (np.uint8(FIRST[:, :1]), Y, "[1, 8, 8] look like images with channels first"),
+        (X, Y, ""),
+        (X - 0.5, Y, ""),
+        (np.uint8(255 * X), Y, ""),
+        (255 * (X - 0.5), Y, ""),
+        (1000 * X, Y, ""),
+        (np.ones((20, 3, 3, 8)), Y, ""),
+    ],
+)
+def test_slips_in_valid_data_are_noted(x, y, words):
+    made = in_memory.make_dataset(x, y, x, y, num_classes=3)
+    notes = in_memory.notes(made, True)
+    assert len(notes) == bool(words) and words in "".join(notes)
+    assert in_memory.notes(made, False) == (() if "labels" in words else notes)
+    scaled = made._replace(std=np.float32(255))
+    assert in_memory.notes(scaled, True) == (() if "floats" in words else notes)
+
+
 def test_npz(tmp_path):
     dataset = load("npz", file=write(tmp_path))
     assert dataset.name == "npz(mine.npz)" and dataset.num_classes == 4

@@ -331,11 +331,11 @@ def test_a_users_own_loss():
         result = tsfl_jax.simulate(config, model=model, dataset=data)
         assert result.history["test_accuracy"][-1] > 0.5
         assert result.summary["notes"] == []
+    outputs = jax.ShapeDtypeStruct((3, 3), jnp.float32)
     for model in (Regression(), Silent()):
-        known, _ = networks.decide_task(networks.from_flax(model), (5,), 4)
+        known, _ = networks.decide_task(networks.from_flax(model), outputs, 4)
         assert known.classifies is False
     # With the loss of `simulate` the width decides, too, unless the module says it.
-    options = {"sample_shape": (5,), "dtype": jnp.float32}
     for module, classifies in (
         (Silent(), None),
         (Hinge(), None),
@@ -343,10 +343,10 @@ def test_a_users_own_loss():
         (Plain(), None),
     ):
         made = networks.from_flax(module)
-        own = model_of.with_measures(made, Hinge().loss, None, **options)
+        own = model_of.with_measures(made, Hinge().loss, None, outputs)
         assert own.classifies is classifies, module
     said = networks.from_flax(quadratic.Quadratic((1.0, 1.0, 1.0)))
-    assert networks.decide_task(said, (3,), 3) == (said, ())
+    assert networks.decide_task(said, outputs, 3) == (said, ())
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from tests import problems
 import tsfl_jax
+from tests import problems
 
 
 def trained(parts, batch_size, **changes):

@@ -145,6 +145,25 @@ def check(dataset: Dataset | Any) -> Dataset:
     return checked._replace(**moments)
 
 
+def notes(dataset: Dataset, classifies: bool | None) -> tuple[str, ...]:
+    """What looks like a slip in a data set, for a network that classifies or not."""
+    found, x, y = (), dataset.x_train[:1000], dataset.y_train  # few: lanes share it
+    if classifies and y.min() == y.max():
+        found += (f"all training labels are {y[0]}: there is nothing to learn",)
+    if x.ndim == 4 and x.shape[1] in (1, 3, 4) and min(x.shape[2:]) > 4:
+        found += (
+            f"samples {list(x.shape[1:])} look like images with channels first; "
+            "expected [H, W, C]: x.transpose(0, 2, 3, 1)",
+        )
+    scaled = x.dtype != np.float32 or dataset.mean.any() or (dataset.std != 1).any()
+    if not scaled and x.min() >= 0 and 127 < x.max() <= 255:
+        found += (
+            f"samples are floats up to {x.max():g}, used as they are; make them uint8 "
+            "or divide them by 255",
+        )
+    return found
+
+
 def read_npz(settings: DataConfig, seed: int = 0) -> Dataset:
     """Read x_train, y_train, x_test, y_test of an .npz file, as in `make_dataset`.
 

@@ -351,8 +351,8 @@ def others_of(
     others: Params,
     updates: Params,
     update: Params | None,
-    rho: Float[Array, "N"],
-    present: Bool[Array, "N"],
+    rho: jax.Array,
+    present: jax.Array,
 ) -> Params:
     """What other collections become: of a `combine`'s update, or a mean by weights."""
     if not (rest := trees.parted(updates)[1]):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
 
+from tsfl_jax.models import tracing
 from tsfl_jax.types import HParams, Params, Scalar, UserError
 
 Factory = Callable[[HParams], optax.GradientTransformation]
@@ -100,7 +101,7 @@ def as_factory(optimizer: Any) -> Factory:
     return cast(Factory, optimizer)
 
 
-def check(factory: Factory, hparams: HParams, params: Params) -> None:
+def check(factory: Factory, hparams: HParams, params: Params) -> frozenset[str]:
     """Check that the factory's transformation can update parameters.
 
     Args:
@@ -108,11 +109,14 @@ def check(factory: Factory, hparams: HParams, params: Params) -> None:
       hparams: what it is called with.
       params: arrays or their shapes; nothing is computed.
 
+    Returns:
+      Names of the hyper-parameters that its step depends on.
+
     Raises:
       UserError: it cannot.
     """
     if factory is sgd:
-        return
+        return frozenset({"lr", "momentum", "clip_norm"})
 
     def update(hparams: HParams, params: Params) -> Params:
         made = factory(hparams)
@@ -122,13 +126,7 @@ def check(factory: Factory, hparams: HParams, params: Params) -> None:
         return optax.apply_updates(params, updates)
 
     name = f"optimizer={getattr(factory, '__qualname__', factory)}"
-    try:
-        jax.eval_shape(update, hparams, params)
-    except UserError:
-        raise
-    except Exception as error:  # a user's function may raise anything
-        first = (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"{name} cannot update the model ({type(error).__name__}: {first}); "
-            f"{_EXPECTED}"
-        ) from error
+    what = f"{name} cannot update the model"
+    jaxpr, _ = tracing.attempt(what, _EXPECTED, update, hparams, params)
+    names = zip(hparams._fields, tracing.used(jaxpr), strict=False)
+    return frozenset(name for name, used in names if used)

@@ -113,8 +113,6 @@ def make_lanes(
     own = devices.place(mesh, (init_keys, sizes), scan.WHOLE)
     state = jax.jit(init)(own, group.problem.samples)
     start = state.params
-    one = jax.tree.map(lambda a: a[0], start)
-    programs.check_output(first, one, group.problem)
     hparams = []
     for i, p in enumerate(several[:busy]):
         found = p.hparams

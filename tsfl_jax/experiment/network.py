@@ -7,16 +7,15 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from tsfl_jax import rng
-from tsfl_jax.config import Config, ModelConfig
+from tsfl_jax.config import Config
+from tsfl_jax.data import in_memory
 from tsfl_jax.data.quadratic import Quadratic, curvature
 from tsfl_jax.experiment import backend
 from tsfl_jax.experiment.own_hooks import Own, input_dtype
-from tsfl_jax.models import networks
+from tsfl_jax.models import networks, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.types import Dataset, Params, UserError
 
@@ -38,87 +37,46 @@ def curvature_of(config: Config, shape: tuple[int, ...]) -> Float[np.ndarray, "d
 
 
 @functools.lru_cache(maxsize=8)
-def _our_network(
-    name: str, num_classes: int, sample_shape: tuple[int, ...], form: str, **settings
-) -> Network:
-    """One of our networks; the lanes of a sweep share it."""
-    if name == "quadratic":
-        module = Quadratic(settings["curvature"])
-    else:
-        chosen = ModelConfig(name, **settings)
-        module = networks.make_model(chosen, num_classes, sample_shape, form)
-    return _known_network(module, name, form, sample_shape, num_classes)
+def _traced(
+    model: Any, name: str, shape: tuple[int, ...], dtype: Any
+) -> tuple[Any, ...]:
+    """A network, traced; lanes and calls share ours."""
+    made = model if isinstance(model, networks.Model) else networks.from_flax(model)
+    return made, *tracing.trace(made._replace(name=made.name or name), shape, dtype)
 
 
-def _known_network(
-    model: Any,
-    name: str,
-    form: str,
-    sample_shape: tuple[int, ...],
-    num_classes: int,
-    dtype: Any = np.float32,
-    measures: tuple[Any, Any] = (None, None),
-) -> Network:
-    """A network; `measures` are the user's own loss and metrics."""
-    if not isinstance(model, networks.Model):
-        model = networks.from_flax(model)
-    model = with_measures(model, *measures, sample_shape, dtype)
-    model, notes = networks.decide_task(model, sample_shape, num_classes, dtype)
-    x = jax.ShapeDtypeStruct((1, *sample_shape), dtype)
-    params = jax.eval_shape(lambda x: model.init(rng.key(0), x), x)
-    _check_precision(params.get("params", {}))
-    return Network(model, name, form, params, notes)
-
-
-def _check_precision(params: Params) -> None:
-    """Raise `UserError` for weights that are floating-point numbers but no float32."""
-    for path, leaf in jax.tree.leaves_with_path(params):
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype != jnp.float32:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            raise UserError(
-                f"the model's parameter {name} is {leaf.dtype}; expected float32 "
-                "weights: leave out param_dtype, and for arithmetic in bfloat16 use "
-                "--config.precision=bfloat16"
-            )
-
-
-def _own_network(own: Own, form: str, dataset: Dataset) -> Network:
-    """The user's own network, with a note where its samples are tokens."""
-    kind = getattr(own.model, "__name__", type(own.model).__name__)
-    kind = "own" if kind == "<lambda>" else kind
+def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Network:
+    """The network of a config or of the user, with the user's loss and metrics."""
     shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
-    measures = own.loss, own.metrics
-    classes = dataset.num_classes
-    network = _known_network(own.model, kind, form, shape, classes, dtype, measures)
-    if dtype != np.int32:
-        return network
-    note = (
-        f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "
-        "to the network as they are"
-    )
-    return network._replace(notes=(*network.notes, note))
-
-
-def _named_network(config: Config, own: Own, form: str, dataset: Dataset) -> Network:
-    """The network that a config names, with the user's own loss and metrics if any."""
-    name, shape = config.model.name, dataset.x_train.shape[1:]
-    dtype = input_dtype(dataset)
-    if dtype == np.int32:
+    tokens, notes = dtype == np.int32, ()
+    name = config.model.name
+    if own.model is not None:
+        name = getattr(own.model, "__name__", type(own.model).__name__)
+        name = "own" if name == "<lambda>" else name
+        model, params, outputs, found = _traced.__wrapped__(
+            own.model, name, shape, dtype
+        )
+        if tokens:
+            notes += (
+                f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "
+                "to the network as they are",
+            )
+    elif tokens:
         raise UserError(
             f"--config.model.name={name}: the samples of {dataset.name} are whole "
             f"numbers ({dataset.x_train.dtype}), taken for tokens; give a network for "
             "them as model=, or make the samples uint8 or float"
         )
-    if name == "quadratic":
-        settings = {"curvature": tuple(curvature_of(config, shape).tolist())}
     else:
-        settings = {k: v for k, v in vars(config.model).items() if k != "name"}
-    classes = dataset.num_classes
-    network = _our_network(name, classes, shape, form, **settings)
-    if own.loss is None and not own.metrics:
-        return network
-    measures = own.loss, own.metrics
-    return _known_network(network.model, name, form, shape, classes, dtype, measures)
+        module: Any = (
+            Quadratic(tuple(curvature_of(config, shape).tolist()))
+            if name == "quadratic"
+            else networks.make_model(config.model, dataset.num_classes, shape, form)
+        )
+        model, params, outputs, found = _traced(module, name, shape, dtype)
+    model = with_measures(model, own.loss, own.metrics, outputs)
+    model, said = networks.decide_task(model, outputs, dataset.num_classes)
+    return Network(model, name, form, params, found + said + notes)
 
 
 def make_network(
@@ -145,9 +103,7 @@ def make_network(
     key = f"{config.model}{config.quadratic}{form}{x.shape[1:]}{x.dtype}"
     key += f"{dataset.num_classes}"
     if key not in made:
-        made[key] = (
-            _named_network(config, own, form, dataset)
-            if own.model is None
-            else _own_network(own, form, dataset)
-        )
-    return made[key], mapping
+        made[key] = _known_network(config, own, form, dataset)
+    network = made[key]
+    slips = in_memory.notes(dataset, network.model.classifies)
+    return network._replace(notes=network.notes + slips), mapping

@@ -10,7 +10,7 @@ from tsfl_jax.config import SETTINGS
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import History
-from tsfl_jax.models import nnx_modules
+from tsfl_jax.models import nnx_modules, tracing
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Dataset, UserError
 
@@ -88,13 +88,7 @@ def checked(augment: Any, client_step: Any, dataset: Dataset, batch_size: int) -
     x = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
     y = jax.ShapeDtypeStruct((batch_size,), np.int32)
     key = jax.eval_shape(lambda: rng.key(0))
-    try:
-        found = jax.eval_shape(augment, key, x, y)
-    except Exception as error:  # a user's function may raise anything
-        first = (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"augment fails ({type(error).__name__}: {first}); {expected}"
-        ) from error
+    _, found = tracing.attempt("augment fails", expected, augment, key, x, y)
     wanted = [(a.shape, a.dtype) for a in (x, y)]
     got = [(a.shape, a.dtype) for a in jax.tree.leaves(found)]
     if got != wanted:

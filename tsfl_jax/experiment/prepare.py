@@ -259,25 +259,26 @@ def _check_rule(config: Config, own: Own) -> None:
             f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator; "
             "a rule of tsfl_jax is chosen by its name in config.algorithm"
         )
-    rule_settings.check_optimizer(config, own.optimizer)
     rule = own.aggregator or AGGREGATORS[config.algorithm]
     rule_settings.check_validation(config, rule)
     rule_settings.check_training(config, rule, own.aggregator is not None)
 
 
 def _make_rule(
-    config: Config, own: Own, times: Schedule
+    config: Config, own: Own, times: Schedule, network: Network
 ) -> tuple[Aggregator, HParams, tuple[str, ...]]:
-    """The rule, the sweepable scalars and notes on the rule."""
-    if own.aggregator is not None:
-        return own.aggregator, hparams_of(config, own.aggregator), ()
-    rule = AGGREGATORS[config.algorithm]
-    hparams = hparams_of(config, rule)
-    if own.client_step is not None:
+    """The rule, the sweepable scalars and notes on rule and optimizer."""
+    rule, notes = own.aggregator or AGGREGATORS[config.algorithm], ()
+    hparams, own_rule = hparams_of(config, rule), own.aggregator is not None
+    if own.client_step is not None and not own_rule:
         rule_settings.check_client_step(config, rule)
-    if own.optimizer is not None:
+    if own.optimizer is not None and not own_rule:
         rule = rule_settings.with_optimizer(config, rule, own.optimizer, hparams, times)
-    return rule, hparams, rule_settings.notes(config, hparams, times)
+    if not own_rule:
+        notes = rule_settings.notes(config, hparams, times)
+    params = network.params["params"]
+    notes += rule_settings.optimizer_notes(config, own, rule, hparams, params)
+    return rule, hparams, notes
 
 
 def prepare(config: Config, **own: Any) -> Prepared:
@@ -324,10 +325,10 @@ def prepare_validated(
     workload = draw_workload(config, held)
     times = workload.schedule
     steps, capacity = _steps(config, times), _capacity(workload)
-    rule, hparams, rule_notes = _make_rule(config, own, times)
+    network, mapping = make_network(config, dataset, own, networks)
+    rule, hparams, rule_notes = _make_rule(config, own, times, network)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
     split = splits.draw_split(config, dataset, capacity, lists, held_out)
-    network, mapping = make_network(config, dataset, own, networks)
     own_hooks.check_metrics(own.metrics)
     hooks = own_hooks.checked(own.augment, own.client_step, dataset, config.batch_size)
     model = precision.with_precision(network.model, config.precision)

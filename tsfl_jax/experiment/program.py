@@ -23,7 +23,7 @@ from tsfl_jax.engine.recipe import Probes, Recipe
 from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
 from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.types import Array, HParams, Params, PRNGKey, UserError
+from tsfl_jax.types import Array, HParams, PRNGKey
 
 
 class Arrays(NamedTuple):
@@ -226,9 +226,6 @@ def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
       prepared: the experiment.
       mesh: the devices that share its clients.
       runs: False: they are for compiling alone, so that no pilot is run.
-
-    Raises:
-      UserError: a network that classifies has no logit for each class.
     """
     problem = make_problem(prepared, mesh)
     init_key, key = keys_of(prepared)
@@ -237,7 +234,6 @@ def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
     start = jax.jit(
         lambda key, samples: initial_state(prepared, rule, key, size, samples)
     )(init_key, problem.samples)
-    check_output(prepared, start.params, problem)
     inputs = make_inputs(prepared, mesh.size)
     hparams = prepared.hparams
     if runs:
@@ -353,20 +349,3 @@ def initial_state(
         counts_of(prepared)._replace(size=size),
         prepared.workload.schedule.snapshots,
     )
-
-
-def check_output(prepared: Prepared, params: Params, problem: scan.Problem) -> None:
-    """Raise UserError unless a network that classifies has a logit for each class."""
-    model, num_classes = prepared.network.model, prepared.dataset.num_classes
-    if not model.classifies:
-        return
-
-    def predict(params: Params, samples: local.Samples) -> Array:
-        return model.predict(params, local.scaled(samples, samples.x[:1]))
-
-    logits = jax.eval_shape(predict, params, problem.samples)
-    if logits.shape != (1, num_classes):
-        raise UserError(
-            f"the model makes logits {list(logits.shape)} of one sample; expected "
-            f"[1, {num_classes}] for {num_classes} classes"
-        )

@@ -12,12 +12,13 @@ import optax
 from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
+from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.rules import AGGREGATORS, local_work
 from tsfl_jax.rules.averages import normalized_by_work
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.staleness import staleness_factor
 from tsfl_jax.timeline import FRAMEWORKS, replay
-from tsfl_jax.types import HParams, Schedule, UserError, nearest
+from tsfl_jax.types import HParams, Params, Schedule, UserError, nearest
 from tsfl_jax.validate import check_name, check_used, listed
 from tsfl_jax.validate import validate as validate_settings
 
@@ -234,20 +235,38 @@ def check_given_partition(config: Config) -> None:
         )
 
 
-def check_optimizer(config: Config, optimizer: optimizers.Optimizer | None) -> None:
-    """Check that no setting asks for what a given optimizer would not do.
+# Settings that only the package's own SGD is sure to read → the hyper-parameter.
+_OF_SGD = {n: n for n in ("momentum", "clip_norm", "lr")} | {"lr_schedule": "lr"}
+
+
+def optimizer_notes(
+    config: Config, own: Own, rule: Aggregator, hparams: HParams, params: Params
+) -> tuple[str, ...]:
+    """Notes on settings of SGD that a user's own optimizer does not read.
 
     Raises:
-      UserError: one does.
+      UserError: it is made already, and one asks for what it does not do.
     """
-    if not isinstance(optimizer, optax.GradientTransformation):
-        return  # a function of `HParams` may read them
-    _refuse(
-        config,
-        ("clip_norm", "lr_schedule"),
-        ", since optimizer= is made already; leave it out, or give a function of "
-        "HParams, like lambda h: optax.sgd(h.lr)",
-    )
+    changed = [name for name in _OF_SGD if get(config, name) != get(Config(), name)]
+    if own.optimizer is None or own.client_step is not None or not changed:
+        return ()
+    made = isinstance(own.optimizer, optax.GradientTransformation)
+    read = optimizers.check(optimizers.as_factory(own.optimizer), hparams, params)
+    if own.aggregator or rule.uses_constants or rule.uses_gradients:
+        read |= {"lr"}  # by the rule
+    found = ()
+    for name in changed:
+        if made and name != "lr" and get(config, name):
+            _refuse(
+                config,
+                (name,),
+                ", since optimizer= is made already; leave it out, or give a function "
+                "of HParams, like lambda h: optax.sgd(h.lr, h.momentum)",
+            )
+        if _OF_SGD[name] not in read:
+            value = get(config, name)
+            found += (f"{name}={value} has no effect: optimizer= does not read it",)
+    return found
 
 
 def check_client_step(config: Config, rule: Aggregator) -> None:

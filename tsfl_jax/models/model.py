@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from tsfl_jax import rng
-from tsfl_jax.models import losses
+from tsfl_jax.models import losses, tracing
+from tsfl_jax.models.tracing import SAMPLES
 from tsfl_jax.types import Params, PRNGKey, UserError
 
 Metric = Callable[[Array, Array], Array]
@@ -30,37 +30,34 @@ class Model(NamedTuple):
     metrics: tuple[tuple[str, Metric], ...] = ()
     # The same network in float32, where this one rounds more; see `precision`.
     exact: "Model | None" = None
-
-
-def outputs_of(
-    model: Model, sample_shape: tuple[int, ...], dtype: Any, number: int = 1
-) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the outputs for a number of samples."""
-    x = jax.ShapeDtypeStruct((number, *sample_shape), dtype)
-    variables = jax.eval_shape(lambda x: model.init(rng.key(0), x), x)
-    return jax.eval_shape(model.predict, variables, x)
+    name: str = ""  # of the module, for messages
+    layers: tuple[tuple[str, str], ...] = ()  # see `tracing.switched_layers`
 
 
 def decide_task(
-    model: Model,
-    sample_shape: tuple[int, ...],
-    num_classes: int,
-    dtype: Any = jnp.float32,
+    model: Model, outputs: jax.ShapeDtypeStruct, num_classes: int
 ) -> tuple[Model, tuple[str, ...]]:
     """Decide whether a model classifies, if it does not declare it.
 
     Args:
       model: the network.
-      sample_shape: shape of one sample.
+      outputs: its outputs ``[B, O]``.
       num_classes: K.
-      dtype: of the network's input: float32, or int32 for tokens.
 
     Returns:
       The model, which classifies if it has K ≥ 2 outputs; and notes for the user.
+
+    Raises:
+      UserError: it says that it classifies, without an output for each class.
     """
+    width = outputs.shape[1:]
+    if model.classifies and width != (num_classes,):
+        raise UserError(
+            f"the model makes logits {[1, *width]} of one sample; expected "
+            f"[1, {num_classes}] for {num_classes} classes"
+        )
     if model.classifies is not None:
         return model, ()
-    width = outputs_of(model, sample_shape, dtype).shape[1:]
     if width == (num_classes,) and num_classes > 1:
         return model._replace(classifies=True), ()
     note = (
@@ -71,15 +68,11 @@ def decide_task(
     return model._replace(classifies=False), (note,)
 
 
-_SAMPLES = 3  # of a trial batch, a number that no sum or mean would give
-
-
 def with_measures(
     model: Model,
     loss: Metric | Any,
     metrics: Mapping[str, Metric] | Any,
-    sample_shape: tuple[int, ...],
-    dtype: Any,
+    outputs: jax.ShapeDtypeStruct,
 ) -> Model:
     """A model with a loss and metrics of the user's own.
 
@@ -88,8 +81,7 @@ def with_measures(
       loss: (outputs ``[B, O]``, labels ``[B]``) → ``[B]``, whose mean training
         minimizes; None: the model's.
       metrics: functions as `loss` by name; their means over the test set are reported.
-      sample_shape: shape of one sample.
-      dtype: of the network's input.
+      outputs: the network's, of `SAMPLES` samples.
 
     Raises:
       UserError: no function, or one that does not give a number per sample.
@@ -97,42 +89,34 @@ def with_measures(
     given = {} if metrics is None else metrics
     if not isinstance(given, Mapping):
         raise UserError(f"metrics={given!r}: expected a dict, {{name: function}}")
-    if loss is None and not given:
-        return model
-    outputs = outputs_of(model, sample_shape, dtype, _SAMPLES)
     for name, function in given.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise UserError(f"metrics: {name!r} is no identifier; use one like 'top_3'")
         _check_measure(f"metrics[{name!r}]", function, outputs)
     model = model._replace(metrics=tuple(given.items()))
+    if loss is None and model.loss is losses.cross_entropy:
+        return model  # for which `decide_task` knows the outputs
+    _check_measure("loss", model.loss if loss is None else loss, outputs, True)
     if loss is None:
         return model
-    _check_measure("loss", loss, outputs)
     # It stays to be seen whether a network with another loss classifies.
     known = False if model.classifies is False else None
     return model._replace(loss=loss, classifies=known)
 
 
-def _check_measure(name: str, function: Any, outputs: jax.ShapeDtypeStruct) -> None:
+def _check_measure(
+    name: str, function: Any, outputs: jax.ShapeDtypeStruct, trains: bool = False
+) -> None:
     expected = (
         f"expected a function (outputs {list(('B', *outputs.shape[1:]))}, labels [B]) "
         "-> [B], a number per sample".replace("'", "")
     )
     if not callable(function):
         raise UserError(f"{name}={function!r}: {expected}")
-    labels = jax.ShapeDtypeStruct((len_of(outputs),), jnp.int32)
-    try:
-        found = jax.eval_shape(function, outputs, labels)
-    except Exception as error:  # a user's function may raise anything
-        first = (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"{name} fails ({type(error).__name__}: {first}); {expected}"
-        ) from error
+    labels = jax.ShapeDtypeStruct((SAMPLES,), jnp.int32)
+    _, found = tracing.attempt(f"{name} fails", expected, function, outputs, labels)
     if getattr(found, "shape", None) != labels.shape:
         shape = list(getattr(found, "shape", ["no array"]))
-        raise UserError(f"{name} gives {shape} for 3 samples; {expected}")
-
-
-def len_of(outputs: jax.ShapeDtypeStruct) -> int:
-    """Samples in a batch of outputs."""
-    return outputs.shape[0]
+        raise UserError(f"{name} gives {shape} for {SAMPLES} samples; {expected}")
+    if trains and not jnp.issubdtype(found.dtype, jnp.floating):
+        raise UserError(f"{name} gives {found.dtype}, without a gradient; {expected}")

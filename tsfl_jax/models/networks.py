@@ -9,7 +9,6 @@ To add a network, write its module here, add it to `MODELS`, and add the name to
 """
 
 import inspect
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
 from tsfl_jax.config import ModelConfig
-from tsfl_jax.models import convolution, nnx_modules, pooling
+from tsfl_jax.models import convolution, nnx_modules, pooling, switches
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
 from tsfl_jax.types import Array as AnyArray
@@ -61,15 +60,15 @@ def _goes_to_nnx(module: Any) -> bool:
 def from_flax(module: nn.Module | Any) -> Model:
     """Adapt a Flax module to `Model`.
 
-    ``train=``, ``deterministic=`` and ``mask=`` are passed if the module's ``__call__``
-    takes them; a mask ``[B]`` is False in the rows of a short last batch that are
-    padding, for batch statistics.
-    All collections besides ``params`` (such as batch statistics) are carried and
-    aggregated like weights. Training provides a ``dropout`` key.
-    If a module has a method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to
-    ``[B]``, it replaces cross-entropy in training and testing. With ``classifies =
-    False`` the module is a regression, without accuracy and with outputs of any width;
-    without that attribute, `decide_task` decides by the width of the outputs.
+    Switches between training and tests, by the names of `switches.values`, and
+    ``mask=`` ``[B]``, False in the rows of a short batch that are padding, are passed
+    if the module's ``__call__`` takes them; fields that are a switch are set. All
+    collections besides ``params`` (such as batch statistics) are carried and aggregated
+    like weights. Training provides a key for random streams of any name.
+    A method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to ``[B]``, replaces
+    cross-entropy. With ``classifies = False`` the module is a regression, without
+    accuracy and with outputs of any width; without that attribute, `decide_task`
+    decides by the width of the outputs.
 
     An nnx module, or a function of `nnx.Rngs` that makes one, goes to
     `nnx_modules.from_nnx`.
@@ -79,32 +78,39 @@ def from_flax(module: nn.Module | Any) -> Model:
     """
     if _goes_to_nnx(module):
         return nnx_modules.from_nnx(module)
-    accepted = set(inspect.signature(type(module).__call__).parameters)
-
-    def options(**values: Any) -> dict[str, Any]:
-        values["deterministic"] = not values["train"]
-        return {name: value for name, value in values.items() if name in accepted}
+    taken = inspect.signature(type(module).__call__).parameters
+    fields = {n: v for n, v in vars(module).items() if n not in taken}
+    training, testing = (
+        module.clone(**switches.in_fields(fields, train)) for train in (True, False)
+    )
+    arguments = switches.caller(
+        taken, lambda *args, **named: testing.init(rng.key(0), *args, **named)
+    )
 
     def init(key: PRNGKey, x: AnyArray) -> Params:
         params, dropout = rng.keys(key, "initial parameters", "initial dropout")
+        args, named = arguments(x, False)
         keys = {"params": params, "dropout": dropout}
-        return module.init(keys, x, **options(train=False))
+        return testing.init(keys, x, *args, **named)
 
     def train(
         variables: Params, x: AnyArray, mask: AnyArray, key: PRNGKey
-    ) -> tuple[Array, Params]:
-        logits, changed = module.apply(
+    ) -> tuple[Any, Params]:
+        args, named = arguments(x, True, mask)
+        # Flax takes "params" for streams that have no key of their own.
+        logits, changed = training.apply(
             variables,
             x,
-            **options(train=True, mask=mask),
-            rngs={"dropout": key},
+            *args,
+            **named,
+            rngs={"dropout": key, "params": rng.fold(key, "initial streams")},
             mutable=[name for name in variables if name != "params"],
         )
         return logits, {**variables, **changed}
 
-    def predict(variables: Params, x: AnyArray) -> Array:
-        logits = module.apply(variables, x, **options(train=False))
-        return typing.cast(Array, logits)  # no tuple: no collection is mutable
+    def predict(variables: Params, x: AnyArray) -> Any:
+        args, named = arguments(x, False)
+        return testing.apply(variables, x, *args, **named)
 
     classifies = getattr(module, "classifies", None)
     if not callable(getattr(type(module), "loss", None)):

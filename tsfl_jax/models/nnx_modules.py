@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
-from jaxtyping import Array
 
 from tsfl_jax import rng
+from tsfl_jax.models import switches, tracing
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import Params, PRNGKey, UserError
@@ -39,10 +39,9 @@ def _by_path(state: Any) -> dict[tuple[str, ...], Any]:
     return found
 
 
-def _named(state: Any, like: Any) -> Params:
-    """The leaves of a state that another one has, as nested dicts of text keys."""
-    leaves = _by_path(state)
-    return traverse_util.unflatten_dict({path: leaves[path] for path in _by_path(like)})
+def _named(state: Any) -> Params:
+    """The leaves of a state, as nested dicts of text keys."""
+    return traverse_util.unflatten_dict(_by_path(state))
 
 
 def _unnamed(named: Params, like: Any) -> Any:
@@ -73,79 +72,92 @@ def arrays_of(module: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
+def _modules(network: Any) -> list[Any]:
+    """An nnx module and all modules in it."""
+    from flax import nnx
+
+    return [part for _, part in nnx.iter_graph(network) if isinstance(part, nnx.Module)]
+
+
+def _set_training(network: Any, train: bool) -> None:
+    """Set all switches of a module and of those in it, whatever their names."""
+    # Methods of the class: an attribute of the instance may have the name.
+    (type(network).train if train else type(network).eval)(network)
+    for layer in _modules(network):
+        for name, value in switches.in_fields(vars(layer), train).items():
+            setattr(layer, name, value)
+
+
+def _variables(params: Params, state: Any) -> Params:
+    """The collections "params" and, where there is any, "state"."""
+    held = _named(state)
+    return {"params": params} | ({"state": held} if held else {})
+
+
 class _Form(NamedTuple):
     """What is fixed of a network: its structure, and the shapes of its variables."""
 
     split: Callable[[PRNGKey], Any]  # -> (structure, parameters, streams, other state)
+    network: Any  # traced, for its classes
     structure: Any
-    params: Any
-    streams: Any
-    state: Any
-    accepted: frozenset[str]  # arguments of its call
-    regression: bool  # as its attribute ``classifies = False`` says
+    shapes: Any  # of parameters, streams and other state
 
-    def variables(self, params: Params, state: Any) -> Params:
-        """The collections "params" and, where there is any, "state"."""
-        held = _named(state, self.state)
-        return {"params": params} | ({"state": held} if held else {})
-
-    def merged(self, variables: Params, key: PRNGKey) -> Any:
+    def merged(self, variables: Params, key: PRNGKey, train: bool) -> Any:
         """The module with these variables and fresh random streams."""
         from flax import nnx
 
-        params = _unnamed(variables["params"], self.params)
-        state = _unnamed(variables.get("state", {}), self.state)
-        streams = _streams(self.streams, key)
-        return nnx.merge(self.structure, params, streams, state)
-
-    def call(self, network: Any, x: AnyArray, train: bool, **more: Any) -> Any:
-        """Its outputs, with those arguments that its call has."""
-        values = {"train": train, "deterministic": not train, **more}
-        return network(x, **{n: v for n, v in values.items() if n in self.accepted})
+        params, streams, state = self.shapes
+        params = _unnamed(variables["params"], params)
+        state = _unnamed(variables.get("state", {}), state)
+        network = nnx.merge(self.structure, params, _streams(streams, key), state)
+        _set_training(network, train)
+        return network
 
 
 def _form_of(module: Any) -> _Form:
     from flax import nnx
 
-    make: Callable[[Any], Any] = (lambda rngs: module) if is_nnx(module) else module
-    kinds: list[type] = []
+    made: list[Any] = []
 
     def split(key: PRNGKey) -> tuple[Any, Any, Any, Any]:
         params, dropout, default = rng.keys(
             key, "initial parameters", "initial dropout", "initial streams"
         )
-        made = make(nnx.Rngs(default, params=params, dropout=dropout))
-        if not isinstance(made, nnx.Module):
-            raise TypeError(f"it makes a {type(made).__name__}")
-        kinds.append(type(made))
+        rngs = nnx.Rngs(default, params=params, dropout=dropout)
+        network = nnx.clone(module) if is_nnx(module) else module(rngs)
+        if not isinstance(network, nnx.Module):
+            raise TypeError(f"it makes a {type(network).__name__}")
+        nnx.pop(network, nnx.Intermediate)
+        made.append(network)
         structure, weights, random, *state = nnx.split(
-            made, nnx.Param, nnx.RngState, ...
+            network, nnx.Param, nnx.RngState, ...
         )
         return structure, weights, random, state[0]
 
-    shapes = _shapes(module, split)
-    if callable(getattr(kinds[0], "loss", None)):
+    _, (structure, *shapes) = tracing.attempt(
+        f"model={' '.join(repr(module).split())[:60]}: makes no network of nnx.Rngs",
+        "expected an instance of a flax.linen.Module or flax.nnx.Module, or a function "
+        "like lambda rngs: Net(rngs=rngs)",
+        split,
+        rng.key(0),
+    )
+    if callable(getattr(made[0], "loss", None)):
         raise UserError(
-            f"model: the loss method of the nnx module {kinds[0].__name__} would not "
-            "be used; give the function as loss="
+            f"model: the loss method of the nnx module {type(made[0]).__name__} would "
+            "not be used; give the function as loss="
         )
-    accepted = inspect.signature(kinds[0].__call__).parameters
-    structure, *rest = shapes
-    params, streams, state = rest
-    # It may say that it is a regression, with the loss of `simulate`.
-    regression = getattr(kinds[0], "classifies", None) is False
-    accepts = frozenset(accepted)
-    return _Form(split, structure, params, streams, state, accepts, regression)
+    return _Form(split, made[0], structure, shapes)
 
 
 def from_nnx(module: Any) -> Model:
     """Adapt an nnx module, or a function that makes one, to `Model`.
 
-    ``train=``, ``deterministic=`` and ``mask=`` are passed if the module's ``__call__``
-    takes them; besides, `nnx.Module.train` and `nnx.Module.eval` switch dropout and
-    batch statistics. `nnx.Param` are trained; all other variables (collection "state",
-    such as batch statistics) are carried and aggregated like weights. Random streams
-    of the module, such as dropout's, get new keys in each step.
+    Switches between training and tests, by the names of `switches.values`, and
+    ``mask=`` are passed if the module's ``__call__`` takes them; attributes of these
+    names are set, as `nnx.Module.train` and `nnx.Module.eval` do. `nnx.Param` are
+    trained; all other variables (collection "state", such as batch statistics) are
+    carried and aggregated like weights. Random streams of the module, such as
+    dropout's, get new keys in each step.
 
     Args:
       module: ``lambda rngs: Net(..., rngs=rngs)``, for w^0 from the seed; or a module,
@@ -157,38 +169,43 @@ def from_nnx(module: Any) -> Model:
     from flax import nnx
 
     form = _form_of(module)
+    kind = type(form.network)
+
+    arguments = switches.caller(
+        inspect.signature(kind.__call__).parameters,
+        lambda *args, **named: nnx.merge(*form.split(rng.key(0)))(*args, **named),
+    )
+
+    def call(network: Any, *given: Any) -> Any:
+        args, named = arguments(*given)
+        outputs = network(given[0], *args, **named)
+        nnx.pop(network, nnx.Intermediate)  # what it sows
+        return outputs
 
     def init(key: PRNGKey, x: AnyArray) -> Params:
         del x
         _, params, _, state = form.split(key)
-        return form.variables(_named(params, form.params), state)
+        return _variables(_named(params), state)
 
     def train(
         variables: Params, x: AnyArray, mask: AnyArray, key: PRNGKey
-    ) -> tuple[Array, Params]:
-        network = form.merged(variables, key)
-        network.train()
-        outputs = form.call(network, x, True, mask=mask)
+    ) -> tuple[Any, Params]:
+        network = form.merged(variables, key, True)
+        outputs = call(network, x, True, mask)
         _, _, state = nnx.split(network, (nnx.Param, nnx.RngState), ...)
-        return outputs, form.variables(variables["params"], state)
+        return outputs, _variables(variables["params"], state)
 
-    def predict(variables: Params, x: AnyArray) -> Array:
-        network = form.merged(variables, rng.key(0))
-        network.eval()
-        return form.call(network, x, False)
+    def predict(variables: Params, x: AnyArray) -> Any:
+        network = form.merged(variables, rng.key(0), False)
+        before = jax.tree.leaves(nnx.state(network))
+        outputs = call(network, x, False)
+        after = jax.tree.leaves(nnx.state(network))
+        if list(map(id, before)) != list(map(id, after)):
+            raise ValueError("it draws random numbers or changes variables")
+        return outputs
 
-    return Model(init, train, predict, classifies=not form.regression)
-
-
-def _shapes(module: Any, split: Callable[[PRNGKey], Any]) -> Any:
-    """Structure and shapes of a module's parts."""
-    try:
-        return jax.eval_shape(split, rng.key(0))
-    except Exception as error:  # a user's function may raise anything
-        name = " ".join(repr(module).split())[:60]
-        first = (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"model={name}: makes no network of nnx.Rngs ({type(error).__name__}: "
-            f"{first}); expected an instance of a flax.linen.Module or "
-            "flax.nnx.Module, or a function like lambda rngs: Net(rngs=rngs)"
-        ) from error
+    # It may say that it is a regression, with the loss of `simulate`.
+    classifies = getattr(kind, "classifies", None) is not False
+    layers = tracing.switched_layers(_modules(form.network))
+    about = {"name": kind.__name__, "layers": tuple(layers.items())}
+    return Model(init, train, predict, classifies=classifies, **about)

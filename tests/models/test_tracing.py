@@ -1,0 +1,329 @@
+"""The border of a user's network: switches by any name, and what cannot be trained."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import tsfl_jax
+from tests import problems
+from tsfl_jax.config import Config, replace
+from tsfl_jax.experiment import prepare
+from tsfl_jax.models import networks, switches, tracing
+from tsfl_jax.types import UserError
+
+TRAINING = ["train", "training", "is_training", "is_train", "training_mode"]
+TESTS = ["deterministic", "use_running_average", "eval", "is_eval", "inference_mode"]
+TESTS += ["testing"]
+SWITCHES = [(name, True) for name in TRAINING] + [(name, False) for name in TESTS]
+X, MASK = jnp.ones((3, 5)) * jnp.arange(1.0, 6), jnp.ones(3, bool)
+
+
+class Body(nn.Module):
+    """Dropout and batch normalization, switched by `on`."""
+
+    @nn.compact
+    def __call__(self, x, on):
+        x = nn.Dropout(0.5, deterministic=not on)(x)
+        return nn.Dense(3)(nn.BatchNorm(use_running_average=not on)(x))
+
+
+class Wrapped(nn.Module):
+    """Passes on what it gets."""
+
+    inner: nn.Module
+
+    def __call__(self, *args, **kwargs):
+        return self.inner(*args, **kwargs)
+
+
+class Layers(nnx.Module):
+    """The same of nnx."""
+
+    def __init__(self, rngs):
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.norm = nnx.BatchNorm(5, rngs=rngs)
+        self.head = nnx.Linear(5, 3, rngs=rngs)
+
+    def run(self, x, on):
+        x = self.norm(self.drop(x, deterministic=not on), use_running_average=not on)
+        return self.head(x)
+
+
+def made(text, base):
+    """A class with what the text defines in it."""
+    names = {"nn": nn, "Body": Body, "base": base}
+    exec(f"class Net(base):\n{text}", names)  # noqa: S102
+    return names["Net"]
+
+
+def linen_of(signature, on, fields=""):
+    """A linen module with that signature."""
+    body = f"    def __call__({signature}):\n        return Body()(x, {on})\n"
+    return made(f"{fields}    @nn.compact\n{body}", nn.Module)()
+
+
+def nnx_of(signature, on, start=""):
+    """A function that makes an nnx module with that signature."""
+    body = f"    def __call__({signature}):\n        return self.run(x, {on})\n"
+    init = f"    def __init__(self, rngs):\n        base.__init__(self, rngs)\n{start}"
+    kind = made(f"{init}{body}", Layers)
+    return lambda rngs: kind(rngs)
+
+
+FORMS = {
+    "keyword": lambda name, on: linen_of(f"self, x, *, {name}", on),
+    "position": lambda name, on: linen_of(f"self, x, {name}, /", on),
+    "default": lambda name, on: linen_of(f"self, x, {name}=False", on),
+    "field": lambda name, on: linen_of(
+        "self, x", on.replace(name, f"self.{name}"), f"    {name}: bool = False\n"
+    ),
+    "swallowed": lambda name, on: linen_of(
+        "self, x, **more", on.replace(name, f"more['{name}']")
+    ),
+    "passed on": lambda name, on: Wrapped(linen_of(f"self, x, {name}", on)),
+    "nnx": lambda name, on: nnx_of(f"self, x, {name}", on),
+    "nnx attribute": lambda name, on: nnx_of(
+        "self, x", on.replace(name, f"self.{name}"), f"        self.{name} = False\n"
+    ),
+}
+
+
+CASES = [
+    (form, *switch)
+    for form in FORMS
+    for switch in SWITCHES
+    if form not in ("swallowed", "passed on") or switch[0] in switches._NAMES
+]
+
+
+@pytest.mark.parametrize(("form", "name", "positive"), CASES)
+def test_every_name_of_the_switch(form, name, positive):
+    model = networks.from_flax(FORMS[form](name, name if positive else f"(not {name})"))
+    variables = model.init(jax.random.key(0), X)
+    drawn = [model.train(variables, X, MASK, jax.random.key(i)) for i in (1, 1, 2)]
+    np.testing.assert_array_equal(drawn[0][0], drawn[1][0])
+    assert (drawn[0][0] != drawn[2][0]).any()
+    (moved,) = [n for n in variables if n != "params"]
+    old, new = (jax.tree.leaves(v[moved]) for v in (variables, drawn[0][1]))
+    assert all((a != b).any() for a, b in zip(old, new, strict=True))
+    assert np.isfinite(model.predict(variables, X)).all()
+    *_, notes = tracing.trace(model, (5,), np.float32)
+    assert notes == ()
+
+
+IDLE = {
+    "another name": linen_of("self, x, active=False", "active"),
+    "by position": linen_of("self, x, *more", "bool(more)"),
+    "nowhere": linen_of("self, x", "False"),
+    "behind another": linen_of("self, x, scale=None, train=False, /", "bool(scale)"),
+    "nnx": nnx_of("self, x, active=False", "active"),
+}
+
+
+@pytest.mark.parametrize("model", IDLE.values(), ids=IDLE)
+def test_layers_that_training_does_not_switch_on_are_noted(model):
+    *_, notes = tracing.trace(networks.from_flax(model), (5,), np.float32)
+    first, second = sorted(notes)
+    assert "holds BatchNorm, but training moves no batch statistics" in first
+    assert "holds Dropout, but training draws no random numbers" in second
+
+
+class Streams(nn.Module):
+    """Noise of two streams, and of none in tests."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        if train:
+            noise = [jax.random.normal(self.make_rng(n), x.shape) for n in ("a", "b")]
+            x = x + noise[0] + 100 * noise[1]
+        return nn.Dense(3, kernel_init=nn.initializers.ones)(x)
+
+
+def test_random_streams_of_any_name_have_keys_of_their_own():
+    model = networks.from_flax(Streams())
+    variables = model.init(jax.random.key(0), X)
+    one, two = (model.train(variables, X, MASK, jax.random.key(i))[0] for i in (1, 2))
+    assert (one != two).all()
+    assert tracing.trace(model, (5,), np.float32)[2] == ()
+
+
+def linen(call):
+    """A linen module from (module, x) -> outputs."""
+    return type("Net", (nn.Module,), {"__call__": nn.compact(call)})()
+
+
+def weight(dtype):
+    """A module with a parameter of that dtype besides others."""
+
+    def call(self, x):
+        w = self.param("w", lambda key: jnp.zeros(3, dtype))
+        return nn.Dense(3)(x) + w.sum().real
+
+    return linen(call)
+
+
+def sown(self, x):
+    self.sow("losses", "l2", jnp.square(x).sum())
+    return nn.Dense(3)(x)
+
+
+def untraceable(self, x):
+    return jax.lax.while_loop(lambda c: c.sum() < 5, lambda c: c + 1, nn.Dense(3)(x))
+
+
+def always(self, x):
+    return nn.Dense(3)(nn.Dropout(0.5, deterministic=False)(x))
+
+
+class Integers(Layers):
+    """An integer nnx.Param."""
+
+    def __init__(self, rngs):
+        super().__init__(rngs)
+        self.count = nnx.Param(jnp.zeros((), int))
+
+    def __call__(self, x):
+        return self.run(x, True)
+
+
+class Always(Layers):
+    """In tests, too."""
+
+    def __call__(self, x):
+        return self.run(x, True)
+
+
+class WithoutRngs(Layers):
+    """Dropout that has no random stream."""
+
+    def __call__(self, x):
+        return self.head(nnx.Dropout(0.5)(x))
+
+
+class Sown(Layers):
+    """Collects a loss that no one adds."""
+
+    def __call__(self, x):
+        self.sow(nnx.Variable, "losses", x.sum())
+        return self.head(x)
+
+
+# A module, and words of the one line about it.
+REFUSED = {
+    "complex": (weight(jnp.complex64), "parameter w is complex64; expected float32"),
+    "integer": (weight(jnp.int32), "parameter w is int32"),
+    "bool": (weight(bool), "parameter w is bool"),
+    "half": (weight(jnp.float16), "parameter w is float16"),
+    "nnx integer": (lambda rngs: Integers(rngs), "parameter count is int32"),
+    "no parameters": (linen(lambda self, x: x[:, :3]), "missing; expected float32"),
+    "a tuple": (linen(lambda self, x: (nn.Dense(3)(x), x)), "training gives tuple"),
+    "integers": (
+        linen(lambda self, x: nn.Dense(3)(x).astype(int)),
+        "training gives int32[3, 3] for 3 samples; expected one array of floating",
+    ),
+    "one sample": (
+        linen(lambda self, x: nn.Dense(3)(x).sum(0, keepdims=True)),
+        "training gives float32[1, 3] for 3 samples",
+    ),
+    "reshape": (
+        linen(lambda self, x: nn.Dense(3)(x.reshape(-1, 28))),
+        "initialization fails (TypeError: cannot reshape",
+    ),
+    "argument": (
+        linen(lambda self, x, y: y),
+        "<lambda>() missing 1 req",
+    ),
+    "sow": (linen(sown), "training makes float32[] of the variable losses/l2/1"),
+    "nnx sow": (lambda rngs: Sown(rngs), "of the variable state/losses"),
+    "no gradient": (linen(untraceable), "training fails (ValueError: Reverse-mode"),
+    "dropout in tests": (linen(always), "a test fails (InvalidRngError: Dropout_0"),
+    "nnx in tests": (lambda rngs: Always(rngs), "it draws random numbers or changes"),
+    "nnx rngs": (lambda rngs: WithoutRngs(rngs), "training fails (ValueError: `determ"),
+    "model": (tsfl_jax.Model(lambda key, x: None, len, len), "model=Model: "),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of nnx.Module.sow
+@pytest.mark.parametrize(("model", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_trained_is_one_line(model, words):
+    config = Config(num_intervals=1, num_clients=2, batch_size=8)
+    config.schedule.data_size = 16
+    with pytest.raises(UserError) as error:
+        prepare.prepare(config, model=model, dataset=problems.dataset())
+    message = str(error.value)
+    assert words in message and "\n" not in message and "expected" in message
+    assert message.startswith("model=")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of nnx.Module.sow
+def test_what_a_module_sows_for_looking_at_is_no_variable():
+    def call(self, x):
+        self.sow("intermediates", "input", x)
+        return nn.Dense(3)(x)
+
+    class Looking(Layers):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "input", x)
+            return self.run(x, True)
+
+    used = Looking(nnx.Rngs(0))
+    used(X)
+    assert set(networks.from_flax(linen(call)).init(jax.random.key(0), X)) == {"params"}
+    state = networks.from_flax(used).init(jax.random.key(0), X)["state"]
+    assert set(state) == {"norm"} and hasattr(used, "input")
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda o, y: o.argmax(-1) != y, "loss gives bool, without a gradient"),
+        (lambda o, y: o[:, 0] * 1j, "loss gives complex64"),
+        (lambda o: o[:, 0], "loss fails (TypeError"),
+    ],
+)
+@pytest.mark.parametrize("method", [False, True])
+def test_losses_that_cannot_be_minimized(loss, words, method):
+    parts = {"model": nn.Dense(3), "loss": loss}
+    if method:
+        own = {"__call__": nn.compact(lambda self, x: nn.Dense(3)(x))}
+        own["loss"] = lambda self, *given: loss(*given)
+        parts = {"model": type("Net", (nn.Module,), own)()}
+    config = replace(Config(num_clients=2, batch_size=8), {"schedule.data_size": 16})
+    with pytest.raises(UserError, match=words.replace("(", r"\(")):
+        prepare.prepare(config, dataset=problems.dataset(), **parts)
+
+
+SGD = "momentum=0.5 has no effect: optimizer= does not read it"
+OPTIMIZERS = {
+    "reads": (lambda h: optax.sgd(h.lr, h.momentum), {"momentum": 0.5}, ()),
+    "not": (lambda h: optax.sgd(h.lr), {"momentum": 0.5}, (SGD,)),
+    "clips": (
+        lambda h: optax.chain(optax.clip_by_global_norm(h.clip_norm), optax.sgd(h.lr)),
+        {"clip_norm": 1.0, "lr_schedule": "cosine"},
+        (),
+    ),
+    "made": (
+        optax.sgd(0.1),
+        {"lr": 0.5},
+        ("lr=0.5 has no effect: optimizer= does not read it",),
+    ),
+    "rule": (optax.sgd(0.1), {"lr": 0.5, "algorithm": "dms"}, ()),
+    "default": (optax.adam(0.1), {}, ()),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes", "notes"), OPTIMIZERS.values(), ids=OPTIMIZERS
+)
+def test_settings_that_an_optimizer_does_not_read_are_noted(optimizer, changes, notes):
+    config = replace(
+        Config(num_clients=2, batch_size=8),
+        {"algorithm": "fedavg", "schedule.data_size": 16} | changes,
+    )
+    data = problems.dataset()
+    found = prepare.prepare(config, dataset=data, optimizer=optimizer).notes
+    assert tuple(n for n in found if "optimizer" in n) == notes

@@ -274,6 +274,17 @@ def _augmented(
     return batch._replace(x=x, y=y)
 
 
+def _begun(optimizer: optax.GradientTransformation, start: Start) -> _Carry:
+    """A client before its first step, with random keys of its own.
+
+    Those in a user's optimizer and collections are the same for all clients.
+    """
+    state = optimizer.init(start.variables["params"])
+    state = trees.folded(state, rng.fold(start.key, "optimizer keys"))
+    variables = trees.folded(start.variables, rng.fold(start.key, "collection keys"))
+    return _Carry(variables, state, jnp.float32(0), jnp.int32(0))
+
+
 def train(
     parts: Parts,
     start: Start,
@@ -323,11 +334,7 @@ def train(
         # `where`, never α·update: a NaN in the frozen branch must not leak.
         return new if recipe.even else optax.tree.where(k < work, new, carry)
 
-    state = optimizer.init(start.variables["params"])
-    # A user's optimizer, and collections, may hold random keys, the same for all.
-    state = trees.folded(state, rng.fold(start.key, "optimizer keys"))
-    variables = trees.folded(start.variables, rng.fold(start.key, "collection keys"))
-    carry = _Carry(variables, state, jnp.float32(0), jnp.int32(0))
+    carry = _begun(optimizer, start)
     if limit is None:  # only the passes that this client makes are drawn
         carry = lax.fori_loop(0, -(-work // batches), one_pass, carry)
     else:

@@ -10,17 +10,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jaxtyping import Bool, Float, Int
 
-from tsfl_jax import trees
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Samples, scaled
 from tsfl_jax.engine.evaluation import HeldOut
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.rules import oracle
-from tsfl_jax.rules.base import Event, Objective, mean_values, of_present
+from tsfl_jax.rules.base import Event, Objective, model_at, of_present
 from tsfl_jax.types import Array, HParams, Params
 
 
@@ -51,8 +49,6 @@ def objective(
         return None
     axis = parts.recipe.axis
     params, updates, combined = lax.stop_gradient((params, updates, combined))
-    origin, others = trees.parted(params)
-    moved, rest = trees.parted(updates)
     rows, mask = jnp.asarray(held.rows), jnp.asarray(held.mask)
     number = rows.shape[0]
     own = devices.own_share(number, axis)
@@ -65,20 +61,8 @@ def objective(
         rows: Int[Array, "b"],
         mask: Bool[Array, "b"],
     ) -> Float[Array, ""]:
-        model = optax.tree.add(origin, trees.weighted(moved, rho))
-        values, weights = rest.get("others", []), rho
-        if share is not None:
-            delta, more = trees.parted(combined)
-            model = jax.tree.map(lambda w, d: w + share * d, model, delta)
-            weights = jnp.append(rho, share)
-            values = [
-                jnp.concatenate([v, new[None]])
-                for v, new in zip(values, more.get("others", []), strict=True)
-            ]
-        if values:
-            there = jnp.ones(len(weights), bool)
-            mean = mean_values(values, weights, there)
-            model = {**model, **trees.with_values(others, mean)}
+        more = None if share is None else (share, combined)
+        model = model_at(params, updates, rho, more)
         outputs = parts.model.predict(model, scaled(samples, samples.x[rows]))
         loss = parts.model.loss(outputs, samples.y[rows])
         return jnp.where(mask, loss, 0.0).sum(dtype=jnp.float32)

@@ -320,7 +320,7 @@ def train_and_combine(
         others, kept = weighted.others, weighted.kept
         return Arrived(mean, others, state.server, event, weights, kept, results)
     own, results = mapping.stacked_updates(train, on_device, recipe)
-    updates, there = gathered(own, results, on_device, event, recipe.axis)
+    updates, there = mapping.gathered(own, results, on_device, event, recipe.axis)
     held = problem.samples, problem.validation
     objective = hindsight.objective(parts, state.params, updates, *held)
     update, server, kept = None, state.server, None
@@ -371,29 +371,6 @@ def mean_of(
     return jax.tree.map(
         lambda w, m: total.astype(w.dtype) * w + m, params, weighted.moved
     )
-
-
-def gathered(
-    own: Params,
-    results: local.LocalResult,
-    on_device: mapping.DeviceClients,
-    event: Event,
-    axis: str | None,
-) -> tuple[Params, Event]:
-    """All clients' updates ``[N, ...]`` on every device, and who is present.
-
-    Args:
-      own: updates of this device's clients ``[K, ...]``.
-      results: likewise.
-      on_device: which clients they are.
-      event: of the interval; N of its weights.
-      axis: mesh axis of the devices; None: one.
-    """
-    # Every device gets what each has: its own in their places and 0 elsewhere.
-    there = own, results.finite.astype(jnp.int32)
-    there = trees.scattered(there, on_device.place, event.rho.shape[0])
-    updates, finite = devices.total(there, axis)
-    return updates, event._replace(present=(finite > 0) & event.present)
 
 
 def losses_of(

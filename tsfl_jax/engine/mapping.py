@@ -26,6 +26,7 @@ from tsfl_jax import trees
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Client, LocalResult, steps_per_iteration
 from tsfl_jax.engine.recipe import Recipe
+from tsfl_jax.rules.base import Event
 from tsfl_jax.types import Array, Params, UserError
 
 
@@ -267,6 +268,29 @@ def stacked_updates(
         return jax.vmap(lambda client: one(client, limit))(block.clients)
 
     return _flat(lax.map(several, blocks), on_device.rho.shape[0])
+
+
+def gathered(
+    own: Params,
+    results: LocalResult,
+    on_device: DeviceClients,
+    event: Event,
+    axis: str | None,
+) -> tuple[Params, Event]:
+    """All clients' updates ``[N, ...]`` on every device, and who is present.
+
+    Args:
+      own: updates of this device's clients ``[K, ...]``.
+      results: likewise.
+      on_device: which clients they are.
+      event: of the interval; N of its weights.
+      axis: mesh axis of the devices; None: one.
+    """
+    # Every device gets what each has: its own in their places and 0 elsewhere.
+    there = own, results.finite.astype(jnp.int32)
+    there = trees.scattered(there, on_device.place, event.rho.shape[0])
+    updates, finite = devices.total(there, axis)
+    return updates, event._replace(present=(finite > 0) & event.present)
 
 
 def _sequential(

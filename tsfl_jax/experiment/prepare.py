@@ -199,18 +199,6 @@ def _capacity(workload: Workload) -> Int[np.ndarray, "N"]:
     return held.astype(np.int32)
 
 
-def _small_clients(batch_size: int, capacity: Int[np.ndarray, "N"]) -> tuple[str, ...]:
-    """A note on clients that never hold a whole mini-batch."""
-    few = capacity < batch_size
-    if not few.any():
-        return ()
-    return (
-        f"{few.sum()} of {few.size} clients never hold batch_size = {batch_size} "
-        f"samples (the smallest {capacity.min()}): they train on one short mini-batch "
-        "of all that they hold",
-    )
-
-
 def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     """Mini-batch steps ``[T, N]`` int64 of each client.
 
@@ -329,6 +317,7 @@ def prepare_validated(
     rule, hparams, rule_notes = _make_rule(config, own, times, network)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
     split = splits.draw_split(config, dataset, capacity, lists, held_out)
+    rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
     own_hooks.check_metrics(own.metrics)
     hooks = own_hooks.checked(own.augment, own.client_step, dataset, config.batch_size)
     model = precision.with_precision(network.model, config.precision)
@@ -352,12 +341,7 @@ def prepare_validated(
         | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
         | _times(config, times)
         | own_hooks.start_of(own.model),
-        notes=times.notes
-        + _small_clients(config.batch_size, capacity)
-        + split.notes
-        + rule_notes
-        + network.notes
-        + mapping_notes,
+        notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
 
 

@@ -62,3 +62,15 @@ def draw_split(
         taken = f"--config.data.validation={len(held_out)} leaves {len(rest)} samples"
         raise UserError(f"{taken}: {error}") from error
     return found._replace(indices=rest[found.indices].astype(np.int32))
+
+
+def small_clients(batch_size: int, capacity: Int[np.ndarray, "N"]) -> tuple[str, ...]:
+    """A note on clients that never hold a whole mini-batch."""
+    few = capacity < batch_size
+    if not few.any():
+        return ()
+    return (
+        f"{few.sum()} of {few.size} clients never hold batch_size = {batch_size} "
+        f"samples (the smallest {capacity.min()}): they train on one short mini-batch "
+        "of all that they hold",
+    )

@@ -206,6 +206,35 @@ def mean_values(
     return trees.weighted(list(values), positive / jnp.where(total > 0, total, 1.0))
 
 
+def model_at(
+    params: Params,
+    updates: Params,
+    rho: Float[types.Array, "N"],
+    more: tuple[Float[types.Array, ""], Params] | None = None,
+) -> Params:
+    """The variables w^t + Σ_i ρ_i u_i; other collections are the mean by ρ.
+
+    Args:
+      params: w^t.
+      updates: u_i, leaves ``[N, ...]``; as "others" the values of other collections.
+      rho: weights.
+      more: a share and what `combined` made, added as one more update.
+    """
+    (old, others), (moved, rest) = trees.parted(params), trees.parted(updates)
+    values, weights = rest.get("others", []), jnp.asarray(rho)
+    if more is not None:
+        share, (delta, extra) = more[0], trees.parted(more[1])
+        old = trees.map_inexact(lambda w, d: w + share * d, old, delta)
+        weights = jnp.append(weights, share)
+        pairs = zip(values, extra.get("others", []), strict=True)
+        values = [jnp.concatenate([v, jnp.asarray(new)[None]]) for v, new in pairs]
+    model = trees.map_inexact(jnp.add, old, trees.weighted(moved, rho))
+    if not values:
+        return model
+    mean = mean_values(values, weights, jnp.ones(len(weights), bool))
+    return {**model, **trees.with_values(others, mean)}
+
+
 def combined(
     rule: Any, updates: Params, state: Any, event: "Event", hparams: HParams
 ) -> tuple[Params, Any]:

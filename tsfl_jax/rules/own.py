@@ -22,6 +22,7 @@ from tsfl_jax.rules.base import (
     Weights,
     combined,
     mean_values,
+    model_at,
     normalized,
     of_present,
     weights_of,
@@ -366,15 +367,9 @@ def _objective(
     if loss is None:
         return None
     updates, params = lax.stop_gradient((updates, params))
-    (moved, rest), (old, others) = trees.parted(updates), trees.parted(params)
 
     def at(rho: Float[Array, "N"]) -> Array:
-        model = trees.map_inexact(jnp.add, old, trees.weighted(moved, rho))
-        if rest:
-            there = jnp.ones(len(rho), bool)
-            mean = mean_values(rest["others"], rho, there)
-            model = {**model, **trees.with_values(others, mean)}
-        return jnp.asarray(loss(model), jnp.float32)
+        return jnp.asarray(loss(model_at(params, updates, rho)), jnp.float32)
 
     return jax.value_and_grad(at)
 

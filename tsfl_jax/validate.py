@@ -341,7 +341,7 @@ def _check_memory(config: c.Config) -> None:
         return
     host_memory.require(
         f"--config.num_clients={clients}",
-        32 * _DRAWS * clients,  # seconds of iterations and transfers, losses
+        64 * _DRAWS * clients,  # seconds and ticks of all work, losses
         "the clients' drawn seconds",
     )
     iterations = config.timeline.local_iterations

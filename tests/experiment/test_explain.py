@@ -18,8 +18,8 @@ from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, explain, prepare, program, wall_time
 from tsfl_jax.report import timeline
-from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous
-from tsfl_jax.timeline.fleet import online_seconds
+from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous, ticks
+from tsfl_jax.timeline.fleet import exact, online_in
 from tsfl_jax.timeline.trace import COUNTED, GIVEN_UP, LOST, OPEN
 from tsfl_jax.types import UserError
 
@@ -142,7 +142,9 @@ def test_bars_fill_the_time_of_every_client(name):
             np.testing.assert_allclose(seen, starts)
         total = segments.shares(found)
         assert sum(total.values()) == pytest.approx(1)
-        offline = sum(end - online_seconds(fleet, i, 0.0, end) for i in range(5))
+        until = ticks.of(end)
+        windows = [online_in(exact(fleet), i, 0, until) for i in range(5)]
+        offline = 5 * end - sum(b - a for w in windows for a, b in w) / ticks.SECOND
         assert total[segments.OFFLINE] == pytest.approx(offline / 5 / end, abs=1e-6)
 
 
@@ -168,12 +170,14 @@ def test_tasks_are_those_that_the_framework_began(name, monkeypatch):
     for seed in range(12):
         fleet = random_fleet(seed)
         (trace, seen), begun = begun_by(name, fleet, monkeypatch)
-        last = trace.time[-1]
+        last = ticks.of(trace.time[-1])
         # SAFA begins an offline client's task anew, with the model of the next round.
         begun = {(d.client, d.number): d for d in begun}
         expected = sorted(key for key, d in begun.items() if d.start < last)
         assert [(t.client, t.number) for t in seen] == expected
-        lost = {(t.client, t.number) for t in seen if t.lost and t.arrival <= last}
+        lost = {
+            (t.client, t.number) for t in seen if t.lost and t.arrival <= trace.time[-1]
+        }
         found = {(t.client, t.number) for t in seen if t.fate == LOST}
         # safa gives up tasks before it knows that they are lost, fedcs late ones.
         stopped = {(t.client, t.number) for t in seen if t.fate == GIVEN_UP}

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import workload
 from tsfl_jax.timeline import FRAMEWORKS, Framework, replay, segments, trace
-from tsfl_jax.timeline.fleet import Fleet, draw_fleet
+from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact
+from tsfl_jax.timeline.ticks import SECOND
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import UserError
 
@@ -931,8 +932,8 @@ def test_a_long_simulation_is_announced(monkeypatch, capsys):
 def test_very_many_iterations_of_a_task():
     fleet = fleet_of([[1.0, 3.0]])._replace(upload=np.zeros((1, 2)))
     many = 2**21 + 1
-    task = trace.begin(fleet, 0, 0, version=0, now=0.0, iterations=many)
-    assert task.arrival == 2.0 * 2**21 + 1.0
-    fleet = fleet_of([1.0, 1e-10])
+    task = trace.begin(exact(fleet), 0, 0, version=0, now=0, iterations=many)
+    assert task.arrival == (2 * 2**21 + 1) * SECOND
+    fleet = fleet_of([10.0, 1e-9])
     with pytest.raises(UserError, match="client 1 does 4e.10 iterations"):
         run("esync", fleet, horizon=9, iterations=4)

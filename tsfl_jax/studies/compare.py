@@ -32,7 +32,7 @@ from tsfl_jax.report.statistics import (
     time_to,
 )
 from tsfl_jax.studies import arguments
-from tsfl_jax.timeline import replay
+from tsfl_jax.timeline import replay, ticks
 from tsfl_jax.types import Dataset, UserError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def check_same_clients(entries: list[Entry]) -> None:
                     "needs the same value in all configs"
                 )
         own, other = map(_virtual_seconds, (here, there))
-        if not math.isclose(own, other):  # 70 × 0.9 s is not 63 s to the last bit
+        if ticks.of(own) != ticks.of(other):  # 70 × 0.9 s is 63 s, but for a last bit
             raise UserError(
                 f"{entry.label} and {first.label} do not run equally long: {own:g} and "
                 f"{other:g} virtual seconds (num_intervals × schedule.interval_seconds)"

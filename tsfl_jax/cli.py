@@ -22,7 +22,6 @@ from tsfl_jax.experiment import (
     ahead,
     assemble,
     backend,
-    compile_times,
     explain,
     explain_sweep,
     grid,
@@ -35,7 +34,6 @@ from tsfl_jax.experiment import (
     runner,
     sweep_file,
     sweeps,
-    wall_time,
 )
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, settings, timeline
@@ -77,7 +75,7 @@ _EXPLAIN = flags.DEFINE_enum(
     None,
     ["estimate", "compile"],
     "Do not train: print and plot the timeline, work, padding and memory; "
-    "--explain=compile also asks the compiler for the memory.",
+    "--explain=compile also asks the compiler for the memory, and measures one call.",
 )
 _EXPLAIN_FOR = flags.DEFINE_enum(
     "explain_for",
@@ -305,9 +303,9 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
         arrays = program.make_arrays(prepared, mesh, runs=gpu is None)
         if gpu is None:
             made = program.make_program([prepared], mesh)
-            run = compile_times.compile_program(made, arrays, sys.stderr)
+            run = program.compile_program(made, arrays, sys.stderr)
             compiled = run.memory()
-            measured = wall_time.measure(prepared, run, arrays)
+            measured = explain.measured_time(prepared, run, arrays)
             known = known._replace(wall_time=measured)
         else:
             progress.log(sys.stderr, "compiling …")

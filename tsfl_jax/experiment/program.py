@@ -6,7 +6,7 @@ The same generator of chunks serves runs and sweeps.
 
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.recipe import Probes, Recipe
 from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
+from tsfl_jax.report import progress
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, HParams, Params, PRNGKey, UserError
 
@@ -126,6 +127,21 @@ class Compiled(NamedTuple):
     def cost(self) -> dict[str, float]:
         """XLA's cost analysis of one call: "flops", "bytes accessed", …"""
         return self.call.cost_analysis() or {}
+
+
+def compile_program(
+    program: Program,
+    arrays: Arrays,
+    stream: IO[str] | None,
+    state: scan.State | None = None,
+) -> Compiled:
+    """`Program.compile` with lines on a stream: before it, after it, if it is long."""
+    progress.log(stream, "compiling …")
+    with progress.heartbeat(stream) as doing:
+        doing("compiling")
+        compiled = program.compile(arrays, state)
+    progress.log(stream, f"compiled in {compiled.seconds:.1f} s")
+    return compiled
 
 
 def memory_of(call: jax.stages.Compiled) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from absl import flags
 from ml_collections import config_flags
 
-from tsfl_jax import command, config_files, types
+from tsfl_jax import command, config_files, validate
 from tsfl_jax.config import SETTINGS, Config, effective, flat
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import (
@@ -102,7 +102,7 @@ def _check_flags(argv: list[str]) -> None:
         elif flag.startswith("config."):
             name = flag.removeprefix("config.")
             if name not in SETTINGS:
-                hint = types.nearest(name, SETTINGS)
+                hint = validate.suggestion(name)
                 raise UserError(f"--{flag}: there is no such setting{hint}")
         elif flag not in flags.FLAGS and settings.suggestion(flag):
             given = argument.lstrip("-").replace(
@@ -303,7 +303,7 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
         arrays = program.make_arrays(prepared, mesh, runs=gpu is None)
         if gpu is None:
             made = program.make_program([prepared], mesh)
-            run = program.compile_program(made, arrays, sys.stderr)
+            run = made.compile(arrays, stream=sys.stderr)
             compiled = run.memory()
             measured = explain.measured_time(prepared, run, arrays)
             known = known._replace(wall_time=measured)

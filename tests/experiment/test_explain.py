@@ -367,9 +367,10 @@ def test_text_and_figure(name, tmp_path):
         "timeline__jitter": 0.4,
         "timeline__download": "uniform(0.1,0.2)",
         "timeline__upload": "uniform(0.1,0.2)",
-        "timeline__buffer": 2,
-        "timeline__tiers": 2,
     }
+    timed |= {"fedbuff": {"timeline__buffer": 2}, "fedat": {"timeline__tiers": 2}}.get(
+        name, {}
+    )
     known, _, _ = explained(
         **timed if name != "none" else {},
         schedule__interval_seconds=4.0,

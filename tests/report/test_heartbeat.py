@@ -3,7 +3,8 @@
 import io
 import time
 
-from tsfl_jax.experiment import program
+from tsfl_jax.config import Config
+from tsfl_jax.experiment import backend, prepare, program
 from tsfl_jax.report import progress
 
 
@@ -92,11 +93,11 @@ def test_a_chunk_that_takes_long_is_named(monkeypatch):
     assert "training, after interval 5 of 10: 0:00 so far" in stream.getvalue()
 
 
-def test_compiling_is_announced_without_a_guess_of_how_long_it_takes(monkeypatch):
-    made = program.Compiled(None, None, 1.0, 30.0)
-    monkeypatch.setattr(program.Program, "compile", lambda *arguments: made)
-    slow = program.Program(*[None] * len(program.Program._fields))
-    arrays = program.Arrays(*[None] * len(program.Arrays._fields))
-    stream = io.StringIO()
-    program.compile_program(slow, arrays, stream)
-    assert stream.getvalue().splitlines() == ["compiling …", "compiled in 30.0 s"]
+def test_compiling_is_announced_without_a_guess_of_how_long_it_takes():
+    config = Config(num_intervals=1, num_clients=2, batch_size=4, devices=1)
+    config.schedule.data_size = 16
+    mesh, prepared = backend.start_jax(config), prepare.prepare(config)
+    stream, made = io.StringIO(), program.make_program([prepared], mesh)
+    compiled = made.compile(program.make_arrays(prepared, mesh), stream=stream)
+    after = f"compiled in {compiled.seconds:.1f} s"
+    assert stream.getvalue().splitlines() == ["compiling …", after]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import workload
-from tsfl_jax.timeline import FRAMEWORKS, Framework, replay, segments, trace
+from tsfl_jax.experiment.rule_settings import validate
+from tsfl_jax.timeline import FRAMEWORKS, Framework, readers, replay, segments, trace
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact
 from tsfl_jax.timeline.ticks import SECOND
 from tsfl_jax.timeline.trace import Trace
@@ -921,6 +922,26 @@ def test_a_framework_gets_what_its_arguments_name(monkeypatch):
     assert seen[0] == seen[1] and seen[0][3] != seen[2][3]
     with pytest.raises(TypeError, match="misspelt .* takes 'horison': expected"):
         workload.draw_workload(timed("slip"))
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_settings_that_a_framework_does_not_read_are_refused(name):
+    changes = {"buffer": 3, "tiers": 2, "deadline": 5.0, "fraction": 0.2, "lag": 2}
+    changes |= {"carry": True, "local_iterations": 2}
+    assert {f"timeline.{n}" for n in changes} == set(readers())
+    mine = {"tsfl": ["carry"], "fedbuff": ["buffer"], "fedat": ["tiers"]}
+    mine |= {"fedcs": ["deadline"], "safa": ["fraction", "lag"]}
+    known = mine.get(name, []) + ["local_iterations"] * (name != "tsfl")
+    for setting, value in changes.items():
+        config = Config(algorithm="fedavg")
+        config.timeline.framework = name
+        setattr(config.timeline, setting, value)
+        if setting in known:
+            validate(config)
+            continue
+        words = f"timeline.{setting}={value}: would be ignored .*={name}; it belongs to"
+        with pytest.raises(UserError, match=words):
+            validate(config)
 
 
 def test_a_long_simulation_is_announced(monkeypatch, capsys):

@@ -80,14 +80,26 @@ class Program(NamedTuple):
         """Trace for arrays or shapes; the state is donated."""
         return jax.jit(self.run, donate_argnums=0).lower(*arguments)
 
-    def compile(self, arrays: Arrays, state: scan.State | None = None) -> "Compiled":
-        """Lower and compile for arrays of these shapes; `state` None: their start."""
+    def compile(
+        self,
+        arrays: Arrays,
+        state: scan.State | None = None,
+        stream: IO[str] | None = None,
+    ) -> "Compiled":
+        """Lower and compile for arrays of these shapes, with lines on a stream.
+
+        `state` None: their start.
+        """
         arguments = self.arguments(arrays, arrays.start if state is None else state, 0)
-        begun = time.perf_counter()
-        lowered = self.lower(*arguments)
-        middle = time.perf_counter()
-        call = lowered.compile(devices.compiler_options(self.mesh))
-        end = time.perf_counter()
+        progress.log(stream, "compiling …")
+        with progress.heartbeat(stream) as doing:
+            doing("compiling")
+            begun = time.perf_counter()
+            lowered = self.lower(*arguments)
+            middle = time.perf_counter()
+            call = lowered.compile(devices.compiler_options(self.mesh))
+            end = time.perf_counter()
+        progress.log(stream, f"compiled in {end - begun:.1f} s")
         devices.meet()  # one process may compile what another finds in its cache
         return Compiled(self, call, middle - begun, end - begun)
 
@@ -127,21 +139,6 @@ class Compiled(NamedTuple):
     def cost(self) -> dict[str, float]:
         """XLA's cost analysis of one call: "flops", "bytes accessed", …"""
         return self.call.cost_analysis() or {}
-
-
-def compile_program(
-    program: Program,
-    arrays: Arrays,
-    stream: IO[str] | None,
-    state: scan.State | None = None,
-) -> Compiled:
-    """`Program.compile` with lines on a stream: before it, after it, if it is long."""
-    progress.log(stream, "compiling …")
-    with progress.heartbeat(stream) as doing:
-        doing("compiling")
-        compiled = program.compile(arrays, state)
-    progress.log(stream, f"compiled in {compiled.seconds:.1f} s")
-    return compiled
 
 
 def memory_of(call: jax.stages.Compiled) -> dict[str, int]:

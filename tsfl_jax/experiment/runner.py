@@ -213,7 +213,7 @@ def _train(
     kept = None if files is None else saves.begin(exp, files, done, finished)
     if finished >= total or done.state.diverged:
         return finished, done, 0.0
-    compiled = program.compile_program(exp.program, exp.arrays, stream, done.state)
+    compiled = exp.program.compile(exp.arrays, done.state, stream)
     started, begun = finished, time.perf_counter()
 
     def keep(save: bool, everything: bool) -> saves.Kept | None:

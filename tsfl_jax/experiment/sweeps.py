@@ -37,7 +37,6 @@ from tsfl_jax.experiment.backend import depends_on_devices, notes_of, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, by_name, drawn_bytes, prepare_all
-from tsfl_jax.experiment.program import compile_program
 from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.experiment.runner import history_notes, regret_of, scores_of
 from tsfl_jax.experiment.workload import Workload
@@ -368,7 +367,7 @@ def _run_group(
         with progress.heartbeat(stream) as doing:
             doing("initial models, and L, G², σ² if they are not given")
             arrays = lanes.make_lanes(group, [several[i] for i in indices], count)
-        compiled = compiled or compile_program(group.program, arrays, stream)
+        compiled = compiled or group.program.compile(arrays, stream=stream)
         running = _raced(every, indices, done)
         path = _path_of(every, group, indices, count)
         with progress.heartbeat(stream) as doing:

@@ -177,8 +177,8 @@ def _trace(updates: Sequence[Update], width: int) -> Trace:
         out = np.full((len(updates), width), empty, dtype)
         unit = ticks.SECOND if dtype is np.float64 else 1
         for r, update in enumerate(updates):
-            each = [getattr(t, name) for t in update.tasks]
-            out[r, : len(each)] = [t / unit for t in each] if unit > 1 else each
+            each = [getattr(task, name) / unit for task in update.tasks]
+            out[r, : len(each)] = each
         return out
 
     return Trace(

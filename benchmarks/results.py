@@ -51,7 +51,10 @@ def cases() -> dict[str, tsfl_jax.Config]:
     for framework in FRAMEWORKS:
         config = small(algorithm="fedavg", timeline__framework=framework)
         config.num_intervals = 8
-        config.timeline.buffer, config.timeline.tiers = 3, 2
+        if framework == "fedbuff":
+            config.timeline.buffer = 3
+        if framework == "fedat":
+            config.timeline.tiers = 2
         config.timeline.jitter = 0.1
         found[f"timeline {framework}"] = config
     config = small(algorithm="scaffold", timeline__framework="fedbuff")

@@ -113,8 +113,10 @@ def test_runs_two_intervals_on_synthetic_data_of_its_shape(name, tmp_path):
         chosen.data.train_size, chosen.data.test_size = 64, 16
     chosen.schedule.data_size = 8
     chosen.report_every, chosen.devices = 2, 2
-    if chosen.timeline.framework != "none":
-        chosen.timeline.local_iterations, chosen.timeline.buffer = 1, 2
+    if chosen.timeline.framework not in ("none", "tsfl"):
+        chosen.timeline.local_iterations = 1
+    if chosen.timeline.framework == "fedbuff":
+        chosen.timeline.buffer = 2
     result = tsfl_jax.simulate(chosen)
     assert "synthetic" in result.summary["data"]
     loss = result.history["test_loss"]

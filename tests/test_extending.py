@@ -64,7 +64,7 @@ def test_a_framework():
     schedule, simulation = variables["schedule"], variables["simulation"]
     assert ((schedule.tau > 0).sum(axis=1) == 2).all() and len(schedule.tau) > 5
     assert schedule.tau[0].tolist() == [0, 2, 2, 0]  # 0.2 and 0.4 s per iteration
-    assert schedule.seconds[:3].tolist() == [0.8, 1.6, 2.4000000000000004]
+    assert schedule.seconds[:3].tolist() == [0.8, 1.6, 2.4]
     assert len(simulation.tasks) == 4 * len(schedule.tau)
 
 

@@ -15,14 +15,13 @@ from typing import Any, NoReturn
 from absl import flags
 from ml_collections import config_flags
 
-from tsfl_jax import command, config_files, types
+from tsfl_jax import command, config_files, validate
 from tsfl_jax.config import SETTINGS, Config, effective, flat
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import (
     ahead,
     assemble,
     backend,
-    compile_times,
     explain,
     explain_sweep,
     grid,
@@ -35,7 +34,6 @@ from tsfl_jax.experiment import (
     runner,
     sweep_file,
     sweeps,
-    wall_time,
 )
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, settings, timeline
@@ -77,7 +75,7 @@ _EXPLAIN = flags.DEFINE_enum(
     None,
     ["estimate", "compile"],
     "Do not train: print and plot the timeline, work, padding and memory; "
-    "--explain=compile also asks the compiler for the memory.",
+    "--explain=compile also asks the compiler for the memory, and measures one call.",
 )
 _EXPLAIN_FOR = flags.DEFINE_enum(
     "explain_for",
@@ -104,7 +102,7 @@ def _check_flags(argv: list[str]) -> None:
         elif flag.startswith("config."):
             name = flag.removeprefix("config.")
             if name not in SETTINGS:
-                hint = types.nearest(name, SETTINGS)
+                hint = validate.suggestion(name)
                 raise UserError(f"--{flag}: there is no such setting{hint}")
         elif flag not in flags.FLAGS and settings.suggestion(flag):
             given = argument.lstrip("-").replace(
@@ -305,9 +303,9 @@ def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
         arrays = program.make_arrays(prepared, mesh, runs=gpu is None)
         if gpu is None:
             made = program.make_program([prepared], mesh)
-            run = compile_times.compile_program(made, arrays, sys.stderr)
+            run = made.compile(arrays, stream=sys.stderr)
             compiled = run.memory()
-            measured = wall_time.measure(prepared, run, arrays)
+            measured = explain.measured_time(prepared, run, arrays)
             known = known._replace(wall_time=measured)
         else:
             progress.log(sys.stderr, "compiling …")

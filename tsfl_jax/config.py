@@ -143,7 +143,7 @@ class ScheduleConfig:
     dropout: float = setting(
         0.0, "chance that a client is away for an interval", low=0, below=1
     )
-    interval_seconds: float = setting(1.0, "Δ, virtual seconds", above=0)
+    interval_seconds: float = setting(1.0, "Δ, virtual seconds", low=1e-9)
     free_riders: int = setting(0, "clients that report work they did not do", low=0)
     free_riding: str = setting(
         "claim", "what free riders do, see timeline/free_riders.py", FREE_RIDING
@@ -175,7 +175,7 @@ class TimelineConfig:
     )
     buffer: int = setting(10, "fedbuff: deliveries per update", low=1)
     tiers: int = setting(3, "fedat: tiers of clients", low=1)
-    deadline: float = setting(4.0, "fedcs: seconds per round", above=0)
+    deadline: float = setting(4.0, "fedcs: seconds per round", low=1e-9)
     fraction: float = setting(
         0.5, "safa: share of the clients that ends a round", above=0, high=1
     )

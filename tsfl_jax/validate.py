@@ -6,6 +6,7 @@ names of aggregation rules by `experiment.rule_settings`, which knows their tabl
 """
 
 import dataclasses
+import difflib
 import math
 import numbers
 from collections.abc import Collection, Mapping, Sequence
@@ -80,14 +81,22 @@ _DRAWS = 1024  # of a client's seconds, at least; see `fleet.draw_fleet`
 _ACCEPTED = {int: numbers.Integral, float: numbers.Real}
 
 
+def suggestion(name: object) -> str:
+    """ "; did you mean 'x' (what it is)?", or nothing where no setting is close."""
+    found = difflib.get_close_matches(str(name), c.SETTINGS, n=1)
+    about = [f"; did you mean {n!r} ({c.SETTINGS[n][1].help})?" for n in found]
+    return "".join(about)
+
+
 def _check_types(config: Any, prefix: str = "") -> None:
     """A field has the type of its default; an int will do for a float."""
     fields = [field.name for field in dataclasses.fields(config)]
     for name in vars(config):
         if name not in fields:
+            hint = nearest(prefix + name, [prefix + f for f in fields])
             raise UserError(
                 f"config.{prefix}{name}: there is no such setting"
-                f"{nearest(prefix + name, [prefix + f for f in fields])}"
+                f"{hint or suggestion(prefix + name)}"
             )
     for field in dataclasses.fields(config):
         value: Any = getattr(config, field.name)
@@ -180,6 +189,7 @@ _USED_BY = {
     "data.file": ("data.name", ("npz",)),
     "model.norm": ("model.name", ("vgg11", "resnet18")),
     "dms.decay_time": ("dms.decay", c.DECAYS[1:]),
+    "timeline.speed": ("timeline.speeds", ("",)),
 } | {
     name: ("data.name", ("quadratic",))
     for name in c.SETTINGS
@@ -205,7 +215,8 @@ def check_used(
         if _differs(value, default) and chosen not in values:
             raise UserError(
                 f"--config.{name}={value}: would be ignored with "
-                f"--config.{other}={chosen}; it belongs to {listed(values)}"
+                f"--config.{other}={chosen}; it belongs to "
+                f"{listed(values) or 'an empty one'}"
             )
 
 
@@ -306,8 +317,14 @@ def _check_quadratic(config: c.Config) -> None:
 
 
 def _check_timeline(config: c.Config) -> None:
-    """With a framework, speeds decide τ; without one, its settings do nothing."""
+    """What does nothing: work of cases beside speeds, settings of no framework."""
     framework = config.timeline.framework
+    riding, riders = config.schedule.free_riding, config.schedule.free_riders
+    if riding != _DEFAULT.schedule.free_riding and not riders:
+        raise UserError(
+            f"--config.schedule.free_riding={riding}: would be ignored with "
+            "--config.schedule.free_riders=0; say how many"
+        )
     if config.measure_clients and framework not in ("none", "tsfl"):
         raise UserError(
             "--config.measure_clients=true: the theory is about clients in step; "
@@ -341,7 +358,7 @@ def _check_memory(config: c.Config) -> None:
         return
     host_memory.require(
         f"--config.num_clients={clients}",
-        32 * _DRAWS * clients,  # seconds of iterations and transfers, losses
+        64 * _DRAWS * clients,  # seconds and ticks of all work, losses
         "the clients' drawn seconds",
     )
     iterations = config.timeline.local_iterations

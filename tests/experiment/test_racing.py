@@ -8,7 +8,7 @@ import pytest
 
 import tsfl_jax
 from tests.experiment.test_seeds import small
-from tsfl_jax.experiment import racing, sweeps
+from tsfl_jax.experiment import program, racing, sweeps
 from tsfl_jax.report import collect, files, groups, page
 from tsfl_jax.studies import arena
 
@@ -124,7 +124,7 @@ def test_a_race_is_resumed_and_does_not_leak_into_a_sweep_without(runs, monkeypa
         raise AssertionError("a lane runs again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweeps.compile_times, "compile_program", refuse)
+        patch.setattr(program.Program, "compile", refuse)
         options = {"workdir": folder, "race": RACE}
         again = sweeps.run(small(**SETTINGS), LANES, **options)
         np.testing.assert_array_equal(

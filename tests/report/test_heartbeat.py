@@ -2,13 +2,9 @@
 
 import io
 import time
-from typing import NamedTuple
 
-import jax
-import numpy as np
-import pytest
-
-from tsfl_jax.experiment import compile_times, program
+from tsfl_jax.config import Config
+from tsfl_jax.experiment import backend, prepare, program
 from tsfl_jax.report import progress
 
 
@@ -97,42 +93,11 @@ def test_a_chunk_that_takes_long_is_named(monkeypatch):
     assert "training, after interval 5 of 10: 0:00 so far" in stream.getvalue()
 
 
-class Slow:
-    """A program of which only the compile time counts."""
-
-    recipe, chunk = "recipe", 3
-
-    def __init__(self, seconds):
-        self.seconds = seconds
-        self.mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("clients",))
-
-    def compile(self, arrays, state):
-        return self
-
-
-@pytest.fixture
-def cache(tmp_path):
-    """A cache folder of its own."""
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    yield tmp_path
-    jax.config.update("jax_compilation_cache_dir", before)
-
-
-def test_compiling_is_announced_with_what_it_took_before(cache):
-    class Start(NamedTuple):
-        params: dict
-
-    start = Start({"a": np.zeros(3), "b": np.zeros(2)})
-    arrays = program.Arrays(start, None, None, None, None)
-    lines = []
-    for seconds in (30.0, 29.0, 3.0, 30.0):
-        stream = io.StringIO()
-        compile_times.compile_program(Slow(seconds), arrays, stream)
-        lines.append(stream.getvalue().splitlines())
-    assert lines[0][0] == "compiling, about 3 s by the size of the network"
-    assert lines[0][1] == "compiled in 30.0 s"
-    assert lines[1][0] == lines[2][0] == "compiling, about 30 s as before"
-    assert lines[3][0] == "compiling, 3 s if cached, else about 30 s as before"
-    (cache / "compile_seconds.json").write_text('{"x": [1], "y"')
-    assert "by the size" in compile_times.text(Slow(1.0), arrays)
+def test_compiling_is_announced_without_a_guess_of_how_long_it_takes():
+    config = Config(num_intervals=1, num_clients=2, batch_size=4, devices=1)
+    config.schedule.data_size = 16
+    mesh, prepared = backend.start_jax(config), prepare.prepare(config)
+    stream, made = io.StringIO(), program.make_program([prepared], mesh)
+    compiled = made.compile(program.make_arrays(prepared, mesh), stream=stream)
+    after = f"compiled in {compiled.seconds:.1f} s"
+    assert stream.getvalue().splitlines() == ["compiling …", after]

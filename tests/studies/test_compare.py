@@ -21,6 +21,7 @@ from tsfl_jax.studies import (
     reproduce,
     settings,
 )
+from tsfl_jax.timeline import read
 from tsfl_jax.types import UserError
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "frameworks"
@@ -33,8 +34,6 @@ SMALL = {
     "batch_size": 8,
     "lr": 0.05,
     "schedule.data_size": 32,
-    "timeline.buffer": 3,
-    "timeline.tiers": 2,
     "report_every": 2,
 }
 
@@ -104,7 +103,8 @@ def with_sizes(framework, **changes):
     changes |= {"timeline.framework": framework, "timeline.speed": "; ".join(paces)}
     changes |= {"schedule.size_groups": "constant(20);constant(40);constant(60)"}
     own = {"num_clients": 6, "num_intervals": 4, "batch_size": 8, "timeline.buffer": 3}
-    return axes.changed(Config(), {"schedule.interval_seconds": 3.0} | own | changes)
+    own |= {"schedule.interval_seconds": 3.0}
+    return axes.changed(Config(), read(own | changes))
 
 
 def test_the_split_depends_neither_on_the_framework_nor_on_its_horizon():
@@ -218,6 +218,21 @@ def test_data_that_depend_on_the_seed_are_drawn_for_each(tmp_path):
         alone = prepare.load_dataset(axes.changed(config, {"seed": seed}))
         assert data.fingerprint(*alone[1:5]) == digests[-1]
     assert digests[0] != digests[1]
+
+
+def test_a_setting_is_set_where_a_framework_reads_it():
+    configs = [axes.config_at(path) for path in FILES]
+    changes = {"timeline.buffer": 3, "timeline.local_iterations": 2, "lr": 0.1}
+    frameworks = [config.timeline.framework for config in configs]
+    for config, framework in zip(configs, frameworks, strict=True):
+        mine = compare._own(changes, framework, frameworks)
+        assert ("timeline.buffer" in mine) == (framework == "fedbuff")
+        assert ("timeline.local_iterations" in mine) == (framework != "tsfl")
+        assert axes.changed(config, mine).lr == 0.1
+    # Where none of them reads it, it is refused.
+    sfl = configs[frameworks.index("sfl")]
+    with pytest.raises(UserError, match="buffer=3: would be ignored .* to fedbuff"):
+        axes.changed(sfl, compare._own(changes, "sfl", ["sfl", "afl"]))
 
 
 def test_every_framework_has_its_file():

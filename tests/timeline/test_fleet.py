@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfl_jax.timeline import distributions
-from tsfl_jax.timeline.fleet import Fleet, draw_fleet, finish, online_seconds, within
+from tsfl_jax.timeline import distributions, ticks
+from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact, finish, online_in
+from tsfl_jax.timeline.ticks import SECOND
 from tsfl_jax.types import UserError
 
 
@@ -36,7 +37,16 @@ def file(tmp_path, text):
 def windows(*pairs):
     empty = np.zeros((1, 1))
     online = (np.array(pairs, np.float64).reshape(-1, 2),)
-    return Fleet(empty + 1, empty, empty, empty > 0, online)
+    return exact(Fleet(empty + 1, empty, empty, empty > 0, online))
+
+
+def finished(fleet, start, seconds):
+    return finish(fleet, 0, ticks.of(start), ticks.of(seconds)) / SECOND
+
+
+def online_seconds(fleet, start, end):
+    found = online_in(fleet, 0, ticks.of(start), ticks.of(end))
+    return sum(last - first for first, last in found) / SECOND
 
 
 def test_groups_are_contiguous_and_real():
@@ -140,23 +150,37 @@ def test_finish():
         (100, 7, 107),
         (math.inf, 1, math.inf),
     ):
-        assert finish(fleet, 0, start, seconds) == end
+        assert finished(fleet, start, seconds) == end
     fleet = windows((1, 3))
-    assert finish(fleet, 0, 0, 2) == 3
-    assert finish(fleet, 0, 0, 2.1) == finish(fleet, 0, 3, 0) == math.inf
-    for always in (windows(), fleet._replace(online=())):
-        assert finish(always, 0, 2.5, 0) == 2.5 and finish(always, 0, 2.5, 1) == 3.5
-        assert online_seconds(always, 0, 2, 5) == 3
+    assert finished(fleet, 0, 2) == 3
+    assert finished(fleet, 0, 2.1) == finished(fleet, 3, 0) == math.inf
+    none = np.zeros((1, 1))
+    for always in (windows(), exact(Fleet(none + 1, none, none, none > 0, ()))):
+        assert finished(always, 2.5, 0) == 2.5 and finished(always, 2.5, 1) == 3.5
+        assert online_seconds(always, 2, 5) == 3
 
 
-def test_rounding_does_not_postpone_the_end():
-    # 0.1 + 0.1 + 0.1 is more than 0.3, in which it has to fit.
-    fleet, now = windows((0, 0.3), (100, 200)), 0.0
+def test_times_are_whole_nanoseconds():
+    # 0.1 + 0.1 + 0.1 is more than 0.3 in float64, in which it has to fit.
+    fleet, now = windows((0, 0.3), (100, 200)), 0
     for _ in range(3):
-        now = finish(fleet, 0, now, 0.1)
-    assert now == 0.3
-    assert within(0.1 + 0.1 + 0.1, 0.3) and not within(0.3 + 1e-9, 0.3)
-    assert within(math.inf, math.inf) and not within(math.inf, 1)
+        now = finish(fleet, 0, now, ticks.of(0.1))
+    assert ticks.seconds(now) == 0.3
+    # Sums are what the decimals say, far from 0, too; quarters keep their bits.
+    for start in (0, 1, 10**6, 10**7, 10**9, 10**12):
+        decimals = np.array([start + k / 10 for k in range(11)])
+        assert (np.diff(ticks.of_array(decimals)) == SECOND // 10).all()
+        assert [ticks.of(d) for d in decimals] == ticks.of_array(decimals).tolist()
+        assert [ticks.seconds(ticks.of(d)) for d in decimals] == decimals.tolist()
+        assert ticks.seconds(ticks.of(start + 0.25)) == start + 0.25
+    assert ticks.seconds(ticks.of(1e300)) == 1e300 and ticks.of(math.inf) == math.inf
+    assert ticks.multiples(3, 0.1).tolist() == [0.1, 0.2, 0.3]
+    # What rounds to nothing is refused; a window of no length is none.
+    one = np.ones((2, 1))
+    with pytest.raises(UserError, match="client 1 takes 1e-12 s; .* 1e-09 s") as error:
+        exact(Fleet(one * [[1], [1e-12]], one, one, one < 0, ()))
+    assert "\n" not in str(error.value)
+    assert finished(windows((5, 5 + 1e-12)), 0, 0) == math.inf
 
 
 @settings(deadline=None)
@@ -171,12 +195,12 @@ def test_finish_agrees_with_online_seconds(gaps, start, seconds):
     """In whole numbers of quarters nothing is rounded."""
     start, seconds = start / 4, seconds / 4
     fleet = windows(*(np.cumsum(gaps).reshape(-1, 2) / 4).tolist())
-    end = finish(fleet, 0, start, seconds)
+    end = finished(fleet, start, seconds)
     if end == math.inf:
-        left = online_seconds(fleet, 0, start, 1e6)
+        left = online_seconds(fleet, start, 1e6)
         assert left < seconds or (left == seconds == 0)
     else:
-        assert end >= start and online_seconds(fleet, 0, start, end) == seconds
+        assert end >= start and online_seconds(fleet, start, end) == seconds
 
 
 def test_real_draws():

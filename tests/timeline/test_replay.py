@@ -467,7 +467,8 @@ def timed(framework, **changes) -> config.Config:
     settings.schedule.interval_seconds = 2.0
     settings.model.hidden = 8
     settings.timeline.framework = framework
-    settings.timeline.local_iterations = 2
+    if framework != "tsfl":
+        settings.timeline.local_iterations = 2
     settings.timeline.jitter = 0.2
     if framework in ("afl", "fedbuff", "safa"):
         settings.server.staleness = "polynomial"

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import workload
-from tsfl_jax.timeline import FRAMEWORKS, Framework, replay, segments, trace
-from tsfl_jax.timeline.fleet import Fleet, draw_fleet
+from tsfl_jax.experiment.rule_settings import validate
+from tsfl_jax.timeline import FRAMEWORKS, Framework, readers, replay, segments, trace
+from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact
+from tsfl_jax.timeline.ticks import SECOND
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import UserError
 
@@ -922,6 +924,26 @@ def test_a_framework_gets_what_its_arguments_name(monkeypatch):
         workload.draw_workload(timed("slip"))
 
 
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_settings_that_a_framework_does_not_read_are_refused(name):
+    changes = {"buffer": 3, "tiers": 2, "deadline": 5.0, "fraction": 0.2, "lag": 2}
+    changes |= {"carry": True, "local_iterations": 2}
+    assert {f"timeline.{n}" for n in changes} == set(readers())
+    mine = {"tsfl": ["carry"], "fedbuff": ["buffer"], "fedat": ["tiers"]}
+    mine |= {"fedcs": ["deadline"], "safa": ["fraction", "lag"]}
+    known = mine.get(name, []) + ["local_iterations"] * (name != "tsfl")
+    for setting, value in changes.items():
+        config = Config(algorithm="fedavg")
+        config.timeline.framework = name
+        setattr(config.timeline, setting, value)
+        if setting in known:
+            validate(config)
+            continue
+        words = f"timeline.{setting}={value}: would be ignored .*={name}; it belongs to"
+        with pytest.raises(UserError, match=words):
+            validate(config)
+
+
 def test_a_long_simulation_is_announced(monkeypatch, capsys):
     monkeypatch.setattr(workload, "_MANY_EVENTS", 100)
     workload.draw_workload(timed("afl"))
@@ -931,8 +953,8 @@ def test_a_long_simulation_is_announced(monkeypatch, capsys):
 def test_very_many_iterations_of_a_task():
     fleet = fleet_of([[1.0, 3.0]])._replace(upload=np.zeros((1, 2)))
     many = 2**21 + 1
-    task = trace.begin(fleet, 0, 0, version=0, now=0.0, iterations=many)
-    assert task.arrival == 2.0 * 2**21 + 1.0
-    fleet = fleet_of([1.0, 1e-10])
+    task = trace.begin(exact(fleet), 0, 0, version=0, now=0, iterations=many)
+    assert task.arrival == (2 * 2**21 + 1) * SECOND
+    fleet = fleet_of([10.0, 1e-9])
     with pytest.raises(UserError, match="client 1 does 4e.10 iterations"):
         run("esync", fleet, horizon=9, iterations=4)

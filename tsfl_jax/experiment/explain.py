@@ -15,12 +15,13 @@ from jaxtyping import Int
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.engine import devices, optimizers, scan
-from tsfl_jax.experiment import wall_time as wall_times
 from tsfl_jax.experiment.ahead import Ahead
 from tsfl_jax.experiment.identity import labels_of, settings_of
 from tsfl_jax.experiment.own_hooks import input_dtype
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of
+from tsfl_jax.experiment.program import Arrays, Compiled
 from tsfl_jax.experiment.workload import Workload
+from tsfl_jax.report import progress
 from tsfl_jax.report.timeline import Timeline, figure_of, gantt, losses, window
 from tsfl_jax.theory import bounds
 from tsfl_jax.timeline import FRAMEWORKS, replay, segments
@@ -67,7 +68,7 @@ class Explanation(NamedTuple):
     updates_per_call: int
     schedule: Schedule  # τ and samples of each client in each update
     trace: Trace | None  # which client delivers what when; None: no virtual clock
-    wall_time: wall_times.WallTime | None = None  # None: not estimated
+    wall_time: str = ""  # from `measured_time`; "": not measured
     notes: tuple[str, ...] = ()  # what a user should know before the run
 
     def __repr__(self) -> str:
@@ -371,6 +372,18 @@ def _compiled(found: dict[str, int] | Ahead) -> dict[str, str]:
     }
 
 
+def measured_time(prepared: Prepared, compiled: Compiled, arrays: Arrays) -> str:
+    """Run one call, and say how long the run will take by its mini-batch steps."""
+    chunk = next(iter(compiled.chunks(arrays)))
+    steps = prepared.steps.sum(axis=1, dtype=np.int64) + 1  # evaluation counts, too
+    share = float(steps.sum() / steps[chunk.first : chunk.last].sum())
+    training = progress.clock(chunk.seconds * share)
+    return (
+        f"compiling {compiled.seconds:.1f} s; training about {training}, by the first "
+        f"{chunk.last} intervals, which were run"
+    )
+
+
 def text(known: Explanation, compiled: dict[str, int] | Ahead | None = None) -> str:
     """Format an explanation as text, in lines of at most 99 characters.
 
@@ -420,8 +433,8 @@ def text(known: Explanation, compiled: dict[str, int] | Ahead | None = None) -> 
     table["memory"] += ", ".join(rows)
     if compiled is not None:
         table |= _compiled(compiled)
-    if known.wall_time is not None and not isinstance(compiled, Ahead):
-        table["wall time"] = wall_times.text(known.wall_time)
+    if known.wall_time:
+        table["wall time"] = known.wall_time
     lines = [
         textwrap.fill(f"{name:<15}{words}", _COLUMNS, subsequent_indent=" " * 15)
         for name, words in table.items()

@@ -1,12 +1,11 @@
-"""Explain a sweep before it runs: its programs, lanes, memory and time."""
+"""Explain a sweep before it runs: its programs, lanes and memory."""
 
 import textwrap
 from typing import Any
 
-import numpy as np
 from jax.sharding import Mesh
 
-from tsfl_jax.experiment import explain, grid, lanes, sweeps, wall_time
+from tsfl_jax.experiment import explain, grid, lanes, sweeps
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.report import progress
 
@@ -54,24 +53,15 @@ def text(
         "sweep": _points_text(points),
         "programs": f"{len(groups)}{why}",
     }
-    compiling, training = 0.0, 0.0
     for number, members in enumerate(groups, start=1):
         first = several[members[0]]
         count = min(lanes_per_call or sweeps.most_lanes(first), len(members))
-        times = [wall_time.estimate(several[i], mesh) for i in members]
-        seconds = sum(t.training for t in times)
-        compiling, training = compiling + times[0].compiling, training + seconds
-        known = "" if np.isnan(seconds) else f", very roughly {progress.clock(seconds)}"
         table[f"  program {number}"] = (
             f"{len(members)} lanes in {-(-len(members) // count)} calls of {count}, "
             f"clients {progress.MAPPED[first.mapping]}, "
             f"≥ {explain.size_text(_memory(first, mesh, count))} on a device without "
-            f"activations{known}"
+            "activations"
         )
-    whole = wall_time.WallTime(compiling, training, 0)
-    table["wall time"] = wall_time.text(whole).replace(
-        "--explain=compile measures it", "the sweep's own line measures it"
-    )
     table["devices"] = f"{mesh.size} × {mesh.devices.flat[0].platform.upper()}"
     return "\n".join(
         textwrap.fill(f"{n:<{_NAME}}{words}", _COLUMNS, subsequent_indent=" " * _NAME)

@@ -12,7 +12,8 @@ from tsfl_jax import config_files, host_memory
 from tsfl_jax.config import SETTINGS, Config, replace
 from tsfl_jax.experiment import sweep_values
 from tsfl_jax.experiment.rule_settings import validate
-from tsfl_jax.types import UserError, nearest
+from tsfl_jax.types import UserError
+from tsfl_jax.validate import suggestion
 
 Axes = dict[str, list]  # setting → the values it takes, in order
 
@@ -20,7 +21,7 @@ Axes = dict[str, list]  # setting → the values it takes, in order
 def kind_of(name: str, shown: str) -> type:
     """The type of a setting; UserError for an unknown one."""
     if name not in SETTINGS:
-        raise UserError(f"{shown}: there is no such setting{nearest(name, SETTINGS)}")
+        raise UserError(f"{shown}: there is no such setting{suggestion(name)}")
     return SETTINGS[name][0]
 
 

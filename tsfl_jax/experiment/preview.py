@@ -5,7 +5,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import backend, wall_time
+from tsfl_jax.experiment import backend
 from tsfl_jax.experiment import explain as explanations
 from tsfl_jax.experiment.explain import Explanation
 from tsfl_jax.experiment.own_hooks import Own
@@ -22,8 +22,8 @@ def explain(config: Config, **own: Any) -> Explanation:
 
     Returns:
       `Explanation`, which prints as ``tsfl explain`` does: `schedule` and `trace`
-      (which client delivers what when), `work`, `steps`, `memory`, `wall_time`,
-      `timeline`; ``chart()`` is the timeline as text, ``plot()`` as a figure.
+      (which client delivers what when), `work`, `steps`, `memory`, `timeline`;
+      ``chart()`` is the timeline as text, ``plot()`` as a figure.
 
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
@@ -34,7 +34,7 @@ def explain(config: Config, **own: Any) -> Explanation:
 
 
 def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:
-    """Explain a prepared experiment, with its wall time and notes.
+    """Explain a prepared experiment, with all notes.
 
     Args:
       prepared: from `prepare_validated`.
@@ -42,6 +42,5 @@ def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:
     """
     known = explanations.explain(prepared, mesh)
     return known._replace(
-        wall_time=wall_time.estimate(prepared, mesh),
-        notes=prepared.notes + backend.notes_of(prepared.config, mesh),
+        notes=prepared.notes + backend.notes_of(prepared.config, mesh)
     )

@@ -6,7 +6,7 @@ The same generator of chunks serves runs and sweeps.
 
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.recipe import Probes, Recipe
 from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
+from tsfl_jax.report import progress
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, HParams, PRNGKey
 
@@ -79,14 +80,26 @@ class Program(NamedTuple):
         """Trace for arrays or shapes; the state is donated."""
         return jax.jit(self.run, donate_argnums=0).lower(*arguments)
 
-    def compile(self, arrays: Arrays, state: scan.State | None = None) -> "Compiled":
-        """Lower and compile for arrays of these shapes; `state` None: their start."""
+    def compile(
+        self,
+        arrays: Arrays,
+        state: scan.State | None = None,
+        stream: IO[str] | None = None,
+    ) -> "Compiled":
+        """Lower and compile for arrays of these shapes, with lines on a stream.
+
+        `state` None: their start.
+        """
         arguments = self.arguments(arrays, arrays.start if state is None else state, 0)
-        begun = time.perf_counter()
-        lowered = self.lower(*arguments)
-        middle = time.perf_counter()
-        call = lowered.compile(devices.compiler_options(self.mesh))
-        end = time.perf_counter()
+        progress.log(stream, "compiling …")
+        with progress.heartbeat(stream) as doing:
+            doing("compiling")
+            begun = time.perf_counter()
+            lowered = self.lower(*arguments)
+            middle = time.perf_counter()
+            call = lowered.compile(devices.compiler_options(self.mesh))
+            end = time.perf_counter()
+        progress.log(stream, f"compiled in {end - begun:.1f} s")
         devices.meet()  # one process may compile what another finds in its cache
         return Compiled(self, call, middle - begun, end - begun)
 

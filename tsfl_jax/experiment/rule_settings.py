@@ -17,20 +17,22 @@ from tsfl_jax.rules import AGGREGATORS, local_work
 from tsfl_jax.rules.averages import normalized_by_work
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.staleness import staleness_factor
-from tsfl_jax.timeline import FRAMEWORKS, replay
+from tsfl_jax.timeline import FRAMEWORKS, readers, replay
 from tsfl_jax.types import HParams, Params, Schedule, UserError, nearest
 from tsfl_jax.validate import check_name, check_used, listed
 from tsfl_jax.validate import validate as validate_settings
 
 
 def validate(config: Config) -> None:
-    """Check all settings that can be checked without data, the rule's name included.
+    """Check all settings that can be checked without data, with tables of names.
 
     Raises:
       UserError: one line about the first setting that cannot work.
     """
     validate_settings(config)
     check_name("algorithm", config.algorithm, AGGREGATORS)
+    used_by = {n: ("timeline.framework", by) for n, by in readers().items()}
+    check_used(config, used_by)
 
 
 def _readers() -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tsfl_jax.config import effective, flat
 from tsfl_jax.engine import devices, scan
-from tsfl_jax.experiment import assemble, checkpoint, compile_times, program, saves
+from tsfl_jax.experiment import assemble, checkpoint, program, saves
 from tsfl_jax.report import files as report
 from tsfl_jax.report import frames, progress, results, runs
 from tsfl_jax.timeline import replay
@@ -213,9 +213,7 @@ def _train(
     kept = None if files is None else saves.begin(exp, files, done, finished)
     if finished >= total or done.state.diverged:
         return finished, done, 0.0
-    compiled = compile_times.compile_program(
-        exp.program, exp.arrays, stream, done.state
-    )
+    compiled = exp.program.compile(exp.arrays, done.state, stream)
     started, begun = finished, time.perf_counter()
 
     def keep(save: bool, everything: bool) -> saves.Kept | None:

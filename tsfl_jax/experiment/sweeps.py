@@ -26,7 +26,6 @@ from tsfl_jax.config import Config
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment import (
     calls,
-    compile_times,
     explain,
     grid,
     lane_notes,
@@ -368,9 +367,7 @@ def _run_group(
         with progress.heartbeat(stream) as doing:
             doing("initial models, and L, G², σ² if they are not given")
             arrays = lanes.make_lanes(group, [several[i] for i in indices], count)
-        compiled = compiled or compile_times.compile_program(
-            group.program, arrays, stream
-        )
+        compiled = compiled or group.program.compile(arrays, stream=stream)
         running = _raced(every, indices, done)
         path = _path_of(every, group, indices, count)
         with progress.heartbeat(stream) as doing:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config, seed_of
 from tsfl_jax.report import progress
-from tsfl_jax.timeline import free_riders, replay, schedule
+from tsfl_jax.timeline import free_riders, replay, schedule, ticks
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
 from tsfl_jax.types import Schedule, UserError
@@ -168,8 +168,8 @@ def _draw_by_cases(config: Config, upload_above: int | None = None) -> Schedule:
         all_work=config.dms.threshold == "all",
         rng=rng.generator(seed_of(config, "fleet"), "schedule"),
     )
-    ends = np.arange(1, config.num_intervals + 1, dtype=np.float64)
-    return drawn._replace(seconds=ends * s.interval_seconds)
+    ends = ticks.multiples(config.num_intervals, s.interval_seconds)
+    return drawn._replace(seconds=ends)
 
 
 def _draw_sizes(config: Config) -> tuple[Int[np.ndarray, "N"], tuple[str, ...]]:

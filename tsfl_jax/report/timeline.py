@@ -74,7 +74,7 @@ class Timeline(NamedTuple):
 
 def updates_until(timeline: Timeline, end: float) -> np.ndarray:
     """Times of the global updates until `end`."""
-    return timeline.updates[timeline.updates <= end * (1 + 1e-9)]
+    return timeline.updates[timeline.updates <= end]
 
 
 def window(timeline: Timeline) -> float:

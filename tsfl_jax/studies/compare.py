@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tsfl_jax import config_files, data
-from tsfl_jax.config import Config, flat
+from tsfl_jax import config_files, data, timeline
+from tsfl_jax.config import Config, flat, get
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble, grid, prepare, runner
 from tsfl_jax.report import files, progress
@@ -32,7 +32,7 @@ from tsfl_jax.report.statistics import (
     time_to,
 )
 from tsfl_jax.studies import arguments
-from tsfl_jax.timeline import replay
+from tsfl_jax.timeline import replay, ticks
 from tsfl_jax.types import Dataset, UserError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def check_same_clients(entries: list[Entry]) -> None:
                     "needs the same value in all configs"
                 )
         own, other = map(_virtual_seconds, (here, there))
-        if not math.isclose(own, other):  # 70 × 0.9 s is not 63 s to the last bit
+        if ticks.of(own) != ticks.of(other):  # 70 × 0.9 s is 63 s, but for a last bit
             raise UserError(
                 f"{entry.label} and {first.label} do not run equally long: {own:g} and "
                 f"{other:g} virtual seconds (num_intervals × schedule.interval_seconds)"
@@ -343,6 +343,13 @@ def write_comparison(
     return paths + plot_frameworks(results, target, folder / "compare", about)
 
 
+def _own(changes: dict[str, Any], mine: str, others: list[str]) -> dict[str, Any]:
+    """The changes without settings that only the other entries' frameworks read."""
+    readers = timeline.readers().items()
+    skipped = [n for n, by in readers if mine not in by and {*by} & {*others}]
+    return {n: v for n, v in changes.items() if n not in skipped}
+
+
 def main(texts: list[str]) -> None:
     """Run all, write table and figure."""
     parser = arguments.make_parser("compare", __doc__, 3, "runs/compare")
@@ -360,10 +367,13 @@ def main(texts: list[str]) -> None:
         help="test accuracy to reach (default: %(default)s)",
     )
     given = arguments.parse(parser, texts, "target")
+    paths = config_files.paths(given.configs)
+    configs = [grid.config_at(path) for path in paths]
     changes = given.data_dir | given.set
+    frameworks = [get(config, "timeline.framework") for config in configs]
     entries = [
-        Entry(path.stem, grid.changed(grid.config_at(path), changes))
-        for path in config_files.paths(given.configs)
+        Entry(path.stem, grid.changed(config, _own(changes, mine, frameworks)))
+        for path, config, mine in zip(paths, configs, frameworks, strict=True)
     ]
     out = files.prepare_workdir(given.out, "--out")
     devices.start(0)

@@ -24,6 +24,7 @@ from tsfl_jax.report.statistics import (
 )
 from tsfl_jax.studies import compare, settings
 from tsfl_jax.theory.bounds import heterogeneity_degree
+from tsfl_jax.timeline import read
 
 PATTERNS = ((2, 3), (1, 2, 3, 4), (1, 4), (1, 1, 1, 7))  # τ of equal groups, mean 2.5
 # Iterations of a task of SFL and AFL: those of the slowest client's two intervals.
@@ -122,7 +123,7 @@ def run_frameworks(
             "schedule.kind": "case3",  # without effect: τ comes from the clock
         }
         entries = [
-            compare.Entry(label, grid.changed(config, clients | own))
+            compare.Entry(label, grid.changed(config, read(clients | own)))
             for label, own in ENTRIES.items()
         ]
         folder = workdir / "-".join(map(str, pattern))

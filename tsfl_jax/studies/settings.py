@@ -6,6 +6,7 @@ paper leaves open has the choices of docs/architecture.md.
 
 from tsfl_jax import config as settings
 from tsfl_jax.config import Config
+from tsfl_jax.timeline import read
 from tsfl_jax.types import UserError, nearest
 
 # Data set of the paper → what is changed from the defaults of `Config` for it.
@@ -141,4 +142,4 @@ def framework(name: str, data: str = "mnist") -> Config:
             f"{', '.join(_FRAMEWORK_DATA)}{nearest(data, _FRAMEWORK_DATA)}"
         )
     chosen = {"algorithm": "fedavg", "timeline.framework": name} | FRAMEWORKS[name]
-    return settings.replace(Config(), _CLIENTS | _FRAMEWORK_DATA[data] | chosen)
+    return settings.replace(Config(), read(_CLIENTS | _FRAMEWORK_DATA[data] | chosen))

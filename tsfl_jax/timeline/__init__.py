@@ -1,14 +1,20 @@
 """The frameworks by name: functions from a `Fleet` to a `Simulation`."""
 
+import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tsfl_jax.config import SETTINGS
 from tsfl_jax.timeline import events
 from tsfl_jax.timeline.asynchronous import afl, fedbuff, tsfl
 from tsfl_jax.timeline.synchronous import esync, fedat, fedcs, safa, sfl
 from tsfl_jax.timeline.trace import Simulation
 
-_H = "timeline.local_iterations"
+# Arguments of a framework whose settings have other names.
+_NAMES = {
+    "iterations": "timeline.local_iterations",
+    "interval": "schedule.interval_seconds",
+}
 
 
 class Framework(NamedTuple):
@@ -19,21 +25,39 @@ class Framework(NamedTuple):
     simulate: Callable[..., Simulation]
     # Of the same: about how many events it simulates; see `events`.
     events: Callable[..., float] = events.of_arrivals
-    settings: tuple[str, ...] = (_H,)  # those that shape its timeline
     late: bool = False  # whether a delivery can be of an earlier global model
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings that shape its timeline: those that its arguments name."""
+        _, *arguments = inspect.signature(self.simulate).parameters
+        names = (_NAMES.get(name, f"timeline.{name}") for name in arguments)
+        return tuple(name for name in names if name in SETTINGS)
 
 
 FRAMEWORKS = {
     "sfl": Framework(sfl, events.of_tiers),
-    "tsfl": Framework(
-        tsfl, events.of_clock, ("schedule.interval_seconds", "timeline.carry")
-    ),
+    "tsfl": Framework(tsfl, events.of_clock),
     "afl": Framework(afl, late=True),
-    "fedbuff": Framework(fedbuff, settings=(_H, "timeline.buffer"), late=True),
-    "fedat": Framework(fedat, events.of_tiers, (_H, "timeline.tiers"), late=True),
-    "fedcs": Framework(fedcs, events.of_selection, (_H, "timeline.deadline")),
+    "fedbuff": Framework(fedbuff, late=True),
+    "fedat": Framework(fedat, events.of_tiers, late=True),
+    "fedcs": Framework(fedcs, events.of_selection),
     "esync": Framework(esync, events.of_tiers),
-    "safa": Framework(
-        safa, events.of_quota, (_H, "timeline.fraction", "timeline.lag"), late=True
-    ),
+    "safa": Framework(safa, events.of_quota, late=True),
 }
+
+
+def readers() -> dict[str, list[str]]:
+    """Setting of ``timeline`` that only some frameworks read → names of those."""
+    found: dict[str, list[str]] = {}
+    for name, each in FRAMEWORKS.items():
+        for setting in each.settings:
+            if setting.startswith("timeline."):
+                found.setdefault(setting, []).append(name)
+    return found
+
+
+def read(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings by flat name, without those that only other frameworks read."""
+    mine = values["timeline.framework"]
+    return {n: v for n, v in values.items() if mine in readers().get(n, [mine])}

@@ -2,6 +2,7 @@
 the clock (tsfl).
 """
 
+import bisect
 import heapq
 import itertools
 import math
@@ -9,7 +10,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tsfl_jax.timeline.fleet import Fleet, finish, latest_start, online_seconds, within
+from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline.fleet import (
+    ExactFleet,
+    Fleet,
+    exact,
+    finish,
+    latest_start,
+    online_in,
+)
+from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
     COUNTED,
     LOST,
@@ -19,7 +29,7 @@ from tsfl_jax.timeline.trace import (
     Trace,
     Update,
     begin,
-    check_task,
+    in_ticks,
     make_simulation,
 )
 from tsfl_jax.types import UserError
@@ -67,8 +77,8 @@ def fedbuff(
     Source: J. Nguyen et al., "Federated Learning with Buffered Asynchronous
     Aggregation", AISTATS 2022.
     """
-    check_task(fleet, horizon, iterations)
-    N = len(fleet.iteration)
+    clients, end = in_ticks(fleet, horizon, iterations)
+    N = len(clients.lost)
     check("timeline.buffer", buffer, N, "num_clients")
     updates: list[Update] = []
     arrived: list[Task] = []
@@ -76,15 +86,15 @@ def fedbuff(
     number = [itertools.count() for _ in range(N)]  # of a client's next task
     # A client is in here once: with the task it will deliver, or with None where it
     # will download. Ties go to the smaller id.
-    events: list[tuple[float, int, Task | None]] = [
-        (finish(fleet, i, 0.0, 0.0), i, None) for i in range(N)
+    events: list[tuple[Ticks, int, Task | None]] = [
+        (finish(clients, i, 0, 0), i, None) for i in range(N)
     ]
     heapq.heapify(events)
-    while within(events[0][0], horizon):
+    while events[0][0] <= end:
         now, i, done = heapq.heappop(events)
         if done is None:
             new = {"version": len(updates), "now": now, "iterations": iterations}
-            begun.append(begin(fleet, i, next(number[i]), **new))
+            begun.append(begin(clients, i, next(number[i]), **new))
             heapq.heappush(events, (begun[-1].arrival, i, begun[-1]))
             continue
         if not done.lost:
@@ -92,8 +102,8 @@ def fedbuff(
         if len(arrived) == buffer:
             updates.append(Update(now, arrived))
             arrived = []
-        heapq.heappush(events, (finish(fleet, i, now, 0.0), i, None))
-    return make_simulation(updates, begun, buffer, fleet, horizon, iterations)
+        heapq.heappush(events, (finish(clients, i, now, 0), i, None))
+    return make_simulation(updates, begun, buffer, clients, end, iterations)
 
 
 def tsfl(
@@ -127,8 +137,10 @@ def tsfl(
     check("num_clients", N)
     check("num_intervals", T)
     check("schedule.interval_seconds", interval)
-    time = np.arange(1, T + 1) * interval
-    tasks = [task for i in range(N) for task in _intervals(fleet, i, time, carry)]
+    clients, length = exact(fleet), ticks.of(interval)
+    tasks = [
+        task for i in range(N) for task in _intervals(clients, i, T, length, carry)
+    ]
     counted = [task for task in tasks if task.fate == COUNTED]
     if not counted:
         raise _nothing(fleet, T, interval)
@@ -137,7 +149,11 @@ def tsfl(
     there = [t.number for t in counted], [t.client for t in counted]
     iterations[there] = [t.iterations for t in counted]
     arrival[there] = [t.arrival for t in counted]
-    start = [[finish(fleet, i, t * interval, 0.0) for i in range(N)] for t in range(T)]
+    time = ticks.multiples(T, interval)
+    start = [
+        [ticks.seconds(finish(clients, i, t * length, 0)) for i in range(N)]
+        for t in range(T)
+    ]
     trace = Trace(
         time=time,
         client=client,
@@ -152,52 +168,52 @@ def tsfl(
 
 
 def _intervals(
-    fleet: Fleet, client: int, ends: np.ndarray, carry: bool
+    fleet: ExactFleet, client: int, num_intervals: int, length: Ticks, carry: bool
 ) -> Iterator[Task]:
-    """T-SFL's tasks of a client: one for each interval with time to train."""
-    J = fleet.iteration.shape[1]
-    done, spent, start = 0, 0.0, 0.0
-    for t, end in enumerate(ends.tolist()):
-        available = online_seconds(fleet, client, start, end)
-        upload = float(fleet.upload[client, t % J])
-        budget = available - float(fleet.download[client, t % J]) - upload
+    """T-SFL's tasks of a client in seconds: one per interval with time to train."""
+    J, work = fleet.download.shape[1], fleet.work[client].tolist()
+    done, spent = 0, 0
+    for t in range(num_intervals):
+        k = t % J
+        windows = online_in(fleet, client, t * length, (t + 1) * length)
+        upload = fleet.upload.item(client, k)
+        budget = sum([b - a for a, b in windows]) - fleet.download.item(client, k)
+        budget -= upload
         if budget > 0:
-            count, left = fitting(fleet.iteration[client], done, budget + spent, end)
-            ready = min(finish(fleet, client, start, available), end)
+            count, left = fitting(work, done, budget + spent)
+            ready = windows[-1][1]
             if not count:  # there is nothing to upload
                 ready = latest_start(fleet, client, ready, upload)
-            lost = bool(fleet.lost[client, t % J])
+            lost, arrival = fleet.lost.item(client, k), ticks.seconds(ready)
             yield Task(
-                arrival=ready,
+                arrival=arrival,
                 client=client,
                 number=t,
                 version=t,
                 iterations=count,
-                start=finish(fleet, client, start, 0.0),
+                start=ticks.seconds(windows[0][0]),
                 lost=lost,
-                stop=ready,
+                stop=arrival,
                 first=done,
-                spent=spent,
+                spent=ticks.seconds(spent),
                 fills=True,
                 fate=(LOST if lost else COUNTED) if count else OPEN,
             )
-            done, spent = done + count, left if carry else 0.0
-        start = end
+            done, spent = done + count, left if carry else 0
 
 
-def fitting(
-    iteration: np.ndarray, first: int, budget: float, end: float
-) -> tuple[int, float]:
-    """Iterations from the first on that fit into the budget, and the seconds left."""
-    J, count, used = len(iteration), 0, 0.0
-    # Ten times 0.1 s must fit into 1 s. The slack is relative to the interval's end,
-    # since that is what the budget was rounded to; it is never more than 1e-12 Δ
-    # times the intervals so far.
-    slack = 1e-12 * end
-    while used + iteration[(first + count) % J] <= budget + slack:
-        used += float(iteration[(first + count) % J])
-        count += 1
-    return count, max(budget - used, 0.0)
+def fitting(work: list[int], first: int, budget: int) -> tuple[int, int]:
+    """Iterations from the first on that fit into the budget, and the ticks left.
+
+    Args:
+      work: of a client, see `ExactFleet`.
+      first: number of an iteration.
+      budget: ticks ≥ 0.
+    """
+    J = len(work) - 1
+    cycles, rest = divmod(budget + work[first % J], work[J])
+    place = bisect.bisect_right(work, rest) - 1
+    return cycles * J + place - first % J, rest - work[place]
 
 
 def _nothing(fleet: Fleet, num_intervals: int, interval: float) -> UserError:

@@ -6,18 +6,26 @@ count as if they were always online, so that there may be fewer. All functions t
 ≥ 0, perhaps inf.
 """
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from tsfl_jax.timeline.fleet import Fleet
-from tsfl_jax.timeline.trace import expected_seconds
+
+
+def quota_of(fraction: float, num_clients: int) -> int:
+    """⌈C·N⌉ of C as it is written: 0.1 of 30 clients are 3."""
+    return math.ceil(Fraction(repr(float(fraction))) * num_clients)
 
 
 def _tasks(fleet: Fleet, horizon: float, iterations: int) -> Float[np.ndarray, "N"]:
     """Tasks of each client until the horizon, the most first."""
-    download, step, upload = expected_seconds(fleet)
+    download, step, upload = (
+        each.mean(1) for each in (fleet.download, fleet.iteration, fleet.upload)
+    )
     with np.errstate(over="ignore", divide="ignore"):
         return np.sort(horizon / (download + iterations * step + upload))[::-1]
 
@@ -27,7 +35,7 @@ def of_clock(
 ) -> float:
     """Every client works through all intervals."""
     del others
-    step = expected_seconds(fleet)[1]
+    step = fleet.iteration.mean(1)
     with np.errstate(over="ignore", divide="ignore"):
         iterations = (num_intervals * interval / step).sum()
     return float(num_intervals * len(step) + iterations)
@@ -59,8 +67,7 @@ def of_quota(
     del others
     tasks = _tasks(fleet, horizon, iterations)
     N = len(tasks)
-    quota = max(int(np.ceil(fraction * N * (1 - 1e-12))), 1)
-    return float(N * (tasks[quota - 1] + 1))
+    return float(N * (tasks[quota_of(fraction, N) - 1] + 1))
 
 
 def of_tiers(

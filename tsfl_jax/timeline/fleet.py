@@ -1,23 +1,28 @@
-"""Speeds of the clients and their online windows, in exact virtual seconds.
+"""Speeds of the clients and their online windows, drawn before anything runs.
 
-All drawn from a seed before anything runs. NOT done here: which client starts which
-task when; see `synchronous` and `asynchronous`.
+A `Fleet` is in seconds; frameworks work with an `ExactFleet`. NOT done here: which
+client starts which task when; see `synchronous` and `asynchronous`.
 """
 
+import bisect
 import math
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
-from tsfl_jax.timeline import csv_rows, distributions
+from tsfl_jax.timeline import csv_rows, distributions, ticks
+from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import check
 
 Seconds = Float[np.ndarray, " N"]
 Windows = tuple[Float[np.ndarray, "W 2"], ...]
 
-_ALWAYS = np.array([[0.0, math.inf]])
+_ALWAYS: tuple[tuple[Ticks, Ticks], ...] = ((0, math.inf),)
+_END = itemgetter(1)  # of a window
 
 
 class Fleet(NamedTuple):
@@ -92,64 +97,109 @@ def draw_fleet(
     return Fleet(iteration, download_time, upload_time, lost, online)
 
 
-def within(time: float, limit: float) -> bool:
-    """Whether a time in seconds is at most the limit.
+class ExactFleet(NamedTuple):
+    """A `Fleet` in ticks: whole numbers, which are added and compared exactly."""
 
-    A relative 1e-12 later still is: times are sums of float64, so that an exact
-    multiple such as 3 · 0.1 ends a rounding error after 0.3.
+    work: Shaped[np.ndarray, "N J1"]  # of the first 0, 1, …, J iterations, ascending
+    download: Shaped[np.ndarray, "N J"]
+    upload: Shaped[np.ndarray, "N J"]
+    lost: Bool[np.ndarray, "N J"]
+    online: Sequence[Sequence[tuple[Ticks, Ticks]]]  # of each client; none: never
+
+
+def exact(fleet: Fleet) -> ExactFleet:
+    """Put a fleet in ticks: every time is rounded once, here.
+
+    Raises:
+      UserError: an iteration that takes no tick.
     """
-    return bool(time <= limit * (1 + 1e-12))
+    steps = ticks.of_array(fleet.iteration)
+    if not steps.all():
+        i, j = np.argwhere(steps == 0)[0]
+        raise UserError(
+            f"--config.timeline.speed: an iteration of client {i} takes "
+            f"{fleet.iteration[i, j]:g} s; expected at least {1 / ticks.SECOND:g} s, "
+            "the unit of virtual time; choose slower clients"
+        )
+    online = [
+        [(a, b) for a, b in (map(ticks.of, w) for w in windows.tolist()) if a < b]
+        if len(windows)
+        else _ALWAYS
+        for windows in fleet.online
+    ]
+    return ExactFleet(
+        np.insert(np.cumsum(steps, 1), 0, 0, 1),
+        ticks.of_array(fleet.download),
+        ticks.of_array(fleet.upload),
+        fleet.lost,
+        online or [_ALWAYS] * len(steps),
+    )
 
 
-def windows_of(fleet: Fleet, client: int) -> Float[np.ndarray, "W 2"]:
-    """The online windows of a client, at least one."""
-    windows = fleet.online[client] if fleet.online else _ALWAYS
-    return windows if len(windows) else _ALWAYS
+def work_of(fleet: ExactFleet, client: int, first: int, count: int) -> int:
+    """Ticks of `count` of a client's iterations, from number `first` on."""
+    J = fleet.work.shape[1] - 1
+    (before, a), (after, b) = divmod(first, J), divmod(first + count, J)
+    work = fleet.work
+    cycles = (after - before) * work.item(client, J)
+    return cycles + work.item(client, b) - work.item(client, a)
 
 
-def finish(fleet: Fleet, client: int, start: float, seconds: float) -> float:
-    """When `seconds` of a client's online time have passed since `start`.
+def expected(fleet: ExactFleet) -> tuple[list[int], list[int], list[int]]:
+    """J times the means of each client's download, iteration, upload: whole numbers."""
+    of_all = fleet.download.sum(1), fleet.work[:, -1], fleet.upload.sum(1)
+    download, step, upload = (each.tolist() for each in of_all)
+    return download, step, upload
+
+
+def finish(fleet: ExactFleet, client: int, start: Ticks, work: Ticks) -> Ticks:
+    """When `work` ticks of a client's online time have passed since `start`.
 
     Args:
       fleet: its windows.
       client: in [0, N).
-      start: seconds ≥ 0 since the beginning; inf is answered with inf.
-      seconds: ≥ 0 of work, which pauses offline.
+      start: ticks ≥ 0 since the beginning; inf is answered with inf.
+      work: ticks ≥ 0 of work, which pauses offline.
 
     Returns:
-      Virtual seconds; for 0 seconds the first online moment ≥ start, inf if it never
-      happens.
+      Ticks; for no work the first online moment ≥ start, inf if it never happens.
     """
-    windows = windows_of(fleet, client)
+    windows = fleet.online[client]
     if windows is _ALWAYS:  # fast, for most fleets
-        return float(start + seconds)
-    for begin, end in windows[np.searchsorted(windows[:, 1], start, "right") :]:
+        return start + work
+    for begin, end in windows[bisect.bisect_right(windows, start, key=_END) :]:
         begin = max(begin, start)
-        # Else a rounding error would postpone the last 1e-16 s to the next window.
-        if within(begin + seconds, end):
-            return float(min(begin + seconds, end))
-        seconds -= end - begin
+        if begin + work <= end:
+            return begin + work
+        work -= end - begin
     return math.inf
 
 
-def latest_start(fleet: Fleet, client: int, end: float, seconds: float) -> float:
-    """The latest moment from which on `seconds` of online time end by `end`."""
-    for first, last in windows_of(fleet, client)[::-1]:
+def latest_start(fleet: ExactFleet, client: int, end: Ticks, work: Ticks) -> Ticks:
+    """The latest moment from which on `work` ticks of online time end by `end`."""
+    for first, last in fleet.online[client][::-1]:
         last = min(last, end)
         if first < last:
-            if seconds <= last - first:
-                return float(last - seconds)
-            seconds -= last - first
-    return 0.0
+            if work <= last - first:
+                return last - work
+            work -= last - first
+    return 0
 
 
-def online_seconds(fleet: Fleet, client: int, start: float, end: float) -> float:
-    """How many seconds of [start, end) a client is online."""
-    windows = windows_of(fleet, client)
+def online_in(
+    fleet: ExactFleet, client: int, start: Ticks, end: Ticks
+) -> list[tuple[Ticks, Ticks]]:
+    """A client's online windows within [start, end)."""
+    windows = fleet.online[client]
     if windows is _ALWAYS:
-        return end - start
-    overlap = np.minimum(windows[:, 1], end) - np.maximum(windows[:, 0], start)
-    return float(np.maximum(overlap, 0).sum())
+        return [(start, end)] if start < end else []
+    found = []
+    for first, last in windows[bisect.bisect_right(windows, start, key=_END) :]:
+        first = max(first, start)
+        if first >= end:
+            break
+        found.append((first, min(last, end)))
+    return found
 
 
 def _check(N: int, size: np.ndarray, jitter: float, dropout: float, draws: int) -> None:

@@ -10,6 +10,7 @@ import heapq
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
+from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Delivery, Schedule
 
@@ -90,7 +91,7 @@ def evaluated(seconds: Float[np.ndarray, " R"], every: float) -> Bool[np.ndarray
       ``[R]`` bool.
     """
     # An update at a multiple belongs to the seconds before it.
-    period = np.ceil(seconds / every - 1e-9)
+    period = -(-ticks.of_array(seconds) // ticks.of(every))
     return np.append(period[1:] > period[:-1], True)
 
 

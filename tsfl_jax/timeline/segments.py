@@ -10,7 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from tsfl_jax.timeline.fleet import Fleet, finish, latest_start, windows_of
+from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline.fleet import (
+    ExactFleet,
+    Fleet,
+    exact,
+    finish,
+    latest_start,
+    online_in,
+    work_of,
+)
+from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import Task
 
 DOWNLOAD, ITERATION, UPLOAD = "download", "iteration", "upload"
@@ -27,38 +37,25 @@ class Segment(NamedTuple):
     end: float  # seconds, > start
 
 
-def _online(
-    fleet: Fleet, client: int, start: float, end: float
-) -> Iterator[tuple[float, float]]:
-    """The client's online time from start to end, window by window."""
-    for first, last in windows_of(fleet, client).tolist():
-        first, last = max(first, start), min(last, end)
-        if first < last:
-            yield first, last
-
-
-def _parts(fleet: Fleet, task: Task) -> Iterator[tuple[str, float, float]]:
+def _parts(fleet: ExactFleet, task: Task) -> Iterator[tuple[str, Ticks, Ticks]]:
     """(kind, start, end), also across time that is spent offline."""
-    i, J = task.client, fleet.iteration.shape[1]
-    draws = (task.first + np.arange(task.iterations)) % J
-    seconds = fleet.iteration[i, draws].tolist()
-    if seconds:
-        seconds[0] -= task.spent
-    now = finish(fleet, i, task.start, float(fleet.download[i, task.number % J]))
-    yield DOWNLOAD, task.start, now
-    for iteration in seconds:
-        end = finish(fleet, i, now, iteration)
+    i, k = task.client, task.number % fleet.download.shape[1]
+    start, arrival = ticks.of(task.start), ticks.of(task.arrival)
+    now = finish(fleet, i, start, fleet.download.item(i, k))
+    yield DOWNLOAD, start, now
+    for h in range(task.iterations):
+        work = work_of(fleet, i, task.first + h, 1)
+        end = finish(fleet, i, now, work if h else work - ticks.of(task.spent))
         yield ITERATION, now, end
         now = end
-    if task.arrival == math.inf:
+    if arrival == math.inf:
         return
-    # Without an iteration there is nothing to upload. The start of the upload is by
-    # turns exact and a rounding error early or late.
-    upload = float(fleet.upload[i, task.number % J]) if seconds else 0.0
-    uploads = max(latest_start(fleet, i, task.arrival, upload), now)
+    # Without an iteration there is nothing to upload.
+    upload = fleet.upload.item(i, k) if task.iterations else 0
+    uploads = max(latest_start(fleet, i, arrival, upload), now)
     if task.fills:
         yield UNFINISHED, now, uploads
-    yield UPLOAD, uploads, task.arrival
+    yield UPLOAD, uploads, arrival
 
 
 def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segment]:
@@ -73,34 +70,40 @@ def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segmen
       `Segment`s by client, in time. An iteration that is interrupted by being offline
       has one for each part.
     """
-    shortest = 1e-9 * end  # rounding errors are no segments
+    clients, until = exact(fleet), ticks.of(end)
+    # Of a float64, which tasks have; less than a tick up to 13 days.
+    shortest = until / 2**50
     tasks_of: dict[int, list[Task]] = {}
     for task in tasks:
         if task.start < end:
             tasks_of.setdefault(task.client, []).append(task)
-    for i in range(len(fleet.iteration)):
+    for i in range(len(clients.lost)):
         busy = [
             (a, b, kind)
             for task in tasks_of.get(i, ())
-            for kind, start, last in _parts(fleet, task)
-            for a, b in _online(fleet, i, start, min(last, task.stop, end))
-            if b - a > shortest
+            for kind, start, last in _parts(clients, task)
+            for a, b in online_in(
+                clients, i, start, min(last, ticks.of(task.stop), until)
+            )
         ]
-        busy.append((end, end, ""))
-        now = 0.0
-        for a, b, kind in busy:
-            # Between two activities: online it waits.
-            for first, last in _online(fleet, i, now, a):
-                if first - now > shortest:
-                    yield Segment(i, OFFLINE, now, first)
-                if last - first > shortest:
-                    yield Segment(i, WAITING, max(now, first), last)
-                now = max(now, last)
-            if a - now > shortest:
-                yield Segment(i, OFFLINE, now, a)
-            if kind:
-                yield Segment(i, kind, a, b)
-            now = max(now, b)
+        for kind, a, b in _with_gaps(clients, i, busy, until):
+            if b - a > shortest:
+                yield Segment(i, kind, ticks.seconds(a), ticks.seconds(b))
+
+
+def _with_gaps(
+    fleet: ExactFleet, client: int, busy: list[tuple[Ticks, Ticks, str]], end: Ticks
+) -> Iterator[tuple[str, Ticks, Ticks]]:
+    """Between two activities a client waits, or is offline."""
+    now: Ticks = 0
+    for a, b, kind in [*busy, (end, end, "")]:
+        for first, last in online_in(fleet, client, now, a):
+            yield OFFLINE, now, first
+            yield WAITING, first, last
+            now = last
+        yield OFFLINE, now, a
+        yield kind, a, b
+        now = max(now, b)
 
 
 def of_schedule(tau: Int[np.ndarray, "T N"]) -> list[Segment]:

@@ -12,15 +12,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tsfl_jax.timeline.fleet import Fleet, Seconds, finish, within
+from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline.events import quota_of
+from tsfl_jax.timeline.fleet import ExactFleet, Fleet, expected, finish
+from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
     Simulation,
     Task,
     Update,
     add_round,
     begin,
-    check_task,
-    expected_seconds,
+    in_ticks,
     make_simulation,
 )
 from tsfl_jax.types import INT32_MAX, UserError
@@ -44,9 +46,9 @@ def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
     Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", 2017.
     """
-    check_task(fleet, horizon, iterations)
-    N = len(fleet.iteration)
-    return _tier_rounds(fleet, horizon, [range(N)], [iterations] * N, iterations)
+    clients, end = in_ticks(fleet, horizon, iterations)
+    N = len(clients.lost)
+    return _tier_rounds(clients, end, [range(N)], [iterations] * N, iterations)
 
 
 def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
@@ -61,20 +63,19 @@ def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
     Source: Z. Li et al., "ESync: Accelerating Intra-Domain Federated Learning in
     Heterogeneous Data Centers", 2020.
     """
-    check_task(fleet, horizon, iterations)
-    download, step, upload = expected_seconds(fleet)
-    slowest = (download + iterations * step + upload).max()
-    # The factor lets exact multiples fit; see `fleet.within`.
-    fitting = np.floor((slowest - download - upload) / step * (1 + 1e-12))
-    counts = np.maximum(fitting, iterations)
-    if counts.max() > INT32_MAX:
+    clients, end = in_ticks(fleet, horizon, iterations)
+    rest = [d + u for d, _, u in zip(*expected(clients), strict=True)]
+    step = expected(clients)[1]
+    slowest = max(r + iterations * s for r, s in zip(rest, step, strict=True))
+    fitting = [(slowest - r) // s for r, s in zip(rest, step, strict=True)]
+    counts = [max(count, iterations) for count in fitting]
+    if max(counts) > INT32_MAX:
         raise UserError(
-            f"--config.timeline.speed: client {counts.argmax()} does "
-            f"{counts.max():.3g} iterations while the slowest does {iterations}; "
+            f"--config.timeline.speed: client {counts.index(max(counts))} does "
+            f"{max(counts):.3g} iterations while the slowest does {iterations}; "
             f"expected at most {INT32_MAX}; choose speeds that differ less"
         )
-    counts = counts.astype(np.int64).tolist()
-    return _tier_rounds(fleet, horizon, [range(len(counts))], counts, iterations)
+    return _tier_rounds(clients, end, [range(len(counts))], counts, iterations)
 
 
 def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Simulation:
@@ -97,19 +98,21 @@ def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Simul
     Source: Z. Chai et al., "FedAT: A High-Performance and Communication-Efficient
     Federated Learning System with Asynchronous Tiers", SC 2021.
     """
-    check_task(fleet, horizon, iterations)
-    N = len(fleet.iteration)
+    clients, end = in_ticks(fleet, horizon, iterations)
+    N = len(clients.lost)
     check("timeline.tiers", tiers, N, "num_clients")
-    download, step, upload = expected_seconds(fleet)
-    order = np.argsort(download + iterations * step + upload, kind="stable")
-    tier = np.arange(N) * tiers // N
-    members = [np.sort(order[tier == m]).tolist() for m in range(tiers)]
-    return _tier_rounds(fleet, horizon, members, [iterations] * N, iterations)
+    total = [d + iterations * s + u for d, s, u in zip(*expected(clients), strict=True)]
+    order = sorted(range(N), key=total.__getitem__)
+    members: list[list[int]] = [[] for _ in range(tiers)]
+    for place, i in enumerate(order):
+        members[place * tiers // N].append(i)
+    members = [sorted(tier) for tier in members]
+    return _tier_rounds(clients, end, members, [iterations] * N, iterations)
 
 
 def _tier_rounds(
-    fleet: Fleet,
-    horizon: float,
+    fleet: ExactFleet,
+    horizon: Ticks,
     tiers: Sequence[Sequence[int]],
     counts: Sequence[int],
     iterations: int,
@@ -117,9 +120,9 @@ def _tier_rounds(
     """Synchronous rounds of each tier; counts: iterations of each client."""
     updates: list[Update] = []
     begun: list[Task] = []  # without those of the rounds that go on
-    ends: list[tuple[float, int, int, list[Task]]] = []  # a heap
+    ends: list[tuple[Ticks, int, int, list[Task]]] = []  # a heap
 
-    def start(tier: int, number: int, now: float) -> None:
+    def start(tier: int, number: int, now: Ticks) -> None:
         new = {"version": len(updates), "now": now}
         tasks = [
             begin(fleet, i, number, **new, iterations=counts[i]) for i in tiers[tier]
@@ -131,8 +134,8 @@ def _tier_rounds(
             begun.extend(tasks)
 
     for tier in range(len(tiers)):
-        start(tier, 0, 0.0)
-    while ends and within(ends[0][0], horizon):
+        start(tier, 0, 0)
+    while ends and ends[0][0] <= horizon:
         now, tier, number, tasks = heapq.heappop(ends)
         ended = [task for task in tasks if task.arrival < math.inf]
         begun += ended
@@ -174,80 +177,79 @@ def fedcs(
     Heterogeneous Resources in Mobile Edge", ICC 2019, Algorithm 3, with a download
     time of each client's own instead of a multicast to all.
     """
-    check_task(fleet, horizon, iterations)
+    clients, until = in_ticks(fleet, horizon, iterations)
     check("timeline.deadline", deadline)
-    download, step, upload = expected_seconds(fleet)
-    ready = download + iterations * step
-    able = [i for i, t in enumerate(ready + upload) if within(t, deadline)]
+    longest, J = ticks.of(deadline), fleet.iteration.shape[1]
+    download, step, upload = expected(clients)
+    ready = [d + iterations * s for d, s in zip(download, step, strict=True)]
+    total = [r + u for r, u in zip(ready, upload, strict=True)]
+    able = [i for i, t in enumerate(total) if t <= longest * J]
     if not able:
         raise UserError(
             f"--config.timeline.deadline={deadline:g}: no client is expected to meet "
-            f"it; the fastest takes {(ready + upload).min():g} s; choose a longer one"
+            f"it; the fastest takes {ticks.seconds(min(total)) / J:g} s; choose a "
+            "longer one"
         )
     # As if uploads took no time: they wait for the channel.
-    silent = fleet._replace(upload=np.zeros_like(fleet.upload))
+    silent = clients._replace(upload=np.zeros_like(clients.upload))
     updates: list[Update] = []
     begun: list[Task] = []
     number = [itertools.count() for _ in ready]  # of a client's next task
-    now = 0.0
+    now: Ticks = 0
     while True:
-        now = min(finish(fleet, i, now, 0.0) for i in able)
-        if not within(now, horizon):
+        now = min(finish(clients, i, now, 0) for i in able)
+        if now > until:
             break
-        online = [i for i in able if finish(fleet, i, now, 0.0) == now]
-        picked = _greedy(online, ready, upload, deadline)
+        online = [i for i in able if finish(clients, i, now, 0) == now]
+        picked = _greedy(online, ready, upload, longest * J)
         new = {"version": len(updates), "now": now, "iterations": iterations}
         tasks = [begin(silent, i, next(number[i]), **new) for i in picked]
-        tasks, now = _upload_in_turn(fleet, tasks, now, now + deadline)
-        if not within(now, horizon):
+        tasks, now = _upload_in_turn(clients, tasks, now + longest)
+        if now > until:
             break
         begun += tasks
         add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
     width = max((len(update.tasks) for update in updates), default=1)
-    return make_simulation(updates, begun, width, fleet, horizon, iterations)
+    return make_simulation(updates, begun, width, clients, until, iterations)
 
 
 def _upload_in_turn(
-    fleet: Fleet, tasks: Sequence[Task], now: float, limit: float
-) -> tuple[list[Task], float]:
+    fleet: ExactFleet, tasks: Sequence[Task], limit: Ticks
+) -> tuple[list[Task], Ticks]:
     """The tasks of a round as their uploads end, and when the round ends.
 
     Uploads go in the order in which clients are ready (ties: smaller id), also if the
     next one is offline. An upload that would end after the limit is dropped, but keeps
     the channel until then.
     """
-    channel = end = now
+    channel: Ticks = 0
     turns: list[Task] = []
     for task in sorted(tasks):
-        seconds = fleet.upload[task.client, task.number % fleet.upload.shape[1]]
+        work = fleet.upload.item(task.client, task.number % fleet.upload.shape[1])
         # Ready at the end of a window, with nothing to upload, is delivered.
-        if seconds > 0 or channel > task.arrival:
-            channel = finish(fleet, task.client, max(channel, task.arrival), seconds)
+        if work or channel > task.arrival:
+            channel = finish(fleet, task.client, max(channel, task.arrival), work)
         else:
             channel = task.arrival
-        # An upload that is kept may end a rounding error after the deadline.
-        kept = within(channel, limit)
-        end = channel if kept else max(limit, end)
-        turns.append(task._replace(arrival=channel, stop=channel if kept else limit))
-    return turns, end
+        turns.append(task._replace(arrival=channel, stop=min(channel, limit)))
+    return turns, min(channel, limit)
 
 
 def _greedy(
-    clients: list[int], ready: Seconds, upload: Seconds, deadline: float
+    clients: list[int], ready: list[int], upload: list[int], deadline: Ticks
 ) -> list[int]:
-    """Clients in the order of selection; `ready` and `upload` are expected seconds.
+    """Clients in the order of selection; all times are J times the expected ones.
 
     Adds the client that makes the round longest by least (ties: smaller id), while the
     round is expected to end by the deadline.
     """
-    left, picked, now = list(clients), [], 0.0
+    left, picked, now = list(clients), [], 0
     while left:
         ends = [max(now, ready[i]) + upload[i] for i in left]
-        best = int(np.argmin(ends))
-        if not within(ends[best], deadline):
+        now = min(ends)
+        if now > deadline:
             break
-        now = ends[best]
-        picked.append(left.pop(best))
+        picked.append(left.pop(ends.index(now)))
     return picked
 
 
@@ -279,42 +281,42 @@ def safa(
     Learning with Low Overhead", IEEE TC 2021; its lag tolerance, without its cache and
     without its preference for clients that did not count in the last round.
     """
-    check_task(fleet, horizon, iterations)
+    clients, end = in_ticks(fleet, horizon, iterations)
     check("timeline.fraction", fraction)
     check("timeline.lag", lag)
-    N = len(fleet.iteration)
-    quota = math.ceil(fraction * N * (1 - 1e-12))  # 0.1 · 30 is a little more than 3
+    N = len(clients.lost)
+    quota = quota_of(fraction, N)
     updates: list[Update] = []
     begun: list[Task] = []  # without those that are under way
     number = [itertools.count() for _ in range(N)]  # of a client's next task
     flying: dict[int, Task] = {}  # by client
-    now = 0.0
+    now: Ticks = 0
     while True:
         new = {"version": len(updates), "now": now, "iterations": iterations}
         for i in range(N):
             task = flying.get(i)
             if task is not None and task.start > now:  # offline until then
-                flying[i] = begin(fleet, i, task.number, **new)
+                flying[i] = begin(clients, i, task.number, **new)
                 continue
             if task is not None:
                 # What arrived at the very end of the last round waits at the server.
                 if task.arrival <= now or len(updates) - task.version <= lag:
                     continue
                 begun.append(task._replace(stop=now))
-            flying[i] = begin(fleet, i, next(number[i]), **new)
+            flying[i] = begin(clients, i, next(number[i]), **new)
         ended, now = _next_round(flying, quota, now)
-        if not ended or not within(now, horizon):
+        if not ended or now > end:
             break
         for task in ended:
             begun.append(flying.pop(task.client))
         add_round(updates, ended, now)
     begun += flying.values()
-    return make_simulation(updates, begun, quota, fleet, horizon, iterations)
+    return make_simulation(updates, begun, quota, clients, end, iterations)
 
 
 def _next_round(
-    flying: dict[int, Task], quota: int, now: float
-) -> tuple[list[Task], float]:
+    flying: dict[int, Task], quota: int, now: Ticks
+) -> tuple[list[Task], Ticks]:
     """SAFA's tasks that arrive or are seen to be lost in a round, and its end."""
     ended: list[Task] = []
     arrived = 0

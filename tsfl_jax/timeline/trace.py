@@ -1,7 +1,8 @@
 """Tasks of the clients, and the trace of those that count in a global update.
 
-All times are virtual seconds. NOT done here: the frameworks' rules; see `synchronous`
-and `asynchronous`.
+While a framework is simulated all times are ticks, see `ticks`; `make_simulation`
+turns them into seconds. NOT done here: the frameworks' rules; see `synchronous` and
+`asynchronous`.
 """
 
 import math
@@ -11,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from tsfl_jax.timeline.fleet import Fleet, finish
+from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline.fleet import ExactFleet, Fleet, exact, finish, work_of
+from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import check
-
-_LONG = 2**20  # iterations of a task that are added up one by one
 
 
 class Trace(NamedTuple):
@@ -40,19 +41,20 @@ COUNTED, LOST, GIVEN_UP, OPEN = "counted", "lost", "given up", "open"
 class Task(NamedTuple):
     """Download, local training and upload of a client. Sorts by arrival, then client.
 
-    Its times and its draws of the fleet; iteration h takes draw ``first + h``.
+    Its times, seconds in a `Simulation`, and its draws of the fleet: iteration h takes
+    draw ``first + h``.
     """
 
-    arrival: float  # seconds, when the model reaches the server; inf: never
+    arrival: Ticks  # when the model reaches the server; inf: never
     client: int
     number: int  # k, counts the client's downloads
     version: int  # global updates that the downloaded model has
     iterations: int
-    start: float  # seconds, when the download begins
+    start: Ticks  # when the download begins
     lost: bool  # at `arrival` the server learns that nothing comes
-    stop: float  # seconds ≤ arrival: the client does nothing for it afterwards
+    stop: Ticks  # ≤ arrival: the client does nothing for it afterwards
     first: int  # draw of its first iteration, before wrapping
-    spent: float = 0.0  # seconds of that iteration done in an earlier interval (T-SFL)
+    spent: Ticks = 0  # of that iteration, done in an earlier interval (T-SFL)
     fills: bool = False  # an unfinished iteration fills the time to the upload (T-SFL)
     fate: str = OPEN  # COUNTED in an update, LOST, GIVEN_UP; OPEN: none by the end
 
@@ -60,7 +62,7 @@ class Task(NamedTuple):
 class Update(NamedTuple):
     """One row of a trace before it is padded."""
 
-    time: float
+    time: Ticks
     tasks: Sequence[Task]
     group: int = 0
 
@@ -73,7 +75,13 @@ class Simulation(NamedTuple):
 
 
 def begin(
-    fleet: Fleet, client: int, number: int, *, version: int, now: float, iterations: int
+    fleet: ExactFleet,
+    client: int,
+    number: int,
+    *,
+    version: int,
+    now: Ticks,
+    iterations: int,
 ) -> Task:
     """Begin a task of a client: download, training and upload, only while online.
 
@@ -82,23 +90,17 @@ def begin(
       client: in [0, N).
       number: k ≥ 0; it takes the client's iterations [k·H, (k+1)·H).
       version: updates the downloaded model has.
-      now: seconds; the download begins at the client's first online moment from then.
+      now: ticks; the download begins at the client's first online moment from then.
       iterations: H ≥ 1, the same in all tasks of this client.
 
     Returns:
       The `Task`.
     """
-    J = fleet.iteration.shape[1]
-    # Very many are counted in whole cycles of the draws: memory does not grow with H.
-    cycles = iterations // J if iterations > _LONG else 0
-    draws = (number * iterations + np.arange(iterations - cycles * J)) % J
-    compute = float(fleet.iteration[client, draws].sum())
-    if cycles:
-        compute += cycles * float(fleet.iteration[client].sum())
-    k = number % J
-    start = finish(fleet, client, now, 0.0)
-    seconds = fleet.download[client, k] + compute + fleet.upload[client, k]
-    arrival = finish(fleet, client, start, seconds)
+    k = number % fleet.download.shape[1]
+    start = finish(fleet, client, now, 0)
+    work = work_of(fleet, client, number * iterations, iterations)
+    work += fleet.download.item(client, k) + fleet.upload.item(client, k)
+    arrival = finish(fleet, client, start, work)
     return Task(
         arrival,
         client,
@@ -106,26 +108,21 @@ def begin(
         version,
         iterations,
         start,
-        lost=bool(fleet.lost[client, k]),
+        lost=fleet.lost.item(client, k),
         stop=arrival,
         first=number * iterations,
     )
-
-
-def expected_seconds(fleet: Fleet) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Means of a client's draws: download, one iteration, upload; [N] float64 each."""
-    return fleet.download.mean(1), fleet.iteration.mean(1), fleet.upload.mean(1)
 
 
 def make_simulation(
     updates: Sequence[Update],
     begun: Sequence[Task],
     width: int,
-    fleet: Fleet,
-    horizon: float,
+    fleet: ExactFleet,
+    horizon: Ticks,
     iterations: int,
 ) -> Simulation:
-    """Make the trace of the updates, and the fate of every task.
+    """Make the trace of the updates, and the fate of every task, in seconds.
 
     Args:
       updates: R of them, in time, with the tasks that count.
@@ -141,26 +138,35 @@ def make_simulation(
       UserError: no updates.
     """
     if not updates:
+        first = {"version": 0, "now": 0, "iterations": iterations}
         ends = [
-            begin(fleet, i, 0, version=0, now=0.0, iterations=iterations).arrival
-            for i in range(len(fleet.iteration))
+            ticks.seconds(begin(fleet, i, 0, **first).arrival)
+            for i in range(len(fleet.lost))
         ]
         raise UserError(
             f"--config.num_intervals times --config.schedule.interval_seconds is "
-            f"{horizon:g} s: no global update happens in that time; the clients' first "
-            f"tasks end from {min(ends):g} s to {max(ends):g} s; choose more or longer "
-            "intervals, and less --config.schedule.dropout if deliveries are lost"
+            f"{ticks.seconds(horizon):g} s: no global update happens in that time; the "
+            f"clients' first tasks end from {min(ends):g} s to {max(ends):g} s; choose "
+            "more or longer intervals, and less --config.schedule.dropout if "
+            "deliveries are lost"
         )
     last = updates[-1].time
     counted = {(t.client, t.number) for update in updates for t in update.tasks}
     tasks = {(t.client, t.number): t for t in begun if t.start < last}
     for name, task in tasks.items():
+        fate = OPEN
         if name in counted:
-            tasks[name] = task._replace(fate=COUNTED)
+            fate = COUNTED
         elif task.stop < task.arrival:
-            tasks[name] = task._replace(fate=GIVEN_UP)
+            fate = GIVEN_UP
         elif task.lost and task.arrival <= last:
-            tasks[name] = task._replace(fate=LOST)
+            fate = LOST
+        tasks[name] = task._replace(
+            arrival=ticks.seconds(task.arrival),
+            start=ticks.seconds(task.start),
+            stop=ticks.seconds(task.stop),
+            fate=fate,
+        )
     return Simulation(_trace(updates, width), [tasks[name] for name in sorted(tasks)])
 
 
@@ -169,12 +175,14 @@ def _trace(updates: Sequence[Update], width: int) -> Trace:
 
     def column(name: str, empty: int | float, dtype: type) -> np.ndarray:
         out = np.full((len(updates), width), empty, dtype)
+        unit = ticks.SECOND if dtype is np.float64 else 1
         for r, update in enumerate(updates):
-            out[r, : len(update.tasks)] = [getattr(t, name) for t in update.tasks]
+            each = [getattr(task, name) / unit for task in update.tasks]
+            out[r, : len(each)] = each
         return out
 
     return Trace(
-        time=np.array([u.time for u in updates], np.float64),
+        time=np.array([ticks.seconds(u.time) for u in updates]),
         client=column("client", -1, np.int32),
         version=column("version", 0, np.int32),
         iterations=column("iterations", 0, np.int32),
@@ -186,7 +194,7 @@ def _trace(updates: Sequence[Update], width: int) -> Trace:
 
 
 def add_round(
-    updates: list[Update], ended: Sequence[Task], now: float, group: int = 0
+    updates: list[Update], ended: Sequence[Task], now: Ticks, group: int = 0
 ) -> None:
     """Append the update of a round that ends now, unless all its tasks were lost."""
     arrived = sorted((t for t in ended if not t.lost), key=lambda task: task.client)
@@ -194,12 +202,17 @@ def add_round(
         updates.append(Update(now, arrived, group))
 
 
-def check_task(fleet: Fleet, horizon: float, iterations: int) -> None:
-    """Raise `UserError` for what no framework with tasks of H iterations accepts."""
+def in_ticks(fleet: Fleet, horizon: float, iterations: int) -> tuple[ExactFleet, Ticks]:
+    """The fleet and the horizon in ticks, for a framework with tasks of H iterations.
+
+    Raises:
+      UserError: what no such framework accepts.
+    """
     check("num_clients", len(fleet.iteration))
-    if not 0 < horizon < math.inf:
+    if not 1 / ticks.SECOND <= horizon < math.inf:
         raise UserError(
             "--config.num_intervals times --config.schedule.interval_seconds is "
-            f"{horizon} s: must be finite and > 0"
+            f"{horizon} s: must be finite and > 0, at least {1 / ticks.SECOND:g}"
         )
     check("timeline.local_iterations", iterations)
+    return exact(fleet), ticks.of(horizon)

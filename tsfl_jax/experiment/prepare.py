@@ -63,7 +63,7 @@ class Prepared(NamedTuple):
 @functools.lru_cache(maxsize=4096)
 def _scalar(value: Any, dtype: Any = np.float32) -> Scalar:
     """An array on the device; thousands of lanes have most of them in common."""
-    return jnp.asarray(value, dtype)
+    return jax.device_put(np.asarray(value, dtype))
 
 
 def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
@@ -383,6 +383,8 @@ def chunk_of(prepared: Prepared) -> int:
     On a timeline R is the number of updates that happen in R intervals on average. The
     last call is filled up: on a timeline, or where no divisor of T is near R.
     """
+    if jax.config.jax_debug_nans:  # see `engine.nans`
+        return 1
     config, updates = prepared.config, len(prepared.steps)
     most = min(config.report_every or _by_work(prepared), config.num_intervals)
     if config.timeline.framework != "none":

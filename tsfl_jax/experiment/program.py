@@ -14,17 +14,17 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from tsfl_jax import rng
+from tsfl_jax import rng, trees
 from tsfl_jax.config import seed_of
 from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, evaluation, optimizers, scan
-from tsfl_jax.engine.recipe import Probes, Recipe
+from tsfl_jax.engine import devices, evaluation, nans, optimizers, scan
+from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
 from tsfl_jax.report import progress
-from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.types import Array, HParams, PRNGKey
+from tsfl_jax.rules.base import Aggregator, one_of
+from tsfl_jax.types import Array, HParams, Params, PRNGKey, UserError
 
 
 class Arrays(NamedTuple):
@@ -51,10 +51,15 @@ class Program(NamedTuple):
     """A function for the experiments of a group, which differ in arrays only."""
 
     run: scan.Run
-    recipe: Recipe
+    parts: Parts
     mesh: Mesh
     intervals: int  # T, intervals or updates of a whole run
     chunk: int  # R, of one call
+
+    @property
+    def recipe(self) -> Recipe:
+        """What shapes the program."""
+        return self.parts.recipe
 
     def chunk_of_arrays(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
         """What `run` takes for the chunk from interval `first` on, wherever it is."""
@@ -124,13 +129,30 @@ class Compiled(NamedTuple):
         while first < program.intervals:
             arguments = program.arguments(arrays, now, first)
             begun = time.perf_counter()
-            now, history = jax.block_until_ready(self.call(*arguments))
+            kept = jax.config.jax_debug_nans and jax.device_get(arguments[0])
+            with jax.debug_nans(False):  # in a history NaN stands for "not measured"
+                now, history = jax.block_until_ready(self.call(*arguments))
             seconds = time.perf_counter() - begun
             length = min(program.chunk, program.intervals - first)  # without padding
             at = (slice(None),) * bool(program.recipe.lanes) + (slice(length),)
             history = jax.tree.map(lambda a, at=at: a[at], jax.device_get(history))
+            if kept:
+                before = program.chunk_of_arrays(arrays, jax.device_put(kept), first)
+                self.find_nan(before, now, history)
             yield Chunk(first, first + length, now, history, seconds)
             first += length
+
+    def find_nan(self, arguments: tuple, now: scan.State, history: scan.History) -> None:
+        """Raise FloatingPointError if a call of one interval has made a NaN."""
+        lost = (history.num_dropped > 0) | np.isinf(history.test_loss)
+        if self.program.recipe.lanes and lost.any():
+            raise FloatingPointError(
+                f"lane {np.flatnonzero(lost)[0]} of this call lost a client's model or "
+                "its test loss; with jax_debug_nans run it alone to see where"
+            )
+        if lost.any():
+            given = *arguments[:-1], trees.take(arguments[-1], 0)
+            nans.search(self.program.parts, *given, now.params)
 
     def memory(self) -> dict[str, int]:
         """Bytes on every device as the compiler reports them; {} where it does not."""
@@ -221,11 +243,10 @@ def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Progra
     first, rules = several[0], rules_of(several)
     recipe = recipe_of(several, rules, lanes)
     optimizer = _optimizer_of(several, recipe)
+    network, hooks = first.network.model, first.hooks
     return Program(
-        run=scan.make_run(
-            first.network.model, rules, optimizer, recipe, mesh, first.hooks
-        ),
-        recipe=recipe,
+        run=scan.make_run(network, rules, optimizer, recipe, mesh, hooks),
+        parts=Parts(network, one_of(rules), optimizer, recipe, hooks),
         mesh=mesh,
         intervals=len(first.steps),
         chunk=chunk_of(first),

@@ -24,7 +24,7 @@ from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
 from tsfl_jax.report import progress
 from tsfl_jax.rules.base import Aggregator, one_of
-from tsfl_jax.types import Array, HParams, Params, PRNGKey, UserError
+from tsfl_jax.types import Array, HParams, PRNGKey
 
 
 class Arrays(NamedTuple):
@@ -142,7 +142,9 @@ class Compiled(NamedTuple):
             yield Chunk(first, first + length, now, history, seconds)
             first += length
 
-    def find_nan(self, arguments: tuple, now: scan.State, history: scan.History) -> None:
+    def find_nan(
+        self, arguments: tuple, now: scan.State, history: scan.History
+    ) -> None:
         """Raise FloatingPointError if a call of one interval has made a NaN."""
         lost = (history.num_dropped > 0) | np.isinf(history.test_loss)
         if self.program.recipe.lanes and lost.any():

@@ -87,8 +87,11 @@ def generator(seed: int, stream: str) -> np.random.Generator:
 
 
 def key(seed: int) -> PRNGKey:
-    """The JAX key that all streams of a seed in [0, 2**32) are folded from."""
-    return jax.random.key(seed)
+    """The JAX key that all streams of a seed in [0, 2**32) are folded from.
+
+    The generator is named, so that ``jax_default_prng_impl`` changes nothing.
+    """
+    return jax.random.key(seed, impl="threefry2x32")
 
 
 def fold(key: PRNGKey, stream: str) -> PRNGKey:

@@ -228,7 +228,10 @@ def dealt(work: Int[Array, "N"], places: int, axis: str | None) -> Int[Array, "K
     empty = places * count(axis) - number
     order = jnp.pad(order, (0, empty), constant_values=number)
     rounds = order.reshape(places, -1)
-    rounds = rounds.at[1::2].set(rounds[1::2, ::-1])
+    # Not an array updated with a permutation of itself: under jit, XLA's CPU backend of
+    # jaxlib 0.12.0.1 writes in place over what it still reads.
+    back = jnp.arange(places)[:, None] % 2 == 1
+    rounds = jnp.where(back, rounds[:, ::-1], rounds)
     return rounds[:, 0 if axis is None else lax.axis_index(axis)]
 
 

@@ -6,6 +6,8 @@ A user's own functions are in it as `fingerprints` describes them.
 import dataclasses
 from typing import Any
 
+import jax
+
 from tsfl_jax import data
 from tsfl_jax.config import WITHOUT_EFFECT, effective, flat
 from tsfl_jax.experiment import pilot
@@ -24,6 +26,16 @@ _PARTS = (
 # These shape loops or arrays, unlike the others of their sections.
 _SHAPES = {"schedule.iteration", "partition.online", "data.validation"}
 _SHAPES |= {"dms.estimator"}
+
+
+# JAX's own configuration that can change a result, and its default; a run under another
+# value is another experiment. 64-bit numbers are refused.
+_JAX = {
+    "jax_threefry_partitionable": True,
+    "jax_default_prng_impl": "threefry2x32",  # of keys that a user's own parts make
+    "jax_random_seed_offset": 0,
+    "jax_default_matmul_precision": None,
+}
 
 
 def labels_of(prepared: Prepared) -> dict[str, Any]:
@@ -72,7 +84,9 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     described["own model"] = described["own model"] or prepared.config.model.name
     settings, without = effective(settings_of(prepared)), unread(prepared)
     settings = {n: v for n, v in settings.items() if n not in without}
-    return settings | prepared.fingerprints | described
+    found = {name: getattr(jax.config, name) for name in _JAX}
+    changed = {n: str(v) for n, v in found.items() if v != _JAX[n]}
+    return settings | prepared.fingerprints | described | changed
 
 
 def signature(prepared: Prepared) -> dict[str, str]:

@@ -232,7 +232,7 @@ def test_a_setting_is_set_where_a_framework_reads_it():
     # Where none of them reads it, it is refused.
     sfl = configs[frameworks.index("sfl")]
     with pytest.raises(UserError, match="buffer=3: would be ignored .* to fedbuff"):
-        axes.changed(sfl, compare._own(changes, "sfl", ["sfl", "afl"]))
+        prepare.prepare(axes.changed(sfl, compare._own(changes, "sfl", ["sfl", "afl"])))
 
 
 def test_every_framework_has_its_file():

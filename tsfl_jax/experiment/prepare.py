@@ -240,6 +240,7 @@ def by_name(config: Config, own: Own) -> tuple[Config, Own]:
 
 
 def _check_rule(config: Config, own: Own) -> None:
+    rule_settings.check_framework(config)
     if own.aggregator is None:
         rule_settings.check(config)
     elif not isinstance(own.aggregator, Aggregator):

@@ -24,15 +24,18 @@ from tsfl_jax.validate import validate as validate_settings
 
 
 def validate(config: Config) -> None:
-    """Check all settings that can be checked without data, with tables of names.
+    """Check all settings that can be checked without data, the rule's name included.
 
     Raises:
       UserError: one line about the first setting that cannot work.
     """
     validate_settings(config)
     check_name("algorithm", config.algorithm, AGGREGATORS)
-    used_by = {n: ("timeline.framework", by) for n, by in readers().items()}
-    check_used(config, used_by)
+
+
+def check_framework(config: Config) -> None:
+    """Raise `UserError` for a changed setting that only other frameworks read."""
+    check_used(config, {n: ("timeline.framework", by) for n, by in readers().items()})
 
 
 def _readers() -> dict[str, list[str]]:

@@ -23,11 +23,9 @@ def quota_of(fraction: float, num_clients: int) -> int:
 
 def _tasks(fleet: Fleet, horizon: float, iterations: int) -> Float[np.ndarray, "N"]:
     """Tasks of each client until the horizon, the most first."""
-    download, step, upload = (
-        each.mean(1) for each in (fleet.download, fleet.iteration, fleet.upload)
-    )
     with np.errstate(over="ignore", divide="ignore"):
-        return np.sort(horizon / (download + iterations * step + upload))[::-1]
+        task = (fleet.download + iterations * fleet.iteration + fleet.upload).mean(1)
+        return np.sort(horizon / task)[::-1]
 
 
 def of_clock(

@@ -64,11 +64,9 @@ def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
     Heterogeneous Data Centers", 2020.
     """
     clients, end = in_ticks(fleet, horizon, iterations)
-    rest = [d + u for d, _, u in zip(*expected(clients), strict=True)]
-    step = expected(clients)[1]
-    slowest = max(r + iterations * s for r, s in zip(rest, step, strict=True))
-    fitting = [(slowest - r) // s for r, s in zip(rest, step, strict=True)]
-    counts = [max(count, iterations) for count in fitting]
+    each = [(d + u, step) for d, step, u in zip(*expected(clients), strict=True)]
+    slowest = max(rest + iterations * step for rest, step in each)
+    counts = [max((slowest - rest) // step, iterations) for rest, step in each]
     if max(counts) > INT32_MAX:
         raise UserError(
             f"--config.timeline.speed: client {counts.index(max(counts))} does "
@@ -103,10 +101,8 @@ def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Simul
     check("timeline.tiers", tiers, N, "num_clients")
     total = [d + iterations * s + u for d, s, u in zip(*expected(clients), strict=True)]
     order = sorted(range(N), key=total.__getitem__)
-    members: list[list[int]] = [[] for _ in range(tiers)]
-    for place, i in enumerate(order):
-        members[place * tiers // N].append(i)
-    members = [sorted(tier) for tier in members]
+    tier = np.arange(N) * tiers // N
+    members = [np.sort(np.array(order)[tier == m]).tolist() for m in range(tiers)]
     return _tier_rounds(clients, end, members, [iterations] * N, iterations)
 
 

@@ -138,11 +138,9 @@ def make_simulation(
       UserError: no updates.
     """
     if not updates:
-        first = {"version": 0, "now": 0, "iterations": iterations}
-        ends = [
-            ticks.seconds(begin(fleet, i, 0, **first).arrival)
-            for i in range(len(fleet.lost))
-        ]
+        new = {"version": 0, "now": 0, "iterations": iterations}
+        tasks = [begin(fleet, i, 0, **new) for i in range(len(fleet.lost))]
+        ends = [ticks.seconds(task.arrival) for task in tasks]
         raise UserError(
             f"--config.num_intervals times --config.schedule.interval_seconds is "
             f"{ticks.seconds(horizon):g} s: no global update happens in that time; the "

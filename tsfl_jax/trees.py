@@ -5,7 +5,8 @@ such as batch statistics and counters. Rules combine parameters; of the others a
 the clients' own values is taken, see `values`.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -27,6 +28,19 @@ def map_inexact(function: Callable[..., Array], tree: Params, *rest: Params) -> 
         return function(first, *others) if inexact(first) else first
 
     return jax.tree.map(leaf, tree, *rest)
+
+
+@contextlib.contextmanager
+def arithmetic() -> Iterator[None]:
+    """JAX's arithmetic as this package means it, whatever a user has set.
+
+    float32 is multiplied in float32, where a GPU of 2020 or later would by default take
+    the 10 bits of TF32; types are promoted as usual. A user's functions were traced
+    under the user's own settings before. Also a decorator.
+    """
+    promotion = jax.numpy_dtype_promotion("standard")
+    with jax.default_matmul_precision("float32"), promotion:
+        yield
 
 
 def parted(variables: Params) -> tuple[Params, dict[str, Any]]:

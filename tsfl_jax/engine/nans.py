@@ -5,6 +5,7 @@ NaN stands for "not measured" in its record: what made a NaN has to be repeated.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import rng, trees
@@ -12,6 +13,11 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import evaluation, interval, optimizers
 from tsfl_jax.engine.recipe import Parts
 from tsfl_jax.types import HParams, Params, PRNGKey
+
+
+def wanted() -> bool:
+    """Whether the user looks for NaN; calls have one interval each then."""
+    return bool(getattr(jax.config, "jax_debug_nans"))  # noqa: B009
 
 
 def search(
@@ -33,7 +39,7 @@ def search(
       FloatingPointError: at the operation that makes a NaN, with JAX's traceback.
     """
     if parts.recipe.lr_varies:
-        hparams = optimizers.in_interval(hparams, inputs.interval)
+        hparams = optimizers.in_interval(hparams, jnp.asarray(inputs.interval))
     problem = interval.renewed(problem, key, inputs.interval)
     stream = rng.fold(key, "training")
     keys = stream, jax.random.fold_in(stream, inputs.interval)

@@ -164,9 +164,8 @@ def make_run(
         def body(state: State, inputs: Inputs) -> tuple[State, History]:
             return run_interval(parts, state, key, hparams, problem, inputs)
 
-        # By default a GPU of 2020 or later multiplies float32 with the 10 bits of TF32.
-        # Inside of the network `models.precision` may choose that; nowhere else.
-        with jax.default_matmul_precision("float32"):
+        # Inside of the network `models.precision` may choose other products.
+        with trees.arithmetic():
             return lax.scan(body, state, inputs)
 
     run = _over_lanes(intervals, recipe.lanes) if recipe.lanes else intervals

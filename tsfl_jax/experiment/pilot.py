@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import rng
+from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, probes
 from tsfl_jax.engine.recipe import Parts, Probes, Recipe
@@ -44,7 +44,7 @@ def _estimate(
     hparams: HParams,
 ) -> Constants:
     """The estimates at w⁰."""
-    with jax.default_matmul_precision("float32"):  # as in `scan.make_run`
+    with trees.arithmetic():  # as in `scan.make_run`
         return probes.estimate_constants(
             parts, params, key, clients, samples, hparams, DRAWS
         )

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from tsfl_jax import rng, trees
+from tsfl_jax import rng
 from tsfl_jax.config import seed_of
 from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
@@ -129,7 +129,7 @@ class Compiled(NamedTuple):
         while first < program.intervals:
             arguments = program.arguments(arrays, now, first)
             begun = time.perf_counter()
-            kept = jax.config.jax_debug_nans and jax.device_get(arguments[0])
+            kept = nans.wanted() and jax.device_get(arguments[0])
             with jax.debug_nans(False):  # in a history NaN stands for "not measured"
                 now, history = jax.block_until_ready(self.call(*arguments))
             seconds = time.perf_counter() - begun
@@ -153,8 +153,10 @@ class Compiled(NamedTuple):
                 "its test loss; with jax_debug_nans run it alone to see where"
             )
         if lost.any():
-            given = *arguments[:-1], trees.take(arguments[-1], 0)
-            nans.search(self.program.parts, *given, now.params)
+            state, key, hparams, problem, inputs = arguments
+            first = jax.tree.map(lambda a: jnp.asarray(a[0]), inputs)
+            given = self.program.parts, state, key, hparams, problem, first
+            nans.search(*given, after=now.params)
 
     def memory(self) -> dict[str, int]:
         """Bytes on every device as the compiler reports them; {} where it does not."""

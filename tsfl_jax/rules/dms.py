@@ -28,6 +28,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from tsfl_jax import trees
 from tsfl_jax.theory import simplex
 from tsfl_jax.theory.bounds import check
 from tsfl_jax.types import Numbers, PRNGKey, UserError
@@ -97,6 +98,7 @@ def threshold(tau: Numbers) -> Float[Array, ""]:
     return jnp.where(_counts(tau), mean, jnp.nan)
 
 
+@trees.arithmetic()
 def filter_probability(
     tau: Numbers, threshold_value: Numbers | None = None
 ) -> Float[Array, "N"]:
@@ -173,6 +175,7 @@ def _given_or(given: Numbers | None, tau: Float[Array, "N"]) -> Float[Array, ""]
     return jnp.where(jnp.isnan(value), own, within)
 
 
+@trees.arithmetic()
 def coupling(
     tau: Numbers,
     *,
@@ -251,6 +254,7 @@ def project(v: Numbers, mask: Numbers, upper: Numbers) -> Float[Array, "N"]:
     return jnp.where(good, rho, jnp.nan)
 
 
+@trees.arithmetic()
 def affine_weights(
     tau: Numbers,
     selected: Numbers,
@@ -309,6 +313,7 @@ def affine_weights(
     return jnp.where(good, weights, jnp.nan)
 
 
+@trees.arithmetic()
 def dms_weights(
     key: PRNGKey | Any,
     tau: Numbers,

@@ -307,7 +307,7 @@ def _variables(params: Params) -> Params:
     return params if _has_collections(params) else {"params": params}
 
 
-@jax.default_matmul_precision("float32")  # else a GPU would round models to TF32
+@trees.arithmetic()
 def _applied(
     rule: Aggregator,
     updates: Params,

@@ -1,0 +1,112 @@
+"""Settings of JAX that a careful user switches on, or that would change results."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tests import problems
+
+RULES = ("fedavg", "dms", "fedadam", "krum")
+SLOW = sorted(set(tsfl_jax.AGGREGATORS) - set(RULES))
+
+
+def config_of(rule: str, framework: str = "none") -> tsfl_jax.Config:
+    config = tsfl_jax.Config(algorithm=rule, num_intervals=2, num_clients=6)
+    config.batch_size, config.lr, config.schedule.data_size = 8, 0.02, 16
+    if framework != "none":
+        config.timeline.framework = framework
+        config.timeline.local_iterations = 2
+        config.schedule.interval_seconds = 3.0
+    if rule in ("oracle", "learned", "dms_adaptive"):
+        config.data.validation = 40
+    return config
+
+
+@pytest.mark.parametrize(
+    ("rule", "framework"),
+    [(rule, "none") for rule in RULES]
+    + [("fedasync", "afl")]
+    + [pytest.param(rule, "none", marks=pytest.mark.slow) for rule in SLOW],
+)
+def test_strict_promotion_and_search_for_nans_change_nothing(rule, framework):
+    plain = tsfl_jax.simulate(config_of(rule, framework))
+    with jax.numpy_dtype_promotion("strict"):
+        strict = tsfl_jax.simulate(config_of(rule, framework))
+    with jax.debug_nans(True):
+        searched = tsfl_jax.simulate(config_of(rule, framework))
+    for other in (strict, searched):
+        jax.tree.map(np.testing.assert_array_equal, plain.params, other.params)
+
+
+@pytest.mark.parametrize("setting", ["strict", "nans"])
+def test_a_sweep(setting):
+    with (
+        jax.numpy_dtype_promotion("strict" if setting == "strict" else "standard"),
+        jax.debug_nans(setting == "nans"),
+    ):
+        result = tsfl_jax.sweep(config_of("fedavg"), {"lr": [0.01, 0.02]})
+    assert np.isfinite(result.history["test_accuracy"]).all()
+
+
+class Broken(nn.Module):
+    """A network that takes the root of a negative number."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(3)(x.reshape(x.shape[0], -1))
+        return x + 0 * jnp.sqrt(-1.0 - x[:, :1] ** 2)
+
+
+def test_a_nan_of_the_user_s_network_is_found():
+    data = problems.dataset(samples=300)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="sqrt"):
+        tsfl_jax.simulate(config_of("fedavg"), model=Broken(), dataset=data)
+
+
+def test_a_network_that_promotes_is_named_under_strict_promotion():
+    class Promoting(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Dense(3)(x.reshape(x.shape[0], -1))
+            return x * jnp.arange(3)[None]
+
+    data = problems.dataset(samples=300)
+    with (
+        jax.numpy_dtype_promotion("strict"),
+        pytest.raises(tsfl_jax.UserError, match="Promoting.*TypePromotionError"),
+    ):
+        tsfl_jax.simulate(config_of("fedavg"), model=Promoting(), dataset=data)
+
+
+def test_another_default_generator_changes_nothing():
+    plain = tsfl_jax.simulate(config_of("dms"))
+    with jax.default_prng_impl("rbg"):
+        other = tsfl_jax.simulate(config_of("dms"))
+    jax.tree.map(np.testing.assert_array_equal, plain.params, other.params)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: jax.threefry_partitionable(False),
+        lambda: jax.default_prng_impl("rbg"),
+        lambda: jax.default_matmul_precision("bfloat16"),
+    ],
+)
+def test_a_run_does_not_resume_under_another_arithmetic(setting, tmp_path):
+    config = config_of("fedavg")
+    tsfl_jax.simulate(config, workdir=tmp_path)
+    with setting(), pytest.raises(tsfl_jax.UserError, match="jax_"):
+        tsfl_jax.simulate(config, workdir=tmp_path)
+
+
+def test_weights_under_strict_promotion():
+    constants = {"smoothness": 10.0, "grad_sq_norm": 4.0, "grad_variance": 0.5}
+    tau = jnp.array([1, 1, 2, 4, 4])
+    plain = tsfl_jax.dms_weights(jax.random.key(0), tau, lr=0.003, **constants)
+    with jax.numpy_dtype_promotion("strict"):
+        found = tsfl_jax.dms_weights(jax.random.key(0), tau, lr=0.003, **constants)
+    np.testing.assert_array_equal(found, plain)

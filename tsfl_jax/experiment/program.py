@@ -154,7 +154,7 @@ class Compiled(NamedTuple):
             )
         if lost.any():
             state, key, hparams, problem, inputs = arguments
-            first = jax.tree.map(lambda a: jnp.asarray(a[0]), inputs)
+            first = jax.tree.map(lambda a: np.asarray(a[0]), inputs)
             given = self.program.parts, state, key, hparams, problem, first
             nans.search(*given, after=now.params)
 

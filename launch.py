@@ -5,9 +5,15 @@ Any setting of `tsfl_jax.config.Config` can be changed: ``--config.lr=0.01``,
 ``runs/``); the same command with the same workdir resumes.
 """
 
-from absl import app, flags, logging
+import os
+import signal
 
-from tsfl_jax import cli
+if __name__ == "__main__":  # imports may swallow a KeyboardInterrupt
+    signal.signal(signal.SIGINT, lambda *_: (os.write(2, b"stopped\n"), os._exit(130)))
+
+from absl import app, flags, logging  # noqa: E402
+
+from tsfl_jax import cli  # noqa: E402
 
 flags.adopt_module_key_flags(cli)  # for --help
 

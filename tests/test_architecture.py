@@ -15,7 +15,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
 
 ROOT = (
     *("types", "rng", "trees", "config", "config_files", "host_memory", "validate"),
-    "command",
+    *("interrupts", "command"),
 )
 ORDER = (
     *ROOT,

@@ -153,7 +153,6 @@ SLIPS = {
         ["no.npz"],
     ),
     "too much data": (["--config.num_clients=500"], ["training samples"]),
-    "batch too large": (["--config.batch_size=900"], ["batch_size=900", "client"]),
     "unwritable workdir": (["--workdir=/dev/null/x"], ["--workdir"]),
     "misspelt field of a sweep": (
         [*SMALL, "--sweep=lrr=1"],

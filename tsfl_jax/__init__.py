@@ -20,6 +20,9 @@ Timelines without training are in `tsfl_jax.timeline`, tables and figures in
 import warnings
 from typing import Any
 
+import tsfl_jax.interrupts  # noqa: F401  # first, for Ctrl-C while importing
+
+# isort: split
 from tsfl_jax import rules, theory
 from tsfl_jax.config import Config
 from tsfl_jax.data.in_memory import make_dataset

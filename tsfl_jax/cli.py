@@ -271,7 +271,7 @@ def _check_workdir(path: pathlib.Path) -> None:
 
 
 def _interrupts() -> Callable[[], bool]:
-    """Make the first Ctrl-C end the run after its chunk, saved; the second at once."""
+    """Make the first Ctrl-C or SIGTERM end the run after its chunk, the second now."""
     asked: list[bool] = []
 
     def handler(number: int, frame: Any) -> None:
@@ -282,6 +282,7 @@ def _interrupts() -> Callable[[], bool]:
         print("\nstopping after this chunk; Ctrl-C again: at once", file=sys.stderr)
 
     signal.signal(signal.SIGINT, handler)
+    signal.signal(signal.SIGTERM, handler)
     return lambda: bool(asked)
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from tsfl_jax import interrupts
 from tsfl_jax.types import UserError
 
 
@@ -50,6 +51,7 @@ def run(name: str, main: Callable[[list[str]], None]) -> None:
       main: takes the arguments without the program's name.
     """
     try:
+        interrupts.release()
         main(sys.argv[1:])
     except UserError as error:
         message, code = str(error), 2

@@ -84,6 +84,10 @@ _ACCEPTED = {int: numbers.Integral, float: numbers.Real}
 def suggestion(name: object) -> str:
     """ "; did you mean 'x' (what it is)?", or nothing where no setting is close."""
     found = difflib.get_close_matches(str(name), c.SETTINGS, n=1)
+    words = str(name).rpartition(".")[2].replace("_", " ")
+    # learning_rate is not like lr, but what lr is: the first whose help has the words.
+    if " " in words:
+        found = [n for n, (_, s) in c.SETTINGS.items() if words in s.help][:1] or found
     about = [f"; did you mean {n!r} ({c.SETTINGS[n][1].help})?" for n in found]
     return "".join(about)
 

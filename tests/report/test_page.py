@@ -194,7 +194,7 @@ def test_a_sweep(tmp_path, form):
     assert bool(source.missing) == (form == "csv")
     found = check_whole(page.make_page([folder]))
     head, first, second = found.tables["results"]
-    assert first[0] == "lr=0.1" and "±" in first[2]
+    assert first[0] == "lr=0.1" and " to " in first[2]
     # The lane that diverged is counted, and in no mean.
     assert head[-1] == "diverged" and (first[-1], second[-1]) == ("0", "1")
     assert second[3] == f"{100 * rows[2]['best_test_accuracy']:.2f}"

@@ -65,11 +65,14 @@ def spread(
     """Format a mean ± half of its 95 % confidence interval: "97.40 ± 0.12".
 
     Args:
-      values: ``[n]`` independent measurements; the mean alone for n = 1.
+      values: ``[n]`` independent measurements; the mean alone for n = 1, and the range
+        for n = 2, whose interval of 12.7 standard errors says nothing.
       form: format of the mean; "+.2f" shows the sign of a difference.
     """
     mean, half = confidence_interval(values)
     text = f"{mean:{form}}"
+    if len(values) == 2:
+        return f"{text} ({min(values):{form}} to {max(values):{form}})"
     return text if np.isnan(half) else f"{text} ± {half:{form.lstrip('+')}}"
 
 

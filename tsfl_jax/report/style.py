@@ -147,10 +147,21 @@ def plot_mean(
     label: str,
     alpha: float = 0.2,
 ) -> None:
-    """Plot the mean of ``[n, T]`` values over n, with its 95 % confidence band."""
+    """Plot the mean of ``[n, T]`` values over n, with its 95 % confidence band.
+
+    For n = 2 the band is the range; that of values ≥ 0 does not go below 0, and that of
+    percentages not beyond 100.
+    """
     mean, half = confidence_interval(values, omit=True)
     seen = np.isfinite(mean) & np.isfinite(half)
-    plot_band(axes, x[seen], (mean - half)[seen], (mean + half)[seen], style, alpha)
+    low, high = (mean - half)[seen], (mean + half)[seen]
+    if len(values) == 2:
+        low, high = values[:, seen].min(axis=0), values[:, seen].max(axis=0)
+    if not (values < 0).any():
+        low = np.maximum(low, 0)
+    if "%" in axes.get_ylabel():
+        high = np.minimum(high, 100)
+    plot_band(axes, x[seen], low, high, style, alpha)
     plot_line(axes, x, mean, style, label=label)
 
 

@@ -1,0 +1,31 @@
+"""Ctrl-C while a command is still importing its libraries.
+
+Imports take two seconds and may swallow a KeyboardInterrupt, so the process is ended
+where the signal comes. Only for processes that are a command of this package. What
+Python itself does before it reaches this module cannot be helped.
+"""
+
+import os
+import signal
+import sys
+from typing import Any
+
+
+def _stopped(number: int, frame: Any) -> None:
+    del number, frame
+    os.write(2, b"stopped\n")
+    os._exit(130)
+
+
+def guard() -> None:
+    """End the process at a Ctrl-C, until `release`."""
+    signal.signal(signal.SIGINT, _stopped)
+
+
+def release() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+if os.path.basename(sys.argv[0] if sys.argv else "") in ("tsfl", "tsfl.exe"):
+    guard()

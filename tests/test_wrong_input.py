@@ -534,6 +534,7 @@ COMMANDS = [
     ("reproduce", f"table1 --data_dir {LONG}", "no such folder"),
     ("reproduce", "sensitivity --data_dir /nope", "--data_dir=/nope"),
     ("reproduce", "table1 --data_dir .", "nothing could be run"),
+    ("reproduce", "table1 --case 3", "nothing of --case 3; that is in table2, fig5"),
     ("reproduce", "table1 --out /dev/null/x", "/dev/null/x"),
     ("theory_report", "", "required: workdir"),
     ("theory_report", "gone", "gone: no finished run there"),

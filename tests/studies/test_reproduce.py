@@ -126,13 +126,16 @@ def test_cases_are_chosen_and_the_table_grows(tmp_path, monkeypatch):
     def run_cell(cell, given, stream):
         table = tmp_path / "table1.md"
         seen.append(table.read_text().count("| Case 1 |") if table.exists() else 0)
-        return reproduce.CellResult(cell, None, None, 0.0, "not available")
+        return reproduce.CellResult(cell, best, None, 0.0, "not available")
 
     monkeypatch.setattr(reproduce, "run_cell", run_cell)
-    words = ["table1", "--case", "1", "--out", str(tmp_path)]
-    with pytest.raises(UserError, match="nothing could be run"):
+    words, best = ["table1", "--case", "1", "--out", str(tmp_path)], None
+    with pytest.raises(UserError, match=r"nothing could be run \(not available\)"):
         reproduce.main(words)
-    assert seen == [0, 1, 2, 3]
+    assert seen == [0] * 4 and not (tmp_path / "table1.md").exists()
+    best = np.full((4, 1), 0.5)
+    reproduce.main(words)
+    assert seen[4:] == [0, 1, 2, 3]
     text = (tmp_path / "table1.md").read_text()
     assert text.count("| Case 1 |") == 4 and "of 4 cells" not in text
 
@@ -208,7 +211,7 @@ def test_choices_by_hand():
     # t = −4 with one degree of freedom: p = 1 − 2 arctan(4)/π, twice for Holm.
     assert found[2]["p"] == "0.312" and found[1]["p"] == "1.000"
     assert found[2]["FedAvg, %"] == found[0]["FedAvg, %"]
-    assert found[2]["DMS − FedAvg, paired"] == "-4.00 ± 12.71"
+    assert found[2]["DMS − FedAvg, paired"] == "-4.00 (-5.00 to -3.00)"
     assert {"momentum", "dms.smoothness"} <= sensitivity.CHANGED
     # With these the rows "c = …" would have another c than they say.
     assert {"dms.coupling", "dms.unit", "schedule.kind"} <= sensitivity.CHANGED

@@ -197,13 +197,16 @@ def _check_stock(
     if capacity.max() > samples:
         raise UserError(
             f"client {capacity.argmax()} needs {capacity.max()} training samples, but "
-            f"there are only {samples}; use a smaller --config.schedule.data_size"
+            f"there are only {samples}; sizes may be drawn; use a smaller "
+            f"--config.schedule.data_size, about {int(100 * samples / total) or 1} %"
         )
     if total > samples and not replacement:
         raise UserError(
             f"the clients need {total} training samples in all, but there are only "
-            f"{samples}; use a smaller --config.schedule.data_size, fewer "
-            "--config.num_clients, or --config.partition.replacement=True"
+            f"{samples}; sizes may be drawn, and the largest is {capacity.max()}; use "
+            f"about {max(int(100 * samples / total), 1)} % of this "
+            "--config.schedule.data_size, fewer --config.num_clients, or "
+            "--config.partition.replacement=True"
         )
 
 

@@ -409,6 +409,7 @@ def main(texts: list[str]) -> None:
     targets = given.target
     devices.start(0)  # all devices; the first question to JAX would start it with one
     given.out = files.prepare_workdir(given.out, "--out")
+    _check_cells(given)
     results = run_cells(given)
     device = arguments.device_text()
     available = any(result.best is not None for result in results.values())
@@ -421,17 +422,39 @@ def main(texts: list[str]) -> None:
             )
             paths = run(given, device)
             available = available or bool(paths)
+        elif not available:
+            paths = []  # a table of nothing but the paper's values
         else:
             paths = write_target(given.out, target, _cells(target, results), device)
         for path in paths:
             print(path)
     if not available:
+        reasons = dict.fromkeys(result.note for result in results.values())
         raise UserError(
-            f"{' '.join(targets)}: nothing could be run; give prepared data with "
-            "--data_dir, IDX files with --idx mnist=FOLDER, or let data be downloaded "
-            "with --set data.download=True; and with --data and --case only what these "
-            "targets use"
+            f"{' '.join(targets)}: nothing could be run ({'; '.join(reasons)}); data "
+            "can be prepared (--data_dir), given as IDX files (--idx mnist=FOLDER) or "
+            "downloaded (--set data.download=True)"
         )
+
+
+def _check_cells(given: argparse.Namespace) -> None:
+    """Raise `UserError` if no cell of these tables and figures was asked for."""
+    tables = [target for target in given.target if target in paper_results.TARGETS]
+    if len(tables) < len(given.target) or wanted(tables, given.data, given.case):
+        return
+    others = [
+        target
+        for target in paper_results.TARGETS
+        if wanted([target], given.data, given.case)
+    ]
+    chosen = arguments.joined(
+        given.data and f"--data {' '.join(given.data)}",
+        given.case and f"--case {' '.join(given.case)}",
+    )
+    raise UserError(
+        f"{' '.join(tables)}: has nothing of {chosen}; "
+        + (f"that is in {', '.join(others)}" if others else "nor has another target")
+    )
 
 
 def _cells(target: str, results: dict[str, CellResult]) -> list[CellResult]:
@@ -450,7 +473,8 @@ def run_cells(given: argparse.Namespace) -> dict[str, CellResult]:
         results[name] = run_cell(paper_results.CELLS[name], given, sys.stderr)
         print(f"{name}: {time.perf_counter() - begun:.0f} s", file=sys.stderr)
         for target in given.target:
-            if target.startswith("table") and number < len(names):
+            some = any(result.best is not None for result in results.values())
+            if target.startswith("table") and some and number < len(names):
                 device = f"{arguments.device_text()}; {number} of {len(names)} cells"
                 write_target(given.out, target, _cells(target, results), device)
     return results

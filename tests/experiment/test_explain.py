@@ -467,7 +467,6 @@ def test_slips(tmp_path, launch):
         (["--explain", "--sweep=lr=-1"], "lane lr=-1"),
         (["--explain", "--processes=2"], "leave out --processes"),
         (["--explain=all"], "estimate|compile"),
-        (["--explain", "--config.batch_size=9999"], "batch_size=9999"),
     ):
         config = "--config=" + str(ROOT / "configs/digits_case3.py")
         code, out, err = launch(config, *flags, cwd=tmp_path)

@@ -195,11 +195,6 @@ def test_total_loss_stops_the_run_with_the_last_good_model(tmp_path):
     assert again.summary["num_intervals"] == 1
 
 
-def test_batch_larger_than_a_clients_data():
-    with pytest.raises(UserError, match="batch_size=4000"):
-        tsfl_jax.simulate(small(batch_size=4000))
-
-
 def test_own_model_data_optimizer_and_rule():
     class Net(nn.Module):
         @nn.compact

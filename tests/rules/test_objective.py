@@ -155,7 +155,7 @@ def test_the_control_variates_are_those_of_the_download():
 def test_scaffold_with_one_client_ten_times_faster(buffer):
     # Client 0 delivers several times in one buffer of four.
     sizes, optima = (8, 8, 8, 24), (4.0, 0.0, -1.0, -3.0)
-    config = settings("scaffold", sizes, num_intervals=60)
+    config = settings("scaffold", sizes, num_intervals=120)
     config.timeline.framework = "fedbuff" if buffer > 1 else "afl"
     if buffer > 1:
         config.timeline.buffer = buffer

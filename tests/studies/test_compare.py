@@ -63,8 +63,11 @@ def test_table_by_hand():
     results.append(result("afl", [4.0, np.inf]))
     first, second, third = compare.comparison_rows(results, 0.9)
     # Seeds 8 and 12: mean 10, s/√2 = 2, t(0.975, 1) = 12.706.
-    assert first["s to 90 %"] == "10.00 ± 25.41"
-    assert second["s to 90 %"] == "4.00 ± 0.00" and second["speed-up"][:4] == "2.50"
+    assert first["s to 90 %"] == "10.00 (8.00 to 12.00)"
+    assert (
+        second["s to 90 %"] == "4.00 (4.00 to 4.00)"
+        and second["speed-up"][:4] == "2.50"
+    )
     assert third["s to 90 %"] == "never (1 of 2)" and third["speed-up"] == "–"
     assert [r["framework"] for r in (first, second)] == ["SFL", "T-SFL, FedAvg"]
 
@@ -303,6 +306,7 @@ def test_free_riders_by_hand(tmp_path):
     best = np.full((6, 4, 2), 0.9)
     best[0, 1] = [0.7, 0.8]  # DMS when clients claim more: −20, −10; t = 12.706
     row = free_riders.free_rider_rows(best)[0]
-    assert row["rule"] == "DMS" and row["claims more, change"] == "-15.00 ± 63.53"
+    change = row["claims more, change"]
+    assert row["rule"] == "DMS" and change == "-15.00 (-20.00 to -10.00)"
     paths = free_riders.write_free_riders(best, tmp_path, "digits, 5 free riders")
     assert all(path.stat().st_size > 0 for path in paths)

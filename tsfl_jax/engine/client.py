@@ -240,7 +240,7 @@ def _step(
     hparams: HParams,
     carry: _Carry,
     batch: Batch,
-    k: Int[Array, ""],
+    k: Int[Array, ""] | int,
 ) -> _Carry:
     """Step k of a client: of SGD, or of the user's own kind."""
     model, variables = parts.model, carry.variables
@@ -265,7 +265,7 @@ def _step(
 
 
 def _augmented(
-    own: hooks.Hooks, key: PRNGKey, k: Int[Array, ""], batch: Batch
+    own: hooks.Hooks, key: PRNGKey, k: Int[Array, ""] | int, batch: Batch
 ) -> Batch:
     """The mini-batch of step k, changed by the user's function if there is one."""
     if own.augment is None:
@@ -315,13 +315,13 @@ def train(
     order_key, dropout_key = rng.keys(start.key, "sample order", "training dropout")
     batches = -(-client.size // recipe.batch_size)  # in one pass
 
-    def step(k: Array, place: Array, rows: Int[Array, "B"], carry: _Carry) -> _Carry:
+    def step(k: Any, place: Any, rows: Int[Array, "B"], carry: _Carry) -> _Carry:
         mask = place * recipe.batch_size + jnp.arange(recipe.batch_size) < client.size
         batch = batch_of(samples, rows, mask, jax.random.fold_in(dropout_key, k))
         batch = _augmented(parts.hooks, start.key, k, batch)
         return _step(parts, optimizer, start, hparams, carry, batch, k)
 
-    def one_pass(number: Int[Array, ""], carry: _Carry) -> _Carry:
+    def one_pass(number: Int[Array, ""] | int, carry: _Carry) -> _Carry:
         rows = _draw_pass(order_key, client, number, recipe.batch_size)
         first = number * batches
         count = jnp.minimum(batches, work - first)

@@ -42,10 +42,10 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     results = oracle.run_rules(config, ["oracle", "median"], 2, tmp_path)
     assert [p["algorithm"] for p in calls[0][1]][::2] == ["fedavg", "oracle", "median"]
     first, best, other = oracle.rule_rows(results)
-    assert first["best − FedAvg"] == "–" and first["gap"] == "1.0000 (1.0000 to 1.0000)"
-    assert best["best − FedAvg"] == "+10.00 (+10.00 to +10.00)"
-    assert best["mean over the run − FedAvg"] == "+3.33 (+3.33 to +3.33)"
-    assert best["last third − FedAvg"] == "+0.00 (+0.00 to +0.00)"
+    assert first["best − FedAvg"] == "–" and first["gap"] == "1.0000 ± 0.0000"
+    assert best["best − FedAvg"] == "+10.00 ± 0.00"
+    assert best["mean over the run − FedAvg"] == "+3.33 ± 0.00"
+    assert best["last third − FedAvg"] == "+0.00 ± 0.00"
     assert best["regret"] == "0.0000 ± 0.0000"
     # (4·0.3 + 2·0.1)/6
     assert other["regret"] == "0.2333 ± 0.0000" and other["gap"] == "–"

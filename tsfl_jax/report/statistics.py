@@ -71,7 +71,7 @@ def spread(
     """
     mean, half = confidence_interval(values)
     text = f"{mean:{form}}"
-    if len(values) == 2:
+    if len(values) == 2 and half > 0:
         return f"{text} ({min(values):{form}} to {max(values):{form}})"
     return text if np.isnan(half) else f"{text} ± {half:{form.lstrip('+')}}"
 

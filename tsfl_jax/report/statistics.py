@@ -71,8 +71,9 @@ def spread(
     """
     mean, half = confidence_interval(values)
     text = f"{mean:{form}}"
-    if len(values) == 2 and half > 0:
-        return f"{text} ({min(values):{form}} to {max(values):{form}})"
+    low, high = (f"{end:{form}}" for end in (min(values), max(values)))
+    if len(values) == 2 and low != high:
+        return f"{text} ({low} to {high})"
     return text if np.isnan(half) else f"{text} ± {half:{form.lstrip('+')}}"
 
 

@@ -116,7 +116,7 @@ def _decode(name: str, root: pathlib.Path, download: bool) -> Dataset:
 
 def _builder(name: str, root: pathlib.Path) -> Builder:
     """TFDS's builder; it takes the file format of data that are prepared."""
-    import tensorflow_datasets as tfds  # half a second
+    import tensorflow_datasets as tfds  # half a second  # pyright: ignore[reportMissingImports]
 
     try:
         return tfds.builder(name, data_dir=root)
@@ -264,7 +264,7 @@ def _prepare(name: str, root: pathlib.Path, builder: Builder, download: bool) ->
 def _download(name: str, root: pathlib.Path) -> None:
     """Prepare a data set by TFDS; the only place that imports TensorFlow."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import tensorflow_datasets as tfds
+    import tensorflow_datasets as tfds  # pyright: ignore[reportMissingImports]
 
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()

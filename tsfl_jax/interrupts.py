@@ -17,15 +17,10 @@ def _stopped(number: int, frame: Any) -> None:
     os._exit(130)
 
 
-def guard() -> None:
-    """End the process at a Ctrl-C, until `release`."""
-    signal.signal(signal.SIGINT, _stopped)
-
-
 def release() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 if os.path.basename(sys.argv[0] if sys.argv else "") in ("tsfl", "tsfl.exe"):
-    guard()
+    signal.signal(signal.SIGINT, _stopped)

@@ -194,19 +194,20 @@ def _check_stock(
             "at least one sample"
         )
     total = int(capacity.sum())
+    needed = capacity.max() if replacement else total
+    fits = f"about {max(int(100 * samples / needed), 1)} %"
     if capacity.max() > samples:
         raise UserError(
             f"client {capacity.argmax()} needs {capacity.max()} training samples, but "
-            f"there are only {samples}; sizes may be drawn; use a smaller "
-            f"--config.schedule.data_size, about {int(100 * samples / total) or 1} %"
+            f"there are only {samples}; sizes may be drawn; use {fits} of this "
+            "--config.schedule.data_size"
         )
     if total > samples and not replacement:
         raise UserError(
             f"the clients need {total} training samples in all, but there are only "
             f"{samples}; sizes may be drawn, and the largest is {capacity.max()}; use "
-            f"about {max(int(100 * samples / total), 1)} % of this "
-            "--config.schedule.data_size, fewer --config.num_clients, or "
-            "--config.partition.replacement=True"
+            f"{fits} of this --config.schedule.data_size, fewer "
+            "--config.num_clients, or --config.partition.replacement=True"
         )
 
 

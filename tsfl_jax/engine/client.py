@@ -117,8 +117,7 @@ def batch_gradient(
         x, y, mask, key = batch
         outputs, changed = model.train({**variables, "params": params}, x, mask, key)
         total = jnp.sum(jnp.where(mask, model.loss(outputs, y), 0.0))
-        count = jnp.maximum(mask.sum(), 1).astype(total.dtype)
-        return total / count, (changed, total)
+        return total / jnp.maximum(mask.sum(), 1), (changed, total)
 
     return jax.value_and_grad(loss, has_aux=True)(variables["params"])
 

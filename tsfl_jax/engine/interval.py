@@ -41,7 +41,7 @@ from tsfl_jax.rules.base import (
     Situation,
     Weights,
     combined,
-    mean_values,
+    others_of,
     total_weight,
 )
 from tsfl_jax.types import (
@@ -345,21 +345,6 @@ def train_and_combine(
         assert at is not None, "checked before the run"
         regret = hindsight.regret_of(at, there, update is None, hparams)
     return Arrived(mean, others, server, event, weights, kept, results, regret)
-
-
-def others_of(
-    others: Params,
-    updates: Params,
-    update: Params | None,
-    rho: jax.Array,
-    present: jax.Array,
-) -> Params:
-    """What other collections become: of a `combine`'s update, or a mean by weights."""
-    if not (rest := trees.parted(updates)[1]):
-        return others
-    if update is not None:
-        return trees.with_values(others, update["others"])
-    return trees.with_values(others, mean_values(rest["others"], rho, present))
 
 
 def mean_of(

@@ -1,4 +1,4 @@
-"""How a user's module is told whether it trains: arguments and fields of many names."""
+"""The training switch of a user's module: arguments and fields of many names."""
 
 import inspect
 import itertools

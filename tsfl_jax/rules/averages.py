@@ -54,8 +54,7 @@ def size_weights(situation: Situation, hparams: HParams) -> Weights:
     least = jnp.where(situation.tau > 0, situation.lag, _NEVER).min()
     exponential = jnp.asarray(hparams.staleness) == EXPONENTIAL
     since = jnp.where(exponential & (least < _NEVER), least, 0)
-    size = jnp.where(sized, situation.size, 1).astype(jnp.float32)
-    share = size * _staleness(situation, hparams, since)
+    share = jnp.where(sized, situation.size, 1) * _staleness(situation, hparams, since)
     return weights_of(normalized(share, situation.tau), situation.tau)
 
 

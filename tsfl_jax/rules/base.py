@@ -247,6 +247,29 @@ def combined(
     return {**delta, "others": values}, state
 
 
+def others_of(
+    others: Params,
+    updates: Params,
+    update: Params | None,
+    rho: Float[Array, "N"],
+    present: Bool[Array, "N"],
+) -> Params:
+    """What other collections than parameters become.
+
+    Args:
+      others: those of w^t.
+      updates: the clients', with "others" the values of other collections, if any.
+      update: what `combined` made of them; None: a mean by weights, `mean_values`.
+      rho: weights.
+      present: whose models are there.
+    """
+    if not (rest := trees.parted(updates)[1]):
+        return others
+    if update is not None:
+        return trees.with_values(others, update["others"])
+    return trees.with_values(others, mean_values(rest["others"], rho, present))
+
+
 def of_present(
     rho: Float[Array, "N"],
     present: Bool[Array, "N"],

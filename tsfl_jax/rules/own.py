@@ -21,10 +21,10 @@ from tsfl_jax.rules.base import (
     Situation,
     Weights,
     combined,
-    mean_values,
     model_at,
     normalized,
     of_present,
+    others_of,
     weights_of,
 )
 from tsfl_jax.types import (
@@ -333,20 +333,20 @@ def _applied(
         rho = weights.rho
         event = event._replace(rho=rho, shares=weights.shares)
     total, (old, others) = jnp.float32(1.0), trees.parted(params)
-    moved, rest = trees.parted(updates)
+    update = None
     if rule.combine is not None:
-        moved, state = combined(rule, updates, state, event, hparams)
-        moved, rest = trees.parted(moved)
+        update, state = combined(rule, updates, state, event, hparams)
+        moved = trees.parted(update)[0]
     else:
-        rest = {n: mean_values(held, rho, present) for n, held in rest.items()}
-        moved = trees.weighted(moved, of_present(rho, present, weights.shares))
+        shares = of_present(rho, present, weights.shares)
+        moved = trees.weighted(trees.parted(updates)[0], shares)
         if rule.hindsight is None:
             counts = jnp.where(present, rho, 0.0).sum() > 0
             total = total if rule.deltas else trees.settled(rho.sum())
     mean = trees.map_inexact(lambda w, m: total.astype(w.dtype) * w + m, old, moved)
     new, state = rule.update(mean, old, state, event, hparams)
-    if rest:
-        new = {**new, **trees.with_values(others, rest["others"])}
+    if others:
+        new = {**new, **others_of(others, updates, update, rho, present)}
     # Where no model counts, the global model and the state stay, as in a simulation.
     return optax.tree.where(counts, (new, state), (params, before))
 

@@ -112,3 +112,25 @@ def strict_rank_promotion():
     """Silent broadcasting between ranks hides mistakes in client axes."""
     with jax.numpy_rank_promotion("raise"):
         yield
+
+
+def _mapped() -> int:
+    """Memory regions of this process, 0 where /proc is not to be had."""
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs_in_memory():
+    """Forget compiled programs before the kernel's 65,530 regions are used up.
+
+    Each program takes several, more with newer compilers, and a process that gets no
+    more of them ends in a segmentation fault.
+    """
+    yield
+    if _mapped() > 25_000:
+        jax.clear_caches()
+        gc.collect()

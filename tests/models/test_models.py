@@ -81,6 +81,30 @@ def test_minimal_filtering_is_a_convolution(taps):
     np.testing.assert_allclose(at @ ((g @ f) * (bt @ d)), want, rtol=1e-12)
 
 
+def test_equal_patches_have_equal_outputs():
+    """Ties in pooling windows are broken as elsewhere: F(4, 3) drew lots for them."""
+    rng = np.random.default_rng(0)
+    # Strokes on a constant background, as after one step from a digit.
+    x = np.full((16, 28, 28, 8), 0.1, np.float32) * rng.random(
+        (16, 1, 1, 1), np.float32
+    )
+    strokes = rng.random((1, 28, 28, 8)) < 0.08
+    x = np.where(strokes, rng.random(x.shape, np.float32), x)
+    w = rng.normal(size=(3, 3, 16, 32)).astype(np.float32)
+    assert winograd.applies(jnp.asarray(x), jnp.asarray(w), 1, False)
+    out = jax.jit(lambda x, w: winograd.conv_winograd(x, w, False))(x, w)
+    out = np.asarray(out)
+    pairs = 0
+    for down, right in ((1, 0), (0, 1), (1, 1)):
+        same = (x[:, down:, right:] == x[:, : 28 - down, : 28 - right]).all(axis=0)
+        windows = np.lib.stride_tricks.sliding_window_view(same, (3, 3), axis=(0, 1))
+        equal = windows.all(axis=(-2, -1))
+        found, beside = out[:, down:, right:], out[:, : 26 - down, : 26 - right]
+        np.testing.assert_array_equal(found[:, equal], beside[:, equal])
+        pairs += equal.sum()
+    assert pairs > 1000
+
+
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("kernel", [(3, 3), (5, 5), (3, 1)])
 @pytest.mark.parametrize("size", [(5, 5), (7, 6), (8, 9), (12, 5)])
@@ -91,12 +115,12 @@ def test_winograd_equals_lax_convolution(size, kernel, same):
     def lax_conv(x, w):
         return convolution.conv_lax(x, w, 1, same)
 
-    shape = (3, *size, 2)
-    for a, b in zip(
-        in_double(conv, shape, kernel), in_double(lax_conv, shape, kernel), strict=True
-    ):
-        assert a.shape == b.shape
-        close(a, b, 1e-12)
+    for channels in (3, 64):  # F(2, 3) and F(4, 3)
+        shape = (channels, *size, 2)
+        pairs = in_double(conv, shape, kernel), in_double(lax_conv, shape, kernel)
+        for a, b in zip(*pairs, strict=True):
+            assert a.shape == b.shape
+            close(a, b, 1e-12)
 
 
 def test_winograd_loses_few_digits():

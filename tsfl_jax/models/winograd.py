@@ -6,7 +6,10 @@ filter with k taps from n = m + k − 1 inputs d take n multiplications and not 
 
     y = Aᵀ [(G g) ⊙ (Bᵀ d)],
 
-with n = 6 here, so F(4, 3) and F(2, 5): half and three fifths of the multiplications.
+F(4, 3) and F(2, 5) with n = 6: half and three fifths of the multiplications. With
+fewer than 64 channels F(2, 3) with n = 4, two thirds: all factors of its Bᵀ and Aᵀ are
+0 and ±1, so that constant areas of an image, equal patches in them first, keep equal
+outputs, and max pooling breaks their ties as other convolutions do.
 Along the rows of an image the entries of d are whole slices ``[C, H/m, W, B]``, the
 transforms are sums of slices, and ⊙ is one matrix product over channels and columns
 of the kernel for each of the n points. Only one axis is transformed: the second would
@@ -25,10 +28,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-# Where the polynomials are evaluated, and ∞. More points, or larger ones, would lose
+# Where the polynomials are evaluated, besides ∞. More points, or larger ones, would lose
 # more digits than float32 training can spare.
 POINTS = (0, 1, -1, 2, -2)
-NUM_POINTS = len(POINTS) + 1  # n
+FEW_POINTS = POINTS[:3]
 
 Matrix = list[list[float]]
 Images = Float[Array, "C H W B"]
@@ -45,7 +48,9 @@ def _times(polynomial: list[Fraction], root: int) -> list[Fraction]:
     return [a + b for a, b in zip(raised, lowered, strict=True)]
 
 
-def cook_toom(taps: int) -> tuple[Matrix, Matrix, Matrix]:
+def cook_toom(
+    taps: int, points: tuple[int, ...] = POINTS
+) -> tuple[Matrix, Matrix, Matrix]:
     """Compute the matrices Aᵀ ``[m, n]``, G ``[n, k]`` and Bᵀ ``[n, n]`` of F(m, k).
 
     Row i of G evaluates the filter at point i, divided by Π_{j≠i} (p_i − p_j); column
@@ -53,12 +58,12 @@ def cook_toom(taps: int) -> tuple[Matrix, Matrix, Matrix]:
     """
 
     def powers(count: int) -> list[list[Fraction]]:
-        rows = [[Fraction(p) ** e for e in range(count)] for p in POINTS]
+        rows = [[Fraction(p) ** e for e in range(count)] for p in points]
         return [*rows, [Fraction(0)] * (count - 1) + [Fraction(1)]]  # the point ∞
 
     def product(without: int | None = None) -> list[Fraction]:
         polynomial = [Fraction(1)]
-        for point in POINTS:
+        for point in points:
             if point != without:
                 polynomial = _times(polynomial, point)
         return polynomial
@@ -67,10 +72,10 @@ def cook_toom(taps: int) -> tuple[Matrix, Matrix, Matrix]:
         coefficients = product(point)
         return sum((c * point**e for e, c in enumerate(coefficients)), Fraction(0))
 
-    scales = [scale(p) for p in POINTS] + [Fraction(1)]
+    scales = [scale(p) for p in points] + [Fraction(1)]
     g = [[v / s for v in row] for row, s in zip(powers(taps), scales, strict=True)]
-    bt = [[*product(p), Fraction(0)] for p in POINTS] + [product()]
-    a = powers(NUM_POINTS + 1 - taps)
+    bt = [[*product(p), Fraction(0)] for p in points] + [product()]
+    a = powers(len(points) + 2 - taps)
 
     def plain(rows: Iterable[Iterable[Fraction]]) -> Matrix:
         return [[float(v) for v in row] for row in rows]
@@ -79,6 +84,13 @@ def cook_toom(taps: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 MATRICES = {taps: cook_toom(taps) for taps in (3, 5)}
+_EXACT = cook_toom(3, FEW_POINTS)
+
+
+def matrices(kernel: Kernel) -> tuple[Matrix, Matrix, Matrix]:
+    """Aᵀ, G and Bᵀ for a kernel; of F(2, 3) where images are large and have ties."""
+    taps, _, channels, _ = kernel.shape
+    return _EXACT if taps == 3 and channels < 64 else MATRICES[taps]
 
 
 def applies(x: Images, kernel: Kernel, stride: int, same: bool) -> bool:
@@ -143,17 +155,17 @@ def product_of(
 
 def _forward(x: Images, kernel: Kernel) -> tuple[Outputs, Saved]:
     taps, width, channels, filters = kernel.shape
-    at, g, bt = MATRICES[taps]
-    step = len(at)  # m
+    at, g, bt = matrices(kernel)
+    step, points = len(at), len(bt)  # m, n
     blocks = (x.shape[1] - taps + 1) // step
     columns, batch = x.shape[2] - width + 1, x.shape[3]
-    rows = [x[:, i : i + step * (blocks - 1) + 1 : step] for i in range(NUM_POINTS)]
+    rows = [x[:, i : i + step * (blocks - 1) + 1 : step] for i in range(points)]
     tiles = jnp.stack(_combine(bt, rows))  # [n, C, H/m, W, B]
     tiles = jnp.stack([tiles[:, :, :, j : j + columns] for j in range(width)], axis=1)
-    tiles = tiles.reshape(NUM_POINTS, width * channels, -1)
-    filter_ = jnp.stack(_combine(g, list(kernel))).reshape(NUM_POINTS, -1, filters)
+    tiles = tiles.reshape(points, width * channels, -1)
+    filter_ = jnp.stack(_combine(g, list(kernel))).reshape(points, -1, filters)
     products = product_of(filter_, tiles)
-    products = products.reshape(NUM_POINTS, filters, blocks, columns * batch)
+    products = products.reshape(points, filters, blocks, columns * batch)
     out = jnp.stack(_combine(at, list(products)), axis=2)
     out = out.reshape(filters, blocks * step, columns, batch)
     # Where the patch is all zeros, as in the background of digits, the transforms leave
@@ -171,21 +183,21 @@ def _valid(x: Images, kernel: Kernel) -> Outputs:
 def _backward(saved: Saved, grad: Outputs) -> tuple[Images, Kernel]:
     tiles, filter_, kernel = saved
     taps, width, channels, filters = kernel.shape
-    at, g, bt = MATRICES[taps]
-    step = len(at)
+    at, g, bt = matrices(kernel)
+    step, points = len(at), len(bt)
     _, height, columns, batch = grad.shape
     blocks = height // step
 
     grad = grad.reshape(filters, blocks, step, columns * batch)
     parts = [grad[:, :, i] for i in range(step)]
     products = jnp.stack(_combine(_transposed(at), parts))
-    products = products.reshape(NUM_POINTS, filters, -1)
+    products = products.reshape(points, filters, -1)
     d_filter = jnp.einsum("ncp,nkp->nck", tiles, products)
-    d_filter = d_filter.reshape(NUM_POINTS, width, channels, filters)
+    d_filter = d_filter.reshape(points, width, channels, filters)
     d_kernel = jnp.stack(_combine(_transposed(g), list(d_filter)))
 
     d_tiles = jnp.einsum("nck,nkp->ncp", filter_, products)
-    d_tiles = d_tiles.reshape(NUM_POINTS, width, channels, blocks, columns, batch)
+    d_tiles = d_tiles.reshape(points, width, channels, blocks, columns, batch)
     d_columns = [  # back from shifted columns
         jnp.pad(d_tiles[:, j], ((0, 0),) * 3 + ((j, width - 1 - j), (0, 0)))
         for j in range(width)
@@ -193,11 +205,11 @@ def _backward(saved: Saved, grad: Outputs) -> tuple[Images, Kernel]:
     d_tiles = jnp.asarray(sum(d_columns))
     d_rows = _combine(_transposed(bt), list(d_tiles))  # n of [C, H/m, W, B]
     # Row i of block t is row m·t + i of x: row i mod m of block t + ⌊i/m⌋.
-    more = (NUM_POINTS - 1) // step
+    more = (points - 1) // step
     d_x = [
         sum(
             jnp.pad(d_rows[i], ((0, 0), (i // step, more - i // step), (0, 0), (0, 0)))
-            for i in range(first, NUM_POINTS, step)
+            for i in range(first, points, step)
         )
         for first in range(step)
     ]
@@ -220,7 +232,7 @@ def conv_winograd(x: Images, kernel: Kernel, same: bool = True) -> Outputs:
     taps, width = kernel.shape[:2]
     around = (taps // 2, width // 2) if same else (0, 0)
     height = x.shape[1] + 2 * around[0] - taps + 1
-    missing = -height % (NUM_POINTS + 1 - taps)  # up to a whole number of blocks
+    missing = -height % len(matrices(kernel)[0])  # up to a whole number of blocks
     rows, columns = (around[0], around[0] + missing), (around[1], around[1])
     if same or missing:
         x = jnp.pad(x, ((0, 0), rows, columns, (0, 0)))

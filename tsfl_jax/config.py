@@ -128,7 +128,7 @@ class ScheduleConfig:
 
     kind: str = setting("case3", "where τ comes from", SCHEDULES)
     data_size: int = setting(
-        1024, "samples per client, the mean if sizes are drawn", low=1, high=10**9
+        44, "samples per client, the mean if sizes are drawn", low=1, high=10**9
     )
     tau: tuple[int, ...] = setting((), "explicit: τ per client or per equal group")
     tau_groups: str = setting("", 'distribution: "normal(2,0.4); uniform(1,5)"')

@@ -185,3 +185,22 @@ def test_a_key_in_a_collection_is_each_client_s_own():
         made = tsfl_jax.simulate(config, model=Drawing(), dataset=dataset())
         draws.append(float(made.params["seen"]["draw"]))
     assert draws[0] != pytest.approx(draws[1])
+
+
+class BelowZero(nn.Module):
+    """A module that makes its own running variance negative."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        var = self.variable("batch_stats", "var", lambda: jnp.ones(()))
+        if train:
+            var.value = jnp.float32(-1)
+        return nn.Dense(3)(x)
+
+
+def test_a_negative_variance_is_named():
+    result = tsfl_jax.simulate(
+        config_of("fedavg", "tau"), dataset=dataset(), model=BelowZero()
+    )
+    notes = result.summary["notes"]
+    assert "negative or infinite at the end of the run: batch_stats/var" in notes

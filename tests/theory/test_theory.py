@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import problems
+from tsfl_jax import theory
 from tsfl_jax.theory import bounds
 from tsfl_jax.theory.bounds import BoundConstants
 from tsfl_jax.types import UserError
@@ -579,3 +580,26 @@ def test_dtypes():
 def test_the_examples_in_the_documentation():
     results = problems.run_examples(bounds)
     assert results.attempted >= 3 and not results.failed
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_theory_does_not_depend_on_settings_of_jax(strict):
+    """Strict promotion ended in a traceback of JAX about float32 and float64."""
+    known = theory.BoundConstants(
+        0.1, 0.5, 4.0, 3.0, 1.0, np.array([1.0, 4.0]), np.array([1.0, 2.0])
+    )
+    tau, rho = np.array([[1, 3], [2, 2]]), np.full((2, 2), 0.5)
+    promotion = "strict" if strict else "standard"
+    with jax.numpy_dtype_promotion(promotion), jax.debug_nans(strict):
+        best = theory.bound_optimal_weights(tau, known)
+        values = [
+            theory.theorem1_bound(rho, tau, known).total,
+            theory.convex_bound(rho, tau, known),
+            theory.theorem4_bound(
+                8, 2.0, lr=0.1, smoothness=1.0, epsilon=0.5, dissimilarity_sq=2.0
+            ).derived,
+            theory.kkt_residual(best.rho, tau, known),
+            theory.theorem2_weights(tau, known).rho,
+            theory.heterogeneity_degree(tau),
+        ]
+    assert all(np.isfinite(np.asarray(value)).all() for value in values)

@@ -13,6 +13,7 @@ from typing import IO, Any, NamedTuple
 import jax
 import numpy as np
 
+from tsfl_jax import trees
 from tsfl_jax.config import effective, flat
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import assemble, checkpoint, program, saves
@@ -185,6 +186,7 @@ def run(
         )
         history = jax.tree.map(lambda a: a[:finished], done.history)
         summary = summarize(exp, history, float(done.seconds), compile_seconds)
+        summary["notes"] += negative_variances(done.state.params)
         if files is not None:
             if not compile_seconds:  # finished by an earlier process
                 old = report.read_json(files.folder / "summary.json") or {}
@@ -337,6 +339,20 @@ def _loss_notes(history: dict[str, Any]) -> tuple[str, ...]:
         f"the test loss was infinite or NaN in {endless.sum()} tested intervals, first "
         f"in interval {np.argmax(endless) + 1}, although the weights were finite",
     )
+
+
+def negative_variances(variables: Params) -> list[str]:
+    """A note where a running variance of the model is negative, infinite or NaN."""
+    _, others = trees.parted(variables)
+    wrong = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, leaf in jax.tree.leaves_with_path(others)
+        if "var" in jax.tree_util.keystr(path[-1:])
+        and not ((np.asarray(leaf) >= 0) & np.isfinite(leaf)).all()
+    ]
+    if not wrong:
+        return []
+    return [f"negative or infinite at the end of the run: {', '.join(wrong)}"]
 
 
 def _weights_notes(history: dict[str, Any]) -> tuple[str, ...]:

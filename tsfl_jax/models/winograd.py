@@ -28,8 +28,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-# Where the polynomials are evaluated, besides ∞. More points, or larger ones, would lose
-# more digits than float32 training can spare.
+# Where the polynomials are evaluated, besides ∞. More points, or larger ones, would
+# lose more digits than float32 training can spare.
 POINTS = (0, 1, -1, 2, -2)
 FEW_POINTS = POINTS[:3]
 

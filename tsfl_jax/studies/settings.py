@@ -38,11 +38,13 @@ _DATA = {
 CLASSES = 10  # of each of these data sets, and of scikit-learn's digits
 # Experiment of the paper by name, such as "svhn_case3" or "mnist_select2".
 PAPER = {
-    f"{data}_case{case}": changes | {"schedule.kind": f"case{case}"}
+    f"{data}_case{case}": changes
+    | {"schedule.kind": f"case{case}", "schedule.data_size": 1024}
     for data, changes in _DATA.items()
     for case in (1, 2, 3)
 } | {
-    f"mnist_select{least}": _DATA["mnist"] | {"schedule.upload_above": least}
+    f"mnist_select{least}": _DATA["mnist"]
+    | {"schedule.upload_above": least, "schedule.data_size": 1024}
     for least in (2, 4)
 }
 # Clients that all frameworks are compared on: 80 virtual seconds, 0.25 to 1 s per

@@ -21,6 +21,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Num
 
+from tsfl_jax import trees
 from tsfl_jax.types import ClientGradients, Numbers, UserError
 
 Found = TypeVar("Found")
@@ -88,6 +89,7 @@ class GradientBound(NamedTuple):
     valid: Bool[Array, ""]  # 0 < η < 2ε/(V²L)
 
 
+@trees.arithmetic()
 def tightest_limit(
     weight_limit: ArrayLike, num_clients: int, lr: ArrayLike, smoothness: ArrayLike
 ) -> Float[Array, ""]:
@@ -107,6 +109,7 @@ def tightest_limit(
     return jnp.maximum(own, least)
 
 
+@trees.arithmetic()
 def estimated(
     lr: ArrayLike,
     weight_limit: ArrayLike,
@@ -267,6 +270,7 @@ def inputs(
     return known, tau, rho, good
 
 
+@trees.arithmetic()
 def coefficients(
     constants: BoundConstants | CheckedConstants, most: Numbers, repaired: bool = False
 ) -> Coefficients:
@@ -312,6 +316,7 @@ def _terms(
     )
 
 
+@trees.arithmetic()
 def theorem1_terms(rho: Numbers, tau: Numbers, constants: BoundConstants) -> Terms:
     """The terms X, Y, Z and W of equation (3), also where W ≤ 0.
 
@@ -322,6 +327,7 @@ def theorem1_terms(rho: Numbers, tau: Numbers, constants: BoundConstants) -> Ter
     return nan_unless(good, _terms(rho, tau, known)[1])
 
 
+@trees.arithmetic()
 def theorem1_bound(
     rho: Numbers, tau: Numbers, constants: BoundConstants, repaired: bool = False
 ) -> Bound:
@@ -395,6 +401,7 @@ def so_far(
     return lax.map(until, jnp.arange(len(tau)))
 
 
+@trees.arithmetic()
 def printed_derivative(
     rho: Numbers, tau: Numbers, constants: BoundConstants, sign: int = -1
 ) -> Float[Array, "..."]:
@@ -422,6 +429,7 @@ def printed_derivative(
     return nan_unless(good, slope.reshape(np.shape(rho)))
 
 
+@trees.arithmetic()
 def theorem4_bound(
     num_intervals: Numbers,
     gap: Numbers,
@@ -475,6 +483,7 @@ def theorem4_bound(
     return nan_unless(good & (difference >= 0) & jnp.isfinite(difference), found)
 
 
+@trees.arithmetic()
 def heterogeneity_degree(tau: Numbers) -> float | np.ndarray | Array:
     """The variance of the clients' work, δ = (1/N) Σ_i (τ_i − τ̄)²: section V.
 

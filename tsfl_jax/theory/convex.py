@@ -6,10 +6,12 @@ Not in the paper. The proof is in docs/theory.md.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from tsfl_jax import trees
 from tsfl_jax.theory.bounds import BoundConstants, inputs, nan_unless
 from tsfl_jax.types import Numbers
 
 
+@trees.arithmetic()
 def convex_bound(
     rho: Numbers, tau: Numbers, constants: BoundConstants
 ) -> Float[Array, ""]:

@@ -17,6 +17,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
+from tsfl_jax import trees
 from tsfl_jax.theory.bounds import (
     BoundConstants,
     CheckedConstants,
@@ -153,6 +154,7 @@ def _solution(problem: _Problem, max_iterations: int) -> FixedPoint:
     return FixedPoint(rho, residual, count, residual <= tolerance)
 
 
+@trees.arithmetic()
 def theorem2_weights(
     tau: Numbers,
     constants: BoundConstants,

@@ -29,6 +29,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from tsfl_jax import trees
 from tsfl_jax.theory.bounds import (
     BoundConstants,
     CheckedConstants,
@@ -266,6 +267,7 @@ def _minimize(
     return Minimum(rho, value, residual, iterations, converged, valid, limit_holds)
 
 
+@trees.arithmetic()
 def kkt_residual(
     rho: Numbers,
     tau: Numbers,
@@ -297,6 +299,7 @@ def kkt_residual(
     return nan_unless(good & (most >= 1), _certify(weights, many, known, here, most))
 
 
+@trees.arithmetic()
 def bound_optimal_weights(
     tau: Numbers,
     constants: BoundConstants,

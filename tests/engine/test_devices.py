@@ -17,7 +17,7 @@ import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend
+from tsfl_jax.experiment import assemble, backend
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
 
@@ -183,3 +183,16 @@ def test_busy_processes_are_seen():
         for process in busy:
             process.kill()
             process.wait()
+
+
+def test_no_operation_is_split_over_a_pool_of_threads():
+    """Clients use all cores already; a split costs a tenth of a millisecond each."""
+    config = tsfl_jax.Config(algorithm="fedavg", num_intervals=2, num_clients=2)
+    config.model.hidden, config.schedule.data_size = 1500, 64
+    made = assemble.build(config)
+    arguments = made.program.arguments(made.arrays, made.arrays.start, 0)
+    lowered = made.program.lower(*arguments)
+    options = devices.compiler_options(made.program.mesh)
+    split = '"outer_dimension_partitions":["'
+    assert split in lowered.compile().as_text()
+    assert split not in lowered.compile(options).as_text()

@@ -80,7 +80,9 @@ def test_in_a_simulation_as_the_others_alone(three, mapping, sweep):
         assert (found.history["num_dropped"] == 1).all()
         losses = found.history["test_loss"][:, 0]
         single = tsfl_jax.simulate(nova, dataset=dataset, partition=lists)
-        assert losses[0] == single.history["test_loss"][0]
+        # Another program, whose products XLA may add up in another order.
+        single_loss = single.history["test_loss"][0]
+        assert losses[0] == pytest.approx(single_loss, rel=1e-6)
         assert losses[1] == pytest.approx(alone.history["test_loss"][0], rel=1e-5)
         return
     found = tsfl_jax.simulate(nova, dataset=dataset, partition=lists)

@@ -15,7 +15,7 @@ from tsfl_jax.data import in_memory
 from tsfl_jax.data.quadratic import Quadratic, curvature
 from tsfl_jax.experiment import backend
 from tsfl_jax.experiment.own_hooks import Own, input_dtype
-from tsfl_jax.models import networks, tracing
+from tsfl_jax.models import networks, replay, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.types import Dataset, Params, UserError
 
@@ -56,6 +56,8 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
         model, params, outputs, found = _traced.__wrapped__(
             own.model, name, shape, dtype
         )
+        x = jax.ShapeDtypeStruct((tracing.SAMPLES, *shape), dtype)
+        model, notes = replay.replay(model, form, params, x)
         if tokens:
             notes += (
                 f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "

@@ -1,27 +1,137 @@
 """Convolution that stays fast inside a compiled loop over clients.
 
-XLA's CPU backend runs `lax.conv` inside a loop body 10 to 50 times slower than
-outside (jax-ml/jax#12868), and `vmap` over clients with one kernel per client turns it
-into a grouped convolution, which is slow on all backends. So the default on CPU is:
-shifted slices of the input stacked to patches, then one matrix product per client; with
-fewer multiplications if `winograd` applies; tap by tap on images of one or two pixels.
+The gradient of `lax.conv_general_dilated` inside a loop body is 10 to 50 times slower
+on XLA's CPU backend than outside (jax-ml/jax#12868), and `vmap` over clients with one
+kernel per client turns it into a grouped convolution, which is slow on all backends. So
+the default on CPU is: shifted slices of the input stacked to patches, then one matrix
+product per client; with fewer multiplications if `winograd` applies; tap by tap on
+images of one or two pixels.
 
-The layout is ``[C, H, W, B]``, the batch last: slices of it are contiguous runs of B
-floats, and the patches need no transpose before the product. The layout alone gave a
-factor of two.
+The layout is ``[C, *S, B]``, the batch last, with S the spatial axes: slices of it are
+contiguous runs of B floats, and the patches need no transpose before the product. The
+layout alone gave a factor of two. `replay` brings a user's network to it.
 """
 
+import itertools
+from typing import NamedTuple
+
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float
 
 from tsfl_jax.models import winograd
 from tsfl_jax.models.winograd import Images, Kernel, Outputs
+
+
+class Window(NamedTuple):
+    """Where the taps of a kernel lie, with one entry for each spatial axis."""
+
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]  # zeros before and after; < 0: cut off
+    dilation: tuple[int, ...]  # distance of two taps
+    groups: int = 1  # G
 
 
 def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Zeros before and after, so that the output has ⌈size/stride⌉ entries."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
+
+
+def shifted(
+    x: Float[Array, "C *S B"], sizes: tuple[int, ...], window: Window, fill: float = 0
+) -> list[Float[Array, "C *O B"]]:
+    """What each tap of a window of some size sees: one slice per tap, in their order.
+
+    Args:
+      x: batch-last.
+      sizes: taps per spatial axis.
+      window: without groups.
+      fill: the value of the padding.
+    """
+    around = ((0, 0, 0), *((lo, hi, 0) for lo, hi in window.padding), (0, 0, 0))
+    x = lax.pad(x, jnp.asarray(fill, x.dtype), around)
+    reach = [(k - 1) * d for k, d in zip(sizes, window.dilation, strict=True)]
+    spans = [
+        (n - r - 1) // s * s + 1
+        for n, r, s in zip(x.shape[1:-1], reach, window.strides, strict=True)
+    ]
+    slices = []
+    for tap in itertools.product(*map(range, sizes)):
+        first = [i * d for i, d in zip(tap, window.dilation, strict=True)]
+        end = [a + span for a, span in zip(first, spans, strict=True)]
+        limits = (x.shape[0], *end, x.shape[-1])
+        slices.append(lax.slice(x, (0, *first, 0), limits, (1, *window.strides, 1)))
+    return slices
+
+
+def conv_windows(
+    x: Float[Array, "C *S B"], kernel: Float[Array, "*k c F"], window: Window
+) -> Float[Array, "F *O B"]:
+    """Compute a convolution of any window as shifted slices and one matrix product.
+
+    A depthwise one, with one channel in each group, is a sum of products of slices with
+    a number per channel.
+
+    Args:
+      x: of any number of spatial axes.
+      kernel: c = C/G channels of each group.
+      window: as many entries as spatial axes.
+    """
+    *sizes, channels, filters = kernel.shape
+    groups, batch = window.groups, x.shape[-1]
+    slices = shifted(x, tuple(sizes), window)
+    shape = filters, *slices[0].shape[1:-1], batch
+    if groups == 1:
+        patches = jnp.stack(slices).reshape(len(slices) * channels, -1)
+        return (kernel.reshape(-1, filters).T @ patches).reshape(shape)
+    if channels == 1:
+        factors = kernel.reshape(len(slices), groups, -1, 1)
+        parts = [part.reshape(groups, 1, -1) for part in slices]
+        terms = [f * part for f, part in zip(factors, parts, strict=True)]
+        return sum(terms[1:], start=terms[0]).reshape(shape)
+    parts = [part.reshape(groups, channels, -1) for part in slices]
+    patches = jnp.stack(parts, axis=1).reshape(groups, len(slices) * channels, -1)
+    filter_ = kernel.reshape(-1, channels, groups, filters // groups)
+    filter_ = filter_.transpose(2, 0, 1, 3).reshape(groups, -1, filters // groups)
+    return jnp.einsum("gkf,gkp->gfp", filter_, patches).reshape(shape)
+
+
+def conv_transposed(
+    x: Float[Array, "C *S B"], kernel: Float[Array, "*k c F"], window: Window
+) -> Float[Array, "F *O B"]:
+    """Compute a transposed convolution: as many zeros between inputs as strides say.
+
+    The transpose of the convolution that goes back, so that no product is with a zero.
+
+    Args:
+      x: inputs.
+      kernel: as it slides over the inputs with zeros between them.
+      window: `strides` are the distances of two inputs, those of outputs are 1.
+    """
+    *sizes, channels, filters = kernel.shape
+    axes, groups = tuple(range(len(sizes))), window.groups
+    back = lax.rev(kernel, axes).reshape(*sizes, channels, groups, filters // groups)
+    back = jnp.moveaxis(back, -1, len(sizes)).swapaxes(-1, -2)
+    back = back.reshape(*sizes, filters // groups, channels * groups)
+    outputs, padding = [], []
+    for size, taps, stride, around, dilation in zip(
+        x.shape[1:-1],
+        sizes,
+        window.strides,
+        window.padding,
+        window.dilation,
+        strict=True,
+    ):
+        reach, span = (taps - 1) * dilation, (size - 1) * stride + 1
+        outputs.append(span + sum(around) - reach)
+        low = reach - around[0]
+        padding.append((low, span + reach - low - outputs[-1]))
+    shape = jax.ShapeDtypeStruct((filters, *outputs, x.shape[-1]), x.dtype)
+    window = window._replace(padding=tuple(padding))
+    (out,) = jax.linear_transpose(lambda y: conv_windows(y, back, window), shape)(x)
+    return out
 
 
 def conv_slices(
@@ -35,25 +145,9 @@ def conv_slices(
       stride: of both spatial axes, ≥ 1.
       same: zero padding to ⌈H/stride⌉ and ⌈W/stride⌉ (False: no padding, "valid").
     """
-    kh, kw, channels, filters = kernel.shape
-    if same:
-        rows = _same_padding(x.shape[1], kh, stride)
-        columns = _same_padding(x.shape[2], kw, stride)
-        x = jnp.pad(x, ((0, 0), rows, columns, (0, 0)))
-    height = (x.shape[1] - kh) // stride + 1
-    width = (x.shape[2] - kw) // stride + 1
-    patches = [
-        x[
-            :,
-            i : i + (height - 1) * stride + 1 : stride,
-            j : j + (width - 1) * stride + 1 : stride,
-        ]
-        for i in range(kh)
-        for j in range(kw)
-    ]
-    patches = jnp.stack(patches).reshape(kh * kw * channels, -1)
-    out = kernel.reshape(-1, filters).T @ patches
-    return out.reshape(filters, height, width, x.shape[-1])
+    sizes = zip(x.shape[1:3], kernel.shape[:2], strict=True)
+    around = tuple(_same_padding(n, k, stride) if same else (0, 0) for n, k in sizes)
+    return conv_windows(x, kernel, Window((stride, stride), around, (1, 1)))
 
 
 def conv_lax(x: Images, kernel: Kernel, stride: int = 1, same: bool = True) -> Outputs:
@@ -106,6 +200,35 @@ def conv_fast(x: Images, kernel: Kernel, stride: int = 1, same: bool = True) -> 
     if winograd.applies(x, kernel, stride, same):
         return winograd.conv_winograd(x, kernel, same)
     return conv_slices(x, kernel, stride, same)
+
+
+def conv_general(
+    x: Float[Array, "C *S B"], kernel: Float[Array, "*k c F"], window: Window, form: str
+) -> Float[Array, "F *O B"]:
+    """Compute a convolution of any window in a form of `CONVOLUTIONS`, but "lax".
+
+    Args:
+      x: of any number of spatial axes.
+      kernel: c = C/G channels of each group.
+      window: as many entries as spatial axes.
+      form: "fast" or "slices".
+    """
+    sizes, strides = kernel.shape[:-2], set(window.strides)
+    plain = window.groups == 1 and set(window.dilation) == {1} and len(strides) == 1
+    if form != "fast" or not plain or len(sizes) > 2:
+        return conv_windows(x, kernel, window)
+    around, one = window.padding, len(sizes) == 1
+    if one:  # an image of one column
+        x, kernel, around = x[:, :, None], kernel[:, None], (*around, (0, 0))
+    same = strides == {1} and all(
+        k % 2 and pads == (k // 2, k // 2)
+        for k, pads in zip(kernel.shape[:2], around, strict=True)
+    )
+    if not same:
+        zeros = ((0, 0, 0), *((lo, hi, 0) for lo, hi in around), (0, 0, 0))
+        x = lax.pad(x, jnp.zeros((), x.dtype), zeros)
+    out = conv_fast(x, kernel, window.strides[0], same)
+    return out[:, :, 0] if one else out
 
 
 CONVOLUTIONS = {"fast": conv_fast, "slices": conv_slices, "lax": conv_lax}

@@ -1,18 +1,23 @@
-"""2x2 maximum pooling in layout ``[C, H, W, B]``, alone and after a convolution.
+"""Pooling in layout ``[C, *S, B]``, and 2x2 pooling after a convolution.
 
-An elementwise maximum of four quarters of the image with a custom gradient: automatic
+An elementwise maximum of shifted slices with a custom gradient: automatic
 differentiation of nested maxima passes over the data three times, and that of
-lax.reduce_window is a scatter.
+lax.reduce_window is a scatter. For windows of 2x2 the slices are quarters of the image.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from tsfl_jax.models import convolution
+from tsfl_jax.models.convolution import Window
 from tsfl_jax.models.winograd import Images, Kernel, Outputs
 
 Halved = Float[Array, "C _ _ B"]  # images of half the height and width
+Spread = Float[Array, "C *S B"]
+Pooled = Float[Array, "C *O B"]
 Fours = Float[Array, "F 4 P"]  # the four outputs of each of P windows
 
 
@@ -30,13 +35,16 @@ def _largest(parts: list[Array]) -> Array:
 
 
 def _to_first(parts: list[Array], largest: Array, grad: Array) -> list[Array]:
-    """The gradients of four arrays: the first that equals the maximum takes all.
+    """The gradients of arrays: the first that equals the maximum takes all.
 
     PyTorch does the same.
     """
-    a, b, c, _ = (part == largest for part in parts)
-    winners = (a, ~a & b, ~(a | b) & c, ~(a | b | c))
-    return [jnp.where(wins, grad, 0) for wins in winners]
+    taken, found = jnp.zeros(grad.shape, bool), []
+    for part in parts:
+        wins = part == largest
+        found.append(jnp.where(wins & ~taken, grad, 0))
+        taken |= wins
+    return found
 
 
 @jax.custom_vjp
@@ -73,6 +81,55 @@ def max_pool(x: Images) -> Halved:
         # and takes the gradient.
         x = jnp.pad(x, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)), mode="edge")
     return _max_pool_even(x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _max_of_slices(x: Array, sizes: tuple[int, ...], window: Window) -> Array:
+    return functools.reduce(
+        jnp.maximum, convolution.shifted(x, sizes, window, fill=-jnp.inf)
+    )
+
+
+def _max_of_slices_forward(
+    x: Array, sizes: tuple[int, ...], window: Window
+) -> tuple[Array, tuple[Array, Array]]:
+    out = _max_of_slices(x, sizes, window)
+    return out, (x, out)
+
+
+def _max_of_slices_backward(
+    sizes: tuple[int, ...], window: Window, saved: tuple[Array, Array], grad: Array
+) -> tuple[Array]:
+    x, out = saved
+    slices = convolution.shifted(x, sizes, window, fill=-jnp.inf)
+    back = jax.linear_transpose(lambda x: convolution.shifted(x, sizes, window), x)
+    return tuple(back(_to_first(slices, out, grad)))
+
+
+_max_of_slices.defvjp(_max_of_slices_forward, _max_of_slices_backward)
+
+
+def max_windows(x: Spread, sizes: tuple[int, ...], window: Window) -> Pooled:
+    """Compute the maximum of every window, as `lax.reduce_window` does.
+
+    Args:
+      x: of any number of spatial axes.
+      sizes: of a window, one for each of them.
+      window: its padding is −∞.
+    """
+    halves = sizes == window.strides == (2, 2) and set(window.dilation) == {1}
+    if not halves:
+        return _max_of_slices(x, sizes, window)
+    around = []
+    for size, (low, high) in zip(x.shape[1:-1], window.padding, strict=True):
+        around.append((low, high - (size + low + high) % 2, 0))  # the last may be cut
+    x = jax.lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), ((0, 0, 0), *around, (0, 0, 0)))
+    return _max_pool_even(x)
+
+
+def sum_windows(x: Spread, sizes: tuple[int, ...], window: Window) -> Pooled:
+    """Compute the sum of every window, as `max_windows`; its padding is 0."""
+    return functools.reduce(jnp.add, convolution.shifted(x, sizes, window))
 
 
 @jax.custom_vjp

@@ -89,7 +89,6 @@ class GradientBound(NamedTuple):
     valid: Bool[Array, ""]  # 0 < η < 2ε/(V²L)
 
 
-@trees.arithmetic()
 def tightest_limit(
     weight_limit: ArrayLike, num_clients: int, lr: ArrayLike, smoothness: ArrayLike
 ) -> Float[Array, ""]:
@@ -109,7 +108,6 @@ def tightest_limit(
     return jnp.maximum(own, least)
 
 
-@trees.arithmetic()
 def estimated(
     lr: ArrayLike,
     weight_limit: ArrayLike,
@@ -270,7 +268,6 @@ def inputs(
     return known, tau, rho, good
 
 
-@trees.arithmetic()
 def coefficients(
     constants: BoundConstants | CheckedConstants, most: Numbers, repaired: bool = False
 ) -> Coefficients:
@@ -316,7 +313,6 @@ def _terms(
     )
 
 
-@trees.arithmetic()
 def theorem1_terms(rho: Numbers, tau: Numbers, constants: BoundConstants) -> Terms:
     """The terms X, Y, Z and W of equation (3), also where W ≤ 0.
 
@@ -483,11 +479,8 @@ def theorem4_bound(
     return nan_unless(good & (difference >= 0) & jnp.isfinite(difference), found)
 
 
-@trees.arithmetic()
 def heterogeneity_degree(tau: Numbers) -> float | np.ndarray | Array:
     """The variance of the clients' work, δ = (1/N) Σ_i (τ_i − τ̄)²: section V.
-
-    Does not initialize JAX unless `tau` is a JAX array.
 
     Args:
       tau: ``[..., N]`` local iterations.

@@ -1,0 +1,247 @@
+"""Networks of others with their convolutions and pools replaced."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+
+import tsfl_jax
+from tests.experiment.test_runner import small
+from tsfl_jax import rng
+from tsfl_jax.models import networks, replay
+from tsfl_jax.models.model import Model
+
+
+def slow_operations(function, *given):
+    return replay._count(jax.make_jaxpr(function)(*given).jaxpr)
+
+
+def convolution(numbers, **settings):
+    """A convolution by `lax`, as a function of inputs and kernel."""
+
+    def apply(x, w):
+        return lax.conv_general_dilated(x, w, dimension_numbers=numbers, **settings)
+
+    return apply
+
+
+ONE, TWO = ("NHC", "HIO", "NHC"), ("NHWC", "HWIO", "NHWC")
+THREE, FIRST = ("NDHWC", "DHWIO", "NDHWC"), ("NCHW", "OIHW", "NCHW")
+
+
+def case(x, w, strides=None, padding="SAME", numbers=None, **more):
+    """Shapes of inputs and kernel, and the convolution."""
+    rank = len(x) - 2
+    numbers = numbers or (ONE, TWO, THREE)[rank - 1]
+    strides = strides or (1,) * rank
+    return x, w, convolution(numbers, window_strides=strides, padding=padding, **more)
+
+
+GROUPS, DEPTH = {"feature_group_count": 3}, {"feature_group_count": 6}
+APART = {"lhs_dilation": (2, 3)}
+BOTH = {"lhs_dilation": (2, 2), "rhs_dilation": (1, 2), "feature_group_count": 2}
+CONVOLUTIONS = {
+    "1-D": case((3, 9, 8), (3, 8, 5)),
+    "1-D, 5 taps": case((3, 9, 9), (5, 9, 4)),
+    "1-D, strides": case((3, 11, 2), (4, 2, 5), (3,), ((2, 1),)),
+    "3x3": case((3, 7, 6, 9), (3, 3, 9, 4)),
+    "3x3, 64 channels": case((2, 7, 6, 64), (3, 3, 64, 4), padding="VALID"),
+    "1x1": case((3, 4, 4, 5), (1, 1, 5, 4)),
+    "one pixel": case((3, 1, 1, 5), (3, 3, 5, 4)),
+    "even kernel": case((3, 6, 5, 3), (2, 4, 3, 4)),
+    "strides": case((3, 8, 7, 3), (3, 3, 3, 4), (2, 2)),
+    "unequal strides": case((3, 8, 9, 3), (3, 3, 3, 4), (2, 3), "VALID"),
+    "uneven padding": case((3, 5, 6, 9), (3, 3, 9, 4), None, ((2, 0), (0, 3))),
+    "cut off": case((3, 8, 7, 3), (3, 3, 3, 4), None, ((-1, 2), (1, -2))),
+    "dilation": case((3, 9, 8, 3), (3, 2, 3, 4), (1, 2), rhs_dilation=(2, 3)),
+    "groups": case((3, 5, 6, 6), (3, 3, 2, 12), (2, 1), **GROUPS),
+    "depthwise": case((3, 5, 6, 6), (3, 3, 1, 12), **DEPTH),
+    "apart": case((3, 4, 5, 3), (3, 3, 3, 4), None, ((2, 1), (1, 2)), **APART),
+    "apart, groups": case((3, 4, 5, 4), (3, 3, 2, 6), None, ((1, 2), (2, 2)), **BOTH),
+    "channels first": case((3, 9, 7, 6), (4, 9, 3, 3), (1, 2), numbers=FIRST),
+    "3-D": case((2, 4, 5, 3, 2), (3, 2, 3, 2, 4), (1, 2, 1)),
+}
+
+
+def close_with_gradients(expected, found, *given):
+    """Values and gradients in float64 agree within 1e-12 of the largest."""
+
+    def both(function):
+        def total(*given):
+            out = function(*given)
+            weights = jnp.sin(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape)
+            return jnp.vdot(out, weights), out
+
+        arguments = tuple(range(len(given)))
+        return jax.jit(jax.value_and_grad(total, argnums=arguments, has_aux=True))
+
+    pairs = both(expected)(*given), both(found)(*given)
+    for a, b in zip(*map(jax.tree.leaves, pairs), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_allclose(b, a, rtol=0, atol=1e-12 * np.abs(a).max())
+
+
+@pytest.mark.parametrize("form", ["fast", "slices"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_equal_lax_in_float64(name, form):
+    *shapes, function = CONVOLUTIONS[name]
+    with jax.enable_x64():
+        given = [np.random.default_rng(i).normal(size=s) for i, s in enumerate(shapes)]
+        given = list(map(jnp.asarray, given))
+        found = replay._replayed(function, form)
+        assert not slow_operations(found, *given)
+        close_with_gradients(function, found, *given)
+
+
+POOLS = {
+    "2x2": ((2, 2), (2, 2), "VALID", (3, 6, 8, 5)),
+    "2x2, odd": ((2, 2), (2, 2), "VALID", (3, 7, 5, 5)),
+    "2x2, same": ((2, 2), (2, 2), "SAME", (3, 7, 5, 5)),
+    "2x2, padded": ((2, 2), (2, 2), ((1, 1), (1, 1)), (3, 6, 5, 5)),
+    "3x3, overlapping": ((3, 3), (2, 2), "SAME", (3, 8, 7, 5)),
+    "1-D": ((3,), (2,), "VALID", (3, 9, 4)),
+    "3-D": ((2, 1, 2), (2, 1, 1), "VALID", (2, 4, 3, 5, 2)),
+}
+
+
+@pytest.mark.parametrize("pool", [nn.max_pool, nn.avg_pool])
+@pytest.mark.parametrize("name", POOLS)
+def test_pools_equal_lax_with_ties(name, pool):
+    window, strides, padding, shape = POOLS[name]
+
+    def function(x):
+        return pool(x, window, strides, padding)
+
+    with jax.enable_x64():
+        x = np.random.default_rng(0).integers(0, 3, shape).astype(float)
+        found = replay._replayed(function, "fast")
+        assert not slow_operations(found, jnp.asarray(x))
+        close_with_gradients(function, found, jnp.asarray(x))
+
+
+class Stranger(nn.Module):
+    """What others write: normalization, activations, dropout, a residual, a scan."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Conv(16, (3, 3), use_bias=False)(x)
+        x = nn.gelu(nn.BatchNorm(use_running_average=not train)(x))
+        y = nn.remat(nn.Conv)(16, (3, 3))(x)
+        y = nn.leaky_relu(nn.GroupNorm(4)(y))
+        x = nn.max_pool(nn.silu(x + y), (2, 2), (2, 2))
+        x = nn.Dropout(0.3, deterministic=not train)(x)
+        kernel = self.param("again", nn.initializers.lecun_normal(), (3, 3, 16, 16))
+
+        def block(carry, _):
+            out = lax.conv_general_dilated(
+                carry, kernel, (1, 1), "SAME", dimension_numbers=TWO
+            )
+            return jnp.tanh(out), out.mean()
+
+        x, means = lax.scan(block, x, None, length=2)
+        x = lax.cond(
+            means[0] > 0, lambda v: nn.avg_pool(v, (2, 2)), lambda v: v[:, 1:, 1:], x
+        )
+        x = nn.ConvTranspose(4, (2, 2), (2, 2))(x).std(axis=(1, 2))
+        return nn.Dense(3)(x)
+
+
+class Newer(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Conv(1, 8, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.last = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.max_pool(nnx.relu(self.norm(self.first(x))), (2, 2), (2, 2))
+        return self.last(x.mean(axis=(1, 2)))
+
+
+def outcome(model: Model, variables, x):
+    """Outputs, changed collections and the gradient of a loss."""
+    mask = jnp.arange(len(x)) < len(x) - 1
+
+    def loss(params):
+        out, changed = model.train({**variables, "params": params}, x, mask, rng.key(1))
+        changed = {n: v for n, v in changed.items() if n != "params"}
+        return jnp.square(out).sum(), (out, changed)
+
+    return jax.value_and_grad(loss, has_aux=True)(variables["params"])
+
+
+@pytest.mark.parametrize("module", [Stranger(), Newer], ids=["linen", "nnx"])
+def test_a_network_of_others_is_the_same(module):
+    with jax.enable_x64():
+        model = networks.from_flax(module)
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 8, 8, 1)))
+        variables = jax.tree.map(
+            lambda a: a.astype(float) if jnp.issubdtype(a.dtype, jnp.floating) else a,
+            jax.jit(model.init)(rng.key(0), x),
+        )
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        faster, notes = replay.replay(model, "fast", variables, shape)
+        assert not notes
+        expected = jax.jit(outcome, static_argnums=0)(model, variables, x)
+        found = jax.jit(outcome, static_argnums=0)(faster, variables, x)
+        for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(
+            jax.jit(faster.predict)(variables, x),
+            jax.jit(model.predict)(variables, x),
+            rtol=1e-9,
+        )
+
+
+class Repeated(nn.Module):
+    """A convolution in a while loop, which has no gradient backwards, of no weights."""
+
+    @nn.compact
+    def __call__(self, x):
+        blur = jnp.full((3, 3, 1, 1), 1 / 9)
+
+        def smooth(i, x):
+            return lax.conv_general_dilated(
+                x, blur, (1, 1), "SAME", dimension_numbers=TWO
+            )
+
+        x = lax.stop_gradient(x)
+        x = lax.while_loop(
+            lambda s: s[0] < 2, lambda s: (s[0] + 1, smooth(*s)), (0, x)
+        )[1]
+        return nn.Dense(10)(x.reshape(x.shape[0], -1))
+
+
+def test_what_stays_slow_is_a_note_and_lax_leaves_all():
+    config = small(algorithm="fedavg", num_intervals=1)
+    notes = tsfl_jax.simulate(config, model=Repeated()).summary["notes"]
+    assert any("1 x conv_general_dilated stay as they are" in note for note in notes)
+    assert "1 x conv_general_dilated" in str(tsfl_jax.explain(config, model=Repeated()))
+    model = networks.from_flax(Stranger())
+    assert replay.replay(
+        model, "lax", {}, jax.ShapeDtypeStruct((3, 8, 8, 1), float)
+    ) == (
+        model,
+        (),
+    )
+
+
+def test_an_own_network_trains_as_with_lax():
+    results = []
+    for form in ("auto", "slices", "lax"):
+        config = small(algorithm="dms", num_intervals=2, convolution=form)
+        results.append(tsfl_jax.simulate(config, model=Newer3()))
+    for other in results[1:]:
+        np.testing.assert_allclose(
+            other.history["test_loss"], results[0].history["test_loss"], rtol=1e-5
+        )
+
+
+class Newer3(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Conv(8, (3, 3))(x.reshape(x.shape[0], 8, 8, 1))
+        x = nn.relu(nn.BatchNorm(use_running_average=not train)(x))
+        return nn.Dense(10)(nn.max_pool(x, (2, 2), (2, 2)).reshape(x.shape[0], -1))

@@ -12,6 +12,7 @@ contiguous runs of B floats, and the patches need no transpose before the produc
 layout alone gave a factor of two. `replay` brings a user's network to it.
 """
 
+import functools
 import itertools
 from typing import NamedTuple
 
@@ -90,7 +91,7 @@ def conv_windows(
         factors = kernel.reshape(len(slices), groups, -1, 1)
         parts = [part.reshape(groups, 1, -1) for part in slices]
         terms = [f * part for f, part in zip(factors, parts, strict=True)]
-        return sum(terms[1:], start=terms[0]).reshape(shape)
+        return functools.reduce(jnp.add, terms).reshape(shape)
     parts = [part.reshape(groups, channels, -1) for part in slices]
     patches = jnp.stack(parts, axis=1).reshape(groups, len(slices) * channels, -1)
     filter_ = kernel.reshape(-1, channels, groups, filters // groups)

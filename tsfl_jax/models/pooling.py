@@ -93,7 +93,7 @@ def _max_of_slices(x: Array, sizes: tuple[int, ...], window: Window) -> Array:
 def _max_of_slices_forward(
     x: Array, sizes: tuple[int, ...], window: Window
 ) -> tuple[Array, tuple[Array, Array]]:
-    out = _max_of_slices(x, sizes, window)
+    out: Array = _max_of_slices(x, sizes, window)  # pyright: ignore
     return out, (x, out)
 
 

@@ -4,24 +4,22 @@ The network is traced to a jaxpr, which is evaluated again operation by operatio
 `lax.conv_general_dilated` and `lax.reduce_window` replaced, before anything is
 differentiated. Whatever library wrote the network, nothing of it and of JAX is touched.
 
-The replaced operations are batch-last, ``[C, *S, B]``. Elementwise operations and
-reductions of their results stay in that layout, so that a whole block of convolution,
-normalization, activation and pooling is computed in it; other operations get the layout
-that they were traced with.
+The replaced operations are batch-last, ``[C, *S, B]``, with a transpose before and
+after; that the operations between them stay in that layout, too, was tried and saved
+nothing.
 """
 
 import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jaxtyping import Array
 
 from tsfl_jax import rng
 from tsfl_jax.models import convolution, pooling
@@ -31,37 +29,8 @@ from tsfl_jax.types import Params
 
 MOST_TAPS = 64  # of a pool that is made of slices
 
-_ELEMENTWISE = frozenset(
-    """
-    add add_any sub mul div rem max min pow neg sign abs exp exp2 expm1 log log1p
-    tanh sin cos tan logistic sqrt rsqrt cbrt erf erfc erf_inv integer_pow square
-    floor ceil round is_finite not and or xor eq ne lt le gt ge select_n
-    convert_element_type clamp copy copy_p stop_gradient reduce_precision
-    """.split()  # noqa: SIM905
-)
-_REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min"])
 _INLINED = frozenset(("jit", "pjit", "closed_call", "core_call"))
 _SLOW = ("conv_general_dilated", "reduce_window_max", "reduce_window_sum")
-
-
-class _Moved(NamedTuple):
-    """A value in another order of its axes: ``array = value.transpose(order)``."""
-
-    array: Array
-    order: tuple[int, ...]
-
-    def plain(self) -> Array:
-        return self.array.transpose(np.argsort(self.order))
-
-
-def _plain(value: Any) -> Any:
-    return value.plain() if isinstance(value, _Moved) else value
-
-
-def _in_order(value: Any, order: tuple[int, ...]) -> Array:
-    if isinstance(value, _Moved) and value.order == order:
-        return value.array
-    return _plain(value).transpose(order)
 
 
 def _bodies(params: dict[str, Any]) -> Iterator[Any]:
@@ -70,55 +39,6 @@ def _bodies(params: dict[str, Any]) -> Iterator[Any]:
         for one in value if isinstance(value, tuple | list) else (value,):
             if hasattr(one, "eqns") or hasattr(one, "jaxpr"):
                 yield getattr(one, "jaxpr", one)
-
-
-def _is_elementwise(equation: Any) -> bool:
-    """Whether each entry of the results depends on those at its own place alone."""
-    name = equation.primitive.name
-    if name == "broadcast_in_dim":  # of a number
-        return not equation.invars[0].aval.shape
-    if name in _INLINED or name == "custom_jvp_call":
-        return all(map(_is_elementwise, next(_bodies(equation.params)).eqns))
-    return name in _ELEMENTWISE
-
-
-def _elementwise(equation: Any, values: Sequence[Any]) -> list[Any] | None:
-    """The results in the order of a moved operand, or None: not elementwise.
-
-    The moved arrays are given the shapes that the operation was traced with: it does
-    not matter to it which entry lies where.
-    """
-    order = next((v.order for v in values if isinstance(v, _Moved)), None)
-    if order is None or not _is_elementwise(equation):
-        return None
-    shape = next(v.aval.shape for v in equation.invars if v.aval.shape)
-    variables = (*equation.invars, *equation.outvars)
-    if any(v.aval.shape not in ((), shape) for v in variables):
-        return None
-
-    given = [
-        _in_order(v, order).reshape(shape) if np.ndim(_array(v)) else v for v in values
-    ]
-    moved = tuple(shape[axis] for axis in order)
-    results = [
-        _Moved(out.reshape(moved), order) if out.ndim else out
-        for out in _bind(equation, given)
-    ]
-    return results
-
-
-def _array(value: Any) -> Any:
-    return value.array if isinstance(value, _Moved) else value
-
-
-def _reduced(equation: Any, value: _Moved) -> list[Any]:
-    """A reduction of a moved value; its result is small and goes back."""
-    axes = equation.params["axes"]
-    places = tuple(value.order.index(axis) for axis in axes)
-    params = {**equation.params, "axes": places}
-    out = equation.primitive.bind(value.array, **params)
-    kept = [axis for axis in value.order if axis not in axes]
-    return [out.transpose(np.argsort(kept))]
 
 
 def _precision(given: Any) -> Any:
@@ -139,9 +59,9 @@ def _convolution(equation: Any, values: Sequence[Any], form: str) -> list[Any] |
     if p["batch_group_count"] > 1 or both or not (known and floats and same):
         return None
     (batch, channel, *spatial) = numbers.lhs_spec
-    x = _in_order(values[0], (channel, *spatial, batch))
+    x = values[0].transpose(channel, *spatial, batch)
     (filters, channel, *spatial) = numbers.rhs_spec
-    kernel = _plain(values[1]).transpose(*spatial, channel, filters)
+    kernel = values[1].transpose(*spatial, channel, filters)
     around = tuple((int(lo), int(hi)) for lo, hi in p["padding"])
     window = Window(
         tuple(strides), around, tuple(p["rhs_dilation"]), p["feature_group_count"]
@@ -153,7 +73,7 @@ def _convolution(equation: Any, values: Sequence[Any], form: str) -> list[Any] |
         else:
             out = convolution.conv_general(x, kernel, window, form)
     (batch, channel, *spatial) = numbers.out_spec
-    return [_Moved(out, (channel, *spatial, batch))]
+    return [out.transpose(np.argsort((channel, *spatial, batch)))]
 
 
 def _pool(equation: Any, value: Any) -> list[Any] | None:
@@ -162,10 +82,7 @@ def _pool(equation: Any, value: Any) -> list[Any] | None:
     sizes, rank = p["window_dimensions"], len(equation.invars[0].aval.shape)
     if rank < 3 or not jnp.issubdtype(aval.dtype, jnp.floating):
         return None
-    order = (
-        value.order if isinstance(value, _Moved) else (rank - 1, *range(1, rank - 1), 0)
-    )
-    ends, spatial = (order[0], order[-1]), order[1:-1]
+    ends, spatial = (0, rank - 1), range(1, rank - 1)
     still = all(
         sizes[a] == p["window_strides"][a] == 1 and tuple(p["padding"][a]) == (0, 0)
         for a in ends
@@ -182,8 +99,8 @@ def _pool(equation: Any, value: Any) -> list[Any] | None:
         if equation.primitive.name == "reduce_window_max"
         else pooling.sum_windows
     )
-    out = pool(_in_order(value, order), tuple(sizes[a] for a in spatial), window)
-    return [_Moved(out, order)]
+    last = value.swapaxes(0, -1)  # batch-last
+    return [pool(last, tuple(sizes[1:-1]), window).swapaxes(0, -1)]
 
 
 def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
@@ -199,9 +116,9 @@ def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None
     name, p = equation.primitive.name, equation.params
     if not any(_count(body) for body in _bodies(p)):
         return None
-    values = list(map(_plain, values))
     if name in ("checkpoint", "remat2", "remat"):
-        body = functools.partial(_outputs, p["jaxpr"], (), form)
+        body = p["jaxpr"]
+        body = functools.partial(_evaluate, _open(body), _consts(body), form)
         kept = {k: p[k] for k in ("prevent_cse", "policy")}
         return list(jax.checkpoint(body, **kept)(*values))
     if name == "scan":
@@ -210,13 +127,13 @@ def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None
 
         def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             given = (*values[:first], *carry, *xs)
-            found = _outputs(_open(body), _consts(body), form, *given)
+            found = _evaluate(_open(body), _consts(body), form, *given)
             return found[:carried], found[carried:]
 
         ends, ys = lax.scan(
             step,
-            values[first:middle],
-            values[middle:],
+            list(values[first:middle]),
+            list(values[middle:]),
             p["length"],
             p["reverse"],
             p["unroll"],
@@ -224,7 +141,7 @@ def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None
         return [*ends, *ys]
     if name == "cond":
         bodies = [
-            functools.partial(_outputs, _open(b), _consts(b), form)
+            functools.partial(_evaluate, _open(b), _consts(b), form)
             for b in p["branches"]
         ]
         return list(lax.switch(values[0], bodies, *values[1:]))
@@ -240,28 +157,21 @@ def _consts(body: Any) -> Sequence[Any]:
 
 
 def _replaced(equation: Any, values: Sequence[Any], form: str) -> list[Any]:
-    """The results of one operation, in whatever order of axes is at hand."""
+    """The results of one operation."""
     name = equation.primitive.name
-    found = None
     if name == "conv_general_dilated":
         found = _convolution(equation, values, form)
     elif name in ("reduce_window_max", "reduce_window_sum"):
         found = _pool(equation, values[0])
-    elif name in _REDUCTIONS and isinstance(values[0], _Moved):
-        found = _reduced(equation, values[0])
+    elif name in _INLINED:
+        body = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+        found = _evaluate(_open(body), _consts(body), form, *values)
     else:
-        found = _elementwise(equation, values)
-        if found is None and name in _INLINED:
-            body = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-            found = _evaluate(_open(body), _consts(body), form, values)
-        elif found is None:
-            found = _nested(equation, values, form)
-    return _bind(equation, list(map(_plain, values))) if found is None else found
+        found = _nested(equation, values, form)
+    return _bind(equation, values) if found is None else found
 
 
-def _evaluate(
-    jaxpr: Any, consts: Sequence[Any], form: str, values: Sequence[Any]
-) -> list[Any]:
+def _evaluate(jaxpr: Any, consts: Sequence[Any], form: str, *values: Any) -> list[Any]:
     """The results of a jaxpr, operation by operation."""
     known = dict(zip(jaxpr.constvars, consts, strict=True))
     known |= zip(jaxpr.invars, values, strict=True)
@@ -274,10 +184,6 @@ def _evaluate(
         results = _replaced(equation, list(map(read, equation.invars)), form)
         known |= zip(equation.outvars, results, strict=True)
     return list(map(read, jaxpr.outvars))
-
-
-def _outputs(jaxpr: Any, consts: Sequence[Any], form: str, *values: Any) -> list[Any]:
-    return list(map(_plain, _evaluate(jaxpr, consts, form, values)))
 
 
 def _count(jaxpr: Any) -> Counter[str]:
@@ -299,7 +205,7 @@ def _replayed(function: Callable, form: str) -> Callable:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
         if not _count(_open(traced)):
             return function(*given)
-        found = _outputs(_open(traced), traced.consts, form, *jax.tree.leaves(given))
+        found = _evaluate(_open(traced), traced.consts, form, *jax.tree.leaves(given))
         return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
     return replayed

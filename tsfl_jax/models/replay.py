@@ -111,6 +111,12 @@ def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     return list(found) if equation.primitive.multiple_results else [found]
 
 
+def _of_equal_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+    """Values of a scan that its body sees whole, and not one slice after another."""
+    pairs = zip(outside, inside, strict=True)
+    return sum(a.aval.ndim == b.aval.ndim for a, b in pairs)
+
+
 def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None:
     """An operation with a body that holds something to replace, or None."""
     name, p = equation.primitive.name, equation.params
@@ -122,8 +128,11 @@ def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None
         kept = {k: p[k] for k in ("prevent_cse", "policy")}
         return list(jax.checkpoint(body, **kept)(*values))
     if name == "scan":
-        first, middle = p["num_consts"], p["num_consts"] + p["num_carry"]
-        body, carried = p["jaxpr"], p["num_carry"]
+        body = p["jaxpr"]
+        # By rank, since versions of JAX name their numbers differently.
+        carried = _of_equal_rank(equation.outvars, _open(body).outvars)
+        middle = _of_equal_rank(equation.invars, _open(body).invars)
+        first = middle - carried
 
         def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
             given = (*values[:first], *carry, *xs)

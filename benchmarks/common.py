@@ -40,7 +40,7 @@ def make_config(model: str, **settings) -> config.Config:
     c.data.train_size, c.data.test_size = 60_000, 10_000
     c.model.name = model
     c.model.norm = "group" if model == "resnet18" else "none"
-    c.partition.kind = "iid"
+    c.partition.kind, c.schedule.data_size = "iid", 1024
     return changed(c, settings)
 
 

@@ -26,6 +26,7 @@ SHORT = {
         *("--models", "logistic", "--lanes", "1"),
         *("--repeats", "1", "--what", "program"),
     ],
+    "wide": ["--hidden", "64", "--repeats", "1"],
     "lanes": ["--lanes", "1", "2", "--repeats", "1"],
 }
 

@@ -48,7 +48,10 @@ def config_of(rule: str, framework: str = "sfl") -> tsfl_jax.Config:
     config.timeline.framework = framework
     config.schedule.interval_seconds = 3.0
     config.timeline.speed = "uniform(0.2,2)"
-    config.timeline.local_iterations, config.timeline.buffer = 2, 3
+    if framework == "fedbuff":
+        config.timeline.buffer = 3
+    if framework != "tsfl":
+        config.timeline.local_iterations = 2
     return config
 
 

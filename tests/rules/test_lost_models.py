@@ -80,9 +80,9 @@ def test_in_a_simulation_as_the_others_alone(three, mapping, sweep):
         assert (found.history["num_dropped"] == 1).all()
         losses = found.history["test_loss"][:, 0]
         single = tsfl_jax.simulate(nova, dataset=dataset, partition=lists)
-        # Another program, whose products XLA may add up in another order.
-        single_loss = single.history["test_loss"][0]
-        assert losses[0] == pytest.approx(single_loss, rel=1e-6)
+        # Another program: without optimization, as in tests, its loss is the next
+        # float32 on some processors.
+        np.testing.assert_array_max_ulp(losses[0], single.history["test_loss"][0], 1)
         assert losses[1] == pytest.approx(alone.history["test_loss"][0], rel=1e-5)
         return
     found = tsfl_jax.simulate(nova, dataset=dataset, partition=lists)

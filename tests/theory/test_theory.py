@@ -594,6 +594,10 @@ def test_theory_does_not_depend_on_settings_of_jax(strict):
         best = theory.bound_optimal_weights(tau, known)
         values = [
             theory.theorem1_bound(rho, tau, known).total,
+            *theory.theorem1_terms(rho, tau, known),
+            *theory.coefficients(known, 3),
+            theory.tightest_limit(np.float32(np.inf), 2, 0.1, 0.5),
+            theory.printed_derivative(rho, tau, known),
             theory.convex_bound(rho, tau, known),
             theory.theorem4_bound(
                 8, 2.0, lr=0.1, smoothness=1.0, epsilon=0.5, dissimilarity_sq=2.0

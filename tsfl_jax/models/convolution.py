@@ -40,6 +40,14 @@ def _same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
+def padded(
+    x: Float[Array, "C *S B"], padding: tuple[tuple[int, int], ...], fill: float = 0
+) -> Float[Array, "C *P B"]:
+    """Put a value around the spatial axes, or cut them off where padding is < 0."""
+    around = ((0, 0, 0), *((low, high, 0) for low, high in padding), (0, 0, 0))
+    return lax.pad(x, jnp.asarray(fill, x.dtype), around)
+
+
 def shifted(
     x: Float[Array, "C *S B"], sizes: tuple[int, ...], window: Window, fill: float = 0
 ) -> list[Float[Array, "C *O B"]]:
@@ -51,8 +59,7 @@ def shifted(
       window: without groups.
       fill: the value of the padding.
     """
-    around = ((0, 0, 0), *((lo, hi, 0) for lo, hi in window.padding), (0, 0, 0))
-    x = lax.pad(x, jnp.asarray(fill, x.dtype), around)
+    x = padded(x, window.padding, fill)
     reach = [(k - 1) * d for k, d in zip(sizes, window.dilation, strict=True)]
     spans = [
         (n - r - 1) // s * s + 1
@@ -226,8 +233,7 @@ def conv_general(
         for k, pads in zip(kernel.shape[:2], around, strict=True)
     )
     if not same:
-        zeros = ((0, 0, 0), *((lo, hi, 0) for lo, hi in around), (0, 0, 0))
-        x = lax.pad(x, jnp.zeros((), x.dtype), zeros)
+        x = padded(x, around)
     out = conv_fast(x, kernel, window.strides[0], same)
     return out[:, :, 0] if one else out
 

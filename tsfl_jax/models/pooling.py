@@ -70,19 +70,6 @@ def _max_pool_backward(saved: tuple[Images, Halved], grad: Halved) -> tuple[Imag
 _max_pool_even.defvjp(_max_pool_forward, _max_pool_backward)
 
 
-def max_pool(x: Images) -> Halved:
-    """Compute the 2x2 maximum with stride 2 and ceiling division.
-
-    A last odd row or column forms a window of its own, so 7 becomes 4 and 1 stays 1.
-    """
-    odd = (x.shape[1] % 2, x.shape[2] % 2)
-    if any(odd):
-        # Edge values instead of -inf: the copy equals the original, which comes first
-        # and takes the gradient.
-        x = jnp.pad(x, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)), mode="edge")
-    return _max_pool_even(x)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _max_of_slices(x: Array, sizes: tuple[int, ...], window: Window) -> Array:
     return functools.reduce(
@@ -120,11 +107,20 @@ def max_windows(x: Spread, sizes: tuple[int, ...], window: Window) -> Pooled:
     halves = sizes == window.strides == (2, 2) and set(window.dilation) == {1}
     if not halves:
         return _max_of_slices(x, sizes, window)
-    around = []
-    for size, (low, high) in zip(x.shape[1:-1], window.padding, strict=True):
-        around.append((low, high - (size + low + high) % 2, 0))  # the last may be cut
-    x = jax.lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), ((0, 0, 0), *around, (0, 0, 0)))
-    return _max_pool_even(x)
+    around = tuple(
+        (low, high - (size + low + high) % 2)  # the last row may be cut off
+        for size, (low, high) in zip(x.shape[1:-1], window.padding, strict=True)
+    )
+    return _max_pool_even(convolution.padded(x, around, -jnp.inf))
+
+
+def max_pool(x: Images) -> Halved:
+    """Compute the 2x2 maximum with stride 2 and ceiling division.
+
+    A last odd row or column forms a window of its own, so 7 becomes 4 and 1 stays 1.
+    """
+    after = tuple((0, size % 2) for size in x.shape[1:3])
+    return max_windows(x, (2, 2), Window((2, 2), after, (1, 1)))
 
 
 def sum_windows(x: Spread, sizes: tuple[int, ...], window: Window) -> Pooled:

@@ -33,12 +33,20 @@ _INLINED = frozenset(("jit", "pjit", "closed_call", "core_call"))
 _SLOW = ("conv_general_dilated", "reduce_window_max", "reduce_window_sum")
 
 
+def _open(body: Any) -> Any:
+    return getattr(body, "jaxpr", body)
+
+
+def _consts(body: Any) -> Sequence[Any]:
+    return getattr(body, "consts", ())
+
+
 def _bodies(params: dict[str, Any]) -> Iterator[Any]:
     """The jaxprs among the parameters of an operation."""
     for value in params.values():
         for one in value if isinstance(value, tuple | list) else (value,):
             if hasattr(one, "eqns") or hasattr(one, "jaxpr"):
-                yield getattr(one, "jaxpr", one)
+                yield _open(one)
 
 
 def _precision(given: Any) -> Any:
@@ -79,7 +87,7 @@ def _convolution(equation: Any, values: Sequence[Any], form: str) -> list[Any] |
 def _pool(equation: Any, value: Any) -> list[Any] | None:
     """Pooling over all axes but two as slices, or None: not of that kind."""
     p, aval = equation.params, equation.invars[0].aval
-    sizes, rank = p["window_dimensions"], len(equation.invars[0].aval.shape)
+    sizes, rank = p["window_dimensions"], len(aval.shape)
     if rank < 3 or not jnp.issubdtype(aval.dtype, jnp.floating):
         return None
     ends, spatial = (0, rank - 1), range(1, rank - 1)
@@ -157,14 +165,6 @@ def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None
     return None
 
 
-def _open(body: Any) -> Any:
-    return getattr(body, "jaxpr", body)
-
-
-def _consts(body: Any) -> Sequence[Any]:
-    return getattr(body, "consts", ())
-
-
 def _replaced(equation: Any, values: Sequence[Any], form: str) -> list[Any]:
     """The results of one operation."""
     name = equation.primitive.name
@@ -206,14 +206,17 @@ def _count(jaxpr: Any) -> Counter[str]:
     return found
 
 
+def _slow(function: Callable, *given: Any) -> Counter[str]:
+    """`_count` of a function, for arrays or shapes."""
+    return _count(_open(jax.make_jaxpr(function)(*given)))
+
+
 def _replayed(function: Callable, form: str) -> Callable:
     """A function whose convolutions and pools are those of a form."""
 
     @functools.wraps(function)
     def replayed(*given: Any) -> Any:
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
-        if not _count(_open(traced)):
-            return function(*given)
         found = _evaluate(_open(traced), traced.consts, form, *jax.tree.leaves(given))
         return jax.tree.unflatten(jax.tree.structure(shapes), found)
 
@@ -234,14 +237,14 @@ def replay(
     Returns:
       The network, the same but for rounding, and a note on what could not be replaced.
     """
-    if form == "lax":
+    mask, key = jax.ShapeDtypeStruct(x.shape[:1], bool), jax.eval_shape(rng.key, 0)
+    given = variables, x, mask, key
+    if form == "lax" or not _slow(model.train, *given):
         return model, ()
     replayed = model._replace(
         train=_replayed(model.train, form), predict=_replayed(model.predict, form)
     )
-    mask, key = jax.ShapeDtypeStruct(x.shape[:1], bool), jax.eval_shape(rng.key, 0)
-    found = _count(_open(jax.make_jaxpr(replayed.train)(variables, x, mask, key)))
-    if not found:
+    if not (found := _slow(replayed.train, *given)):
         return replayed, ()
     kinds = ", ".join(f"{count} x {name}" for name, count in sorted(found.items()))
     return replayed, (

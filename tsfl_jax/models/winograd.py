@@ -4,12 +4,13 @@ F(m, k) of Winograd, in the construction of Toom and Cook (Lavin and Gray, "Fast
 Algorithms for Convolutional Neural Networks", CVPR 2016, section 4): m outputs of a
 filter with k taps from n = m + k − 1 inputs d take n multiplications and not m·k,
 
-    y = Aᵀ [(G g) ⊙ (Bᵀ d)],
+    y = Aᵀ [(G g) ⊙ (Bᵀ d)].
 
-F(4, 3) and F(2, 5) with n = 6: half and three fifths of the multiplications. With
-fewer than 64 channels F(2, 3) with n = 4, two thirds: all factors of its Bᵀ and Aᵀ are
-0 and ±1, so that constant areas of an image, equal patches in them first, keep equal
-outputs, and max pooling breaks their ties as other convolutions do.
+F(4, 3) and F(2, 5) have n = 6: half and three fifths of the multiplications. With fewer
+than 64 channels it is F(2, 3) with n = 4, two thirds: all factors of its Bᵀ and Aᵀ are
+0 and ±1, so that equal patches of a constant area have equal outputs, and max pooling
+breaks their ties as after other convolutions.
+
 Along the rows of an image the entries of d are whole slices ``[C, H/m, W, B]``, the
 transforms are sums of slices, and ⊙ is one matrix product over channels and columns
 of the kernel for each of the n points. Only one axis is transformed: the second would

@@ -5,9 +5,8 @@ and Optimizations". Every equation is implemented *as printed*. Where the paper 
 an error, the docstring names it and docs/theory.md explains it. Not here: Theorems 2
 and 3 are solved in `fixed_point`; Corollary 1 and (7)–(9) are in `dms`.
 
-All functions are pure and work under jit, vmap and grad, in float32 and float64. All
-raise `UserError` for a wrong shape and, except while tracing, a value out of its range.
-While tracing, such a value gives NaN.
+All functions are pure, work under jit, vmap and grad, in float32 and float64, and raise
+`UserError` for a wrong shape or a value out of its range; while tracing it gives NaN.
 """
 
 from collections.abc import Callable
@@ -89,6 +88,7 @@ class GradientBound(NamedTuple):
     valid: Bool[Array, ""]  # 0 < η < 2ε/(V²L)
 
 
+@trees.arithmetic()
 def tightest_limit(
     weight_limit: ArrayLike, num_clients: int, lr: ArrayLike, smoothness: ArrayLike
 ) -> Float[Array, ""]:
@@ -208,11 +208,10 @@ def check_constants(constants: BoundConstants, num_clients: int | None) -> None:
       num_clients: N; None: the two constants that are per client are not checked.
     """
     for name, (valid, expected) in _RANGES.items():
-        shape = ()
-        if name in ("grad_variance", "dissimilarity"):
-            if num_clients is None:
-                continue
-            shape = (num_clients,)
+        per_client = name in ("grad_variance", "dissimilarity")
+        if per_client and num_clients is None:
+            continue
+        shape = (num_clients,) if per_client and num_clients is not None else ()
         check(f"constants.{name}", getattr(constants, name), shape, valid, expected)
 
 
@@ -268,6 +267,7 @@ def inputs(
     return known, tau, rho, good
 
 
+@trees.arithmetic()
 def coefficients(
     constants: BoundConstants | CheckedConstants, most: Numbers, repaired: bool = False
 ) -> Coefficients:
@@ -279,20 +279,17 @@ def coefficients(
       repaired: A = 2ηL[ηL(1+θ) − 1] + 1, see `theorem1_bound`.
 
     Returns:
-      `Coefficients`. B ≤ 0 ≤ A wherever ηL(1+θ) ≥ 1, as Definition 1.3 demands. C = 0
-      if H ≤ 1.
+      `Coefficients`. B ≤ 0 ≤ A where ηL(1+θ) ≥ 1 (Definition 1.3), C = 0 if H ≤ 1.
     """
     check_constants(BoundConstants(*constants), None)
     check("most", most, (), lambda x: x >= 0, "0 ≤ H < ∞")
-    eta: Any = constants.lr
-    L: Any = constants.smoothness
-    theta: Any = constants.weight_limit
+    values: Any = constants[:4]
+    eta, L, square, theta = values
     excess = eta * L * (1 + theta) - 1
-    above_one = jnp.maximum(jnp.asarray(most) - 1, 0)
     return Coefficients(
         A=jnp.asarray(2 * eta * L * excess + (1 if repaired else eta**2)),
         B=jnp.asarray(-2 * eta * L * excess),
-        C=jnp.asarray(eta**3 * L * above_one * constants.grad_sq_norm),
+        C=jnp.asarray(eta**3 * L * jnp.maximum(jnp.asarray(most) - 1, 0) * square),
     )
 
 
@@ -313,6 +310,7 @@ def _terms(
     )
 
 
+@trees.arithmetic()
 def theorem1_terms(rho: Numbers, tau: Numbers, constants: BoundConstants) -> Terms:
     """The terms X, Y, Z and W of equation (3), also where W ≤ 0.
 
@@ -481,6 +479,8 @@ def theorem4_bound(
 
 def heterogeneity_degree(tau: Numbers) -> float | np.ndarray | Array:
     """The variance of the clients' work, δ = (1/N) Σ_i (τ_i − τ̄)²: section V.
+
+    Does not initialize JAX unless `tau` is a JAX array.
 
     Args:
       tau: ``[..., N]`` local iterations.

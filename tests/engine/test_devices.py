@@ -186,7 +186,7 @@ def test_busy_processes_are_seen():
 
 
 def test_no_operation_is_split_over_a_pool_of_threads():
-    """Clients use all cores already; a split costs a tenth of a millisecond each."""
+    """Clients use all cores already."""
     config = tsfl_jax.Config(algorithm="fedavg", num_intervals=2, num_clients=2)
     config.model.hidden, config.schedule.data_size = 1500, 64
     made = assemble.build(config)

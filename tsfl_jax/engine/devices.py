@@ -88,8 +88,8 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """Options of XLA that programs for the devices of a mesh need.
 
     On CPUs, a pass is left out that splits every elementwise operation above some
-    40,000 elements over a pool of threads, a tenth of a millisecond each time: wide
-    layers were trained 10 times slower. Clients already use all cores.
+    40,000 elements over a pool of threads. Clients already use all cores; see
+    ``python -m benchmarks.wide``.
 
     On GPUs, loops join the command buffers (CUDA graphs), so that the host launches
     the training of a whole interval at once. The list names all that XLA puts there by

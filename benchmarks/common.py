@@ -92,6 +92,7 @@ def torch_interval(
     except ImportError:
         return None
     problem, inputs = exp.arrays.problem, exp.arrays.inputs
+    names = "batch_size", "lr", "momentum"
     make = torch_loop.make_best if best else torch_loop.make_interval
     return make(
         name,
@@ -100,9 +101,7 @@ def torch_interval(
         np.asarray(problem.rows),
         inputs.tau[0],
         inputs.size[0],
-        batch_size=32,
-        lr=0.003,
-        momentum=0.9,
+        **{setting: exp.settings[setting] for setting in names},
     )
 
 

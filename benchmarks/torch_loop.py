@@ -81,11 +81,94 @@ def _resnet18():
     return nn.Sequential(*layers, *head)
 
 
+class _ResidualBN(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.a = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.b = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.na, self.nb = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+        self.skip = nn.Identity()
+        if stride > 1:
+            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.skip = nn.Sequential(conv, nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = functional.relu(self.na(self.a(x)))
+        return functional.relu(self.nb(self.b(y)) + self.skip(x))
+
+
+def _resnet20():
+    layers = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    channels = 16
+    for stage, filters in enumerate((16, 32, 64)):
+        for block in range(3):
+            stride = 2 if stage and not block else 1
+            layers.append(_ResidualBN(channels, filters, stride))
+            channels = filters
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    return nn.Sequential(*layers, *head)
+
+
+def _two_convolutions(channels, width, classes, *, dropout):
+    def drop(rate):
+        return [nn.Dropout(rate)] if dropout else []
+
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        *drop(0.25),
+        nn.Flatten(),
+        nn.Linear(64 * ((width - 4) // 2) ** 2, 128),
+        nn.ReLU(),
+        *drop(0.5),
+        nn.Linear(128, classes),
+    )
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.embed = nn.Embedding(80, 8)
+        self.cells = kind(8, 256, 2, batch_first=True)
+        self.head = nn.Linear(256, 80)
+
+    def forward(self, x):
+        return self.head(self.cells(self.embed(x))[0][:, -1])
+
+
+class _Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(80, 128), nn.Embedding(80, 128)
+        settings = dict(dropout=0.0, activation="gelu", batch_first=True)
+        self.layers = nn.Sequential(
+            *(
+                nn.TransformerEncoderLayer(128, 4, 512, norm_first=True, **settings)
+                for _ in range(2)
+            )
+        )
+        self.norm, self.head = nn.LayerNorm(128), nn.Linear(128, 80)
+
+    def forward(self, x):
+        x = self.embed(x) + self.places(torch.arange(x.shape[1]))
+        return self.head(self.norm(self.layers(x)).mean(1))
+
+
 NETWORKS = {
     "mnist_cnn": _mnist_cnn,
     "fashion_cnn": _fashion_cnn,
     "vgg11": _vgg11,
     "resnet18": _resnet18,
+    # Those of `benchmarks.own`.
+    "CNN": lambda: _two_convolutions(3, 32, 10, dropout=False),
+    "EMNIST CNN, dropout": lambda: _two_convolutions(1, 28, 62, dropout=True),
+    "ResNet-20, batch norm": _resnet20,
+    "LSTM": lambda: _Recurrent(nn.LSTM),
+    "GRU": lambda: _Recurrent(nn.GRU),
+    "transformer": _Transformer,
 }
 
 
@@ -95,14 +178,19 @@ def _make_sum(name, images, labels, rows, tau, size, weights, settings, best):
     torch.backends.cudnn.allow_tf32 = False  # float32, as ours; products are already
     memory = torch.channels_last if best else torch.contiguous_format
     model = NETWORKS[name]().to(device, memory_format=memory)
-    x = torch.tensor(images).permute(0, 3, 1, 2).contiguous(memory_format=memory)
+    x = torch.tensor(images)
+    if x.dim() == 4:
+        x = x.permute(0, 3, 1, 2).contiguous(memory_format=memory)
     x = x.to(device)
     y = torch.tensor(labels).long().to(device)
     rows = [torch.tensor(row).long().to(device) for row in rows]
     lr, momentum = settings["lr"], settings["momentum"]
 
+    def scaled(batch):
+        return batch.float() / 255 if batch.dim() == 4 else batch.long()
+
     def total(start):
-        mean = {k: torch.zeros_like(v) for k, v in start.items()}
+        mean = {k: torch.zeros(v.shape, device=v.device) for k, v in start.items()}
         for i, row in enumerate(rows):
             model.load_state_dict(start)
             optimizer = torch.optim.SGD(
@@ -112,7 +200,7 @@ def _make_sum(name, images, labels, rows, tau, size, weights, settings, best):
                 order = row[torch.randperm(int(size[i]), device=device)]
                 for batch in order.split(settings["batch_size"]):
                     optimizer.zero_grad(set_to_none=True)
-                    output = model(x[batch].float() / 255)
+                    output = model(scaled(x[batch]))
                     functional.cross_entropy(output, y[batch]).backward()
                     optimizer.step()
             for k, v in model.state_dict().items():
@@ -127,7 +215,7 @@ def make_interval(name, images, labels, rows, tau, size, **settings):
 
     Args:
       name: a key of `NETWORKS`.
-      images: ``[M, H, W, C]`` uint8 NumPy array.
+      images: ``[M, H, W, C]`` uint8 NumPy array, or tokens ``[M, S]``.
       labels: ``[M]`` integers.
       rows: ``[N, D]`` indices into the samples.
       tau, size: ``[N]`` passes and samples of every client.
@@ -182,7 +270,7 @@ def make_best(name, images, labels, rows, tau, size, processes=2, **settings):
         for pipe in pipes:
             pipe.send(state)
         sums = [pipe.recv() for pipe in pipes]
-        state.update({k: sum(part[k] for part in sums) for k in state})
+        state.update({k: np.asarray(sum(part[k] for part in sums)) for k in state})
         return state
 
     return interval

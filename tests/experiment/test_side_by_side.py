@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="of a CPU
 
 
 def even(tau=(2,), **settings):
-    config = small(algorithm="fedavg", **settings)
+    config = small(**{"algorithm": "fedavg"} | settings)
     config.schedule.kind, config.schedule.tau = "explicit", tau
     return config
 
@@ -88,39 +88,49 @@ def test_lanes_of_both_mappings_are_two_programs():
     assert len(lanes.group(several)[0]) == 2
 
 
-def test_the_norm_is_left_out_only_where_nothing_clips():
-    several = [prepare.prepare(even(clip_norm=c)) for c in (0.0, 1.0)]
+@pytest.mark.parametrize("mapping", ["auto", "sequential"])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("clip_norm", {"clip_norm": 1.0}),
+        ("momentum", {"momentum": 0.0}),
+        ("mu", {"algorithm": "fedprox"}),
+    ],
+)
+def test_terms_that_a_step_has_and_those_that_it_has_not_are_two_programs(
+    name, settings, mapping
+):
+    """Each lane has the bits of a single run: a term of 0 would still change some."""
+    several = [prepare.prepare(even(mapping=mapping, **s)) for s in ({}, settings)]
+    groups, causes = lanes.group(several)
+    assert len(groups) == 2
+    assert causes in ([f"{name}=0, above 0"], [f"{name}=above 0, 0"])
+    terms = [optimizers.terms_of(p.hparams)._asdict() for p in several]
+    assert {n for n in terms[0] if terms[0][n] != terms[1][n]} == {name}
 
-    def optimizer(several):
-        recipe = program.recipe_of(several, program.rules_of(several))
-        assert recipe.even
-        return program._optimizer_of(several, recipe)
 
-    assert optimizer(several[:1]) is optimizers.unclipped_sgd
-    assert optimizer(several) is optimizers.sgd
+def operations(config):
+    several = [prepare.prepare(config)]
+    mesh = start_jax(config)
+    made = program.make_program(several, mesh)
+    arrays = program.make_arrays(several[0], mesh)
+    arguments = made.arguments(arrays, arrays.start, 0)
+    return str(jax.make_jaxpr(made.run)(*arguments))
 
 
-def test_the_proximal_term_is_left_out_only_where_mu_is_0():
-    def proximal(*several):
-        several = [prepare.prepare(config) for config in several]
-        return program.recipe_of(several, program.rules_of(several)).proximal
-
-    assert not proximal(even())
-    assert not proximal(even(tau=(1, 2, 2, 1), mapping="vmap"))
-    assert proximal(even(), even(proximal=True))
-    assert proximal(even(mapping="sequential"))
+@pytest.mark.parametrize("mapping", ["vmap", "sequential"])
+def test_a_step_without_a_limit_computes_no_norm(mapping):
+    plain = operations(even(mapping=mapping, momentum=0.0))
+    for more in ({"clip_norm": 1.0}, {"momentum": 0.5}, {"proximal": True}):
+        config = even(mapping=mapping, **{"momentum": 0.0} | more)
+        assert plain.count(" mul ") < operations(config).count(" mul ")
 
 
 def test_no_step_of_even_work_is_frozen():
     """α would select between every weight and its update in every step."""
 
     def selects(config):
-        several = [prepare.prepare(config)]
-        mesh = start_jax(config)
-        made = program.make_program(several, mesh)
-        arrays = program.make_arrays(several[0], mesh)
-        arguments = made.arguments(arrays, arrays.start, 0)
-        return str(jax.make_jaxpr(made.run)(*arguments)).count("select_n")
+        return operations(config).count("select_n")
 
     frozen = even(tau=(1, 2, 2, 1), mapping="vmap")
     assert selects(even()) < selects(frozen)

@@ -217,6 +217,29 @@ def own_share(number: int, axis: str | None) -> Int[Array, "K"]:
     return first + step * jnp.arange(-(-number // step))
 
 
+_SINGLES = 64  # with more devices than this some could be without work
+
+
+def group_size(number: Any) -> Any:
+    """Clients of a group, whose updates are added up one by one, of all that work.
+
+    The sum of groups is exact (`exact_sums`) and costs much more. Up to 64 clients are
+    a group each; of more there are 33 to 64 groups.
+
+    Args:
+      number: clients with work, int32 of any shape, of JAX or NumPy, or an int.
+    """
+    return number // (_SINGLES + 1) + 1
+
+
+def _place(rank: Any, group: Any, num_devices: int) -> tuple[Any, Any]:
+    """(device, entry there) of the client of a rank: groups are dealt to and fro."""
+    number = rank // group
+    turn, device = number // num_devices, number % num_devices
+    device = device + (turn % 2) * (num_devices - 1 - 2 * device)
+    return device, turn * group + rank % group
+
+
 def dealt(work: Int[Array, "N"], places: int, axis: str | None) -> Int[Array, "K"]:
     """The clients of this device as `deal` assigns them, inside a program.
 
@@ -224,38 +247,36 @@ def dealt(work: Int[Array, "N"], places: int, axis: str | None) -> Int[Array, "K
 
     Args:
       work: mini-batch steps of every client.
-      places: K, entries of every device; K·D ≥ N.
+      places: K, entries of every device, as in `deal`.
       axis: mesh axis of the D devices; None: one.
     """
     number = work.shape[0]
     order = jnp.argsort(-work).astype(jnp.int32)  # stable, as in `deal`
-    empty = places * count(axis) - number
-    order = jnp.pad(order, (0, empty), constant_values=number)
-    rounds = order.reshape(places, -1)
-    # Not an array updated with a permutation of itself: under jit, XLA's CPU backend of
-    # jaxlib 0.12.0.1 writes in place over what it still reads.
-    back = jnp.arange(places)[:, None] % 2 == 1
-    rounds = jnp.where(back, rounds[:, ::-1], rounds)
-    return rounds[:, 0 if axis is None else lax.axis_index(axis)]
+    group = group_size((work > 0).sum())
+    device, entry = _place(jnp.arange(number), group, count(axis))
+    here = device == (0 if axis is None else lax.axis_index(axis))
+    entry = jnp.where(here, entry, places)  # dropped
+    return jnp.full(places, number, jnp.int32).at[entry].set(order, mode="drop")
 
 
 def deal(work: Int[np.ndarray, "T N"], num_devices: int) -> Int[np.ndarray, "T DK"]:
-    """Assign clients to devices: in order of work, dealt back and forth.
+    """Assign clients to devices: in order of work, in groups dealt back and forth.
 
     Args:
       work: mini-batch steps of every client.
       num_devices: D.
 
     Returns:
-      ``[T, D·K]`` int32 client indices, K = ⌈N/D⌉; the first K are device 0's. N marks
-      an entry that stays empty. Devices differ by at most the work of one client.
+      ``[T, D·K]`` int32 client indices; the first K are device 0's. N marks an entry
+      that stays empty. K = ⌈N/D⌉, and more where groups have several clients. Devices
+      differ by at most the work of one group.
     """
     intervals, num_clients = work.shape
-    places = -(-num_clients // num_devices)
-    empty = num_devices * places - num_clients
+    places = -(-num_clients // num_devices) + group_size(num_clients) - 1
     # Stable, so that equal work keeps the order of the clients.
     order = np.argsort(-work, axis=1, kind="stable").astype(np.int32)
-    order = np.pad(order, ((0, 0), (0, empty)), constant_values=num_clients)
-    rounds = order.reshape(intervals, places, num_devices)
-    rounds[:, 1::2] = rounds[:, 1::2, ::-1]
-    return rounds.transpose(0, 2, 1).reshape(intervals, -1)
+    group = group_size((work > 0).sum(axis=1, keepdims=True))
+    device, entry = _place(np.arange(num_clients), group, num_devices)
+    slots = np.full((intervals, num_devices * places), num_clients, np.int32)
+    np.put_along_axis(slots, device * places + entry, order, axis=1)
+    return slots

@@ -56,6 +56,7 @@ class DeviceClients(NamedTuple):
     shares: Float[Array, "K"] | None = None  # of the whole; None: ρ
     # Clients that are not trained as they have no weight, τ above is 0; None: none.
     skipped: Bool[Array, "K"] | None = None
+    group: Int[Array, ""] | int = 1  # consecutive entries that are added up as floats
 
     @property
     def weight(self) -> ClientWeight:
@@ -83,6 +84,7 @@ def device_clients(
         clients = clients._replace(tau=jnp.where(skipped, 0, clients.tau))
         work = jnp.asarray(_work(recipe, clients))
         assigned = devices.dealt(work, len(assigned), recipe.axis)
+    group = devices.group_size((_work(recipe, clients) > 0).sum())
     real = assigned < number
     here = jnp.where(real, assigned, 0)
     own = trees.take(clients, here)
@@ -94,6 +96,7 @@ def device_clients(
         _work(recipe, own),
         None if shares is None else jnp.where(real, shares[here], 0.0),
         None if skipped is None else real & skipped[here],
+        group,
     )
 
 
@@ -116,110 +119,62 @@ class Trained(NamedTuple):
 TrainOne = Callable[[Client, Array | int | None], Trained]
 
 
-class _Totals(NamedTuple):
-    """Sums over clients; each is the same in any order of the clients."""
+def _terms(client: Trained, weight: Float[Array, ""]) -> Any:
+    """One client's terms in float32, 0 where its model is not finite.
 
-    # Σ ρ_i (w_i − start_i) of the parameters, then Σ v_i w_i of other collections with
-    # v_i = max(ρ_i, 0); all leaves in one vector.
-    moved: exact_sums.Sum
-    kept: exact_sums.Sum  # Σ ρ_i of clients whose model stayed finite
-    asked: exact_sums.Sum  # Σ ρ_i
-    dropped: Int[Array, ""]  # clients with weight whose model was not finite
-    # Σ of the shares, of finite models and of all; None: shares are ρ.
-    shares: tuple[exact_sums.Sum, exact_sums.Sum] | None
-    # Σ v_i of finite models; None: there are no other collections.
-    positive: exact_sums.Sum | None
-
-
-def _zeros(template: Params, on_device: DeviceClients) -> _Totals:
-    params, others = trees.parted(template)
-    values = trees.values(others)
-    size = sum(w.size for w in [*jax.tree.leaves(params), *values])
-    zeros = exact_sums.zeros(())
-    shares = None if on_device.shares is None else (zeros, zeros)
-    positive = zeros if values else None
-    return _Totals(
-        exact_sums.zeros((size,)), zeros, zeros, jnp.int32(0), shares, positive
-    )
-
-
-def _terms(client: Trained, weight: Float[Array, ""]) -> Float[Array, "m"]:
-    """One client's terms of `_Totals.moved` in float32, 0 where it is not finite.
-
-    All leaves in one vector: exact sums are long code, compiled once and not for each
-    leaf.
+    ρ_i (w_i − start_i) of the parameters, and v_i w_i of the values of other
+    collections with v_i = max(ρ_i, 0).
     """
     (params, others), (start, _) = map(trees.parted, (client.model, client.start))
-    leaves = zip(jax.tree.leaves(params), jax.tree.leaves(start), strict=True)
-    moved = [(w - w0).astype(jnp.float32).ravel() for w, w0 in leaves]
-    values = [w.ravel() for w in trees.values(others)]
     finite = client.result.finite
 
-    def terms(factor: Float[Array, ""], parts: list[Array]) -> Float[Array, "m"]:
+    def term(factor: Float[Array, ""], value: Array) -> Array:
         # 0·NaN is NaN: the model itself must be masked as well, also before the
         # product, which has it as a factor in its derivative.
-        whole = jnp.concatenate(parts) if parts else jnp.zeros(0)
-        return jnp.where(finite, factor * jnp.where(finite, whole, 0.0), 0.0)
+        value = value.astype(jnp.float32)
+        return jnp.where(finite, factor * jnp.where(finite, value, 0.0), 0.0)
 
-    found = terms(weight, moved)
-    if not values:
-        return found
-    return jnp.concatenate([found, terms(jnp.where(weight > 0, weight, 0.0), values)])
+    moved = jax.tree.map(lambda w, w0: term(weight, w - w0), params, start)
+    positive = jnp.where(weight > 0, weight, 0.0)
+    return moved, [term(positive, w) for w in trees.values(others)]
 
 
-def _added(
-    totals: _Totals,
-    terms: Float[Array, "n m"],
-    weight: ClientWeight,
-    finite: Bool[Array, "n"],
-) -> _Totals:
-    """Totals with n more clients."""
-    add, shares = exact_sums.add_all, totals.shares
-    rho, share = weight
-    if shares is not None:
-        assert share is not None
-        kept, asked = shares
-        shares = add(kept, jnp.where(finite, share, 0.0)), add(asked, share)
-    positive = totals.positive
-    if positive is not None:
-        positive = add(positive, jnp.where(finite & (rho > 0), rho, 0.0))
-    return _Totals(
-        add(totals.moved, terms),
-        add(totals.kept, jnp.where(finite, rho, 0.0)),
-        add(totals.asked, rho),
-        totals.dropped + jnp.sum(~finite & weight.counts),
-        shares,
-        positive,
-    )
+def _vector(terms: Any) -> Float[Array, "m"]:
+    """All leaves in one: exact sums are long code, compiled once for all leaves."""
+    leaves = [leaf.ravel() for leaf in jax.tree.leaves(terms)]
+    return jnp.concatenate(leaves) if leaves else jnp.zeros(0)
+
+
+def _no_terms(template: Params) -> Any:
+    """`_terms` of no client."""
+    params, others = trees.parted(template)
+    leaves = params, trees.values(others)
+    return jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), leaves)
 
 
 class _Blocks(NamedTuple):
-    """Clients in blocks, leading axes ``[blocks, block]``; the last is filled up."""
+    """Entries of a device in blocks, leading axes ``[blocks, block]``."""
 
-    clients: Client
-    weight: ClientWeight
+    index: Int[Array, "blocks block"]
+    real: Bool[Array, "blocks block"]  # False: fills up the last block
     limit: Int[Array, "blocks"]  # mini-batch steps of each block's longest client
 
 
 def _in_blocks(on_device: DeviceClients, block: int) -> _Blocks:
-    num_clients = on_device.rho.shape[0]
-    block = min(block, num_clients)  # a device may have fewer clients than a block
-    blocks = -(-num_clients // block)
+    entries = on_device.rho.shape[0]
+    block = min(block, entries)  # a device may have fewer clients than a block
+    index = jnp.arange(-(-entries // block) * block).reshape(-1, block)
+    real = index < entries
     # Clients that fill up the last block repeat the first one without any work.
-    index = jnp.arange(blocks * block)
-    real = index < num_clients
     index = jnp.where(real, index, 0)
-    padded = trees.take(on_device.clients, index)
-    padded = padded._replace(tau=jnp.where(real, padded.tau, 0))
+    work = jnp.where(real, on_device.work[index], 0)
+    return _Blocks(index, real, work.max(axis=1))
 
-    def split(leaf: Array) -> Array:
-        return leaf.reshape((blocks, block) + leaf.shape[1:])
 
-    return _Blocks(
-        jax.tree.map(split, padded),
-        jax.tree.map(lambda a: split(jnp.where(real, a[index], 0.0)), on_device.weight),
-        split(jnp.where(real, on_device.work[index], 0)).max(axis=1),
-    )
+def _client(on_device: DeviceClients, index: Array, real: Any) -> Client:
+    """One entry, without work if it is not real."""
+    found = trees.take(on_device.clients, index)
+    return found._replace(tau=jnp.where(real, found.tau, 0))
 
 
 def _limit(blocks: _Blocks, own: Array, recipe: Recipe) -> Array | int:
@@ -265,7 +220,9 @@ def stacked_updates(
 
     def several(block: _Blocks) -> tuple[Params, LocalResult]:
         limit = _limit(blocks, block.limit, recipe)
-        return jax.vmap(lambda client: one(client, limit))(block.clients)
+        return jax.vmap(lambda i, real: one(_client(on_device, i, real), limit))(
+            block.index, block.real
+        )
 
     return _flat(lax.map(several, blocks), on_device.rho.shape[0])
 
@@ -293,37 +250,93 @@ def gathered(
     return updates, event._replace(present=(finite > 0) & event.present)
 
 
-def _sequential(
-    train: TrainOne, on_device: DeviceClients, totals: _Totals
-) -> tuple[_Totals, LocalResult]:
-    def one(
-        totals: _Totals, item: tuple[Client, ClientWeight]
-    ) -> tuple[_Totals, LocalResult]:
-        client, weight = item
-        trained = train(client, None)
-        result = trained.result
-        several = _terms(trained, weight.rho), weight, result.finite
-        return _added(totals, *jax.tree.map(lambda a: a[None], several)), result
-
-    return lax.scan(one, totals, (on_device.clients, on_device.weight))
+# (entry, whether it is real, limit of `client.train`) -> what came out
+_TrainEntry = Callable[[Array, Any, Array | int | None], Trained]
 
 
-def _vmapped(
-    train: TrainOne, blocks: _Blocks, totals: _Totals, recipe: Recipe
-) -> tuple[_Totals, LocalResult]:
-    def several(totals: _Totals, block: _Blocks) -> tuple[_Totals, LocalResult]:
+def _in_turn(
+    train: _TrainEntry, on_device: DeviceClients, template: Params
+) -> tuple[exact_sums.Sum, LocalResult]:
+    """The sum of the terms of all entries that matter, one after another.
+
+    Those of a group are added up as they are, so that the exact sum, which costs as
+    much as a few mini-batch steps of a small network, is paid once for a group.
+    """
+    weight, entries = on_device.weight, len(on_device.place)
+    active = (weight.counts | (on_device.work > 0)).astype(jnp.int32)
+    order = jnp.flatnonzero(active, size=entries, fill_value=0)
+    number = jnp.arange(entries) // on_device.group
+    held = jnp.zeros_like(active).at[number].add(active)
+    ends = jnp.cumsum(held)
+    groups = jnp.flatnonzero(held, size=entries, fill_value=0)
+
+    def add_client(j: Array, carry: tuple[Any, LocalResult]) -> tuple[Any, LocalResult]:
+        sums, results = carry
+        trained = train(order[j], True, None)
+        terms = _terms(trained, weight.rho[order[j]])
+        sums = jax.tree.map(jnp.add, sums, terms)
+        return sums, trees.put(results, order[j], trained.result)
+
+    def add_group(
+        i: Array, carry: tuple[exact_sums.Sum, LocalResult]
+    ) -> tuple[exact_sums.Sum, LocalResult]:
+        total, results = carry
+        end, count = ends[groups[i]], held[groups[i]]
+        start = _no_terms(template), results
+        sums, results = lax.fori_loop(end - count, end, add_client, start)
+        return exact_sums.add_all(total, _vector(sums)[None]), results
+
+    nothing = LocalResult(
+        jnp.zeros(entries), jnp.zeros(entries, jnp.int32), jnp.ones(entries, bool)
+    )
+    start = exact_sums.zeros(_vector(_no_terms(template)).shape), nothing
+    return lax.fori_loop(0, jnp.sum(held > 0), add_group, start)
+
+
+def _side_by_side(
+    train: _TrainEntry, on_device: DeviceClients, template: Params, recipe: Recipe
+) -> tuple[exact_sums.Sum, LocalResult]:
+    """The sum of the terms of all entries, in blocks."""
+    blocks = _in_blocks(on_device, recipe.block)
+    groups = devices.group_size(on_device.place.shape[0])
+
+    def several(
+        total: exact_sums.Sum, block: _Blocks
+    ) -> tuple[exact_sums.Sum, LocalResult]:
         limit = _limit(blocks, block.limit, recipe)
 
-        def one(
-            client: Client, rho: Float[Array, ""]
-        ) -> tuple[Float[Array, "m"], LocalResult]:
-            trained = train(client, limit)
-            return _terms(trained, rho), trained.result
+        def one(i: Array, real: Bool[Array, ""]) -> tuple[Array, LocalResult]:
+            trained = train(i, real, limit)
+            rho = jnp.where(real, on_device.rho[i], 0.0)
+            return _vector(_terms(trained, rho)), trained.result
 
-        terms, results = jax.vmap(one)(block.clients, block.weight.rho)
-        return _added(totals, terms, block.weight, results.finite), results
+        terms, results = jax.vmap(one)(block.index, block.real)
+        return exact_sums.add_all(total, _grouped(terms, groups)), results
 
-    return lax.scan(several, totals, blocks)
+    start = exact_sums.zeros(_vector(_no_terms(template)).shape)
+    total, results = lax.scan(several, start, blocks)
+    return total, _flat(results, on_device.rho.shape[0])
+
+
+def _grouped(terms: Float[Array, "n m"], size: int) -> Float[Array, "g m"]:
+    """Sums of `size` consecutive rows each, in order; the last may have fewer."""
+    if size == 1:
+        return terms
+    terms = jnp.pad(terms, ((0, -len(terms) % size), (0, 0)))
+    terms = terms.reshape(-1, size, terms.shape[1])
+    return lax.fori_loop(1, size, lambda j, total: total + terms[:, j], terms[:, 0])
+
+
+def _summed(
+    train: _TrainEntry, on_device: DeviceClients, template: Params, recipe: Recipe
+) -> tuple["Weighted", LocalResult]:
+    """Σ ρ_i (w_i − start_i) over all devices."""
+    if recipe.mapping == "sequential":
+        total, results = _in_turn(train, on_device, template)
+    else:
+        total, results = _side_by_side(train, on_device, template, recipe)
+    found = _finished(total, results.finite, on_device.weight, template, recipe.axis)
+    return found, results
 
 
 def weighted_stack(
@@ -341,20 +354,12 @@ def weighted_stack(
       results: of the clients.
     """
 
-    def one(
-        totals: _Totals, item: tuple[Params, ClientWeight, jax.Array]
-    ) -> tuple[_Totals, None]:
-        update, weight, finite = item
-        nothing = jax.tree.map(jnp.zeros_like, update)
-        zero = jnp.zeros((), jnp.int32)
-        result = LocalResult(jnp.float32(0), zero, finite)
-        terms = _terms(Trained(update, nothing, result), weight.rho)
-        several = jax.tree.map(lambda a: a[None], (terms, weight, finite))
-        return _added(totals, *several), None
+    def read(index: Array, real: Any, limit: Array | int | None) -> Trained:
+        del real, limit
+        update, result = trees.take((updates, results), index)
+        return Trained(update, jax.tree.map(jnp.zeros_like, update), result)
 
-    items = updates, on_device.weight, results.finite
-    totals, _ = lax.scan(one, _zeros(template, on_device), items)
-    return _finished(totals, template, recipe.axis)
+    return _summed(read, on_device, template, recipe)[0]
 
 
 class Weighted(NamedTuple):
@@ -367,28 +372,39 @@ class Weighted(NamedTuple):
     others: Params
 
 
-def _finished(totals: _Totals, template: Params, axis: str | None) -> Weighted:
+def _finished(
+    total: exact_sums.Sum,
+    finite: Bool[Array, "K"],
+    weight: ClientWeight,
+    template: Params,
+    axis: str | None,
+) -> Weighted:
     """Sum over all devices; the others have the shares of clients that were dropped."""
 
-    def over_devices(part: exact_sums.Sum) -> Array:
-        return exact_sums.value(exact_sums.over_devices(part, axis))
+    def over_devices(total: exact_sums.Sum) -> Array:
+        return exact_sums.value(exact_sums.over_devices(total, axis))
 
-    kept, asked = over_devices(totals.kept), over_devices(totals.asked)
+    def scalar(terms: Float[Array, "K"]) -> Array:
+        return over_devices(exact_sums.add_all(exact_sums.zeros(()), terms))
+
+    rho, share = weight
+    kept, asked = scalar(jnp.where(finite, rho, 0.0)), scalar(rho)
     part, full = kept, asked
-    if totals.shares is not None:
-        part, full = map(over_devices, totals.shares)
+    if share is not None:
+        part, full = scalar(jnp.where(finite, share, 0.0)), scalar(share)
     # Only a dropped client makes rescaling necessary; otherwise keep the exact bits.
-    rescale = (devices.total(totals.dropped, axis) > 0) & (part > 0)
+    dropped = devices.total(jnp.sum(~finite & weight.counts), axis)
+    rescale = (dropped > 0) & (part > 0)
     scale = jnp.where(rescale, full / jnp.where(part > 0, part, 1.0), 1.0)
     params, others = trees.parted(template)
-    whole = over_devices(totals.moved)
+    whole = over_devices(total)
     # Without the barrier the sum's digits are put together again in the code of every
     # leaf, which takes long to compile.
-    if totals.positive is None:
+    if not trees.values(others):
         moved = lax.optimization_barrier(whole * scale)
         return Weighted(_like(params, moved), kept, asked, others)
     number = sum(w.size for w in jax.tree.leaves(params))
-    positive = over_devices(totals.positive)
+    positive = scalar(jnp.where(finite & (rho > 0), rho, 0.0))
     some = positive > 0
     moved, mean = lax.optimization_barrier(
         (whole[:number] * scale, whole[number:] / jnp.where(some, positive, 1.0))
@@ -417,8 +433,9 @@ def weighted_updates(
 
     Other collections than parameters are a mean of the clients' own values.
 
-    The sum has the same bits in every order of the clients and on any number of
-    devices (see `exact_sums`). A client that did not move adds exactly 0.
+    One after another, the sum has the same bits on any number of devices: clients of a
+    group (`devices.group_size`) are on one device and are added up in order, groups
+    exactly (`exact_sums`). A client that did not move adds exactly 0.
 
     Args:
       train: local training of one client.
@@ -439,11 +456,9 @@ def weighted_updates(
             f"{number:,} clients in one interval: their updates are added up exactly "
             f"for at most {exact_sums.MOST_TERMS:,}; use fewer --config.num_clients"
         )
-    totals = _zeros(template, on_device)
-    if recipe.mapping == "sequential":
-        totals, results = _sequential(train, on_device, totals)
-    else:
-        blocks = _in_blocks(on_device, recipe.block)
-        totals, results = _vmapped(train, blocks, totals, recipe)
-        results = _flat(results, on_device.rho.shape[0])
-    return _finished(totals, template, recipe.axis), results
+    on_device = jax.tree.map(jnp.asarray, on_device)
+
+    def entry(index: Array, real: Any, limit: Array | int | None) -> Trained:
+        return train(_client(on_device, index, real), limit)
+
+    return _summed(entry, on_device, template, recipe)

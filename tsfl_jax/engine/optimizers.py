@@ -4,7 +4,7 @@ A client starts every interval with a fresh optimizer state.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -38,21 +38,30 @@ def in_interval(hparams: HParams, interval: Int[Array, ""]) -> HParams:
     return hparams._replace(lr=hparams.lr * jnp.stack(factors)[hparams.lr_schedule])
 
 
-def sgd(hparams: HParams) -> optax.GradientTransformation:
-    """SGD with momentum after clipping: v ← m v + g, w ← w − η v."""
-    return optax.chain(
-        clip_by_global_norm(hparams.clip_norm),
-        optax.sgd(hparams.lr, momentum=hparams.momentum),
-    )
+class Terms(NamedTuple):
+    """Which terms the step of a client has; a program is compiled for its own."""
+
+    clip_norm: bool = True
+    momentum: bool = True
+    mu: bool = True
 
 
-def unclipped_sgd(hparams: HParams) -> optax.GradientTransformation:
-    """`sgd` for an infinite limit, without computing the norm.
+def terms_of(hparams: HParams) -> Terms:
+    """The terms that hyper-parameters, which are known numbers, switch on."""
+    h = hparams
+    return Terms(bool(h.clip_norm < jnp.inf), bool(h.momentum != 0), bool(h.mu != 0))
 
-    Equal to it within rounding: the norm keeps XLA from fusing the gradient into the
-    update.
+
+def sgd(hparams: HParams, terms: Terms = Terms()) -> optax.GradientTransformation:  # noqa: B008
+    """SGD with momentum after clipping: v ← m v + g, w ← w − η v.
+
+    Of a small network's step, a norm that limits nothing would be a large part.
     """
-    return optax.sgd(hparams.lr, momentum=hparams.momentum)
+    momentum = hparams.momentum if terms.momentum else None
+    step = optax.sgd(hparams.lr, momentum=momentum)
+    if not terms.clip_norm:
+        return step
+    return optax.chain(clip_by_global_norm(hparams.clip_norm), step)
 
 
 def clip_by_global_norm(limit: Scalar) -> optax.GradientTransformation:

@@ -45,7 +45,7 @@ class Recipe:
         have known lengths under "vmap"; None: determined as the program runs.
       even: every client does `longest` steps in every interval, so that no step is
         frozen under "vmap".
-      proximal: whether gradients get μ(w − w^t); False only if μ = 0 everywhere.
+      proximal: whether gradients get μ(w − w^t); False if μ = 0.
       lr_varies: whether η follows a schedule over intervals; False only if it is
         constant everywhere.
       probes: which estimates the program can make.

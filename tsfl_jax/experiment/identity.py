@@ -10,6 +10,7 @@ import jax
 
 from tsfl_jax import data
 from tsfl_jax.config import WITHOUT_EFFECT, effective, flat
+from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.fingerprints import describe
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
@@ -112,6 +113,8 @@ def signature(prepared: Prepared) -> dict[str, str]:
         "timeline": "none",
         "evaluated": "by interval",
     }
+    terms = optimizers.terms_of(prepared.hparams)._asdict()
+    fixed |= {name: "above 0" if on else "0" for name, on in terms.items()}
     if rule.stacks:
         fixed["algorithm"] = own or prepared.config.algorithm
     if prepared.config.timeline.framework != "none":

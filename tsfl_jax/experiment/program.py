@@ -4,6 +4,7 @@
 The same generator of chunks serves runs and sweeps.
 """
 
+import functools
 import time
 from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
@@ -207,9 +208,7 @@ def recipe_of(
         block=min(config.client_chunk or config.num_clients, config.num_clients),
         longest=max(int(p.steps.max()) for p in several),
         even=even and config.train_all,  # else some clients stop at 0 steps
-        # Elsewhere the term stays where μ = 0: without it last bits would differ.
-        proximal=several[0].mapping != "vmap"
-        or any(float(p.hparams.mu) != 0 for p in several),
+        proximal=optimizers.terms_of(several[0].hparams).mu,
         lr_varies=any(p.config.lr_schedule != "constant" for p in several),
         probes=Probes(
             constants=tuple(rule in estimating for rule in rules),
@@ -228,15 +227,6 @@ def _even(several: list[Prepared]) -> bool:
     return all(p.steps.min() == p.steps.max() == first for p in several)
 
 
-def _optimizer_of(several: list[Prepared], recipe: Recipe) -> optimizers.Factory:
-    """Of all experiments; steps side by side need no norm if none clips."""
-    optimizer = several[0].optimizer
-    clips = any(np.isfinite(p.hparams.clip_norm) for p in several)
-    if optimizer is optimizers.sgd and recipe.mapping == "vmap" and not clips:
-        return optimizers.unclipped_sgd
-    return optimizer
-
-
 def rules_of(several: list[Prepared]) -> tuple[Aggregator, ...]:
     """The rules of some experiments, each once, in order of appearance."""
     return tuple(dict.fromkeys(p.rule for p in several))
@@ -246,7 +236,10 @@ def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Progra
     """The program of experiments that differ in arrays only; see `recipe_of`."""
     first, rules = several[0], rules_of(several)
     recipe = recipe_of(several, rules, lanes)
-    optimizer = _optimizer_of(several, recipe)
+    optimizer = first.optimizer
+    if optimizer is optimizers.sgd:
+        terms = optimizers.terms_of(first.hparams)
+        optimizer = functools.partial(optimizers.sgd, terms=terms)
     network, hooks = first.network.model, first.hooks
     return Program(
         run=scan.make_run(network, rules, optimizer, recipe, mesh, hooks),

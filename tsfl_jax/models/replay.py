@@ -1,8 +1,9 @@
-"""A network of anyone's, with its convolutions and pools in the forms that are fast.
+"""A network of anyone's, with convolutions, pools and loops in the forms that are fast.
 
 The network is traced to a jaxpr, which is evaluated again operation by operation, with
-`lax.conv_general_dilated` and `lax.reduce_window` replaced, before anything is
-differentiated. Whatever library wrote the network, nothing of it and of JAX is touched.
+`lax.conv_general_dilated`, `lax.reduce_window` and `lax.scan` replaced, before anything
+is differentiated. Whatever library wrote the network, nothing of it and of JAX is
+touched.
 
 The replaced operations are batch-last, ``[C, *S, B]``, with a transpose before and
 after; that the operations between them stay in that layout, too, was tried and saved
@@ -22,7 +23,7 @@ from jax import lax
 from jax.extend import core
 
 from tsfl_jax import rng
-from tsfl_jax.models import convolution, pooling
+from tsfl_jax.models import convolution, pooling, recurrent
 from tsfl_jax.models.convolution import Window
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Params
@@ -125,10 +126,30 @@ def _of_equal_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
     return sum(a.aval.ndim == b.aval.ndim for a, b in pairs)
 
 
+def _scanned(equation: Any) -> tuple[Any, int, int]:
+    """The body of a scan, and the places of its first carry and of its first input."""
+    # By rank, since versions of JAX name their numbers differently.
+    body = _open(equation.params["jaxpr"])
+    carried = _of_equal_rank(equation.outvars, body.outvars)
+    middle = _of_equal_rank(equation.invars, body.invars)
+    return body, middle - carried, middle
+
+
+def _loops(jaxpr: Any) -> bool:
+    """Whether a scan in it has products with weights in its steps."""
+    return any(
+        e.primitive.name == "scan"
+        and recurrent.has_products(*_scanned(e))
+        or any(map(_loops, _bodies(e.params)))
+        for e in jaxpr.eqns
+    )
+
+
 def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None:
     """An operation with a body that holds something to replace, or None."""
     name, p = equation.primitive.name, equation.params
-    if not any(_count(body) for body in _bodies(p)):
+    products = name == "scan" and recurrent.has_products(*_scanned(equation))
+    if not products and not any(_count(b) or _loops(b) for b in _bodies(p)):
         return None
     if name in ("checkpoint", "remat2", "remat"):
         body = p["jaxpr"]
@@ -136,24 +157,20 @@ def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None
         kept = {k: p[k] for k in ("prevent_cse", "policy")}
         return list(jax.checkpoint(body, **kept)(*values))
     if name == "scan":
-        body = p["jaxpr"]
-        # By rank, since versions of JAX name their numbers differently.
-        carried = _of_equal_rank(equation.outvars, _open(body).outvars)
-        middle = _of_equal_rank(equation.invars, _open(body).invars)
-        first = middle - carried
-
-        def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-            given = (*values[:first], *carry, *xs)
-            found = _evaluate(_open(body), _consts(body), form, *given)
-            return found[:carried], found[carried:]
-
-        ends, ys = lax.scan(
-            step,
+        body, first, middle = _scanned(equation)
+        known = zip(body.constvars, _consts(p["jaxpr"]), strict=True)
+        known = dict(known) | dict(
+            zip(body.invars[:first], values[:first], strict=True)
+        )
+        ends, ys = recurrent.scan(
+            recurrent.taken_apart(body, first, middle),
+            functools.partial(_replaced, form=form),
+            known,
             list(values[first:middle]),
             list(values[middle:]),
-            p["length"],
-            p["reverse"],
-            p["unroll"],
+            length=p["length"],
+            reverse=p["reverse"],
+            unroll=p["unroll"],
         )
         return [*ends, *ys]
     if name == "cond":
@@ -189,9 +206,15 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], form: str, *values: Any) -> lis
         literal = isinstance(variable, core.Literal)
         return variable.val if literal else known[variable]
 
+    inputs = (v for e in jaxpr.eqns for v in e.invars)
+    uses = Counter(v for v in inputs if not isinstance(v, core.Literal))
     for equation in jaxpr.eqns:
         results = _replaced(equation, list(map(read, equation.invars)), form)
-        known |= zip(equation.outvars, results, strict=True)
+        for variable, result in zip(equation.outvars, results, strict=True):
+            # Otherwise XLA computes the sum of residual blocks again for each of its
+            # uses, from the first block on.
+            again = form == "fast" and uses[variable] > 1 and result.ndim > 2
+            known[variable] = lax.optimization_barrier(result) if again else result
     return list(map(read, jaxpr.outvars))
 
 
@@ -226,7 +249,7 @@ def _replayed(function: Callable, form: str) -> Callable:
 def replay(
     model: Model, form: str, variables: Params, x: jax.ShapeDtypeStruct
 ) -> tuple[Model, tuple[str, ...]]:
-    """A network with its convolutions and pools in a form that is fast in a loop.
+    """A network with convolutions, pools and loops in a form that is fast in a loop.
 
     Args:
       model: any network.
@@ -239,7 +262,8 @@ def replay(
     """
     mask, key = jax.ShapeDtypeStruct(x.shape[:1], bool), jax.eval_shape(rng.key, 0)
     given = variables, x, mask, key
-    if form == "lax" or not _slow(model.train, *given):
+    traced = _open(jax.make_jaxpr(model.train)(*given))
+    if form == "lax" or not (_count(traced) or _loops(traced)):
         return model, ()
     replayed = model._replace(
         train=_replayed(model.train, form), predict=_replayed(model.predict, form)

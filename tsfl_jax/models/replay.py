@@ -262,8 +262,10 @@ def replay(
     """
     mask, key = jax.ShapeDtypeStruct(x.shape[:1], bool), jax.eval_shape(rng.key, 0)
     given = variables, x, mask, key
+    if form == "lax":
+        return model, ()
     traced = _open(jax.make_jaxpr(model.train)(*given))
-    if form == "lax" or not (_count(traced) or _loops(traced)):
+    if not (_count(traced) or _loops(traced)):
         return model, ()
     replayed = model._replace(
         train=_replayed(model.train, form), predict=_replayed(model.predict, form)

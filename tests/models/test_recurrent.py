@@ -1,0 +1,128 @@
+"""Loops over time against those of JAX, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+import tsfl_jax
+from tsfl_jax.models import replay
+
+
+class Own(nn.Module):
+    cell: type = nn.LSTMCell
+    options: tuple = ()
+    dtype: type = jnp.float32
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Embed(20, 8, param_dtype=self.dtype)(x)
+        for _ in range(2):
+            x = nn.RNN(self.cell(6, param_dtype=self.dtype), **dict(self.options))(x)
+        return nn.Dense(5, param_dtype=self.dtype)(x[:, -1])
+
+
+def close(found, wanted):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12 * np.abs(b).max())
+
+
+def loss_and_variables(module):
+    x = np.random.default_rng(0).integers(0, 20, (3, 7))
+    variables = module.init(jax.random.key(0), x)
+    return lambda v: jnp.sum(module.apply(v, x) ** 2), variables
+
+
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        (nn.GRUCell, {"reverse": True}),
+        (nn.LSTMCell, {}),
+        (nn.OptimizedLSTMCell, {"unroll": 3}),
+        pytest.param(nn.SimpleCell, {"unroll": 3}, marks=pytest.mark.slow),
+        pytest.param(nn.LSTMCell, {"reverse": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_values_and_derivatives_equal_those_of_jax(cell, options):
+    with jax.enable_x64(True):
+        module = Own(cell, tuple(options.items()), jnp.float64)
+        loss, variables = loss_and_variables(module)
+        replayed = replay._replayed(loss, "fast")
+        several = jax.tree.map(lambda w: jnp.stack([w, 2 * w]), variables)
+
+        def found(loss):
+            def both(v):  # the derivative of a derivative goes forward, as in `probes`
+                value, gradient = jax.value_and_grad(loss)(v)
+                return value, gradient, jax.jvp(jax.grad(loss), (v,), (v,))[1]
+
+            return jax.jit(jax.vmap(both))(several)
+
+        close(found(replayed), found(loss))
+
+
+def test_a_loop_that_uses_a_weight_in_other_ways_too():
+    """By itself, on the left, in a nested function, and as what a step gives."""
+
+    def loss(weight, x):
+        def step(carry, x):
+            h, count = carry
+            h = jnp.tanh(h @ weight + x @ (2 * weight) + jnp.sum(weight))
+            h = jax.jit(lambda h: h @ weight.T)(h) + (weight @ h.T).T
+            return (h, count + 1), (h[0], count)
+
+        (h, count), (ys, counts) = jax.lax.scan(step, (x[0], 0), x)
+        return jnp.sum(h) * count + jnp.sum(ys**2) + jnp.sum(counts)
+
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(1)
+        given = (
+            jnp.asarray(rng.normal(size=(4, 4))) / 4,
+            jnp.asarray(rng.normal(size=(5, 2, 4))),
+        )
+        replayed = replay._replayed(loss, "fast")
+        close(replayed(*given), loss(*given))
+        close(jax.grad(replayed, (0, 1))(*given), jax.grad(loss, (0, 1))(*given))
+
+
+def carried(jaxpr):
+    """Shapes of what the scans of a jaxpr hand from one step to the next."""
+    for equation in jaxpr.eqns:
+        for body in replay._bodies(equation.params):
+            yield from carried(body)
+        if equation.primitive.name == "scan":
+            first = equation.params["num_consts"]
+            end = first + equation.params["num_carry"]
+            yield from (v.aval.shape for v in equation.invars[first:end])
+
+
+def test_no_gradient_of_a_weight_is_added_up_in_the_loop():
+    loss, variables = loss_and_variables(Own())
+    kernels = {w.shape for w in jax.tree.leaves(variables) if w.ndim == 2}
+
+    def within(loss):
+        return kernels & {*carried(jax.make_jaxpr(jax.grad(loss))(variables).jaxpr)}
+
+    assert within(loss) >= {(6, 6)}
+    assert not within(replay._replayed(loss, "fast"))
+
+
+def test_lax_leaves_the_loop_alone():
+    config = tsfl_jax.Config(num_clients=2, num_intervals=1, algorithm="fedavg")
+    config.schedule.data_size, config.batch_size = 8, 4
+    config.schedule.kind, config.schedule.tau = "explicit", (1,)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 20, (16, 7)), np.arange(16) % 5
+    dataset = tsfl_jax.make_dataset(x, y, x, y)
+    found = {}
+    for form in ("auto", "lax"):
+        config.convolution = form
+        found[form] = tsfl_jax.simulate(config, model=Own(), dataset=dataset)
+    for a, b in zip(*(jax.tree.leaves(r.params) for r in found.values()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert any(
+        (a != b).any()
+        for a, b in zip(
+            *(jax.tree.leaves(r.params) for r in found.values()), strict=True
+        )
+    )

@@ -104,7 +104,7 @@ WORK = {  # named as in `torch_loop.NETWORKS`
 }
 
 
-def _data(work: Work) -> tsfl_jax.Dataset:
+def data(work: Work) -> tsfl_jax.Dataset:
     """Random samples; what is computed with them does not depend on their values."""
     rng, number = np.random.default_rng(0), work.clients * work.samples
     images = len(work.shape) == 3
@@ -126,7 +126,7 @@ def _experiment(work: Work, form: str) -> assemble.Experiment:
         schedule__tau=(1,),
         convolution=form,
     )
-    return assemble.build(config, model=work.network, dataset=_data(work))
+    return assemble.build(config, model=work.network, dataset=data(work))
 
 
 def measure(name: str, forms: list[str], repeats: int) -> dict:

@@ -13,7 +13,9 @@ import json
 import subprocess
 import sys
 
-from benchmarks import common, lanes
+from jax.sharding import Mesh
+
+from benchmarks import common, lanes, own
 from tsfl_jax.experiment import ahead, backend, prepare, program
 from tsfl_jax.experiment.lanes import make_group, make_lanes
 from tsfl_jax.experiment.own_hooks import Own
@@ -43,9 +45,7 @@ def worker(work: dict) -> dict:
         arrays = make_lanes(make_group(found, host), found, len(found), runs=False)
         made = program.make_program(found, mesh, "vmap")
     else:
-        config = common.make_config(work["network"], **settings)
-        host = backend.start_jax(config)
-        prepared = prepare.prepare_validated(config, Own())
+        prepared, host = _experiment(work, settings)
         arrays = program.make_arrays(prepared, host, runs=False)
         made = program.make_program([prepared], mesh)
     result = ahead.compile_ahead(made, arrays, work["target"], folder)
@@ -55,6 +55,17 @@ def worker(work: dict) -> dict:
         "cost": result.cost._asdict(),
         "seconds": result.seconds,
     }
+
+
+def _experiment(work: dict, settings: dict) -> tuple[prepare.Prepared, Mesh]:
+    """One experiment, and the devices of this machine."""
+    name, theirs = work["network"], Own()
+    if name in own.WORK:
+        same = own.WORK[name]._replace(clients=work["clients"], samples=work["size"])
+        theirs, name = Own(model=same.network, dataset=own.data(same)), "vgg11"
+    config = common.make_config(name, **settings)
+    host = backend.start_jax(config)
+    return prepare.prepare_validated(config, theirs), host
 
 
 def compiled(**work) -> dict:
@@ -106,8 +117,9 @@ def row(work: dict) -> dict:
 def main() -> None:
     """Prints the table as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    networks = list(common.SHAPES)
-    parser.add_argument("--networks", nargs="+", default=networks, choices=networks)
+    networks = [*common.SHAPES, *own.WORK]
+    paper = list(common.SHAPES)
+    parser.add_argument("--networks", nargs="+", default=paper, choices=networks)
     parser.add_argument("--mappings", nargs="+", default=MAPPINGS, choices=MAPPINGS)
     parser.add_argument("--forms", nargs="+", default=FORMS)
     parser.add_argument("--clients", type=int, nargs="+", default=[20])

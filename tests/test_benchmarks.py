@@ -27,7 +27,8 @@ SHORT = {
         *("--repeats", "1", "--what", "program"),
     ],
     "wide": ["--hidden", "64", "--repeats", "1"],
-    "own": ["--networks", "CNN", "--clients", "2", "--repeats", "1"],
+    "own": ["--networks", "transformer", "--repeats", "1"],
+    "peers": ["--workloads", "lr_mnist", "--rounds", "2", "--repeats", "1"],
     "lanes": ["--lanes", "1", "2", "--repeats", "1"],
 }
 

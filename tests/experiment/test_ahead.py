@@ -60,6 +60,15 @@ def test_the_training_of_an_interval_is_one_command_buffer(network, target):
 
 @needs_compiler
 @pytest.mark.slow
+def test_the_training_of_a_user_s_own_network_is_one_command_buffer():
+    s = compiled("CNN")["structure"]
+    assert s["launches"] <= 3
+    assert s["step_launches"] == s["host_loops"] == 0
+    assert s["captured"] == s["kernels"]
+
+
+@needs_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize("network, target", list(MEASURED))
 def test_the_estimates_of_dms_are_in_the_same_command_buffer(network, target):
     s = compiled(network, target=target, algorithm="dms")["structure"]

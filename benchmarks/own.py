@@ -14,6 +14,7 @@ from flax import linen as nn
 
 import tsfl_jax
 from benchmarks import common
+from tsfl_jax import config
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble
 
@@ -115,18 +116,22 @@ def data(work: Work) -> tsfl_jax.Dataset:
     return tsfl_jax.make_dataset(x, y, x[:classes], y[:classes], num_classes=classes)
 
 
+def config_of(work: Work, **settings) -> config.Config:
+    """FedAvg, one pass of every client, with settings changed."""
+    fixed = {
+        "num_clients": work.clients,
+        "batch_size": work.batch_size,
+        "momentum": 0.0,
+        "schedule__data_size": work.samples,
+        "schedule__kind": "explicit",
+        "schedule__tau": (1,),
+    }
+    return common.make_config("vgg11", **fixed | settings)
+
+
 def _experiment(work: Work, form: str) -> assemble.Experiment:
-    config = common.make_config(
-        "vgg11",
-        num_clients=work.clients,
-        batch_size=work.batch_size,
-        momentum=0.0,
-        schedule__data_size=work.samples,
-        schedule__kind="explicit",
-        schedule__tau=(1,),
-        convolution=form,
-    )
-    return assemble.build(config, model=work.network, dataset=data(work))
+    made = config_of(work, convolution=form)
+    return assemble.build(made, model=work.network, dataset=data(work))
 
 
 def measure(name: str, forms: list[str], repeats: int) -> dict:
@@ -145,7 +150,7 @@ def measure(name: str, forms: list[str], repeats: int) -> dict:
     rivals = [k for k in seconds if k.startswith("PyTorch")]
     if rivals:
         best = min(rivals, key=lambda k: np.median(seconds[k]))
-        row["auto / PyTorch"] = common.spread(
+        row[f"{forms[0]} / PyTorch"] = common.spread(
             common.ratios(seconds[forms[0]], seconds[best])
         )
     return row

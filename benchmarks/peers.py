@@ -11,7 +11,6 @@ import shlex
 import statistics
 import subprocess
 import time
-from typing import NamedTuple
 
 import numpy as np
 from flax import linen as nn
@@ -20,17 +19,6 @@ import tsfl_jax
 from benchmarks import common, own
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble
-
-
-class Workload(NamedTuple):
-    """K clients of some samples each, one pass in mini-batches of B."""
-
-    network: nn.Module
-    shape: tuple[int, ...]
-    clients: int
-    samples: int
-    batch_size: int = 10
-    lr: float = 0.1
 
 
 class Perceptron(nn.Module):
@@ -46,16 +34,16 @@ class Perceptron(nn.Module):
 
 
 WORKLOADS = {
-    "population": Workload(Perceptron((32,)), (64,), 100, 50),
-    "cifar": Workload(own.TwoConvolutions(), (32, 32, 3), 50, 50),
-    "lr_mnist": Workload(Perceptron(), (784,), 10, 61, lr=0.03),
+    "population": own.Work(Perceptron((32,)), (64,), 100),
+    "cifar": own.WORK["CNN"],
+    "lr_mnist": own.Work(Perceptron(), (784,), samples=61),
     # Not of the peers: wide layers, few steps.
-    "wide 64": Workload(Perceptron((64,)), (784,), 1000, 20),
-    "wide 512": Workload(Perceptron((512,)), (784,), 1000, 20),
+    "wide 64": own.Work(Perceptron((64,)), (784,), 1000, 20),
+    "wide 512": own.Work(Perceptron((512,)), (784,), 1000, 20),
 }
 
 
-def round_seconds(work: Workload, rounds: int, present: float, limit: int) -> float:
+def round_seconds(work: own.Work, rounds: int, present: float, limit: int) -> float:
     """Median seconds of one interval of tsfl_jax.
 
     Args:
@@ -69,17 +57,7 @@ def round_seconds(work: Workload, rounds: int, present: float, limit: int) -> fl
     y = np.arange(number) % 10
     tau = np.zeros(work.clients, int)
     tau[: round(present * work.clients)] = 1
-    config = common.make_config(
-        "vgg11",
-        num_clients=work.clients,
-        batch_size=work.batch_size,
-        lr=work.lr,
-        momentum=0.0,
-        schedule__data_size=work.samples,
-        schedule__kind="explicit",
-        schedule__tau=tuple(tau.tolist()),
-        devices=limit,
-    )
+    config = own.config_of(work, schedule__tau=tuple(tau.tolist()), devices=limit)
     dataset = tsfl_jax.make_dataset(x, y, x[:10], y[:10])
     exp = assemble.build(config, model=work.network, dataset=dataset)
     run, seconds = common.compiled(exp), []

@@ -16,18 +16,20 @@ from torch import nn
 from torch.nn import functional
 
 
+def _group_norm(channels):
+    return nn.GroupNorm(32, channels)
+
+
 class _Residual(nn.Module):
-    def __init__(self, inputs, outputs, stride):
+    def __init__(self, inputs, outputs, stride, norm=_group_norm):
         super().__init__()
         self.a = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.b = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.na, self.nb = nn.GroupNorm(32, outputs), nn.GroupNorm(32, outputs)
+        self.na, self.nb = norm(outputs), norm(outputs)
         self.skip = nn.Identity()
         if stride > 1 or inputs != outputs:
-            self.skip = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False),
-                nn.GroupNorm(32, outputs),
-            )
+            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.skip = nn.Sequential(conv, norm(outputs))
 
     def forward(self, x):
         y = functional.relu(self.na(self.a(x)))
@@ -69,43 +71,15 @@ def _vgg11():
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
 
 
-def _resnet18():
-    stem = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-    layers, channels = [stem, nn.GroupNorm(32, 64), nn.ReLU()], 64
-    for stage, filters in enumerate((64, 128, 256, 512)):
-        for block in range(2):
+def _resnet(widths, blocks, norm):
+    stem, channels = nn.Conv2d(3, widths[0], 3, padding=1, bias=False), widths[0]
+    layers = [stem, norm(channels), nn.ReLU()]
+    for stage, filters in enumerate(widths):
+        for block in range(blocks):
             stride = 2 if stage and not block else 1
-            layers.append(_Residual(channels, filters, stride))
+            layers.append(_Residual(channels, filters, stride, norm))
             channels = filters
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)]
-    return nn.Sequential(*layers, *head)
-
-
-class _ResidualBN(nn.Module):
-    def __init__(self, inputs, outputs, stride):
-        super().__init__()
-        self.a = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.b = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.na, self.nb = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
-        self.skip = nn.Identity()
-        if stride > 1:
-            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.skip = nn.Sequential(conv, nn.BatchNorm2d(outputs))
-
-    def forward(self, x):
-        y = functional.relu(self.na(self.a(x)))
-        return functional.relu(self.nb(self.b(y)) + self.skip(x))
-
-
-def _resnet20():
-    layers = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    channels = 16
-    for stage, filters in enumerate((16, 32, 64)):
-        for block in range(3):
-            stride = 2 if stage and not block else 1
-            layers.append(_ResidualBN(channels, filters, stride))
-            channels = filters
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)]
     return nn.Sequential(*layers, *head)
 
 
@@ -161,11 +135,11 @@ NETWORKS = {
     "mnist_cnn": _mnist_cnn,
     "fashion_cnn": _fashion_cnn,
     "vgg11": _vgg11,
-    "resnet18": _resnet18,
+    "resnet18": lambda: _resnet((64, 128, 256, 512), 2, _group_norm),
     # Those of `benchmarks.own`.
     "CNN": lambda: _two_convolutions(3, 32, 10, dropout=False),
     "EMNIST CNN, dropout": lambda: _two_convolutions(1, 28, 62, dropout=True),
-    "ResNet-20, batch norm": _resnet20,
+    "ResNet-20, batch norm": lambda: _resnet((16, 32, 64), 3, nn.BatchNorm2d),
     "LSTM": lambda: _Recurrent(nn.LSTM),
     "GRU": lambda: _Recurrent(nn.GRU),
     "transformer": _Transformer,

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import tsfl_jax
 from tests.experiment.test_runner import small
-from tsfl_jax.engine import client, devices, mapping
+from tsfl_jax.engine import client, devices, interval, mapping
 from tsfl_jax.engine.recipe import Recipe
+from tsfl_jax.experiment import prepare, program
 
 
 @settings(deadline=None, max_examples=50)
@@ -31,6 +32,28 @@ def test_a_group_is_on_one_device_whole_and_does_not_depend_on_their_number(
             real = [s for s in own[place : place + size] if s < number]
             wanted = range(group * size, min((group + 1) * size, number))
             assert not real or real == list(wanted)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_side_by_side_no_entry_is_empty_but_to_fill_up(num_devices):
+    """One entry more than a block has room for would be trained as another block."""
+    for number in (64, 65, 100, 1000):
+        slots = devices.deal(np.ones((1, number), int), num_devices, grouped=False)
+        assert slots.shape[1] == num_devices * -(-number // num_devices)
+    assert devices.deal(np.ones((1, 1000), int), 1).shape == (1, 1000)
+
+
+def test_a_hundred_clients_side_by_side_are_one_block():
+    config = small(num_clients=100, num_intervals=1, batch_size=2, mapping="vmap")
+    config.devices, config.schedule.data_size = 1, 4
+    recipe = Recipe(batch_size=2, passes=1, mapping="vmap", block=100, longest=4)
+    arrays = program.make_arrays(prepare.prepare(config), devices.make_mesh(1, 100))
+    inputs = jax.tree.map(lambda a: a[0], arrays.inputs)
+    clients = interval.participants(arrays.problem, inputs)
+    on_device = mapping.device_clients(
+        recipe, clients, inputs.assigned, jnp.ones(100) / 100
+    )
+    assert mapping._in_blocks(on_device, recipe.block).index.shape == (1, 100)
 
 
 def weighted(tau, rho, updates, visited=None):

@@ -13,17 +13,17 @@ from tsfl_jax.report import collect, files, groups, page
 from tsfl_jax.studies import arena
 
 SETTINGS = {"num_intervals": 6, "report_every": 2}
-LANES = [{"algorithm": a, "seed": s} for a in ("fedavg", "fedprox") for s in (0, 1)]
+LANES = [{"algorithm": a, "seed": s} for a in ("fedavg", "dms") for s in (0, 1)]
 KEPT = ("test_accuracy", "test_loss", "train_loss", "rho", "samples", "tau")
 
 
 def losers(running, interval, curves):
-    """Lanes 2 and 3, FedProx, in interval 2 or later, if their curves are known."""
+    """Lanes 2 and 3, DMS, in interval 2 or later, if their curves are known."""
     assert all(len(curve) >= interval for curve in curves.values())
     return [lane for lane in running if lane >= 2]
 
 
-RACE = racing.Race("fedprox stops", losers)
+RACE = racing.Race("dms stops", losers)
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +91,8 @@ def test_stopped_lanes_do_not_look_like_whole_runs(runs):
     place = head.split(",").index("stopped_at")
     assert [line.split(",")[place] for line in lines] == ["", "", "2", "2"]
     summary = (folder / "summary.md").read_text()
-    (line,) = (s for s in summary.splitlines() if s.startswith("| fedprox"))
-    assert line.startswith("| fedprox | 2 | – | – | – | 0 | 2 |")
+    (line,) = (s for s in summary.splitlines() if s.startswith("| dms"))
+    assert line.startswith("| dms | 2 | – | – | – | 0 | 2 |")
     assert "Note: a race stopped 2 of 4 lanes" in summary
     assert "mean of best: algorithm=fedavg." in summary
     assert repr(raced).splitlines()[1].endswith("; a race stopped 2")

@@ -184,8 +184,8 @@ def test_seeds_differ_in_everything(whole):
     assert shas[0][0] != shas[3][0] and shas[0][1] != shas[3][1]
 
 
-def test_one_trace_for_the_whole_sweep(whole):
-    assert whole[2] == 1
+def test_one_trace_for_lanes_with_the_proximal_term_and_one_for_those_without(whole):
+    assert whole[2] == 2
 
 
 @pytest.mark.slow

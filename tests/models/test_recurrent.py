@@ -7,7 +7,7 @@ import pytest
 from flax import linen as nn
 
 import tsfl_jax
-from tsfl_jax.models import replay
+from tsfl_jax.models import networks, replay
 
 
 class Own(nn.Module):
@@ -62,7 +62,7 @@ def test_values_and_derivatives_equal_those_of_jax(cell, options):
 
 
 def test_a_loop_that_uses_a_weight_in_other_ways_too():
-    """By itself, on the left, in a nested function, and as what a step gives."""
+    """Summed, as a left operand, and in a nested jit; steps return integers, too."""
 
     def loss(weight, x):
         def step(carry, x):
@@ -83,6 +83,24 @@ def test_a_loop_that_uses_a_weight_in_other_ways_too():
         replayed = replay._replayed(loss, "fast")
         close(replayed(*given), loss(*given))
         close(jax.grad(replayed, (0, 1))(*given), jax.grad(loss, (0, 1))(*given))
+
+
+def test_predictions_have_derivatives_forward():
+    """As before they were replayed: nothing of them is made after the loop."""
+    model = networks.from_flax(Own())
+    x = jnp.zeros((3, 7), jnp.int32)
+    variables = model.init(jax.random.key(0), x)
+    shapes = jax.eval_shape(lambda: (variables, x))
+    replayed, _ = replay.replay(model, "fast", *shapes)
+    assert replayed.predict is not model.predict
+
+    def derivative(predict):
+        return jax.jvp(lambda v: predict(v, x), (variables,), (variables,))
+
+    for a, b in zip(
+        derivative(replayed.predict), derivative(model.predict), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def carried(jaxpr):

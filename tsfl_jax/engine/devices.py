@@ -240,7 +240,9 @@ def _place(rank: Any, group: Any, num_devices: int) -> tuple[Any, Any]:
     return device, turn * group + rank % group
 
 
-def dealt(work: Int[Array, "N"], places: int, axis: str | None) -> Int[Array, "K"]:
+def dealt(
+    work: Int[Array, "N"], places: int, axis: str | None, *, grouped: bool = True
+) -> Int[Array, "K"]:
     """The clients of this device as `deal` assigns them, inside a program.
 
     Where the work is known only once the weights are.
@@ -249,22 +251,26 @@ def dealt(work: Int[Array, "N"], places: int, axis: str | None) -> Int[Array, "K
       work: mini-batch steps of every client.
       places: K, entries of every device, as in `deal`.
       axis: mesh axis of the D devices; None: one.
+      grouped: as in `deal`.
     """
     number = work.shape[0]
     order = jnp.argsort(-work).astype(jnp.int32)  # stable, as in `deal`
-    group = group_size((work > 0).sum())
+    group = group_size((work > 0).sum()) if grouped else 1
     device, entry = _place(jnp.arange(number), group, count(axis))
     here = device == (0 if axis is None else lax.axis_index(axis))
     entry = jnp.where(here, entry, places)  # dropped
     return jnp.full(places, number, jnp.int32).at[entry].set(order, mode="drop")
 
 
-def deal(work: Int[np.ndarray, "T N"], num_devices: int) -> Int[np.ndarray, "T DK"]:
+def deal(
+    work: Int[np.ndarray, "T N"], num_devices: int, *, grouped: bool = True
+) -> Int[np.ndarray, "T DK"]:
     """Assign clients to devices: in order of work, in groups dealt back and forth.
 
     Args:
       work: mini-batch steps of every client.
       num_devices: D.
+      grouped: whether clients run one after another; side by side, each is a group.
 
     Returns:
       ``[T, D·K]`` int32 client indices; the first K are device 0's. N marks an entry
@@ -272,11 +278,14 @@ def deal(work: Int[np.ndarray, "T N"], num_devices: int) -> Int[np.ndarray, "T D
       differ by at most the work of one group.
     """
     intervals, num_clients = work.shape
-    places = -(-num_clients // num_devices) + group_size(num_clients) - 1
+    places = -(-num_clients // num_devices)
+    if grouped:
+        places = min(places + group_size(num_clients) - 1, num_clients)
     # Stable, so that equal work keeps the order of the clients.
     order = np.argsort(-work, axis=1, kind="stable").astype(np.int32)
-    group = group_size((work > 0).sum(axis=1, keepdims=True))
-    device, entry = _place(np.arange(num_clients), group, num_devices)
+    group = group_size((work > 0).sum(axis=1, keepdims=True)) if grouped else 1
+    device, entry = _place(np.arange(num_clients)[None], group, num_devices)
     slots = np.full((intervals, num_devices * places), num_clients, np.int32)
-    np.put_along_axis(slots, device * places + entry, order, axis=1)
+    index = np.broadcast_to(device * places + entry, order.shape)
+    np.put_along_axis(slots, index, order, axis=1)
     return slots

@@ -82,9 +82,10 @@ def device_clients(
         counts |= ~counts.any()  # weights of 0 alone are a mistake, which a run notes
         skipped = ~counts & (clients.tau > 0)
         clients = clients._replace(tau=jnp.where(skipped, 0, clients.tau))
-        work = jnp.asarray(_work(recipe, clients))
-        assigned = devices.dealt(work, len(assigned), recipe.axis)
-    group = devices.group_size((_work(recipe, clients) > 0).sum())
+    work, grouped = jnp.asarray(_work(recipe, clients)), recipe.mapping == "sequential"
+    if skipped is not None:
+        axis, places = recipe.axis, len(assigned)
+        assigned = devices.dealt(work, places, axis, grouped=grouped)
     real = assigned < number
     here = jnp.where(real, assigned, 0)
     own = trees.take(clients, here)
@@ -96,7 +97,7 @@ def device_clients(
         _work(recipe, own),
         None if shares is None else jnp.where(real, shares[here], 0.0),
         None if skipped is None else real & skipped[here],
-        group,
+        devices.group_size((work > 0).sum()) if grouped else 1,
     )
 
 
@@ -298,7 +299,7 @@ def _side_by_side(
 ) -> tuple[exact_sums.Sum, LocalResult]:
     """The sum of the terms of all entries, in blocks."""
     blocks = _in_blocks(on_device, recipe.block)
-    groups = devices.group_size(on_device.place.shape[0])
+    group = devices.group_size(on_device.place.shape[0])
 
     def several(
         total: exact_sums.Sum, block: _Blocks
@@ -311,7 +312,7 @@ def _side_by_side(
             return _vector(_terms(trained, rho)), trained.result
 
         terms, results = jax.vmap(one)(block.index, block.real)
-        return exact_sums.add_all(total, _grouped(terms, groups)), results
+        return exact_sums.add_all(total, _grouped(terms, group)), results
 
     start = exact_sums.zeros(_vector(_no_terms(template)).shape)
     total, results = lax.scan(several, start, blocks)
@@ -319,12 +320,21 @@ def _side_by_side(
 
 
 def _grouped(terms: Float[Array, "n m"], size: int) -> Float[Array, "g m"]:
-    """Sums of `size` consecutive rows each, in order; the last may have fewer."""
+    """Sums of `size` consecutive rows each; the last may have fewer."""
     if size == 1:
         return terms
     terms = jnp.pad(terms, ((0, -len(terms) % size), (0, 0)))
-    terms = terms.reshape(-1, size, terms.shape[1])
-    return lax.fori_loop(1, size, lambda j, total: total + terms[:, j], terms[:, 0])
+
+    def in_turn(terms: Array) -> Array:
+        return lax.fori_loop(1, size, lambda j, sums: sums + terms[:, j], terms[:, 0])
+
+    # XLA's CPU backend does not vectorize reductions over leading axes; a loop on a GPU
+    # would be a launch of its own.
+    return lax.platform_dependent(
+        terms.reshape(-1, size, terms.shape[1]),
+        cpu=in_turn,
+        default=lambda terms: terms.sum(axis=1),
+    )
 
 
 def _summed(

@@ -199,7 +199,8 @@ def explain(prepared: Prepared, mesh: Mesh) -> Explanation:
     block = min(settings["client_chunk"] or clients, clients)
     # A last call that is filled up executes the padding, too.
     steps = np.pad(prepared.steps, ((0, -updates % per_call), (0, 0)))
-    assigned = devices.deal(steps, mesh.size)
+    in_turn = prepared.mapping == "sequential"
+    assigned = devices.deal(steps, mesh.size, grouped=in_turn)
     width = {"sequential": 1, "vmap": min(block, assigned.shape[1] // mesh.size)}
     kind = mesh.devices.flat[0].platform.upper()
     trained = prepared.network.params["params"]

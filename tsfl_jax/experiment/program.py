@@ -331,7 +331,9 @@ def make_inputs(
         tau=times.tau,
         size=times.size,
         evaluate=evaluated(prepared),
-        assigned=devices.deal(prepared.steps, num_devices),
+        assigned=devices.deal(
+            prepared.steps, num_devices, grouped=prepared.mapping == "sequential"
+        ),
         reported=times.reported,
         delivery=times.delivery,
         # An array in any case, so that all lanes have one.

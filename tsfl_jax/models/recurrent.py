@@ -26,10 +26,19 @@ class Loop(NamedTuple):
     """A scan that was traced, taken apart."""
 
     body: Any  # the jaxpr of a step
+    # Its arguments: the same in every step, handed on, one entry per step.
+    constants: list[Any]
+    carry: list[Any]
+    inputs: list[Any]
     outside: list[Any]  # equations that depend on constants alone
     early: list[Any]  # products of inputs with a weight
     late: list[Any]  # products of anything else with a weight
     inside: list[Any]  # the other equations
+
+    @property
+    def has_products(self) -> bool:
+        """Whether there are products with weights in its steps."""
+        return bool(self.early or self.late)
 
 
 # (equation, values) → results
@@ -54,16 +63,26 @@ def _is_product(equation: Any) -> bool:
     return len(kinds) == 1 and floats and not any(batch)
 
 
-def taken_apart(body: Any, constants: int, first_input: int) -> Loop:
-    """Sort the equations of a scan's body.
+def taken_apart(body: Any, first_carry: int, first_input: int) -> Loop:
+    """Sort the arguments and the equations of a scan's body.
 
     Args:
       body: an open jaxpr.
-      constants: its first arguments, the same in every step.
+      first_carry: the place of the first argument that steps hand on.
       first_input: the place of the first argument that has one entry per step.
     """
-    fixed = {*body.constvars, *body.invars[:constants]}
-    inputs, loop = {*body.invars[first_input:]}, Loop(body, [], [], [], [])
+    args = body.invars
+    loop = Loop(
+        body,
+        constants=[*body.constvars, *args[:first_carry]],
+        carry=args[first_carry:first_input],
+        inputs=args[first_input:],
+        outside=[],
+        early=[],
+        late=[],
+        inside=[],
+    )
+    fixed, inputs = {*loop.constants}, {*loop.inputs}
     for equation in body.eqns:
         if not equation.effects and {*_variables(equation)} <= fixed:
             loop.outside.append(equation)
@@ -76,12 +95,6 @@ def taken_apart(body: Any, constants: int, first_input: int) -> Loop:
     return loop
 
 
-def has_products(body: Any, constants: int, first_input: int) -> bool:
-    """Whether a scan has products with weights in its steps."""
-    loop = taken_apart(body, constants, first_input)
-    return bool(loop.early or loop.late)
-
-
 def _read(known: dict[Any, Any], variables: Sequence[Any]) -> list[Any]:
     return [v.val if isinstance(v, core.Literal) else known[v] for v in variables]
 
@@ -89,47 +102,6 @@ def _read(known: dict[Any, Any], variables: Sequence[Any]) -> list[Any]:
 def _over_steps(equation: Any, evaluate: _Evaluate, left: Any, weight: Any) -> Any:
     """A product of all steps' left sides ``[T, ...]`` with one weight."""
     return jax.vmap(lambda a: evaluate(equation, [a, weight])[0])(left)
-
-
-def scan(
-    loop: Loop,
-    evaluate: _Evaluate,
-    known: dict[Any, Any],
-    carry: list[Any],
-    xs: list[Any],
-    **options: Any,
-) -> tuple[list[Any], list[Any]]:
-    """Run a loop that was taken apart.
-
-    Args:
-      loop: from `taken_apart`.
-      evaluate: an equation and its values → its results.
-      known: values of the body's constants; those of `loop.outside` are added.
-      carry, xs: as of `lax.scan`, as lists.
-      **options: of `lax.scan`.
-
-    Returns:
-      The last carry, and what each step gave.
-    """
-    for equation in loop.outside:
-        results = evaluate(equation, _read(known, equation.invars))
-        known |= zip(equation.outvars, results, strict=True)
-    args = loop.body.invars
-    stacked = dict(zip(args[len(args) - len(xs) :], xs, strict=True))
-    for equation in loop.early:
-        left, weight = stacked[equation.invars[0]], known[equation.invars[1]]
-        stacked[equation.outvars[0]] = _over_steps(equation, evaluate, left, weight)
-    used = [v for e in loop.inside + loop.late for v in _variables(e)]
-    weights = [known[equation.invars[1]] for equation in loop.late]
-    used = dict.fromkeys([*used, *_variables_of(loop.body.outvars)])
-    names = _Names(
-        fixed=[v for v in used if v in known],
-        carry=args[len(args) - len(xs) - len(carry) :][: len(carry)],
-        stacked=list(stacked),
-    )
-    fixed = _read(known, names.fixed)
-    whole = _with_late_gradients(loop, names, evaluate, options)
-    return whole(weights, fixed, carry, list(stacked.values()))
 
 
 class _Names(NamedTuple):
@@ -140,10 +112,56 @@ class _Names(NamedTuple):
     stacked: list[Any]
 
 
-def _with_late_gradients(
+def scan(
+    loop: Loop,
+    evaluate: _Evaluate,
+    values: Sequence[Any],
+    backward: bool,
+    **options: Any,
+) -> tuple[list[Any], list[Any]]:
+    """Run a loop that was taken apart.
+
+    Args:
+      loop: from `taken_apart`.
+      evaluate: an equation and its values → its results.
+      values: of the loop's constants, first carry and inputs, in this order.
+      backward: whether gradients go backward only, so that those of weights can be made
+        after the loop.
+      **options: of `lax.scan`.
+
+    Returns:
+      The last carry, and what each step gave.
+    """
+    args = [*loop.constants, *loop.carry, *loop.inputs]
+    first = dict(zip(args, values, strict=True))
+    known = {v: first[v] for v in loop.constants}
+    for equation in loop.outside:
+        results = evaluate(equation, _read(known, equation.invars))
+        known |= zip(equation.outvars, results, strict=True)
+    stacked = {v: first[v] for v in loop.inputs}
+    for equation in loop.early:
+        left, weight = stacked[equation.invars[0]], known[equation.invars[1]]
+        stacked[equation.outvars[0]] = _over_steps(equation, evaluate, left, weight)
+    used = [v for e in loop.inside + loop.late for v in _variables(e)]
+    used = dict.fromkeys([*used, *_variables_of(loop.body.outvars)])
+    fixed = [v for v in used if v in known]
+    names = _Names(fixed, loop.carry, list(stacked))
+    run = _run_of(loop, names, evaluate, options)
+    weights = [known[equation.invars[1]] for equation in loop.late]
+    carry = _read(first, loop.carry)
+    given = (weights, _read(known, fixed), carry, list(stacked.values()))
+    if not (backward and loop.late):
+        return run(None, *given)[0]
+    return _with_late_gradients(loop, run, evaluate, options["length"])(*given)
+
+
+def _run_of(
     loop: Loop, names: _Names, evaluate: _Evaluate, options: dict[str, Any]
 ) -> Callable:
-    """The scan of (weights, fixed, carry, stacked), with gradients after the loop."""
+    """The scan of (more, weights, fixed, carry, stacked), and left sides of products.
+
+    Of each step, ``more`` is added to its products with weights; None adds nothing.
+    """
     late = {id(equation): place for place, equation in enumerate(loop.late)}
     kept = {id(equation) for equation in loop.inside} | late.keys()
     order = [equation for equation in loop.body.eqns if id(equation) in kept]
@@ -169,14 +187,19 @@ def _with_late_gradients(
         end, (ys, lefts) = lax.scan(step, carry, (stacked, more), **options)
         return (end, ys), lefts
 
-    @jax.custom_vjp
-    def whole(*given: Any) -> Any:
-        return run(None, *given)[0]
+    return run
+
+
+def _with_late_gradients(
+    loop: Loop, run: Callable, evaluate: _Evaluate, length: int
+) -> Callable:
+    """The scan of (weights, fixed, carry, stacked), with gradients after the loop."""
+    whole = jax.custom_vjp(lambda *given: run(None, *given)[0])
 
     def forward(weights: Any, *given: Any) -> tuple[Any, Any]:
         # Zeros that are added to each product: their gradients are those of products.
         shapes = [equation.outvars[0].aval for equation in loop.late]
-        zeros = [jnp.zeros((options["length"], *a.shape), a.dtype) for a in shapes]
+        zeros = [jnp.zeros((length, *a.shape), a.dtype) for a in shapes]
         found, back, lefts = jax.vjp(
             lambda zeros, *given: run(zeros, weights, *given),
             zeros,
@@ -185,7 +208,7 @@ def _with_late_gradients(
         )
         return found, (back, lefts, weights)
 
-    def backward(kept: Any, gradient: Any) -> tuple[Any, ...]:
+    def back_through(kept: Any, gradient: Any) -> tuple[Any, ...]:
         back, lefts, weights = kept
         products, *given = back(gradient)
         found = []
@@ -198,5 +221,5 @@ def _with_late_gradients(
             found += of(product)
         return found, *given
 
-    whole.defvjp(forward, backward)
+    whole.defvjp(forward, back_through)
     return whole

@@ -14,7 +14,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,13 @@ MOST_TAPS = 64  # of a pool that is made of slices
 
 _INLINED = frozenset(("jit", "pjit", "closed_call", "core_call"))
 _SLOW = ("conv_general_dilated", "reduce_window_max", "reduce_window_sum")
+
+
+class _Form(NamedTuple):
+    """How operations are replaced."""
+
+    name: str  # a key of `convolution.CONVOLUTIONS`, but "lax"
+    backward: bool  # gradients go backward; else derivatives may go forward, too
 
 
 def _open(body: Any) -> Any:
@@ -56,7 +63,7 @@ def _precision(given: Any) -> Any:
     return jax.default_matmul_precision(getattr(first, "name", "default").lower())
 
 
-def _convolution(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None:
+def _convolution(equation: Any, values: Sequence[Any], form: _Form) -> list[Any] | None:
     """A convolution in a form of `CONVOLUTIONS`, or None: there is none."""
     p, (lhs, rhs) = equation.params, equation.invars
     numbers, wider = p["dimension_numbers"], p["preferred_element_type"]
@@ -80,7 +87,7 @@ def _convolution(equation: Any, values: Sequence[Any], form: str) -> list[Any] |
             window = window._replace(strides=tuple(apart))
             out = convolution.conv_transposed(x, kernel, window)
         else:
-            out = convolution.conv_general(x, kernel, window, form)
+            out = convolution.conv_general(x, kernel, window, form.name)
     (batch, channel, *spatial) = numbers.out_spec
     return [out.transpose(np.argsort((channel, *spatial, batch)))]
 
@@ -126,29 +133,30 @@ def _of_equal_rank(outside: Sequence[Any], inside: Sequence[Any]) -> int:
     return sum(a.aval.ndim == b.aval.ndim for a, b in pairs)
 
 
-def _scanned(equation: Any) -> tuple[Any, int, int]:
-    """The body of a scan, and the places of its first carry and of its first input."""
+def _loop(equation: Any) -> recurrent.Loop:
+    """A scan taken apart."""
     # By rank, since versions of JAX name their numbers differently.
     body = _open(equation.params["jaxpr"])
     carried = _of_equal_rank(equation.outvars, body.outvars)
-    middle = _of_equal_rank(equation.invars, body.invars)
-    return body, middle - carried, middle
+    first_input = _of_equal_rank(equation.invars, body.invars)
+    return recurrent.taken_apart(body, first_input - carried, first_input)
 
 
 def _loops(jaxpr: Any) -> bool:
     """Whether a scan in it has products with weights in its steps."""
     return any(
         e.primitive.name == "scan"
-        and recurrent.has_products(*_scanned(e))
+        and _loop(e).has_products
         or any(map(_loops, _bodies(e.params)))
         for e in jaxpr.eqns
     )
 
 
-def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None:
+def _nested(equation: Any, values: Sequence[Any], form: _Form) -> list[Any] | None:
     """An operation with a body that holds something to replace, or None."""
     name, p = equation.primitive.name, equation.params
-    products = name == "scan" and recurrent.has_products(*_scanned(equation))
+    loop = _loop(equation) if name == "scan" else None
+    products = loop is not None and loop.has_products
     if not products and not any(_count(b) or _loops(b) for b in _bodies(p)):
         return None
     if name in ("checkpoint", "remat2", "remat"):
@@ -156,18 +164,12 @@ def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None
         body = functools.partial(_evaluate, _open(body), _consts(body), form)
         kept = {k: p[k] for k in ("prevent_cse", "policy")}
         return list(jax.checkpoint(body, **kept)(*values))
-    if name == "scan":
-        body, first, middle = _scanned(equation)
-        known = zip(body.constvars, _consts(p["jaxpr"]), strict=True)
-        known = dict(known) | dict(
-            zip(body.invars[:first], values[:first], strict=True)
-        )
+    if loop is not None:
         ends, ys = recurrent.scan(
-            recurrent.taken_apart(body, first, middle),
+            loop,
             functools.partial(_replaced, form=form),
-            known,
-            list(values[first:middle]),
-            list(values[middle:]),
+            (*_consts(p["jaxpr"]), *values),
+            form.backward,
             length=p["length"],
             reverse=p["reverse"],
             unroll=p["unroll"],
@@ -182,7 +184,7 @@ def _nested(equation: Any, values: Sequence[Any], form: str) -> list[Any] | None
     return None
 
 
-def _replaced(equation: Any, values: Sequence[Any], form: str) -> list[Any]:
+def _replaced(equation: Any, values: Sequence[Any], form: _Form) -> list[Any]:
     """The results of one operation."""
     name = equation.primitive.name
     if name == "conv_general_dilated":
@@ -197,7 +199,9 @@ def _replaced(equation: Any, values: Sequence[Any], form: str) -> list[Any]:
     return _bind(equation, values) if found is None else found
 
 
-def _evaluate(jaxpr: Any, consts: Sequence[Any], form: str, *values: Any) -> list[Any]:
+def _evaluate(
+    jaxpr: Any, consts: Sequence[Any], form: _Form, *values: Any
+) -> list[Any]:
     """The results of a jaxpr, operation by operation."""
     known = dict(zip(jaxpr.constvars, consts, strict=True))
     known |= zip(jaxpr.invars, values, strict=True)
@@ -206,15 +210,9 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], form: str, *values: Any) -> lis
         literal = isinstance(variable, core.Literal)
         return variable.val if literal else known[variable]
 
-    inputs = (v for e in jaxpr.eqns for v in e.invars)
-    uses = Counter(v for v in inputs if not isinstance(v, core.Literal))
     for equation in jaxpr.eqns:
         results = _replaced(equation, list(map(read, equation.invars)), form)
-        for variable, result in zip(equation.outvars, results, strict=True):
-            # Otherwise XLA computes the sum of residual blocks again for each of its
-            # uses, from the first block on.
-            again = form == "fast" and uses[variable] > 1 and result.ndim > 2
-            known[variable] = lax.optimization_barrier(result) if again else result
+        known |= zip(equation.outvars, results, strict=True)
     return list(map(read, jaxpr.outvars))
 
 
@@ -234,8 +232,9 @@ def _slow(function: Callable, *given: Any) -> Counter[str]:
     return _count(_open(jax.make_jaxpr(function)(*given)))
 
 
-def _replayed(function: Callable, form: str) -> Callable:
-    """A function whose convolutions and pools are those of a form."""
+def _replayed(function: Callable, name: str, backward: bool = True) -> Callable:
+    """A function whose convolutions, pools and loops are those of a form."""
+    form = _Form(name, backward)
 
     @functools.wraps(function)
     def replayed(*given: Any) -> Any:
@@ -268,7 +267,8 @@ def replay(
     if not (_count(traced) or _loops(traced)):
         return model, ()
     replayed = model._replace(
-        train=_replayed(model.train, form), predict=_replayed(model.predict, form)
+        train=_replayed(model.train, form),
+        predict=_replayed(model.predict, form, backward=False),
     )
     if not (found := _slow(replayed.train, *given)):
         return replayed, ()

@@ -15,9 +15,9 @@ from collections.abc import Callable
 
 import jax
 
-from benchmarks import common
+from benchmarks import ahead, common
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import ahead, backend
+from tsfl_jax.experiment import backend
 
 MAPPINGS = ("sequential", "vmap")
 FORMS = ("fast", "slices", "lax")

@@ -15,8 +15,8 @@ import sys
 
 from jax.sharding import Mesh
 
-from benchmarks import common, lanes, own
-from tsfl_jax.experiment import ahead, backend, prepare, program
+from benchmarks import ahead, common, lanes, own
+from tsfl_jax.experiment import backend, prepare, program
 from tsfl_jax.experiment.lanes import make_group, make_lanes
 from tsfl_jax.experiment.own_hooks import Own
 

@@ -19,7 +19,6 @@ from tsfl_jax import command, config_files, validate
 from tsfl_jax.config import SETTINGS, Config, effective, flat
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import (
-    ahead,
     assemble,
     backend,
     explain,
@@ -76,13 +75,6 @@ _EXPLAIN = flags.DEFINE_enum(
     ["estimate", "compile"],
     "Do not train: print and plot the timeline, work, padding and memory; "
     "--explain=compile also asks the compiler for the memory, and measures one call.",
-)
-_EXPLAIN_FOR = flags.DEFINE_enum(
-    "explain_for",
-    None,
-    ahead.TARGETS,
-    "With --explain=compile: compile for this GPU, which need not be there (needs the "
-    "extra aot), and count what it would execute.",
 )
 _WORKDIR = flags.DEFINE_string(
     "workdir", "", "Folder for results; empty: a new one under runs/."
@@ -286,32 +278,19 @@ def _interrupts() -> Callable[[], bool]:
     return lambda: bool(asked)
 
 
-def _explain(config: Config, gpu: tuple[str, ahead.Folder] | None) -> None:
-    """Print and plot what a run would do, and do not run it.
-
-    Args:
-      config: all settings.
-      gpu: to compile for, and where XLA writes what it makes; None: these devices.
-    """
-    if gpu is not None:
-        config = backend.for_backend(config, "gpu")
+def _explain(config: Config) -> None:
+    """Print and plot what a run would do, and do not run it."""
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare_validated(config, own_hooks.Own())
     known, compiled = preview.of_prepared(prepared, mesh), None
     _print_notes(known.notes)
     if _EXPLAIN.value == "compile":
-        arrays = program.make_arrays(prepared, mesh, runs=gpu is None)
-        if gpu is None:
-            made = program.make_program([prepared], mesh)
-            run = made.compile(arrays, stream=sys.stderr)
-            compiled = run.memory()
-            measured = explain.measured_time(prepared, run, arrays)
-            known = known._replace(wall_time=measured)
-        else:
-            progress.log(sys.stderr, "compiling …")
-            made = program.make_program([prepared], ahead.make_mesh(gpu[0]))
-            compiled = ahead.compile_ahead(made, arrays, *gpu)
+        arrays = program.make_arrays(prepared, mesh)
+        run = program.make_program([prepared], mesh).compile(arrays, stream=sys.stderr)
+        compiled = run.memory()
+        measured = explain.measured_time(prepared, run, arrays)
+        known = known._replace(wall_time=measured)
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
     path = report.prepare_workdir(workdir) / "timeline"
     paths = timeline.plot_timeline(known.timeline, known.settings, path)
@@ -436,11 +415,6 @@ def _check_combination() -> None:
             "--explain=compile and --sweep: only one experiment can be compiled; "
             "--explain describes the sweep"
         )
-    if _EXPLAIN_FOR.value and _EXPLAIN.value != "compile":
-        raise UserError(
-            f"--explain_for={_EXPLAIN_FOR.value}: would be ignored without "
-            "--explain=compile"
-        )
     if flags.FLAGS["lanes_per_call"].present and not _sweeps():
         raise UserError(
             f"--lanes_per_call={_LANES.value}: would be ignored without --sweep"
@@ -468,8 +442,6 @@ def main(argv: list[str]) -> None:
         rule_settings.validate(config)
         _check_combination()
         # First of all: the first use of JAX starts it with one CPU device.
-        target = _EXPLAIN_FOR.value
-        gpu = (target, ahead.start()) if target else None
         devices.start(config.devices)
         group = _joined(config)
         if _WORKDIR.value and devices.first():
@@ -477,7 +449,7 @@ def main(argv: list[str]) -> None:
         if _EXPLAIN.value and _sweeps():
             _explain_sweep(config)
         elif _EXPLAIN.value:
-            _explain(config, gpu)
+            _explain(config)
         elif _sweeps():
             _sweep(config)
         else:

@@ -15,7 +15,6 @@ from jaxtyping import Int
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.engine import devices, optimizers, scan
-from tsfl_jax.experiment.ahead import Ahead
 from tsfl_jax.experiment.identity import labels_of, settings_of
 from tsfl_jax.experiment.own_hooks import input_dtype
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of
@@ -348,31 +347,6 @@ def _steps(known: Explanation) -> dict[str, str]:
     return table
 
 
-def _compiled(found: dict[str, int] | Ahead) -> dict[str, str]:
-    """What the compiler says: memory, and of a GPU what the host launches there."""
-    memory = found.memory if isinstance(found, Ahead) else found
-    parts = ", ".join(f"{name} {size_text(b)}" for name, b in memory.items())
-    if not isinstance(found, Ahead):
-        return {"  compiled": parts}
-    s = found.structure
-    loop = (
-        "in a command buffer"
-        if s.step_launches == 0
-        else f"{s.step_launches} launches by the host per step"
-    )
-    once = ", loops of unknown length once" if found.cost.unknown else ""
-    return {
-        f"on {found.target}": parts,
-        "  launches": f"{s.launches} per interval outside training loop and "
-        f"evaluation; {s.captured} of {s.kernels} kernels in {s.buffers} command "
-        "buffers",
-        "  training": f"{s.step_kernels} kernels per step of all clients, {loop}",
-        "  at least": f"{1e3 * found.cost.seconds:.3g} ms per call without "
-        f"evaluation, by {size_text(found.cost.bytes)} moved and "
-        f"{found.cost.flop / 1e9:,.4g} GFLOP{once}; times were not measured",
-    }
-
-
 def measured_time(prepared: Prepared, compiled: Compiled, arrays: Arrays) -> str:
     """Run one call, and say how long the run will take by its mini-batch steps."""
     chunk = next(iter(compiled.chunks(arrays)))
@@ -385,13 +359,13 @@ def measured_time(prepared: Prepared, compiled: Compiled, arrays: Arrays) -> str
     )
 
 
-def text(known: Explanation, compiled: dict[str, int] | Ahead | None = None) -> str:
+def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
     """Format an explanation as text, in lines of at most 99 characters.
 
     Args:
       known: from `explain`.
-      compiled: bytes as the compiler reports them, `program.Compiled.memory`, or what
-        `ahead.compile_ahead` found for a GPU; None: not compiled.
+      compiled: bytes as the compiler reports them, `program.Compiled.memory`; None:
+        not compiled.
 
     Returns:
       Lines without the last newline.
@@ -433,7 +407,8 @@ def text(known: Explanation, compiled: dict[str, int] | Ahead | None = None) -> 
     rows = [f"{name} {size_text(number)}" for name, number in largest]
     table["memory"] += ", ".join(rows)
     if compiled is not None:
-        table |= _compiled(compiled)
+        parts = [f"{name} {size_text(b)}" for name, b in compiled.items()]
+        table["  compiled"] = ", ".join(parts)
     if known.wall_time:
         table["wall time"] = known.wall_time
     lines = [

@@ -116,7 +116,7 @@ COMMANDS = {
         "Describe a run, or with --sweep a sweep, without training: timeline, work, "
         "padding, memory, time.",
         "tsfl explain --config=frameworks/afl",
-        ("explain", "explain_for", "config", "workdir"),
+        ("explain", "config", "workdir"),
     ),
 }
 

@@ -1,11 +1,13 @@
-"""Compile an experiment for a GPU that this machine does not have.
+"""``python -m benchmarks.ahead mnist_case1``: compile for a GPU that is not there.
 
 XLA needs no GPU to compile for one: a description of the device is enough (files
 ``*.txtpb``). Nothing runs, so there are no times; kernels, host launches, command
 buffers (CUDA graphs) and memory are those of the real compiler, but for kernels that
-would be tuned on the device. `start` has to be called before JAX is used.
+would be tuned on the device. `start` has to be called before JAX is used. Needs the
+extra ``[aot]``.
 """
 
+import argparse
 import glob
 import importlib.util
 import os
@@ -18,7 +20,10 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tsfl_jax.engine import devices, roofline, thunks
+from benchmarks import roofline, thunks
+from tsfl_jax import config_files
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import backend, grid, own_hooks, prepare, rule_settings
 from tsfl_jax.experiment import program as programs
 from tsfl_jax.types import UserError
 
@@ -155,3 +160,49 @@ def structure_of(folder: Folder) -> thunks.Structure:
     found = glob.glob(f"{folder.path}/*thunk_sequence_after_thunk_passes.txt")
     newest = pathlib.Path(max(found, key=os.path.getmtime))
     return thunks.structure(thunks.read(newest.read_text(encoding="utf-8")))
+
+
+def text(found: Ahead) -> str:
+    """What was found, as lines of text."""
+    s, cost = found.structure, found.cost
+    memory = ", ".join(
+        f"{name} {b / 2**20:,.0f} MiB" for name, b in found.memory.items()
+    )
+    loop = f"{s.step_launches} launches by the host per step"
+    once = ", loops of unknown length once" if cost.unknown else ""
+    return "\n".join(
+        [
+            f"on {found.target:<11} {memory}",
+            f"launches       {s.launches} per interval outside training loop and "
+            f"evaluation; {s.captured} of {s.kernels} kernels in {s.buffers} command "
+            "buffers",
+            f"training       {s.step_kernels} kernels per step of all clients, "
+            + (loop if s.step_launches else "in a command buffer"),
+            f"at least       {1e3 * cost.seconds:.3g} ms per call without evaluation, "
+            f"by {cost.bytes / 1e9:,.4g} GB moved and {cost.flop / 1e9:,.4g} GFLOP{once}; "
+            "times were not measured",
+        ]
+    )
+
+
+def main() -> None:
+    """Compiles one experiment, and prints what the GPU would execute."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("config", help="an experiment by name, or its file")
+    parser.add_argument("--set", nargs="+", default=[], metavar="SETTING=VALUE")
+    parser.add_argument("--target", default="h100", choices=TARGETS)
+    options = parser.parse_args()
+    config = grid.config_at(pathlib.Path(config_files.find(options.config, flag="")))
+    config = grid.changed(config, grid.parse_settings(options.set))
+    rule_settings.validate(config)
+    folder = start()
+    config = backend.for_backend(config, "gpu")
+    host = backend.start_jax(config)
+    prepared = prepare.prepare_validated(config, own_hooks.Own())
+    arrays = programs.make_arrays(prepared, host, runs=False)
+    program = programs.make_program([prepared], make_mesh(options.target))
+    print(text(compile_ahead(program, arrays, options.target, folder)))
+
+
+if __name__ == "__main__":
+    main()

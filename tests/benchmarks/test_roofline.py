@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tsfl_jax.engine import roofline
+from benchmarks import roofline
 
 DEVICE = roofline.Device("test", bandwidth=1e3, flops=1e4)
 

@@ -11,7 +11,7 @@ import pytest
 import tsfl_jax
 from benchmarks import gpu, small
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 SHORT = {
     "interval": ["--models", "mnist_cnn", "--clients", "2", "--repeats", "1"],

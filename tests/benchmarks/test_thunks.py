@@ -2,7 +2,7 @@
 
 import pytest
 
-from tsfl_jax.engine import thunks
+from benchmarks import thunks
 
 CAPTURED = """\
 000: kCommandBuffer [source       | next=169 (1)]

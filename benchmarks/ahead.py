@@ -179,8 +179,8 @@ def text(found: Ahead) -> str:
             f"training       {s.step_kernels} kernels per step of all clients, "
             + (loop if s.step_launches else "in a command buffer"),
             f"at least       {1e3 * cost.seconds:.3g} ms per call without evaluation, "
-            f"by {cost.bytes / 1e9:,.4g} GB moved and {cost.flop / 1e9:,.4g} GFLOP{once}; "
-            "times were not measured",
+            f"by {cost.bytes / 1e9:,.4g} GB moved and {cost.flop / 1e9:,.4g} GFLOP"
+            f"{once}; times were not measured",
         ]
     )
 

@@ -35,7 +35,6 @@ def make_config(model: str, **settings) -> config.Config:
     """FedAvg on synthetic images of the model's shape, with settings changed."""
     c = config.Config(algorithm="fedavg", num_intervals=1, report_every=1)
     c.compile_cache = "off"
-    c.devices = jax.device_count()  # 0 would leave some unused on a busy machine
     c.data.name, c.data.shape = "synthetic", SHAPES[model]
     c.data.train_size, c.data.test_size = 60_000, 10_000
     c.model.name = model

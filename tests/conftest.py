@@ -99,14 +99,6 @@ def launch(compile_once):
         yield run
 
 
-@pytest.fixture(scope="session", autouse=True)
-def idle_machine():
-    """No test depends on what else the machine does: runs take all devices."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(devices, "competitors", lambda: 0.0)
-        yield
-
-
 @pytest.fixture(autouse=True)
 def strict_rank_promotion():
     """Silent broadcasting between ranks hides mistakes in client axes."""

@@ -308,11 +308,11 @@ def _explain_sweep(config: Config) -> None:
     """Print what a sweep would do, and do not run it."""
     points = _points()
     configs = [grid.changed(config, values) for values in points]
-    mesh = backend.start_jax(config, configs)
+    mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
     several = prepare.prepare_all(configs)
     notes = lane_notes.merged([prepared.notes for prepared in several], configs)
-    _print_notes([*notes, *backend.notes_of(config, mesh)])
+    _print_notes(notes)
     print(explain_sweep.text(points, several, mesh, _LANES.value))
 
 

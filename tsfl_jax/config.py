@@ -355,7 +355,7 @@ class Config:
     checkpoint: bool = setting(True, "save from time to time, resume from the workdir")
     devices: int = setting(
         0,
-        "devices that share the clients; 0: all (CPU: one per core, 1 if it is busy)",
+        "devices that share the clients; 0: all (CPU: one per core)",
         low=0,
     )
     mapping: str = setting(

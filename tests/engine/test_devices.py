@@ -1,10 +1,6 @@
 """Clients over several devices: the dealing out, and the same results."""
 
-import dataclasses
 import os
-import subprocess
-import sys
-import time
 import types
 
 import jax
@@ -20,8 +16,6 @@ from tsfl_jax.engine import devices
 from tsfl_jax.experiment import assemble, backend
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
-
-COMPETITORS = devices.competitors  # tests see an idle machine instead, see conftest.py
 
 
 def test_clients_are_dealt_to_and_fro_by_work():
@@ -130,59 +124,21 @@ def test_never_more_devices_than_clients():
     assert result.summary["num_devices"] == 2
 
 
-@pytest.mark.parametrize(
-    ("competitors", "changes", "used"),
-    [
-        (0.5, {}, 4),
-        (2.0, {}, 1),
-        (2.0, {"devices": 4}, 4),  # asked for
-        (2.0, {"mapping": "vmap"}, 4),  # other bits on another number of devices
-        (2.0, {"algorithm": "bound_optimal"}, 4),  # likewise
-    ],
-)
-def test_a_busy_machine_has_one_device(monkeypatch, competitors, changes, used):
-    monkeypatch.setattr(devices, "competitors", lambda: competitors)
-    settings = small(**({"num_clients": 5, "devices": 0} | changes))
-    mesh = backend.start_jax(settings)
-    assert mesh.size == used
-    notes = backend.notes_of(settings, mesh)
-    assert len(notes) == (used == 1)
-    assert all("1 device instead of 4" in note for note in notes)
-
-
 GRADIENTS = AGGREGATORS["fedavg"]._replace(uses_gradients=True)
 
 
 @pytest.mark.parametrize(
-    ("lanes", "aggregator", "used"),
+    ("changes", "aggregator", "expected"),
     [
-        (["fedavg", "dms"], None, 1),
-        (["fedavg", "bound_optimal"], None, 4),
-        (["fedavg", "dms"], GRADIENTS, 4),
-        ([], GRADIENTS, 4),
-        (["bound_optimal"], AGGREGATORS["fedavg"], 1),  # the own rule instead
+        ({"algorithm": "dms"}, None, False),
+        ({"algorithm": "fedavg", "mapping": "vmap"}, None, True),
+        ({"algorithm": "bound_optimal"}, None, True),
+        ({"algorithm": "fedavg"}, GRADIENTS, True),
+        ({"algorithm": "bound_optimal"}, AGGREGATORS["fedavg"], False),
     ],
 )
-def test_a_sweep_has_the_devices_that_its_lanes_have_alone(
-    monkeypatch, lanes, aggregator, used
-):
-    """Lanes of a busy machine: the bits of a single run, which keeps all devices."""
-    monkeypatch.setattr(devices, "competitors", lambda: 2.0)
-    settings = small(num_clients=5, devices=0)
-    configs = [dataclasses.replace(settings, algorithm=name) for name in lanes]
-    assert backend.start_jax(settings, configs, aggregator).size == used
-
-
-def test_busy_processes_are_seen():
-    loop = [sys.executable, "-c", "while True: pass"]
-    busy = [subprocess.Popen(loop) for _ in range(2 * os.cpu_count())]
-    try:
-        time.sleep(0.5)
-        assert max(COMPETITORS() for _ in range(5)) >= 1.0
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
+def test_whose_last_bits_depend_on_the_number_of_devices(changes, aggregator, expected):
+    assert backend.depends_on_devices(small(**changes), aggregator) is expected
 
 
 def test_no_operation_is_split_over_a_pool_of_threads():

@@ -249,7 +249,7 @@ def stopped_on(count, workdir, monkeypatch, **settings):
 
 def on(count, monkeypatch):
     monkeypatch.setattr(
-        backend, "start_jax", lambda config, **_: devices.make_mesh(count, 4)
+        backend, "start_jax", lambda config: devices.make_mesh(count, 4)
     )
 
 

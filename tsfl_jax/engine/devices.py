@@ -8,8 +8,6 @@ the same code.
 
 import contextlib
 import os
-import statistics
-import time
 from typing import Any
 
 import jax
@@ -99,25 +97,6 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     if mesh.devices.flat[0].platform == "cpu":
         return {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}
     return {"xla_gpu_enable_command_buffer": _CAPTURED}
-
-
-def competitors() -> float:
-    """Threads of other programs that want a core right now, per core of the machine.
-
-    The median of a few looks at the queue of the processors, which takes 20 ms; where
-    the system does not show it (not Linux), the load average of the last minute.
-    """
-    cores = os.cpu_count() or 1
-    try:
-        looks = []
-        for _ in range(5):
-            with open("/proc/loadavg") as file:  # "0.20 0.18 0.12 1/80 11206"
-                looks.append(int(file.read().split()[3].split("/")[0]))
-            time.sleep(0.005)
-        return max(statistics.median(looks) - 1, 0) / cores  # one is this thread
-    except (OSError, ValueError, IndexError):
-        average = getattr(os, "getloadavg", None)  # not on Windows
-        return average()[0] / cores if average else 0.0
 
 
 def place(mesh: Mesh, tree: Any, spec: Any) -> Any:

@@ -48,7 +48,7 @@ def build(config: Config, **own: Any) -> Experiment:
       UserError: a setting, file or data set that cannot work, in one line.
     """
     validate(config)
-    mesh = backend.start_jax(config, aggregator=own.get("aggregator"))
+    mesh = backend.start_jax(config)
     prepared = prepare_validated(config, Own(**own))
     explain.check_memory(prepared, mesh.size)
     arrays = make_arrays(prepared, mesh)
@@ -68,7 +68,7 @@ def build(config: Config, **own: Any) -> Experiment:
         labels=labels_of(prepared)
         | {"num_parameters": sum(sizes), "num_devices": mesh.size},
         unread=unread(prepared),
-        notes=prepared.notes + backend.notes_of(config, mesh),
+        notes=prepared.notes,
         metrics=tuple(prepared.own.metrics or ()),
     )
 

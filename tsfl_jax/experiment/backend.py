@@ -11,7 +11,6 @@ import math
 import os
 import pathlib
 import tempfile
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +23,6 @@ from tsfl_jax.engine import devices
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Params, UserError
-
-BUSY = 2.0  # see `devices.competitors`: from here on a run uses one CPU device
 
 
 class Formulation(NamedTuple):
@@ -94,16 +91,8 @@ def cheaper_side_by_side(
     return flop <= _TINY_STEP and bool(steps.max() <= 2 * steps.mean())
 
 
-def start_jax(
-    config: Config, lanes: Sequence[Config] = (), aggregator: Any = None
-) -> Mesh:
+def start_jax(config: Config) -> Mesh:
     """Start the devices and the compilation cache of a config; returns the mesh.
-
-    Args:
-      config: of the experiment, or what the lanes of a sweep have in common.
-      lanes: of a sweep; (): one experiment.
-      aggregator: a rule of the user's own, instead of ``config.algorithm``; not
-        checked here.
 
     Raises:
       UserError: too many devices, or numbers of 64 bits: random draws and sums would be
@@ -117,25 +106,7 @@ def start_jax(
         )
     devices.start(config.devices)
     use_cache(config.compile_cache)
-    busy = _shares_a_busy_cpu(config, lanes or (config,), aggregator)
-    return devices.make_mesh(1 if busy else config.devices, config.num_clients)
-
-
-def _shares_a_busy_cpu(
-    config: Config, lanes: Sequence[Config], aggregator: Any
-) -> bool:
-    """Whether all devices would do for a run, but other programs hold the cores.
-
-    Devices meet at every sum, each time after waiting for a core again: with four busy
-    processes on two cores a run of short intervals took twice as long on two devices as
-    on one. Where the results depend on their number, a run keeps all devices however
-    busy they are; a sweep does if one of its lanes does.
-    """
-    if config.devices or jax.default_backend() != "cpu" or jax.process_count() > 1:
-        return False
-    if any(depends_on_devices(lane, aggregator) for lane in lanes):
-        return False
-    return devices.competitors() >= BUSY
+    return devices.make_mesh(config.devices, config.num_clients)
 
 
 def depends_on_devices(config: Config, aggregator: Any) -> bool:
@@ -154,17 +125,6 @@ def depends_on_devices(config: Config, aggregator: Any) -> bool:
     )
     mapping = formulation(config, "cpu").mapping
     return solves or config.measure_regret or mapping != "sequential"
-
-
-def notes_of(config: Config, mesh: Mesh) -> tuple[str, ...]:
-    """What a user should know of the devices that `start_jax` has chosen."""
-    if config.devices or mesh.size == min(jax.device_count(), config.num_clients):
-        return ()
-    return (
-        f"other programs keep the cores busy: {mesh.size} device instead of "
-        f"{min(jax.device_count(), config.num_clients)}, with the same results; "
-        "--config.devices=N uses N",
-    )
 
 
 def default_folder() -> pathlib.Path:

@@ -33,7 +33,7 @@ from tsfl_jax.experiment import (
     live,
     racing,
 )
-from tsfl_jax.experiment.backend import depends_on_devices, notes_of, start_jax
+from tsfl_jax.experiment.backend import depends_on_devices, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, by_name, drawn_bytes, prepare_all
@@ -212,7 +212,7 @@ def run_validated(
     if workdir is not None:
         files.folder_of(workdir)  # before the work
     # Before anything else uses JAX.
-    mesh = start_jax(config, configs, own.get("aggregator"))
+    mesh = start_jax(config)
     if not isinstance(lanes_per_call, Integral) or lanes_per_call < 0:
         raise UserError(
             f"lanes_per_call={lanes_per_call!r}: expected a whole number >= 0 "
@@ -290,7 +290,7 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     """Histories of all lanes, from the folder or trained and kept there."""
     several, names, stream = every.several, every.names, every.stream
     notes = lane_notes.merged([p.notes for p in several], every.configs())
-    for note in (*notes, *notes_of(several[0].config, every.mesh)):
+    for note in notes:
         progress.log(stream, f"note: {note}")
     done = {}
     if every.folder is not None:

@@ -39,59 +39,33 @@ def whole(exp, tmp_path_factory):
 
 
 class Clock:
-    """Seconds that pass only in chunks, saves and appends."""
+    """Seconds that pass only in chunks and saves."""
 
-    def __init__(self, monkeypatch, chunk, save, append):
-        self.now, self.chunk, self.saved, self.appended = 0.0, chunk, [], []
-        real_save, real_append = checkpoint.save, report.append_metrics
+    def __init__(self, monkeypatch, chunk, save):
+        self.now, self.chunk, self.saved = 0.0, chunk, []
+        real = checkpoint.save
 
-        def slow_save(folder, interval, *rest):
-            real_save(folder, interval, *rest)
-            self.saved.append((interval, self.now))
+        def slow(folder, interval, *rest):
+            real(folder, interval, *rest)
+            self.saved.append(interval)
             self.now += save
 
-        def slow_append(path, rows):
-            real_append(path, rows)
-            self.appended.append([row["interval"] for row in rows])
-            self.now += append
-
-        monkeypatch.setattr(checkpoint, "save", slow_save)
-        monkeypatch.setattr(report, "append_metrics", slow_append)
+        monkeypatch.setattr(checkpoint, "save", slow)
 
     def __call__(self):
         return self.now
 
     def stop(self):
-        """After each chunk, until the next one."""
+        """After each chunk, before what it leaves is written."""
         self.now += self.chunk
         return False
 
 
-@pytest.mark.slow
 def test_saving_takes_its_share_of_the_time(exp, whole, tmp_path, monkeypatch):
-    clock = Clock(monkeypatch, chunk=1.0, save=0.2, append=0.001)
+    clock = Clock(monkeypatch, chunk=1.0, save=0.2)
     runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
-    intervals = [interval for interval, _ in clock.saved]
     # 0.2 s are 2 % of 10 s. The first chunk and the end are saved in any case.
-    assert intervals == [1, 11, 21, 31, T]
-    same(files(tmp_path), files(whole))
-
-
-def test_costly_saves_lose_minutes_at_most(exp, tmp_path, monkeypatch):
-    clock = Clock(monkeypatch, chunk=60.0, save=1000.0, append=0.0)
-    runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
-    seconds = np.array([at for _, at in clock.saved])
-    gaps = np.diff(seconds) - 1000  # between the end of one and the next
-    assert (gaps <= saves.MOST_SECONDS + 60).all()
-    assert len(seconds) < T / 4
-
-
-def test_rows_are_written_once_and_many_at_a_time(exp, whole, tmp_path, monkeypatch):
-    clock = Clock(monkeypatch, chunk=0.1, save=5.0, append=0.02)
-    runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
-    assert sum(clock.appended, []) == list(range(1, T + 1))
-    # 0.02 s are 2 % of 1 s, ten chunks.
-    assert [len(rows) for rows in clock.appended] == [1, 10, 10, 10, 9]
+    assert clock.saved == [1, 11, 21, 31, T]
     same(files(tmp_path), files(whole))
 
 
@@ -100,24 +74,17 @@ def test_rows_are_plain_numbers(exp, whole):
     always = [n for n in scan.History._fields if n not in scan.OPTIONAL]
     history = scan.History(**{n: np.full((T, 4), np.nan, np.float32) for n in always})
     history = jax.tree.map(lambda a: a[:, 0], history)
-    found = saves.rows_of(exp, history, 0, T)
+    found = saves.rows_of(exp, history, T)
     read = report.read_metrics(whole / "metrics.jsonl")
     assert [row.keys() for row in found] == [row.keys() for row in read]
     assert found == [report.plain(row) for row in found]
     assert found[3]["test_loss"] is None and type(found[3]["interval"]) is int
 
 
-def test_a_chunk_is_one_write(tmp_path, monkeypatch):
-    exp = assemble.build(plain(report_every=3))
-    clock = Clock(monkeypatch, chunk=1.0, save=0.0, append=0.0)
-    runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
-    assert clock.appended == [[1, 2, 3], [4, 5, 6]]
-
-
 @pytest.mark.parametrize("killed", [True, False])
-def test_an_end_between_two_saves(exp, whole, tmp_path, monkeypatch, killed, capsys):
+def test_an_end_between_two_saves(exp, whole, tmp_path, monkeypatch, killed):
     """Killed: from the last save; stopped: from there. Both to the same bits."""
-    clock = Clock(monkeypatch, chunk=1.0, save=0.2, append=0.0)
+    clock = Clock(monkeypatch, chunk=1.0, save=0.2)
 
     def stop():
         clock.stop()
@@ -130,11 +97,9 @@ def test_an_end_between_two_saves(exp, whole, tmp_path, monkeypatch, killed, cap
     with pytest.raises(SystemError if killed else KeyboardInterrupt):
         runner.run(exp, tmp_path, stop=stop, clock=clock)
     written = report.read_metrics(tmp_path / "metrics.jsonl")
-    saved = [interval for interval, _ in clock.saved]
-    assert saved == ([1, 11] if killed else [1, 11, len(written)])
-    assert len(written) > 11  # rows go ahead of the checkpoint
+    assert clock.saved == ([1, 11] if killed else [1, 11, 16])
     rows = report.read_metrics(whole / "metrics.jsonl")
-    assert written == rows[: len(written)]
+    assert written == rows[: clock.saved[-1]]
     runner.run(exp, tmp_path)
     same(files(tmp_path), files(whole))
 

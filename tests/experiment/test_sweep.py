@@ -575,10 +575,8 @@ def test_a_damaged_file_of_a_call_is_left_out(tmp_path):
     seeds, options = {"seed": [0, 3]}, {"workdir": tmp_path, "lanes_per_call": 2}
     with pytest.raises(KeyboardInterrupt):
         sweeps.run(small(algorithm="fedavg"), seeds, **options, stop=stop)
-    (file,) = (tmp_path / "running").iterdir()
+    (file,) = (tmp_path / "running").glob("*/*.npz")
     file.write_bytes(file.read_bytes()[:500])
     stream = io.StringIO()
     sweeps.run(small(algorithm="fedavg"), seeds, **options, stream=stream)
-    assert "is damaged or of an earlier version; its lanes start again" in (
-        stream.getvalue()
-    )
+    assert "no intact checkpoint in" in stream.getvalue()

@@ -1,23 +1,21 @@
-"""One call of lanes: chunks, a file to go on from, and the file of each finished lane.
+"""One call of lanes: chunks, checkpoints to go on from, and the finished lanes' files.
 
-A lane's file is named by a digest of its settings. While a call runs, its state and
-history are kept under the digest of all its lanes: the same lanes in one call go on
-there. Each file is whole or not there.
+A lane's file is named by a digest of its settings. The checkpoints of an unfinished
+call are in a folder named by a digest of all its lanes: the call resumes if the same
+lanes are requested together.
 """
 
 import contextlib
 import hashlib
 import pathlib
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from tsfl_jax.engine import scan
+from tsfl_jax.experiment import checkpoint, saves
 from tsfl_jax.experiment.program import Arrays, Chunk, Compiled
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
@@ -30,19 +28,6 @@ Drop = Callable[[int, scan.History], Collection[int]]
 OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
 CLIENT = "client"  # who delivers, in lanes whose clients do not start together
 _NAME = "lane"  # the digest again: a file's name is not proof of its content
-_STATE, _HISTORY = "state/", "history/"  # before the names in a call's file
-_EVERY = 30.0  # seconds of work between two writings of a call's file
-_SHARE = 20  # and at least this many times what the last one took
-_BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
-
-
-class Part(NamedTuple):
-    """What a call has done so far."""
-
-    state: scan.State  # after the last finished interval
-    history: list[scan.History]  # of finished chunks, on the host, [L, R, …]
-    finished: int  # intervals
-    seconds: float  # of all its chunks
 
 
 def finished_lanes(
@@ -63,19 +48,15 @@ def finished_lanes(
     wanted = always | {*OF_LANE, *metrics}
     found = {}
     for name in names:
-        with (
-            contextlib.suppress(*_BROKEN),
-            open(folder / f"{name}.npz", "rb") as file,
-            np.load(file) as arrays,
-        ):
-            lane = {key: arrays[key] for key in arrays.files}
-            if str(lane.pop(_NAME)) == name and wanted == set(lane) - {CLIENT}:
+        path = folder / f"{name}.npz"
+        if not path.exists():
+            continue
+        with contextlib.suppress(UserError):
+            lane = files.read_arrays(path)
+            if str(lane.pop(_NAME, "")) == name and wanted == set(lane) - {CLIENT}:
                 found[name] = lane
-        if name not in found and (folder / f"{name}.npz").exists():
-            notice(
-                f"{folder / name}.npz is damaged or of an earlier version; that lane "
-                "runs again"
-            )
+        if name not in found:
+            notice(f"{path} is damaged or of an earlier version; that lane runs again")
     return found
 
 
@@ -88,68 +69,16 @@ def write_lane(folder: pathlib.Path, name: str, history: dict[str, np.ndarray]) 
 def path_of(
     folder: pathlib.Path, names: list[str], count: int, extra: str
 ) -> pathlib.Path:
-    """The file of a running call.
+    """The folder of a running call's checkpoints.
 
     Args:
-      folder: of these files.
+      folder: of all running calls.
       names: digests of its lanes.
       count: lanes with the idle ones.
       extra: what else the bits depend on.
     """
     text = f"{names}{count}{extra}"
-    return folder / f"{hashlib.sha256(text.encode()).hexdigest()[:20]}.npz"
-
-
-def write_part(path: pathlib.Path, part: Part) -> None:
-    """Write the file of a running call."""
-    state = jax.tree.leaves(jax.device_get(part.state))
-    history = _joined(part.history)._asdict()
-    about = {"finished": np.int64(part.finished), "seconds": np.float64(part.seconds)}
-    files.write_arrays(
-        path,
-        {f"{_STATE}{number}": np.asarray(leaf) for number, leaf in enumerate(state)}
-        | {f"{_HISTORY}{name}": a for name, a in history.items() if a is not None}
-        | about
-        | {_NAME: np.array(path.stem)},
-    )
-
-
-def read_part(path: pathlib.Path, start: scan.State, notice: Notice) -> Part | None:
-    """What a call had done; None without its file, or with a damaged one.
-
-    Args:
-      path: of the file.
-      start: a state of the same shapes.
-      notice: called with one line for a damaged file.
-    """
-    if not path.exists():
-        return None
-    with contextlib.suppress(*_BROKEN, UserError):
-        found = files.read_arrays(path)
-        leaves, form = jax.tree.flatten(start)
-        state = [found[f"{_STATE}{number}"] for number in range(len(leaves))]
-        same = [
-            a.shape == b.shape and a.dtype == b.dtype
-            for a, b in zip(state, leaves, strict=True)
-        ]
-        history = scan.History(
-            **{
-                name: found[f"{_HISTORY}{name}"]
-                for name in scan.History._fields
-                if name not in scan.OPTIONAL or f"{_HISTORY}{name}" in found
-            }
-        )
-        finished = int(found["finished"])
-        lengths = {a.shape[1] for a in jax.tree.leaves(history)}
-        if str(found[_NAME]) == path.stem and all(same) and lengths == {finished}:
-            seconds = float(found["seconds"])
-            return Part(form.unflatten(state), [history], finished, seconds)
-    notice(f"{path} is damaged or of an earlier version; its lanes start again")
-    return None
-
-
-def _joined(history: list[scan.History]) -> scan.History:
-    return jax.tree.map(lambda *a: np.concatenate(a, axis=1), *history)
+    return folder / hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def run_call(
@@ -161,16 +90,16 @@ def run_call(
     notice: Notice,
     drop: Drop | None = None,
 ) -> tuple[scan.History, float]:
-    """Run lanes to the end, from the file of an earlier process if there is one.
+    """Run lanes to the end, from the checkpoint of an earlier process if there is one.
 
     Args:
       compiled: their program.
       arrays: theirs.
-      path: file of the call; None keeps nothing.
+      path: folder of the call's checkpoints; None keeps nothing.
       show: called after each chunk; of the first one after a resumption the history is
         the whole one so far.
-      stop: called after each chunk but the last; True writes the file and raises.
-      notice: called with one line for a damaged file.
+      stop: called after each chunk but the last; True saves and raises.
+      notice: called with one line for a damaged checkpoint.
       drop: called after each chunk but the last; the lanes that it names do nothing
         from then on. Lanes do not depend on each other, so that no other one changes.
 
@@ -180,58 +109,44 @@ def run_call(
     Raises:
       KeyboardInterrupt: `stop` was true.
     """
-    part = None if path is None else read_part(path, arrays.start, notice)
-    part = part or Part(arrays.start, [], 0, 0.0)
     total, length = compiled.program.intervals, compiled.program.chunk
-    if part.finished:
-        show(Chunk(0, part.finished, part.state, part.history[0], part.seconds))
-        for earlier in range(length, part.finished + 1, length):
-            _drop(drop, arrays, part.history, earlier)
-    writing = _Writing(time.perf_counter(), 0.0)
-    for chunk in compiled.chunks(arrays, part.state, part.finished):
-        part = Part(
-            chunk.state,
-            [*part.history, chunk.history],
-            chunk.last,
-            part.seconds + chunk.seconds,
-        )
+    done, finished = saves.nothing(arrays.start, compiled.call.out_info[1], total, 1), 0
+    identity = {"call": path.name if path else ""}  # a digest of all that matters
+    if path is not None:
+        found = checkpoint.restore_latest(path, done, identity, notice)
+        finished, done = found or (finished, done)
+    if finished:
+        history = jax.tree.map(lambda a: a[:, :finished], done.history)
+        show(Chunk(0, finished, done.state, history, float(done.seconds)))
+        for earlier in range(length, finished + 1, length):
+            _drop(drop, arrays, done.history, earlier)
+    written = checkpoint.Written(time.perf_counter(), 0.1)  # the first after 5 s
+    for chunk in compiled.chunks(arrays, done.state, finished):
+        done = saves.added(done, chunk, chunk.last, axis=1)
         show(chunk)
-        if chunk.last < total:
-            _drop(drop, arrays, part.history, part.finished)
-        stopping = chunk.last < total and stop()
-        if path is not None and chunk.last < total:
-            writing = _written(path, part, writing, stopping)
+        if chunk.last == total:
+            break
+        _drop(drop, arrays, done.history, chunk.last)
+        stopping, begun = stop(), time.perf_counter()
+        if path is not None and (stopping or written.due(begun)):
+            now = done._replace(state=chunk.state)
+            checkpoint.save(path, chunk.last, now, identity)
+            ended = time.perf_counter()
+            written = checkpoint.Written(ended, ended - begun)
         if stopping:
             raise KeyboardInterrupt
-    return _joined(part.history), part.seconds
+    return done.history, float(done.seconds)
 
 
 def _drop(
-    drop: Drop | None, arrays: Arrays, history: list[scan.History], finished: int
+    drop: Drop | None, arrays: Arrays, history: scan.History, finished: int
 ) -> None:
     """Take all further work from the lanes that need not go on."""
     if drop is None:
         return
-    so_far = jax.tree.map(lambda a: a[:, :finished], _joined(history))
+    so_far = jax.tree.map(lambda a: a[:, :finished], history)
     places = list(drop(finished, so_far))
     # On the host: the calls of the next chunks read them.
     arrays.inputs.tau[places, finished:] = 0
     if arrays.inputs.reported is not None:
         arrays.inputs.reported[places, finished:] = 0
-
-
-class _Writing(NamedTuple):
-    """The last writing of a call's file."""
-
-    ended: float
-    seconds: float
-
-
-def _written(path: pathlib.Path, part: Part, last: _Writing, now: bool) -> _Writing:
-    """Write the file of a call if it is time to."""
-    begun = time.perf_counter()
-    if not now and begun - last.ended < max(_EVERY, _SHARE * last.seconds):
-        return last
-    write_part(path, part)
-    ended = time.perf_counter()
-    return _Writing(ended, ended - begun)

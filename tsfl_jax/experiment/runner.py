@@ -1,8 +1,4 @@
-"""Run or resume an experiment: chunks of intervals, progress, files, checkpoints.
-
-After a chunk the host writes what is due (see `saves`), the checkpoint before the
-metrics, so that a killed run resumes with the same bits.
-"""
+"""Run or resume an experiment: chunks of intervals, progress, files, checkpoints."""
 
 import contextlib
 import pathlib
@@ -16,7 +12,7 @@ import numpy as np
 from tsfl_jax import trees
 from tsfl_jax.config import effective, flat
 from tsfl_jax.engine import devices, scan
-from tsfl_jax.experiment import assemble, checkpoint, program, saves
+from tsfl_jax.experiment import assemble, checkpoint, saves
 from tsfl_jax.report import files as report
 from tsfl_jax.report import frames, progress, results, runs
 from tsfl_jax.timeline import replay
@@ -56,10 +52,7 @@ class Result(NamedTuple):
 def _empty(exp: assemble.Experiment) -> saves.Progress:
     made, start = exp.program, exp.arrays.start
     _, chunk = jax.eval_shape(made.run, *made.arguments(exp.arrays, start, 0))
-    history = jax.tree.map(
-        lambda a: np.zeros((made.intervals,) + a.shape[1:], a.dtype), chunk
-    )
-    return saves.Progress(jax.device_get(start), history, np.float64(0))
+    return saves.nothing(start, chunk, made.intervals)
 
 
 def _opened(
@@ -68,12 +61,11 @@ def _opened(
     done: saves.Progress,
     stream: IO[str] | None,
     stack: contextlib.ExitStack,
-) -> tuple[saves.Files, int, saves.Progress]:
+) -> tuple[pathlib.Path, int, saves.Progress]:
     """The locked folder, and where a run in it stands."""
     folder, finished = report.prepare_workdir(workdir), 0
     notice = progress.warn_to(stream)
-    check = stack.enter_context(report.lock(folder, notice))
-    files = saves.Files(folder, check, notice)
+    stack.enter_context(report.lock(folder))
     if (folder / "lanes").is_dir():
         raise UserError(f"{folder} holds a sweep; choose another --workdir")
     refused, found = _other_settings(folder, exp), None
@@ -95,7 +87,7 @@ def _opened(
         progress.log(
             stream, f"resuming after interval {finished} of {exp.program.intervals}"
         )
-    return files, finished, done
+    return folder, finished, done
 
 
 def _followed(finished: int, done: saves.Progress) -> tuple[int, saves.Progress]:
@@ -136,23 +128,23 @@ def _begin(
     workdir: str | pathlib.Path | None,
     stream: IO[str] | None,
     stack: contextlib.ExitStack,
-) -> tuple[saves.Files | None, int, saves.Progress]:
-    """Where the run stands, the same in all processes; the first one has the files."""
+) -> tuple[pathlib.Path | None, int, saves.Progress]:
+    """Where the run stands, the same in all processes; the first one has the folder."""
     done, finished = _empty(exp), 0
     devices.connect(exp.program.mesh)
     # Of several processes the first one reads and writes; the others follow it.
-    files, refused = None, None
+    folder, refused = None, None
     try:
         if workdir is not None and devices.first():
-            files, finished, done = _opened(exp, workdir, done, stream, stack)
+            folder, finished, done = _opened(exp, workdir, done, stream, stack)
     except UserError as error:
         refused = error
     if devices.any_process(refused is not None):
         raise refused or UserError("process 0 has stopped and says why")
     finished, done = _followed(finished, done)
-    if files is not None:
-        report.write_json(files.folder / "config.json", exp.settings)
-    return files, finished, done
+    if folder is not None:
+        report.write_json(folder / "config.json", exp.settings)
+    return folder, finished, done
 
 
 def run(
@@ -180,19 +172,18 @@ def run(
       UserError: the folder cannot be used, or holds another experiment's checkpoint.
     """
     with contextlib.ExitStack() as stack:
-        files, finished, done = _begin(exp, workdir, stream, stack)
+        folder, finished, done = _begin(exp, workdir, stream, stack)
         finished, done, compile_seconds = _train(
-            exp, files, finished, done, stream, stop, clock
+            exp, folder, finished, done, stream, stop, clock
         )
         history = jax.tree.map(lambda a: a[:finished], done.history)
         summary = summarize(exp, history, float(done.seconds), compile_seconds)
         summary["notes"] += negative_variances(done.state.params)
-        if files is not None:
+        if folder is not None:
             if not compile_seconds:  # finished by an earlier process
-                old = report.read_json(files.folder / "summary.json") or {}
+                old = report.read_json(folder / "summary.json") or {}
                 summary |= _provenance(old)
-            write_results(files.folder, exp, history, done.state.params, summary)
-            files.check()
+            write_results(folder, exp, history, done.state.params, summary)
     more = {
         "virtual_time": exp.workload.seconds[:finished],
         # On the host, where an integer has 64 bits.
@@ -203,7 +194,7 @@ def run(
 
 def _train(
     exp: assemble.Experiment,
-    files: saves.Files | None,
+    folder: pathlib.Path | None,
     finished: int,
     done: saves.Progress,
     stream: IO[str] | None,
@@ -212,30 +203,28 @@ def _train(
 ) -> tuple[int, saves.Progress, float]:
     """Run the remaining chunks; finished intervals, progress, seconds of compiling."""
     total = exp.program.intervals
-    kept = None if files is None else saves.begin(exp, files, done, finished)
+    if folder is not None:
+        saves.write_rows(exp, folder, finished, done)
     if finished >= total or done.state.diverged:
         return finished, done, 0.0
     compiled = exp.program.compile(exp.arrays, done.state, stream)
-    started, begun = finished, time.perf_counter()
-
-    def keep(save: bool, everything: bool) -> saves.Kept | None:
-        if files is None or kept is None:
-            return None
-        choices = {"save": save, "everything": everything}
-        return saves.keep(exp, files, kept, done, finished, clock, **choices)
-
+    started, begun, written = finished, time.perf_counter(), checkpoint.Written()
     chunks = compiled.chunks(exp.arrays, done.state, finished)
     for chunk in progress.watched(chunks, stream, finished, total):
-        lost, finished, done = _added(exp, done, chunk)
+        lost = bool(chunk.history.diverged[-1])
+        # After a total loss nothing more happens: forget the empty intervals.
+        kept = int(np.argmax(chunk.history.diverged)) + 1 if lost else exp.program.chunk
+        finished = min(chunk.first + kept, chunk.last)
+        done = saves.added(done, chunk, finished)
         ended = finished == total or lost
-        save = ended or (kept is not None and saves.due(exp, kept, clock()))
-        if save:  # else the state stays on the devices
-            done = done._replace(state=jax.device_get(chunk.state))
-        kept = keep(save, ended)
         stopping = not ended and devices.any_process(stop())
-        if stopping:
+        due = folder is not None and written.due(clock())
+        if ended or stopping or due:  # else the state stays on the devices
+            since = clock()
             done = done._replace(state=jax.device_get(chunk.state))
-            kept = keep(not save, True)
+            if folder is not None:
+                saves.write(exp, folder, finished, done)
+            written = checkpoint.Written(clock(), clock() - since)
         line = progress.progress_line(
             finished,
             total,
@@ -250,20 +239,6 @@ def _train(
         if ended:
             break
     return finished, done, compiled.seconds
-
-
-def _added(
-    exp: assemble.Experiment, done: saves.Progress, chunk: program.Chunk
-) -> tuple[bool, int, saves.Progress]:
-    """Whether all models are lost, finished intervals, and the history with a chunk."""
-    lost = bool(chunk.history.diverged[-1])
-    # After a total loss nothing more happens: forget the empty intervals.
-    length = int(np.argmax(chunk.history.diverged)) + 1 if lost else exp.program.chunk
-    finished = min(chunk.first + length, chunk.last)
-    parts = map(jax.tree.leaves, (done.history, chunk.history))
-    for whole, part in zip(*parts, strict=True):
-        whole[chunk.first : finished] = part[:length]
-    return lost, finished, done._replace(seconds=done.seconds + chunk.seconds)
 
 
 def last_measured(values: Array | np.ndarray) -> float:

@@ -1,26 +1,23 @@
-"""The files that a run writes between chunks, and when: metrics.jsonl, checkpoints.
+"""What a run writes between chunks: metrics.jsonl and checkpoints.
 
-Each kind of file takes at most the share `SHARE` of the time of a run: the next write
-waits until the last one was so cheap, but no longer than a limit. What a killed run
-loses is bounded by that wait and one chunk; a run that ends or is stopped writes all.
-A checkpoint is written before the rows of its intervals. Rows may be ahead of the
-checkpoint: a resumed run starts metrics.jsonl anew from the history in it.
+Both are written together and whole. A write waits until the last one has cost at most
+2 % of the wall time, but no longer than five minutes (`checkpoint.Written`); what a
+killed run loses is bounded by that wait and one chunk. The first chunk, the last one
+and the one after which a run is stopped are written in any case.
 """
 
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment import assemble, checkpoint
+from tsfl_jax.experiment.program import Chunk
 from tsfl_jax.report import files as report
-
-SHARE = 0.02  # of the time, for each kind of file
-MOST_SECONDS = 300.0  # between two checkpoints, whatever they cost
-_MOST_SECONDS_ROWS = 5.0  # between two writes of rows
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
 _COLUMNS = (
@@ -45,49 +42,43 @@ class Progress(NamedTuple):
     """All that a checkpoint holds."""
 
     state: scan.State
-    history: scan.History  # [T, ...], filled up to the finished intervals
+    history: scan.History  # [T, ...], lanes [L, T, ...]; filled up to those finished
     seconds: np.float64  # time spent in compiled calls so far
 
 
-class Files(NamedTuple):
-    """The workdir of a run, locked by it."""
+def nothing(start: scan.State, chunk: Any, intervals: int, axis: int = 0) -> Progress:
+    """The progress before the first interval.
 
-    folder: pathlib.Path
-    check: Callable[[], None]  # raises UserError once the folder was removed
-    notice: Callable[[str], None]
-
-    @property
-    def metrics(self) -> pathlib.Path:
-        """Path of metrics.jsonl."""
-        return self.folder / "metrics.jsonl"
-
-
-class Written(NamedTuple):
-    """When a kind of file was last written, and how long that took, in seconds."""
-
-    at: float = -math.inf
-    cost: float = 0.0
-
-    def due(self, now: float, most: float) -> bool:
-        """Whether a write keeps to its share of the time, or the limit is over."""
-        return now - self.at >= min(self.cost / SHARE, most)
+    Args:
+      start: w^0 and the rule's state.
+      chunk: shapes and types of the history of one call.
+      intervals: T.
+      axis: of the intervals: 1 where lanes come first.
+    """
+    history = jax.tree.map(
+        lambda a: np.zeros((*a.shape[:axis], intervals, *a.shape[axis + 1 :]), a.dtype),
+        chunk,
+    )
+    return Progress(jax.device_get(start), history, np.float64(0))
 
 
-class Kept(NamedTuple):
-    """What this process has written so far."""
-
-    interval: int  # whose row is the last one in metrics.jsonl
-    size: int | None  # of metrics.jsonl, bytes
-    rows: Written = Written()
-    checkpoint: Written = Written()
+def added(done: Progress, chunk: Chunk, last: int, axis: int = 0) -> Progress:
+    """Add a chunk's history, in place, until interval `last`; the state stays."""
+    before = (slice(None),) * axis
+    new = (*before, slice(chunk.first, last))
+    length = (*before, slice(last - chunk.first))
+    parts = map(jax.tree.leaves, (done.history, chunk.history))
+    for whole, part in zip(*parts, strict=True):
+        whole[new] = part[length]
+    return done._replace(seconds=done.seconds + chunk.seconds)
 
 
 def rows_of(
-    exp: assemble.Experiment, history: scan.History, first: int, last: int
+    exp: assemble.Experiment, history: scan.History, finished: int
 ) -> list[dict[str, Any]]:
-    """One plain dict per interval of ``[first, last)``, as in metrics.jsonl."""
-    part = slice(first, last)
-    columns: dict[str, Sequence] = {"interval": range(first + 1, last + 1)}
+    """One plain dict per finished interval, as in metrics.jsonl."""
+    part = slice(finished)
+    columns: dict[str, Sequence] = {"interval": range(1, finished + 1)}
     columns["virtual_time"] = exp.workload.seconds[part].tolist()
     asked = [n for n in _ASKED if getattr(history, n) is not None]
     for name in (*_COLUMNS, *asked):
@@ -109,60 +100,18 @@ def _plain(values: np.ndarray) -> list:
     return [v if math.isfinite(v) else None for v in plain]
 
 
-def begin(exp: assemble.Experiment, files: Files, done: Progress, first: int) -> Kept:
-    """Start metrics.jsonl with the rows of the first intervals."""
-    report.write_metrics(files.metrics, rows_of(exp, done.history, 0, first))
-    return Kept(first, report.size_of(files.metrics))
+def write_rows(
+    exp: assemble.Experiment, folder: pathlib.Path, finished: int, done: Progress
+) -> None:
+    """Write metrics.jsonl."""
+    rows = rows_of(exp, done.history, finished)
+    report.write_metrics(folder / "metrics.jsonl", rows)
 
 
-def due(exp: assemble.Experiment, kept: Kept, now: float) -> bool:
-    """Whether a checkpoint is to be written, which needs the state on the host."""
-    return bool(exp.checkpoint) and kept.checkpoint.due(now, MOST_SECONDS)
-
-
-def keep(
-    exp: assemble.Experiment,
-    files: Files,
-    kept: Kept,
-    done: Progress,
-    finished: int,
-    clock: Callable[[], float],
-    *,
-    save: bool,
-    everything: bool,
-) -> Kept:
-    """Write the checkpoint, then the rows.
-
-    A metrics.jsonl that does not have the size that this process left is written anew.
-
-    Args:
-      exp: the experiment.
-      files: its folder.
-      kept: what was written before.
-      done: all so far; its state counts only if `save`.
-      finished: intervals that have finished.
-      clock: seconds.
-      save: whether to write a checkpoint.
-      everything: whether to write rows even if they are not due.
-    """
-    files.check()
-    begun = clock()
-    if save and exp.checkpoint:
-        folder = files.folder / "checkpoints"
-        checkpoint.save(folder, finished, done, exp.identity)
-        now = clock()
-        kept, begun = kept._replace(checkpoint=Written(now, now - begun)), now
-    if kept.interval == finished:
-        return kept
-    if not everything and not kept.rows.due(begun, _MOST_SECONDS_ROWS):
-        return kept
-    if report.size_of(files.metrics) == kept.size:
-        rows = rows_of(exp, done.history, kept.interval, finished)
-        report.append_metrics(files.metrics, rows)
-    else:
-        files.notice(f"{files.metrics} was changed during the run; it is written anew")
-        rows = rows_of(exp, done.history, 0, finished)
-        report.write_metrics(files.metrics, rows)
-    now = clock()
-    size = report.size_of(files.metrics)
-    return kept._replace(interval=finished, size=size, rows=Written(now, now - begun))
+def write(
+    exp: assemble.Experiment, folder: pathlib.Path, finished: int, done: Progress
+) -> None:
+    """Write the checkpoint, then the rows: these are never ahead of it."""
+    if exp.checkpoint:
+        checkpoint.save(folder / "checkpoints", finished, done, exp.identity)
+    write_rows(exp, folder, finished, done)

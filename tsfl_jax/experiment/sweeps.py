@@ -43,7 +43,7 @@ from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report import files, frames, progress, results, sweeps
 from tsfl_jax.types import UserError
 
-_RUNNING = "running"  # folder of the files of running calls
+_RUNNING = "running"  # folder of the checkpoints of running calls
 ONE_CALL = 4  # lanes that run one after another: a killed call loses their work
 
 
@@ -226,7 +226,7 @@ def run_validated(
         f"schedules and splits of {len(configs):,} lanes",
     )
     with contextlib.ExitStack() as stack:
-        folder = None if workdir is None else _opened(workdir, stream, stack)
+        folder = None if workdir is None else _opened(workdir, stack)
         config, _ = by_name(config, Own(**own))
         several = prepare_all(configs, Own(**own))
         names = [_digest(p) for p in several]
@@ -237,16 +237,14 @@ def run_validated(
         return _result(config, every, _train(every, lanes_per_call))
 
 
-def _opened(
-    workdir: str | pathlib.Path, stream: IO[str] | None, stack: contextlib.ExitStack
-) -> pathlib.Path:
+def _opened(workdir: str | pathlib.Path, stack: contextlib.ExitStack) -> pathlib.Path:
     """The locked folder; its folder lanes/ exists.
 
     Raises:
       UserError: it cannot be written, is in use, or holds a single run.
     """
     folder = files.prepare_workdir(workdir)
-    stack.enter_context(files.lock(folder, progress.warn_to(stream)))
+    stack.enter_context(files.lock(folder))
     if any((folder / n).exists() for n in ("config.json", "metrics.jsonl")):
         raise UserError(f"{folder} holds a single run; choose another --workdir")
     files.prepare_workdir(folder / "lanes")
@@ -438,7 +436,7 @@ def _raced(
 def _path_of(
     every: _Sweep, group: lanes.Group, indices: list[int], count: int
 ) -> pathlib.Path | None:
-    """The file of a running call; None: nothing is kept."""
+    """The folder of a running call's checkpoints; None: nothing is kept."""
     first = every.several[indices[0]]
     if every.folder is None or not first.config.checkpoint:
         return None

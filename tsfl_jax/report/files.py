@@ -1,13 +1,12 @@
 """Files of a workdir.
 
 Every file is written under another name and then renamed, so that no file is ever
-half-written; only metrics.jsonl also grows, by whole lines. One process at a time
-writes to a workdir: it holds a lock of the operating system. Nothing here trains.
+half-written. One process at a time writes to a workdir: it holds a lock of the
+operating system. Nothing here trains.
 """
 
 import contextlib
 import csv
-import functools
 import importlib.metadata
 import io
 import itertools
@@ -17,21 +16,16 @@ import os
 import pathlib
 import platform
 import re
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
+import filelock
 import numpy as np
 
 from tsfl_jax.types import UserError, one_line
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 _Path = str | pathlib.Path
 
@@ -110,78 +104,31 @@ def prepare_workdir(path: _Path, flag: str = "--workdir") -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def lock(folder: _Path, warn: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Lock a workdir for this process; it contains the file .lock meanwhile.
+def lock(folder: _Path) -> Iterator[None]:
+    """Lock a workdir for this process, by the file .lock there.
 
     The operating system holds the lock, so that it ends with the process, even if that
     is killed.
 
     Args:
       folder: an existing folder.
-      warn: called with one line where the file system has no locks.
-
-    Yields:
-      A function that raises UserError once the folder was removed or replaced.
 
     Raises:
       UserError: another process holds it, or the file cannot be made.
     """
-    path = pathlib.Path(folder) / _LOCK
-    with _user_errors(path):
-        handle = _lock_file(path, warn)
-    try:
-        yield functools.partial(_check_held, path, handle)
-    finally:
-        # Removed before it is unlocked: `_lock_file` detects that in other processes.
-        with contextlib.suppress(OSError):
-            if _is_open_file(path, handle):
-                path.unlink()
-        os.close(handle)
-
-
-def _lock_file(path: pathlib.Path, warn: Callable[[str], None]) -> int:
-    """The handle of the locked file."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    held = filelock.FileLock(pathlib.Path(folder) / _LOCK, blocking=False)
+    with _user_errors(held.lock_file):
         try:
-            if fcntl is None:
-                raise OSError("no fcntl on this system")
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(handle, 200).decode(errors="replace") or "another process"
-            os.close(handle)
+            held.acquire()
+        except filelock.Timeout as error:
             raise UserError(
-                f"{path.parent} is in use: {holder} is writing there; wait for it to "
+                f"{folder} is in use: another process is writing there; wait for it to "
                 "end, or choose another --workdir"
             ) from error
-        except OSError as error:
-            warn(
-                f"{path.parent} cannot be locked ({error.strerror or error}); start no "
-                "second run there"
-            )
-        if _is_open_file(path, handle):  # else another process has just removed it
-            break
-        os.close(handle)
-    os.truncate(handle, 0)
-    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
-    return handle
-
-
-def _is_open_file(path: pathlib.Path, handle: int) -> bool:
     try:
-        return os.path.samestat(path.stat(), os.fstat(handle))
-    except FileNotFoundError:
-        return False
-
-
-def _check_held(path: pathlib.Path, handle: int) -> None:
-    with _user_errors(path):
-        held = _is_open_file(path, handle)
-    if not held:
-        raise UserError(
-            f"{path.parent} was removed or replaced while the run was writing there; "
-            "its files are incomplete; start it again with another --workdir"
-        )
+        yield
+    finally:
+        held.release()
 
 
 @contextlib.contextmanager
@@ -274,14 +221,6 @@ def parse_json(text: str | bytes) -> dict | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def size_of(path: _Path) -> int | None:
-    """Bytes of a file, None if there is none."""
-    try:
-        return pathlib.Path(path).stat().st_size
-    except OSError:
-        return None
 
 
 def write_metrics(path: _Path, rows: Iterable[dict]) -> None:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tsfl_jax.report import bands
+from tsfl_jax.report import bands, table
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import compare
@@ -14,14 +14,19 @@ SEEDS, LENGTH = 2, 6
 
 
 def sweep_of(**swept):
-    """Rows and accuracies of a product, with two seeds."""
+    """Settings, rows and table of a product, with two seeds."""
     points = [
         dict(zip(swept, values, strict=True))
         for values in itertools.product(*swept.values())
     ]
     rows = [{**point, "seed": s} for point in points for s in range(SEEDS)]
-    rng = np.random.default_rng(0)
-    return [*swept, "seed"], rows, rng.uniform(0.9, 1.0, (len(rows), LENGTH))
+    measured = np.random.default_rng(0).uniform(0.9, 1.0, (len(rows), LENGTH))
+    return arguments_of([*swept, "seed"], rows, measured)
+
+
+def arguments_of(swept, rows, measured):
+    """The arguments of `bands.of_sweep` but the title."""
+    return swept, rows, table.of_sweep(swept, rows, {"test_accuracy": measured})
 
 
 def looks(figure):
@@ -60,50 +65,29 @@ def test_color_is_one_setting_and_dashes_another():
         {"algorithm": a, "lr": lr} for a in ("dms", "fedavg") for lr in (0.1, 0.2)
     ]
     first, second, third, fourth = plot_style.styles_of(settings)
-    own = plot_style.ALGORITHM_STYLE
-    assert first["color"] == second["color"] == own["dms"]["color"]
-    assert third["color"] == fourth["color"] == own["fedavg"]["color"]
+    dms, fedavg = (plot_style.style_of(rule, 0) for rule in ("dms", "fedavg"))
+    assert first["color"] == second["color"] == dms["color"]
+    assert third["color"] == fourth["color"] == fedavg["color"]
     assert first["linestyle"] == third["linestyle"] != second["linestyle"]
     assert second["linestyle"] == fourth["linestyle"]
 
 
-def dashes_of(points):
-    """Dashes of each line by number, in order of appearance; colors likewise."""
-    styles = plot_style.styles_of(points)
-    order = [str(dash) for dash in plot_style._DASHES]
-    colors = [style["color"] for style in styles]
-    return [order.index(str(style["linestyle"])) for style in styles], colors
-
-
-def test_settings_of_one_rule_have_dashes_from_the_first_one_on():
-    """Points of a list: γ belongs to FedAsync, μ to FedProx; η to both and FedAvg."""
+def test_settings_of_single_rules():
+    """Dashes are the same in all colors, if there are enough of them for that."""
     points = [{"algorithm": "fedavg", "lr": lr, "gamma": 0.5} for lr in (0.1, 0.3)]
     points += [
         {"algorithm": "fedasync", "lr": lr, "gamma": g}
         for lr in (0.1, 0.3)
         for g in (0.2, 0.5)
     ]
-    dashes, colors = dashes_of(points)
-    # FedAvg at γ = 0.5 has the dashes of FedAsync at γ = 0.5 and the same η.
-    assert dashes == [0, 1, 2, 0, 3, 1]
-    assert len(set(colors[:2])) == len(set(colors[2:])) == 1 != len(set(colors))
-    alone = [{"algorithm": "fedavg", "mu": 0.01}]
-    alone += [{"algorithm": "fedprox", "mu": mu} for mu in (0.1, 1.0)]
-    assert dashes_of(alone)[0] == [0, 0, 1]
-
-
-def test_many_conditional_points_keep_the_color_of_their_rule():
-    """Ten combinations need no ten dashes where each rule has five of its own."""
+    first, second, *others = plot_style.styles_of(points)
+    assert first["linestyle"] == others[1]["linestyle"]
+    assert second["linestyle"] == others[3]["linestyle"]
     points = [{"algorithm": "dms", "dms.coupling": c} for c in range(5)]
     points += [{"algorithm": "fedprox", "mu": c} for c in range(5)]
-    dashes, colors = dashes_of(points)
-    assert dashes == [0, 1, 2, 3, 4] * 2 and len(set(colors)) == 2
-
-
-def test_each_rule_at_its_own_learning_rate_looks_as_it_always_does():
-    points = [{"algorithm": "dms", "lr": 0.1}, {"algorithm": "fedavg", "lr": 0.3}]
-    own = plot_style.ALGORITHM_STYLE
-    assert plot_style.styles_of(points) == [own["dms"], own["fedavg"]]
+    looks = plot_style.styles_of(points)
+    dashes = [str(look["linestyle"]) for look in looks]
+    assert dashes[:5] == dashes[5:] and len({look["color"] for look in looks}) == 2
 
 
 def test_lines_that_share_no_value_are_titled_with_all_settings_side_by_side():
@@ -111,7 +95,8 @@ def test_lines_that_share_no_value_are_titled_with_all_settings_side_by_side():
     points = [{"dms.coupling": c / 7, "mu": c / 3} for c in range(1, 6)]
     rows = [{**point, "seed": 0} for point in points]
     measured = np.full((5, LENGTH), 0.9)
-    figure = bands.of_sweep(["dms.coupling", "mu", "seed"], rows, measured, "title")
+    arguments = arguments_of(["dms.coupling", "mu", "seed"], rows, measured)
+    figure = bands.of_sweep(*arguments, "title")
     figure.draw_without_rendering()
     titles = [axes.title for axes in figure.axes if axes.get_title()]
     assert [title.get_text() for title in titles] == [

@@ -14,7 +14,7 @@ from tsfl_jax.config import effective, flat
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import assemble, checkpoint, saves
 from tsfl_jax.report import files as report
-from tsfl_jax.report import frames, progress, results, runs
+from tsfl_jax.report import progress, results, runs, table
 from tsfl_jax.timeline import replay
 from tsfl_jax.types import Array, Params, UserError
 
@@ -27,6 +27,8 @@ class Result(NamedTuple):
     # clients, [T] int64, which a sweep has by client; and "virtual_time" in seconds.
     history: dict[str, np.ndarray]
     summary: dict[str, Any]  # as in summary.json
+    # [T, K], the client of each delivery; None: the second axis is the client.
+    client: np.ndarray | None = None
 
     def __repr__(self) -> str:
         """Three lines: what it is, what came out, what one can do with it."""
@@ -36,13 +38,13 @@ class Result(NamedTuple):
         """The results as a table, for notebooks."""
         return results.run_html(self.summary)
 
-    def to_pandas(self) -> Any:
-        """A data frame with one line per interval (needs pandas).
+    def to_xarray(self) -> Any:
+        """The history as an `xarray.Dataset`; see `report.table`."""
+        return table.of_run(self.history, self.client, self.summary)
 
-        Raises:
-          UserError: pandas is not installed.
-        """
-        return frames.to_pandas(frames.of_run(self.history))
+    def to_pandas(self) -> Any:
+        """A data frame with one line per interval."""
+        return table.to_pandas(self.to_xarray())
 
     def plot(self) -> Any:
         """A Matplotlib figure of accuracy and losses against the interval."""
@@ -189,7 +191,10 @@ def run(
         # On the host, where an integer has 64 bits.
         "samples": history.samples.sum(axis=1, dtype=np.int64),
     }
-    return Result(done.state.params, history.named(exp.metrics) | more, summary)
+    delivery = exp.workload.schedule.delivery
+    client = None if delivery is None else np.asarray(delivery.client)[:finished]
+    history = history.named(exp.metrics) | more
+    return Result(done.state.params, history, summary, client)
 
 
 def _train(

@@ -40,7 +40,7 @@ from tsfl_jax.experiment.prepare import Prepared, by_name, drawn_bytes, prepare_
 from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.experiment.runner import history_notes, regret_of, scores_of
 from tsfl_jax.experiment.workload import Workload
-from tsfl_jax.report import files, frames, progress, results, sweeps
+from tsfl_jax.report import bands, files, progress, results, sweeps, table
 from tsfl_jax.types import UserError
 
 _RUNNING = "running"  # folder of the checkpoints of running calls
@@ -59,7 +59,7 @@ class SweepResult(NamedTuple):
     # not start together N are slots, and "client" says whose they are.
     history: dict[str, np.ndarray]
     swept: Sequence[str] = ()  # names of the swept settings
-    series: Sequence[dict[str, np.ndarray]] = ()  # per lane, [T]: what is one number
+    series: Sequence[dict[str, np.ndarray]] = ()  # per lane: arrays [T]
 
     def __repr__(self) -> str:
         """Three lines: what it is, the best lane, what one can do with it."""
@@ -69,21 +69,25 @@ class SweepResult(NamedTuple):
         """The groups of lanes as a table, for notebooks."""
         return results.sweep_html(self.swept, self.rows)
 
-    def to_pandas(self) -> Any:
-        """A data frame with one line per lane and interval (needs pandas).
+    def to_xarray(self) -> Any:
+        """Histories and results as an `xarray.Dataset`; see `report.table`.
 
-        Raises:
-          UserError: pandas is not installed.
+        Its first dimensions are the swept settings, or ``run`` where the points are no
+        product of values.
         """
-        return frames.to_pandas(frames.of_sweep(self.swept, self.rows, self.series))
+        return table.unstacked(self._runs(), self.swept)
+
+    def to_pandas(self) -> Any:
+        """A data frame with one line per lane and interval."""
+        return table.to_pandas(self._runs())
 
     def plot(self) -> Any:
-        """A Matplotlib figure of accuracy against the interval, a line per group.
+        """A Matplotlib figure of accuracy against the interval, a line per group."""
+        about = ", ".join(dict.fromkeys(str(row["data"]) for row in self.rows))
+        return bands.of_sweep(self.swept, self.rows, self._runs(), about)
 
-        Raises:
-          UserError: the lanes differ in their number of intervals.
-        """
-        return results.sweep_figure(self.swept, self.rows, self.history)
+    def _runs(self) -> Any:
+        return table.of_sweep(self.swept, self.rows, self.history, self.series)
 
 
 def _digest(prepared: Prepared) -> str:
@@ -457,6 +461,12 @@ def _about(several: list[Prepared]) -> str:
     return "; ".join(dict.fromkeys(names))
 
 
+def _series_of(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What is one number per interval, ``[T]``."""
+    length = history["virtual_time"].shape
+    return {name: a for name, a in history.items() if a.shape == length}
+
+
 def _result(
     config: Config, every: _Sweep, histories: list[dict[str, np.ndarray]]
 ) -> SweepResult:
@@ -473,7 +483,7 @@ def _result(
     ]
     same = {f: len({h[f].shape for h in histories}) == 1 for f in fields}
     whole = {f: np.stack([h[f] for h in histories]) for f in fields if same[f]}
-    series = [frames.series_of(history) for history in histories]
+    series = [_series_of(history) for history in histories]
     result = SweepResult(rows, whole, swept, series)
     if folder is not None:
         settings = {"config": dataclasses.asdict(config), "lanes": every.points}
@@ -486,5 +496,5 @@ def _result(
         files.write_json(folder / "sweep.json", settings)
         about = _about(every.several)
         notes = [note for _, note in equal]
-        sweeps.write_sweep(folder, swept, rows, whole, series, about, notes)
+        sweeps.write_sweep(folder, swept, rows, result._runs(), about, notes)
     return result

@@ -1,6 +1,6 @@
-"""Curves of a sweep: a line and a confidence band for each group of lanes.
+"""Curves of a sweep: a line and a confidence band for each group of runs.
 
-Lanes that differ only in their seed are one group. Up to four lines share one pair of
+Runs that differ only in their seed are one group. Up to four lines share one pair of
 axes; more are spread over small panels with the same scales.
 """
 
@@ -13,55 +13,33 @@ import numpy as np
 from tsfl_jax.config import SEEDS
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.statistics import confidence_interval
+from tsfl_jax.report.table import Row, grouped
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
+    import xarray
 
-Row = dict[str, Any]  # one lane: swept settings and results by name
 Curves = Mapping[str, np.ndarray]  # label → [n, T]
+Settings = Mapping[str, Mapping[str, Any]]  # label → what distinguishes the line
 
 MOST = 12  # lines that a reader can distinguish
 _TOGETHER = 4  # lines in one pair of axes
-# Characters of titles side by side, and inches of a line of a title.
-_ACROSS, _LINE = 96, 0.15
-
-
-def grouped(swept: Sequence[str], rows: list[Row]) -> dict[str, list[int]]:
-    """Lanes with the same swept values except for the seed, by label.
-
-    A label is "lr=0.01, algorithm=dms", or "all" if only seeds differ. Of lanes with
-    the same values and seeds only the first is in a group: they are one run.
-    """
-    groups: dict[str, list[int]] = {}
-    seen: set[str] = set()
-    for index, row in enumerate(rows):
-        point = repr([row[name] for name in swept])
-        if point in seen:
-            continue
-        seen.add(point)
-        pairs = [f"{name}={row[name]}" for name in swept if name not in SEEDS]
-        groups.setdefault(", ".join(pairs) or "all", []).append(index)
-    return groups
 
 
 def of_sweep(
-    swept: Sequence[str],
-    rows: list[Row],
-    measured: np.ndarray,
-    title: str,
-    *,
-    losses: bool = False,
+    swept: Sequence[str], rows: Sequence[Row], runs: "xarray.Dataset", title: str
 ) -> "matplotlib.figure.Figure":
-    """The figure of a sweep.
+    """The figure of a sweep: accuracies, or test losses where no run has an accuracy.
 
     Args:
       swept: names of the swept settings.
-      rows: results of each lane.
-      measured: ``[L, T]`` accuracies in [0, 1], or losses.
+      rows: results of each run.
+      runs: from `table.of_sweep`.
       title: above the figure.
-      losses: `measured` are test losses.
     """
+    losses = bool(runs["test_accuracy"].isnull().all())
+    measured = runs["test_loss" if losses else "test_accuracy"].values
     groups = grouped(swept, rows)
     curves = {label: measured[lanes] for label, lanes in groups.items()}
     settings = {
@@ -85,26 +63,9 @@ def plot_bands(
     return plot_style.save_both(bands(curves, title, settings), path)
 
 
-def _best(
-    curves: Curves, means: Mapping[str, np.ndarray], losses: bool
-) -> dict[str, np.ndarray]:
-    """The lines with the best ends, in their own order."""
-
-    def end(name: str) -> float:
-        seen = means[name][np.isfinite(means[name])]
-        return (-1 if losses else 1) * seen[-1] if len(seen) else -np.inf
-
-    best = sorted(curves, key=end, reverse=True)[:MOST]
-    return {name: values for name, values in curves.items() if name in best}
-
-
 @plot_style.styled
 def bands(
-    curves: Curves,
-    title: str,
-    settings: Mapping[str, Mapping[str, Any]],
-    *,
-    losses: bool = False,
+    curves: Curves, title: str, settings: Settings, *, losses: bool = False
 ) -> "matplotlib.figure.Figure":
     """Plot test accuracy against the interval, one line and band per group.
 
@@ -118,46 +79,63 @@ def bands(
     scale = 1.0 if losses else 100.0
     curves = {name: scale * values for name, values in curves.items()}
     means = {n: confidence_interval(v, omit=True)[0] for n, v in curves.items()}
-    shown = _best(curves, means, losses)
+    best = sorted(curves, key=lambda n: _end(means[n], losses), reverse=True)[:MOST]
+    shown = {name: values for name, values in curves.items() if name in best}
     looks = plot_style.styles_of([settings[name] for name in shown])
     styles = dict(zip(shown, looks, strict=True))
-    if len(shown) > _TOGETHER:
-        figure, panels = _multiples(shown, styles, settings)
-    else:
-        late = _late([means[name] for name in shown])
-        figure, panels = plot_style.figure_of(3.4, ncols=2 if late else 1)
-        panels = list(np.ravel(panels))
-        for axes, first in zip(panels, (1, late), strict=False):
-            _plot(axes, shown, styles, first)
-    for axes in panels:
-        if not losses:
-            plot_style.accuracy_axis(axes)
+    several = len(shown) > _TOGETHER
+    panels = _panels_of({n: settings[n] for n in shown}) if several else {"": [*shown]}
+    late = 0 if several else _late([means[name] for name in shown])
+    figure, grid = _grid(panels, 2 if late else 1, len(shown))
+    for axes, (heading, labels) in zip(grid, panels.items(), strict=False):
+        for name in shown:
+            if name not in labels:
+                x = np.arange(1, len(means[name]) + 1)
+                plot_style.plot_line(axes, x, means[name], plot_style.FAINT)
+        _plot(axes, {name: shown[name] for name in labels}, styles)
+        axes.set_title(plot_style.escape(heading), fontsize="small")
+    if late:
+        _plot(grid[1], shown, styles, late)
+    for axes in grid if not losses else []:
+        plot_style.accuracy_axis(axes)
     figure.supylabel("test loss" if losses else "test accuracy in %", fontsize="medium")
     most = max(map(len, curves.values()), default=0)
     notes = [f"mean and 95 % confidence of {most} lanes"] if most > 1 else []
     if len(curves) > len(shown):
         notes.append(f"the best {len(shown)} of {len(curves)}")
-    _legend(figure, panels, "; ".join(notes))
+    known = {}  # each line once; panels of one line have it in their title
+    for axes in grid if not several or len(panels) < len(shown) else []:
+        lines, labels = axes.get_legend_handles_labels()
+        known |= dict(zip(labels, lines, strict=True))
+    plot_style.legend_below(figure, list(known.values()), [*known], "; ".join(notes))
     figure.suptitle(plot_style.title(title))
     return figure
 
 
-def _legend(
-    figure: "matplotlib.figure.Figure",
-    panels: "Sequence[matplotlib.axes.Axes]",
-    note: str,
-) -> None:
-    """One legend for all panels, below them; each line once.
+def _end(mean: np.ndarray, losses: bool) -> float:
+    """The last value of a mean, the better the larger."""
+    seen = mean[np.isfinite(mean)]
+    return (-1 if losses else 1) * float(seen[-1]) if len(seen) else -np.inf
 
-    Panels of one line have it in their title.
-    """
-    known, titled = {}, len(panels) > 2 and all(axes.get_title() for axes in panels)
-    for axes in panels:
-        for line, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            known.setdefault(label, line)
-    if titled and len(known) == len(panels):
-        known = {}
-    plot_style.legend_below(figure, list(known.values()), list(known), note)
+
+def _grid(
+    panels: Mapping[str, list[str]], number: int, lines: int
+) -> "tuple[matplotlib.figure.Figure, list[matplotlib.axes.Axes]]":
+    """A figure and the axes of its panels; `number` of them for a single panel."""
+    if len(panels) == 1:
+        figure, grid = plot_style.figure_of(3.4, ncols=number)
+        return figure, list(np.ravel(grid))
+    columns = min(len(panels), 3 if len(panels) <= 9 else 4)
+    rows = -(-len(panels) // columns)
+    legend = 0 if len(panels) == lines else 0.09 * lines
+    above = 0.15 * max(title.count("\n") for title in panels)
+    height = 1.3 + legend + ((1.9 if rows == 1 else 1.55) + above) * rows
+    shape = {"nrows": rows, "ncols": columns, "sharex": True, "sharey": True}
+    figure, grid = plot_style.figure_of(height, **shape)
+    every = list(np.ravel(grid))
+    for axes in every[len(panels) :]:
+        axes.set_axis_off()
+    return figure, every[: len(panels)]
 
 
 def _plot(
@@ -174,6 +152,7 @@ def _plot(
         label = plot_style.name_of(name)
         plot_style.plot_mean(axes, interval, values, styles[name], label)
     plot_style.interval_axis(axes, np.arange(first, last + 1), first)
+    axes.label_outer()
 
 
 def _late(means: list[np.ndarray]) -> int:
@@ -191,71 +170,21 @@ def _late(means: list[np.ndarray]) -> int:
     return first if np.nanmax(end) - np.nanmin(end) < whole / 3 else 0
 
 
-def panels_of(
-    settings: Mapping[str, Mapping[str, Any]],
-) -> dict[str, list[str]]:
-    """Which lines share a panel: those with the same value of one setting.
+def _panels_of(settings: Settings) -> dict[str, list[str]]:
+    """Titles of panels and their lines, which have the same value of one setting.
 
-    Args:
-      settings: of each label, what distinguishes it.
-
-    Returns:
-      Title of each panel and its labels. The setting is the one with the fewest values
-      that leaves at most four lines in a panel; without one, each line has its own,
-      titled with all of its settings.
+    The setting is the one with the fewest values that leaves at most four lines in a
+    panel; without one, each line has its own, titled with all of its settings.
     """
-    labels, differing = list(settings), plot_style.varied(list(settings.values()))
+    differing = plot_style.varied(list(settings.values()))
     best: dict[str, list[str]] = {}
-    for name, values in differing.items():
+    for name, values in differing.items() if len(differing) > 1 else ():
         parts = {
-            f"{name}={value}": [n for n in labels if settings[n].get(name) == value]
+            f"{name}={value}": [n for n, own in settings.items() if own[name] == value]
             for value in values
         }
-        fits = max(map(len, parts.values())) <= _TOGETHER and len(parts) < len(labels)
-        if len(differing) > 1 and fits and (not best or len(parts) < len(best)):
+        fits = max(map(len, parts.values())) <= _TOGETHER and len(parts) < len(settings)
+        if fits and (not best or len(parts) < len(best)):
             best = parts
-    return best or {plot_style.name_of(label): [label] for label in labels}
-
-
-def _filled(title: str, width: int) -> str:
-    """A title in lines of at most `width` characters, broken between settings."""
-    lines = [""]
-    for part in title.split(", "):
-        both = f"{lines[-1]}, {part}" if lines[-1] else part
-        lines = [*lines[:-1], both] if len(both) <= width else [*lines, part]
-    return "\n".join(filter(None, lines))
-
-
-def _multiples(
-    curves: Curves,
-    styles: Mapping[str, plot_style.Style],
-    settings: Mapping[str, Mapping[str, Any]],
-) -> "tuple[matplotlib.figure.Figure, list[matplotlib.axes.Axes]]":
-    """Small panels with the same scales; the other panels' lines are grey."""
-    parts = panels_of({name: settings[name] for name in curves})
-    columns = min(len(parts), 3 if len(parts) <= 9 else 4)
-    rows = -(-len(parts) // columns)
-    legend = 0 if len(parts) == len(curves) else 0.09 * len(curves)
-    titles = [_filled(title, _ACROSS // columns) for title in parts]
-    above = _LINE * max(title.count("\n") for title in titles)
-    figure, grid = plot_style.figure_of(
-        1.3 + legend + ((1.9 if rows == 1 else 1.55) + above) * rows,
-        nrows=rows,
-        ncols=columns,
-        sharex=True,
-        sharey=True,
-    )
-    panels = list(np.ravel(grid))
-    for axes in panels[len(parts) :]:
-        axes.set_axis_off()
-    for axes, title, labels in zip(panels, titles, parts.values(), strict=False):
-        for name, values in curves.items():
-            if name not in labels:
-                mean, _ = confidence_interval(values, omit=True)
-                x = np.arange(1, len(mean) + 1)
-                plot_style.plot_line(axes, x, mean, plot_style.FAINT)
-        _plot(axes, {name: curves[name] for name in labels}, styles)
-        axes.set_title(plot_style.escape(title), fontsize="small")
-    for axes in panels[: len(parts) - columns]:  # there is one below
-        axes.set_xlabel("")
-    return figure, panels[: len(parts)]
+    alone = {plot_style.name_of(n).replace(", ", "\n"): [n] for n in settings}
+    return best or alone

@@ -6,9 +6,8 @@ operating system. Nothing here trains.
 """
 
 import contextlib
-import csv
+import functools
 import importlib.metadata
-import io
 import itertools
 import json
 import math
@@ -19,13 +18,16 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any
 
 import filelock
 import numpy as np
 
 from tsfl_jax.types import UserError, one_line
+
+if TYPE_CHECKING:
+    import pandas
 
 _Path = str | pathlib.Path
 
@@ -163,37 +165,28 @@ def write_text(path: _Path, text: str) -> None:
         file.write(text.encode())
 
 
-def write_csv(path: _Path, rows: list[dict[str, Any]]) -> None:
-    """Write a table with the union of the rows' keys as columns."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = io.StringIO()
-    writer = csv.DictWriter(table, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, table.getvalue())
+def write_csv(path: _Path, rows: "list[dict[str, Any]] | pandas.DataFrame") -> None:
+    """Write a table with the union of the rows' keys as columns.
 
+    NaN and ±inf stay empty; a float32 has the digits of the float64 of the same value.
+    """
+    import pandas
 
-def write_columns(path: _Path, columns: Mapping[str, Iterable[Any]]) -> None:
-    """Write a table of columns of one length; NaN and ±inf stay empty."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(columns)
-    cells = [plain(list(column)) for column in columns.values()]
-    writer.writerows(zip(*cells, strict=True))
-    write_text(path, table.getvalue())
+    if isinstance(rows, list):
+        frame = pandas.DataFrame(rows, dtype=object)
+    else:
+        floats = rows.select_dtypes("floating").astype(float)
+        frame = rows.assign(**floats.where(np.isfinite(floats)))
+    write_text(path, frame.to_csv(index=False, lineterminator="\n"))
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
     """Format rows with the same keys as a Markdown table; |D_i| stays one cell."""
+    from tabulate import tabulate
 
-    def line(cells: Iterable[Any]) -> str:
-        shown = (str(cell).replace("|", r"\|") for cell in cells)
-        return f"| {' | '.join(shown)} |"
-
-    names = list(rows[0])
-    lines = [line(names), "|" + "---|" * len(names)]
-    lines += [line(row[n] for n in names) for row in rows]
-    return "\n".join(lines) + "\n"
+    cells = [[str(cell).replace("|", r"\|") for cell in row.values()] for row in rows]
+    plain = {"stralign": None, "numalign": None, "disable_numparse": True}
+    return tabulate(cells, list(rows[0]), tablefmt="pipe", **plain) + "\n"
 
 
 def write_table(

@@ -15,11 +15,11 @@ from tsfl_jax.types import UserError
 
 if TYPE_CHECKING:
     import matplotlib.axes
-    import matplotlib.collections
     import matplotlib.figure
 
 _CURVES = ("interval", "test_accuracy", "test_loss", "train_loss", "regret", "gap")
 _FEW_CLIENTS = 60  # bars that a reader can distinguish
+_DASHED = plot_style.line_style("#555555", "--", "s")
 
 _PathLike = str | pathlib.Path
 
@@ -38,7 +38,12 @@ def plot_curves(workdir: _PathLike) -> pathlib.Path:
       UserError: metrics.jsonl is missing or unreadable.
     """
     folder = pathlib.Path(workdir)
-    figure = curves_of(_metrics(folder), _about(folder))
+    rows = files.read_metrics(folder / "metrics.jsonl")
+    metrics = {
+        name: np.array([row.get(name) for row in rows], float)  # None becomes NaN
+        for name in _CURVES
+    }
+    figure = curves_of(metrics, _about(folder))
     return plot_style.save(figure, folder / "curves.png")
 
 
@@ -54,16 +59,19 @@ def curves_of(
       about: data, algorithm and seed, for the title.
     """
     style = plot_style.style_of(about["algorithm"], 0)
-    both = np.isfinite(metrics["test_accuracy"]).any()
-    both |= not np.isfinite(metrics["test_loss"]).any()
-    regret = np.isfinite(metrics.get("regret", np.nan)).any()
-    figure, panels = plot_style.figure_of(2.7, ncols=1 + both + regret)
-    panels = np.ravel(panels)
+    measured = {name for name, a in metrics.items() if np.isfinite(a).any()}
+    both = "test_accuracy" in measured or "test_loss" not in measured
+    figure, panels = plot_style.figure_of(2.7, ncols=1 + both + ("regret" in measured))
+    panels = list(np.ravel(panels))
     if both:
         _plot_accuracy(panels[0], metrics, style)
-    _plot_losses(panels[int(both)], metrics, style)
-    if regret:
-        _plot_regret(panels[-1], metrics, style)
+    solid = style | {"linestyle": "-", "marker": "o"}
+    _plot_pair(panels[int(both)], metrics, ("train_loss", "test_loss"), solid)
+    panels[int(both)].set_ylabel("loss")
+    if "regret" in measured:
+        _plot_pair(panels[-1], metrics, ("gap", "regret"), solid)
+        panels[-1].set_ylabel("validation loss")
+        panels[-1].set_yscale("symlog", linthresh=1e-3)  # 0 and below may be
     for axes in panels:
         plot_style.interval_axis(axes, metrics["interval"])
     figure.suptitle(_title(about))
@@ -84,41 +92,22 @@ def _plot_accuracy(
         axes.text(0.5, 0.5, "not evaluated", ha="center", transform=axes.transAxes)
 
 
-def _plot_losses(
+def _plot_pair(
     axes: "matplotlib.axes.Axes",
     metrics: Mapping[str, np.ndarray],
+    names: tuple[str, str],
     style: plot_style.Style,
 ) -> None:
-    interval, train, test = (
-        metrics[name] for name in ("interval", "train_loss", "test_loss")
-    )
-    dashed = plot_style.line_style("#555555", "--", "s")
-    plot_style.plot_line(axes, interval, train, dashed, label="training")
-    solid = style | {"linestyle": "-", "marker": "o"}
-    plot_style.plot_line(axes, interval, test, solid, label="test")
-    axes.set_ylabel("loss")
-    seen = np.concatenate([train, test])
-    seen = seen[np.isfinite(seen)]
+    """Two quantities in one pair of axes; logarithmic over two orders of magnitude."""
+    for name, look in zip(names, (_DASHED, style), strict=True):
+        values = metrics.get(name, np.full(len(metrics["interval"]), np.nan))
+        label = {"train_loss": "training", "test_loss": "test"}.get(name, name)
+        plot_style.plot_line(axes, metrics["interval"], values, look, label)
+    seen = np.concatenate([line.get_ydata() for line in axes.lines] or [np.zeros(0)])
     if seen.size and seen.min() > 0 and seen.max() > 100 * seen.min():
         axes.set_yscale("log")
     if axes.lines:
         axes.legend(handlelength=3)
-
-
-def _plot_regret(
-    axes: "matplotlib.axes.Axes",
-    metrics: Mapping[str, np.ndarray],
-    style: plot_style.Style,
-) -> None:
-    interval, regret = metrics["interval"], metrics["regret"]
-    gap = metrics.get("gap", np.full(len(regret), np.nan))
-    dashed = plot_style.line_style("#555555", "--", "s")
-    plot_style.plot_line(axes, interval, gap, dashed, label="gap")
-    solid = style | {"linestyle": "-", "marker": "o"}
-    plot_style.plot_line(axes, interval, regret, solid, label="regret")
-    axes.set_ylabel("validation loss")
-    axes.set_yscale("symlog", linthresh=1e-3)  # 0 and below may be
-    axes.legend(handlelength=3)
 
 
 @plot_style.styled
@@ -131,6 +120,8 @@ def plot_participation(workdir: _PathLike) -> pathlib.Path:
     Raises:
       UserError: clients.npz is missing or unreadable.
     """
+    from matplotlib import cm, colormaps, colors
+
     folder = pathlib.Path(workdir)
     tau, rho = _clients(folder / "clients.npz")
     intervals, clients = tau.shape
@@ -141,13 +132,20 @@ def plot_participation(workdir: _PathLike) -> pathlib.Path:
     if not few:
         order = np.argsort(tau, kind="stable")
         share, weight, tau = share[order], weight[order], tau[order]
-
     figure, (top, bottom) = plot_style.figure_of(4.0, nrows=2, sharex=True)
-    bars = _bars(top, share, tau, width=0.8 if few else 1.0, edges=few)
+    # From a lighter blue to a darker one, in grey print, too.
+    shades = colors.ListedColormap(colormaps["YlGnBu"](np.linspace(0.2, 1, 256)))
+    span = (tau.min(), tau.max() if tau.max() > tau.min() else tau.min() + 1)
+    shown = cm.ScalarMappable(colors.Normalize(*span), shades)
+    # One collection of lines: thousands of bars would take seconds.
+    width = (0.8 if few else 1) * 72 * 0.8 * figure.get_figwidth() / clients  # points
+    look = {"linewidth": width, "antialiased": few}
+    top.vlines(np.arange(clients), 0, share, shown.to_rgba(tau), **look)
     top.set_ylabel("selected in\n% of intervals")
     top.set_ylim(0, 105)
-    colors = figure.colorbar(bars, ax=(top, bottom), pad=0.02, aspect=30)
-    colors.set_label("mean local iterations τ")
+    figure.colorbar(shown, ax=(top, bottom), pad=0.02, aspect=30).set_label(
+        "mean local iterations τ"
+    )
     dots = plot_style.line_style("#000000", "none", "o")
     bottom.plot(np.arange(clients), weight, **dots, markersize=4 if few else 1.2)
     equal = {"color": "#777777", "linestyle": "--", "linewidth": 1}
@@ -160,48 +158,6 @@ def plot_participation(workdir: _PathLike) -> pathlib.Path:
     bottom.xaxis.set_major_locator(plot_style.whole_numbers())
     figure.suptitle(_title(_about(folder)))
     return plot_style.save(figure, folder / "participation.png")
-
-
-def _bars(
-    axes: "matplotlib.axes.Axes",
-    height: np.ndarray,
-    color: np.ndarray,
-    width: float,
-    edges: bool,
-) -> "matplotlib.collections.PolyCollection":
-    """Plot bars as one collection, which is fast for thousands of them."""
-    from matplotlib import colormaps
-    from matplotlib.collections import PolyCollection
-    from matplotlib.colors import ListedColormap
-
-    left = np.arange(len(height)) - width / 2
-    right = left + width
-    zero = np.zeros_like(height)
-    corners = [(left, zero), (left, height), (right, height), (right, zero)]
-    shades = colormaps["YlGnBu"](np.linspace(0.2, 1, 256))  # darker in grey print, too
-    bars = PolyCollection(
-        # The stub lacks arrays, of which a collection is made fastest.
-        np.stack([np.stack(xy, -1) for xy in corners], 1),  # pyright: ignore[reportArgumentType]
-        array=color,
-        cmap=ListedColormap(shades),
-        edgecolors="#333333" if edges else "none",
-        linewidths=0.6 if edges else 0,
-        antialiaseds=edges,  # else there are pale seams between thin bars
-    )
-    if color.min() == color.max():
-        bars.set_clim(color[0] - 0.5, color[0] + 0.5)
-    axes.add_collection(bars)
-    return bars
-
-
-def _metrics(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Columns of metrics.jsonl as float64 [T]; NaN where a value is missing."""
-    rows = files.read_metrics(path / "metrics.jsonl")
-    return {
-        name: np.array([row.get(name) for row in rows], float)  # None becomes NaN
-        for name in _CURVES
-        if name in _CURVES[:4] or any(name in row for row in rows)
-    }
 
 
 def _clients(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""How figures look: styles of the algorithms, axes, and saving.
+"""How figures look: styles of lines, axes, and saving.
 
 Sizes, lines and axes are set in ``figures.mplstyle``. Matplotlib's object interface is
 used throughout (no pyplot), so no display is needed. Curves differ in dashes or
@@ -15,6 +15,7 @@ import numpy as np
 
 from tsfl_jax.report import files
 from tsfl_jax.report.statistics import confidence_interval
+from tsfl_jax.rules import AGGREGATORS
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -27,11 +28,45 @@ _RC_FILE = pathlib.Path(__file__).with_name("figures.mplstyle")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# The colors of Okabe and Ito, distinct for color-blind readers. Each of the paper's
-# rules has a color that no other of them has, and no two rules share a marker.
-_BLUE, _RED, _GREEN, _PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-_BLACK, _ORANGE, _SKY, _GREY = "#000000", "#E69F00", "#56B4E9", "#888888"
-_LONG, _DOTS, _MIXED = (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1))
+NAMES = {  # of rules and frameworks in figures and tables; others are shown as they are
+    "dms": "DMS",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fedasync": "FedAsync",
+    "fedbuff": "FedBuff",
+    "fedat": "FedAT",
+    "fednova": "FedNova",
+    "bound_optimal": "minimizer of the bound",
+    "scaffold": "SCAFFOLD",
+    "fedavgm": "FedAvgM",
+    "fedadam": "FedAdam",
+    "fedyogi": "FedYogi",
+    "trimmed_mean": "trimmed mean",
+    "geometric_median": "geometric median",
+    "krum": "Krum",
+    "multi_krum": "multi-Krum",
+    "dms_adaptive": "adaptive DMS",
+    "learned": "learned weights",
+    "tsfl_dms": "T-SFL, DMS",
+    "tsfl": "T-SFL, FedAvg",
+    "afl": "AFL, FedAsync",
+    "sfl": "SFL",
+    "fedcs": "FedCS",
+    "esync": "ESync",
+    "safa": "SAFA",
+}
+# The colors of Okabe and Ito, distinct for color-blind readers.
+_COLORS = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
+    *("#000000", "#E69F00", "#56B4E9", "#888888"),
+)
+_DASHES: tuple[Any, ...] = (
+    *("-", "--", "-.", ":"),
+    *((0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (4, 2, 1, 2))),
+)
+_MARKERS = "os^DvPX*<>phdH8"
+# A line of another panel, for comparison.
+FAINT: Style = {"color": "#CCCCCC", "linestyle": "-", "marker": "", "linewidth": 0.7}
 
 
 def line_style(color: str, linestyle: Any, marker: str) -> Style:
@@ -39,52 +74,70 @@ def line_style(color: str, linestyle: Any, marker: str) -> Style:
     return {"color": color, "linestyle": linestyle, "marker": marker}
 
 
-_RULES = {  # name in figures and tables, color, dashes and marker
-    "dms": ("DMS", _BLUE, "-", "o"),
-    "fedavg": ("FedAvg", _RED, "--", "s"),
-    "fedprox": ("FedProx", _GREEN, "-.", "^"),
-    "fedasync": ("FedAsync", _PINK, ":", "D"),
-    "fedbuff": ("FedBuff", _ORANGE, _MIXED, "P"),
-    "fedat": ("FedAT", _SKY, _DOTS, "X"),
-    "fednova": ("FedNova", _BLACK, _LONG, "v"),
-    "bound_optimal": ("minimizer of the bound", _GREEN, _LONG, "1"),
-    "scaffold": ("SCAFFOLD", _GREY, "-", "*"),
-    "fedavgm": ("FedAvgM", _BLACK, _DOTS, "<"),
-    "fedadam": ("FedAdam", _ORANGE, _LONG, ">"),
-    "fedyogi": ("FedYogi", _SKY, _LONG, "p"),
-    "median": ("median", _BLACK, "-", "h"),
-    "trimmed_mean": ("trimmed mean", _GREY, _LONG, "d"),
-    "geometric_median": ("geometric median", _GREY, _MIXED, "8"),
-    "krum": ("Krum", _ORANGE, "-", "H"),
-    "multi_krum": ("multi-Krum", _SKY, "-", "."),
-    "oracle": ("oracle", _BLACK, "--", "+"),
-    "dms_adaptive": ("adaptive DMS", _BLUE, "-.", "x"),
-    "learned": ("learned weights", _PINK, "-", "2"),
+def style_at(index: int, dashes: int | None = None) -> Style:
+    """The look of line `index`; its first 64 differ in color or dashes.
+
+    Args:
+      index: ≥ 0, chooses the color, and the dashes if they are not given.
+      dashes: chooses the dashes.
+    """
+    dashes = index + index // len(_COLORS) if dashes is None else dashes
+    return line_style(
+        _COLORS[index % len(_COLORS)],
+        _DASHES[dashes % len(_DASHES)],
+        _MARKERS[index % len(_MARKERS)],
+    )
+
+
+# Rules keep their looks in all figures, and frameworks those of their rules.
+_PLACES = {rule: place for place, rule in enumerate(AGGREGATORS)} | {
+    "tsfl_dms": list(AGGREGATORS).index("dms"),
+    "tsfl": list(AGGREGATORS).index("fedavg"),
+    "afl": list(AGGREGATORS).index("fedasync"),
 }
-# A framework looks like the rule that it is usually run with.
-_FRAMEWORKS = {
-    "tsfl_dms": ("T-SFL, DMS", "dms"),
-    "tsfl": ("T-SFL, FedAvg", "fedavg"),
-    "afl": ("AFL, FedAsync", "fedasync"),
-    "sfl": ("SFL", "fednova"),
-    "fedcs": ("FedCS", "trimmed_mean"),
-    "esync": ("ESync", "fedprox"),
-    "safa": ("SAFA", "fedyogi"),
-}
-_OTHERS: tuple[Style, ...] = (
-    line_style(_BLACK, _LONG, "v"),
-    line_style(_ORANGE, _MIXED, "P"),
-    line_style(_SKY, _DOTS, "X"),
-    line_style(_GREY, (0, (4, 2, 1, 2)), "*"),
-)
-# A line of another panel, for comparison.
-FAINT: Style = {"color": "#CCCCCC", "linestyle": "-", "marker": "", "linewidth": 0.7}
-# Of lines that are no rules: each color with the first dashes, then with the second, …
-_COLORS = (_BLUE, _RED, _GREEN, _PINK, _BLACK, _ORANGE, _SKY, _GREY)
-_DASHES = ("-", "--", "-.", ":", _LONG, _MIXED, _DOTS, (0, (4, 2, 1, 2)))
-_MARKERS = "os^DvPX*<>phdH8"
-ALGORITHM_STYLE = {rule: line_style(*look) for rule, (_, *look) in _RULES.items()}
-NAMES = {label: name for label, (name, *_) in (_RULES | _FRAMEWORKS).items()}
+
+
+def style_of(label: str, index: int) -> Style:
+    """The style of a rule or framework; other labels have that of the index."""
+    return style_at(_PLACES.get(label, index))
+
+
+def varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The settings that differ between some lines, with their values in order."""
+    names = dict.fromkeys(name for one in settings for name in one)
+    found = {n: list(dict.fromkeys(one.get(n) for one in settings)) for n in names}
+    return {name: values for name, values in found.items() if len(values) > 1}
+
+
+def styles_of(settings: Sequence[Mapping[str, Any]]) -> list[Style]:
+    """A style for each line: color = one setting, dashes = all others.
+
+    Args:
+      settings: of each line, what distinguishes it, ``{"algorithm": "dms"}``.
+
+    Returns:
+      Styles in the same order. The algorithm has the colors, else the first setting;
+      the combinations of all others have the dashes, the same in all colors if there
+      are enough of them. Where each line has a color of its own it has its own dashes.
+    """
+    differing = varied(settings)
+    first = "algorithm" if "algorithm" in differing else next(iter(differing), "")
+    values = differing.get(first, [None])
+    places = [_PLACES.get(str(v), i) for i, v in enumerate(values)]
+    if not all(str(v) in _PLACES for v in values):
+        places = list(range(len(values)))
+    place_of = dict(zip(values, places, strict=True))
+    colors = [place_of[one.get(first)] for one in settings]
+    if len(set(colors)) == len(settings):
+        return [style_at(color) for color in colors]
+    rest = [str([one.get(n) for n in differing if n != first]) for one in settings]
+    order = {text: place for place, text in enumerate(dict.fromkeys(rest))}
+    dashes = [order[text] for text in rest]
+    if len(order) > len(_DASHES):
+        dashes = [colors[:i].count(color) for i, color in enumerate(colors)]
+    if len(set(colors)) > len(_COLORS) or max(dashes) >= len(_DASHES):
+        return [style_at(i) for i in range(len(settings))]
+    return [style_at(c, d) for c, d in zip(colors, dashes, strict=True)]
 
 
 def styled(plot: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -161,21 +214,10 @@ def plot_mean(
         low = np.maximum(low, 0)
     if "%" in axes.get_ylabel():
         high = np.minimum(high, 100)
-    plot_band(axes, x[seen], low, high, style, alpha)
+    if seen.any():
+        shade = {"color": style["color"], "alpha": alpha, "linewidth": 0}
+        axes.fill_between(x[seen], low, high, **shade)
     plot_line(axes, x, mean, style, label=label)
-
-
-def plot_band(
-    axes: "matplotlib.axes.Axes",
-    x: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    style: Style,
-    alpha: float = 0.2,
-) -> None:
-    """Shade the area from `low` to `high` in the color of a line."""
-    if len(x):
-        axes.fill_between(x, low, high, color=style["color"], alpha=alpha, linewidth=0)
 
 
 def whole_numbers() -> "matplotlib.ticker.MaxNLocator":
@@ -196,94 +238,6 @@ def interval_axis(
     axes.set_xlim(first - margin, last + margin)
 
 
-def style_of(label: str, index: int) -> Style:
-    """The style of a rule or framework; other labels take the other styles in turn."""
-    _, rule = _FRAMEWORKS.get(label, ("", label))
-    return ALGORITHM_STYLE.get(rule, _OTHERS[index % len(_OTHERS)])
-
-
-def _rule_style(value: Any) -> Style | None:
-    """The style of a rule or framework; None for anything else."""
-    _, rule = _FRAMEWORKS.get(str(value), ("", str(value)))
-    return ALGORITHM_STYLE.get(rule)
-
-
-def _different(styles: list[Style]) -> bool:
-    looks = [(s["color"], str(s["linestyle"])) for s in styles]
-    return len(set(looks)) == len(looks)
-
-
-def _colors(values: list[Any]) -> dict[Any, str]:
-    """A color for each value of a setting; rules keep theirs."""
-    own = [style["color"] for style in map(_rule_style, values) if style]
-    if len(set(own)) < len(values):
-        own = [_COLORS[i % len(_COLORS)] for i in range(len(values))]
-    return dict(zip(values, own, strict=True))
-
-
-def _dashes(colors: Sequence[Any], rest: Sequence[Any]) -> list[Any]:
-    """Dashes of each line: those of `rest`, the settings that are not the color.
-
-    The same in all colors. Values that no color has both of may share dashes: where a
-    setting belongs to one rule only, the lines of each rule begin with a solid one.
-    """
-    lines = list(zip(colors, rest, strict=True))
-    found: dict[Any, int] = {}
-    for value in dict.fromkeys(rest):
-        mine = {color for color, other in lines if other == value}
-        taken = {found.get(other) for color, other in lines if color in mine}
-        free = (i for i in range(len(_DASHES)) if i not in taken)
-        found[value] = next(free, 0)
-    return [_DASHES[found[value]] for value in rest]
-
-
-def varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The settings that differ between some lines, with their values in order."""
-    names = dict.fromkeys(name for one in settings for name in one)
-    found = {n: list(dict.fromkeys(one.get(n) for one in settings)) for n in names}
-    return {name: values for name, values in found.items() if len(values) > 1}
-
-
-def styles_of(settings: Sequence[Mapping[str, Any]]) -> list[Style]:
-    """A style for each line, no two the same: color = one setting, dashes = another.
-
-    Args:
-      settings: of each line, what distinguishes it, ``{"algorithm": "dms"}``.
-
-    Returns:
-      Styles in the same order. The algorithm has the colors, else the first setting;
-      the combinations of all others have the dashes. Where each line has a color of
-      its own, its dashes are its own as well.
-    """
-    differing = varied(settings)
-    first = "algorithm" if "algorithm" in differing else next(iter(differing), "")
-    values = [one.get(first) for one in settings]
-    if len(set(map(str, values))) == len(values):
-        own = [style for style in map(_rule_style, values) if style]
-        if len(own) == len(values) and _different(own):
-            return own
-    elif len(differing) > 1:
-        rest = [
-            tuple(str(one.get(n)) for n in differing if n != first) for one in settings
-        ]
-        color, dashes = _colors(differing[first]), _dashes(values, rest)
-        marks = {value: i for i, value in enumerate(differing[first])}
-        styles = [
-            line_style(color[value], dash, _MARKERS[marks[value] % len(_MARKERS)])
-            for value, dash in zip(values, dashes, strict=True)
-        ]
-        if _different(styles):
-            return styles
-    return [
-        line_style(
-            _COLORS[i % len(_COLORS)],
-            _DASHES[(i + i // len(_COLORS)) % len(_DASHES)],
-            _MARKERS[i % len(_MARKERS)],
-        )
-        for i in range(len(settings))
-    ]
-
-
 def accuracy_axis(axes: "matplotlib.axes.Axes") -> None:
     """Keep the axis of an accuracy in % within 0 to 100: bands may end outside."""
     low, high = axes.get_ylim()
@@ -300,15 +254,8 @@ def legend_below(
     if len(labels) < 2 and not note:
         return
     columns = max(1, min(4, 105 // (max(map(len, labels), default=0) + 9)))
-    figure.legend(
-        lines,
-        labels,
-        loc="outside lower center",
-        ncols=columns,
-        title=note or None,
-        fontsize="small",
-        title_fontsize="small",
-    )
+    look = {"fontsize": "small", "title_fontsize": "small", "title": note or None}
+    figure.legend(lines, labels, loc="outside lower center", ncols=columns, **look)
 
 
 def name_of(label: str) -> str:

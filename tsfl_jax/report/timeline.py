@@ -114,40 +114,19 @@ def losses(timeline: Timeline, end: float) -> list[tuple[int, float]]:
     ]
 
 
-def _column(at: float, end: float, columns: int) -> int:
-    """The character that ends at a moment, or the nearest one."""
-    return min(max(math.ceil(at / end * columns) - 1, 0), columns - 1)
-
-
 def _characters(
-    timeline: Timeline, end: float, clients: list[int], columns: int
-) -> list[list[str]]:
-    """The activity that takes most of each character's time, a row per client."""
-    row_of = {client: row for row, client in enumerate(clients)}
-    share: list[list[dict[str, float]]] = [
-        [{} for _ in range(columns)] for _ in clients
-    ]
-    count = dict.fromkeys(clients, 0)
-    for segment in timeline.found:
-        if segment.client not in row_of or segment.start >= end:
-            continue
-        ink = LOOKS[segment.kind].ink
-        if segment.kind == segments.ITERATION:
-            ink = ink[count[segment.client] % 2]
-            count[segment.client] += 1
-        first = segment.start / end * columns
-        last = min(segment.end, end) / end * columns
-        for column in range(int(first), min(math.ceil(last), columns)):
-            part = min(last, column + 1) - max(first, column)
-            cell = share[row_of[segment.client]][column]
-            cell[ink] = cell.get(ink, 0.0) + part
-    rows = [
-        [max(cell, key=cell.__getitem__, default=" ") for cell in row] for row in share
-    ]
-    for client, seconds in losses(timeline, end):
-        if client in row_of:
-            rows[row_of[client]][_column(seconds, end, columns)] = "x"
-    return rows
+    timeline: Timeline, end: float, client: int, columns: int
+) -> np.ndarray:
+    """The activity of a client in the middle of each character's time."""
+    mine = (segment[1:] for segment in timeline.found if segment.client == client)
+    row, number = np.full(columns, " "), 0
+    middle = (np.arange(columns) + 0.5) * end / columns
+    for kind, first, last in sorted(mine, key=lambda part: part[1]):
+        ink = LOOKS[kind].ink
+        if kind == segments.ITERATION:
+            ink, number = ink[number % 2], number + 1
+        row[(middle >= first) & (middle < last)] = ink
+    return row
 
 
 def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
@@ -167,16 +146,25 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
         names = [f"client {i} tier {timeline.tier.get(i, '?')}" for i in clients]
     margin = max(map(len, [*names, "updates"])) + 1
     columns = width - margin
-    rows = _characters(timeline, end, clients, columns)
-    marks = [" "] * columns
-    for update in updates_until(timeline, end):
-        marks[_column(update, end, columns)] = "|"
+    rows = [_characters(timeline, end, client, columns) for client in clients]
+    marks = np.full(columns, " ")
+    marks[_column(updates_until(timeline, end), end, columns)] = "|"
+    for client, seconds in losses(timeline, end):
+        if client in clients:
+            rows[clients.index(client)][_column(seconds, end, columns)] = "x"
     right = f"{end:.4g} {'s' if timeline.seconds else 'intervals'}"
     lines = [f"{'updates':<{margin}}{''.join(marks)}"]
     lines += [f"{n:<{margin}}{''.join(r)}" for n, r in zip(names, rows, strict=True)]
     lines.append(f"{'':<{margin}}0{right:>{columns - 1}}")
     lines.append(textwrap.fill(_legend(timeline, end, clients), width))
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _column(at: np.ndarray | float, end: float, columns: int) -> np.ndarray:
+    """The characters that end at these times, or the nearest ones."""
+    return np.clip(
+        np.ceil(np.divide(at, end) * columns).astype(int) - 1, 0, columns - 1
+    )
 
 
 def _legend(timeline: Timeline, end: float, clients: list[int]) -> str:
@@ -261,19 +249,18 @@ def plot_bars(
     axes: "matplotlib.axes.Axes", line: Timeline, clients: list[int], end: float
 ) -> set[str]:
     """Plot the segments; returns the kinds that occur."""
-    from matplotlib.collections import PolyCollection
-
-    row_of = {client: row for row, client in enumerate(clients)}
-    kinds: dict[str, list[list[tuple[float, float]]]] = {}
-    for client, kind, first, last in line.found:
-        if client in row_of and first < end:
-            row, half, last = row_of[client], LOOKS[kind].half, min(last, end)
-            low, high = row - half, row + half
-            corners = [(first, low), (first, high), (last, high), (last, low)]
-            kinds.setdefault(kind, []).append(corners)
-    for kind, corners in kinds.items():
-        # One collection each, which is fast for thousands of iterations.
-        axes.add_collection(PolyCollection(corners, **LOOKS[kind].bar, zorder=2))
+    kinds: dict[str, None] = {}
+    for row, client in enumerate(clients):
+        for kind, look in LOOKS.items():
+            mine = [
+                (first, min(last, end) - first)
+                for i, own, first, last in line.found
+                if (i, own) == (client, kind) and first < end
+            ]
+            if mine:
+                kinds[kind] = None
+                height = (row - look.half, 2 * look.half)
+                axes.broken_barh(mine, height, **look.bar, zorder=2)
     return set(kinds)
 
 

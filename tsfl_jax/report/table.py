@@ -1,0 +1,196 @@
+"""Results as one labelled table, an `xarray.Dataset`: every array names its axes.
+
+A run has the dimensions ``interval`` and ``client``, or ``delivery`` where clients do
+not start together. A sweep has those of its swept settings before them, or ``run``
+where its points are no product. Units are attributes.
+"""
+
+import math
+import numbers
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tsfl_jax.config import SEEDS
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+Row = Mapping[str, Any]  # one run: swept settings and results by name
+
+UNITS = {
+    "virtual_time": "s",
+    "test_accuracy": "1",
+    "test_loss": "nat",
+    "train_loss": "nat",
+    "threshold": "iteration",
+    "num_selected": "client",
+    "num_dropped": "client",
+    "weight_entropy": "nat",
+    "samples": "sample",
+    "tau": "iteration",
+    "rho": "1",
+    "validation_loss": "nat",
+    "regret": "nat",
+    "gap": "nat",
+    "best_test_accuracy": "1",
+    "final_test_accuracy": "1",
+    "final_test_loss": "nat",
+    "seconds": "s",
+    "samples_trained": "sample",
+    "diverged_at": "interval",
+    "stopped_at": "interval",
+}
+# Results of a whole run that a sweep's table has.
+SCORES = (
+    *("best_test_accuracy", "final_test_accuracy", "final_test_loss"),
+    *("diverged_at", "stopped_at", "mean_regret", "mean_gap"),
+    *("seconds", "samples_trained"),
+)
+_FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
+
+
+def of_run(
+    history: Mapping[str, np.ndarray],
+    client: np.ndarray | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> "xarray.Dataset":
+    """The table of one run.
+
+    Args:
+      history: arrays ``[T]``, and ``[T, N]`` or ``[T, K]``, by name.
+      client: ``[T, K]``, whose each delivery is; None: the second axis is the client.
+      about: attributes of the table.
+    """
+    if client is not None:
+        history = {**history, "client": client}
+    shapes = {name: np.asarray(a) for name, a in history.items()}
+    return _dataset((), shapes, about or {})
+
+
+def of_sweep(
+    swept: Sequence[str],
+    rows: Sequence[Row],
+    history: Mapping[str, np.ndarray],
+    series: Sequence[Mapping[str, np.ndarray]] = (),
+) -> "xarray.Dataset":
+    """The table of a sweep with the dimension ``run``; see `unstacked`.
+
+    Args:
+      swept: names of the swept settings, which become coordinates.
+      rows: results of each run.
+      history: arrays ``[L, T, …]`` by name.
+      series: of each run, arrays ``[T]``; needed only where T differs. The intervals
+        that a run does not have are NaN, or 0 in whole numbers.
+    """
+    if series and "virtual_time" not in history:
+        history = {name: _padded([one[name] for one in series]) for name in series[0]}
+    found = _dataset(("run",), history, {})
+    coords = {name: ("run", _labels(row[name] for row in rows)) for name in swept}
+    scores = {
+        name: ("run", np.array([row.get(name) for row in rows], float), _units(name))
+        for name in SCORES
+        if any(name in row for row in rows)
+    }
+    return found.assign(scores).assign_coords(coords)
+
+
+def _dataset(
+    before: tuple[str, ...], arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]
+) -> "xarray.Dataset":
+    """Arrays with their dimensions, units, and the number of the interval from 1."""
+    import xarray
+
+    last = "delivery" if "client" in arrays else "client"
+    names = (*before, "interval", last)
+    found: dict[Hashable, Any] = {}
+    sizes: dict[str, int] = {}
+    for name, a in arrays.items():
+        if len(before) < a.ndim <= len(names):
+            found[name] = (names[: a.ndim], a, _units(name))
+            sizes |= dict(zip(names, a.shape, strict=False))
+    coords: dict[Hashable, Any] = {n: np.arange(size) for n, size in sizes.items()}
+    coords["interval"] = np.arange(1, sizes.get("interval", 0) + 1)
+    if "client" in found:
+        coords["client"] = found.pop("client")
+    kept = {n: v for n, v in about.items() if isinstance(v, str | int | float)}
+    return xarray.Dataset(found, coords, kept)
+
+
+def _units(name: str) -> dict[str, str]:
+    return {"units": UNITS[name]} if name in UNITS else {}
+
+
+def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Arrays ``[T]`` of different lengths as one ``[L, T]``."""
+    kind = arrays[0].dtype
+    missing = np.nan if np.issubdtype(kind, np.floating) else 0
+    found = np.full((len(arrays), max(map(len, arrays))), missing, kind)
+    for row, values in zip(found, arrays, strict=True):
+        row[: len(values)] = values
+    return found
+
+
+def _labels(values: Iterable[Any]) -> np.ndarray:
+    """Values of a setting as a coordinate; lists as text."""
+    plain = [v if isinstance(v, str | numbers.Number) else str(v) for v in values]
+    mixed = len({isinstance(v, str) for v in plain}) > 1
+    return np.array(plain, object if mixed else None)
+
+
+def unstacked(runs: "xarray.Dataset", swept: Sequence[str]) -> "xarray.Dataset":
+    """The table with a dimension for each swept setting, where that is possible.
+
+    Args:
+      runs: from `of_sweep`.
+      swept: names of the swept settings.
+
+    Returns:
+      `runs` itself where the points are not the product of the settings' values.
+    """
+    values = {name: list(dict.fromkeys(runs[name].values.tolist())) for name in swept}
+    points = set(zip(*(runs[name].values.tolist() for name in swept), strict=True))
+    size = math.prod(map(len, values.values()))
+    if not swept or not len(points) == size == runs.sizes["run"]:
+        return runs
+    if len(values) == 1:
+        return runs.drop_vars("run").swap_dims(run=swept[0])
+    product = runs.drop_vars("run").set_index(run=list(swept)).unstack("run")
+    first = [name for name in product.dims if name not in values]
+    return product.sel(values).transpose(*swept, *first)
+
+
+def to_pandas(table: "xarray.Dataset") -> "pandas.DataFrame":
+    """The long table: a line per run and interval, a column per quantity.
+
+    Quantities of single clients and of whole runs are not in it. A run's intervals end
+    where its virtual time does.
+    """
+    own = [name for name in ("run",) if name in table.dims]
+    dims = {*own, "interval"}
+    names = [n for n, a in table.data_vars.items() if set(a.dims) == dims]
+    names = [n for n in _FIRST if n in names] + [n for n in names if n not in _FIRST]
+    flat = table[names].drop_vars("client", errors="ignore")
+    frame = flat.to_dataframe(dim_order=[*own, "interval"]).reset_index()
+    settings = [n for n, a in table.coords.items() if a.dims == ("run",) and n != "run"]
+    frame = frame[[*own, *settings, "interval", *names]].rename(columns={"run": "lane"})
+    return frame[frame["virtual_time"].notna()] if own else frame
+
+
+def grouped(swept: Sequence[str], rows: Sequence[Row]) -> dict[str, list[int]]:
+    """Runs with the same swept values except for the seed, by label.
+
+    A label is "lr=0.01, algorithm=dms", or "all" if only seeds differ. Of runs with
+    the same values and seeds only the first is in a group: they are one run.
+    """
+    groups: dict[str, list[int]] = {}
+    seen: set[str] = set()
+    for index, row in enumerate(rows):
+        point = repr([row[name] for name in swept])
+        if point not in seen:
+            seen.add(point)
+            pairs = [f"{name}={row[name]}" for name in swept if name not in SEEDS]
+            groups.setdefault(", ".join(pairs) or "all", []).append(index)
+    return groups

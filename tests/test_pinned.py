@@ -1,7 +1,7 @@
 """Histories of ten experiments, pinned: a change of structure changes no number.
 
 ``PIN=1 python -m pytest -n 0 tests/test_pinned.py`` pins them anew. Numbers are
-compared on every machine, bits only where XLA compiles for the same processor as when they were pinned.
+compared on every machine, bits only where XLA compiles for the same processor.
 """
 
 import hashlib

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import tsfl_jax
+from studies import arena
 from tests.experiment.test_seeds import small
 from tsfl_jax.experiment import program, racing, sweeps
 from tsfl_jax.report import collect, files, groups, page
-from tsfl_jax.studies import arena
 
 SETTINGS = {"num_intervals": 6, "report_every": 2}
 LANES = [{"algorithm": a, "seed": s} for a in ("fedavg", "dms") for s in (0, 1)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tsfl_jax.config import SEEDS
-from tsfl_jax.report import bands, files, table, variance
+from tsfl_jax.report import bands, files, table
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.statistics import (
     DIVERGED,
@@ -95,7 +95,7 @@ def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
     if stopped:
         text += f"\nNote: a race stopped {stopped} of {len(rows)} lanes before their "
         text += "end; they are in no mean.\n"
-    return text + variance.text_of(swept, rows, losses)
+    return text
 
 
 def write_tables(

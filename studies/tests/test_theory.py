@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import tsfl_jax
+from studies import theory
 from tests.experiment.test_runner import small
-from tsfl_jax.report import files, theory
+from tsfl_jax.report import files
 from tsfl_jax.rules import dms
 from tsfl_jax.theory import bounds
 from tsfl_jax.types import UserError

@@ -1,4 +1,4 @@
-"""Fig. 2 of the paper: the cost of unequal computing power, in accuracy and in time.
+"""``python -m studies.heterogeneity``: Fig. 2, the cost of unequal speeds.
 
 Clients are in equal groups that finish τ_g local iterations in an interval Δ; all
 patterns have the same mean of 2.5, so that only the heterogeneity degree δ differs. For
@@ -6,25 +6,24 @@ Fig. 2b the same speeds are used on the virtual clock: T-SFL aggregates every Δ
 conventional SFL waits for H iterations of the slowest, AFL takes every arrival.
 """
 
+import argparse
 import pathlib
-from typing import IO, NamedTuple
+import sys
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from studies import study
+from studies.study import Case, Runs, Study
 from tsfl_jax.config import Config, get
-from tsfl_jax.experiment import grid, sweeps
+from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
 from tsfl_jax.report.bands import plot_bands
-from tsfl_jax.report.statistics import (
-    OVER_SEEDS,
-    confidence_interval,
-    curves_of,
-    diverged_note,
-    spread,
-)
-from tsfl_jax.studies import compare, settings
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.studies import arguments, compare
 from tsfl_jax.theory.bounds import heterogeneity_degree
 from tsfl_jax.timeline import read
+from tsfl_jax.types import UserError
 
 PATTERNS = ((2, 3), (1, 2, 3, 4), (1, 4), (1, 1, 1, 7))  # τ of equal groups, mean 2.5
 # Iterations of a task of SFL and AFL: those of the slowest client's two intervals.
@@ -38,13 +37,6 @@ ENTRIES = {  # label → settings, see `compare`
     },
     "tsfl": {"timeline.framework": "tsfl", "algorithm": "fedavg"},
     "tsfl_dms": {"timeline.framework": "tsfl", "algorithm": "dms"},
-}
-
-# Settings that runs of the studies set themselves.
-CHANGED = {
-    "fig2a": frozenset({"algorithm", "schedule.kind", "schedule.tau_groups"}),
-    "fig2b": frozenset(name for own in ENTRIES.values() for name in own)
-    | {"schedule.kind", "timeline.speed", "timeline.local_iterations"},
 }
 
 
@@ -63,42 +55,43 @@ def speeds(pattern: tuple[int, ...], interval: float) -> str:
     return "; ".join(f"constant({interval / tau!r})" for tau in pattern)
 
 
-def run_patterns(
-    config: Config, seeds: int, workdir: pathlib.Path, stream: IO[str]
-) -> tuple[dict[tuple[int, ...], dict[str, np.ndarray]], str]:
-    """Run Fig. 2a: T-SFL's accuracy ``[S, T]`` by pattern and algorithm, and a note."""
-    lanes = [
-        {
-            "schedule.kind": "distribution",
-            "schedule.tau_groups": groups(pattern),
-            "algorithm": algorithm,
-            "seed": seed,
-        }
+def points(
+    config: Config, given: argparse.Namespace
+) -> dict[tuple[tuple[int, ...], str], dict[str, Any]]:
+    """Fig. 2a: T-SFL on each pattern with FedAvg and DMS."""
+    kind = {"schedule.kind": "distribution"}
+    return {
+        (pattern, algorithm): kind
+        | {"schedule.tau_groups": groups(pattern), "algorithm": algorithm}
         for pattern in PATTERNS
         for algorithm in ("fedavg", "dms")
-        for seed in range(seeds)
-    ]
-    result = sweeps.run(config, lanes, workdir=workdir, stream=stream)
-    found = curves_of(result.history, settings.CLASSES)
-    found = found.reshape(len(PATTERNS), 2, seeds, -1)
-    curves = {
-        pattern: {"fedavg": one[0], "dms": one[1]}
-        for pattern, one in zip(PATTERNS, found, strict=True)
     }
-    return curves, diverged_note(result.history)
 
 
-def plot_accuracy(found: dict, folder: pathlib.Path, about: str) -> list[pathlib.Path]:
+def plot_accuracy(runs: Runs, case: Case) -> list[pathlib.Path]:
     """Plot Fig. 2a, one figure per algorithm."""
-    paths = []
+    paths, accuracy = [], runs.accuracy()
+    about = study.noted(case.about, runs)
     for algorithm in ("fedavg", "dms"):
         curves = {
-            f"δ = {degree(pattern):g}, τ in {pattern}": one[algorithm]
-            for pattern, one in found.items()
+            f"δ = {degree(pattern):g}, τ in {pattern}": accuracy[pattern, algorithm]
+            for pattern in PATTERNS
         }
         title = f"T-SFL with {style.NAMES[algorithm]}, {about}"
-        paths += plot_bands(curves, folder / f"fig2a_{algorithm}", title)
+        path = case.path.with_name(f"{case.path.name}_{algorithm}")
+        paths += plot_bands(curves, path, title)
     return paths
+
+
+FIG2A = Study(
+    "fig2a",
+    __doc__,
+    points,
+    None,
+    plot_accuracy,
+    taken=("algorithm", "schedule.kind", "schedule.tau_groups"),
+    any_case=False,
+)
 
 
 class Time(NamedTuple):
@@ -192,3 +185,52 @@ def write_times(
     text += f"paired by seed.{compare.lost_text([t.result for t in found])}"
     paths = files.write_table(folder, "fig2b", table, text)
     return paths + plot_times(found, target, folder / "fig2b", about)
+
+
+def run_times(given: argparse.Namespace) -> list[pathlib.Path]:
+    """Run or resume Fig. 2b; its files."""
+    case = study.case_of(FIG2A._replace(name="fig2b"), given, "1")
+    workdir = given.out / "cells" / "fig2b"
+    try:
+        found = run_frameworks(case.config, given.seeds, workdir, sys.stderr)
+    except UserError as error:
+        print(f"fig2b: not available: {error}", file=sys.stderr)
+        return []
+    return write_times(found, given.accuracy, given.out, case.about)
+
+
+TAKEN = {
+    "fig2a": FIG2A.taken,
+    "fig2b": {name for own in ENTRIES.values() for name in own}
+    | {"schedule.kind", "timeline.speed", "timeline.local_iterations"},
+}
+
+
+def parse(texts: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = study.make_parser("heterogeneity", __doc__)
+    study.add_problem(parser, any_case=False)
+    about = "fig2a: accuracy against δ; fig2b: time to --accuracy"
+    parser.add_argument("target", nargs="+", choices=[*TAKEN], help=about)
+    about = "fig2b: time until this test accuracy (default: %(default)s)"
+    parser.add_argument("--accuracy", type=float, default=0.9, help=about)
+    given = study.parse_problem(parser, texts, "accuracy")
+    for target in given.target:
+        arguments.check_free(given.set, TAKEN[target], target)
+    return given
+
+
+def main(texts: list[str]) -> None:
+    """Run or resume the figures that were asked for."""
+    given = parse(texts)
+    given.out = files.prepare_workdir(given.out, "--out")
+    made = study.carry_out(FIG2A, given, "1") if "fig2a" in given.target else []
+    made += run_times(given) if "fig2b" in given.target else []
+    if not made:
+        raise UserError("study heterogeneity: nothing could be run; see above")
+    for path in made:
+        print(path)
+
+
+if __name__ == "__main__":
+    study.start("heterogeneity", main)

@@ -1,4 +1,4 @@
-"""``tsfl study oracle``: how much could any weights win?
+"""``python -m studies.oracle``: how much could any weights win?
 
 The oracle sees validation samples and takes the weights of every interval whose model
 has the lowest loss on them. What it wins over FedAvg is a yardstick for rules that only
@@ -11,26 +11,19 @@ such a run has no loss, regret and gap.
 
 import argparse
 import pathlib
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from studies import study
+from studies.differences import plot_differences
+from studies.study import Case, Runs, Study
 from tsfl_jax.config import Config, get
-from tsfl_jax.experiment import grid, sweeps
-from tsfl_jax.report import files, style
-from tsfl_jax.report.differences import plot_differences
-from tsfl_jax.report.statistics import (
-    OVER_SEEDS,
-    confidence_interval,
-    curves_of,
-    spread,
-)
+from tsfl_jax.report import style
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.studies import arguments, problems_of, settings
-from tsfl_jax.studies.problems_of import Case
 
 RULES = ("fedavg", "dms", "oracle")
 # Of each interval.
@@ -51,21 +44,24 @@ class RuleResult(NamedTuple):
     gap: Float[np.ndarray, "S T"]
 
 
-def run_rules(
-    config: Config, rules: Sequence[str], seeds: int, workdir: pathlib.Path
-) -> dict[str, RuleResult]:
-    """Run or reuse the rules; FedAvg, which they are compared with, is always there."""
-    names = list(dict.fromkeys(["fedavg", *rules]))
-    points = [{"algorithm": n, "seed": s} for n in names for s in range(seeds)]
-    result = sweeps.run(config, points, workdir=workdir, stream=sys.stderr)
-    fields = ("test_accuracy", "test_loss", "regret", "gap")
-    curves = dict(result.history)
-    curves["test_accuracy"] = curves_of(result.history, settings.CLASSES)
-    lost = result.history["diverged"].any(axis=1, keepdims=True)
-    for field in fields[1:]:  # of the intervals before it would flatter such a run
-        curves[field] = np.where(lost, np.nan, curves[field])
-    found = [curves[f].reshape(len(names), seeds, -1) for f in fields]
-    return {n: RuleResult(*(part[i] for part in found)) for i, n in enumerate(names)}
+def points(config: Config, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The rules; FedAvg, which they are compared with, is always there."""
+    names = dict.fromkeys(["fedavg", *given.rules])
+    return {name: {"algorithm": name} for name in names}
+
+
+def results_of(runs: Runs) -> dict[str, RuleResult]:
+    """The results by rule; a run that diverged has no loss, regret and gap."""
+    history = runs.result.history
+    lost = history["diverged"].any(axis=1, keepdims=True)
+    fields = [
+        runs.by_label(np.where(lost, np.nan, history[field]))
+        for field in ("test_loss", "regret", "gap")
+    ]
+    return {
+        name: RuleResult(accuracy, *(field[name] for field in fields))
+        for name, accuracy in runs.accuracy().items()
+    }
 
 
 def _best(result: RuleResult) -> Float[np.ndarray, "S"]:
@@ -137,41 +133,37 @@ def interval_rows(results: Mapping[str, RuleResult]) -> list[dict[str, Any]]:
     return rows
 
 
-def parse(texts: list[str]) -> argparse.Namespace:
-    """The command line."""
-    parser = arguments.make_parser("study oracle", __doc__, 5, "runs/oracle")
-    problems_of.add_problem(parser)
-    parser.add_argument(
-        "--rules",
-        nargs="+",
-        default=list(RULES),
-        choices=list(AGGREGATORS),
-        metavar="RULE",
-        help=f"rules to compare with FedAvg (default: {' '.join(RULES)})",
-    )
-    return problems_of.parse(parser, texts)
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    """Add ``--rules``."""
+    about = f"rules to compare with FedAvg (default: {' '.join(RULES)})"
+    options = {"default": list(RULES), "choices": list(AGGREGATORS), "metavar": "RULE"}
+    parser.add_argument("--rules", nargs="+", help=about, **options)
 
 
-def write(case: Case, results: Mapping[str, RuleResult]) -> list[pathlib.Path]:
-    """Write the table and the figure of a case."""
-    held, path = get(case.config, "data.validation"), case.path
+def table(runs: Runs, case: Case) -> tuple[list[dict[str, str]], str]:
+    """The table of a case, and what is said above it."""
+    held = get(case.config, "data.validation")
     head = f"{case.about}, {held} validation samples. Regret and gap: of the validation"
     head += f" loss, mean over intervals. Entries: {OVER_SEEDS}."
-    made = files.write_table(path.parent, path.name, rule_rows(results), head)
-    long = path.with_name(f"{path.name}_intervals.csv")
-    files.write_csv(long, interval_rows(results))
-    made.append(long)
-    curves = {n: r.accuracy for n, r in results.items()}
-    return made + plot_differences(curves, "fedavg", path, case.about)
+    return rule_rows(results_of(runs)), head
 
 
-def main(texts: list[str]) -> None:
-    """Run or resume the study; tables and figures of each case are written anew."""
-    given = parse(texts)
-    arguments.check_free(given.set, ("measure_regret",), "oracle")
+def figure(runs: Runs, case: Case) -> list[pathlib.Path]:
+    """Plot accuracies minus FedAvg's."""
+    return plot_differences(runs.accuracy(), "fedavg", case.path, case.about)
 
-    def run(config: Config, workdir: pathlib.Path) -> dict[str, RuleResult]:
-        config = grid.changed(config, {"measure_regret": True})
-        return run_rules(config, given.rules, given.seeds, workdir)
 
-    problems_of.run_cases(given, "oracle", run, write)
+STUDY = Study(
+    "oracle",
+    __doc__,
+    points,
+    table,
+    figure,
+    taken=("measure_regret",),
+    rows=lambda runs: interval_rows(results_of(runs)),
+    add=add_rules,
+    changes={"measure_regret": True},
+)
+
+if __name__ == "__main__":
+    study.start("oracle", lambda texts: study.main(STUDY, texts))

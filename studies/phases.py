@@ -1,8 +1,8 @@
-"""``tsfl study phases``: is there a rule that is ahead early and not behind late?
+"""``python -m studies.phases``: a rule ahead early and not behind late?
 
 DMS is ahead of FedAvg in the first intervals and behind in later ones. Candidates let c
 and the drop probability of DMS fall with time, at a fixed pace or by the loss on
-validation samples; one more has the weights of ``tsfl study learned``, which fade with
+validation samples; one more has the weights of `studies.learned`, which fade with
 time as well. Each is compared with FedAvg and with DMS at every interval, paired
 by seed: same clients, split, schedule and mini-batches.
 
@@ -18,26 +18,17 @@ A run that diverged is scored at chance level. Choose on one data set
 
 import argparse
 import pathlib
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from studies import study
+from studies.differences import plot_differences
+from studies.study import Case, Runs, Study
 from tsfl_jax.config import Config, get
-from tsfl_jax.experiment import sweeps
-from tsfl_jax.report import files
-from tsfl_jax.report.differences import plot_differences
-from tsfl_jax.report.statistics import (
-    OPEN,
-    OVER_SEEDS,
-    confidence_interval,
-    curves_of,
-    spread,
-)
-from tsfl_jax.studies import arguments, problems_of, settings
-from tsfl_jax.studies.problems_of import Case
+from tsfl_jax.report.statistics import OPEN, OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.types import UserError
 
 REFERENCES = ("FedAvg", "DMS")
@@ -118,16 +109,11 @@ def difference(
     return Difference(mean, half, thirds)
 
 
-def run_candidates(
-    config: Config, candidates: Sequence[str], seeds: int, workdir: pathlib.Path
-) -> dict[str, Float[np.ndarray, "S T"]]:
-    """Run or reuse the references and candidates; test accuracies by name.
+def points(config: Config, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The references and the candidates that were asked for.
 
-    Args:
-      config: all settings but the candidates'.
-      candidates: keys of `CANDIDATES`.
-      seeds: runs of each.
-      workdir: folder of finished lanes.
+    Raises:
+      UserError: fewer than three tested intervals.
     """
     intervals, every = get(config, "num_intervals"), get(config, "eval_every")
     tested = -(-intervals // every)
@@ -136,15 +122,8 @@ def run_candidates(
             f"--set eval_every={every}: the model is tested {tested} times in "
             f"{intervals} intervals, expected at least 3, one for each third of a run"
         )
-    names = list(dict.fromkeys([*REFERENCES, *candidates]))
-    points = [
-        {"algorithm": "dms"} | CANDIDATES[name] | {"seed": seed}
-        for name in names
-        for seed in range(seeds)
-    ]
-    result = sweeps.run(config, points, workdir=workdir, stream=sys.stderr)
-    curves = curves_of(result.history, settings.CLASSES)
-    return dict(zip(names, curves.reshape(len(names), seeds, -1), strict=True))
+    names = dict.fromkeys([*REFERENCES, *given.candidates])
+    return {name: {"algorithm": "dms"} | CANDIDATES[name] for name in names}
 
 
 def candidate_rows(
@@ -205,48 +184,38 @@ def interval_rows(
     return rows
 
 
-def parse(texts: list[str]) -> argparse.Namespace:
-    """The command line."""
-    parser = arguments.make_parser("study phases", __doc__, 5, "runs/phases")
-    problems_of.add_problem(parser)
+def add_candidates(parser: argparse.ArgumentParser) -> None:
+    """Add ``--candidates``."""
+    about = f"only these: {', '.join(CANDIDATES)}"
+    options = {"default": list(CANDIDATES), "choices": list(CANDIDATES)}
     parser.add_argument(
-        "--candidates",
-        nargs="+",
-        default=list(CANDIDATES),
-        choices=list(CANDIDATES),
-        metavar="NAME",
-        help=f"only these: {', '.join(CANDIDATES)}",
+        "--candidates", nargs="+", metavar="NAME", help=about, **options
     )
-    given = problems_of.parse(parser, texts)
-    if 0 < given.intervals < 3:
-        parser.error("--intervals must be at least 3, one for each third of a run")
-    return given
 
 
-def write(
-    case: Case, curves: Mapping[str, Float[np.ndarray, "S T"]]
-) -> list[pathlib.Path]:
-    """Write the tables and the figure of a case."""
-    path = case.path
+def table(runs: Runs, case: Case) -> tuple[list[dict[str, str]], str]:
+    """The table of a case, and what is said above it."""
     head = f"{case.about}. Test accuracy, differences in points: {OVER_SEEDS}, paired."
     head += f" Level: no third's interval ends below −{MARGIN:g}, not corrected for the"
     head += " number of candidates."
-    made = files.write_table(path.parent, path.name, candidate_rows(curves), head)
-    long = path.with_name(f"{path.name}_intervals.csv")
-    files.write_csv(long, interval_rows(curves))
-    made.append(long)
-    return made + plot_differences(curves, "FedAvg", path, case.about)
+    return candidate_rows(runs.accuracy()), head
 
 
-def main(texts: list[str]) -> None:
-    """Run or resume the study; tables and figures of each case are written anew."""
-    given = parse(texts)
-    own = {name for changes in CANDIDATES.values() for name in changes}
-    arguments.check_free(given.set, own, "phases")
+def figure(runs: Runs, case: Case) -> list[pathlib.Path]:
+    """Plot accuracies minus FedAvg's."""
+    return plot_differences(runs.accuracy(), "FedAvg", case.path, case.about)
 
-    def run(
-        config: Config, workdir: pathlib.Path
-    ) -> dict[str, Float[np.ndarray, "S T"]]:
-        return run_candidates(config, given.candidates, given.seeds, workdir)
 
-    problems_of.run_cases(given, "phases", run, write)
+STUDY = Study(
+    "phases",
+    __doc__,
+    points,
+    table,
+    figure,
+    taken={name for changes in CANDIDATES.values() for name in changes},
+    rows=lambda runs: interval_rows(runs.accuracy()),
+    add=add_candidates,
+)
+
+if __name__ == "__main__":
+    study.start("phases", lambda texts: study.main(STUDY, texts))

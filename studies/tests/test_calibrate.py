@@ -5,9 +5,10 @@ import csv
 import numpy as np
 import pytest
 
+from studies import calibrate
 from tsfl_jax.config import SETTINGS, Config, replace
 from tsfl_jax.experiment import program, sweeps
-from tsfl_jax.studies import calibrate, reproduce, settings
+from tsfl_jax.studies import reproduce, settings
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
@@ -165,7 +166,7 @@ def test_readings_on_the_command_line(capsys):
     count = len(calibrate.READINGS)
 
     def chosen(*words):
-        given = reproduce.parse(["calibrate", *words])
+        given = calibrate.parse([*words])
         return [calibrate.READINGS.index(reading) for reading in given.readings]
 
     assert chosen() == list(range(count))
@@ -219,18 +220,10 @@ def test_nothing_can_be_run(tmp_path, monkeypatch):
     assert (tmp_path / "calibration_dms.csv").read_text() == "of another day"
 
 
-def test_settings_of_the_readings_cannot_be_given(tmp_path, capsys):
+def test_settings_of_the_readings_cannot_be_given(tmp_path):
     words = ["--set", "momentum=0.3", "--out", str(tmp_path)]
-    with pytest.raises(SystemExit):  # before the hours of the table
-        reproduce.parse(["table1", "calibrate", *words])
-    assert "calibrate sets it in each run" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", [["--readings", "3"], ["--rungs", "1"]])
-def test_flags_of_the_calibration_alone(words, capsys):
-    with pytest.raises(SystemExit):
-        reproduce.parse(["table1", *words])
-    assert f"{' '.join(words)}: would be ignored by table1" in capsys.readouterr().err
+    with pytest.raises(UserError, match="calibrate sets it in each run"):
+        calibrate.parse(words)
 
 
 def test_a_choice_of_dms_keeps_its_weights_by_size(tmp_path, monkeypatch):
@@ -295,16 +288,15 @@ def test_a_cell_is_two_programs_and_is_not_run_twice(tmp_path, monkeypatch, caps
 
 
 def test_folders_of_idx_files_on_the_command_line(tmp_path, capsys):
-    given = reproduce.parse(["calibrate", "--idx", f"mnist={tmp_path}"])
+    given = calibrate.parse(["--idx", f"mnist={tmp_path}"])
     config, note = reproduce.changed_config("mnist_case1", given)
     assert (config.data.name, config.data.dir) == ("idx", str(tmp_path)) and not note
     assert config.model.name == "mnist_cnn"
     other, _ = reproduce.changed_config("svhn_case1", given)
     assert other.data.name == "svhn_cropped"
-    assert "calibrate" not in reproduce.parse(["all"]).target
     for text in ("mnist", f"minst={tmp_path}", f"mnist={tmp_path}/none"):
         with pytest.raises(SystemExit):
-            reproduce.parse(["calibrate", "--idx", text])
+            calibrate.parse(["--idx", text])
         assert "expected DATA=FOLDER" in capsys.readouterr().err
 
 
@@ -314,7 +306,7 @@ def test_from_the_command_line_to_the_tables(tmp_path, capsys):
     changes = [part for word in words for part in ("--set", word)]
     out, table = tmp_path / "out", tmp_path / "table"
     options = ["--out", str(out), "--table", str(table), "--seeds", "2"]
-    reproduce.main(["calibrate", *options, *changes, "--readings", "3"])
+    calibrate.main([*options, *changes, "--readings", "3"])
     shown = capsys.readouterr().out
     assert str(table / "calibration_dms.md") in shown
     assert len(rows_of(table / "calibration.csv")) == 3

@@ -1,27 +1,31 @@
-"""Where the spread of a sweep comes from, and how many seeds a claim needs.
+"""``python -m studies.variance WORKDIR``: the spread of a sweep, and seeds for a claim.
 
 For sweeps over several seeds of ``seeds.*``: an analysis of variance with random
 effects of the sources, and the power of t tests with the variance that was found.
 """
 
 import itertools
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from studies import study
 from tsfl_jax import rng
 from tsfl_jax.config import SEEDS
+from tsfl_jax.experiment import grid
 from tsfl_jax.report import files
 from tsfl_jax.report.bands import grouped
 from tsfl_jax.report.statistics import (
     DIVERGED,
+    LEVEL,
     STOPPED,
     left_out,
     p_text,
-    seeds_needed,
 )
+from tsfl_jax.types import UserError
 
 CLAIM = 0.5  # points of accuracy
 SHOWN = 0.05  # share from which an interaction has a row of its own
@@ -55,6 +59,53 @@ class Components(NamedTuple):
 
 
 Effect = tuple[int, ...]  # axes
+
+
+def power(n: int, effect: float, *, paired: bool, alpha: float = LEVEL) -> float:
+    """Chance that a two-sided t test finds a true difference.
+
+    Args:
+      n: seeds ≥ 2, of each side.
+      effect: difference over standard deviation: of the paired differences, or of one
+        side, if the sides do not share their seeds.
+      paired: whether they share them.
+      alpha: level of the test.
+    """
+    from scipy import stats
+
+    freedom, shift = (n - 1, n) if paired else (2 * n - 2, n / 2)
+    limit, center = stats.t.ppf(1 - alpha / 2, freedom), abs(effect) * np.sqrt(shift)
+    # |t| > limit by the noncentral F distribution of t², which is finite where SciPy's
+    # noncentral t is not.
+    return float(stats.ncf.sf(limit**2, 1, freedom, center**2))
+
+
+def seeds_needed(
+    difference: float,
+    deviation: float,
+    *,
+    paired: bool,
+    alpha: float = LEVEL,
+    wanted: float = 0.8,
+) -> int:
+    """Fewest seeds with which a true difference is found with a chance of `wanted`.
+
+    Args:
+      difference: > 0.
+      deviation: standard deviation ≥ 0; see `power`.
+      paired, alpha: see `power`.
+      wanted: in (0, 1).
+    """
+    if deviation <= difference / 100:
+        return 2  # beyond what the noncentral t distribution is computed for
+    effect, low, high = difference / deviation, 1, 2
+    while power(high, effect, paired=paired, alpha=alpha) < wanted:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = power(middle, effect, paired=paired, alpha=alpha) >= wanted
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def _mean_squares(values: Float[np.ndarray, "..."]) -> dict[Effect, tuple[float, int]]:
@@ -296,3 +347,37 @@ def text_of(swept: Sequence[str], rows: Sequence[Row], losses: bool) -> str:
     if losses:
         return text
     return text + _POWER + files.markdown(_power_rows(alone, paired))
+
+
+def text_of_folder(folder: pathlib.Path) -> str:
+    """The analysis of a finished sweep.
+
+    Raises:
+      UserError: no finished sweep there, or not over two of the seeds.
+    """
+    sweep = files.read_json(folder / "sweep.json")
+    if sweep is None:
+        raise UserError(f"{folder}: no finished sweep there; give the --workdir of one")
+    lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for line in lines if (row := files.parse_json(line))]
+    losses = all(row["best_test_accuracy"] is None for row in rows)
+    text = text_of(grid.names_of(sweep["lanes"]), rows, losses)
+    if not text:
+        raise UserError(f"{folder}: swept no two of {', '.join(SEEDS)}")
+    return text.lstrip("\n")
+
+
+def main(texts: list[str]) -> None:
+    """Write variance.md and print it."""
+    parser = study.make_parser("variance", __doc__, None)
+    parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished sweep")
+    parser.set_defaults(out=None)
+    given = parser.parse_args(texts)
+    text = text_of_folder(given.workdir)
+    path = files.prepare_workdir(given.out or given.workdir, "--out") / "variance.md"
+    files.write_text(path, text)
+    print(f"{path}\n\n{text}")
+
+
+if __name__ == "__main__":
+    study.start("variance", main)

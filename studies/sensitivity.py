@@ -1,31 +1,31 @@
-"""What the paper leaves open: under which choices DMS helps, and by how much.
+"""``python -m studies.sensitivity``: what the paper leaves open, and when DMS helps.
 
 One case is run with one choice changed at a time. DMS and FedAvg have the same clients,
 data and schedule in every run, so their difference is paired by seed.
 """
 
-import dataclasses
+import argparse
 import pathlib
-from collections.abc import Sequence
-from typing import IO, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from tsfl_jax.config import Config, flat
-from tsfl_jax.experiment import sweeps
-from tsfl_jax.report import style
+from studies import study
+from studies.study import Case, Runs, Study
+from tsfl_jax.config import Config, get
+from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import (
+    OVER_SEEDS,
     confidence_interval,
-    curves_of,
-    diverged_note,
     holm,
     p_text,
     paired_p,
     spread,
     verdict,
 )
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import arguments, reproduce
 
 
 class Choice(NamedTuple):
@@ -78,28 +78,20 @@ def choices(lr: float, num_clients: int) -> list[Choice]:
     ]
 
 
-# Settings that a run of the study sets itself, or on which c = … depends.
-CHANGED = frozenset(name for c in choices(1.0, 1) for name in c.changes) | {
-    *("dms.coupling", "dms.unit"),
-    *("schedule.kind", "schedule.tau", "schedule.tau_groups", "schedule.trace"),
-}
+def choices_of(config: Config) -> list[Choice]:
+    """All choices, under these settings."""
+    return choices(get(config, "lr"), get(config, "num_clients"))
 
 
-def points(base: dict, several: Sequence[Choice], seeds: int) -> list[dict]:
-    """Lanes of one sweep: DMS with every choice, FedAvg where it makes a difference.
-
-    Args:
-      base: settings of the standard; each lane sets all that any choice changes.
-      several: the choices.
-      seeds: lanes of one algorithm.
-    """
-    standard = {name: base[name] for c in several for name in c.changes}
-    return [
-        standard | choice.changes | {"algorithm": algorithm, "seed": seed}
-        for choice in several
+def points(
+    config: Config, given: argparse.Namespace
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """DMS with every choice, FedAvg where it makes a difference."""
+    return {
+        (choice.choice, algorithm): choice.changes | {"algorithm": algorithm}
+        for choice in choices_of(config)
         for algorithm in (("dms",) if choice.only_dms else ("dms", "fedavg"))
-        for seed in range(seeds)
-    ]
+    }
 
 
 class ChoiceResult(NamedTuple):
@@ -111,31 +103,14 @@ class ChoiceResult(NamedTuple):
 
 
 def by_choice(
-    several: Sequence[Choice], best: Float[np.ndarray, "lanes"], seeds: int
+    several: Sequence[Choice], best: Mapping[tuple[str, str], Float[np.ndarray, "S"]]
 ) -> list[ChoiceResult]:
-    """The lanes' results, in the order of `points`, by choice."""
-    parts = iter(np.reshape(best, (-1, seeds)))
-    found: list[ChoiceResult] = []
-    for choice in several:
-        dms = next(parts)
-        fedavg = found[0].fedavg if choice.only_dms else next(parts)
-        found.append(ChoiceResult(choice, fedavg, dms))
-    return found
-
-
-def run_choices(
-    config: Config, seeds: int, workdir: pathlib.Path, stream: IO[str]
-) -> tuple[list[ChoiceResult], str]:
-    """Run or reuse the study: the results, and what to say of them."""
-    standard = flat(dataclasses.asdict(config))
-    several = choices(standard["lr"], standard["num_clients"])
-    lanes = points(standard, several, seeds)
-    result = sweeps.run(config, lanes, workdir=workdir, stream=stream)
-    best = np.nanmax(curves_of(result.history, settings.CLASSES), axis=-1)
-    note = diverged_note(result.history)
-    minutes = sum(row["seconds"] for row in result.rows) / 60
-    about = f"training time {minutes:.1f} min" + f", {note}" * bool(note)
-    return by_choice(several, best, seeds), about
+    """The results by choice; FedAvg's standard run where a choice is of DMS alone."""
+    standard = best[several[0].choice, "fedavg"]
+    return [
+        ChoiceResult(c, best.get((c.choice, "fedavg"), standard), best[c.choice, "dms"])
+        for c in several
+    ]
 
 
 def choice_rows(several: Sequence[ChoiceResult]) -> list[dict[str, str]]:
@@ -159,12 +134,22 @@ def choice_rows(several: Sequence[ChoiceResult]) -> list[dict[str, str]]:
     return found
 
 
+def table(runs: Runs, case: Case) -> tuple[list[dict[str, str]], str]:
+    """The table, and what is said above it; writes it in LaTeX as well."""
+    rows = choice_rows(by_choice(choices_of(case.config), runs.best()))
+    files.write_text(case.path.with_suffix(".tex"), reproduce.latex(rows))
+    about = f"mnist_case1, {get(case.config, 'num_intervals')} intervals"
+    about += f" ({case.changed})" * bool(case.changed)
+    about = study.noted(about, runs, f"training time {runs.minutes():.1f} min")
+    head = f"Highest test accuracy in %: {OVER_SEEDS}; DMS − FedAvg is paired by seed. "
+    return rows, f"{head}{about}. Device: {arguments.device_text()}."
+
+
 @style.styled
-def plot_choices(
-    several: Sequence[ChoiceResult], path: pathlib.Path
-) -> list[pathlib.Path]:
+def figure(runs: Runs, case: Case) -> list[pathlib.Path]:
     """Plot differences with their confidence intervals, one line per choice."""
-    figure, axes = style.figure_of(0.8 + 0.25 * len(several))
+    several = by_choice(choices_of(case.config), runs.best())
+    page, axes = style.figure_of(0.8 + 0.25 * len(several))
     for row, (_, fedavg, dms) in enumerate(several):
         gain, half = confidence_interval(100 * (dms - fedavg))
         look = {"fmt": "o", "color": "#0072B2", "markersize": 4}
@@ -179,5 +164,16 @@ def plot_choices(
     axes.set_yticks(range(len(names)), [style.escape(name) for name in names])
     axes.invert_yaxis()
     axes.set_xlabel("DMS − FedAvg in points of best accuracy, 95 % confidence")
-    figure.suptitle("What the paper leaves open: one choice changed at a time")
-    return style.save_both(figure, path)
+    page.suptitle("What the paper leaves open: one choice changed at a time")
+    return style.save_both(page, case.path)
+
+
+# Settings that a run sets itself, or on which c = … depends.
+TAKEN = frozenset(name for c in choices(1.0, 1) for name in c.changes) | {
+    *("algorithm", "dms.coupling", "dms.unit"),
+    *("schedule.kind", "schedule.tau", "schedule.tau_groups", "schedule.trace"),
+}
+STUDY = Study("sensitivity", __doc__, points, table, figure, TAKEN, any_case=False)
+
+if __name__ == "__main__":
+    study.start("sensitivity", lambda texts: study.main(STUDY, texts))

@@ -1,4 +1,4 @@
-"""``tsfl study learned``: weights by evolution strategies, tested on other fleets.
+"""``python -m studies.learned``: weights by evolution, tested on other fleets.
 
 ρ = softmax(θ · features), see `rules.learned`. θ is trained on several small fleets and
 seeds of scikit-learn's digits, with samples of the training set in place of the test
@@ -23,9 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from studies import study
 from tsfl_jax import data, rng
-from tsfl_jax.config import Config, DataConfig, get
-from tsfl_jax.experiment import grid, lanes, own_hooks, prepare, sweeps
+from tsfl_jax.config import Config, DataConfig
+from tsfl_jax.experiment import grid, lanes, own_hooks, prepare
 from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import (
@@ -38,7 +39,7 @@ from tsfl_jax.report.statistics import (
     verdict,
 )
 from tsfl_jax.rules.learned import FEATURES
-from tsfl_jax.studies import arguments, settings
+from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
 
 _DIGITS = {
@@ -242,28 +243,21 @@ def test_rows(
         "dms": {"algorithm": "dms"},
         "learned": own,
     }
-    names = {n for rule in rules.values() for n in rule}
-    plain = {n: get(config, n) for n in names}
+    points = {
+        (fleet, rule): own | changes
+        for fleet, changes in TESTS.items()
+        for rule, own in rules.items()
+    }
+    runs = study.run(config, points, seeds, workdir, first_seed=_FIRST_TEST_SEED)
+    scores = {label: fitness(curves) for label, curves in runs.accuracy().items()}
     rows, gains = [], []
-    for fleet, changes in TESTS.items():
-        points = [
-            plain | rule | changes | {"seed": _FIRST_TEST_SEED + s}
-            for rule in rules.values()
-            for s in range(seeds)
-        ]
-        folder = workdir / fleet.replace(" ", "_").replace(",", "")
-        result = sweeps.run(config, points, workdir=folder, stream=sys.stderr)
-        curves = curves_of(result.history, settings.CLASSES)
-        score = fitness(curves).reshape(len(rules), seeds)
-        values = dict(zip(rules, score, strict=True))
+    for fleet in TESTS:
         row = {"fleet and split": fleet}
-        row |= {style.NAMES[n]: spread(v) for n, v in values.items()}
+        row |= {style.NAMES[rule]: spread(scores[fleet, rule]) for rule in rules}
         for other in _COMPARED:
-            gain = values["learned"] - values[other]
-            gains.append(gain)
-            row[f"learned − {style.NAMES[other]}"] = spread(gain, "+.2f")
-        row["seeds"] = str(seeds)
-        rows.append(row)
+            gains.append(scores[fleet, "learned"] - scores[fleet, other])
+            row[f"learned − {style.NAMES[other]}"] = spread(gains[-1], "+.2f")
+        rows.append(row | {"seeds": str(seeds)})
     corrected = iter(zip(gains, holm([paired_p(g) for g in gains]), strict=True))
     for row in rows:
         for other in _COMPARED:
@@ -275,7 +269,7 @@ def test_rows(
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = arguments.make_parser("study learned", __doc__, 2, "runs/learned")
+    parser = study.make_parser("learned", __doc__, 2)
     about = "trained θ, as a study has printed it: tau=0.1,left=0.2,… (default: train)"
     parser.add_argument("--theta", default="", help=about)
     parser.add_argument("--generations", type=int, default=14, help="(default: 14)")
@@ -328,3 +322,7 @@ def main(texts: list[str]) -> None:
     about += "Holm's correction over all of the table."
     for path in files.write_table(out, "learned", rows, about):
         print(path)
+
+
+if __name__ == "__main__":
+    study.start("learned", main)

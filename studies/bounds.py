@@ -1,4 +1,4 @@
-"""``tsfl bounds``: do the bounds hold with exact constants?
+"""``python -m studies.bounds``: do the bounds hold with exact constants?
 
 Runs T-SFL on quadratic clients with one curvature L, so that the test loss F(w) − F(w*)
 gives ‖w − w*‖² = 2(F(w) − F(w*))/L and ‖∇F(w)‖² = 2L(F(w) − F(w*)) exactly, and
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from studies import study
 from tsfl_jax.config import Config, get
 from tsfl_jax.data.quadratic import Exact
 from tsfl_jax.engine import devices
@@ -233,7 +234,7 @@ def plot_bounds(
 
 def main(texts: list[str]) -> None:
     """Run all settings, write table and figure."""
-    parser = arguments.make_parser("bounds", __doc__, 32, "runs/bounds")
+    parser = study.make_parser("bounds", __doc__, 32)
     given = arguments.parse(parser, texts)
     out = files.prepare_workdir(given.out, "--out")
     devices.start(1)
@@ -252,3 +253,7 @@ def main(texts: list[str]) -> None:
         print(path)
     for path in plot_bounds(results, out / "bounds", about):
         print(path)
+
+
+if __name__ == "__main__":
+    study.start("bounds", main)

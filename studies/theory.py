@@ -1,4 +1,4 @@
-"""``tsfl theory WORKDIR``: a run compared with the theory.
+"""``python -m studies.theory WORKDIR``: a run compared with the theory.
 
 From the files of a run that measured its clients (``--config.measure_clients=true``):
 the four items of Theorem 1's bound after every interval, and the weights that the run
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from tsfl_jax import command, rng
+from studies import study
+from tsfl_jax import rng
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.rules import dms
@@ -458,14 +459,18 @@ def write_theory(
     return [*paths, items_path, *plot_theory(run, after, found, out / "theory")]
 
 
-def main(arguments: list[str]) -> None:
+def main(texts: list[str]) -> None:
     """Write the files and print the table."""
-    parser = command.make_parser("theory", __doc__)
+    parser = study.make_parser("theory", __doc__, None)
     parser.add_argument("workdir", type=pathlib.Path, help="folder of a finished run")
     parser.add_argument("--weight_limit", type=float, help="θ instead of the run's own")
-    parser.add_argument("--out", type=pathlib.Path, help="instead of the workdir")
-    given = parser.parse_args(arguments)
+    parser.set_defaults(out=None)
+    given = parser.parse_args(texts)
     out = given.out or given.workdir
     for path in write_theory(given.workdir, out, given.weight_limit):
         print(path)
     print((files.folder_of(out) / "theory.md").read_text())
+
+
+if __name__ == "__main__":
+    study.start("theory", main)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from studies import oracle, study
 from tsfl_jax.experiment import sweeps
-from tsfl_jax.studies import oracle, problems_of
 from tsfl_jax.types import UserError
 
 
@@ -27,6 +27,14 @@ def invented(names, seeds=2, intervals=6):
     }
 
 
+def results_of(words, tmp_path):
+    """The results by rule that a command gives in Case 1."""
+    given = study.parse(oracle.STUDY, words)
+    config, _ = study.config_of(given, "1")
+    points = oracle.points(config, given)
+    return oracle.results_of(study.run(config, points, given.seeds, tmp_path))
+
+
 def test_the_table_by_hand(tmp_path, monkeypatch):
     calls = []
 
@@ -36,10 +44,8 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
         return sweeps.SweepResult([], invented(names))
 
     monkeypatch.setattr(sweeps, "run", run)
-    given = oracle.parse(["--seeds", "2", "--case", "1"])
-    config, about = problems_of.config_of(given, "1")
-    assert about == "digits, Case 1" and config.schedule.kind == "case1"
-    results = oracle.run_rules(config, ["oracle", "median"], 2, tmp_path)
+    words = ["--seeds", "2", "--case", "1", "--rules"]
+    results = results_of([*words, "oracle", "median"], tmp_path)
     assert [p["algorithm"] for p in calls[0][1]][::2] == ["fedavg", "oracle", "median"]
     first, best, other = oracle.rule_rows(results)
     assert first["best − FedAvg"] == "–" and first["gap"] == "1.0000 ± 0.0000"
@@ -64,18 +70,18 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     for field in ("test_accuracy", "test_loss", "regret", "gap"):
         history[field][2, 4:] = np.nan
     monkeypatch.setattr(sweeps, "run", lambda *a, **k: sweeps.SweepResult([], history))
-    _, lost = oracle.rule_rows(oracle.run_rules(config, ["dms"], 2, tmp_path))
+    _, lost = oracle.rule_rows(results_of([*words, "dms"], tmp_path))
     assert lost["best accuracy, %"].startswith("30.50")  # of 10 and 51 %
     for column in ("lowest test loss − FedAvg", "regret", "regret, last third", "gap"):
         assert lost[column] == "–"
     # An infinite regret is not left out of a mean that it would spoil.
     history = invented(["fedavg", "median"])
     history["regret"][2, 1] = np.inf
-    _, endless = oracle.rule_rows(oracle.run_rules(config, ["median"], 2, tmp_path))
+    _, endless = oracle.rule_rows(results_of([*words, "median"], tmp_path))
     assert endless["regret"] == "–" and endless["regret, last third"] != "–"
     monkeypatch.setattr(sweeps, "run", run)
     words = ["--seeds", "2", "--case", "3", "--out", str(tmp_path / "out")]
-    oracle.main([*words, "--set", "oracle.steps=5"])
+    study.main(oracle.STUDY, [*words, "--set", "oracle.steps=5"])
     config = calls[1][0]
     assert config.measure_regret and config.oracle.steps == 5
     assert config.data.validation == 200 and config.schedule.kind == "case3"
@@ -88,25 +94,26 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
 def test_what_cannot_run_is_reported(tmp_path, capsys):
     words = ["--set", "data.validation=1430", "--out", str(tmp_path), "--case", "1"]
     with pytest.raises(UserError, match="nothing could be run"):
-        oracle.main(words)
+        study.main(oracle.STUDY, words)
     assert "oracle_digits_case1: not available: " in capsys.readouterr().err
 
 
 def test_what_the_study_sets_itself_cannot_be_given(tmp_path):
     words = ["--set", "measure_regret=False", "--out", str(tmp_path)]
     with pytest.raises(UserError, match="study oracle sets it in each run"):
-        oracle.main(words)
+        study.main(oracle.STUDY, words)
 
 
 @pytest.mark.parametrize("words", [["--idx", "/no/such"], ["--intervals", "-1"]])
 def test_wrong_arguments(words):
     with pytest.raises(SystemExit):
-        oracle.parse(words)
+        study.parse(oracle.STUDY, words)
 
 
 def test_images_have_the_settings_of_the_paper(tmp_path):
-    given = oracle.parse(["--data", "mnist", "--idx", str(tmp_path)])
-    config, about = problems_of.config_of(given, "3")
+    words = ["--data", "mnist", "--idx", str(tmp_path)]
+    case = study.case_of(oracle.STUDY, study.parse(oracle.STUDY, words), "3")
+    config = case.config
     assert (config.data.name, config.model.name) == ("idx", "mnist_cnn")
     assert config.data.validation == 1000 and config.num_intervals == 50
-    assert about == "mnist, Case 3"
+    assert case.about == "mnist, Case 3, 50 intervals, 5 seeds"

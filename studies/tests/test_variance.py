@@ -1,34 +1,13 @@
-"""Paired tests, Holm's correction, power, and the analysis of variance of sweeps."""
+"""The analysis of variance of a sweep, and the power of its tests."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from tsfl_jax.experiment import runner
-from tsfl_jax.report import statistics, sweeps, variance
-
-
-def test_paired_p_by_hand():
-    # Differences 1, 2, 3: mean 2, error 1/√3, t = 2√3 with 2 degrees of freedom.
-    assert statistics.paired_p([1.0, 2.0, 3.0]) == pytest.approx(0.0741799, abs=1e-6)
-    assert statistics.paired_p([0.0, 0.0, 0.0]) == 1.0
-    # Two equal gaps of one test sample: no error to divide by, rounding or not.
-    for gaps in ([1 / 360, 1 / 360], [0.3, 0.1 + 0.2]):
-        assert np.isnan(statistics.paired_p(gaps))
-    assert np.isnan(statistics.paired_p([1.0]))
-    assert np.isnan(statistics.paired_p([1.0, np.nan]))
-
-
-def test_five_pairs_cannot_be_told_apart_by_ranks():
-    assert statistics.signed_rank_p([1, 2, 3, 4, 5]) == 0.0625
-    assert np.isnan(statistics.signed_rank_p([0.0, 0.0]))
-
-
-def test_holm_by_hand():
-    # 3·0.01, 2·0.03, 1·0.04 but not below the one before it.
-    found = statistics.holm([0.04, 0.01, np.nan, 0.03])
-    np.testing.assert_allclose(found, [0.06, 0.03, np.nan, 0.06])
-    assert statistics.holm([0.6, 0.7]) == [1.0, 1.0]
+import tsfl_jax
+from studies import variance
+from tests.experiment.test_runner import small
+from tsfl_jax.types import UserError
 
 
 @pytest.mark.parametrize(
@@ -37,35 +16,35 @@ def test_holm_by_hand():
     [(0.2, False, 394), (0.5, False, 64), (0.8, False, 26), (0.5, True, 34)],
 )
 def test_seeds_needed_as_in_the_tables_of_cohen(effect, paired, seeds):
-    assert statistics.seeds_needed(effect, 1.0, paired=paired) == seeds
-    assert statistics.power(seeds, effect, paired=paired) >= 0.8
-    assert statistics.power(seeds - 1, effect, paired=paired) < 0.8
+    assert variance.seeds_needed(effect, 1.0, paired=paired) == seeds
+    assert variance.power(seeds, effect, paired=paired) >= 0.8
+    assert variance.power(seeds - 1, effect, paired=paired) < 0.8
 
 
 @pytest.mark.parametrize("paired", [True, False])
 def test_power_is_finite_and_seeds_needed_falls_with_the_deviation(paired):
     """SciPy's noncentral t is NaN at some of these points."""
     deviations = np.linspace(0.01, 0.3, 120)
-    found = [statistics.seeds_needed(0.5, d, paired=paired) for d in deviations]
+    found = [variance.seeds_needed(0.5, d, paired=paired) for d in deviations]
     assert found == sorted(found)
     for number, deviation in zip(found, deviations, strict=True):
         effect = 0.5 / deviation
-        assert statistics.power(number, effect, paired=paired) >= 0.8
+        assert variance.power(number, effect, paired=paired) >= 0.8
         if number > 2:
-            assert statistics.power(number - 1, effect, paired=paired) < 0.8
+            assert variance.power(number - 1, effect, paired=paired) < 0.8
 
 
 def test_power_against_simulated_tests():
     generator = np.random.default_rng(0)
     drawn = generator.normal(0.5, 0.25, (20_000, 3))
     share = (stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean()
-    assert statistics.power(3, 2.0, paired=True) == pytest.approx(share, abs=0.01)
-    assert statistics.seeds_needed(0.5, 0.09277, paired=True) == 3
-    assert statistics.seeds_needed(0.5, 0.11183, paired=True) == 3
+    assert variance.power(3, 2.0, paired=True) == pytest.approx(share, abs=0.01)
+    assert variance.seeds_needed(0.5, 0.09277, paired=True) == 3
+    assert variance.seeds_needed(0.5, 0.11183, paired=True) == 3
 
 
 def test_no_spread_needs_two_seeds():
-    assert statistics.seeds_needed(0.5, 0.0, paired=True) == 2
+    assert variance.seeds_needed(0.5, 0.0, paired=True) == 2
 
 
 def test_components_by_hand():
@@ -169,10 +148,8 @@ SWEPT = ("algorithm", "seeds.model", "seeds.split")
 
 def test_a_summary_says_where_the_spread_comes_from():
     rows = rows_of(([0.0, 0.0, 0.0], [0.0, 0.02, 0.04]))
-    text = sweeps.sweep_table(SWEPT, rows)
+    text = variance.text_of(SWEPT, rows, False)
     lines = text.splitlines()
-    # Lanes that differ in seeds are one group.
-    assert text.count("| dms | 9 |") == 1
     share = next(
         s for s in text.splitlines() if s.startswith("| algorithm=dms | split")
     )
@@ -198,7 +175,7 @@ def test_lanes_that_are_in_no_mean_are_missing_in_the_analysis_of_variance():
     for row in rows:
         if row["seeds.model"] == 1 and row["algorithm"] == "dms":
             row |= {"best_test_accuracy": 0.1, "diverged_at": 1}
-    text = sweeps.sweep_table(SWEPT, rows)
+    text = variance.text_of(SWEPT, rows, False)
     assert "| 0.1" not in text and "Seeds that a claim" not in text
     (line,) = (s for s in text.splitlines() if s.startswith("No analysis"))
     assert line.endswith("one lane with a result; of 18 lanes 3 diverged.")
@@ -208,57 +185,11 @@ def test_lanes_that_are_in_no_mean_are_missing_in_the_analysis_of_variance():
     assert "lanes that share a seed are not independent" in line
 
 
-def lane(rate, best, loss=1.0, **more):
-    """A lane of a sweep over learning rates."""
-    row = {"lr": rate, "best_test_accuracy": best, "final_test_accuracy": best}
-    row |= {"final_test_loss": loss, "diverged_at": None, "seconds": 1.0}
-    return row | more
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_a_mean_that_is_not_known_wins_nothing(order):
-    nan, inf = float("nan"), float("inf")
-    rows = [lane(0.1, nan), lane(0.2, 0.5), lane(0.3, 0.9)]
-    text = sweeps.sweep_table(["lr"], [rows[i] for i in order])
-    assert "Highest mean of best: lr=0.3." in text
-    rows = [lane(0.1, nan, nan), lane(0.2, nan, inf), lane(0.3, nan, 1.2)]
-    text = sweeps.sweep_table(["lr"], [rows[i] for i in order])
-    assert "Lowest mean of final: lr=0.3." in text
-    rows = [lane(rate, nan, nan) for rate in (0.1, 0.2, 0.3)]
-    assert "mean of best:" not in sweeps.sweep_table(["lr"], rows)
-
-
-def test_a_group_that_lost_lanes_wins_nothing():
-    rows = [lane(0.03, 0.962), lane(0.03, 0.961), lane(0.3, 0.97)]
-    rows += [lane(0.3, 0.5, diverged_at=3)]
-    rows = [row | {"seed": i % 2} for i, row in enumerate(rows)]
-    text = sweeps.sweep_table(["lr", "seed"], rows)
-    assert "Highest mean of best: lr=0.03." in text and "97.00" in text
-
-
-def test_an_infinite_regret_is_in_the_mean():
-    regrets = enumerate((np.inf, 0.1, np.nan))
-    rows = [lane(0.1, 0.9, mean_regret=value, seed=seed) for seed, value in regrets]
-    assert "inf (1 of 2)" in sweeps.sweep_table(["lr", "seed"], rows)
-    history = {"regret": np.array([np.inf, np.nan, 0.1]), "gap": np.array([0.2, 0.4])}
-    found = runner.regret_of(history)
-    assert found == {"mean_regret": np.inf, "mean_gap": pytest.approx(0.3)}
-
-
-def test_stopped_lanes_are_counted_and_in_no_mean():
-    rows = [lane(0.1, 0.9, stopped_at=2), lane(0.1, 0.5, stopped_at=None)]
-    rows += [lane(0.2, 0.6, stopped_at=None)]
-    rows += [lane(0.2, 0.95, stopped_at=3, diverged_at=1)]
-    rows = [row | {"seed": i} for i, row in enumerate(rows)]
-    text = sweeps.sweep_table(["lr", "seed"], rows)
-    lines = [[c.strip() for c in s.split("|")[1:-1]] for s in text.splitlines()]
-    head, _, first, second = filter(None, lines)
-    assert head[-3:] == ["diverged", "stopped", "seconds per lane"]
-    assert first[:3] == ["0.1", "2", "50.00"] and first[-3:-1] == ["0", "1"]
-    assert second[:3] == ["0.2", "2", "60.00"] and second[-3:-1] == ["1", "0"]
-    # What is left of a group is a selection, and wins nothing.
-    assert "Highest mean of best" not in text
-    assert "Note: a race stopped 1 of 4 lanes before their end" in text
-    # A sweep without a race has the table that it had.
-    plain = sweeps.sweep_table(["lr"], [lane(0.1, 0.9), lane(0.2, 0.5)])
-    assert "stopped" not in plain
+def test_a_folder_of_a_finished_sweep(tmp_path, capsys):
+    swept = {"seeds.model": range(2), "seeds.split": range(2)}
+    tsfl_jax.sweep(small(num_intervals=1), swept, workdir=tmp_path / "sweep")
+    variance.main([str(tmp_path / "sweep"), "--out", str(tmp_path)])
+    text = (tmp_path / "variance.md").read_text()
+    assert "Where the spread comes from" in text and text in capsys.readouterr().out
+    with pytest.raises(UserError, match="no finished sweep there"):
+        variance.main([str(tmp_path)])

@@ -1,4 +1,4 @@
-"""``tsfl study arena``: which rule wins where, all rules on the same clients.
+"""``python -m studies.arena``: which rule wins where, all rules on the same clients.
 
 Every rule is run on every fleet and split, paired by seed: with a seed all rules have
 the same initial model, split, fleet and mini-batches. All of it is one sweep, with as
@@ -17,6 +17,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from studies import arena_report, fleets, study
+from studies.arena_report import Arena, Lane
+from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, own_hooks, prepare, sweeps
@@ -24,9 +27,7 @@ from tsfl_jax.experiment.racing import Curves, Race
 from tsfl_jax.report import files, groups
 from tsfl_jax.report.statistics import curves_of
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.studies import arena_report, arguments, fleets
-from tsfl_jax.studies.arena_report import Arena, Lane
-from tsfl_jax.studies.fleets import FleetNumbers
+from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
 
 # All rules that need no settings of their own. Not the two that need validation samples
@@ -364,7 +365,7 @@ _TABLES = ("md", "csv")
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = arguments.make_parser("study arena", __doc__, 5, "runs/arena")
+    parser = study.make_parser("arena", __doc__)
     arguments.add_settings(parser)
     several: dict[str, Sequence[str]] = {"rules": RULES, "fleets": tuple(FLEETS)}
     several |= {"splits": tuple(SPLITS)}
@@ -412,3 +413,7 @@ def main(texts: list[str]) -> None:
         raise UserError(f"arena: {error}") from error
     for path in paths:
         print(path)
+
+
+if __name__ == "__main__":
+    study.start("arena", main)

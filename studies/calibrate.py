@@ -1,4 +1,4 @@
-"""``tsfl reproduce calibrate``: which reading of the paper gives its own baselines.
+"""``python -m studies.calibrate``: which reading of the paper gives its own baselines.
 
 What the paper leaves open is chosen by FedAvg, FedProx and FedAsync alone: a reading is
 scored by how far they are from Tables 1 and 2. DMS is not run until that is decided;
@@ -12,6 +12,7 @@ the package uses. Every finished lane is kept, so the same command goes on where
 stopped, and the table is written anew after each cell.
 """
 
+import argparse
 import pathlib
 import sys
 import time
@@ -20,11 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from studies import study
 from tsfl_jax.config import Config, get
-from tsfl_jax.experiment import grid, sweeps
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, spread
-from tsfl_jax.studies import settings
+from tsfl_jax.report.statistics import OVER_SEEDS, spread
+from tsfl_jax.studies import arguments, reproduce
 from tsfl_jax.studies.paper_results import ALGORITHMS, CELLS
 from tsfl_jax.types import UserError
 
@@ -215,25 +218,19 @@ def run_reading(
       changes: settings beside those of the reading.
     """
     config = grid.changed(load(cell), {**reading.changes, **(changes or {})})
-    lanes = [{"algorithm": a, "seed": s} for a in algorithms for s in range(seeds)]
-    if reading.by_size:
-        usual = get(config, "server.by_size")  # that of a choice of DMS, if it has one
-        sized = [reading.by_size.get(lane["algorithm"], usual) for lane in lanes]
-        lanes = [
-            lane | {"server.by_size": value}
-            for lane, value in zip(lanes, sized, strict=True)
-        ]
-    result = sweeps.run(config, lanes, workdir=workdir / cell, stream=sys.stderr)
-    curves = 100 * curves_of(result.history, settings.CLASSES)
-    curves = curves.reshape(len(algorithms), seeds, -1)
-    seconds = np.reshape([row["seconds"] for row in result.rows], (-1, seeds)).sum(1)
-    best, of_mean = np.nanmax(curves, axis=2), np.nanmax(curves.mean(axis=1), axis=1)
-    return {
-        (reading.label, cell, a): Measured(
-            best[i], float(of_mean[i]), float(seconds[i])
-        )
-        for i, a in enumerate(algorithms)
+    usual = get(config, "server.by_size")  # that of a choice of DMS, if it has one
+    sized = {a: {"server.by_size": reading.by_size.get(a, usual)} for a in algorithms}
+    points = {
+        a: {"algorithm": a} | (sized[a] if reading.by_size else {}) for a in algorithms
     }
+    runs = study.run(config, points, seeds, workdir / cell)
+    seconds = runs.by_label(np.array([row["seconds"] for row in runs.result.rows]))
+    found = {}
+    for a, curves in runs.accuracy().items():
+        best, of_mean = np.nanmax(100 * curves, axis=1), (100 * curves).mean(axis=0)
+        whole = float(seconds[a].sum())
+        found[reading.label, cell, a] = Measured(best, float(np.nanmax(of_mean)), whole)
+    return found
 
 
 def target(cell: str, algorithm: str) -> float:
@@ -468,3 +465,62 @@ def run_calibration(
     if not num_rungs and confirm(study, best, steps[0].cells, seeds):
         names.append("calibration_dms")
     return [out / f"{name}.{kind}" for name in names for kind in ("md", "csv")]
+
+
+def chosen(parser: argparse.ArgumentParser, text: str) -> Sequence[Reading]:
+    """The part of `READINGS` that this names: "12", "12:20", "12:"."""
+    first, colon, last = text.partition(":")
+    first, last = (first, last) if colon else ("", first)
+    if all(not part or part.isdecimal() for part in (first, last)) and (colon or last):
+        found = READINGS[int(first or 0) : int(last) if last else None]
+        if found:
+            return found
+    parser.error(
+        f"--readings={text}: expected a number of readings or FIRST:LAST, counted from "
+        f"0 and without LAST, of the {len(READINGS)} that there are"
+    )
+
+
+def parse(texts: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = reproduce.make_parser("calibrate", __doc__, "runs/calibrate")
+    parser.prog = "python -m studies.calibrate"
+    about = "only the first so many readings (12), or from the 13th on (12:)"
+    parser.add_argument("--readings", default=":", help=about)
+    about = "only the first so many rungs, without DMS (default: all)"
+    parser.add_argument("--rungs", type=int, default=0, help=about)
+    about = "folder of the tables, if not OUT"
+    parser.add_argument("--table", type=pathlib.Path, help=about)
+    given = reproduce.parsed(parser, texts)
+    given.readings = chosen(parser, given.readings)
+    if given.rungs < 0:
+        parser.error("--rungs must be at least 0")
+    arguments.check_free(given.set, changed_by(given.readings), "calibrate")
+    return given
+
+
+def main(texts: list[str]) -> None:
+    """Run or resume the calibration and print the paths of its tables."""
+    given = parse(texts)
+    devices.start(0)
+    given.out = files.prepare_workdir(given.out, "--out")
+    data = given.data or ["mnist"]
+    cells = reproduce.wanted(["table1", "table2"], data)
+    cells = [name for name in cells if "select" not in name]
+    note = reproduce.changed_config(cells[0], given)[1]
+    device = f"device: {arguments.device_text()}"
+    for path in run_calibration(
+        lambda name: reproduce.changed_config(name, given)[0],
+        cells,
+        given.readings,
+        seeds=given.seeds,
+        num_rungs=given.rungs,
+        workdir=given.out / "cells" / "calibrate",
+        out=given.table or given.out,
+        about=arguments.joined(", ".join(data), note, device),
+    ):
+        print(path)
+
+
+if __name__ == "__main__":
+    study.start("calibrate", main)

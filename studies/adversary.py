@@ -1,4 +1,4 @@
-"""``tsfl study adversary``: the fleet on which one rule beats another by most.
+"""``python -m studies.adversary``: the fleet on which one rule beats another by most.
 
 The eight numbers of a fleet (see `fleets`) are searched by CMA-ES (Hansen, "The CMA
 Evolution Strategy: A Tutorial", arXiv:1604.00772), with the fleets of a generation as
@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from studies import arena, arena_report, fleets, study
+from studies.fleets import BOUNDS, Fleet, FleetNumbers
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, calls, grid, lanes, prepare, sweeps
@@ -31,8 +33,7 @@ from tsfl_jax.report.statistics import (
     spread,
 )
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.studies import arena, arena_report, arguments, fleets
-from tsfl_jax.studies.fleets import BOUNDS, Fleet, FleetNumbers
+from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
 
 # Seeds of the search, of the choice between its last mean and its best, of the result.
@@ -148,7 +149,7 @@ def search(
         import cmaes
     except ImportError as error:
         raise UserError(
-            "tsfl study adversary needs CMA-ES: pip install 'tsfl_jax[search]'"
+            "studies.adversary needs CMA-ES: pip install 'tsfl_jax[search]'"
         ) from error
     dimensions = len(BOUNDS)
     optimizer = cmaes.CMA(
@@ -285,7 +286,7 @@ def rows_of(several: Sequence[Confirmed]) -> list[dict[str, str]]:
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = arguments.make_parser("study adversary", __doc__, None, "runs/adversary")
+    parser = study.make_parser("adversary", __doc__, None)
     arguments.add_settings(parser)
     about = "the two rules (default: dms fedavg); searched both ways"
     options = {"default": ["dms", "fedavg"], "choices": tuple(AGGREGATORS)}
@@ -334,3 +335,7 @@ def main(texts: list[str]) -> None:
         paths = files.write_table(given.out, "adversary", rows_of(several), about)
     for path in paths:
         print(path)
+
+
+if __name__ == "__main__":
+    study.start("adversary", main)

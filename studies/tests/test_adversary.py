@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pytest
 
+from studies import adversary, arena, fleets
+from studies.fleets import BOUNDS, FleetNumbers
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import prepare
-from tsfl_jax.studies import adversary, arena, fleets
-from tsfl_jax.studies.fleets import BOUNDS, FleetNumbers
 from tsfl_jax.types import UserError
 
 SMALL = {"num_intervals": 4, "report_every": 2, "num_clients": 6, "model.hidden": 4}

@@ -2,7 +2,7 @@
 
 The eight numbers of a fleet (see `fleets`) are searched by CMA-ES (Hansen, "The CMA
 Evolution Strategy: A Tutorial", arXiv:1604.00772), with the fleets of a generation as
-lanes of one program. A difference that a search has found is too large, as the best of
+points of one sweep. A difference that a search has found is too large, as the best of
 many is: it is measured again on seeds that the search has not seen, once with new
 clients of the same numbers and once with the fleet of a CSV file that is kept.
 """
@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import hashlib
 import pathlib
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,11 +20,11 @@ import numpy as np
 from jaxtyping import Float
 
 from studies import arena, arena_report, fleets, study
-from studies.fleets import BOUNDS, Fleet, FleetNumbers
+from studies.fleets import BOUNDS, FleetNumbers
+from studies.study import Changes
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, calls, grid, lanes, prepare, sweeps
-from tsfl_jax.experiment.program import Compiled
+from tsfl_jax.experiment import grid, prepare, sweeps
 from tsfl_jax.report import files
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
@@ -64,69 +65,38 @@ def numbers_at(place: Float[np.ndarray, "8"]) -> FleetNumbers:
     )
 
 
-class Bench(NamedTuple):
-    """A compiled program that runs both rules on many fleets."""
-
-    config: Config
-    dataset: Dataset
-    way: Way
-    folder: pathlib.Path
-    group: lanes.Group
-    compiled: Compiled
-    width: int  # lanes of a call
-
-
-def make_bench(
-    config: Config, dataset: Dataset, way: Way, folder: pathlib.Path, width: int
-) -> Bench:
-    """Compile once for all fleets: for one client that does more than any other."""
-    T, N = get(config, "num_intervals"), get(config, "num_clients")
-    mean, least = get(config, "schedule.data_size"), get(config, "batch_size")
-    tau, size = np.zeros((T, N), np.int64), np.full(N, least)
-    tau[0, 0], size[0] = fleets.MOST, fleets.LARGEST * mean
-    path = fleets.write_fleet(folder / "anchor.csv", Fleet(tau, size))
-    anchors = [
-        arena.prepared(config, fleets.settings_of(path) | {"algorithm": rule}, dataset)
-        for rule in way
-    ]
-    group = lanes.make_group(anchors, backend.start_jax(config))
-    arrays = lanes.make_lanes(group, anchors, width, runs=False)
-    compiled = group.program.compile(arrays)
-    return Bench(config, dataset, way, folder, group, compiled, width)
-
-
 def gaps(
-    bench: Bench, several: Sequence[FleetNumbers], seeds: Sequence[int]
-) -> Float[np.ndarray, "F S"]:
-    """Differences of the two rules in points, by fleet and seed.
+    config: Config,
+    dataset: Dataset,
+    way: Way,
+    points: Sequence[Changes],
+    workdir: pathlib.Path | None = None,
+) -> tuple[Float[np.ndarray, "P"], Float[np.ndarray, "P"]]:
+    """Differences of the two rules in points, of last and of best accuracies."""
+    lanes = [{"algorithm": rule, **point} for point in points for rule in way]
+    stream = sys.stderr if workdir else None
+    options = {"dataset": dataset, "workdir": workdir, "stream": stream}
+    history = sweeps.run(config, lanes, **options).history
+    curves = curves_of(history, dataset.num_classes)
+    last = 100 * np.array([arena.recent(curve) for curve in curves])
+    best = 100 * np.nanmax(curves, axis=1)
+    return last[::2] - last[1::2], best[::2] - best[1::2]
 
-    Raises:
-      UserError: more lanes than the program was compiled for.
-    """
-    runs = []
-    for number, numbers in enumerate(several):
-        for seed in seeds:
-            config = replace(bench.config, {"seed": seed})
-            made = fleets.make_fleet(config, numbers, bench.dataset)
-            path = fleets.write_fleet(bench.folder / f"{number}-{seed}.csv", made)
-            values = fleets.settings_of(path) | {"seed": seed}
-            runs += [
-                arena.prepared(
-                    bench.config, values | {"algorithm": rule}, bench.dataset
-                )
-                for rule in bench.way
-            ]
-    if len(runs) > bench.width:
-        raise UserError(f"{len(runs)} lanes; expected at most {bench.width}")
-    arrays = lanes.make_lanes(bench.group, runs, bench.width)
-    history, _ = calls.run_call(
-        bench.compiled, arrays, None, lambda chunk: None, lambda: False, print
-    )
-    ran = {n: getattr(history, n)[: len(runs)] for n in ("test_accuracy", "diverged")}
-    curves = curves_of(ran, bench.dataset.num_classes)
-    score = 100 * np.array([arena.recent(curve) for curve in curves])
-    score = score.reshape(len(several), len(seeds), 2)
-    return score[..., 0] - score[..., 1]
+
+def points_of(
+    config: Config,
+    dataset: Dataset,
+    numbers: FleetNumbers,
+    seeds: Sequence[int],
+    folder: pathlib.Path,
+) -> list[dict[str, Any]]:
+    """The settings of these numbers' fleets, one for each seed; writes their files."""
+    found = []
+    for seed in seeds:
+        made = fleets.make_fleet(replace(config, {"seed": seed}), numbers, dataset)
+        path = fleets.write_fleet(folder / f"{seed}.csv", made)
+        found.append(fleets.settings_of(path) | {"seed": seed})
+    return found
 
 
 Evaluate = Callable[[Sequence[FleetNumbers]], Float[np.ndarray, "F"]]
@@ -201,42 +171,19 @@ class Confirmed(NamedTuple):
     best: Float[np.ndarray, "S"]  # likewise, of best accuracies, as summary.md has them
 
 
-def _sweep(
-    config: Config,
-    dataset: Dataset,
-    points: list[dict[str, Any]],
-    workdir: pathlib.Path,
-    way: Way,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Gaps of last and of best accuracies in points, by point."""
-    several = [{"algorithm": rule} | point for point in points for rule in way]
-    options = {"dataset": dataset, "workdir": workdir, "stream": sys.stderr}
-    result = sweeps.run(config, several, **options)
-    curves = curves_of(result.history, dataset.num_classes)
-    last = [arena.recent(curve) for curve in curves]
-    best = np.nanmax(curves, axis=1)
-    pairs = 100 * np.array([last, best]).reshape(2, -1, 2)
-    return pairs[0, :, 0] - pairs[0, :, 1], pairs[1, :, 0] - pairs[1, :, 1]
-
-
 def confirm(
     config: Config, dataset: Dataset, way: Way, found: Found, out: pathlib.Path
 ) -> Confirmed:
     """Measure a fleet again on fresh seeds; writes the CSV file of the first one."""
-    name, points = "-over-".join(way), []
+    name = "-over-".join(way)
     folder = files.prepare_workdir(out / f"{name}-fleets", "--out")
-    for seed in FRESH:
-        made = fleets.make_fleet(
-            replace(config, {"seed": seed}), found.numbers, dataset
-        )
-        path = fleets.write_fleet(folder / f"{seed}.csv", made)
-        points.append(fleets.settings_of(path) | {"seed": seed})
-        if seed == FRESH[0]:
-            kept = fleets.write_fleet(out / f"{name}.csv", made)
-    clients, _ = _sweep(config, dataset, points, out / f"{name}-clients", way)
+    points = points_of(config, dataset, found.numbers, FRESH, folder)
+    clients, _ = gaps(config, dataset, way, points, out / f"{name}-clients")
+    kept = out / f"{name}.csv"
+    shutil.copyfile(folder / f"{FRESH[0]}.csv", kept)
     fixed = fleets.settings_of(kept) | {"seeds.split": FRESH[0]}
     points = [fixed | {"seed": seed} for seed in FRESH]
-    last, best = _sweep(config, dataset, points, out / f"{name}-file", way)
+    last, best = gaps(config, dataset, way, points, out / f"{name}-file")
     return Confirmed(way, found.numbers, found.gap, clients, last, best)
 
 
@@ -252,15 +199,20 @@ def run_way(
     asked = (dataclasses.asdict(config), given.population, tuple(SEARCH), arena.LAST)
     digest = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
     folder = files.prepare_workdir(given.out / f"{name}-search", "--out")
-    width = 2 * max(len(SEARCH) * given.population, len(CHOICE) * 2)
-    bench = make_bench(config, dataset, way, folder, width)
 
-    def evaluate(several: Sequence[FleetNumbers]) -> Float[np.ndarray, "F"]:
-        return gaps(bench, several, SEARCH).mean(axis=1)
+    def evaluate(
+        several: Sequence[FleetNumbers], seeds: Sequence[int] = SEARCH
+    ) -> Float[np.ndarray, "F"]:
+        points = []
+        for number, numbers in enumerate(several):
+            one = files.prepare_workdir(folder / str(number))
+            points += points_of(config, dataset, numbers, seeds, one)
+        last, _ = gaps(config, dataset, way, points)
+        return np.array([part.mean() for part in np.split(last, len(several))])
 
     log = given.out / f"{name}-{digest}.jsonl"
     found = search(evaluate, given.generations, given.population, log)
-    again = gaps(bench, [one.numbers for one in found], CHOICE).mean(axis=1)
+    again = evaluate([one.numbers for one in found], CHOICE)
     chosen = found[int(again.argmax())]._replace(gap=found[1].gap)
     return confirm(config, dataset, way, chosen, given.out)
 

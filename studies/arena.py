@@ -7,7 +7,6 @@ stopped, and the tables are written anew after each call of lanes.
 """
 
 import argparse
-import dataclasses
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from studies import arena_report, fleets, study
 from studies.arena_report import Arena, Lane
@@ -23,7 +22,6 @@ from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, own_hooks, prepare, sweeps
-from tsfl_jax.experiment.racing import Curves, Race
 from tsfl_jax.report import files, groups
 from tsfl_jax.report.statistics import curves_of
 from tsfl_jax.rules import AGGREGATORS
@@ -120,23 +118,16 @@ def point_of(
     return values | fleets.settings_of(fleets.write_fleet(path, made))
 
 
-def prepared(
-    config: Config, values: Mapping[str, Any], dataset: Dataset
-) -> prepare.Prepared:
-    """One run on a data set that is loaded and checked already."""
-    changed, own = grid.changed(config, dict(values)), own_hooks.Own(dataset=dataset)
-    return prepare.prepare_validated(changed, own, "-")
-
-
 def client_shares(
     config: Config, points: Sequence[Mapping[str, Any]], dataset: Dataset
-) -> Float[np.ndarray, "P N C"]:
-    """Shares of the classes in what each client holds, for several points."""
+) -> list[Float[np.ndarray, "N C"]]:
+    """Shares of the classes in what each client holds, by point."""
     found = []
     for point in points:
-        made = prepared(config, point, dataset)
+        changed = grid.changed(config, dict(point))
+        made = prepare.prepare_validated(changed, own_hooks.Own(dataset=dataset), "-")
         found.append(fleets.shares_of(made.config, dataset, made.partition.capacity))
-    return np.stack(found)
+    return found
 
 
 def recent(accuracy: Float[np.ndarray, "T"], last: int = LAST) -> float:
@@ -145,51 +136,32 @@ def recent(accuracy: Float[np.ndarray, "T"], last: int = LAST) -> float:
     return float(seen[-last:].mean()) if len(seen) else float("nan")
 
 
-def race_of(
-    margin: float, rules: Sequence[str], seeds: int, intervals: int, about: str = ""
-) -> Race:
-    """Stop rules that are far behind: see the command's ``--race``.
+def raced(
+    accuracy: Float[np.ndarray, "rules S T"], base: int, margin: float, every: int
+) -> Int[np.ndarray, "rules"]:
+    """Intervals after which a race would have stopped each rule of a cell; −1: none.
 
-    Lanes are in order of cell, rule and seed. A rule stops in a cell after a chunk, not
-    in the first third of the intervals, if in every seed the mean of its last tested
-    accuracies is more than the margin below that of the rule with the highest mean over
-    the seeds, of those that have been run in this cell and have not diverged with any
-    seed. FedAvg, which all are compared with, is never stopped.
+    A rule stops after a chunk, not in the first third of the intervals, if in every
+    seed the mean of its last tested accuracies is more than the margin below that of
+    the rule with the highest mean over the seeds, of those that still run and have not
+    diverged with any seed. The rule that all are compared with is never stopped.
 
     Args:
+      accuracy: in [0, 1]; NaN where not tested, and from where a run diverged.
+      base: place of the rule that is never stopped.
       margin: in points of accuracy, > 0.
-      rules: names of them.
-      seeds: number of them.
-      intervals: T.
-      about: all else that the runs of a cell depend on.
+      every: intervals of a chunk.
     """
-    kept = rules.index(arena_report.BASE) * seeds
-
-    def losers(running: Sequence[int], interval: int, curves: Curves) -> list[int]:
-        if 3 * interval < intervals:
-            return []
-        found: list[int] = []
-        block = len(rules) * seeds
-        for cell in sorted({lane // block for lane in running}):
-            scores = {}
-            for first in range(cell * block, (cell + 1) * block, seeds):
-                lanes = range(first, first + seeds)
-                if all(lane in curves for lane in lanes):
-                    so_far = [curves[lane][:interval] for lane in lanes]
-                    if np.isfinite([curve[-1] for curve in so_far]).all():
-                        scores[first] = np.array([recent(c) for c in so_far])
-            if not scores:
-                continue
-            best = max(scores.values(), key=lambda score: score.mean())
-            for first, score in scores.items():
-                behind = (100 * (best - score) > margin).all()
-                if behind and first % block != kept:
-                    found += range(first, first + seeds)
-        return [lane for lane in running if lane in found]
-
-    name = f"margin {margin!r}, {' '.join(rules)}, {seeds} seeds, {LAST} intervals"
-    name += ", diverged lanes left out from the interval in which they diverge"
-    return Race(f"{name}, {about}", losers)
+    intervals, ended = accuracy.shape[-1], np.full(len(accuracy), -1)
+    for t in range(every, intervals, every):
+        runs = (ended < 0) & np.isfinite(accuracy[:, :, t - 1]).all(axis=1)
+        if 3 * t < intervals or not runs.any():
+            continue
+        score = np.array([[recent(c[:t]) for c in rule] for rule in accuracy])
+        best = score[np.where(runs, score.mean(axis=1), -np.inf).argmax()]
+        behind = runs & (100 * (best - score) > margin).all(axis=1)
+        ended[behind & (np.arange(len(ended)) != base)] = t
+    return ended
 
 
 def lane_of(
@@ -198,6 +170,7 @@ def lane_of(
     of_class: Float[np.ndarray, "C"],
     sent: float,
     target: float,
+    stopped: int = -1,
 ) -> Lane:
     """What one run is judged by.
 
@@ -207,10 +180,10 @@ def lane_of(
       of_class: shares of the classes in the test set.
       sent: bytes of one delivery with its download.
       target: accuracy in (0, 1).
+      stopped: intervals that count; −1: all.
     """
     lost, classes = bool(np.asarray(history["diverged"]).any()), len(of_class)
     accuracy = curves_of(history, classes)
-    stopped = int(history.get("stopped", -1))
     accuracy[stopped if stopped >= 0 else len(accuracy) :] = np.nan
     known = np.isfinite(accuracy)
     right = np.stack([history[f"class_{c}"] for c in range(len(of_class))], axis=-1)
@@ -225,7 +198,6 @@ def lane_of(
         seconds=float(history["virtual_time"][reached[0]]) if len(reached) else np.inf,
         megabytes=float(moved[reached[0]]) if len(reached) else np.inf,
         stopped=stopped,
-        trained=float(tau[: stopped if stopped >= 0 else None].sum() / tau.sum()),
         wall=float(history["seconds"]),
     )
 
@@ -237,11 +209,15 @@ def tune(
     cell = Cell("Case 1", "Dirichlet(0.5)")
     base = point_of(config, cell, dataset, TUNING_SEED, out)
     rates = [float(f"{step * get(config, 'lr'):.2g}") for step in STEPS]
-    lanes = [base | {"algorithm": rule, "lr": rate} for rule in rules for rate in rates]
-    options = {"dataset": dataset, "workdir": out / "tune", "stream": sys.stderr}
-    history = sweeps.run(config, lanes, **options).history
-    curves = curves_of(history, dataset.num_classes)
-    score = np.reshape([recent(c) for c in curves], (len(rules), len(rates)))
+    points = {
+        (rule, rate): base | {"algorithm": rule, "lr": rate}
+        for rule in rules
+        for rate in rates
+    }
+    options = {"dataset": dataset, "first_seed": TUNING_SEED}
+    runs = study.run(config, points, 1, out / "tune", dataset.num_classes, **options)
+    found = {label: recent(curves[0]) for label, curves in runs.accuracy().items()}
+    score = np.array([[found[rule, rate] for rate in rates] for rule in rules])
     chosen = [rates[i] for i in score.argmax(axis=1)]
     table = [
         {"rule": arena_report.name_of(rule)}
@@ -261,9 +237,11 @@ class Plan(NamedTuple):
     rules: list[str]
     seeds: int
     lanes: list[dict[str, Any]]  # in order of cell, rule, seed
-    shares: Float[np.ndarray, "cells S N C"]
+    shares: list[Float[np.ndarray, "N C"]]  # in order of cell, seed
     of_class: Float[np.ndarray, "C"]
     target: float
+    margin: float  # of a race, in points; 0: none
+    every: int  # intervals of a chunk
 
 
 def make_plan(
@@ -291,23 +269,42 @@ def make_plan(
         list(given.rules),
         given.seeds,
         lanes,
-        shares.reshape(len(cells), given.seeds, *shares.shape[1:]),
+        shares,
         np.bincount(labels, minlength=dataset.num_classes) / len(labels),
         given.target or TARGET[given.data],
+        given.race,
+        max(get(config, "report_every"), 1),
     )
 
 
 def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) -> Arena:
     """The arena as far as it was run."""
-    block = len(plan.rules) * plan.seeds
-    found = {}
-    for lane, history in done.items():
-        cell, rest = divmod(lane, block)
-        rule, seed = divmod(rest, plan.seeds)
-        sent = groups.bytes_sent(plan.rules[rule], parameters)
-        shares = plan.shares[cell, seed]
-        made = lane_of(history, shares, plan.of_class, sent, plan.target)
-        found[cell, plan.rules[rule], seed] = made
+    found, seeds = {}, range(plan.seeds)
+    for number in range(len(plan.cells)):
+        first = number * len(plan.rules) * plan.seeds
+        lanes = {
+            rule: [done.get(first + i * plan.seeds + s) for s in seeds]
+            for i, rule in enumerate(plan.rules)
+        }
+        there = {rule: several for rule, several in lanes.items() if all(several)}
+        stopped = dict.fromkeys(there, -1)
+        if plan.margin and arena_report.BASE in there:
+            accuracy = np.array(
+                [
+                    [lane["test_accuracy"] for lane in several]
+                    for several in there.values()
+                ]
+            )
+            base = list(there).index(arena_report.BASE)
+            ended = raced(accuracy, base, plan.margin, plan.every).tolist()
+            stopped = dict(zip(there, ended, strict=True))
+        for rule, several in there.items():
+            sent = groups.bytes_sent(rule, parameters)
+            for seed in seeds:
+                shares = plan.shares[number * plan.seeds + seed]
+                options = (sent, plan.target, stopped[rule])
+                made = lane_of(several[seed], shares, plan.of_class, *options)
+                found[number, rule, seed] = made
     names = [(cell.fleet, cell.split) for cell in plan.cells]
     return Arena(names, plan.rules, plan.seeds, plan.target, found)
 
@@ -338,20 +335,15 @@ def run_arena(
         arena_report.write(out, judge(plan, done, parameters), about, whole)
 
     one_program = [r for r in plan.rules if not AGGREGATORS[r].stacks]
-    intervals, race = get(config, "num_intervals"), None
-    if given.race:
-        shared = f"{dataclasses.asdict(config)}, η {rates}"
-        race = race_of(given.race, plan.rules, plan.seeds, intervals, shared)
     sweeps.run(
         config,
         plan.lanes,
         dataset=dataset,
         metrics=metrics_of(dataset.num_classes),
         workdir=out / "lanes",
-        # Whole cells, so that all lanes of a race are in one call.
+        # Whole cells, which the tables are written of.
         lanes_per_call=max(len(one_program), 1) * plan.seeds,
         stream=sys.stderr,
-        race=race,
         watch=show,
     )
     return [
@@ -381,8 +373,10 @@ def parse(texts: list[str]) -> argparse.Namespace:
     parser.add_argument("--target", type=float, default=0.0, help=about)
     about = f"η of each rule from a grid of {len(STEPS)}, on a seed of its own"
     parser.add_argument("--tune", action="store_true", help=about)
-    about = "stop rules that are more than so many points behind in all seeds of a cell"
-    about += "; they get no verdict"
+    about = (
+        "judge rules that fall more than so many points behind in all seeds of a cell"
+    )
+    about += " as if they had been stopped there: they get no verdict"
     parser.add_argument("--race", type=float, default=0.0, metavar="POINTS", help=about)
     given = arguments.parse(parser, texts)
     if not 0 <= given.target < 1:

@@ -49,7 +49,6 @@ class Lane(NamedTuple):
     seconds: float  # virtual, until the target was reached; inf: never
     megabytes: float  # sent until then
     stopped: int  # intervals after which it was stopped; −1: it was not
-    trained: float  # share of its local iterations that were run
     wall: float  # seconds
 
 
@@ -231,18 +230,10 @@ def rule_rows(arena: Arena) -> list[dict[str, str]]:
     return rows
 
 
-def saved(arena: Arena) -> tuple[float, float]:
-    """Share of the local iterations that racing left out, and seconds of all runs."""
-    lanes = arena.lanes.values()
-    return 1 - float(np.mean([x.trained for x in lanes])), sum(x.wall for x in lanes)
-
-
 def _about(arena: Arena, about: str) -> str:
-    share, seconds = saved(arena)
+    seconds = sum(lane.wall for lane in arena.lanes.values())
     text = f"{about}; {arguments.seeds_text(arena.seeds)}, {len(arena.lanes)} runs"
     text += f", {seconds:.0f} s of training and testing"
-    if share > 0:
-        text += f", {100 * share:.0f} % of the local iterations left out by stopping"
     return f"{text}. Accuracy: mean of the last tested intervals, {OVER_SEEDS};"
 
 

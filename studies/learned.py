@@ -8,7 +8,7 @@ paired with FedAvg and DMS; on splits of the same kinds and of other ones.
 The search is an evolution strategy with antithetic samples and ranks in place of the
 fitness: Salimans, Ho, Chen, Sidor, Sutskever, "Evolution Strategies as a Scalable
 Alternative to Reinforcement Learning", 2017. All of the population on all fleets are
-lanes of one compiled program; from generation to generation only θ changes.
+lanes of one sweep.
 """
 
 import argparse
@@ -17,21 +17,18 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
 from studies import study
 from tsfl_jax import data, rng
 from tsfl_jax.config import Config, DataConfig
-from tsfl_jax.experiment import grid, lanes, own_hooks, prepare
-from tsfl_jax.experiment.backend import start_jax
+from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
-    curves_of,
     holm,
     p_text,
     paired_p,
@@ -97,52 +94,34 @@ def training_data() -> Dataset:
     )
 
 
-class Population(NamedTuple):
-    """The compiled lanes of a population on all fleets."""
-
-    score: Callable[[Float[np.ndarray, "P F"]], Float[np.ndarray, "P"]]
-    lanes: int
-
-
 def fitness(accuracy: Float[np.ndarray, "L T"]) -> Float[np.ndarray, "L"]:
     """Mean of the mean accuracy over a run and over its last third, in points."""
     late = accuracy[:, 2 * accuracy.shape[1] // 3 :]
     return 50 * (accuracy.mean(axis=1) + late.mean(axis=1))
 
 
-def make_population(
-    config: Config, fleets: list[dict[str, Any]], size: int, dataset: Dataset
-) -> Population:
-    """Compile `size` × fleets lanes, whose θ are arguments.
+def score(
+    config: Config,
+    dataset: Dataset,
+    theta: Float[np.ndarray, "P F"],
+    seeds: int,
+) -> Float[np.ndarray, "P"]:
+    """The mean fitness of each θ over the fleets of training and the seeds."""
+    points = {
+        (member, fleet): changes | settings_of(one)
+        for member, one in enumerate(theta)
+        for fleet, changes in TRAINING.items()
+    }
+    options = {"dataset": dataset, "stream": None}
+    accuracy = study.run(config, points, seeds, None, **options).accuracy()
+    each = np.stack([fitness(curves) for curves in accuracy.values()])
+    return np.array([part.mean() for part in np.split(each, len(theta))])
 
-    Args:
-      config: of the rule `learned`; what fleets do not change.
-      fleets: settings of each.
-      size: P, members of a population.
-      dataset: for all lanes.
-    """
-    mesh = start_jax(config)
-    configs = [grid.changed(config, fleet) for fleet in fleets]
-    several = prepare.prepare_all(configs, own_hooks.Own(dataset=dataset))
-    assert len(lanes.group(several)[0]) == 1, "fleets differ in arrays only"
-    group = lanes.make_group(several, mesh)
-    number = size * len(fleets)
-    arrays = lanes.make_lanes(group, several * size, number)
-    compiled = group.program.compile(arrays)
 
-    def score(theta: Float[np.ndarray, "P F"]) -> Float[np.ndarray, "P"]:
-        each = np.repeat(theta.astype(np.float32), len(fleets), axis=0)
-        given = {f"theta_{n}": jnp.asarray(each[:, i]) for i, n in enumerate(FEATURES)}
-        filled = arrays._replace(hparams=arrays.hparams._replace(**given))
-        parts = [c.history for c in compiled.chunks(filled)]
-        whole = {
-            name: np.concatenate([getattr(part, name) for part in parts], axis=1)
-            for name in ("test_accuracy", "diverged")
-        }
-        found = fitness(curves_of(whole, dataset.num_classes))
-        return found.reshape(len(theta), len(fleets)).mean(axis=1)
-
-    return Population(score, number)
+def settings_of(theta: Float[np.ndarray, "F"]) -> dict[str, float]:
+    """θ as settings, in single precision."""
+    values = theta.astype(np.float32).tolist()
+    return {f"learned.{n}": v for n, v in zip(FEATURES, values, strict=True)}
 
 
 def ranks(values: Float[np.ndarray, "P"]) -> Float[np.ndarray, "P"]:
@@ -198,9 +177,7 @@ def evolve(
 def train(given: argparse.Namespace) -> dict[str, float]:
     """θ by name, trained on the fleets and seeds of training."""
     config = grid.changed(Config(), _DIGITS | {"algorithm": "learned"})
-    fleets = [f | {"seed": s} for f in TRAINING.values() for s in range(given.seeds)]
-    begun = time.perf_counter()
-    several = make_population(config, fleets, given.population, training_data())
+    begun, dataset = time.perf_counter(), training_data()
 
     def show(generation: int, mean: float, theta: np.ndarray) -> None:
         pairs = zip(FEATURES, theta, strict=True)
@@ -218,7 +195,7 @@ def train(given: argparse.Namespace) -> dict[str, float]:
         return found
 
     found = evolve(
-        lambda part: several.score(whole(part)),
+        lambda part: score(config, dataset, whole(part), given.seeds),
         _FEDAVG[_TRAINED],
         size=given.population,
         generations=given.generations,

@@ -87,7 +87,8 @@ def run(
     """
     numbers = range(first_seed, first_seed + seeds)
     lanes = [{**p, "seed": s} for p in points.values() for s in numbers]
-    result = sweeps.run(config, lanes, workdir=workdir, stream=sys.stderr, **options)
+    options = {"stream": sys.stderr} | options
+    result = sweeps.run(config, lanes, workdir=workdir, **options)
     return Runs(config, seeds, list(points), result, classes)
 
 

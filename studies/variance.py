@@ -17,7 +17,6 @@ from tsfl_jax import rng
 from tsfl_jax.config import SEEDS
 from tsfl_jax.experiment import grid
 from tsfl_jax.report import files
-from tsfl_jax.report.bands import grouped
 from tsfl_jax.report.statistics import (
     DIVERGED,
     LEVEL,
@@ -25,6 +24,7 @@ from tsfl_jax.report.statistics import (
     left_out,
     p_text,
 )
+from tsfl_jax.report.table import grouped
 from tsfl_jax.types import UserError
 
 CLAIM = 0.5  # points of accuracy

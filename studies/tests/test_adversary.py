@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from studies import adversary, arena, fleets
+from studies import adversary, arena
 from studies.fleets import BOUNDS, FleetNumbers
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import prepare
@@ -64,31 +64,14 @@ def test_without_the_library(tmp_path, monkeypatch):
         adversary.search(lambda several: np.zeros(8), 1, 8, tmp_path / "log.jsonl")
 
 
-@pytest.mark.slow
-def test_the_program_of_the_search_measures_what_a_sweep_does(digits, tmp_path):
-    numbers = [FleetNumbers(spread=0.8, sizes=0.5), FleetNumbers(pace=1.0, away=0.5)]
-    bench = adversary.make_bench(CONFIG, digits, WAY, tmp_path, 8)
-    found = adversary.gaps(bench, numbers, range(2))
-    points = []
-    for one in numbers:
-        for seed in range(2):
-            made = fleets.make_fleet(replace(CONFIG, {"seed": seed}), one, digits)
-            path = fleets.write_fleet(tmp_path / f"{len(points)}.csv", made)
-            points.append(fleets.settings_of(path) | {"seed": seed})
-    last, _ = adversary._sweep(CONFIG, digits, points, tmp_path / "sweep", WAY)
-    np.testing.assert_array_equal(found.ravel(), last)
-    with pytest.raises(UserError, match="12 lanes; expected at most 8"):
-        adversary.gaps(bench, numbers, range(3))
-
-
 def test_a_fleet_is_measured_on_other_seeds_and_kept(digits, tmp_path, monkeypatch):
     swept = []
 
-    def sweep(config, dataset, points, workdir, way):
+    def gaps(config, dataset, way, points, workdir):
         swept.append(points)
         return np.arange(10.0), np.arange(10.0) - 1
 
-    monkeypatch.setattr(adversary, "_sweep", sweep)
+    monkeypatch.setattr(adversary, "gaps", gaps)
     found = adversary.Found(FleetNumbers(spread=1.0), 5.0)
     made = adversary.confirm(CONFIG, digits, WAY, found, tmp_path)
     clients, kept = swept

@@ -81,7 +81,7 @@ def test_rules_are_all_there_are_that_need_no_settings_of_their_own():
 
 
 def lane(final, **more):
-    return Lane(final, 0.5, 3.0, 1.5, -1, 1.0, 2.0)._replace(**more)
+    return Lane(final, 0.5, 3.0, 1.5, -1, 2.0)._replace(**more)
 
 
 def test_verdicts_by_hand():
@@ -136,11 +136,8 @@ def test_a_lane_by_hand():
     # Accuracies 0.8 and 0.6 of the classes: the second client has 0.25·0.8 + 0.75·0.6.
     assert found.worst == pytest.approx(0.65)
     assert found.seconds == 3 and found.megabytes == 2 + 1 + 2
-    stopped = arena.lane_of(
-        history | {"stopped": np.int64(2)}, shares, np.array([0.5, 0.5]), 1e6, 0.9
-    )
+    stopped = arena.lane_of(history, shares, np.array([0.5, 0.5]), 1e6, 0.9, 2)
     assert stopped.final == pytest.approx(0.35) and stopped.seconds == np.inf
-    assert stopped.trained == pytest.approx(4 / 7)
     lost = history | {"diverged": np.array([0, 0, 1, 1], bool)}
     found = arena.lane_of(lost, shares, np.array([0.5, 0.5]), 1e6, 0.9)
     assert found.final == found.worst == 0.5  # chance level
@@ -153,35 +150,15 @@ def test_scaffold_sends_twice_as_much():
 
 
 def test_a_race_stops_only_what_is_behind_in_all_seeds():
-    race = arena.race_of(10.0, ("fedavg", "dms", "krum"), seeds=2, intervals=30)
-    curves = {
-        0: np.full(30, 0.9),
-        1: np.full(30, 0.9),
-        2: np.full(30, 0.7),
-        3: np.full(30, 0.85),
-        4: np.full(30, 0.7),
-        5: np.full(30, 0.7),
-    }
-    assert race.losers([2, 3, 4, 5], 10, curves) == [4, 5]
-    assert race.losers([2, 3, 4, 5], 5, curves) == []  # too early
-    # Those that have no results yet are not compared.
-    assert race.losers([2, 3], 10, {k: curves[k] for k in (2, 3)}) == []
-
-
-def test_a_race_never_stops_what_all_are_compared_with():
-    race = arena.race_of(10.0, ("dms", "fedavg", "krum"), seeds=1, intervals=30)
-    curves = {0: np.full(30, 0.9), 1: np.full(30, 0.5), 2: np.full(30, 0.5)}
-    assert race.losers([0, 1, 2], 10, curves) == [2]
-    # What decides is in the name of a stopped lane's file.
-    names = [
-        arena.race_of(10.0, rules, 1, 30, about).name
-        for rules, about in (
-            (("dms", "fedavg"), "a"),
-            (("dms", "fedavg"), "b"),
-            (("krum", "fedavg"), "a"),
-        )
-    ]
-    assert len(set(names)) == 3
+    accuracy = np.full((4, 2, 30), 0.9)
+    accuracy[1:, 0], accuracy[1, 1], accuracy[2:, 1] = 0.7, 0.85, 0.7
+    assert arena.raced(accuracy, 0, 10.0, 5).tolist() == [-1, -1, 10, 10]
+    # What all are compared with is never stopped.
+    assert arena.raced(accuracy, 3, 10.0, 5).tolist() == [-1, -1, 10, -1]
+    # A run that has diverged does not lead, and is not stopped a second time.
+    accuracy[0, 1, 3:] = np.nan
+    assert arena.raced(accuracy, 3, 10.0, 5).tolist() == [-1, -1, -1, -1]
+    assert arena.raced(accuracy[:, :, :3], 3, 10.0, 3).tolist() == [-1] * 4
 
 
 def test_a_stopped_rule_has_no_verdict_and_is_ranked_behind():

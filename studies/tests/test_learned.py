@@ -61,30 +61,23 @@ def test_training_sees_no_test_sample():
 
 
 @pytest.mark.slow
-def test_one_population_is_one_program_and_theta_decides(monkeypatch):
-    settings = config.replace(
-        config.Config(),
-        study._DIGITS | {"algorithm": "learned", "num_clients": 4, "num_intervals": 3},
-    )
-    fleets = [{"schedule.kind": "case1", "seed": s} for s in (0, 1)]
-    made = study.make_population(settings, fleets, 2, study.training_data())
-    assert made.lanes == 4
+def test_theta_decides_and_starts_at_fedavg(monkeypatch):
+    changes = {"algorithm": "learned", "num_clients": 4, "num_intervals": 3}
+    settings = config.replace(config.Config(), study._DIGITS | changes)
+    monkeypatch.setattr(study, "TRAINING", {"one": {"schedule.kind": "case1"}})
     theta = np.array([[0.0, 0, 1, 0, 0], [60.0, 0, 0, 0, 0]])
-    found = made.score(theta)
+    dataset = study.training_data()
+    found = study.score(settings, dataset, theta, 2)
     assert found[0] != found[1]
-    # The same as single runs: the first member is FedAvg.
+    changes = {"algorithm": "fedavg", "schedule.kind": "case1"}
     single = [
-        study.fitness(
-            tsfl_jax.simulate(
-                config.replace(settings, {"algorithm": "fedavg"} | fleet),
-                dataset=study.training_data(),
-            )
-            .history["test_accuracy"][None]
-            .astype(np.float64)
-        )
-        for fleet in fleets
+        tsfl_jax.simulate(
+            config.replace(settings, changes | {"seed": seed}), dataset=dataset
+        ).history["test_accuracy"]
+        for seed in range(2)
     ]
-    np.testing.assert_allclose(found[0], np.mean(single), atol=0.5)
+    expected = study.fitness(np.array(single, np.float64)).mean()
+    np.testing.assert_allclose(found[0], expected, atol=0.5)
 
 
 def test_the_study_tests_a_given_theta(tmp_path, monkeypatch):

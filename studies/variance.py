@@ -18,9 +18,7 @@ from tsfl_jax.config import SEEDS
 from tsfl_jax.experiment import grid
 from tsfl_jax.report import files
 from tsfl_jax.report.statistics import (
-    DIVERGED,
     LEVEL,
-    STOPPED,
     left_out,
     p_text,
 )
@@ -214,7 +212,7 @@ def _table_of(
 ) -> Float[np.ndarray, "..."] | None:
     """A group's scores by seeds; None unless each combination is there once.
 
-    A lane that diverged or was stopped is missing, as it is in the means.
+    A lane that diverged is missing, as it is in the means.
     """
     table = np.full([len(values) for values in axes.values()], np.nan)
     for row in rows:
@@ -231,11 +229,9 @@ narrow here: lanes that share a seed are not independent.)"""
 def _no_analysis(rows: Sequence[Row]) -> str:
     """Why there is none, in a line."""
     why = "not each combination of seeds has one lane with a result"
-    reasons = [left_out(row) for row in rows]
-    said = {DIVERGED: "{} diverged", STOPPED: "a race stopped {}"}
-    found = [text.format(reasons.count(n)) for n, text in said.items() if n in reasons]
-    if found:
-        why += f"; of {len(rows)} lanes {' and '.join(found)}"
+    lost = sum(bool(left_out(row)) for row in rows)
+    if lost:
+        why += f"; of {len(rows)} lanes {lost} diverged"
     return f"\nNo analysis of variance: {why}.\n\n{_NARROW}\n"
 
 

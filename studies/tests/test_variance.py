@@ -179,9 +179,7 @@ def test_lanes_that_are_in_no_mean_are_missing_in_the_analysis_of_variance():
     assert "| 0.1" not in text and "Seeds that a claim" not in text
     (line,) = (s for s in text.splitlines() if s.startswith("No analysis"))
     assert line.endswith("one lane with a result; of 18 lanes 3 diverged.")
-    rows[-1] |= {"stopped_at": 2}
     line = variance.text_of(SWEPT, rows, False)
-    assert "; of 18 lanes 3 diverged and a race stopped 1.\n" in line
     assert "lanes that share a seed are not independent" in line
 
 

@@ -65,22 +65,3 @@ def test_an_infinite_regret_is_in_the_mean():
     history = {"regret": np.array([np.inf, np.nan, 0.1]), "gap": np.array([0.2, 0.4])}
     found = runner.regret_of(history)
     assert found == {"mean_regret": np.inf, "mean_gap": pytest.approx(0.3)}
-
-
-def test_stopped_lanes_are_counted_and_in_no_mean():
-    rows = [lane(0.1, 0.9, stopped_at=2), lane(0.1, 0.5, stopped_at=None)]
-    rows += [lane(0.2, 0.6, stopped_at=None)]
-    rows += [lane(0.2, 0.95, stopped_at=3, diverged_at=1)]
-    rows = [row | {"seed": i} for i, row in enumerate(rows)]
-    text = sweeps.sweep_table(["lr", "seed"], rows)
-    lines = [[c.strip() for c in s.split("|")[1:-1]] for s in text.splitlines()]
-    head, _, first, second = filter(None, lines)
-    assert head[-3:] == ["diverged", "stopped", "seconds per lane"]
-    assert first[:3] == ["0.1", "2", "50.00"] and first[-3:-1] == ["0", "1"]
-    assert second[:3] == ["0.2", "2", "60.00"] and second[-3:-1] == ["1", "0"]
-    # What is left of a group is a selection, and wins nothing.
-    assert "Highest mean of best" not in text
-    assert "Note: a race stopped 1 of 4 lanes before their end" in text
-    # A sweep without a race has the table that it had.
-    plain = sweeps.sweep_table(["lr"], [lane(0.1, 0.9), lane(0.2, 0.5)])
-    assert "stopped" not in plain

@@ -465,7 +465,6 @@ BAD = {
     "no loss": ({"loss": 3}, "expected a function"),
     "fails": ({"metrics": {"m": lambda o, y: o @ y}}, "fails"),
     "name": ({"metrics": {"rho": lambda o, y: y}}, "a name of the history"),
-    "race": ({"metrics": {"stopped": lambda o, y: y}}, "a name of the history"),
     "slots": ({"metrics": {"client": lambda o, y: y}}, "a name of the history"),
     "setting": ({"metrics": {"lr": lambda o, y: y}}, "or of a setting"),
     "half": ({"model": nn.Dense(10, param_dtype=jnp.bfloat16)}, "is bfloat16"),

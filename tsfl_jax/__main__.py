@@ -19,9 +19,6 @@ _CLI = {"run": (), "sweep": (), "explain": ("--explain",)}
 _MODULES = {
     "compare": "tsfl_jax.studies.compare",
     "reproduce": "tsfl_jax.studies.reproduce",
-    "bounds": "tsfl_jax.studies.bounds",
-    "study": "tsfl_jax.studies.study",
-    "theory": "tsfl_jax.report.theory",
     "tensorboard": "tsfl_jax.report.tensorboard",
     "report": "tsfl_jax.report.page",
 }
@@ -33,10 +30,7 @@ usage: tsfl COMMAND [arguments]
   explain      describe a run without training it
   compare      frameworks on one virtual clock: tsfl compare frameworks
   reproduce    tables and figures of the paper: tsfl reproduce table1
-  study        which rule wins where, and other studies: tsfl study arena
   report       one HTML file of runs, sweeps and studies: tsfl report runs/sweep
-  theory       the terms of the theory beside a finished run
-  bounds       the bounds of the theory on quadratic clients
   tensorboard  event files of a finished run
   configs      list the experiments that --config knows by name
   settings     list settings with default, range and help: tsfl settings data

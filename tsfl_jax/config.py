@@ -296,7 +296,7 @@ class SeedsConfig:
 class LearnedConfig:
     """θ of the rule learned, ρ = softmax(θ · features); see rules/learned.py.
 
-    Trained by ``tsfl study learned``; docs/results has how it did elsewhere.
+    Trained by `studies.learned`; docs/results has how it did elsewhere.
     """
 
     tau: float = setting(0.541, "θ of τ_i/max τ")
@@ -339,7 +339,7 @@ class Config:
         False, "add μ/2‖w − w^t‖² under every algorithm, not only fedprox"
     )
     measure_clients: bool = setting(
-        False, "measure σ_i², ‖∇F_i − ∇F‖² at every w^t, for tsfl theory"
+        False, "measure σ_i², ‖∇F_i − ∇F‖² at every w^t, for studies.theory"
     )
     measure_regret: bool = setting(
         False, "measure what better weights would win in every interval, see oracle"

@@ -66,12 +66,6 @@ def test_three_lines():
     assert lines[1] == (
         "  best test accuracy 60.0 % in lane 1 (lr=0.2); 1 lanes diverged"
     )
-    result = sweep_result()
-    result.rows[1]["stopped_at"] = 1
-    assert repr(result).splitlines()[1] == (
-        "  best test accuracy 50.0 % in lane 0 (lr=0.1); 1 lanes diverged; "
-        "a race stopped 1"
-    )
 
 
 def test_html_is_escaped():

@@ -14,13 +14,7 @@ from tsfl_jax.config import Config, get
 from tsfl_jax.experiment import grid as axes
 from tsfl_jax.experiment import prepare, runner
 from tsfl_jax.report import statistics
-from tsfl_jax.studies import (
-    compare,
-    free_riders,
-    heterogeneity,
-    reproduce,
-    settings,
-)
+from tsfl_jax.studies import compare
 from tsfl_jax.timeline import read
 from tsfl_jax.types import UserError
 
@@ -261,49 +255,3 @@ def test_a_small_comparison_from_end_to_end(tmp_path, capsys):
     assert (tmp_path / "compare.png").stat().st_size > 0
     compare.main(command)  # everything is there: the same table, without training
     assert (tmp_path / "compare.md").read_text() == text
-
-
-def test_patterns_differ_in_heterogeneity_only():
-    degrees = [heterogeneity.degree(p) for p in heterogeneity.PATTERNS]
-    assert degrees == [0.25, 1.25, 2.25, 6.75]
-    assert {np.mean(p) for p in heterogeneity.PATTERNS} == {2.5}
-    assert heterogeneity.groups((1, 4)) == "constant(1); constant(4)"
-    assert heterogeneity.speeds((1, 4), 2.0) == "constant(2.0); constant(0.5)"
-
-
-@pytest.mark.slow
-def test_figure_2_small(tmp_path, monkeypatch, capsys):
-    small = {"num_intervals": 4, "num_clients": 4, "batch_size": 8, "lr": 0.05}
-    small["schedule.data_size"] = 32
-    monkeypatch.setitem(settings.PAPER, "small", small)
-    monkeypatch.setattr(reproduce, "STUDY_CONFIG", "small")
-    monkeypatch.setattr(heterogeneity, "PATTERNS", ((2, 3), (1, 4)))
-    few = {name: heterogeneity.ENTRIES[name] for name in ("sfl", "tsfl")}
-    monkeypatch.setattr(heterogeneity, "ENTRIES", few)
-    out = tmp_path / "out"
-    targets = ["fig2a", "fig2b", "--accuracy=0.2", "--seeds=1", "--out", str(out)]
-    reproduce.main(targets)
-    assert "fig2a_dms.png" in capsys.readouterr().out
-    with open(out / "fig2b.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    # At δ = 0.25 the slowest does 2 iterations in Δ: SFL and T-SFL update alike. At
-    # δ = 2.25 it does 1, so that SFL takes two intervals for its 2 iterations.
-    by_name = {(r["δ"], r["framework"]): r for r in rows}
-    assert by_name["0.25", "SFL"]["s per update"] == "1.00"
-    assert by_name["2.25", "SFL"]["s per update"] == "2.00"
-    assert by_name["2.25", "T-SFL, FedAvg"]["saved per round, %"] == "50"
-    assert (out / "fig2b.pdf").stat().st_size > 0
-
-
-def test_free_riders_by_hand(tmp_path):
-    lanes = free_riders.points(free_riders=5, seeds=2)
-    assert len(lanes) == 6 * 4 * 2 and lanes[0]["schedule.free_riders"] == 0
-    assert lanes[2]["schedule.free_riding"] == "claim"
-    assert lanes[2]["schedule.free_riders"] == 5 and lanes[3]["seed"] == 1
-    best = np.full((6, 4, 2), 0.9)
-    best[0, 1] = [0.7, 0.8]  # DMS when clients claim more: −20, −10; t = 12.706
-    row = free_riders.free_rider_rows(best)[0]
-    change = row["claims more, change"]
-    assert row["rule"] == "DMS" and change == "-15.00 (-20.00 to -10.00)"
-    paths = free_riders.write_free_riders(best, tmp_path, "digits, 5 free riders")
-    assert all(path.stat().st_size > 0 for path in paths)

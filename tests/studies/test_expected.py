@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import tsfl_jax
+from studies import arena, calibrate
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid, prepare
 from tsfl_jax.report import style
-from tsfl_jax.studies import arena, calibrate, paper_results
+from tsfl_jax.studies import paper_results
 from tsfl_jax.types import UserError
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"

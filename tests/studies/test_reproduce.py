@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tsfl_jax.experiment import prepare
-from tsfl_jax.studies import paper_results, reproduce, sensitivity, settings
+from tsfl_jax.studies import paper_results, reproduce, settings
 from tsfl_jax.types import UserError
 
 SMALL = {"num_intervals": 3, "num_clients": 4, "batch_size": 8, "lr": 0.03}
@@ -66,9 +66,6 @@ def test_wrong_input(capsys):
         (["tabel1"], "invalid choice: 'tabel1'"),
         (["table1", "--seeds", "0"], "--seeds must be at least 1"),
         (["table1", "--set", "lrr=1"], "--set=lrr=1: there is no such setting"),
-        (["riders", "--case", "1"], "--case 1: would be ignored by riders"),
-        (["calibrate", "--case", "1"], "--case 1: would be ignored by calibrate"),
-        (["fig2a", "--data", "mnist"], "--data mnist: would be ignored by fig2a"),
     ):
         with pytest.raises(SystemExit) as stopped:
             reproduce.parse(arguments)
@@ -89,7 +86,6 @@ def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
     targets = {"table1": names, "fig5": names, "fig6": names}
     monkeypatch.setattr(paper_results, "CELLS", cells)
     monkeypatch.setattr(paper_results, "TARGETS", targets)
-    monkeypatch.setattr(reproduce, "STUDIES", ())
     load = prepare.load_dataset
     loads = []
 
@@ -156,96 +152,6 @@ def test_synthetic_cells_have_the_data_of_each_seed(tmp_path, monkeypatch):
         rows = list(csv.DictReader(file))
     seeds = {(row["seed"], row["data_sha"]) for row in rows}
     assert len(seeds) == 2 and len({digest for _, digest in seeds}) == 2
-
-
-@pytest.mark.parametrize(
-    ("study", "setting"),
-    [
-        ("riders", "schedule.free_riders=10"),
-        ("fig2a", "schedule.kind=case2"),
-        ("fig2b", "timeline.speed=constant(1)"),
-        ("sensitivity", "momentum=0.5"),
-    ],
-)
-def test_settings_that_a_study_sets_itself_are_refused(
-    study, setting, tmp_path, capsys
-):
-    words = ["--set", setting, "--out", str(tmp_path)]
-    with pytest.raises(SystemExit) as stopped:
-        reproduce.parse([study, *words])
-    assert stopped.value.code == 2
-    assert f"study {study} sets it in each run" in capsys.readouterr().err
-    # Among all targets it is this study alone that cannot be run.
-    given = reproduce.parse(["all", *words])
-    if study != "fig2b":  # needs a framework to have speeds at all
-        assert reproduce.run_study(study, given, "a device") == []
-        assert f"{study}: not available: " in capsys.readouterr().err
-
-
-def test_choices_by_hand():
-    several = sensitivity.choices(lr=0.003, num_clients=20)
-    names = [choice.choice for choice in several]
-    assert len(set(names)) == len(names) and several[0].changes == {}
-    # c = ηL(H−1)G²/(2Nσ²) = 0.003 · L · 3 · 1 / (40 · 1), so c = 0.01 needs L = 44.4.
-    given = sensitivity.given_coupling(0.003, 20, 0.01)
-    assert given["dms.smoothness"] == pytest.approx(400 / 9)
-    two = (several[0], several[1], several[6])
-    standard = {"momentum": 0.9} | dict.fromkeys(given, -1.0)
-    lanes = sensitivity.points(standard, two, 2)
-    assert [(p["algorithm"], p["momentum"]) for p in lanes[::2]] == [
-        ("dms", 0.9),
-        ("fedavg", 0.9),
-        ("dms", 0.0),
-        ("fedavg", 0.0),
-        ("dms", 0.9),
-    ]
-    assert lanes[-1]["seed"] == 1 and lanes[-1]["dms.grad_variance"] == 1.0
-    best = np.array([0.95, 0.9601, 0.94, 0.95, 0.8, 0.9, 0.9, 0.8, 0.91, 0.90])
-    found = sensitivity.choice_rows(sensitivity.by_choice(two, best, 2))
-    # DMS − FedAvg of the standard: +1, +1.01; momentum 0: −10, +10; given c: −3, −5
-    assert [row["verdict"] for row in found] == [
-        "DMS helps",
-        "inconclusive",
-        "inconclusive",  # −4 ± 12.7, t(0.975, 1) = 12.706
-    ]
-    # t = −4 with one degree of freedom: p = 1 − 2 arctan(4)/π, twice for Holm.
-    assert found[2]["p"] == "0.312" and found[1]["p"] == "1.000"
-    assert found[2]["FedAvg, %"] == found[0]["FedAvg, %"]
-    assert found[2]["DMS − FedAvg, paired"] == "-4.00 (-5.00 to -3.00)"
-    assert {"momentum", "dms.smoothness"} <= sensitivity.CHANGED
-    # With these the rows "c = …" would have another c than they say.
-    assert {"dms.coupling", "dms.unit", "schedule.kind"} <= sensitivity.CHANGED
-
-
-@pytest.mark.slow
-def test_a_small_study_of_choices(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(settings.PAPER, "small", SMALL)
-    monkeypatch.setattr(reproduce, "STUDY_CONFIG", "small")
-    every = sensitivity.choices
-
-    def few(lr, num_clients):
-        return [c for c in every(lr, num_clients) if c.open in ("–", "momentum")]
-
-    monkeypatch.setattr(sensitivity, "choices", few)
-    out = tmp_path / "out"
-    reproduce.main(["sensitivity", "--seeds", "2", "--out", str(out)])
-    assert "sensitivity.png" in capsys.readouterr().out
-    text = (out / "sensitivity.md").read_text()
-    assert "small, 3 intervals, training time" in text
-    assert text.count("\n| ") == 3 and (out / "sensitivity.pdf").stat().st_size > 0
-
-
-def test_a_study_is_named_after_the_data_that_the_idx_files_hold(tmp_path, monkeypatch):
-    named = []
-    monkeypatch.setattr(reproduce.heterogeneity, "run_frameworks", lambda *_: [])
-    monkeypatch.setattr(
-        reproduce.heterogeneity, "write_times", lambda *args: named.append(args[-1])
-    )
-    files, digits = f"--idx=mnist={tmp_path}", "--set=data.name=digits"
-    for words in ([files], [], [files, digits]):
-        given = reproduce.parse(["fig2b", "--seeds=2", f"--out={tmp_path}", *words])
-        reproduce.run_study("fig2b", given, "a device")
-    assert named == ["mnist, 2 seeds"] * 2 + ["digits, data.name=digits, 2 seeds"]
 
 
 def test_all_devices_are_requested_before_jax_starts(monkeypatch, tmp_path):

@@ -21,9 +21,6 @@ from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
 Notice = Callable[[str], None]
-# (intervals so far, history of these [L, t, …]) -> lanes, by their place in the call,
-# that need not go on.
-Drop = Callable[[int, scan.History], Collection[int]]
 
 OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
 CLIENT = "client"  # who delivers, in lanes whose clients do not start together
@@ -88,7 +85,6 @@ def run_call(
     show: Callable[[Chunk], None],
     stop: Callable[[], bool],
     notice: Notice,
-    drop: Drop | None = None,
 ) -> tuple[scan.History, float]:
     """Run lanes to the end, from the checkpoint of an earlier process if there is one.
 
@@ -100,8 +96,6 @@ def run_call(
         the whole one so far.
       stop: called after each chunk but the last; True saves and raises.
       notice: called with one line for a damaged checkpoint.
-      drop: called after each chunk but the last; the lanes that it names do nothing
-        from then on. Lanes do not depend on each other, so that no other one changes.
 
     Returns:
       History ``[L, T, …]`` and seconds of the chunks.
@@ -109,7 +103,7 @@ def run_call(
     Raises:
       KeyboardInterrupt: `stop` was true.
     """
-    total, length = compiled.program.intervals, compiled.program.chunk
+    total = compiled.program.intervals
     done, finished = saves.nothing(arrays.start, compiled.call.out_info[1], total, 1), 0
     identity = {"call": path.name if path else ""}  # a digest of all that matters
     if path is not None:
@@ -118,15 +112,12 @@ def run_call(
     if finished:
         history = jax.tree.map(lambda a: a[:, :finished], done.history)
         show(Chunk(0, finished, done.state, history, float(done.seconds)))
-        for earlier in range(length, finished + 1, length):
-            _drop(drop, arrays, done.history, earlier)
     written = checkpoint.Written(time.perf_counter(), 0.1)  # the first after 5 s
     for chunk in compiled.chunks(arrays, done.state, finished):
         done = saves.added(done, chunk, chunk.last, axis=1)
         show(chunk)
         if chunk.last == total:
             break
-        _drop(drop, arrays, done.history, chunk.last)
         stopping, begun = stop(), time.perf_counter()
         if path is not None and (stopping or written.due(begun)):
             now = done._replace(state=chunk.state)
@@ -136,17 +127,3 @@ def run_call(
         if stopping:
             raise KeyboardInterrupt
     return done.history, float(done.seconds)
-
-
-def _drop(
-    drop: Drop | None, arrays: Arrays, history: scan.History, finished: int
-) -> None:
-    """Take all further work from the lanes that need not go on."""
-    if drop is None:
-        return
-    so_far = jax.tree.map(lambda a: a[:, :finished], history)
-    places = list(drop(finished, so_far))
-    # On the host: the calls of the next chunks read them.
-    arrays.inputs.tau[places, finished:] = 0
-    if arrays.inputs.reported is not None:
-        arrays.inputs.reported[places, finished:] = 0

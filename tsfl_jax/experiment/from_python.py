@@ -7,7 +7,7 @@ from typing import Any
 
 from tsfl_jax.config import Config
 from tsfl_jax.engine import optimizers
-from tsfl_jax.experiment import assemble, racing, runner, sweeps
+from tsfl_jax.experiment import assemble, runner, sweeps
 from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.report import files
 from tsfl_jax.rules.base import Aggregator
@@ -86,7 +86,6 @@ def sweep(
     partition: Any = None,
     workdir: str | pathlib.Path | None = None,
     lanes_per_call: int = 0,
-    race: racing.Race | None = None,
     stop: Callable[[], bool] = lambda: False,
     watch: sweeps.Watch = lambda done: None,
     verbose: bool = False,
@@ -103,7 +102,6 @@ def sweep(
       workdir: folder for tables, figures and finished lanes; the same call with the
         same folder resumes. None keeps everything in memory.
       lanes_per_call: lanes of one compiled call; 0 chooses by the device.
-      race: an early-stopping policy, see `racing.Race`; None: all run to their end.
       stop: called after each chunk of intervals; True raises KeyboardInterrupt.
       watch: called after each call with the histories of finished lanes, by lane.
       verbose: print progress on stderr.
@@ -121,7 +119,6 @@ def sweep(
         swept,
         workdir=workdir,
         lanes_per_call=lanes_per_call,
-        race=race,
         stop=stop,
         watch=watch,
         stream=sys.stderr if verbose else None,

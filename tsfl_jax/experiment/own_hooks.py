@@ -43,7 +43,7 @@ def start_of(model: Any) -> dict[str, str]:
 
 
 _TAKEN = {*History._fields, "interval", "virtual_time", "tau", "seconds", "lane"}
-_TAKEN |= {"stopped", "client"}  # `racing.STOPPED`, `calls.CLIENT`
+_TAKEN |= {"client"}  # `calls.CLIENT`
 _TAKEN |= {*SETTINGS}  # columns of a sweep that has several values
 
 

@@ -31,7 +31,6 @@ from tsfl_jax.experiment import (
     lane_notes,
     lanes,
     live,
-    racing,
 )
 from tsfl_jax.experiment.backend import depends_on_devices, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
@@ -128,11 +127,9 @@ def _row(
     settings = settings_of(prepared)
     values = {"lane": lane} | {name: settings[name] for name in swept}
     fingerprints = {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
-    race, stop = racing.STOPPED in history, int(history.get(racing.STOPPED, -1))
     return (
         values
         | scores_of(history)
-        | ({"stopped_at": stop if stop >= 0 else None} if race else {})
         | regret_of(history)
         | {
             "seconds": float(history["seconds"]),
@@ -147,9 +144,9 @@ def _row(
 
 
 def _cut(history: dict) -> dict:
-    """A lane that lost every model or was stopped ended there: NaN and 0 afterwards."""
+    """A lane that lost every model ended there: NaN and 0 afterwards."""
     diverged = history["diverged"]
-    end = racing.end_of(diverged, int(history.get(racing.STOPPED, -1)))
+    end = int(min([*(np.flatnonzero(diverged)[:1] + 1), len(diverged)]))
     if end == len(diverged):
         return history
     after = np.arange(len(diverged)) >= end
@@ -180,8 +177,6 @@ def run(
       stream: where progress is printed; None: nowhere.
       stop: called after each chunk of intervals; True ends the sweep with
         KeyboardInterrupt. Finished lanes are kept, and where the others stand.
-      race: an early-stopping policy, see `racing`; None: all lanes run to their end.
-        The history says when a lane was stopped.
       watch: called after each call of lanes with the histories of all that have
         finished, by lane.
       model, dataset, optimizer, aggregator, loss: as in `from_python.simulate`.
@@ -208,7 +203,6 @@ def run_validated(
     lanes_per_call: int = 0,
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
-    race: racing.Race | None = None,
     watch: Watch = lambda done: None,
     **own: Any,
 ) -> SweepResult:
@@ -235,9 +229,7 @@ def run_validated(
         several = prepare_all(configs, Own(**own))
         names = [_digest(p) for p in several]
         swept = grid.names_of(points)
-        every = _Sweep(
-            points, swept, several, names, mesh, folder, stream, stop, race, watch
-        )
+        every = _Sweep(points, swept, several, names, mesh, folder, stream, stop, watch)
         return _result(config, every, _train(every, lanes_per_call))
 
 
@@ -266,7 +258,6 @@ class _Sweep(NamedTuple):
     folder: pathlib.Path | None
     stream: IO[str] | None
     stop: Callable[[], bool]
-    race: racing.Race | None
     watch: Watch
 
     def configs(self) -> list[Config]:
@@ -299,7 +290,7 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
         warn = progress.warn_to(stream)
         lanes_folder = every.folder / "lanes"
         wanted = every.metrics() + every.asked()
-        found = racing.finished(every.race, lanes_folder, names, warn, wanted)
+        found = calls.finished_lanes(lanes_folder, names, warn, wanted)
         workloads = {n: p.workload for n, p in zip(names, several, strict=True)}
         # Files of earlier versions do not say who delivers.
         done = {n: _cut(h | _delivering(workloads[n])) for n, h in found.items()}
@@ -370,7 +361,6 @@ def _run_group(
             doing("initial models, and L, G², σ² if they are not given")
             arrays = lanes.make_lanes(group, [several[i] for i in indices], count)
         compiled = compiled or group.program.compile(arrays, stream=stream)
-        running = _raced(every, indices, done)
         path = _path_of(every, group, indices, count)
         with progress.heartbeat(stream) as doing:
             history, seconds = calls.run_call(
@@ -380,10 +370,9 @@ def _run_group(
                 functools.partial(live.show, shown, stream, indices, doing),
                 every.stop,
                 progress.warn_to(stream),
-                running and running.drop,
             )
         named = history.named(every.metrics())
-        found = _histories(every, indices, named, seconds, running)
+        found = _histories(every, indices, named, seconds)
         if path is not None:
             path.unlink(missing_ok=True)
         yield indices, found
@@ -394,7 +383,6 @@ def _histories(
     indices: list[int],
     named: dict[str, Any],
     seconds: float,
-    running: racing.Running | None,
 ) -> list[dict[str, np.ndarray]]:
     """The histories of a call's lanes, each written to its file."""
     found = []
@@ -406,11 +394,9 @@ def _histories(
             "seconds": np.float64(seconds / len(indices)),
         }
         one |= _delivering(workload)
-        if running is not None:
-            one[racing.STOPPED] = np.int64(running.stopped.get(index, -1))
         if every.folder is not None:
             folder = every.folder / "lanes"
-            racing.write_lane(every.race, folder, every.names[index], one)
+            calls.write_lane(folder, every.names[index], one)
         found.append(one)
     return found
 
@@ -419,22 +405,6 @@ def _delivering(workload: Workload) -> dict[str, np.ndarray]:
     """The client of each slot, ``[T, K]``, where clients do not start together."""
     delivery = workload.schedule.delivery
     return {} if delivery is None else {calls.CLIENT: np.asarray(delivery.client)}
-
-
-def _raced(
-    every: _Sweep, indices: list[int], done: dict[str, dict[str, np.ndarray]]
-) -> racing.Running | None:
-    """The race of a call's lanes; None: there is none."""
-    if every.race is None:
-        return None
-    found = _by_lane(every.names, done)
-    others = {
-        lane: racing.curve_of(
-            h["test_accuracy"], h["diverged"], int(h.get(racing.STOPPED, -1))
-        )
-        for lane, h in found.items()
-    }
-    return racing.Running(every.race, indices, others, {})
 
 
 def _path_of(
@@ -449,10 +419,9 @@ def _path_of(
     depends = depends_on_devices(first.config, first.own.aggregator)
     devices = every.mesh.size if depends or first.mapping == "vmap" else ""
     names = [every.names[i] for i in indices]
-    raced = every.race.name if every.race else ""  # stopped lanes stand still
     # In their order the states of several rules are kept side by side.
     rules = list(dict.fromkeys(p.config.algorithm for p in group.members))
-    extra = f"{devices}{raced}{rules}"
+    extra = f"{devices}{rules}"
     return calls.path_of(every.folder / _RUNNING, names, count, extra)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tsfl_jax.report import progress, runs, sweeps
-from tsfl_jax.report.statistics import DIVERGED, STOPPED, left_out
+from tsfl_jax.report.statistics import left_out
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -78,10 +78,8 @@ def sweep_text(swept: Sequence[str], rows: list[sweeps.Row]) -> str:
         value = f"lowest final test loss {best[name]:.4g}" if losses else value
         point = ", ".join(f"{n}={best[n]}" for n in swept)
         second = f"{value} in lane {best['lane']} ({point})"
-    reasons = [left_out(row) for row in rows]
-    said = {DIVERGED: "; {} lanes diverged", STOPPED: "; a race stopped {}"}
-    for why, text in said.items():
-        second += text.format(reasons.count(why)) if why in reasons else ""
+    lost = sum(bool(left_out(row)) for row in rows)
+    second += f"; {lost} lanes diverged" if lost else ""
     return f"{first}\n  {second}\n  .rows .history .to_xarray() .to_pandas() .plot()"
 
 

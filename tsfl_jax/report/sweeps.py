@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tsfl_jax.config import SEEDS
-from tsfl_jax.report import bands, files, table, variance
+from tsfl_jax.report import bands, files, table
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.statistics import (
     DIVERGED,
-    STOPPED,
     left_out,
     spread,
     spread_of_known,
@@ -73,8 +72,6 @@ def group_rows(
         if len(good) == len(group):  # else it is of a selection, which cannot win
             means[label] = float(good[score].mean(skipna=False))
         line["diverged"] = int((group["reason"] == DIVERGED).sum())
-        if "stopped_at" in frame:
-            line[STOPPED] = int((group["reason"] == STOPPED).sum())
         lines.append(line | {"seconds per lane": f"{group['seconds'].mean():.1f}"})
     return lines, means
 
@@ -83,8 +80,7 @@ def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
     """The Markdown table of summary.md; of losses where no run has an accuracy."""
     losses, (lines, means) = has_losses(rows), group_rows(swept, rows)
     text = "Mean ± half of the 95 % confidence interval (Student's t) over the lanes "
-    stopped = [left_out(row) for row in rows].count(STOPPED)
-    text += "that ran to their end" if stopped else "that did not diverge"
+    text += "that did not diverge"
     text += "" if losses else "; best is the highest of a lane's intervals"
     text += f".\n\n{files.markdown(lines)}"
     means = {label: mean for label, mean in means.items() if np.isfinite(mean)}
@@ -92,10 +88,7 @@ def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
         winner = (min if losses else max)(means, key=means.__getitem__)
         which = "Lowest mean of final" if losses else "Highest mean of best"
         text += f"\n{which}: {winner}.\n"
-    if stopped:
-        text += f"\nNote: a race stopped {stopped} of {len(rows)} lanes before their "
-        text += "end; they are in no mean.\n"
-    return text + variance.text_of(swept, rows, losses)
+    return text
 
 
 def write_tables(

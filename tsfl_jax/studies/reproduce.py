@@ -6,11 +6,10 @@ resumes. Cells whose data set is not available are listed as such.
 """
 
 import argparse
-import functools
 import pathlib
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import IO, NamedTuple
 
 import numpy as np
@@ -27,33 +26,17 @@ from tsfl_jax.report.statistics import (
     diverged_note,
     spread,
 )
-from tsfl_jax.studies import (
-    arguments,
-    calibrate,
-    free_riders,
-    heterogeneity,
-    paper_results,
-    sensitivity,
-    settings,
-)
+from tsfl_jax.studies import arguments, paper_results, settings
 from tsfl_jax.studies.paper_results import ALGORITHMS
 from tsfl_jax.types import UserError
 
-STUDY_CONFIG = "mnist_case1"  # the experiment that the studies vary
-# Targets that are not made of cells: Fig. 2, what the paper leaves open, free riders.
-_CHANGED = {  # study → settings that its runs set themselves
-    **heterogeneity.CHANGED,
-    "sensitivity": sensitivity.CHANGED,
-    "riders": free_riders.CHANGED,
-}
-STUDIES = tuple(_CHANGED)
-LONG = ("calibrate",)  # hours: not among "all"
 _DATA = {
     "mnist": "MNIST",
     "cifar10": "CIFAR-10",
     "fashion_mnist": "F-MNIST",
     "svhn_cropped": "SVHN",
 }
+KNOWN = sorted({cell.data for cell in paper_results.CELLS.values()})
 _DMS, _FEDAVG = ALGORITHMS.index("dms"), ALGORITHMS.index("fedavg")
 
 
@@ -210,39 +193,6 @@ def write_target(
     return paths
 
 
-def run_study(
-    target: str, given: argparse.Namespace, device: str
-) -> list[pathlib.Path]:
-    """Run or reuse a study that is not made of cells; returns its files."""
-    config, note = changed_config(STUDY_CONFIG, given)
-    out, workdir = given.out, given.out / "cells" / target
-    # Files of `--idx` hold the paper's images, so they do not change the name.
-    data = given.set.get("data.name", get(settings.paper(STUDY_CONFIG), "data.name"))
-    about = arguments.joined(data, note, arguments.seeds_text(given.seeds))
-    options = (config, given.seeds, workdir, sys.stderr)
-    try:
-        arguments.check_free(given.set, _CHANGED[target], target)
-        if target == "sensitivity":
-            found, more = sensitivity.run_choices(*options)
-            about = f"{STUDY_CONFIG}, {get(config, 'num_intervals')} intervals"
-            about += f" ({note})" * bool(note) + f", {more}"
-            rows, about = sensitivity.choice_rows(found), f"{about}. Device: {device}"
-            paths = write_tables(out, target, rows, about)
-            return paths + sensitivity.plot_choices(found, out / target)
-        if target == "riders":
-            best, more = free_riders.run_free_riders(*options)
-            return free_riders.write_free_riders(best, out, f"{about}, {more}")
-        if target == "fig2a":
-            curves, more = heterogeneity.run_patterns(*options)
-            about = arguments.joined(about, more)
-            return heterogeneity.plot_accuracy(curves, out, about)
-        found = heterogeneity.run_frameworks(*options)
-        return heterogeneity.write_times(found, given.accuracy, out, about)
-    except UserError as error:
-        print(f"{target}: not available: {error}", file=sys.stderr)
-        return []
-
-
 def case_of(cell: paper_results.Cell) -> str:
     """A cell's case in one word, as on the command line: "1", "2-iteration"."""
     return cell.case.removeprefix("Case ")
@@ -268,136 +218,56 @@ def wanted(
     ]
 
 
-def _idx_settings(
-    parser: argparse.ArgumentParser, texts: list[str], known: list[str]
-) -> dict[str, dict]:
-    """Settings of each data set that is read from a folder of IDX files."""
+def make_parser(name: str, about: str | None, out: str) -> argparse.ArgumentParser:
+    """A parser with the arguments of cells: ``--data``, ``--intervals``, ``--idx``."""
+    parser = arguments.make_parser(name, about, 5, out)
+    arguments.add_settings(parser)
+    data = ", ".join(KNOWN)
+    text = f"only these data sets of {data}"
+    parser.add_argument(
+        "--data", nargs="+", default=[], choices=KNOWN, metavar="DATA", help=text
+    )
+    text = "intervals of a run (default: as many as the paper)"
+    parser.add_argument("--intervals", type=int, default=0, help=text)
+    text = "read a data set from a folder of IDX files: mnist=FOLDER"
+    options = {"nargs": "+", "default": [], "metavar": "DATA=FOLDER"}
+    parser.add_argument("--idx", help=text, **options)
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser, texts: list[str]) -> argparse.Namespace:
+    """The arguments of `make_parser`'s parser; ``idx`` as settings by data set."""
+    given = arguments.parse(parser, texts)
+    if given.intervals < 0:
+        parser.error("--intervals must be at least 0")
     found = {}
-    for text in texts:
+    for text in given.idx:
         name, equals, folder = text.partition("=")
         folder = str(pathlib.Path(folder).expanduser()) if folder else ""
-        if name not in known or not equals or not pathlib.Path(folder).is_dir():
+        if name not in KNOWN or not equals or not pathlib.Path(folder).is_dir():
             parser.error(
                 f"--idx={text}: expected DATA=FOLDER, a folder of IDX files; DATA is "
-                f"one of {', '.join(known)}"
+                f"one of {', '.join(KNOWN)}"
             )
         found[name] = {"data.name": "idx", "data.dir": folder}
-    return found
-
-
-def _readings(
-    parser: argparse.ArgumentParser, text: str
-) -> Sequence[calibrate.Reading]:
-    """The part of `calibrate.READINGS` that this names: "12", "12:20", "12:"."""
-    first, colon, last = text.partition(":")
-    first, last = (first, last) if colon else ("", first)
-    if all(not part or part.isdecimal() for part in (first, last)) and (colon or last):
-        found = calibrate.READINGS[int(first or 0) : int(last) if last else None]
-        if found:
-            return found
-    parser.error(
-        f"--readings={text}: expected a number of readings or FIRST:LAST, counted from "
-        f"0 and without LAST, of the {len(calibrate.READINGS)} that there are"
-    )
-
-
-def run_calibrate(given: argparse.Namespace, device: str) -> list[pathlib.Path]:
-    """Run or resume the calibration on the cells of these data sets."""
-    data = given.data or ["mnist"]
-    cells = [
-        name for name in wanted(["table1", "table2"], data) if "select" not in name
-    ]
-    note = changed_config(cells[0], given)[1]
-    return calibrate.run_calibration(
-        lambda name: changed_config(name, given)[0],
-        cells,
-        given.readings,
-        seeds=given.seeds,
-        num_rungs=given.rungs,
-        workdir=given.out / "cells" / "calibrate",
-        out=given.table or given.out,
-        about=arguments.joined(", ".join(data), note, f"device: {device}"),
-    )
-
-
-def _check_targets(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    """Refuse flags and settings that the targets would ignore or set themselves."""
-    cells = {"all", *paper_results.TARGETS}
-    readers = {"data": cells | {*LONG}, "case": cells, "accuracy": {"fig2b", "all"}}
-    readers |= dict.fromkeys(("readings", "rungs", "table"), {*LONG})
-    for name, several in readers.items():
-        value = getattr(given, name)
-        if value != parser.get_default(name) and not several & set(given.target):
-            shown = " ".join(value) if isinstance(value, list) else value
-            parser.error(
-                f"--{name} {shown}: would be ignored by {' '.join(given.target)}; "
-                "leave it out"
-            )
-    # With "all" only the study is left out, see `run_study`.
-    for study in set(given.target) & set(_CHANGED):
-        _check_free(parser, given, study, _CHANGED[study])
-
-
-def _check_free(
-    parser: argparse.ArgumentParser,
-    given: argparse.Namespace,
-    study: str,
-    changed: Collection[str],
-) -> None:
-    """Refuse settings that the runs of a study set themselves."""
-    try:
-        arguments.check_free(given.set, changed, study)
-    except UserError as error:
-        parser.error(str(error))
+    given.idx = found
+    return given
 
 
 def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
-    known = sorted({cell.data for cell in paper_results.CELLS.values()})
-    targets = [*paper_results.TARGETS, *STUDIES]
-    several = [*targets, *LONG, "all"]
-    parser = arguments.make_parser("reproduce", __doc__, 5, "runs/reproduce")
-    arguments.add_settings(parser)
+    targets = [*paper_results.TARGETS]
+    parser = make_parser("reproduce", __doc__, "runs/reproduce")
+    names = ", ".join([*targets, "all"])
     parser.add_argument(
-        "target", nargs="+", choices=several, metavar="TARGET", help=", ".join(several)
-    )
-    about = f"only these data sets of {', '.join(known)}"
-    parser.add_argument(
-        "--data", nargs="+", default=[], choices=known, metavar="DATA", help=about
+        "target", nargs="+", choices=[*targets, "all"], metavar="TARGET", help=names
     )
     cases = list(dict.fromkeys(map(case_of, paper_results.CELLS.values())))
     about = f"only these cases of {', '.join(cases)}"
     parser.add_argument(
         "--case", nargs="+", default=[], choices=cases, metavar="CASE", help=about
     )
-    about = "intervals of a run (default: as many as the paper)"
-    parser.add_argument("--intervals", type=int, default=0, help=about)
-    about = "fig2b: time until this test accuracy (default: %(default)s)"
-    parser.add_argument("--accuracy", type=float, default=0.9, help=about)
-    parser.add_argument(
-        "--idx",
-        nargs="+",
-        default=[],
-        metavar="DATA=FOLDER",
-        help="read a data set from a folder of IDX files: mnist=FOLDER",
-    )
-    about = "calibrate: only the first so many (12), or from the 13th on (12:)"
-    parser.add_argument("--readings", default=":", help=about)
-    about = "calibrate: only the first so many rungs, without DMS (default: all)"
-    parser.add_argument("--rungs", type=int, default=0, help=about)
-    parser.add_argument(
-        "--table", type=pathlib.Path, help="calibrate: folder of the tables, if not out"
-    )
-    given = arguments.parse(parser, texts, "accuracy")
-    _check_targets(parser, given)
-    given.idx = _idx_settings(parser, given.idx, known)
-    given.readings = _readings(parser, given.readings)
-    if "calibrate" in given.target:
-        changed = calibrate.changed_by(given.readings)
-        _check_free(parser, given, "calibrate", changed)
-    for name in ("intervals", "rungs"):
-        if getattr(given, name) < 0:
-            parser.error(f"--{name} must be at least 0")
+    given = parsed(parser, texts)
     if "all" in given.target:
         given.target = targets
     return given
@@ -406,41 +276,26 @@ def parse(texts: list[str]) -> argparse.Namespace:
 def main(texts: list[str]) -> None:
     """Run the cells, then write each table and figure."""
     given = parse(texts)
-    targets = given.target
     devices.start(0)  # all devices; the first question to JAX would start it with one
     given.out = files.prepare_workdir(given.out, "--out")
     _check_cells(given)
     results = run_cells(given)
     device = arguments.device_text()
-    available = any(result.best is not None for result in results.values())
-    for target in targets:
-        if target in STUDIES or target in LONG:
-            run = (
-                run_calibrate
-                if target in LONG
-                else functools.partial(run_study, target)
-            )
-            paths = run(given, device)
-            available = available or bool(paths)
-        elif not available:
-            paths = []  # a table of nothing but the paper's values
-        else:
-            paths = write_target(given.out, target, _cells(target, results), device)
-        for path in paths:
-            print(path)
-    if not available:
+    if not any(result.best is not None for result in results.values()):
         reasons = dict.fromkeys(result.note for result in results.values())
         raise UserError(
-            f"{' '.join(targets)}: nothing could be run ({'; '.join(reasons)}); data "
-            "can be prepared (--data_dir), given as IDX files (--idx mnist=FOLDER) or "
-            "downloaded (--set data.download=True)"
+            f"{' '.join(given.target)}: nothing could be run ({'; '.join(reasons)}); "
+            "data can be prepared (--data_dir), given as IDX files (--idx mnist=FOLDER)"
+            " or downloaded (--set data.download=True)"
         )
+    for target in given.target:
+        for path in write_target(given.out, target, _cells(target, results), device):
+            print(path)
 
 
 def _check_cells(given: argparse.Namespace) -> None:
     """Raise `UserError` if no cell of these tables and figures was asked for."""
-    tables = [target for target in given.target if target in paper_results.TARGETS]
-    if len(tables) < len(given.target) or wanted(tables, given.data, given.case):
+    if wanted(given.target, given.data, given.case):
         return
     others = [
         target
@@ -452,7 +307,7 @@ def _check_cells(given: argparse.Namespace) -> None:
         given.case and f"--case {' '.join(given.case)}",
     )
     raise UserError(
-        f"{' '.join(tables)}: has nothing of {chosen}; "
+        f"{' '.join(given.target)}: has nothing of {chosen}; "
         + (f"that is in {', '.join(others)}" if others else "nor has another target")
     )
 

@@ -1,0 +1,128 @@
+"""Strict JAX settings for every test."""
+
+import gc
+import os
+
+import jax
+import jaxlib
+import jaxtyping
+import pytest
+
+import tests.checked  # noqa: F401, named below
+
+# What is imported and collected stays to the end: looking through it for garbage again
+# and again was a quarter of the collection's time.
+gc.disable()
+
+# Modules whose annotations are checked at run time, shapes and dtypes included; before
+# the package is imported. Not fleets and frameworks, which answer wrong types.
+CHECKED = [
+    "tsfl_jax.data",
+    "tsfl_jax.engine",
+    "tsfl_jax.experiment.explain",
+    "tsfl_jax.experiment.lanes",
+    "tsfl_jax.experiment.prepare",
+    "tsfl_jax.experiment.program",
+    "tsfl_jax.experiment.workload",
+    "tsfl_jax.models",
+    "tsfl_jax.report.bands",
+    "tsfl_jax.report.statistics",
+    "tsfl_jax.report.style",
+    "tsfl_jax.report.sweeps",
+    "tsfl_jax.report.tensorboard",
+    "studies.theory",
+    "tsfl_jax.report.timeline",
+    "tsfl_jax.rules",
+    "studies.bounds",
+    "tsfl_jax.studies.compare",
+    "studies.riders",
+    "studies.sensitivity",
+    "tsfl_jax.theory",
+    "tsfl_jax.timeline.csv_rows",
+    "tsfl_jax.timeline.distributions",
+    "tsfl_jax.timeline.free_riders",
+    "tsfl_jax.timeline.replay",
+    "tsfl_jax.timeline.schedule",
+    "tsfl_jax.timeline.segments",
+    "tsfl_jax.trees",
+]
+jaxtyping.install_import_hook(CHECKED, "tests.checked.checked")
+
+from tests import launches  # noqa: E402
+from tsfl_jax.engine import devices  # noqa: E402
+
+# Nearly all the time of the suite goes to XLA compiling small programs that run for
+# milliseconds, so they are compiled plainly. XLA ends the process at a flag it does
+# not know, and may drop the second one some day; what was set before stays.
+_PLAIN = [
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
+if jaxlib.__version__.startswith("0.10."):
+    _PLAIN.append("--xla_cpu_use_fusion_emitters=false")
+_given = os.environ.get("XLA_FLAGS", "")
+_new = [flag for flag in _PLAIN if flag.split("=")[0] not in _given]
+
+# Before JAX starts: four virtual devices, for the tests that use several. Flags are
+# part of a program's key in the cache, so those of `devices.start` are there as well.
+os.environ["XLA_FLAGS"] = " ".join([*_new, _given]).strip()
+jax.config.update("jax_num_cpu_devices", 4)
+devices.start(4)
+
+
+def pytest_collection_finish():
+    """From here on garbage is collected, of what the tests themselves make.
+
+    Seldom: programs and their traces stay in caches, and looking through them after
+    every 700 new objects was a tenth of the tests' time.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_once(tmp_path_factory):
+    """A program that was compiled by one test comes from a cache for the others."""
+    folder = str(tmp_path_factory.mktemp("xla"))
+    jax.config.update("jax_compilation_cache_dir", folder)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder  # for the processes tests start
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+
+
+@pytest.fixture(scope="session")
+def launch(compile_once):
+    """Runs launch.py: (*arguments, cwd) → (exit code, stdout, stderr)."""
+    with launches.launcher() as run:
+        yield run
+
+
+@pytest.fixture(autouse=True)
+def strict_rank_promotion():
+    """Silent broadcasting between ranks hides mistakes in client axes."""
+    with jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def _mapped() -> int:
+    """Memory regions of this process, 0 where /proc is not to be had."""
+    try:
+        with open("/proc/self/maps", "rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return 0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_programs_in_memory():
+    """Forget compiled programs before the kernel's 65,530 regions are used up.
+
+    Each program takes several, more with newer compilers, and a process that gets no
+    more of them ends in a segmentation fault.
+    """
+    yield
+    if _mapped() > 25_000:
+        jax.clear_caches()
+        gc.collect()

@@ -1,0 +1,413 @@
+"""``python -m studies.arena``: which rule wins where, all rules on the same clients.
+
+Every rule is run on every fleet and split, paired by seed: with a seed all rules have
+the same initial model, split, fleet and mini-batches. All of it is one sweep, with as
+many lanes in a compiled program as there can be; the same command goes on where it was
+stopped, and the tables are written anew after each call of lanes.
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from studies import arena_report, fleets, study
+from studies.arena_report import Arena, Lane
+from studies.fleets import FleetNumbers
+from tsfl_jax.config import Config, get, replace
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import grid, own_hooks, prepare, sweeps
+from tsfl_jax.report import files, groups
+from tsfl_jax.report.statistics import curves_of
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.studies import arguments
+from tsfl_jax.types import Dataset, UserError
+
+# All rules that need no settings of their own. Not the two that need validation samples
+# (oracle, dms_adaptive): they would have data that the others lack.
+RULES = (
+    *("fedavg", "fedprox", "fednova", "scaffold", "fedavgm", "fedadam", "fedyogi"),
+    *("dms", "bound_optimal", "learned", "fedasync", "fedbuff", "fedat"),
+    *("median", "trimmed_mean", "geometric_median", "krum", "multi_krum"),
+)
+# On average 2.5 local iterations per client and interval, 3 in Case 3.
+FLEETS: dict[str, FleetNumbers | dict[str, Any]] = {
+    "equal": FleetNumbers(),
+    "Case 1": {"schedule.kind": "case1"},
+    "Case 3": {"schedule.kind": "case3"},
+    "heavy tail": FleetNumbers(spread=1.0),
+    "slow by label": FleetNumbers(spread=0.6, labels=1.0),
+    "night": FleetNumbers(pace=5.0, away=0.5, period=10.0),
+}
+SPLITS: dict[str, dict[str, Any]] = {
+    "IID": {"partition.kind": "iid"},
+    "Dirichlet(0.5)": {"partition.kind": "dirichlet", "partition.alpha": 0.5},
+    "Dirichlet(0.1)": {"partition.kind": "dirichlet", "partition.alpha": 0.1},
+    "2 classes": {"partition.kind": "shards", "partition.classes_per_client": 2},
+}
+# Clients one after another, so that all fleets share a program.
+_COMMON = {"algorithm": "fedavg", "num_clients": 20, "mapping": "sequential"}
+DATA: dict[str, dict[str, Any]] = {
+    "digits": _COMMON
+    | {
+        "num_intervals": 30,
+        "report_every": 5,
+        "devices": 1,  # so small that a second one costs more than it gives
+        "lr": 0.03,
+        "batch_size": 8,
+        "schedule.data_size": 44,
+        "model.hidden": 64,
+    },
+    "mnist": _COMMON
+    | {
+        "num_intervals": 10,
+        "report_every": 2,
+        "lr": 0.01,
+        "batch_size": 32,
+        "data.name": "mnist",
+        "data.download": False,
+        "data.test_size": 2500,  # all of them would take a fifth of the time
+        "schedule.data_size": 256,
+        "model.name": "mnist_cnn",
+    },
+}
+TARGET = {"digits": 0.8, "mnist": 0.9}  # accuracy, for the columns of time and MB
+TUNING_SEED = 1000  # no result is of this seed
+STEPS = (1 / 3, 1.0, 3.0)  # of η: --tune
+LAST = 3  # tested intervals that a score is the mean of
+
+
+class Cell(NamedTuple):
+    """A fleet and a split."""
+
+    fleet: str
+    split: str
+
+
+def _class_metric(number: int) -> Callable[[Array, Array], Array]:
+    """1 where a sample of this class is recognized; its mean is over all samples."""
+
+    def right(outputs: Array, labels: Array) -> Array:
+        found = jax.numpy.argmax(outputs, axis=-1) == labels
+        return (found & (labels == number)).astype(np.float32)
+
+    return right
+
+
+def metrics_of(num_classes: int) -> dict[str, Any]:
+    """Metrics that the accuracy of each class is made of."""
+    return {f"class_{c}": _class_metric(c) for c in range(num_classes)}
+
+
+def point_of(
+    config: Config, cell: Cell, dataset: Dataset, seed: int, folder: pathlib.Path
+) -> dict[str, Any]:
+    """The settings of a cell under a seed; writes its trace if it has one."""
+    values = SPLITS[cell.split] | {"seed": seed}
+    fleet = FLEETS[cell.fleet]
+    if isinstance(fleet, dict):
+        return values | fleet
+    name = f"{cell.fleet} {cell.split if fleet.labels else ''} {seed}"
+    path = folder / f"{'-'.join(name.lower().split())}.csv"
+    made = fleets.make_fleet(replace(config, values), fleet, dataset)
+    return values | fleets.settings_of(fleets.write_fleet(path, made))
+
+
+def client_shares(
+    config: Config, points: Sequence[Mapping[str, Any]], dataset: Dataset
+) -> list[Float[np.ndarray, "N C"]]:
+    """Shares of the classes in what each client holds, by point."""
+    found = []
+    for point in points:
+        changed = grid.changed(config, dict(point))
+        made = prepare.prepare_validated(changed, own_hooks.Own(dataset=dataset), "-")
+        found.append(fleets.shares_of(made.config, dataset, made.partition.capacity))
+    return found
+
+
+def recent(accuracy: Float[np.ndarray, "T"], last: int = LAST) -> float:
+    """The mean of the last tested intervals; NaN without any."""
+    seen = np.asarray(accuracy, float)[np.isfinite(accuracy)]
+    return float(seen[-last:].mean()) if len(seen) else float("nan")
+
+
+def raced(
+    accuracy: Float[np.ndarray, "rules S T"], base: int, margin: float, every: int
+) -> Int[np.ndarray, "rules"]:
+    """Intervals after which a race would have stopped each rule of a cell; −1: none.
+
+    A rule stops after a chunk, not in the first third of the intervals, if in every
+    seed the mean of its last tested accuracies is more than the margin below that of
+    the rule with the highest mean over the seeds, of those that still run and have not
+    diverged with any seed. The rule that all are compared with is never stopped.
+
+    Args:
+      accuracy: in [0, 1]; NaN where not tested, and from where a run diverged.
+      base: place of the rule that is never stopped.
+      margin: in points of accuracy, > 0.
+      every: intervals of a chunk.
+    """
+    intervals, ended = accuracy.shape[-1], np.full(len(accuracy), -1)
+    for t in range(every, intervals, every):
+        runs = (ended < 0) & np.isfinite(accuracy[:, :, t - 1]).all(axis=1)
+        if 3 * t < intervals or not runs.any():
+            continue
+        score = np.array([[recent(c[:t]) for c in rule] for rule in accuracy])
+        best = score[np.where(runs, score.mean(axis=1), -np.inf).argmax()]
+        behind = runs & (100 * (best - score) > margin).all(axis=1)
+        ended[behind & (np.arange(len(ended)) != base)] = t
+    return ended
+
+
+def lane_of(
+    history: Mapping[str, np.ndarray],
+    shares: Float[np.ndarray, "N C"],
+    of_class: Float[np.ndarray, "C"],
+    sent: float,
+    target: float,
+    stopped: int = -1,
+) -> Lane:
+    """What one run is judged by.
+
+    Args:
+      history: of the run.
+      shares: of the classes in each client's samples.
+      of_class: shares of the classes in the test set.
+      sent: bytes of one delivery with its download.
+      target: accuracy in (0, 1).
+      stopped: intervals that count; −1: all.
+    """
+    lost, classes = bool(np.asarray(history["diverged"]).any()), len(of_class)
+    accuracy = curves_of(history, classes)
+    accuracy[stopped if stopped >= 0 else len(accuracy) :] = np.nan
+    known = np.isfinite(accuracy)
+    right = np.stack([history[f"class_{c}"] for c in range(len(of_class))], axis=-1)
+    each = (right[known][-LAST:] / of_class) @ shares.T  # [LAST, N]
+    worst = np.sort(each.mean(axis=0))[: max(1, -(-len(shares) // 10))]
+    reached = np.flatnonzero(known & (np.nan_to_num(accuracy) >= target))
+    tau = np.asarray(history["tau"])
+    moved = np.cumsum((tau > 0).sum(axis=1)) * sent / 1e6
+    return Lane(
+        final=recent(accuracy),
+        worst=1 / classes if lost else float(worst.mean()),
+        seconds=float(history["virtual_time"][reached[0]]) if len(reached) else np.inf,
+        megabytes=float(moved[reached[0]]) if len(reached) else np.inf,
+        stopped=stopped,
+        wall=float(history["seconds"]),
+    )
+
+
+def tune(
+    config: Config, rules: Sequence[str], dataset: Dataset, out: pathlib.Path
+) -> dict[str, float]:
+    """η of each rule, the best of a grid on a seed of its own; writes tune.md."""
+    cell = Cell("Case 1", "Dirichlet(0.5)")
+    base = point_of(config, cell, dataset, TUNING_SEED, out)
+    rates = [float(f"{step * get(config, 'lr'):.2g}") for step in STEPS]
+    points = {
+        (rule, rate): base | {"algorithm": rule, "lr": rate}
+        for rule in rules
+        for rate in rates
+    }
+    options = {"dataset": dataset, "first_seed": TUNING_SEED}
+    runs = study.run(config, points, 1, out / "tune", dataset.num_classes, **options)
+    found = {label: recent(curves[0]) for label, curves in runs.accuracy().items()}
+    score = np.array([[found[rule, rate] for rate in rates] for rule in rules])
+    chosen = [rates[i] for i in score.argmax(axis=1)]
+    table = [
+        {"rule": arena_report.name_of(rule)}
+        | {f"η = {r:g}": f"{100 * s:.2f}" for r, s in zip(rates, one, strict=True)}
+        | {"chosen": f"{rate:g}"}
+        for rule, one, rate in zip(rules, score, chosen, strict=True)
+    ]
+    about = f"{cell.fleet}, {cell.split}, seed {TUNING_SEED}: mean test accuracy in %"
+    files.write_table(out, "tune", table, f"{about} of the last {LAST} intervals.")
+    return dict(zip(rules, chosen, strict=True))
+
+
+class Plan(NamedTuple):
+    """What is run, and what is needed to judge it."""
+
+    cells: list[Cell]
+    rules: list[str]
+    seeds: int
+    lanes: list[dict[str, Any]]  # in order of cell, rule, seed
+    shares: list[Float[np.ndarray, "N C"]]  # in order of cell, seed
+    of_class: Float[np.ndarray, "C"]
+    target: float
+    margin: float  # of a race, in points; 0: none
+    every: int  # intervals of a chunk
+
+
+def make_plan(
+    config: Config, dataset: Dataset, given: argparse.Namespace, rates: dict[str, float]
+) -> Plan:
+    """All lanes of the arena; writes the traces of the fleets."""
+    cells = [Cell(fleet, split) for fleet in given.fleets for split in given.splits]
+    folder = files.prepare_workdir(given.out / "fleets", "--out")
+    points = [
+        point_of(config, cell, dataset, seed, folder)
+        for cell in cells
+        for seed in range(given.seeds)
+    ]
+    shares = client_shares(config, points, dataset)
+    by_cell = [points[i : i + given.seeds] for i in range(0, len(points), given.seeds)]
+    lanes = [
+        point | {"algorithm": rule} | ({"lr": rates[rule]} if rates else {})
+        for several in by_cell
+        for rule in given.rules
+        for point in several
+    ]
+    labels = dataset.y_test
+    return Plan(
+        cells,
+        list(given.rules),
+        given.seeds,
+        lanes,
+        shares,
+        np.bincount(labels, minlength=dataset.num_classes) / len(labels),
+        given.target or TARGET[given.data],
+        given.race,
+        max(get(config, "report_every"), 1),
+    )
+
+
+def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) -> Arena:
+    """The arena as far as it was run."""
+    found, seeds = {}, range(plan.seeds)
+    for number in range(len(plan.cells)):
+        first = number * len(plan.rules) * plan.seeds
+        lanes = {
+            rule: [done.get(first + i * plan.seeds + s) for s in seeds]
+            for i, rule in enumerate(plan.rules)
+        }
+        there = {rule: several for rule, several in lanes.items() if all(several)}
+        stopped = dict.fromkeys(there, -1)
+        if plan.margin and arena_report.BASE in there:
+            accuracy = np.array(
+                [
+                    [lane["test_accuracy"] for lane in several]
+                    for several in there.values()
+                ]
+            )
+            base = list(there).index(arena_report.BASE)
+            ended = raced(accuracy, base, plan.margin, plan.every).tolist()
+            stopped = dict(zip(there, ended, strict=True))
+        for rule, several in there.items():
+            sent = groups.bytes_sent(rule, parameters)
+            for seed in seeds:
+                shares = plan.shares[number * plan.seeds + seed]
+                options = (sent, plan.target, stopped[rule])
+                made = lane_of(several[seed], shares, plan.of_class, *options)
+                found[number, rule, seed] = made
+    names = [(cell.fleet, cell.split) for cell in plan.cells]
+    return Arena(names, plan.rules, plan.seeds, plan.target, found)
+
+
+def run_arena(
+    config: Config, given: argparse.Namespace, device: str
+) -> list[pathlib.Path]:
+    """Run or resume the arena and write its tables and picture."""
+    dataset = prepare.load_dataset(config)
+    out = given.out
+    rates = tune(config, given.rules, dataset, out) if given.tune else {}
+    plan = make_plan(config, dataset, given, rates)
+    first = prepare.prepare(grid.changed(config, plan.lanes[0]), dataset=dataset)
+    weights = jax.tree.leaves(first.network.params["params"])
+    parameters = sum(int(np.prod(leaf.shape)) for leaf in weights)
+    about = arguments.joined(
+        dataset.name,
+        first.network.name,
+        f"{get(config, 'num_intervals')} intervals",
+        "η of each rule tuned" if rates else f"η = {get(config, 'lr'):g}",
+        *arguments.shown(given.set),
+        f"rules more than {given.race:g} points behind stopped" if given.race else "",
+        f"device: {device}",
+    )
+
+    def show(done: Mapping[int, Mapping[str, Any]]) -> None:
+        whole = len(done) == len(plan.lanes)
+        arena_report.write(out, judge(plan, done, parameters), about, whole)
+
+    one_program = [r for r in plan.rules if not AGGREGATORS[r].stacks]
+    sweeps.run(
+        config,
+        plan.lanes,
+        dataset=dataset,
+        metrics=metrics_of(dataset.num_classes),
+        workdir=out / "lanes",
+        # Whole cells, which the tables are written of.
+        lanes_per_call=max(len(one_program), 1) * plan.seeds,
+        stream=sys.stderr,
+        watch=show,
+    )
+    return [
+        *(out / f"arena{part}.{kind}" for part in ("", "_rules") for kind in _TABLES),
+        *(out / f"arena.{kind}" for kind in ("png", "pdf")),
+    ]
+
+
+_TABLES = ("md", "csv")
+
+
+def parse(texts: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = study.make_parser("arena", __doc__)
+    arguments.add_settings(parser)
+    several: dict[str, Sequence[str]] = {"rules": RULES, "fleets": tuple(FLEETS)}
+    several |= {"splits": tuple(SPLITS)}
+    known = several | {"rules": tuple(AGGREGATORS)}
+    for name, default in several.items():
+        about = f"only these of {', '.join(known[name])}"
+        options = {"nargs": "+", "default": default, "choices": known[name]}
+        upper = name.upper().removesuffix("S")
+        parser.add_argument(f"--{name}", help=about, metavar=upper, **options)
+    about = "images, and the folder in OUT (default: %(default)s)"
+    parser.add_argument("--data", choices=tuple(DATA), default="digits", help=about)
+    about = "target accuracy of the columns time and MB (default: 0.8, MNIST 0.9)"
+    parser.add_argument("--target", type=float, default=0.0, help=about)
+    about = f"η of each rule from a grid of {len(STEPS)}, on a seed of its own"
+    parser.add_argument("--tune", action="store_true", help=about)
+    about = (
+        "judge rules that fall more than so many points behind in all seeds of a cell"
+    )
+    about += " as if they had been stopped there: they get no verdict"
+    parser.add_argument("--race", type=float, default=0.0, metavar="POINTS", help=about)
+    given = arguments.parse(parser, texts)
+    if not 0 <= given.target < 1:
+        parser.error(f"--target={given.target}: must be in (0, 1), like 0.8")
+    if not 0 <= given.race < np.inf:
+        parser.error(f"--race={given.race}: must be points of accuracy > 0")
+    for name in several:  # each once, in their order
+        setattr(given, name, tuple(dict.fromkeys(getattr(given, name))))
+    if "fedavg" not in given.rules:
+        parser.error("--rules: fedavg must be among them, as all are compared with it")
+    return given
+
+
+def main(texts: list[str]) -> None:
+    """Run the arena."""
+    given = parse(texts)
+    devices.start(0)
+    own = {name for split in SPLITS.values() for name in split}
+    own |= {"schedule.kind", "schedule.trace"}
+    arguments.check_free(given.set, own, "arena")
+    given.out = files.prepare_workdir(given.out / given.data, "--out")
+    changes = DATA[given.data] | given.data_dir | given.set
+    try:
+        config = grid.changed(Config(), changes)
+        device = arguments.device_text(get(config, "devices"))
+        paths = run_arena(config, given, device)
+    except UserError as error:
+        raise UserError(f"arena: {error}") from error
+    for path in paths:
+        print(path)
+
+
+if __name__ == "__main__":
+    study.start("arena", main)

@@ -1,0 +1,526 @@
+"""``python -m studies.calibrate``: which reading of the paper gives its own baselines.
+
+What the paper leaves open is chosen by FedAvg, FedProx and FedAsync alone: a reading is
+scored by how far they are from Tables 1 and 2. DMS is not run until that is decided;
+then it is, with FedAvg, under the two nearest readings; what concerns DMS alone is
+varied under the nearest.
+
+Readings are run in rungs: all of them with little work, the nearest of each rung with
+more (successive halving: Jamieson and Talwalkar, "Non-stochastic Best Arm
+Identification and Hyperparameter Optimization", AISTATS 2016), and so does the one that
+the package uses. Every finished lane is kept, so the same command goes on where it was
+stopped, and the table is written anew after each cell.
+"""
+
+import argparse
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from studies import study
+from tsfl_jax.config import Config, get
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import grid
+from tsfl_jax.report import files, style
+from tsfl_jax.report.statistics import OVER_SEEDS, spread
+from tsfl_jax.studies import arguments, reproduce
+from tsfl_jax.studies.paper_results import ALGORITHMS, CELLS
+from tsfl_jax.types import UserError
+
+BASELINES = ("fedavg", "fedprox", "fedasync")  # DMS must not decide
+
+
+class Reading(NamedTuple):
+    """One way to fill the gaps of the paper, for all algorithms."""
+
+    label: str
+    changes: Mapping[str, Any]  # setting → value
+    # Settings of single algorithms; "auto" for the others.
+    by_size: Mapping[str, str] = {}
+
+
+class Rung(NamedTuple):
+    """How much work the remaining readings get."""
+
+    keep: int  # the nearest so many of the rung before; 0: all
+    cells: tuple[str, ...]  # names of experiments, as in `paper_results.CELLS`
+    algorithms: tuple[str, ...]
+    seeds: int
+
+
+_IID = {"partition.kind": "iid"}
+_SPLITS: dict[str, dict] = {
+    "IID": _IID,
+    "Dirichlet(1)": {"partition.alpha": 1.0},
+    "Dirichlet(0.5)": {"partition.alpha": 0.5},
+    "2 classes": {"partition.kind": "shards"},
+    "4 classes": {"partition.kind": "shards", "partition.classes_per_client": 4},
+    "half IID, half 2 classes": {
+        "partition.kind": "shards",
+        "partition.iid_share": 0.5,
+    },
+    "half common to all, half 2 classes": {
+        "partition.kind": "shards",
+        "partition.iid_share": 0.5,
+        "partition.common": True,
+    },
+    "IID, drawn anew in every interval": _IID | {"partition.online": True},
+    "Dirichlet(0.5), drawn anew in every interval": {
+        "partition.alpha": 0.5,
+        "partition.online": True,
+    },
+}
+
+
+def _reading(momentum: float, inputs: str, split: str, network: str = "") -> Reading:
+    changes = {"momentum": momentum, "data.normalize": inputs} | _SPLITS[split]
+    shown = "standardized" if inputs == "standard" else "in [0, 1]"
+    label = f"momentum {momentum:g}, inputs {shown}, {split}"
+    if network:
+        label, changes = f"{label}, dropout", changes | {"model.name": network}
+    return Reading(label, changes)
+
+
+# The one in use stays in all rungs, so that the nearest can be compared with it.
+IN_USE = "momentum 0.9, inputs in [0, 1], Dirichlet(0.5)"
+# Most plausible first.
+READINGS: tuple[Reading, ...] = (
+    _reading(0.0, "standard", "IID"),
+    _reading(0.0, "standard", "Dirichlet(0.5)"),
+    _reading(0.5, "standard", "IID"),
+    _reading(0.5, "standard", "Dirichlet(0.5)"),
+    _reading(0.0, "standard", "IID, drawn anew in every interval"),
+    _reading(0.5, "standard", "IID", "mnist_dropout_cnn"),
+    _reading(0.9, "unit", "Dirichlet(0.5)"),
+    _reading(0.5, "standard", "Dirichlet(0.5), drawn anew in every interval"),
+    _reading(0.0, "standard", "Dirichlet(1)"),
+    _reading(0.5, "standard", "half IID, half 2 classes"),
+    _reading(0.5, "standard", "Dirichlet(0.5)", "mnist_dropout_cnn"),
+    _reading(0.0, "standard", "4 classes"),
+    _reading(0.5, "unit", "Dirichlet(0.5)"),
+    _reading(0.5, "standard", "2 classes"),
+    _reading(0.0, "unit", "Dirichlet(0.5)"),
+    _reading(0.9, "standard", "Dirichlet(0.5)"),
+    _reading(0.5, "standard", "half common to all, half 2 classes"),
+    _reading(0.9, "unit", "IID"),
+    _reading(0.9, "unit", "2 classes"),
+    _reading(0.0, "standard", "Dirichlet(0.5)")._replace(
+        label="momentum 0, inputs standardized, Dirichlet(0.5), FedAvg without |D_i|",
+        by_size={"fedavg": "no", "fedprox": "no"},
+    ),
+)
+# What only DMS depends on: run under each of the nearest readings, not chosen by it.
+DMS_READINGS: dict[str, dict] = {
+    "bounds of all clients, once at w⁰": {},
+    "quotients of eight clients, in every interval": {
+        "dms.constants": "interval",
+        "dms.estimator": "quotient",
+    },
+}
+
+
+class DmsChoice(NamedTuple):
+    """One more way to fill a gap that concerns DMS alone."""
+
+    label: str
+    changes: Mapping[str, Any]
+    # A cell of the first rung, 0 the first and −1 the last; or an experiment's name.
+    cell: int | str = 0
+
+
+# Run under the nearest reading alone, with few seeds, after everything else.
+DMS_CHOICES: tuple[DmsChoice, ...] = (
+    DmsChoice("selection only, c = 0", {"dms.coupling": 0.0}),
+    DmsChoice("bounds in every interval", {"dms.constants": "interval"}),
+    DmsChoice("L of eight clients by power iteration", {"dms.estimator": "power"}),
+    DmsChoice("weights as computed, some negative", {"dms.project": False}),
+    DmsChoice("weights at most 2/N", {"dms.weight_limit": 2.0}),
+    DmsChoice("weights times |D_i|", {"server.by_size": "yes"}, -1),
+    DmsChoice("half the chance to be dropped", {"dms.drop": 0.5}),
+    DmsChoice("no client dropped", {"dms.drop": 0.0}),
+    DmsChoice("K the mean τ of the deliveries", {}, "mnist_select2"),
+    DmsChoice("K the mean τ of all work", {"dms.threshold": "all"}, "mnist_select2"),
+)
+CHOICE_SEEDS = 2
+
+
+def changed_by(readings: Sequence[Reading]) -> set[str]:
+    """Settings that runs of these readings set themselves."""
+    several = [reading.changes for reading in readings]
+    several += [*DMS_READINGS.values(), *(choice.changes for choice in DMS_CHOICES)]
+    return {"server.by_size"}.union(*several)
+
+
+def rungs(cells: Sequence[str], count: int) -> tuple[Rung, ...]:
+    """The rungs for so many readings.
+
+    On the first data set FedAvg alone in the first and the last cell for all; all three
+    baselines for a third; a second seed for three. Then the other cells for two, and
+    FedAvg in the first cell of the other data sets.
+    """
+    data = CELLS[cells[0]].data
+    own = tuple(cell for cell in cells if CELLS[cell].data == data)
+    others = {CELLS[c].data: c for c in reversed(cells) if CELLS[c].data != data}
+    few = tuple(dict.fromkeys((own[0], own[-1])))
+    found = (
+        Rung(0, few, BASELINES[:1], 1),
+        Rung(max(-(-count // 3), 3), few, BASELINES, 1),
+        Rung(3, few, BASELINES, 2),
+    )
+    if len(own) > len(few):
+        found += (Rung(2, own, BASELINES, 1),)
+    if others:
+        found += (Rung(2, tuple(others.values()), BASELINES[:1], 1),)
+    return found
+
+
+def pairs_of(steps: Sequence[Rung]) -> list[tuple[str, str]]:
+    """All (cell, algorithm) of these rungs, each once."""
+    return list(
+        dict.fromkeys((c, a) for r in steps for c in r.cells for a in r.algorithms)
+    )
+
+
+class Measured(NamedTuple):
+    """One algorithm of one cell under one reading."""
+
+    best: np.ndarray  # [S] in %, each run's best test accuracy
+    of_mean: float  # in %, best of the mean curve
+    seconds: float  # of training and evaluation, all seeds
+
+
+Key = tuple[str, str, str]  # label of the reading, cell, algorithm
+Load = Callable[[str], Config]  # the settings of a cell
+
+
+def run_reading(
+    load: Load,
+    reading: Reading,
+    cell: str,
+    algorithms: Sequence[str],
+    seeds: int,
+    workdir: pathlib.Path,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[Key, Measured]:
+    """Run or reuse algorithms × seeds of one cell as lanes of one program.
+
+    Args:
+      load: settings of a cell.
+      reading: what is changed in them.
+      cell: name of the experiment.
+      algorithms: names of rules.
+      seeds: lanes of each.
+      workdir: folder of finished lanes, one for each cell.
+      changes: settings beside those of the reading.
+    """
+    config = grid.changed(load(cell), {**reading.changes, **(changes or {})})
+    usual = get(config, "server.by_size")  # that of a choice of DMS, if it has one
+    sized = {a: {"server.by_size": reading.by_size.get(a, usual)} for a in algorithms}
+    points = {
+        a: {"algorithm": a} | (sized[a] if reading.by_size else {}) for a in algorithms
+    }
+    runs = study.run(config, points, seeds, workdir / cell)
+    seconds = runs.by_label(np.array([row["seconds"] for row in runs.result.rows]))
+    found = {}
+    for a, curves in runs.accuracy().items():
+        best, of_mean = np.nanmax(100 * curves, axis=1), (100 * curves).mean(axis=0)
+        whole = float(seconds[a].sum())
+        found[reading.label, cell, a] = Measured(best, float(np.nanmax(of_mean)), whole)
+    return found
+
+
+def target(cell: str, algorithm: str) -> float:
+    """What the paper reports, in %."""
+    return CELLS[cell].accuracy[ALGORITHMS.index(algorithm)]
+
+
+def distance(
+    measured: Mapping[Key, Measured], label: str, pairs: Sequence[tuple[str, str]]
+) -> float:
+    """Root mean square of measured − paper over (cell, algorithm), in points.
+
+    inf where something is missing, so that such a reading is last.
+    """
+    gaps = [
+        measured[label, cell, a].best.mean() - target(cell, a)
+        if (label, cell, a) in measured
+        else np.inf
+        for cell, a in pairs
+    ]
+    found = float(np.sqrt(np.mean(np.square(gaps))))
+    return found if np.isfinite(found) else np.inf
+
+
+def nearest(
+    measured: Mapping[Key, Measured],
+    readings: Sequence[Reading],
+    steps: Sequence[Rung],
+) -> list[Reading]:
+    """The readings in order of their distance on what these rungs have run."""
+    pairs = pairs_of(steps)
+    return sorted(readings, key=lambda r: distance(measured, r.label, pairs))
+
+
+def calibration_rows(
+    measured: Mapping[Key, Measured],
+    readings: Sequence[Reading],
+    steps: Sequence[Rung],
+    reached: Mapping[str, int],
+) -> list[dict[str, str]]:
+    """The table as text: the readings that came furthest first, then by distance."""
+    found = []
+    for reading in readings:
+        at = reached.get(reading.label, -1)
+        if at < 0:
+            continue
+        score = distance(measured, reading.label, pairs_of(steps[: at + 1]))
+        row = {"reading": reading.label, "rung": str(at + 1)}
+        row["distance, points"] = f"{score:.2f}" if np.isfinite(score) else "–"
+        for cell in dict.fromkeys(c for step in steps for c in step.cells):
+            for a in BASELINES:
+                one = measured.get((reading.label, cell, a))
+                name = f"{CELLS[cell].case} {CELLS[cell].data}, {style.NAMES[a]}"
+                text = "–" if one is None else spread(one.best)
+                row[f"{name} (paper {target(cell, a):.2f})"] = text
+        mine = [m for key, m in measured.items() if key[0] == reading.label]
+        row["seeds"] = str(max(len(m.best) for m in mine) if mine else 0)
+        row["minutes"] = f"{sum(m.seconds for m in mine) / 60:.1f}"
+        found.append((-at, score, row))
+    return [row for _, _, row in sorted(found, key=lambda item: item[:2])]
+
+
+def final_row(
+    measured: Mapping[Key, Measured], reading: str, cell: str, name: str
+) -> dict[str, str]:
+    """DMS beside FedAvg of the same seeds; {} if one of them is missing."""
+    fedavg = measured.get((reading, cell, "fedavg"))
+    dms = measured.get((f"{reading}; {name}", cell, "dms"))
+    if fedavg is None or dms is None:
+        return {}
+    seeds = min(len(dms.best), len(fedavg.best))
+    base, best = fedavg.best[:seeds], dms.best[:seeds]
+    paper = target(cell, "dms") - target(cell, "fedavg")
+    whole = len(dms.best) == len(fedavg.best)  # else the mean curves are not paired
+    return {
+        "reading": reading,
+        "DMS": name,
+        "case": f"{CELLS[cell].case} {CELLS[cell].data}",
+        "FedAvg": spread(base),
+        "DMS, %": spread(best),
+        "DMS − FedAvg, paired": spread(best - base, "+.2f"),
+        "of the mean curves": f"{dms.of_mean - fedavg.of_mean:+.2f}" if whole else "–",
+        "paper": f"{paper:+.2f}",
+        "seeds": str(seeds),
+    }
+
+
+def cell_of(choice: DmsChoice, cells: Sequence[str]) -> str:
+    """The experiment in which a choice is tried; cells are those of the first rung."""
+    return choice.cell if isinstance(choice.cell, str) else cells[choice.cell]
+
+
+def final_rows(
+    measured: Mapping[Key, Measured], several: Sequence[Reading], cells: Sequence[str]
+) -> list[dict[str, str]]:
+    """DMS and FedAvg under the nearest readings, paired by seed."""
+    cells = list(dict.fromkeys([*cells, *(cell_of(c, cells) for c in DMS_CHOICES)]))
+    names = [*DMS_READINGS, *(choice.label for choice in DMS_CHOICES)]
+    found = (
+        final_row(measured, reading.label, cell, name)
+        for reading in several
+        for cell in cells
+        for name in names
+    )
+    return [row for row in found if row]
+
+
+class Calibration(NamedTuple):
+    """What stays the same from call to call."""
+
+    load: Load
+    workdir: pathlib.Path
+    out: pathlib.Path
+    about: str
+
+
+def _attempt(
+    study: Calibration,
+    reading: Reading,
+    cell: str,
+    algorithms: Sequence[str],
+    seeds: int,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[Key, Measured]:
+    """`run_reading`; {} with a line on stderr where it cannot work."""
+    begun = time.perf_counter()
+    try:
+        found = run_reading(
+            study.load, reading, cell, algorithms, seeds, study.workdir, changes
+        )
+    except UserError as error:
+        print(f"{reading.label}: not available: {error}", file=sys.stderr)
+        return {}
+    passed = time.perf_counter() - begun
+    print(f"{reading.label}, {cell}: {passed:.0f} s", file=sys.stderr)
+    return found
+
+
+def _joined(old: dict[Key, Measured], new: dict[Key, Measured]) -> dict[Key, Measured]:
+    """Both; where both have an entry, that of more seeds."""
+    more = {
+        k: m for k, m in new.items() if k not in old or len(m.best) > len(old[k].best)
+    }
+    return old | more
+
+
+def choose(
+    study: Calibration, readings: Sequence[Reading], steps: Sequence[Rung]
+) -> list[Reading]:
+    """Run the rungs; the readings of the last one, the nearest first."""
+    measured: dict[Key, Measured] = {}
+    reached: dict[str, int] = {}
+    left, about = list(readings), f"{study.about}. Distance: root mean square of"
+    about += " FedAvg, FedProx and FedAsync minus the paper's, over what the rung ran;"
+    about += f" accuracies: {OVER_SEEDS}, of each run's best."
+    for at, rung in enumerate(steps):
+        best = left[: rung.keep or None]
+        left = best + [r for r in left[len(best) :] if r.label == IN_USE]
+        for reading in left:
+            reached[reading.label] = at
+            for cell in rung.cells:
+                work = (cell, rung.algorithms, rung.seeds)
+                measured = _joined(measured, _attempt(study, reading, *work))
+                rows = calibration_rows(measured, readings, steps, reached)
+                if measured:
+                    files.write_table(study.out, "calibration", rows, about)
+        left = nearest(measured, left, steps[: at + 1])
+    if not measured:
+        raise UserError("calibrate: no reading could be run; see the lines above")
+    return left
+
+
+def confirm(
+    study: Calibration, several: Sequence[Reading], cells: Sequence[str], seeds: int
+) -> bool:
+    """Run DMS and FedAvg under the nearest readings; whether there is a table."""
+    measured: dict[Key, Measured] = {}
+    about = f"{study.about}. Best accuracy of each run in %: {OVER_SEEDS}."
+
+    def add(reading: Reading, cell: str, name: str, changes: Mapping, seeds: int):
+        one = reading._replace(label=f"{reading.label}; {name}")
+        measured.update(_attempt(study, one, cell, ("dms",), seeds, changes))
+        rows = final_rows(measured, several, cells)
+        if rows:
+            files.write_table(study.out, "calibration_dms", rows, about)
+
+    for reading in several:
+        for cell in cells:
+            measured |= _attempt(study, reading, cell, ("fedavg",), seeds)
+            for name, changes in DMS_READINGS.items():
+                add(reading, cell, name, changes, seeds)
+    few = min(seeds, CHOICE_SEEDS)
+    where = [cell_of(choice, cells) for choice in DMS_CHOICES]
+    for cell in dict.fromkeys(where):
+        if cell not in cells:
+            measured |= _attempt(study, several[0], cell, ("fedavg",), few)
+    for choice, cell in zip(DMS_CHOICES, where, strict=True):
+        add(several[0], cell, choice.label, choice.changes, few)
+    return bool(final_rows(measured, several, cells))
+
+
+def run_calibration(
+    load: Load,
+    cells: Sequence[str],
+    readings: Sequence[Reading],
+    *,
+    seeds: int,
+    workdir: pathlib.Path,
+    out: pathlib.Path,
+    about: str,
+    num_rungs: int = 0,
+) -> list[pathlib.Path]:
+    """Run or resume both stages; the paths of the tables.
+
+    Args:
+      load: the settings of a cell.
+      cells: names of experiments; the first and the last are those of the first rung.
+      readings: the grid, the most plausible first.
+      seeds: of the second stage.
+      workdir: folder of finished lanes.
+      out: folder of the tables.
+      about: said above the tables.
+      num_rungs: only the first so many rungs, and no DMS; 0: all, and DMS.
+
+    Raises:
+      UserError: no reading could be run.
+    """
+    study = Calibration(load, workdir, files.prepare_workdir(out, "--out"), about)
+    steps = rungs(cells, len(readings))
+    best = choose(study, readings, steps[: num_rungs or None])[:2]
+    names = ["calibration"]
+    if not num_rungs and confirm(study, best, steps[0].cells, seeds):
+        names.append("calibration_dms")
+    return [out / f"{name}.{kind}" for name in names for kind in ("md", "csv")]
+
+
+def chosen(parser: argparse.ArgumentParser, text: str) -> Sequence[Reading]:
+    """The part of `READINGS` that this names: "12", "12:20", "12:"."""
+    first, colon, last = text.partition(":")
+    first, last = (first, last) if colon else ("", first)
+    if all(not part or part.isdecimal() for part in (first, last)) and (colon or last):
+        found = READINGS[int(first or 0) : int(last) if last else None]
+        if found:
+            return found
+    parser.error(
+        f"--readings={text}: expected a number of readings or FIRST:LAST, counted from "
+        f"0 and without LAST, of the {len(READINGS)} that there are"
+    )
+
+
+def parse(texts: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = reproduce.make_parser("calibrate", __doc__, "runs/calibrate")
+    parser.prog = "python -m studies.calibrate"
+    about = "only the first so many readings (12), or from the 13th on (12:)"
+    parser.add_argument("--readings", default=":", help=about)
+    about = "only the first so many rungs, without DMS (default: all)"
+    parser.add_argument("--rungs", type=int, default=0, help=about)
+    about = "folder of the tables, if not OUT"
+    parser.add_argument("--table", type=pathlib.Path, help=about)
+    given = reproduce.parsed(parser, texts)
+    given.readings = chosen(parser, given.readings)
+    if given.rungs < 0:
+        parser.error("--rungs must be at least 0")
+    arguments.check_free(given.set, changed_by(given.readings), "calibrate")
+    return given
+
+
+def main(texts: list[str]) -> None:
+    """Run or resume the calibration and print the paths of its tables."""
+    given = parse(texts)
+    devices.start(0)
+    given.out = files.prepare_workdir(given.out, "--out")
+    data = given.data or ["mnist"]
+    cells = reproduce.wanted(["table1", "table2"], data)
+    cells = [name for name in cells if "select" not in name]
+    note = reproduce.changed_config(cells[0], given)[1]
+    device = f"device: {arguments.device_text()}"
+    for path in run_calibration(
+        lambda name: reproduce.changed_config(name, given)[0],
+        cells,
+        given.readings,
+        seeds=given.seeds,
+        num_rungs=given.rungs,
+        workdir=given.out / "cells" / "calibrate",
+        out=given.table or given.out,
+        about=arguments.joined(", ".join(data), note, device),
+    ):
+        print(path)
+
+
+if __name__ == "__main__":
+    study.start("calibrate", main)

@@ -1,0 +1,265 @@
+"""What the studies share: their command line, one sweep, and the files of its results.
+
+A study is three functions: the sweep's points by label, a table and a figure of what
+they gave. `main` runs it on cases of the paper, one sweep for each; the same command
+goes on where it was stopped. Studies of another form use the parts.
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from tsfl_jax import command
+from tsfl_jax.config import Config, get
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import grid, sweeps
+from tsfl_jax.report import files
+from tsfl_jax.report.statistics import curves_of, diverged_note
+from tsfl_jax.studies import arguments, settings
+from tsfl_jax.types import UserError
+
+# Small enough for seconds: scikit-learn's digits on a perceptron.
+_DIGITS = {
+    "num_intervals": 30,
+    "batch_size": 8,
+    "lr": 0.03,
+    "schedule.data_size": 40,
+    "data.validation": 200,
+    "devices": 1,
+}
+DATA = ("digits", "mnist", "fashion_mnist")
+_VALIDATION = 1000  # samples, of MNIST and Fashion-MNIST
+Changes = Mapping[str, Any]  # setting → value
+Row = dict[str, Any]
+
+
+class Runs(NamedTuple):
+    """Results of a sweep by label, over the seeds."""
+
+    config: Config
+    seeds: int
+    labels: list[Any]
+    result: sweeps.SweepResult
+    classes: int
+
+    def by_label(self, values: np.ndarray) -> dict[Any, np.ndarray]:
+        """Values of all lanes, ``[S, …]`` of each label."""
+        parts = np.split(np.asarray(values), len(self.labels))
+        return dict(zip(self.labels, parts, strict=True))
+
+    def accuracy(self) -> dict[Any, Float[np.ndarray, "S T"]]:
+        """Test accuracies in [0, 1]; a run that diverged is at chance level."""
+        return self.by_label(curves_of(self.result.history, self.classes))
+
+    def best(self) -> dict[Any, Float[np.ndarray, "S"]]:
+        """The highest test accuracy of each run, in [0, 1]."""
+        return {n: np.nanmax(a, axis=1) for n, a in self.accuracy().items()}
+
+    def minutes(self) -> float:
+        """Training time of all runs."""
+        return sum(row["seconds"] for row in self.result.rows) / 60
+
+
+def run(
+    config: Config,
+    points: Mapping[Any, Changes],
+    seeds: int,
+    workdir: pathlib.Path | None,
+    classes: int = settings.CLASSES,
+    first_seed: int = 0,
+    **options: Any,
+) -> Runs:
+    """Run or reuse all points with several seeds as one sweep.
+
+    Args:
+      config: all settings but the points'.
+      points: label → settings.
+      seeds: runs of each.
+      workdir: folder of finished lanes.
+      classes: of the data.
+      first_seed: the others follow it.
+      options: of `sweeps.run`.
+    """
+    numbers = range(first_seed, first_seed + seeds)
+    lanes = [{**p, "seed": s} for p in points.values() for s in numbers]
+    options = {"stream": sys.stderr} | options
+    result = sweeps.run(config, lanes, workdir=workdir, **options)
+    return Runs(config, seeds, list(points), result, classes)
+
+
+def make_parser(
+    name: str, about: str | None, seeds: int | None = 5
+) -> argparse.ArgumentParser:
+    """The parser of ``python -m studies.NAME``, with ``--seeds`` and ``--out``."""
+    parser = arguments.make_parser(name, about, seeds, f"runs/{name}")
+    parser.prog = f"python -m studies.{name}"
+    return parser
+
+
+def start(name: str, main: Callable[[list[str]], None]) -> None:
+    """Run a study with the arguments of this process; wrong input is one line."""
+    command.run(f"python -m studies.{name}", main)
+
+
+class Case(NamedTuple):
+    """One case of the paper in a study."""
+
+    config: Config
+    about: str  # data, case, changed settings, intervals, seeds
+    changed: str  # the changed settings alone
+    path: pathlib.Path  # of its tables and figures, without a suffix
+
+
+class Study(NamedTuple):
+    """What distinguishes one study from another."""
+
+    name: str  # of the command and the files
+    about: str | None  # the module's docstring
+    # (settings, arguments) → settings of each point by label
+    points: Callable[[Config, argparse.Namespace], Mapping[Any, Changes]]
+    # (runs, case) → rows, and what is said above them
+    table: Callable[[Runs, Case], tuple[list[Row], str]] | None
+    figure: Callable[[Runs, Case], list[pathlib.Path]]
+    taken: Collection[Hashable] = ()  # settings that the runs set themselves
+    rows: Callable[[Runs], list[Row]] | None = None  # of every interval
+    add: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
+    changes: Changes = {}  # settings of all runs
+    # Of any case, on --data with validation samples; else of the paper's first on
+    # MNIST as the paper has it.
+    any_case: bool = True
+
+
+def add_problem(parser: argparse.ArgumentParser, any_case: bool = True) -> None:
+    """Add ``--data``, ``--case``, ``--intervals``, ``--idx``, ``--set``."""
+    arguments.add_settings(parser)
+    if any_case:
+        about = "data set (default: %(default)s)"
+        parser.add_argument("--data", default="digits", choices=DATA, help=about)
+        about = "cases of the paper (default: 1 3)"
+        options = {"nargs": "+", "default": ["1", "3"], "choices": ["1", "2", "3"]}
+        parser.add_argument("--case", help=about, **options)
+    else:
+        parser.set_defaults(data="mnist", case=["1"])
+    about = "intervals of a run (default: as many as the paper; digits 30)"
+    parser.add_argument("--intervals", type=int, default=0, help=about)
+    about = "read the data set from a folder of IDX files"
+    parser.add_argument("--idx", metavar="FOLDER", default="", help=about)
+
+
+def parse_problem(
+    parser: argparse.ArgumentParser, texts: list[str], share: str = ""
+) -> argparse.Namespace:
+    """The parsed arguments; wrong ones end the process with exit code 2."""
+    given = arguments.parse(parser, texts, share)
+    if given.intervals < 0:
+        parser.error("--intervals must be at least 0")
+    given.idx = str(pathlib.Path(given.idx).expanduser()) if given.idx else ""
+    if given.idx and not pathlib.Path(given.idx).is_dir():
+        parser.error(f"--idx={given.idx}: expected a folder of IDX files")
+    if given.idx and given.data == "digits":
+        parser.error(f"--idx={given.idx}: --data=digits needs no files")
+    devices.start(0)  # all devices; the first question to JAX would start it with one
+    return given
+
+
+def config_of(
+    given: argparse.Namespace, case: str, validation: bool = True
+) -> tuple[Config, str]:
+    """The settings of a case, and how to call what differs from the paper's."""
+    changes: dict[str, Any] = {"data.download": False} | given.data_dir
+    if given.data == "digits":
+        config = Config()
+        changes |= _DIGITS | {"schedule.kind": f"case{case}"}
+    else:
+        config = settings.paper(f"{given.data}_case{case}")
+        if validation:
+            changes["data.validation"] = _VALIDATION
+    if given.intervals:
+        changes["num_intervals"] = given.intervals
+    if given.idx:
+        changes |= {"data.name": "idx", "data.dir": given.idx}
+    config = grid.changed(config, changes | given.set)
+    return config, arguments.joined(*(f"{n}={v}" for n, v in given.set.items()))
+
+
+def case_of(study: Study, given: argparse.Namespace, case: str) -> Case:
+    """The case with its name, and what is said of it above its tables."""
+    config, changed = config_of(given, case, study.any_case)
+    seeds = arguments.seeds_text(given.seeds)
+    if study.any_case:
+        name = f"{study.name}_{given.data}_case{case}"
+        intervals = f"{get(config, 'num_intervals')} intervals"
+        head = f"{given.data}, Case {case}"
+        about = arguments.joined(head, changed, intervals, seeds)
+    else:
+        if given.intervals:
+            changed = arguments.joined(changed, f"num_intervals={given.intervals}")
+        # Files of `--idx` hold the paper's images, so they do not change the name.
+        name, data = study.name, given.set.get("data.name", given.data)
+        about = arguments.joined(data, changed, seeds)
+    config = grid.changed(config, study.changes)
+    return Case(config, about, changed, pathlib.Path(given.out) / name)
+
+
+def parse(study: Study, texts: list[str]) -> argparse.Namespace:
+    """The command line of a study.
+
+    Raises:
+      UserError: a setting that each of its runs sets.
+    """
+    parser = make_parser(study.name, study.about)
+    add_problem(parser, study.any_case)
+    study.add(parser)
+    given = parse_problem(parser, texts)
+    arguments.check_free(given.set, study.taken, study.name)
+    return given
+
+
+def main(study: Study, texts: list[str]) -> None:
+    """Run or resume a study in each case and print the paths of its files.
+
+    Raises:
+      UserError: no case could be run.
+    """
+    given = parse(study, texts)
+    given.out = files.prepare_workdir(given.out, "--out")
+    made = [path for number in given.case for path in carry_out(study, given, number)]
+    if not made:
+        raise UserError(f"study {study.name}: nothing could be run; see above")
+    for path in made:
+        print(path)
+
+
+def carry_out(
+    study: Study, given: argparse.Namespace, number: str
+) -> list[pathlib.Path]:
+    """Run or resume one case; the paths of its files.
+
+    A case that cannot be run is named on stderr: no files.
+    """
+    case = case_of(study, given, number)
+    try:
+        points = study.points(case.config, given)
+        workdir = given.out / "cells" / case.path.name
+        runs = run(case.config, points, given.seeds, workdir)
+    except UserError as error:
+        print(f"{case.path.name}: not available: {error}", file=sys.stderr)
+        return []
+    made: list[pathlib.Path] = []
+    if study.table is not None:
+        rows, head = study.table(runs, case)
+        made += files.write_table(given.out, case.path.name, rows, head)
+    if study.rows is not None:
+        made.append(case.path.with_name(f"{case.path.name}_intervals.csv"))
+        files.write_csv(made[-1], study.rows(runs))
+    return made + study.figure(runs, case)
+
+
+def noted(about: str, runs: Runs, *more: str) -> str:
+    """What is said of runs, and how many of them diverged."""
+    return arguments.joined(about, *more, diverged_note(runs.result.history))

@@ -1,0 +1,301 @@
+"""The arena: fleets, scores, verdicts, racing, a small one from end to end."""
+
+import argparse
+import csv
+import pathlib
+
+import numpy as np
+import pytest
+
+from studies import arena, arena_report, fleets
+from studies.arena_report import Arena, Lane
+from studies.fleets import FleetNumbers
+from tsfl_jax.config import Config, replace
+from tsfl_jax.experiment import grid, prepare, sweeps
+from tsfl_jax.report import collect, groups, statistics
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.types import UserError
+
+DIGITS = replace(Config(), arena.DATA["digits"])
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return prepare.load_dataset(DIGITS)
+
+
+def fleet_of(numbers, digits, **changes):
+    return fleets.make_fleet(replace(DIGITS, changes), numbers, digits)
+
+
+def test_equal_clients(digits):
+    fleet = fleet_of(FleetNumbers(pace=2.5), digits)
+    # Unfinished iterations continue: 2, 3, 2, 3, …, the same for all.
+    np.testing.assert_array_equal(fleet.tau[:, 0], [2, 3] * 15)
+    assert (fleet.tau == fleet.tau[:, :1]).all()
+    assert (fleet.size == 44).all()
+
+
+def test_each_number_does_what_it_says(digits):
+    night = fleet_of(FleetNumbers(pace=5.0, away=0.5, period=10.0), digits).tau
+    assert ((night == 0).mean(axis=0) == 0.5).all() and (night[night > 0] == 5).all()
+    tail = fleet_of(FleetNumbers(spread=1.0), digits).tau.mean(axis=0)
+    assert tail.min() < 0.7 and tail.max() > 4
+    slow = fleet_of(FleetNumbers(stragglers=0.25), digits).tau.sum(axis=0)
+    assert sorted(slow.tolist()) == [7] * 5 + [75] * 15
+    sizes = fleet_of(FleetNumbers(sizes=1.0), digits).size
+    assert sizes.min() >= 8 and sizes.sum() <= 20 * 44 and np.ptp(sizes) > 50
+    shaky = fleet_of(FleetNumbers(jitter=1.0), digits).tau
+    assert len(np.unique(shaky)) > 5
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_pace_follows_the_labels_of_the_run_itself(digits, sign, tmp_path):
+    numbers = FleetNumbers(spread=0.6, labels=sign, sizes=0.5)
+    changes = {"partition.alpha": 0.1, "seeds.split": 7}
+    made = fleet_of(numbers, digits, **changes)
+    path = fleets.write_fleet(tmp_path / "a.csv", made)
+    config = grid.changed(DIGITS, changes | fleets.settings_of(path))
+    prepared = prepare.prepare(config, dataset=digits)
+    schedule, split = prepared.workload.schedule, prepared.partition
+    np.testing.assert_array_equal(schedule.tau, made.tau)
+    np.testing.assert_array_equal(split.capacity, made.size)
+    mean = [
+        digits.y_train[split.indices[i, :c]].mean() for i, c in enumerate(made.size)
+    ]
+    order = np.argsort(np.argsort(mean))
+    pace = sign * made.tau.sum(axis=0)
+    assert np.corrcoef(order, pace)[0, 1] > 0.85
+
+
+def test_rules_are_all_there_are_that_need_no_settings_of_their_own():
+    assert set(arena.RULES) <= set(AGGREGATORS)
+    assert set(AGGREGATORS) - set(arena.RULES) == {"oracle", "dms_adaptive"}
+    assert len(set(arena.RULES)) == len(arena.RULES) == 18
+    for fleet in arena.FLEETS.values():
+        if isinstance(fleet, FleetNumbers):
+            searched = fleet._replace(pace=min(fleet.pace, 4.0))  # it stops at 4
+            for name, value in searched._asdict().items():
+                low, high = fleets.BOUNDS[name]
+                assert low <= value <= high, name
+
+
+def lane(final, **more):
+    return Lane(final, 0.5, 3.0, 1.5, -1, 2.0)._replace(**more)
+
+
+def test_verdicts_by_hand():
+    best = {"fedavg": 0.8, "fedat": 0.8, "dms": 0.9, "krum": 0.5, "median": 0.8}
+    noise = np.array([0.0, 0.01, 0.02, 0.01, 0.0])
+    shaky = np.array([0.1, -0.1, 0.1, -0.1, 0.02])
+    lanes = {
+        (cell, rule, seed): lane(
+            value
+            + noise[seed]
+            + (0.003 * seed if rule in ("dms", "krum") else 0)
+            + (shaky[seed] if rule == "median" else 0)
+        )
+        for cell in range(2)
+        for rule, value in best.items()
+        for seed in range(5)
+    }
+    made = Arena([("equal", "IID"), ("night", "IID")], list(best), 5, 0.8, lanes)
+    rows = {row["rule"]: row for row in arena_report.cell_rows(made)[:5]}
+    assert rows["DMS"]["rank"] == "1" and rows["DMS"]["against the best"] == "the best"
+    assert rows["DMS"]["against FedAvg"] == "better"
+    assert rows["Krum"]["against FedAvg"] == "worse"
+    assert rows["FedAT"]["against FedAvg"] == "identical"
+    assert rows["FedAT"]["p"] == "1.000"
+    assert rows["median"]["against FedAvg"] == "inconclusive"
+    assert rows["DMS"]["− FedAvg"].startswith("+10.60 ± ")
+    table = {row["rule"]: row for row in arena_report.rule_rows(made)}
+    assert table["DMS"]["better in"] == "2" and table["Krum"]["worse in"] == "2"
+    assert table["FedAvg"]["against FedAvg"] == "–"
+    assert table["Krum"]["mean rank"] == "5.0"
+    # A cell in which a rule is missing is not among those of all rules.
+    less = {key: value for key, value in lanes.items() if key[:2] != (1, "krum")}
+    part = {r["rule"]: r for r in arena_report.rule_rows(made._replace(lanes=less))}
+    assert part["DMS"]["better in"] == "1"
+
+
+def test_a_lane_by_hand():
+    right = np.zeros((4, 2))
+    right[-3:] = [[0.4, 0.3], [0.4, 0.3], [0.4, 0.3]]  # of all: classes of half each
+    history = {
+        "test_accuracy": np.array([0.2, 0.5, 0.9, 0.7]),
+        "diverged": np.zeros(4, bool),
+        "class_0": right[:, 0],
+        "class_1": right[:, 1],
+        "virtual_time": np.arange(1, 5.0),
+        "tau": np.array([[1, 1], [2, 0], [1, 1], [1, 0]]),
+        "seconds": np.float64(1.0),
+    }
+    shares = np.array([[1.0, 0.0], [0.25, 0.75]])
+    found = arena.lane_of(history, shares, np.array([0.5, 0.5]), 1e6, 0.9)
+    assert found.final == pytest.approx((0.5 + 0.9 + 0.7) / 3)
+    # Accuracies 0.8 and 0.6 of the classes: the second client has 0.25·0.8 + 0.75·0.6.
+    assert found.worst == pytest.approx(0.65)
+    assert found.seconds == 3 and found.megabytes == 2 + 1 + 2
+    stopped = arena.lane_of(history, shares, np.array([0.5, 0.5]), 1e6, 0.9, 2)
+    assert stopped.final == pytest.approx(0.35) and stopped.seconds == np.inf
+    lost = history | {"diverged": np.array([0, 0, 1, 1], bool)}
+    found = arena.lane_of(lost, shares, np.array([0.5, 0.5]), 1e6, 0.9)
+    assert found.final == found.worst == 0.5  # chance level
+    assert found.seconds == np.inf
+
+
+def test_scaffold_sends_twice_as_much():
+    assert groups.bytes_sent("fedavg", 10) == 80
+    assert groups.bytes_sent("scaffold", 10) == 160
+
+
+def test_a_race_stops_only_what_is_behind_in_all_seeds():
+    accuracy = np.full((4, 2, 30), 0.9)
+    accuracy[1:, 0], accuracy[1, 1], accuracy[2:, 1] = 0.7, 0.85, 0.7
+    assert arena.raced(accuracy, 0, 10.0, 5).tolist() == [-1, -1, 10, 10]
+    # What all are compared with is never stopped.
+    assert arena.raced(accuracy, 3, 10.0, 5).tolist() == [-1, -1, 10, -1]
+    # A run that has diverged does not lead, and is not stopped a second time.
+    accuracy[0, 1, 3:] = np.nan
+    assert arena.raced(accuracy, 3, 10.0, 5).tolist() == [-1, -1, -1, -1]
+    assert arena.raced(accuracy[:, :, :3], 3, 10.0, 3).tolist() == [-1] * 4
+
+
+def test_a_stopped_rule_has_no_verdict_and_is_ranked_behind():
+    """Krum was ahead when it was stopped; that says nothing about the end."""
+    noise = np.array([0.0, 0.01, 0.02, 0.01, 0.0])
+    best = {"fedavg": 0.8, "dms": 0.7, "krum": 0.95, "median": 0.9}
+    lanes = {
+        (0, rule, seed): lane(value + noise[seed] * (rule != "dms"))
+        for rule, value in best.items()
+        for seed in range(5)
+    }
+    for seed in range(5):
+        krum = lanes[0, "krum", seed]
+        lanes[0, "krum", seed] = krum._replace(stopped=10, seconds=np.inf)
+    made = Arena([("equal", "IID")], list(best), 5, 0.8, lanes)
+    rows = {row["rule"]: row for row in arena_report.cell_rows(made)}
+    krum = rows["Krum"]
+    assert krum["rank"] == "4" and krum["stopped at"] == "10"
+    assert krum["against FedAvg"] == krum["against the best"] == "stopped"
+    assert krum["p"] == krum["− FedAvg"] == krum["time to target"] == "–"
+    assert rows["median"]["against the best"] == "the best"
+    # Two tests are left: the correction does not count the stopped rule.
+    gaps = np.array([best["dms"] - best["fedavg"] - n for n in noise])
+    alone = statistics.holm([statistics.paired_p(gaps), 0.0])[0]
+    assert rows["DMS"]["p"] == statistics.p_text(alone)
+    (row,) = (r for r in arena_report.rule_rows(made) if r["rule"] == "Krum")
+    assert row["stopped in"] == "1" and row["accuracy, %"] == "–"
+    assert row["against FedAvg"] == "stopped" and row["p over cells"] == "–"
+
+
+def test_without_fedavg_so_far_nothing_is_compared_with_it():
+    """A rule that runs first is not compared with the best one so far instead."""
+    rules = ["krum", "median", "fedavg"]
+    lanes = {
+        (0, rule, seed): lane(value + 0.01 * seed)
+        for rule, value in zip(rules[:2], (0.7, 0.9), strict=True)
+        for seed in range(5)
+    }
+    made = Arena([("equal", "IID")], rules, 5, 0.8, lanes)
+    rows = arena_report.cell_rows(made)
+    assert [row["rule"] for row in rows] == ["median", "Krum"]
+    for row in rows:
+        assert row["− FedAvg"] == row["p"] == row["against FedAvg"] == "–"
+    assert rows[0]["against the best"] == "the best"
+
+
+@pytest.mark.parametrize("name", ["partition.kind=iid", "schedule.kind=case2"])
+def test_settings_of_the_cells_cannot_be_given(name, tmp_path):
+    with pytest.raises(UserError, match="study arena sets it in each run"):
+        arena.main(["--set", name, "--out", str(tmp_path)])
+
+
+def test_words_of_the_command_line():
+    with pytest.raises(SystemExit):
+        arena.parse(["--rules", "dms"])
+    for word in ("nan", "inf", "-1"):
+        with pytest.raises(SystemExit):
+            arena.parse([f"--race={word}"])
+    # Twice the same would count twice.
+    words = ["--rules", "fedavg", "dms", "dms", "--fleets", "equal", "equal"]
+    given = arena.parse([*words, "--splits", "IID", "IID"])
+    assert (given.rules, given.fleets) == (("fedavg", "dms"), ("equal",))
+    assert given.splits == ("IID",)
+
+
+def small(tmp_path: pathlib.Path, **more) -> argparse.Namespace:
+    words = [
+        "--out",
+        str(tmp_path),
+        "--seeds",
+        "2",
+        "--rules",
+        "fedavg",
+        "fedprox",
+        "median",
+    ]
+    words += ["--fleets", "equal", "night", "--splits", "Dirichlet(0.5)"]
+    words += ["--set", "num_intervals=6", "--set", "report_every=2"]
+    words += ["--set", "model.hidden=4"]
+    return arena.parse([*words, *more.get("words", ())])
+
+
+def run(given):
+    config = grid.changed(Config(), arena.DATA["digits"] | given.set)
+    return arena.run_arena(config, given, "a device")
+
+
+@pytest.mark.slow
+def test_a_small_arena(tmp_path, monkeypatch):
+    given, written = small(tmp_path), []
+    write = arena_report.write
+    monkeypatch.setattr(
+        arena_report,
+        "write",
+        lambda out, made, *more: (
+            written.append(len(made.lanes)) or write(out, made, *more)
+        ),
+    )
+    paths = run(given)
+    assert all(path.exists() for path in paths)
+    # After each call: two cells of two rules, then the median, a program of its own.
+    assert written == [4, 8, 12]
+    with open(tmp_path / "arena.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 3 and {row["fleet"] for row in rows} == {"equal", "night"}
+    again = run(given)
+    assert again == paths and written == [4, 8, 12, 12]
+    # Its sweep lies in a folder named `lanes`; it is a study all the same.
+    source = collect.read_source(tmp_path)
+    assert source.kind == collect.STUDY and source.missing == []
+    assert [table.name for table in source.tables][:2] == ["arena", "arena_rules"]
+
+
+def test_metrics_are_the_accuracy_by_class():
+    logits = np.array([[2.0, 1.0], [2.0, 1.0], [0.0, 1.0]])
+    labels = np.array([0, 1, 1])
+    found = arena.metrics_of(2)
+    assert np.asarray(found["class_0"](logits, labels)).tolist() == [1, 0, 0]
+    assert np.asarray(found["class_1"](logits, labels)).tolist() == [0, 0, 1]
+
+
+def test_tuning_takes_the_best_step_size_of_each_rule(digits, tmp_path, monkeypatch):
+    asked = []
+
+    def run(config, lanes, **options):
+        asked.extend(lanes)
+        signs = [1 if lane["algorithm"] == "dms" else -1 for lane in lanes]
+        score = [0.5 + s * x["lr"] for s, x in zip(signs, lanes, strict=True)]
+        curves, diverged = np.tile(score, (4, 1)).T, np.zeros((len(lanes), 4), bool)
+        diverged[2, 3] = True  # the largest step of the first rule, although ahead
+        curves[2, :3], curves[2, 3] = 9.0, np.nan
+        return sweeps.SweepResult([], {"test_accuracy": curves, "diverged": diverged})
+
+    monkeypatch.setattr(arena.sweeps, "run", run)
+    rates = arena.tune(DIGITS, ["fedavg", "dms"], digits, tmp_path)
+    assert rates == {"fedavg": 0.01, "dms": 0.09}
+    assert {lane["seed"] for lane in asked} == {arena.TUNING_SEED} and len(asked) == 6
+    table = (tmp_path / "tune.md").read_text()
+    assert "| DMS | 51.00 | 53.00 | 59.00 | 0.09 |" in table
+    assert "| FedAvg | 49.00 | 47.00 | 10.00 | 0.01 |" in table

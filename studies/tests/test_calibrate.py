@@ -1,0 +1,314 @@
+"""The calibration: chosen by the baselines alone, in rungs, resumable."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from studies import calibrate
+from tsfl_jax.config import SETTINGS, Config, replace
+from tsfl_jax.experiment import program, sweeps
+from tsfl_jax.studies import reproduce, settings
+from tsfl_jax.types import UserError
+from tsfl_jax.validate import validate
+
+CELLS = ("mnist_case1", "mnist_case2", "mnist_case3")
+SMALL = {"data.name": "digits", "model.name": "mlp", "num_intervals": 2}
+SMALL |= {"num_clients": 4, "batch_size": 8, "schedule.data_size": 32, "devices": 1}
+
+
+def load(cell):
+    return replace(settings.paper(cell), SMALL)
+
+
+def test_all_readings_are_valid_and_different():
+    labels = [reading.label for reading in calibrate.READINGS]
+    assert len(set(labels)) == len(labels) >= 12
+    for reading in calibrate.READINGS:
+        assert set(reading.changes) <= set(SETTINGS)
+        validate(replace(settings.paper("mnist_case1"), reading.changes))
+        # None decides anything that only DMS reads.
+        assert not any(name.startswith("dms.") for name in reading.changes)
+    plain = settings.paper("mnist_case1")
+    (in_use,) = (r for r in calibrate.READINGS if r.label == calibrate.IN_USE)
+    assert replace(plain, in_use.changes) == plain
+    several = [*calibrate.DMS_READINGS.values()]
+    for changes in several:
+        validate(replace(Config(), changes))
+    for choice in calibrate.DMS_CHOICES:
+        cell = calibrate.cell_of(choice, CELLS)
+        validate(replace(settings.paper(cell), choice.changes))
+
+
+def test_distance_by_hand():
+    def measured(*best):
+        return calibrate.Measured(np.array(best), 0.0, 1.0)
+
+    # The paper: FedAvg 96.41 in Case 1, FedAsync 92.97 in Case 3.
+    found = {
+        ("a", "mnist_case1", "fedavg"): measured(95.41, 99.41),  # mean 97.41, +1
+        ("a", "mnist_case3", "fedasync"): measured(85.97),  # −7
+        ("a", "mnist_case1", "dms"): measured(0.0),
+    }
+    pairs = [("mnist_case1", "fedavg"), ("mnist_case3", "fedasync")]
+    assert calibrate.distance(found, "a", pairs) == pytest.approx(5.0)
+    assert calibrate.distance(found, "a", pairs[:1]) == pytest.approx(1.0)
+    assert calibrate.distance(found, "b", pairs) == np.inf
+    found["a", "mnist_case1", "fedavg"] = measured(np.nan)
+    assert calibrate.distance(found, "a", pairs) == np.inf
+
+
+def test_rungs():
+    first, second, third, fourth = calibrate.rungs(CELLS, 17)
+    assert first == calibrate.Rung(0, CELLS[::2], ("fedavg",), 1)
+    assert second.keep == 6 and second.cells == CELLS[::2] and second.seeds == 1
+    assert third == calibrate.Rung(3, CELLS[::2], calibrate.BASELINES, 2)
+    assert fourth == calibrate.Rung(2, CELLS, calibrate.BASELINES, 1)
+    assert len(calibrate.rungs(CELLS[:2], 17)) == 3
+    fashion = ("fashion_mnist_case1", "fashion_mnist_case2")
+    several = calibrate.rungs((CELLS[0], fashion[0], *CELLS[1:], fashion[1]), 17)
+    assert several[:4] == (first, second, third, fourth)
+    assert several[4] == calibrate.Rung(2, fashion[:1], ("fedavg",), 1)
+
+
+@pytest.fixture
+def invented(monkeypatch):
+    """Readings off by 5, 4, … points in all baselines, and DMS above or below."""
+    calls = []
+
+    def run_reading(load, reading, cell, algorithms, seeds, workdir, changes=None):
+        del load, workdir
+        label = reading.label.partition(";")[0]
+        gap = {"e": 5.0, "d": 4.0, "c": 3.0, "b": -2.0, "a": 1.0}[label]
+        if label == "b" and len(algorithms) == 3 and cell == "mnist_case3":
+            raise UserError("this cell cannot be run")
+        calls.append((reading.label, cell, tuple(algorithms), seeds, changes))
+        best = {a: calibrate.target(cell, a) + gap for a in algorithms}
+        best = {a: v + 50 * (a == "dms") for a, v in best.items()}
+        return {
+            (reading.label, cell, a): calibrate.Measured(
+                np.full(seeds, v) + np.arange(seeds), v, 60.0
+            )
+            for a, v in best.items()
+        }
+
+    monkeypatch.setattr(calibrate, "run_reading", run_reading)
+    return calls
+
+
+def run(tmp_path, names="edcba", num_rungs=0):
+    readings = [calibrate.Reading(name, {}) for name in names]
+    return calibrate.run_calibration(
+        load,
+        CELLS,
+        readings,
+        seeds=3,
+        workdir=tmp_path / "w",
+        out=tmp_path,
+        about="x",
+        num_rungs=num_rungs,
+    )
+
+
+def rows_of(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
+    paths = run(tmp_path)
+    assert [path.name for path in paths] == [
+        *("calibration.md", "calibration.csv"),
+        *("calibration_dms.md", "calibration_dms.csv"),
+    ]
+    first_dms = next(i for i, call in enumerate(invented) if "dms" in call[2])
+    baselines, last = invented[:first_dms], invented[first_dms:]
+    # The baselines of all rungs are over when DMS begins; only FedAvg is run again.
+    assert [c[0] for c in baselines[:10]] == [n for n in "edcba" for _ in range(2)]
+    assert {call[0] for call in baselines[10:16]} == set("abc")
+    assert all("dms" not in call[2] for call in baselines)
+    assert {call[2] for call in last} == {("dms",), ("fedavg",)}
+    # b could not be run in Case 3: it is last, and c is second instead.
+    assert {call[0][0] for call in last} == {"a", "c"}
+    # Choices of DMS alone come last, under the nearest reading, with few seeds.
+    few = last[-len(calibrate.DMS_CHOICES) :]
+    assert {call[3] for call in last[: -len(few) - 1]} == {3}
+    # One of them is tried in a cell of its own, which needs FedAvg as well.
+    assert last[-len(few) - 1][:4] == ("a", "mnist_select2", ("fedavg",), 2)
+    assert [call[0] for call in few] == [f"a; {c.label}" for c in calibrate.DMS_CHOICES]
+    assert {call[3] for call in few} == {2} and few[5][1] == "mnist_case3"
+    rows = rows_of(paths[1])
+    assert [row["reading"] for row in rows] == ["a", "c", "b", "d", "e"]
+    assert [row["rung"] for row in rows] == ["4", "4", "3", "1", "1"]
+    # Two seeds a point apart in Cases 1 and 3, so 1.5 above there; 1 above in Case 2.
+    distance = np.sqrt((6 * 1.5**2 + 3 * 1.0) / 9)
+    assert rows[0]["distance, points"] == f"{distance:.2f}"
+    assert rows[2]["distance, points"] == "–"
+    assert rows[-1]["Case 1 mnist, FedAvg (paper 96.41)"] == "101.41"
+    assert rows[-1]["Case 1 mnist, FedProx (paper 97.01)"] == "–"
+    shown = rows_of(paths[3])
+    several = 2 * 2 * len(calibrate.DMS_READINGS)
+    assert len(shown) == several + len(calibrate.DMS_CHOICES)
+    assert shown[0]["paper"] == "+1.48" and shown[0]["seeds"] == "3"
+    assert shown[2]["seeds"] == "2" and shown[2]["of the mean curves"] == "–"
+    assert shown[0]["DMS − FedAvg, paired"].startswith("+51.48")
+
+
+def test_only_the_first_rungs_and_no_dms(tmp_path, invented):
+    paths = run(tmp_path, num_rungs=1)
+    assert [path.name for path in paths] == ["calibration.md", "calibration.csv"]
+    assert [c[0] for c in invented] == [n for n in "edcba" for _ in range(2)]
+    assert {call[2:4] for call in invented} == {(("fedavg",), 1)}
+    assert {row["rung"] for row in rows_of(paths[1])} == {"1"}
+
+
+def test_readings_on_the_command_line(capsys):
+    count = len(calibrate.READINGS)
+
+    def chosen(*words):
+        given = calibrate.parse([*words])
+        return [calibrate.READINGS.index(reading) for reading in given.readings]
+
+    assert chosen() == list(range(count))
+    assert chosen("--readings", "3") == [0, 1, 2]
+    assert chosen("--readings", "12:") == list(range(12, count))
+    assert chosen("--readings", "12:14") == [12, 13]
+    for text in ("0", "-1", "x", f"{count}:", "5:5", ""):
+        with pytest.raises(SystemExit):
+            chosen(f"--readings={text}")
+        assert f"--readings={text}: expected" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        chosen("--rungs", "-1")
+    assert "--rungs must be at least 0" in capsys.readouterr().err
+
+
+def test_the_reading_in_use_stays_in_all_rungs(tmp_path, invented, monkeypatch):
+    monkeypatch.setattr(calibrate, "IN_USE", "e")
+    paths = run(tmp_path)
+    rows = rows_of(paths[1])
+    assert [(row["reading"], row["rung"]) for row in rows] == [
+        *(("a", "4"), ("c", "4"), ("e", "4")),
+        *(("b", "2"), ("d", "1")),
+    ]
+    # But DMS is run under the nearest two alone.
+    assert {call[0][0] for call in invented if "dms" in call[2]} == {"a", "c"}
+
+
+def test_the_table_is_written_after_every_cell(tmp_path, invented, monkeypatch):
+    seen, run_one = [], calibrate.run_reading
+
+    def watch(*arguments, **more):
+        path = tmp_path / "calibration.csv"
+        seen.append(len(rows_of(path)) if path.exists() else 0)
+        return run_one(*arguments, **more)
+
+    monkeypatch.setattr(calibrate, "run_reading", watch)
+    run(tmp_path)
+    assert seen[:10] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    assert not list(tmp_path.glob(".*"))  # a file that is written has such a name
+
+
+def test_nothing_can_be_run(tmp_path, monkeypatch):
+    def run_reading(*arguments, **more):
+        raise UserError("no data")
+
+    monkeypatch.setattr(calibrate, "run_reading", run_reading)
+    (tmp_path / "calibration_dms.csv").write_text("of another day")
+    with pytest.raises(UserError, match="no reading could be run"):
+        run(tmp_path)
+    assert not (tmp_path / "calibration.md").exists()
+    assert (tmp_path / "calibration_dms.csv").read_text() == "of another day"
+
+
+def test_settings_of_the_readings_cannot_be_given(tmp_path):
+    words = ["--set", "momentum=0.3", "--out", str(tmp_path)]
+    with pytest.raises(UserError, match="calibrate sets it in each run"):
+        calibrate.parse(words)
+
+
+def test_a_choice_of_dms_keeps_its_weights_by_size(tmp_path, monkeypatch):
+    """Also under a reading that says for which rules they do not count."""
+    seen = []
+
+    def run(config, lanes, **options):
+        seen.extend(lanes)
+        curves = np.full((len(lanes), 2), 0.5)
+        history = {"test_accuracy": curves, "diverged": np.zeros((len(lanes), 2), bool)}
+        return sweeps.SweepResult([{"seconds": 1.0}] * len(lanes), history)
+
+    monkeypatch.setattr(sweeps, "run", run)
+    reading = calibrate.Reading("x", {}, {"fedavg": "no"})
+    rules, changes = ("dms", "fedavg"), {"server.by_size": "yes"}
+    calibrate.run_reading(load, reading, CELLS[0], rules, 1, tmp_path, changes)
+    assert [lane["server.by_size"] for lane in seen] == ["yes", "no"]
+
+
+def test_a_run_that_diverged_has_no_good_best(monkeypatch, tmp_path):
+    def lost(config, lanes, **options):
+        curves = np.tile(np.linspace(0.5, 0.9, 4), (len(lanes), 1))
+        diverged = np.zeros(curves.shape, bool)
+        diverged[0, 2:], curves[0, 2:] = True, np.nan
+        rows = [{"seconds": 1.0}] * len(lanes)
+        return sweeps.SweepResult(rows, {"test_accuracy": curves, "diverged": diverged})
+
+    monkeypatch.setattr(sweeps, "run", lost)
+    reading = calibrate.Reading("x", {})
+    found = calibrate.run_reading(load, reading, CELLS[0], ("fedavg",), 2, tmp_path)
+    np.testing.assert_allclose(found["x", CELLS[0], "fedavg"].best, [10, 90])
+
+
+@pytest.mark.slow
+def test_a_cell_is_two_programs_and_is_not_run_twice(tmp_path, monkeypatch, capsys):
+    compiled, compile_one = [], program.Program.compile
+
+    def count(self, *arguments, **more):
+        compiled.append(self)
+        return compile_one(self, *arguments, **more)
+
+    monkeypatch.setattr(program.Program, "compile", count)
+    reading = calibrate.Reading(
+        "x", {"momentum": 0.5, "data.normalize": "standard"}, {"fedavg": "no"}
+    )
+    arguments = (load, reading, CELLS[0], calibrate.BASELINES[:2], 2, tmp_path)
+    found = calibrate.run_reading(*arguments)
+    assert len(compiled) == 2  # with FedProx's term and without it
+    again = calibrate.run_reading(*arguments)
+    assert len(compiled) == 2  # all lanes were on the disk
+    for key, one in found.items():
+        np.testing.assert_array_equal(one.best, again[key].best)
+        assert one.best.shape == (2,) and (one.best > 0).all()
+        # The best of a mean is at most the mean of the bests.
+        assert one.of_mean <= one.best.mean() + 1e-5
+    fedavg, fedprox = (found["x", CELLS[0], a].best for a in calibrate.BASELINES[:2])
+    config = replace(load(CELLS[0]), reading.changes | {"algorithm": "fedprox"})
+    alone = sweeps.run(config, {"seed": [1]}, workdir=None).rows[0]
+    assert fedprox[1] == pytest.approx(100 * alone["best_test_accuracy"], abs=0.3)
+    assert fedavg.shape == fedprox.shape
+    capsys.readouterr()
+
+
+def test_folders_of_idx_files_on_the_command_line(tmp_path, capsys):
+    given = calibrate.parse(["--idx", f"mnist={tmp_path}"])
+    config, note = reproduce.changed_config("mnist_case1", given)
+    assert (config.data.name, config.data.dir) == ("idx", str(tmp_path)) and not note
+    assert config.model.name == "mnist_cnn"
+    other, _ = reproduce.changed_config("svhn_case1", given)
+    assert other.data.name == "svhn_cropped"
+    for text in ("mnist", f"minst={tmp_path}", f"mnist={tmp_path}/none"):
+        with pytest.raises(SystemExit):
+            calibrate.parse(["--idx", text])
+        assert "expected DATA=FOLDER" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_from_the_command_line_to_the_tables(tmp_path, capsys):
+    words = [f"{name}={value}" for name, value in SMALL.items()]
+    changes = [part for word in words for part in ("--set", word)]
+    out, table = tmp_path / "out", tmp_path / "table"
+    options = ["--out", str(out), "--table", str(table), "--seeds", "2"]
+    calibrate.main([*options, *changes, "--readings", "3"])
+    shown = capsys.readouterr().out
+    assert str(table / "calibration_dms.md") in shown
+    assert len(rows_of(table / "calibration.csv")) == 3
+    rows = rows_of(table / "calibration_dms.csv")
+    assert len(rows) == 2 * 2 * 2 + len(calibrate.DMS_CHOICES)

@@ -1,0 +1,122 @@
+"""The studies of the paper's first case: choices, free riders, unequal speeds."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from studies import heterogeneity, riders, sensitivity, study
+from tsfl_jax.config import Config
+from tsfl_jax.types import UserError
+
+SMALL = ["data.name=digits", "model.name=mlp", "num_clients=4", "batch_size=8"]
+SMALL += ["schedule.data_size=32", "lr=0.03", "devices=1"]
+
+
+def words(tmp_path, *more):
+    changes = [part for change in SMALL for part in ("--set", change)]
+    return [*changes, "--intervals", "2", "--seeds", "2", "--out", str(tmp_path), *more]
+
+
+@pytest.mark.parametrize(
+    ("parse", "setting"),
+    [
+        (lambda w: study.parse(riders.STUDY, w), "schedule.free_riders=10"),
+        (lambda w: study.parse(sensitivity.STUDY, w), "momentum=0.5"),
+        (lambda w: heterogeneity.parse(["fig2a", *w]), "schedule.kind=case2"),
+        (lambda w: heterogeneity.parse(["fig2b", *w]), "timeline.speed=constant(1)"),
+    ],
+)
+def test_settings_that_a_study_sets_itself_are_refused(parse, setting):
+    with pytest.raises(UserError, match="sets it in each run"):
+        parse(["--set", setting])
+
+
+def test_choices_by_hand():
+    several = sensitivity.choices(lr=0.003, num_clients=20)
+    names = [choice.choice for choice in several]
+    assert len(set(names)) == len(names) and several[0].changes == {}
+    # c = ηL(H−1)G²/(2Nσ²) = 0.003 · L · 3 · 1 / (40 · 1), so c = 0.01 needs L = 44.4.
+    given = sensitivity.given_coupling(0.003, 20, 0.01)
+    assert given["dms.smoothness"] == pytest.approx(400 / 9)
+    points = sensitivity.points(Config(lr=0.003, num_clients=20), None)
+    rules = [rule for _, rule in points]
+    assert rules.count("dms") == 13 and rules.count("fedavg") == 7
+    assert points["0", "fedavg"] == {"momentum": 0.0, "algorithm": "fedavg"}
+    assert points["c = 0.01", "dms"]["dms.smoothness"] == given["dms.smoothness"]
+    two = (several[0], several[1], several[6])
+    best = [0.95, 0.94], [0.96, 0.9501], [0.9, 0.8], [0.8, 0.9], [0.92, 0.89]
+    keys = [(two[0].choice, "fedavg"), (two[0].choice, "dms"), ("0", "fedavg")]
+    keys += [("0", "dms"), (two[2].choice, "dms")]
+    values = dict(zip(keys, map(np.array, best), strict=True))
+    found = sensitivity.choice_rows(sensitivity.by_choice(two, values))
+    # DMS − FedAvg of the standard: +1, +1.01; momentum 0: −10, +10; given c: −3, −5
+    assert [row["verdict"] for row in found] == [
+        "DMS helps",
+        "inconclusive",
+        "inconclusive",  # −4 ± 12.7, t(0.975, 1) = 12.706
+    ]
+    # t = −4 with one degree of freedom: p = 1 − 2 arctan(4)/π, twice for Holm.
+    assert found[2]["p"] == "0.312" and found[1]["p"] == "1.000"
+    assert found[2]["FedAvg, %"] == found[0]["FedAvg, %"]
+    assert found[2]["DMS − FedAvg, paired"] == "-4.00 (-5.00 to -3.00)"
+    # With these the rows "c = …" would have another c than they say.
+    assert {"dms.coupling", "dms.unit", "schedule.kind"} <= sensitivity.TAKEN
+
+
+def test_free_riders_by_hand():
+    config = Config(num_clients=20)
+    points = list(riders.points(config, None).values())
+    assert len(points) == 6 * 4 and points[0]["schedule.free_riders"] == 0
+    assert points[1]["schedule.free_riders"] == 5
+    assert points[1]["schedule.free_riding"] == "claim"
+    best = {
+        (rule, kind): np.array([0.9, 0.9])
+        for rule in riders.ALGORITHMS
+        for kind in riders.KINDS
+    }
+    best["dms", "claims more"] = np.array([0.7, 0.8])  # −20, −10
+    row = riders.free_rider_rows(best)[0]
+    change = row["claims more, change"]
+    assert row["rule"] == "DMS" and change == "-15.00 (-20.00 to -10.00)"
+
+
+def test_patterns_differ_in_heterogeneity_only():
+    degrees = [heterogeneity.degree(p) for p in heterogeneity.PATTERNS]
+    assert degrees == [0.25, 1.25, 2.25, 6.75]
+    assert {np.mean(p) for p in heterogeneity.PATTERNS} == {2.5}
+    assert heterogeneity.groups((1, 4)) == "constant(1); constant(4)"
+    assert heterogeneity.speeds((1, 4), 2.0) == "constant(2.0); constant(0.5)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [riders.STUDY, sensitivity.STUDY], ids=lambda s: s[0])
+def test_files(made, tmp_path, capsys):
+    study.main(made, words(tmp_path))
+    printed = capsys.readouterr().out
+    for kind in ("md", "csv", "png", "pdf"):
+        path = tmp_path / f"{made.name}.{kind}"
+        assert path.stat().st_size and str(path) in printed
+    text = (tmp_path / f"{made.name}.md").read_text()
+    assert "num_intervals=2" in text
+
+
+@pytest.mark.slow
+def test_figure_2(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(heterogeneity, "PATTERNS", ((2, 3), (1, 4)))
+    few = {name: heterogeneity.ENTRIES[name] for name in ("sfl", "tsfl")}
+    monkeypatch.setattr(heterogeneity, "ENTRIES", few)
+    options = ["--accuracy=0.2", "--intervals=4"]
+    heterogeneity.main(["fig2a", "fig2b", *words(tmp_path), *options])
+    printed = capsys.readouterr().out
+    assert "fig2a_dms.png" in printed and "fig2b.pdf" in printed
+    with open(tmp_path / "fig2b.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    # At δ = 0.25 the slowest does 2 iterations in Δ: SFL and T-SFL update alike. At
+    # δ = 2.25 it does 1, so that SFL takes two intervals for its 2 iterations.
+    by_name = {(r["δ"], r["framework"]): r for r in rows}
+    assert by_name["0.25", "SFL"]["s per update"] == "1.00"
+    assert by_name["2.25", "SFL"]["s per update"] == "2.00"
+    assert by_name["2.25", "T-SFL, FedAvg"]["saved per round, %"] == "50"
+    text = (tmp_path / "fig2b.md").read_text()
+    assert text.startswith("digits, data.name=digits, model.name=mlp, ")

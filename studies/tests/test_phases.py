@@ -1,0 +1,106 @@
+"""The study of phases: levels by hand, its runs and its arguments."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from studies import phases, study
+from tsfl_jax.config import Config, replace
+from tsfl_jax.experiment import sweeps
+from tsfl_jax.experiment.prepare import prepare
+from tsfl_jax.types import UserError
+
+
+def test_differences_by_hand():
+    one = np.array([[0.5, 0.6, 0.7], [0.7, 0.6, 0.5]])
+    other = np.array([[0.4, 0.6, 0.8], [0.6, 0.6, 0.6]])
+    found = phases.difference(one, other)
+    np.testing.assert_allclose(found.mean, [10, 0, -10], atol=1e-12)
+    np.testing.assert_allclose(found.half, 0, atol=1e-9)
+    assert found.behind() == 1 and found.level() == "no"
+    assert [third.tolist() for third in found.thirds] == [
+        pytest.approx([10, 10]),
+        pytest.approx([0, 0], abs=1e-9),
+        pytest.approx([-10, -10]),
+    ]
+    assert phases.difference(other, other).level() == "yes"
+    # Seeds that disagree: nothing is shown.
+    assert phases.difference(one, one[::-1]).level() == "inconclusive"
+    assert phases.difference(one[:1], other[:1]).level() == "inconclusive"
+    # A loss that is shown but small is level, as is one that cannot be seen.
+    for less in (0.004, 0.0):
+        some = other - less + 1e-4 * np.array([[1.0], [-1.0]])
+        found = phases.difference(some, other)
+        low, high = found.ends()
+        assert low == pytest.approx(-100 * less - 12.706 * 0.01, abs=1e-3)
+        assert high == pytest.approx(-100 * less + 12.706 * 0.01, abs=1e-3)
+        assert found.level() == ("no" if less else "yes")
+    # Intervals without an evaluation are left out.
+    one, other = (np.repeat(a, 2, axis=1) for a in (one, other))
+    gap = np.where(np.arange(6) == 3, np.nan, one)
+    assert len(phases.difference(gap, other).mean) == 5
+
+
+def invented(seeds=3, intervals=9):
+    """Accuracies: DMS ahead at first and behind later, "good" never behind."""
+    rng, t = np.random.default_rng(0), np.arange(intervals)
+    base = 0.5 + 0.04 * t + 1e-3 * rng.normal(size=(seeds, intervals))
+    dms = base + 0.04 * np.where(t < 3, 1.0, -1.0)
+    both = np.maximum(base, dms) + 0.01
+    return {"FedAvg": base, "DMS": dms, "bad": base - 0.1, "good": both}
+
+
+def test_the_table_says_who_is_level():
+    rows = phases.candidate_rows(invented())
+    assert [row["rule"] for row in rows] == ["FedAvg", "DMS", "good", "bad"]
+    level = {row["rule"]: row["level"] for row in rows}
+    assert level == {"FedAvg": "no", "DMS": "no", "good": "yes", "bad": "no"}
+    assert rows[1]["intervals behind FedAvg"] == "6"
+    assert rows[0]["− FedAvg, last third"] == "–"
+    long = phases.interval_rows(invented())
+    assert len(long) == 6 * 9
+    assert {row["interval"] for row in long} == set(range(1, 10))
+
+
+def test_the_study_runs_and_resumes(tmp_path, monkeypatch):
+    calls = []
+
+    def run(config, points, **options):
+        calls.append((config, points, options["workdir"]))
+        curves = invented(seeds=2)
+        each = [curves[n] for n in ("FedAvg", "DMS", "good")]
+        curves = np.concatenate(each)
+        history = {"test_accuracy": curves, "diverged": np.zeros(curves.shape, bool)}
+        return sweeps.SweepResult([], history)
+
+    monkeypatch.setattr(sweeps, "run", run)
+    words = ["--case", "1", "--seeds", "2", "--out", str(tmp_path), "--intervals", "9"]
+    study.main(phases.STUDY, [*words, "--candidates", "inverse, 3"])
+    config, points, _ = calls[0]
+    assert config.num_intervals == 9 and config.data.validation == 200
+    assert [p["seed"] for p in points] == [0, 1] * 3
+    assert points[-1]["dms.decay"] == "inverse" and points[0]["algorithm"] == "fedavg"
+    names = {path.name for path in tmp_path.iterdir()}
+    base = "phases_digits_case1"
+    assert {f"{base}.md", f"{base}.csv", f"{base}.png"} <= names
+    with open(tmp_path / f"{base}_intervals.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 4 * 9
+    # Again: the same lanes, from the same folder, and the same files.
+    before = {p.name: p.read_bytes() for p in tmp_path.glob("*.csv")}
+    study.main(phases.STUDY, [*words, "--candidates", "inverse, 3"])
+    assert calls[0] == calls[1]
+    assert {p.name: p.read_bytes() for p in tmp_path.glob("*.csv")} == before
+
+
+def test_too_few_tests_for_the_thirds_of_a_run():
+    config = Config(num_intervals=9, eval_every=5)
+    with pytest.raises(UserError, match="eval_every=5: the model is tested 2 times"):
+        phases.points(config, study.parse(phases.STUDY, []))
+
+
+def test_all_candidates_are_valid():
+    given = study.parse(phases.STUDY, ["--case", "1"])
+    config, _ = study.config_of(given, "1")
+    for changes in phases.points(config, given).values():
+        prepare(replace(config, changes))

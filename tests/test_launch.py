@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 
@@ -71,9 +70,6 @@ def test_default_is_digits_and_the_same_workdir_resumes(tmp_path, launch):
     assert "resuming after interval 2 of 2" in err
     assert (tmp_path / "here/metrics.jsonl").read_bytes() == first
 
-
-with socket.create_server(("", 0)) as free:
-    PORT = free.getsockname()[1]
 
 SLIPS = {
     "misspelt config": (["--config=configs/smok.py"], ["no such file", "smoke.py"]),
@@ -156,8 +152,8 @@ SLIPS = {
         ["--coordinator=localhost:1"],
         ["--coordinator=localhost:1: say how many", "--processes"],
     ),
-    "no processes": (["--processes=0"], ["--processes=0: expected at least 1"]),
-    "fewer processes": (["--processes=-1"], ["--processes=-1: expected at least 1"]),
+    "no cluster": (["--processes=0"], ["--processes=0: JAX cannot connect them"]),
+    "fewer processes": (["--processes=-1"], ["--processes=-1: expected at least 0"]),
     "second of one": (["--processes=1", "--process=1"], ["--process=1: expected 0"]),
     "third of two": (
         ["--processes=2", "--process=2"],
@@ -172,24 +168,9 @@ SLIPS = {
         ["--processes=2", "--coordinator=localhost:99999"],
         ["--coordinator=localhost:99999", "a port from 1 to 65535"],
     ),
-    "unknown host": (
-        ["--processes=2", "--process=1", "--coordinator=no.such.host.invalid:9911"],
-        ["host 'no.such.host.invalid' is not known"],
-    ),
     "no patience": (
         ["--processes=2", "--coordinator=localhost:9911", "--join_timeout=-1"],
         ["--join_timeout=-1.0: expected seconds > 0"],
-    ),
-    "first process alone": (
-        ["--processes=2", f"--coordinator=localhost:{PORT}", "--join_timeout=0.5"],
-        ["process 1 of 2 did not connect within 0.5 s; process 0 waits on port"],
-    ),
-    "second process alone": (
-        [
-            *("--processes=2", "--process=1", "--join_timeout=0.5"),
-            f"--coordinator=localhost:{PORT}",
-        ],
-        ["process 1 of 2 did not find process 0 there in 0.5 s"],
     ),
     "sweep in two processes": (
         ["--processes=2", "--sweep=seed=0:2"],

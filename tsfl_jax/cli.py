@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+import jax
 from absl import flags
 from ml_collections import config_flags
 
@@ -46,7 +47,11 @@ _CONFIG = config_flags.DEFINE_config_file(
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", "", "Several processes: host:port on which process 0 listens."
 )
-_PROCESSES = flags.DEFINE_integer("processes", 1, "Several processes: how many.")
+_PROCESSES = flags.DEFINE_integer(
+    "processes",
+    1,
+    "Several processes: how many; 0 as Slurm, Open MPI or Kubernetes say.",
+)
 _PROCESS = flags.DEFINE_integer("process", 0, "Several processes: which one, from 0.")
 _JOIN_TIMEOUT = flags.DEFINE_float(
     "join_timeout", 300, "Several processes: seconds to wait for all of them to start."
@@ -183,52 +188,43 @@ def _program() -> str:
     return "tsfl" if name in ("tsfl", "__main__") else "launch.py"
 
 
-def _stop(
-    message: str, code: int = 2, group: processes.Group | None = None
-) -> NoReturn:
-    """End with one line; the other processes of the run end with it."""
-    if group is not None:
-        processes.stopped(group, message, code)
-        _end(message, code)
-    print(f"{_program()}: {message}", file=sys.stderr)
+def _stop(message: str, code: int = 2) -> NoReturn:
+    """End with one line."""
+    line = "\n" if sys.stderr.isatty() else ""  # below a progress line
+    print(f"{line}{_program()}: {message}", file=sys.stderr, flush=True)
+    if jax.distributed.is_initialized():  # at its end Python would wait for the others
+        time.sleep(devices.first())  # JAX ends them when process 0 does
+        sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 
-def _end(message: str, code: int) -> NoReturn:
-    """End from any thread, even while the main one waits."""
-    sys.stdout.flush()
-    line = "\n" if sys.stderr.isatty() else ""  # below a progress line
-    print(f"{line}{_program()}: {message}", file=sys.stderr, flush=True)
-    os._exit(code)
-
-
-def _joined(config: Config) -> processes.Group | None:
-    """Join the processes that share this run; None: only this one."""
+def _join(config: Config) -> None:
+    """Join the processes that share this run, if there are several."""
     count, several = _PROCESSES.value, ("process", "coordinator", "join_timeout")
-    if count < 1:
-        raise UserError(f"--processes={count}: expected at least 1")
+    if count < 0:
+        raise UserError(f"--processes={count}: expected at least 0")
     for name in several:
         if not flags.FLAGS["processes"].present and flags.FLAGS[name].present:
             raise UserError(
                 f"--{name}={flags.FLAGS[name].value}: say how many processes there "
                 "are, with --processes"
             )
+    if not 0 < _JOIN_TIMEOUT.value < math.inf:
+        raise UserError(f"--join_timeout={_JOIN_TIMEOUT.value}: expected seconds > 0")
     if count == 1:
         if _PROCESS.value != 0:
             raise UserError(
                 f"--process={_PROCESS.value}: expected 0 with --processes=1"
             )
-        return None
-    if not 0 < _JOIN_TIMEOUT.value < math.inf:
-        raise UserError(f"--join_timeout={_JOIN_TIMEOUT.value}: expected seconds > 0")
-    return processes.join(
+        return
+    progress.log(sys.stderr, "waiting for the other processes …")
+    processes.join(
         _COORDINATOR.value,
         count,
         _PROCESS.value,
-        settings=effective(flat(report.plain(dataclasses.asdict(config)))),
-        patience=_JOIN_TIMEOUT.value,
-        notice=lambda line: progress.log(sys.stderr, line),
-        end=_end,
+        effective(flat(report.plain(dataclasses.asdict(config)))),
+        _JOIN_TIMEOUT.value,
     )
 
 
@@ -350,7 +346,7 @@ def _sweep(config: Config) -> None:
     print((workdir / "summary.md").read_text(encoding="utf-8"))
 
 
-def _train(config: Config, group: processes.Group | None) -> None:
+def _train(config: Config) -> None:
     """Run one experiment; of several processes the first prints and writes files."""
     stream = sys.stderr if devices.first() else None
     progress.log(stream, "preparing data and model …")
@@ -364,16 +360,9 @@ def _train(config: Config, group: processes.Group | None) -> None:
         workdir = report.new_workdir("runs", _label(config))
     progress.log(stream, _headline(exp))
     progress.log(stream, f"results in {workdir}")
-    if group is not None and devices.first():
-        processes.will_resume(
-            group,
-            f"the same commands in all processes, with --workdir={workdir}, "
-            + ("resume" if config.checkpoint else "start again"),
-        )
-    with _resumable(workdir, group):
+    with _resumable(workdir):
         result = runner.run(exp, workdir, stream, _interrupts())
-    if group is not None:
-        processes.leave(group)
+    jax.distributed.shutdown()  # waits for the others; nothing, if there are none
     if stream is not None:
         print(progress.summary_text(result.summary, workdir))
         for note in result.summary["notes"][len(exp.notes) :]:  # of the results
@@ -389,9 +378,7 @@ def _train(config: Config, group: processes.Group | None) -> None:
 
 
 @contextlib.contextmanager
-def _resumable(
-    workdir: str | pathlib.Path, group: processes.Group | None = None
-) -> Iterator[None]:
+def _resumable(workdir: str | pathlib.Path) -> Iterator[None]:
     """Answer Ctrl-C with the way to resume."""
     try:
         yield
@@ -399,12 +386,12 @@ def _resumable(
         folders = ("checkpoints", "lanes")
         saved = any((report.folder_of(workdir) / name).exists() for name in folders)
         again = f"; the same command with --workdir={workdir} resumes" if saved else ""
-        _stop(f"stopped{again}", 130, group)
+        _stop(f"stopped{again}", 130)
 
 
 def _check_combination() -> None:
     """Raise UserError for flags that exclude each other."""
-    several = _PROCESSES.value > 1
+    several = _PROCESSES.value != 1
     if _EXPLAIN.value and several:
         raise UserError(
             "--explain and --processes: an explanation runs in one process; leave out "
@@ -435,7 +422,7 @@ def _check_combination() -> None:
 def main(argv: list[str]) -> None:
     """Validate the config and do what the flags ask for."""
     del argv
-    config, group = _CONFIG.value, None
+    config = _CONFIG.value
     try:
         if not isinstance(config, Config):
             raise UserError("get_config() of a config file must return a Config")
@@ -443,7 +430,7 @@ def main(argv: list[str]) -> None:
         _check_combination()
         # First of all: the first use of JAX starts it with one CPU device.
         devices.start(config.devices)
-        group = _joined(config)
+        _join(config)
         if _WORKDIR.value and devices.first():
             _check_workdir(pathlib.Path(_WORKDIR.value))
         if _EXPLAIN.value and _sweeps():
@@ -453,18 +440,20 @@ def main(argv: list[str]) -> None:
         elif _sweeps():
             _sweep(config)
         else:
-            _train(config, group)
+            _train(config)
     except UserError as error:
-        _stop(str(error), group=group)
+        _stop(str(error))
     except KeyboardInterrupt:
-        _stop("stopped", 130, group)
+        _stop("stopped", 130)
     except Exception as error:
         if command.out_of_memory(error):
             reason = one_line(error)
-            _stop(f"not enough memory ({reason}); {command.LESS_MEMORY}", 2, group)
-        if group is None:
+            _stop(f"not enough memory ({reason}); {command.LESS_MEMORY}")
+        if not jax.distributed.is_initialized():
             raise
-        # Most often another process was lost; then the group ends this one first.
-        time.sleep(5)
         traceback.print_exc()
-        _stop(f"{type(error).__name__}: {' '.join(str(error).split())}", 1, group)
+        _stop(
+            f"{type(error).__name__}: {one_line(error)}; if another process was lost, "
+            "the same commands with the same --workdir resume",
+            1,
+        )

@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -98,11 +97,8 @@ def test_only_the_first_process_writes_and_speaks(runs):
 @pytest.mark.slow
 def test_two_processes_resume_together(runs):
     root, _ = runs
-    newest = root / "first" / "checkpoints" / "4"
-    assert newest.exists()
-    for file in (newest / "arrays").rglob("*"):  # a damaged one gives way to 2
-        if file.is_file():
-            file.write_bytes(b"")
+    newest = root / "first" / "checkpoints" / "4.npz"
+    newest.write_bytes(newest.read_bytes()[:500])  # a damaged one gives way to 2
     whole = metrics(root / "first")
     (_, err), _ = pair([root / "first", root / "second"])
     assert "resuming after interval 2 of 4" in err
@@ -115,8 +111,7 @@ def test_a_refusal_of_the_first_process_ends_the_others(runs):
     both = start_pair([root / "first"] * 2, "--config.lr=0.5")
     (_, err), (_, other) = [finish(process, code=2) for process in both]
     assert "holds another experiment (lr: " in err
-    # Either it hears the reason, or it finds that the connection has ended.
-    assert "launch.py: process 0 " in other and "has stopped" in other
+    assert "launch.py: process 0 has stopped" in other
 
 
 # A rule without estimates compiles in less time.
@@ -124,33 +119,16 @@ PLAIN = "--config.algorithm=fedavg"
 LONG = ["--config.num_intervals=60", "--config.report_every=2", PLAIN]
 
 
-def killed_in_interval_4(both, victim):
-    """Kills one of two processes; (exit code, stderr, seconds) of the other."""
-    lines = []
-    for line in both[0].stderr:
-        lines.append(line)
-        if line.startswith("interval 4/"):
-            break
-    assert lines[-1].startswith("interval 4/"), lines
-    both[victim].kill()
-    begun = time.monotonic()
-    _, err = both[1 - victim].communicate(timeout=60)
-    seconds = time.monotonic() - begun
-    both[victim].communicate()
-    return both[1 - victim].returncode, err, seconds
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [pytest.param(1, marks=pytest.mark.slow), 0])
-def test_a_lost_process_ends_the_other_with_one_line(tmp_path, victim):
-    both = start_pair([tmp_path / "run"] * 2, *LONG)
-    code, err, seconds = killed_in_interval_4(both, victim)
-    assert code == 1 and seconds < 30
-    assert f"launch.py: process {victim} of 2 exited without a message" in err
-    assert f"with --workdir={tmp_path / 'run'}, resume" in err.splitlines()[-1]
-    progress = ("interval ", "launch.py: process ")
-    rest = [line for line in err.splitlines() if not line.startswith(progress)]
-    assert victim == 0 or not rest, err  # process 0 tells its progress as well
+def test_other_settings_end_all(tmp_path):
+    flags = [f"--coordinator=localhost:{free_port()}", "--processes=2", PLAIN]
+    several = [
+        start(tmp_path, *flags, f"--process={i}", f"--config.lr=0.0{i + 1}")
+        for i in range(2)
+    ]
+    for process in several:
+        _, err = finish(process, code=2)
+        assert "launch.py: the processes differ in their settings" in err
 
 
 @pytest.mark.slow
@@ -158,24 +136,19 @@ def test_a_lost_process_ends_the_other_with_one_line(tmp_path, victim):
 def test_a_killed_pair_resumes_to_the_same_bits(tmp_path, victim):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     pair([whole, whole], *LONG)
-    killed_in_interval_4(start_pair([cut, cut], *LONG), victim)
+    both = start_pair([cut, cut], *LONG)
+    for line in both[0].stderr:
+        if line.startswith("interval 4/"):
+            break
+    both[victim].kill()
+    _, err = both[1 - victim].communicate(timeout=60)
+    both[victim].communicate()
+    assert both[1 - victim].returncode != 0
+    assert "the same commands with the same --workdir resume" in err
     (_, err), _ = pair([cut, cut], *LONG)
     resumed = int(re.search(r"resuming after interval (\d+) of 60", err).group(1))
     assert 2 <= resumed < 60  # the first chunk is saved, later ones when it is due
     assert metrics(cut) == metrics(whole)
-
-
-@pytest.mark.slow  # above, a refusal passes its reason on in the same way
-def test_a_process_that_cannot_save_ends_the_other_with_its_reason(tmp_path):
-    # In its folder lies a file where the checkpoints would be.
-    (tmp_path / "checkpoints").write_text("")
-    begun = time.monotonic()
-    both = start_pair([tmp_path] * 2, PLAIN)
-    (_, err), (_, other) = [finish(process, code=2) for process in both]
-    assert "checkpoint" in err.splitlines()[-1]
-    assert "process 0 of 2 has stopped: " in other.splitlines()[-1]
-    assert err.splitlines()[-1].removeprefix("launch.py: ") in other.splitlines()[-1]
-    assert time.monotonic() - begun < 120  # most of it is to start
 
 
 # Process 1 compiles the run for 40 s, which process 0 has in its cache, so to speak.

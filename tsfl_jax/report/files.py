@@ -6,7 +6,6 @@ operating system. Nothing here trains.
 """
 
 import contextlib
-import functools
 import importlib.metadata
 import itertools
 import json
@@ -18,7 +17,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 import filelock

@@ -21,6 +21,7 @@ CHECKED = [
     "tsfl_jax.engine",
     "tsfl_jax.experiment.explain",
     "tsfl_jax.experiment.lanes",
+    "tsfl_jax.experiment.memory",
     "tsfl_jax.experiment.prepare",
     "tsfl_jax.experiment.program",
     "tsfl_jax.experiment.workload",

@@ -26,10 +26,9 @@ import tsfl_jax.interrupts  # noqa: F401  # first, for Ctrl-C while importing
 from tsfl_jax import rules, theory
 from tsfl_jax.config import Config
 from tsfl_jax.data.in_memory import make_dataset
-from tsfl_jax.experiment.explain import Explanation
+from tsfl_jax.experiment.explain import Explanation, explain
 from tsfl_jax.experiment.from_python import simulate, sweep
 from tsfl_jax.experiment.function import as_function
-from tsfl_jax.experiment.preview import explain
 from tsfl_jax.experiment.runner import Result
 from tsfl_jax.experiment.sweeps import SweepResult
 from tsfl_jax.models.networks import Model

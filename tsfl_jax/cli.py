@@ -23,12 +23,10 @@ from tsfl_jax.experiment import (
     assemble,
     backend,
     explain,
-    explain_sweep,
     grid,
     lane_notes,
     own_hooks,
     prepare,
-    preview,
     program,
     rule_settings,
     runner,
@@ -79,7 +77,7 @@ _EXPLAIN = flags.DEFINE_enum(
     None,
     ["estimate", "compile"],
     "Do not train: print and plot the timeline, work, padding and memory; "
-    "--explain=compile also asks the compiler for the memory, and measures one call.",
+    "--explain=compile also asks the compiler for the memory.",
 )
 _WORKDIR = flags.DEFINE_string(
     "workdir", "", "Folder for results; empty: a new one under runs/."
@@ -279,14 +277,12 @@ def _explain(config: Config) -> None:
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare_validated(config, own_hooks.Own())
-    known, compiled = preview.of_prepared(prepared, mesh), None
+    known, compiled = explain.of_prepared(prepared, mesh), None
     _print_notes(known.notes)
     if _EXPLAIN.value == "compile":
         arrays = program.make_arrays(prepared, mesh)
         run = program.make_program([prepared], mesh).compile(arrays, stream=sys.stderr)
         compiled = run.memory()
-        measured = explain.measured_time(prepared, run, arrays)
-        known = known._replace(wall_time=measured)
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
     path = report.prepare_workdir(workdir) / "timeline"
     paths = timeline.plot_timeline(known.timeline, known.settings, path)
@@ -309,7 +305,7 @@ def _explain_sweep(config: Config) -> None:
     several = prepare.prepare_all(configs)
     notes = lane_notes.merged([prepared.notes for prepared in several], configs)
     _print_notes(notes)
-    print(explain_sweep.text(points, several, mesh, _LANES.value))
+    print(explain.sweep_text(points, several, mesh, _LANES.value))
 
 
 def _sweeps() -> bool:

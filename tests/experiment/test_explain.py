@@ -14,8 +14,7 @@ from tests.launches import ROOT
 from tests.test_launch import SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet
 from tsfl_jax.config import Config
-from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, explain, prepare, program
+from tsfl_jax.experiment import backend, explain, memory, prepare, program
 from tsfl_jax.report import timeline
 from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous, ticks
 from tsfl_jax.timeline.fleet import exact, online_in
@@ -230,27 +229,6 @@ def test_a_schedule_has_bars_of_tau():
     ]
 
 
-def test_steps_are_executed_up_to_the_longest_client():
-    work = np.array([[3, 1, 0, 5], [2, 2, 2, 1]])
-    one = devices.deal(work, 1)
-    seen = explain.steps_of(work, one, 1, block=4)
-    # One chunk of four runs 5 steps, the longest of the run, in both updates.
-    assert seen.useful == 16 and seen.executed == {"sequential": 16, "vmap": 40}
-    # Chunks of two, in order of work: 5, 3 | 1, 0 and 2, 2 | 2, 1.
-    seen = explain.steps_of(work, one, 1, block=2)
-    assert seen.executed["vmap"] == 2 * (5 + 1) + 2 * (2 + 2)
-    # Chunks of three: 5, 3, 1 | 0 and 2, 2, 2 | 1, filled up.
-    seen = explain.steps_of(work, one, 1, block=3)
-    assert seen.executed["vmap"] == 3 * (5 + 0) + 3 * (2 + 1)
-    # Two devices: 5, 0 and 3, 1; 2, 1 and 2, 2.
-    seen = explain.steps_of(work, devices.deal(work, 2), 2, block=2)
-    assert seen.balance["sequential"] == (5 + 4) / (4.5 + 3.5)
-    assert seen.executed["vmap"] == 2 * 2 * 5 * 2 and seen.balance["vmap"] == 1
-    # Three devices for four clients: two places each, two of six empty.
-    seen = explain.steps_of(work, devices.deal(work, 3), 3, block=1)
-    assert seen.executed["vmap"] == seen.useful == 16
-
-
 def small(**changes):
     config = Config(num_intervals=6, num_clients=4, batch_size=8, report_every=4)
     config.schedule.data_size = 20
@@ -268,7 +246,7 @@ def explained(**changes):
     config = small(**changes)
     mesh = backend.start_jax(config)
     prepared = prepare.prepare(config)
-    return explain.explain(prepared, mesh), prepared, mesh
+    return explain.of_prepared(prepared, mesh), prepared, mesh
 
 
 def test_numbers_of_an_asynchronous_run():
@@ -280,9 +258,7 @@ def test_numbers_of_an_asynchronous_run():
     assert (work.iterations == 3 * work.deliveries).all() and work.mean_tau == 3
     assert work.degree == 0 and work.max_staleness == times.delivery.lag.max()
     # 20 samples in 3 batches of 8, three passes each.
-    assert (
-        work.samples == known.updates * 60 and known.steps.useful == known.updates * 9
-    )
+    assert work.samples == known.updates * 60 and work.steps == known.updates * 9
     model = 4 * (64 * 50 + 50 + 50 * 10 + 10)
     assert known.parameters == model // 4
     assert known.memory["global model"] == model
@@ -307,8 +283,6 @@ def test_stacked_models_are_counted_and_the_compiler_is_asked():
     arrays = program.make_arrays(prepared, mesh)
     compiled = program.make_program([prepared], mesh).compile(arrays)
     seen = compiled.memory()
-    assert compiled.cost()["flops"] > 0
-    assert compiled.seconds > compiled.lower_seconds > 0
     assert min(seen.values()) > 0
     rows = ("training samples", "test samples", "index table", "global model")
     assert seen["arguments"] >= sum(known.memory[row] for row in rows)
@@ -356,7 +330,7 @@ def test_nothing_is_computed(monkeypatch):
     config = small(timeline__framework="sfl")
     mesh, prepared = backend.start_jax(config), prepare.prepare(config)
     monkeypatch.setattr(jax, "jit", refuse)
-    explain.explain(prepared, mesh)
+    explain.of_prepared(prepared, mesh)
 
 
 @pytest.mark.parametrize("name", ["none", *ALL])
@@ -398,9 +372,9 @@ def test_many_clients_are_thinned_out():
 
 
 def test_sizes_for_a_person():
-    assert explain.size_text(1023) == "1023 B"
-    assert explain.size_text(1536) == "1.5 KiB"
-    assert explain.size_text(5 * 1024**3) == "5.0 GiB"
+    assert memory.size_text(1023) == "1023 B"
+    assert memory.size_text(1536) == "1.5 KiB"
+    assert memory.size_text(5 * 1024**3) == "5.0 GiB"
 
 
 @pytest.mark.parametrize(
@@ -423,39 +397,20 @@ def test_the_command_line_trains_nothing(framework, tmp_path, launch):
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("digits_case3-dms-seed0-explain-")
     assert {p.name for p in folder.iterdir()} == {"timeline.png", "timeline.pdf"}
-    assert "client 1 " in out and "sequential" in out and "padding" in out
+    assert "client 1 " in out and "one after another" in out
     assert "digits" in out and str(folder.relative_to(tmp_path)) in out
     assert "interval 1" not in err and "accuracy" not in out
-    assert "wall time" not in out, "it was not measured"
 
 
 def test_a_sweep_is_explained(tmp_path, launch):
     swept = ["--sweep=seed=0:3", "--sweep=batch_size=2,4", "--lanes_per_call=2"]
     code, out, err = launch(*SMALL, "--explain", *swept, cwd=tmp_path)
     assert code == 0, err
-    assert "6 lanes: seed (3 values), batch_size (2 values)" in out
+    assert "6 lanes: seed × 3, batch_size × 2" in out
     assert "programs       2, because of batch_size=2, 4" in out
     assert out.count("3 lanes in 2 calls of 2, clients one after another, ≥ ") == 2
-    assert "wall time" not in out and "roughly" not in out
     assert max(map(len, out.splitlines())) <= 99
     assert not list(tmp_path.iterdir()), "nothing is trained or written"
-
-
-def test_wall_time_is_measured_in_one_call(monkeypatch):
-    config = Config(num_intervals=6, num_clients=2, batch_size=4, devices=1)
-    config.schedule.kind, config.schedule.data_size = "case1", 16
-
-    def chunks(self, arrays):
-        yield program.Chunk(0, 2, None, None, 3.0)
-        raise AssertionError("one call is enough")
-
-    monkeypatch.setattr(program.Compiled, "chunks", chunks)
-    made = program.Compiled(None, None, 1.0, 7.0)
-    arrays = program.Arrays(*[None] * len(program.Arrays._fields))
-    # Case 1 has the same steps in each interval: 6 intervals are 3 calls of two.
-    assert explain.measured_time(prepare.prepare(config), made, arrays) == (
-        "compiling 7.0 s; training about 0:09, by the first 2 intervals, which were run"
-    )
 
 
 def test_slips(tmp_path, launch):

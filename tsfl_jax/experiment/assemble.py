@@ -11,7 +11,7 @@ import numpy as np
 
 from tsfl_jax.config import Config
 from tsfl_jax.data import quadratic
-from tsfl_jax.experiment import backend, explain
+from tsfl_jax.experiment import backend, memory
 from tsfl_jax.experiment.identity import identity_of, labels_of, unread
 from tsfl_jax.experiment.network import curvature_of
 from tsfl_jax.experiment.own_hooks import Own
@@ -50,7 +50,7 @@ def build(config: Config, **own: Any) -> Experiment:
     validate(config)
     mesh = backend.start_jax(config)
     prepared = prepare_validated(config, Own(**own))
-    explain.check_memory(prepared, mesh.size)
+    memory.check(prepared, mesh.size)
     arrays = make_arrays(prepared, mesh)
     sizes = [a.size for a in jax.tree.leaves(arrays.start.params["params"])]
     identity = identity_of(prepared)

@@ -1,6 +1,6 @@
 """What an experiment is, as text and digests: labels, and what makes two the same.
 
-A user's own functions are in it as `fingerprints` describes them.
+A user's own functions are in it as `source_digest` describes them.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ from tsfl_jax import data
 from tsfl_jax.config import WITHOUT_EFFECT, effective, flat
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import pilot
-from tsfl_jax.experiment.fingerprints import describe
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
+from tsfl_jax.experiment.source_digest import describe
 from tsfl_jax.rules import AGGREGATORS
 
 # Settings that reach a compiled program as arrays or arguments, so that they may differ
@@ -28,6 +28,8 @@ _PARTS = (
 _SHAPES = {"schedule.iteration", "partition.online", "data.validation"}
 _SHAPES |= {"dms.estimator"}
 
+# Of `identity_of`: a folder of another version is refused.
+_VERSION = 2
 
 # JAX's own configuration that can change a result, and its default; a run under another
 # value is another experiment. 64-bit numbers are refused.
@@ -73,21 +75,17 @@ def unread(prepared: Prepared) -> frozenset[str]:
 
 def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint must agree on: all settings that can change a result."""
-    own = prepared.own
-    parts = {"model": own.model, "optimizer": own.optimizer, "rule": own.aggregator}
-    # Left out where there are none, as in runs from before these could be given.
-    others = "loss", "metrics", "augment", "client_step"
-    parts |= {n: getattr(own, n) for n in others if getattr(own, n) is not None}
+    own = prepared.own._asdict()
+    del own["dataset"], own["partition"]  # among the fingerprints
     described = {
-        f"own {n}": None if part is None else describe(part)
-        for n, part in parts.items()
+        f"own {n}": describe(part) for n, part in own.items() if part is not None
     }
-    described["own model"] = described["own model"] or prepared.config.model.name
     settings, without = effective(settings_of(prepared)), unread(prepared)
     settings = {n: v for n, v in settings.items() if n not in without}
     found = {name: getattr(jax.config, name) for name in _JAX}
     changed = {n: str(v) for n, v in found.items() if v != _JAX[n]}
-    return settings | prepared.fingerprints | described | changed
+    version = {"identity version": _VERSION}
+    return version | settings | prepared.fingerprints | described | changed
 
 
 def signature(prepared: Prepared) -> dict[str, str]:

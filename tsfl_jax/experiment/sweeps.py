@@ -26,11 +26,11 @@ from tsfl_jax.config import Config
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment import (
     calls,
-    explain,
     grid,
     lane_notes,
     lanes,
     live,
+    memory,
 )
 from tsfl_jax.experiment.backend import depends_on_devices, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
@@ -347,7 +347,7 @@ def _run_group(
       done: histories of finished lanes by digest; grows while this runs.
     """
     several, stream = every.several, every.stream
-    explain.check_memory(several[members[0]], every.mesh.size)
+    memory.check(several[members[0]], every.mesh.size)
     group = lanes.make_group([several[i] for i in members], every.mesh)
     count = min(lanes_per_call or lanes_of_call(group), len(members))
     todo = [i for i in members if every.names[i] not in done]

@@ -1,0 +1,282 @@
+"""A change of a user's part gives another text, and nothing else does."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import tsfl_jax
+from tsfl_jax.experiment.source_digest import describe
+from tsfl_jax.models import networks
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+IMPORTS = """
+import dataclasses, functools, typing
+import flax.linen as nn, jax, jax.numpy as jnp, numpy as np, optax, tsfl_jax
+from flax import nnx
+"""
+# Each makes a `thing`; VALUE is 1, and 2 in the changed one.
+CASES = {
+    "code": "thing = lambda x: VALUE * x",
+    "the other lambda of a line": "thing = (lambda x: x, lambda x: VALUE * x)",
+    "set in the code": 'thing = lambda x: x in {"a", "b", "c", "dVALUE"}',
+    "closure": """
+def made(rate):
+    return lambda x: rate * x
+thing = made(VALUE)
+""",
+    "array of a closure": """
+def made(table):
+    return lambda row: table[row]
+thing = made(jnp.zeros(2000).at[1000].set(VALUE))
+""",
+    "default": "thing = lambda x, rate=VALUE: rate * x",
+    "keyword default": """
+def thing(x, *, rate=VALUE):
+    return rate * x
+""",
+    "global number in an inner function": """
+POWER = VALUE
+def thing(s):
+    return jax.vmap(lambda tau: tau**POWER)(s.tau)
+""",
+    "helper of a helper": """
+def first(x):
+    return x + VALUE
+def second(x):
+    return first(x)
+thing = lambda x: second(x)
+""",
+    "recursion": """
+def even(n):
+    return n == 0 or odd(n - 1)
+def odd(n):
+    return n > VALUE and even(n - 1)
+thing = even
+""",
+    "wraps": """
+def twice(f):
+    @functools.wraps(f)
+    def called(x):
+        return VALUE * f(x)
+    return called
+thing = twice(optax.global_norm)
+""",
+    "checked annotations": """
+import beartype, jaxtyping
+from jaxtyping import Array, Float
+@jaxtyping.jaxtyped(typechecker=beartype.beartype)
+def thing(x: Float[Array, "n"]) -> Float[Array, "n"]:
+    return VALUE * x
+""",
+    "partial": """
+def rate(x, y):
+    return x * y
+thing = functools.partial(rate, y=VALUE)
+""",
+    "jit": """
+RATE = VALUE
+@jax.jit
+def thing(x):
+    return RATE * x
+""",
+    "vmap": "thing = jax.vmap(lambda x: x, in_axes=VALUE)",
+    "custom derivative": """
+@jax.custom_vjp
+def thing(x):
+    return x
+thing.defvjp(lambda x: (x, None), lambda _, g: (VALUE * g,))
+""",
+    "object": """
+class Loss:
+    def __init__(self, rate):
+        self.rate = rate
+    def __call__(self, outputs, labels):
+        return self.rate * outputs[:, 0]
+thing = Loss(VALUE).__call__
+""",
+    "base class": """
+class Base:
+    def rate(self):
+        return VALUE
+class Rule(Base):
+    pass
+thing = Rule()
+""",
+    "property and class method": """
+class Rule:
+    @property
+    def rate(self):
+        return 1
+    @classmethod
+    def weights(cls, x):
+        return VALUE * x
+thing = Rule()
+""",
+    "slots": """
+class Rule:
+    __slots__ = ("rate",)
+    def __init__(self, rate):
+        self.rate = rate
+thing = Rule(VALUE)
+""",
+    "dataclass": """
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    rate: int
+thing = Rule(VALUE)
+""",
+    "method of a NamedTuple": """
+class Rule(typing.NamedTuple):
+    rate: int
+    def weights(self, x):
+        return VALUE * x
+thing = Rule(3)
+""",
+    "linen module": """
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(VALUE)(x)
+thing = nn.remat(Net)()
+""",
+    "field of a linen module": "thing = nn.Dense(2, bias_init=lambda *_: VALUE)",
+    "nnx module": """
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(2, 3, rngs=rngs)
+        self.act = lambda x: VALUE * x
+thing = Net(nnx.Rngs(0))
+""",
+    "class of an nnx module": """
+class Net(nnx.Module):
+    def __init__(self, rngs):
+        self.dropout = nnx.Dropout(0.VALUE, rngs=rngs)
+thing = lambda rngs: Net(rngs)
+""",
+    "key": "thing = jax.random.key(VALUE)",
+    "objects in an array": 'thing = np.array([None, "a", VALUE], object)',
+    "collection": 'thing = {"a": [1, (2, {"b", "c", "dVALUE"})], "e": None}',
+    "optimizer": "thing = optax.adam(optax.cosine_decay_schedule(0.1, VALUE))",
+    "rule": """
+POWER = VALUE
+thing = tsfl_jax.rule(lambda situation: situation.tau**POWER)
+""",
+}
+
+
+def thing(name, value=1, above=""):
+    """A part, as a module of the user's has it, from another folder and line."""
+    module = types.ModuleType("own_module")
+    module.__file__ = f"/somewhere{len(above)}/own_module.py"
+    sys.modules["own_module"] = module  # as classes and dataclasses expect
+    text = above + IMPORTS + CASES[name].replace("VALUE", str(value))
+    exec(compile(text, module.__file__, "exec"), vars(module))
+    return module.thing
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch):
+    """Forget the module that a test makes."""
+    monkeypatch.setitem(sys.modules, "own_module", None)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_change_alone_gives_another_text(name):
+    text = describe(thing(name))
+    assert text != describe(thing(name, 2))
+    assert text == describe(thing(name, above="# A comment.\n" * 300))
+    assert "0x" not in text and "/" not in text and len(text) < 80
+
+
+def test_another_process_gives_the_same_texts():
+    program = (
+        "import json; from tests.experiment.test_source_digest import *; "
+        "print(json.dumps([describe(thing(name)) for name in CASES]))"
+    )
+    seed = "7" if os.environ.get("PYTHONHASHSEED") != "7" else "8"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONHASHSEED": seed},  # sets have another order there
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    there = json.loads(done.stdout.splitlines()[-1])
+    assert there == [describe(thing(name)) for name in CASES]
+
+
+def test_parts_of_libraries():
+    assert describe(optax.adam) == "optax._src.alias.adam"
+    assert describe(jnp.tanh) == "jax.numpy.tanh" and describe(max) == "builtins.max"
+    assert describe(optax.adam(1e-3)) == describe(optax.adam(1e-3))
+    assert describe(optax.adam(1e-3)) != describe(optax.adam(1e-2))
+    assert describe(AGGREGATORS["fedavg"]) != describe(AGGREGATORS["fedasync"])
+    small, large = (networks.from_flax(networks.MLP(10, h)) for h in (4, 8))
+    assert describe(small) != describe(large)
+    ones = np.ones(3, np.float32)
+    assert describe(ones) == describe(ones.copy()) != describe(jax.numpy.zeros(3))
+
+
+def test_use_changes_no_text():
+    made = thing("jit")
+    text = describe(made)
+    made(2.0)
+    assert describe(made) == text
+
+
+def test_what_refers_to_itself_and_what_is_in_c_has_a_text():
+    loop = [1]
+    loop.append(loop)
+    assert describe(loop) == describe(loop)
+    assert describe(threading.Lock()) == describe(threading.Lock())  # not seen
+    one, other = (np.random.default_rng(seed) for seed in (0, 1))
+    assert describe(one.normal) != describe(other.normal)
+
+
+def small():
+    config = tsfl_jax.Config(num_intervals=1, num_clients=2, batch_size=8)
+    config.algorithm, config.schedule.data_size = "fedavg", 16
+    config.schedule.kind, config.compile_cache = "case1", "off"
+    return config
+
+
+def test_a_run_with_a_changed_rule_is_refused(tmp_path):
+    first, again = (
+        tsfl_jax.simulate(small(), aggregator=thing("rule"), workdir=tmp_path)
+        for _ in range(2)
+    )
+    assert again.summary["final_test_loss"] == first.summary["final_test_loss"]
+    with pytest.raises(UserError) as error:
+        tsfl_jax.simulate(small(), aggregator=thing("rule", 3), workdir=tmp_path)
+    text = str(error.value)
+    assert "\n" not in text and "own aggregator: " in text
+    assert "choose another --workdir" in text
+
+
+def test_a_sweep_with_a_changed_rule_is_trained_anew(tmp_path):
+    found = [
+        tsfl_jax.sweep(small(), {"seed": [0]}, aggregator=rule, workdir=tmp_path)
+        for rule in (thing("rule", 0), thing("rule", 3))
+    ]
+    assert np.ptp(found[0].history["rho"]) < 1e-6 < np.ptp(found[1].history["rho"])
+
+
+def test_a_folder_of_an_earlier_version_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("tsfl_jax.experiment.identity._VERSION", 1)
+    tsfl_jax.simulate(small(), workdir=tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="identity version: 1 → 2.*another --workdir"):
+        tsfl_jax.simulate(small(), workdir=tmp_path)

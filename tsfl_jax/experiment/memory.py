@@ -1,0 +1,100 @@
+"""Memory of an experiment, estimated from shapes before anything is allocated."""
+
+from typing import Any
+
+import jax
+
+from tsfl_jax import host_memory, rng
+from tsfl_jax.engine import optimizers, scan
+from tsfl_jax.experiment.own_hooks import input_dtype
+from tsfl_jax.experiment.prepare import Prepared, counts_of
+
+_DATA = ("training samples", "index table", "test samples")
+
+
+def _bytes(tree: Any) -> int:
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+def _state_of(prepared: Prepared) -> scan.State:
+    """Shapes of the state; nothing is computed."""
+    model, rule = prepared.network.model, prepared.rule
+    counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
+    shape = (1, *prepared.dataset.x_train.shape[1:])
+    x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
+    return jax.eval_shape(
+        lambda x: scan.init_state(model, rule, rng.key(0), x, counts, snapshots), x
+    )
+
+
+def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]:
+    """Estimate bytes on every device by purpose, from shapes; without activations.
+
+    Args:
+      prepared: the experiment.
+      num_devices: that share the test set and the clients.
+      width: models that a device trains side by side.
+    """
+    dataset, state = prepared.dataset, _state_of(prepared)
+    model, trained = _bytes(state.params), _bytes(state.params["params"])
+    optimizer = jax.eval_shape(
+        prepared.optimizer(prepared.hparams).init, state.params["params"]
+    )
+    slots = prepared.steps.shape[1]
+    rows = {
+        "training samples": dataset.x_train.nbytes + dataset.y_train.nbytes,
+        "index table": prepared.partition.indices.nbytes,
+        "test samples": (dataset.x_test.nbytes + dataset.y_test.nbytes) // num_devices,
+        "global model": model,
+        "earlier models": _bytes((state.snapshots, state.sent)),
+        "server state": _bytes(state.server),
+        "clients in training": width * (model + trained + _bytes(optimizer)),
+    }
+    if prepared.rule.stacks or prepared.config.measure_regret:
+        # Models of the device's own clients, and updates of all clients.
+        rows["stacked models"] = (-(-slots // num_devices) + slots) * model
+    else:
+        rows["sum of updates"] = 4 * model  # `exact_sums.Sum` has four arrays
+    # Not in place: the state is there before and after a call.
+    rows["state after a call"] = _bytes(state)
+    return {name: size for name, size in rows.items() if size}
+
+
+def check(prepared: Prepared, num_devices: int) -> None:
+    """Check an optimizer and that a run can fit, before anything is on a device.
+
+    Args:
+      prepared: the experiment.
+      num_devices: that share the clients. CPU devices share the host's memory; of other
+        devices only the part on the host is checked.
+
+    Raises:
+      UserError: the optimizer does not work, or there is less memory than needed.
+    """
+    config, network = prepared.config, prepared.network
+    optimizers.check(prepared.optimizer, prepared.hparams, network.params["params"])
+    rows = estimate(prepared, num_devices, 1)
+    if jax.default_backend() == "cpu":
+        needed = num_devices * sum(rows.values())
+    else:
+        needed = sum(rows[n] for n in _DATA) + 2 * rows["state after a call"]
+    most = max(rows, key=rows.__getitem__)
+    setting = f"model.name={network.name}"
+    if most in ("training samples", "test samples"):
+        setting = f"data.name={config.data.name}"
+    elif most in ("index table", "stacked models"):
+        setting = f"num_clients={config.num_clients}"
+    elif network.name in ("mlp", "mnist_cnn", "mnist_dropout_cnn"):
+        setting = f"model.hidden={config.model.hidden}"
+    host_memory.require(
+        f"--config.{setting}", needed, f"training (the largest part: {most})"
+    )
+
+
+def size_text(count: int | float) -> str:
+    """Format a number of bytes: 1536 → "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -152,7 +152,7 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _column(at: np.ndarray | float, end: float, columns: int) -> np.ndarray:
+def _column(at: np.ndarray | float, end: float, columns: int) -> Any:
     """The characters that end at these times, or the nearest ones."""
     return np.clip(
         np.ceil(np.divide(at, end) * columns).astype(int) - 1, 0, columns - 1

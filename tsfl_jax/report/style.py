@@ -122,18 +122,16 @@ def styles_of(settings: Sequence[Mapping[str, Any]]) -> list[Style]:
     """
     differing = varied(settings)
     first = "algorithm" if "algorithm" in differing else next(iter(differing), "")
-    values = differing.get(first, [None])
-    places = [_PLACES.get(str(v), i) for i, v in enumerate(values)]
-    if not all(str(v) in _PLACES for v in values):
-        places = list(range(len(values)))
-    place_of = dict(zip(values, places, strict=True))
-    colors = [place_of[one.get(first)] for one in settings]
-    if len(set(colors)) == len(settings):
+    values = [str(one.get(first)) for one in settings]
+    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    if places.keys() <= _PLACES.keys():
+        places = _PLACES
+    colors = [places[value] for value in values]
+    if len(set(colors)) == len(colors):
         return [style_at(color) for color in colors]
     rest = [str([one.get(n) for n in differing if n != first]) for one in settings]
-    order = {text: place for place, text in enumerate(dict.fromkeys(rest))}
-    dashes = [order[text] for text in rest]
-    if len(order) > len(_DASHES):
+    dashes = [list(dict.fromkeys(rest)).index(text) for text in rest]
+    if max(dashes) >= len(_DASHES):
         dashes = [colors[:i].count(color) for i, color in enumerate(colors)]
     if len(set(colors)) > len(_COLORS) or max(dashes) >= len(_DASHES):
         return [style_at(i) for i in range(len(settings))]

@@ -26,8 +26,7 @@ class _Look(NamedTuple):
     """How an activity is shown in text and in the figure."""
 
     ink: str  # character, or two that alternate
-    words: str  # in the legend of the text
-    label: str  # in the legend of the figure
+    label: str
     bar: style.Style
     half: float = 0.38  # of the bar's height
 
@@ -40,23 +39,16 @@ def _bar(
 
 # The colors of Okabe and Ito; in grey, hatches and lightness distinguish them.
 LOOKS = {
-    segments.DOWNLOAD: _Look("<", "< download", "download", _bar("#56B4E9", "////")),
+    segments.DOWNLOAD: _Look("<", "download", _bar("#56B4E9", "////")),
     segments.ITERATION: _Look(
         "█▓",
-        "█▓ iterations, alternating",
-        "local iteration, one box each",
+        "local iteration",
         _bar("#0072B2", "", "#FFFFFF", 0.6),  # the edge is between dark boxes
     ),
-    segments.UNFINISHED: _Look(
-        "░", "░ unfinished iteration", "unfinished iteration", _bar("#FFFFFF", "xxxx")
-    ),
-    segments.UPLOAD: _Look(">", "> upload", "upload", _bar("#E69F00", "")),
-    segments.WAITING: _Look(
-        "·", "· waiting", "waiting", _bar("#E6E6E6", "", "#999999"), 0.14
-    ),
-    segments.OFFLINE: _Look(
-        " ", "blank: offline", "offline", _bar("#FFFFFF", "....", "#999999"), 0.14
-    ),
+    segments.UNFINISHED: _Look("░", "unfinished iteration", _bar("#FFFFFF", "xxxx")),
+    segments.UPLOAD: _Look(">", "upload", _bar("#E69F00", "")),
+    segments.WAITING: _Look("·", "waiting", _bar("#E6E6E6", "", "#999999"), 0.14),
+    segments.OFFLINE: _Look(" ", "offline", _bar("#FFFFFF", "....", "#999999"), 0.14),
 }
 
 
@@ -160,36 +152,40 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _column(at: np.ndarray | float, end: float, columns: int) -> np.ndarray:
+def _column(at: np.ndarray | float, end: float, columns: int) -> Any:
     """The characters that end at these times, or the nearest ones."""
     return np.clip(
         np.ceil(np.divide(at, end) * columns).astype(int) - 1, 0, columns - 1
     )
 
 
+def _label(kind: str, line: Timeline) -> str:
+    if kind == segments.WAITING and not line.seconds:
+        return f"rest of H = {line.most}"
+    return LOOKS[kind].label
+
+
 def _legend(timeline: Timeline, end: float, clients: list[int]) -> str:
     """The characters that the text uses, explained."""
     used = {s.kind for s in timeline.found if s.start < end and s.client in clients}
-    words = {kind: look.words for kind, look in LOOKS.items() if kind in used}
-    if segments.WAITING in used and not timeline.seconds:
-        words[segments.WAITING] = "· rest of H"
-    present = list(words.values())
+    shown = [
+        f"{look.ink.strip() or 'blank:'} {_label(kind, timeline)}"
+        for kind, look in LOOKS.items()
+        if kind in used
+    ]
     if losses(timeline, end):
-        present.append("x lost or given up")
-    return ", ".join([*present, "| global update"])
+        shown.append("x lost or given up")
+    return ", ".join([*shown, "| global update"])
 
 
 def plot_timeline(
     line: Timeline, settings: Mapping[str, Any], path: str | pathlib.Path
 ) -> list[pathlib.Path]:
-    """Plot the first few updates; writes a PNG and a PDF.
+    """Plot the first few updates; writes a PNG and a PDF and returns their paths.
 
     Args:
       line, settings: as for `figure_of`.
       path: of the figure, without a suffix.
-
-    Returns:
-      The two paths.
     """
     return style.save_both(figure_of(line, settings), pathlib.Path(path))
 
@@ -204,77 +200,53 @@ def figure_of(
       line: the timeline of an experiment.
       settings: of the experiment, by name, {"timeline.framework": "afl"}.
     """
-    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     end, clients = window(line), chosen(line, _BARS)
     figure, axes = style.figure_of(1.35 + 0.17 * max(len(clients), 4))
     axes.grid(visible=False)
     found = plot_bars(axes, line, clients, end)
-    plot_updates(axes, updates_until(line, end), len(clients))
-    handles: list[Patch | Line2D] = [
+    handles = [
         Patch(**look.bar, label=_label(kind, line))
         for kind, look in LOOKS.items()
         if kind in found
     ]
-    handles.append(
-        Line2D([], [], color="#000000", linewidth=1.0, label="global update")
-    )
-    lost = [(i, at) for i, at in losses(line, end) if i in clients]
+    plot_updates(axes, updates_until(line, end), len(clients))
+    lost = [(at, clients.index(i)) for i, at in losses(line, end) if i in clients]
     if lost:
-        rows = [clients.index(i) for i, _ in lost]
         cross = {"marker": "X", "markersize": 7, "color": "#D55E00"}
-        cross |= {"markeredgecolor": "#FFFFFF", "linestyle": "none"}
-        axes.plot([at for _, at in lost], rows, **cross, zorder=4)
-        handles.append(Line2D([], [], **cross, label="delivery lost or given up"))
+        cross |= {"markeredgecolor": "#FFFFFF", "linestyle": "none", "zorder": 4}
+        axes.plot(*zip(*lost, strict=True), **cross, label="delivery lost or given up")
+    handles += axes.get_legend_handles_labels()[0]
     _axes(axes, line, clients, end)
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(len(handles), 4),
-        handlelength=2,
-        fontsize="small",
-    )
+    where = {"loc": "outside lower center", "ncols": min(len(handles), 4)}
+    figure.legend(handles=handles, **where, handlelength=2, fontsize="small")
     figure.suptitle(_title(line, settings))
     return figure
-
-
-def _label(kind: str, line: Timeline) -> str:
-    if kind == segments.WAITING and not line.seconds:
-        return f"rest of H = {line.most}"
-    return LOOKS[kind].label
 
 
 def plot_bars(
     axes: "matplotlib.axes.Axes", line: Timeline, clients: list[int], end: float
 ) -> set[str]:
     """Plot the segments; returns the kinds that occur."""
-    kinds: dict[str, None] = {}
-    for row, client in enumerate(clients):
-        for kind, look in LOOKS.items():
-            mine = [
-                (first, min(last, end) - first)
-                for i, own, first, last in line.found
-                if (i, own) == (client, kind) and first < end
-            ]
-            if mine:
-                kinds[kind] = None
-                height = (row - look.half, 2 * look.half)
-                axes.broken_barh(mine, height, **look.bar, zorder=2)
-    return set(kinds)
+    parts: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    for client, kind, first, last in line.found:
+        if client in clients and first < end:
+            width = min(last, end) - first
+            parts.setdefault((clients.index(client), kind), []).append((first, width))
+    for (row, kind), ranges in parts.items():
+        half = LOOKS[kind].half
+        axes.broken_barh(ranges, (row - half, 2 * half), **LOOKS[kind].bar, zorder=2)
+    return {kind for _, kind in parts}
 
 
 def plot_updates(axes: "matplotlib.axes.Axes", at: np.ndarray, rows: int) -> None:
     """Plot the global updates as vertical lines."""
-    if len(at) > _LINES:  # in front they would hide the bars
-        looks = [{"color": "#000000", "linewidth": 0.5, "zorder": 1}]
-    else:  # a white border, so that the line is visible on dark bars
-        looks = [
-            {"color": "#FFFFFF", "linewidth": 1.8, "zorder": 3},
-            {"color": "#000000", "linewidth": 0.9, "zorder": 3},
-        ]
-    for look in looks:
-        axes.vlines(at, -0.7, rows - 0.4, **look)
+    few = len(at) <= _LINES  # more of them in front would hide the bars
+    if few:  # a white border, so that the line is visible on dark bars
+        axes.vlines(at, -0.7, rows - 0.4, color="#FFFFFF", linewidth=1.8, zorder=3)
+    look = {"color": "#000000", "linewidth": 0.9 if few else 0.5, "zorder": 1 + 2 * few}
+    axes.vlines(at, -0.7, rows - 0.4, **look, label="global update")
 
 
 def _axes(
@@ -288,24 +260,11 @@ def _axes(
         number = np.arange(1, round(end) + 1)
         axes.set_xticks(number - 0.5, number)
         axes.tick_params(axis="x", length=0)
-    axes.set_yticks(range(len(clients)), map(str, clients), fontsize="small")
+    names = [str(i) for i in clients]
+    if line.tier:
+        names = [f"{i}, tier {line.tier.get(i, '–')}" for i in clients]
+    axes.set_yticks(range(len(clients)), names, fontsize="small")
     axes.set_ylabel("client")
-    tiers = [line.tier.get(i) for i in clients]
-    for row, tier in enumerate(tiers):
-        if line.tier and (row == 0 or tiers[row - 1] != tier):
-            rows = [r for r, other in enumerate(tiers) if other == tier]
-            name = "none" if tier is None else f"tier {tier}"
-            axes.text(
-                1.01,
-                float(np.mean(rows)),
-                name,
-                transform=axes.get_yaxis_transform(),
-                rotation=90,
-                va="center",
-                fontsize="small",
-            )
-            if row:
-                axes.axhline(row - 0.5, color="#000000", linewidth=0.5, linestyle=":")
 
 
 def _title(line: Timeline, settings: Mapping[str, Any]) -> str:

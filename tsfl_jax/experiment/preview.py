@@ -8,9 +8,7 @@ from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend
 from tsfl_jax.experiment import explain as explanations
 from tsfl_jax.experiment.explain import Explanation
-from tsfl_jax.experiment.own_hooks import Own
-from tsfl_jax.experiment.prepare import Prepared, prepare_validated
-from tsfl_jax.experiment.rule_settings import validate
+from tsfl_jax.experiment.prepare import Prepared, accepted, prepare_validated
 
 
 def explain(config: Config, **own: Any) -> Explanation:
@@ -28,9 +26,9 @@ def explain(config: Config, **own: Any) -> Explanation:
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    validate(config)
-    mesh = backend.start_jax(config, aggregator=own.get("aggregator"))
-    return of_prepared(prepare_validated(config, Own(**own)), mesh)
+    config, parts = accepted(config, **own)
+    mesh = backend.start_jax(config)
+    return of_prepared(prepare_validated(config, parts), mesh)
 
 
 def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:

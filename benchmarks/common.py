@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tsfl_jax import config
-from tsfl_jax.config import ModelConfig
 from tsfl_jax.engine import client, devices, scan
 from tsfl_jax.experiment import assemble, program
 from tsfl_jax.models import networks
 from tsfl_jax.report import files
+from tsfl_jax.sections import ModelConfig
 
 SHAPES = {
     "mnist_cnn": (28, 28, 1),

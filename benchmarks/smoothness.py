@@ -2,8 +2,8 @@
 
 The largest |eigenvalue| of the Hessian of each client's F_i at w^t, by
 `scipy.sparse.linalg.eigsh` with Hessian-vector products over all of the client's
-samples, and what every ``dms.estimator`` says there: mean and standard deviation of
-its ratio to the largest of the probed clients, for w⁰ and models after some intervals
+samples, and what every ``constants.estimator`` says there: mean and standard deviation
+of its ratio to the largest of the probed clients, for w⁰ and models after some intervals
 of FedAvg. ``--set data.name=idx data.dir=FOLDER model.name=mnist_cnn …`` measures
 another experiment than that of the digits.
 """
@@ -108,7 +108,7 @@ def rows_of(config: tsfl_jax.Config, after: list[int], repeats: int) -> list[dic
                     "after intervals": intervals,
                     "max L_i (Lanczos)": f"{exact.max():.2f}",
                     "mean L_i": f"{exact.mean():.2f}",
-                    "dms.estimator": method,
+                    "constants.estimator": method,
                     "estimated / max L_i": f"{ratio.mean():.2f} ± {ratio.std():.2f}",
                     "G²": f"{found.grad_sq_norm.mean():.3g}",
                     "σ²": f"{found.grad_variance.mean():.3g}",

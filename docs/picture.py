@@ -41,7 +41,7 @@ def config_of(framework: str, algorithm: str) -> tsfl_jax.Config:
     config.timeline.speed = "; ".join(f"constant({x})" for x in SECONDS)
     config.timeline.download = config.timeline.upload = "constant(0.1)"
     if algorithm == "fedasync":
-        config.server.staleness = "polynomial"
+        config.staleness.kind = "polynomial"
     return config
 
 

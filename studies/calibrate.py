@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from studies import study
-from tsfl_jax.config import Config, get
+from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
     label: str
     changes: Mapping[str, Any]  # setting → value
     # Settings of single algorithms; "auto" for the others.
-    by_size: Mapping[str, str] = {}
+    by_size: Mapping[str, bool] = {}
 
 
 class Rung(NamedTuple):
@@ -110,15 +110,15 @@ READINGS: tuple[Reading, ...] = (
     _reading(0.9, "unit", "2 classes"),
     _reading(0.0, "standard", "Dirichlet(0.5)")._replace(
         label="momentum 0, inputs standardized, Dirichlet(0.5), FedAvg without |D_i|",
-        by_size={"fedavg": "no", "fedprox": "no"},
+        by_size={"fedavg": False, "fedprox": False},
     ),
 )
 # What only DMS depends on: run under each of the nearest readings, not chosen by it.
 DMS_READINGS: dict[str, dict] = {
     "bounds of all clients, once at w⁰": {},
     "quotients of eight clients, in every interval": {
-        "dms.constants": "interval",
-        "dms.estimator": "quotient",
+        "constants.when": "interval",
+        "constants.estimator": "quotient",
     },
 }
 
@@ -135,11 +135,13 @@ class DmsChoice(NamedTuple):
 # Run under the nearest reading alone, with few seeds, after everything else.
 DMS_CHOICES: tuple[DmsChoice, ...] = (
     DmsChoice("selection only, c = 0", {"dms.coupling": 0.0}),
-    DmsChoice("bounds in every interval", {"dms.constants": "interval"}),
-    DmsChoice("L of eight clients by power iteration", {"dms.estimator": "power"}),
+    DmsChoice("bounds in every interval", {"constants.when": "interval"}),
+    DmsChoice(
+        "L of eight clients by power iteration", {"constants.estimator": "power"}
+    ),
     DmsChoice("weights as computed, some negative", {"dms.project": False}),
     DmsChoice("weights at most 2/N", {"dms.weight_limit": 2.0}),
-    DmsChoice("weights times |D_i|", {"server.by_size": "yes"}, -1),
+    DmsChoice("weights times |D_i|", {"dms.by_size": True}, -1),
     DmsChoice("half the chance to be dropped", {"dms.drop": 0.5}),
     DmsChoice("no client dropped", {"dms.drop": 0.0}),
     DmsChoice("K the mean τ of the deliveries", {}, "mnist_select2"),
@@ -152,7 +154,7 @@ def changed_by(readings: Sequence[Reading]) -> set[str]:
     """Settings that runs of these readings set themselves."""
     several = [reading.changes for reading in readings]
     several += [*DMS_READINGS.values(), *(choice.changes for choice in DMS_CHOICES)]
-    return {"server.by_size"}.union(*several)
+    return {"dms.by_size", "fedavg.by_size"}.union(*several)
 
 
 def rungs(cells: Sequence[str], count: int) -> tuple[Rung, ...]:
@@ -218,8 +220,7 @@ def run_reading(
       changes: settings beside those of the reading.
     """
     config = grid.changed(load(cell), {**reading.changes, **(changes or {})})
-    usual = get(config, "server.by_size")  # that of a choice of DMS, if it has one
-    sized = {a: {"server.by_size": reading.by_size.get(a, usual)} for a in algorithms}
+    sized = {a: {"fedavg.by_size": reading.by_size.get(a, True)} for a in algorithms}
     points = {
         a: {"algorithm": a} | (sized[a] if reading.by_size else {}) for a in algorithms
     }

@@ -33,7 +33,7 @@ ENTRIES = {  # label → settings, see `compare`
     "afl": {
         "timeline.framework": "afl",
         "algorithm": "fedasync",
-        "server.staleness": "polynomial",
+        "staleness.kind": "polynomial",
     },
     "tsfl": {"timeline.framework": "tsfl", "algorithm": "fedavg"},
     "tsfl_dms": {"timeline.framework": "tsfl", "algorithm": "dms"},

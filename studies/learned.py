@@ -24,7 +24,7 @@ from jaxtyping import Float
 
 from studies import study
 from tsfl_jax import data, rng
-from tsfl_jax.config import Config, DataConfig
+from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import (
@@ -36,6 +36,7 @@ from tsfl_jax.report.statistics import (
     verdict,
 )
 from tsfl_jax.rules.learned import FEATURES
+from tsfl_jax.sections import DataConfig
 from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
 

@@ -42,7 +42,7 @@ def _decay(kind: str, time: float) -> dict[str, Any]:
 
 
 _LATE = {"dms.drop_late": 0.0, "dms.coupling_late": 0.0}
-_SIZED = {"server.by_size": "yes"}
+_SIZED = {"dms.by_size": True}
 # Candidate → settings. Both factors fall together; "by size": to FedAvg's weights, not
 # to equal ones, which differ where clients hold different numbers of samples.
 CANDIDATES: dict[str, dict[str, Any]] = {
@@ -60,9 +60,9 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "exponential, 6, by size": _decay("exponential", 6.0) | _SIZED,
     "exponential, 12, by size": _decay("exponential", 12.0) | _SIZED,
     "inverse, 1, by size": _decay("inverse", 1.0) | _SIZED,
-    "adaptive, 1.5": {"algorithm": "dms_adaptive", "dms.adapt": 1.5},
-    "adaptive, 2": {"algorithm": "dms_adaptive", "dms.adapt": 2.0},
-    "adaptive, 4": {"algorithm": "dms_adaptive", "dms.adapt": 4.0},
+    "adaptive, 1.5": {"algorithm": "dms_adaptive", "dms_adaptive.adapt": 1.5},
+    "adaptive, 2": {"algorithm": "dms_adaptive", "dms_adaptive.adapt": 2.0},
+    "adaptive, 4": {"algorithm": "dms_adaptive", "dms_adaptive.adapt": 4.0},
     "learned weights": {"algorithm": "learned"},
 }
 

@@ -50,9 +50,9 @@ def given_coupling(
     """
     smoothness = 2 * num_clients * coupling / (lr * (longest - 1))
     return {
-        "dms.smoothness": smoothness,
-        "dms.grad_sq_norm": 1.0,
-        "dms.grad_variance": 1.0,
+        "constants.smoothness": smoothness,
+        "constants.grad_sq_norm": 1.0,
+        "constants.grad_variance": 1.0,
     }
 
 

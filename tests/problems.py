@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tsfl_jax import components
 from tsfl_jax.engine import client, evaluation, optimizers, scan
 from tsfl_jax.models import networks
-from tsfl_jax.rules import AGGREGATORS, base
-from tsfl_jax.types import Dataset, HParams, Schedule
+from tsfl_jax.rules import AGGREGATORS, SECTIONS, base
+from tsfl_jax.types import Constants, Dataset, HParams, Schedule
 
 # Options of `jax.jit` for what must hold to the bit as users compile it, against the
 # plain compiling of conftest.
@@ -43,19 +44,50 @@ def same_in_lanes(function, *arguments) -> None:
 
 
 def hparams(**changes) -> HParams:
-    """Plain SGD, constants given, no limits."""
-    values = {
-        "lr": 0.1,
-        "momentum": 0.0,
-        "mu": 0.0,
-        "gamma": 0.5,
-        "clip_norm": np.inf,
-        "smoothness": 1.0,
-        "grad_sq_norm": 2.0,
-        "grad_variance": 1.0,
-        "weight_limit": np.inf,
-    }
-    return HParams(**{k: jnp.float32(v) for k, v in (values | changes).items()})
+    """Plain SGD, constants given, no limits, and the rules' defaults.
+
+    ``staleness__a`` is the setting of a component, ``trim`` that of all which have it.
+    """
+    values = {"lr": 0.1, "momentum": 0.0, "mu": 0.0, "clip_norm": np.inf}
+    known = {"smoothness": 1.0, "grad_sq_norm": 2.0, "grad_variance": 1.0}
+    given = HParams(settings={n: components.arrays(k()) for n, k in SECTIONS.items()})
+    for name, value in changes.items():
+        if name in HParams._fields:
+            values[name] = value
+        elif name in known:
+            known[name] = value
+        else:
+            given = changed(given, **{name: value})
+    constants = Constants(**{k: jnp.float32(v) for k, v in known.items()})
+    values = {k: jnp.float32(v) for k, v in values.items()}
+    return given._replace(**values, constants=constants)
+
+
+def numbers_of(hparams: HParams) -> dict[str, float]:
+    """Hyper-parameters by name, for the reference, ``fedasync__gamma`` of a component."""
+    found = {n: getattr(hparams, n) for n in ("lr", "momentum", "mu", "clip_norm")}
+    found |= hparams.constants._asdict()
+    for section, own in hparams.settings.items():
+        found |= {f"{section}__{name}": value for name, value in vars(own).items()}
+    return {name: float(value) for name, value in found.items()}
+
+
+def changed(hparams: HParams, **changes) -> HParams:
+    """Hyper-parameters with other settings of components, as in `hparams`."""
+    settings = dict(hparams.settings)
+    for name, value in changes.items():
+        section, _, field = name.rpartition("__")
+        there = (
+            [section]
+            if section
+            else [n for n in settings if field in vars(settings[n])]
+        )
+        assert there, name
+        for owner in there:
+            dtype = getattr(settings[owner], field).dtype
+            new = {field: jnp.asarray(value, dtype)}
+            settings[owner] = components.changed(settings[owner], **new)
+    return hparams._replace(settings=settings)
 
 
 def dataset(samples=120, features=5, classes=3, seed=0) -> Dataset:

@@ -103,7 +103,7 @@ def dms(key, ids, tau, hp):
     if chosen.any():
         c = hp["lr"] * hp["smoothness"] * (most - 1) * hp["grad_sq_norm"]
         c /= 2 * n * hp["grad_variance"]
-        upper = min(1.0, hp["weight_limit"] / n)
+        upper = min(1.0, hp["dms__weight_limit"] / n)
         part = tau[chosen].astype(float)
         if chosen.sum() * upper <= 1:
             rho[chosen] = 1 / chosen.sum()
@@ -163,7 +163,7 @@ def interval(
     if rho.sum() > 0:
         new = {k: sum(r * m[k] for r, m in zip(rho, models, strict=True)) for k in w}
         if algorithm == "fedasync":
-            new = {k: hp["gamma"] * w[k] + (1 - hp["gamma"]) * new[k] for k in w}
+            new = {k: hp["fedasync__gamma"] * w[k] + (1 - hp["fedasync__gamma"]) * new[k] for k in w}
     return new, rho, selected, loss / max(count, 1)
 
 
@@ -183,8 +183,8 @@ def unvector(flat, like):
 
 def staleness(lag, hp):
     """s(lag) of one delivery."""
-    a, b = hp["staleness_a"], hp["staleness_b"]
-    kind = int(hp["staleness"])
+    a, b = hp["staleness__a"], hp["staleness__b"]
+    kind = int(hp["staleness__kind"])
     if kind == 0:
         return 1.0
     if kind == 1:
@@ -251,10 +251,10 @@ def serve(name, w, starts, ends, share, lags, steps, who, sent, group, server, h
         return sum(a * e for a, e in zip(p, ends, strict=True))
     if name == "fedasync":
         moved = sum(a / n * (e - w) for a, e in zip(late, ends, strict=True))
-        return w + (1 - hp["gamma"]) * moved
+        return w + (1 - hp["fedasync__gamma"]) * moved
     if name == "fedbuff":
         moved = sum(a / n * d for a, d in zip(late, delta, strict=True))
-        return w + hp["server_lr"] * moved
+        return w + hp["server__lr"] * moved
     if name == "fedat":
         models, counts = server["models"], server["counts"]
         models[group] = sum(a * e for a, e in zip(p, ends, strict=True))
@@ -277,16 +277,17 @@ def serve(name, w, starts, ends, share, lags, steps, who, sent, group, server, h
         part = server["size"] / server["size"].sum()
         server["c"] = sum(a * c for a, c in zip(part, server["own"], strict=True))
         moved = sum(a * d for a, d in zip(p, delta, strict=True))
-        return w + hp["server_lr"] * moved
+        return w + hp["server__lr"] * moved
     if name in ("fedavgm", "fedadam", "fedyogi"):
         g = -sum(a * d for a, d in zip(p, delta, strict=True))
         first = 1e-6 if name == "fedyogi" else 0.0  # optax's start of both moments
         m, v, t = server.get("moments", (first, first, 0))
-        b1, b2, t = hp["server_momentum"], hp["server_second"], t + 1
         if name == "fedavgm":
+            b1 = hp["fedavgm__momentum"]
             m = b1 * m + g
             server["moments"] = m, v, t
-            return w - hp["server_lr"] * m
+            return w - hp["fedavgm__lr"] * m
+        b1, b2, t = hp["fedopt__momentum"], hp["fedopt__second"], t + 1
         m = b1 * m + (1 - b1) * g
         if name == "fedadam":
             v = b2 * v + (1 - b2) * g**2
@@ -294,8 +295,8 @@ def serve(name, w, starts, ends, share, lags, steps, who, sent, group, server, h
             v = v - (1 - b2) * np.sign(v - g**2) * g**2
         server["moments"] = m, v, t
         first, second = m / (1 - b1**t), v / (1 - b2**t)
-        return w - hp["server_lr"] * first / (np.sqrt(second) + hp["server_floor"])
-    return w + hp["server_lr"] * robust_mean(name, np.array(delta), hp["trim"])
+        return w - hp["fedopt__lr"] * first / (np.sqrt(second) + hp["fedopt__floor"])
+    return w + hp["server__lr"] * robust_mean(name, np.array(delta), hp["krum__trim"])
 
 
 def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1):

@@ -11,8 +11,8 @@ import pytest
 from tests import launches
 from tests.launches import ROOT
 from tsfl_jax import config
-from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.types import UserError
+from tsfl_jax.validate import validate
 
 SMALL = [
     "--config.num_intervals=2",
@@ -236,7 +236,7 @@ def changed(name, value) -> config.Config:
         ("schedule.dropout", 1.0, "[0, 1)"),
         ("partition.alpha", 0.0, "> 0"),
         ("dms.weight_limit", 0.5, "at least 1"),
-        ("dms.grad_variance", 0.0, "not 0"),
+        ("constants.grad_variance", 0.0, "not 0"),
         ("seed", True, "expected int"),
         ("seed", 1.5, "expected int"),
         ("seed", -1, ">= 0"),

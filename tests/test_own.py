@@ -16,13 +16,14 @@ from flax import nnx
 
 import tsfl_jax
 from tests import examples
-from tsfl_jax.config import LR_SCHEDULES, replace
+from tsfl_jax.config import replace
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import lanes, own_hooks, prepare
 from tsfl_jax.models import networks
 from tsfl_jax.report import collect
-from tsfl_jax.rules import own
-from tsfl_jax.types import UserError
+from tsfl_jax.rules import averages, own
+from tsfl_jax.sections import LR_SCHEDULES
+from tsfl_jax.types import Constants, UserError
 
 TEXT = examples.text("own.md")
 EXAMPLES = examples.examples("own.md", r"^## (.+?)\n(.*?)(?=^## |\Z)")
@@ -102,7 +103,7 @@ def test_batch_statistics_become_the_mean_whatever_the_server_s_step():
     steps = aggregating.process(optax.identity(), mean, optax.sgd(2.0))
     rules = {n: tsfl_jax.AGGREGATORS[n] for n in ("fedbuff", "median", "scaffold")}
     rules["optax"] = tsfl_jax.from_optax(steps)
-    hparams = own.HPARAMS._replace(server_lr=2.0)
+    hparams = tsfl_jax.HParams(settings={"server": averages.Server(lr=2.0)})
     for name, rule in rules.items():
         state = tsfl_jax.init_rule(rule, start, num_clients=2)
         given = {"hparams": hparams, "tau": [1, 1], "size": [1, 1]}
@@ -127,9 +128,7 @@ def test_every_rule_of_the_table_works_in_a_loop():
     params = {"params": {"w": jnp.array([1.0, 2.0])}}
     updates = {"params": {"w": jnp.array([[1.0, 0], [0, 1], [2, 2], [1, 1], [0, 3]])}}
     tau, size = jnp.array([1, 2, 0, 1, 4]), jnp.array([1, 3, 9, 4, 2])
-    hparams = own.HPARAMS._replace(
-        smoothness=1.0, grad_sq_norm=2.0, grad_variance=1.0, lr=0.1
-    )
+    hparams = tsfl_jax.HParams(lr=0.1, constants=Constants(1.0, 2.0, 1.0))
     for name, rule in tsfl_jax.AGGREGATORS.items():
         given = {"tau": tau, "size": size, "hparams": hparams}
         if rule.uses_gradients:
@@ -242,7 +241,7 @@ def test_own_weights_have_a_border():
     situation = own.Situation(
         *(None, None, jnp.array([1, 0, 3]), jnp.ones(3), None, None, None, None)
     )
-    hparams = own.HPARAMS
+    hparams = tsfl_jax.HParams()
     weights = tsfl_jax.rule(lambda s, h: s.size * h.lr).weights(situation, hparams)
     np.testing.assert_allclose(weights.rho, [0.5, 0, 0.5])
     plain = tsfl_jax.rule(lambda s: s.size * 3, normalize=False)
@@ -297,7 +296,7 @@ def test_constants_are_for_rules_that_ask_for_them():
     rho = tsfl_jax.simulate(config, aggregator=rule).history["rho"]
     np.testing.assert_allclose(rho.sum(1), 1, atol=1e-6)
     assert np.all(rho[:, 0] > rho[:, 3])  # τ = 1 and 4, equal sizes
-    given = own.HPARAMS._replace(smoothness=jnp.float32(1.0))
+    given = tsfl_jax.HParams(constants=Constants(jnp.float32(1.0)))
     updates, start = {"w": jnp.asarray([4.0, 9.0])}, {"w": jnp.zeros(())}
     moved, _ = tsfl_jax.aggregate(rule, updates, start, tau=[1, 3], hparams=given)
     assert float(moved["w"]) == pytest.approx((4 / 2 + 9 / 4) / (1 / 2 + 1 / 4))
@@ -580,7 +579,7 @@ def test_an_optimizer_and_a_learning_rate_that_varies():
 
 
 def test_learning_rates_of_intervals():
-    hparams = own.HPARAMS._replace(lr=0.5, lr_decay=0.25, lr_every=2.0, lr_total=4.0)
+    hparams = tsfl_jax.HParams(lr=0.5, lr_decay=0.25, lr_every=2.0, lr_total=4.0)
 
     def rates(kind):
         given = hparams._replace(lr_schedule=LR_SCHEDULES.index(kind))
@@ -691,7 +690,7 @@ def test_an_own_rule_has_its_own_server_step():
     copy = tsfl_jax.AGGREGATORS["fedadam"]._replace(proximal=True)
     config = replace(small(), {"algorithm": "dms"})
     found = prepare.hparams_of(config, copy)
-    assert float(found.server_lr) == pytest.approx(0.01)
+    assert float(found.settings["fedopt"].lr) == pytest.approx(0.01)
 
 
 def test_aggregate_takes_the_rule_s_own_server_step():

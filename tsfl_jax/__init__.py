@@ -7,8 +7,9 @@ and Optimizations". The symbols are explained in `tsfl_jax.types`. The names:
   Running        simulate, sweep, explain, as_function, Result, SweepResult,
                  Explanation
   Data, models   make_dataset, Dataset, Model
-  Own rules      rule, init_rule, aggregate, Aggregator, Situation, Outcome, Event,
-                 Weights, Counts, AGGREGATORS, rules, from_optax, to_optax
+  Own rules      component, setting, rule, init_rule, aggregate, Aggregator, Situation,
+                 Outcome, Event, Weights, Counts, AGGREGATORS, rules, from_optax,
+                 to_optax
   DMS            dms, dms_weights, affine_weights, coupling, filter_probability
   Theory         theory, BoundConstants, bound_optimal_weights, kkt_residual,
                  theorem1_bound, theorem2_weights, theorem4_bound
@@ -24,6 +25,7 @@ import tsfl_jax.interrupts  # noqa: F401  # first, for Ctrl-C while importing
 
 # isort: split
 from tsfl_jax import rules, theory
+from tsfl_jax.components import component, setting
 from tsfl_jax.config import Config
 from tsfl_jax.data.in_memory import make_dataset
 from tsfl_jax.experiment.explain import Explanation, explain
@@ -82,6 +84,7 @@ __all__ = [
     "aggregate",
     "as_function",
     "bound_optimal_weights",
+    "component",
     "coupling",
     "dms",
     "dms_weights",
@@ -93,6 +96,7 @@ __all__ = [
     "make_dataset",
     "rule",
     "rules",
+    "setting",
     "simulate",
     "sweep",
     "theorem1_bound",

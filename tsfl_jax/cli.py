@@ -17,7 +17,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from tsfl_jax import command, config_files, validate
-from tsfl_jax.config import SETTINGS, Config, effective, flat
+from tsfl_jax.config import SETTINGS, Config, flat
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import (
     assemble,
@@ -221,7 +221,7 @@ def _join(config: Config) -> None:
         _COORDINATOR.value,
         count,
         _PROCESS.value,
-        effective(flat(report.plain(dataclasses.asdict(config)))),
+        flat(report.plain(dataclasses.asdict(config))),
         _JOIN_TIMEOUT.value,
     )
 

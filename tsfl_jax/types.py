@@ -66,8 +66,8 @@ free rider      a client that reports work it did not do
 
 import difflib
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -78,6 +78,7 @@ Array = jax.Array | np.ndarray
 Scalar = jax.Array | float  # [], or [L] for the lanes of a sweep
 Numbers = ArrayLike | Sequence | Any  # input that the called function checks itself
 PRNGKey = jax.Array
+Kind = TypeVar("Kind")
 INT32_MAX = 2**31 - 1
 Params = Any  # pytree of arrays: Flax variables, {"params": …, "batch_stats": …}
 
@@ -123,52 +124,41 @@ class Partition(NamedTuple):
     notes: tuple[str, ...]  # where the request could not be met exactly, and how
 
 
-class HParams(NamedTuple):
-    """Scalars that may be swept without another compilation.
+class Constants(NamedTuple):
+    """The constants behind DMS's weights, float32; NaN: to be estimated."""
 
-    float32 in the program, except for `staleness`, `rule`, `lr_schedule` and `decay`.
+    smoothness: Array | float = math.nan  # L
+    grad_sq_norm: Array | float = math.nan  # G²
+    grad_variance: Array | float = math.nan  # σ²
+
+
+class HParams(NamedTuple):
+    """What may be swept without another compilation; float32 but for the indices.
+
+    The defaults are plain SGD without limits.
     """
 
-    lr: Scalar  # η > 0
-    momentum: Scalar  # in [0, 1)
-    mu: Scalar  # μ ≥ 0; 0 is plain local SGD
-    gamma: Scalar  # γ in [0, 1), FedAsync only
-    clip_norm: Scalar  # > 0, global gradient norm; inf switches clipping off
-    smoothness: Scalar  # L ≥ 0; NaN: estimated, once at w⁰ or in every interval
-    grad_sq_norm: Scalar  # G², likewise
-    grad_variance: Scalar  # σ², likewise
-    weight_limit: Scalar  # θ ≥ 1; inf switches the limit off
-    server_lr: Scalar = 1.0  # η_g > 0 of the server's step
-    server_momentum: Scalar = 0.9  # β₁ in [0, 1): FedAvgM, FedAdam, FedYogi
-    server_second: Scalar = 0.99  # β₂ in [0, 1): FedAdam, FedYogi
-    server_floor: Scalar = 1e-3  # added to √v: FedAdam, FedYogi
-    trim: Scalar = 0.1  # in [0, 0.5), share of clients that may be wrong: robust means
-    staleness_a: Scalar = 0.5  # a ≥ 0 of the staleness function
-    staleness_b: Scalar = 4.0  # b ≥ 0 of the hinge, in global updates
-    staleness: Scalar = 0  # int32, index into `config.STALENESS`
-    rule: Scalar = 0  # int32, which of the rules in a program; `rules.base.one_of`
-    coupling: Scalar = math.nan  # c ≥ 0 of DMS; NaN: from L, G², σ²
-    in_steps: Scalar = 0.0  # 1: c is per mini-batch step, 0: per local iteration
-    drop: Scalar = 1.0  # in [0, 1], factor on P_i of DMS
-    late: Scalar = math.inf  # interval from which on the next two are factors as well
-    drop_late: Scalar = 1.0  # in [0, 1], instead of `drop`
-    coupling_late: Scalar = 1.0  # ≥ 0, on c
-    decay: Scalar = 0  # int32, index into `config.DECAYS`
-    decay_time: Scalar = 10.0  # T_c > 0, intervals
-    adapt: Scalar = 4.0  # κ > 1, dms_adaptive only
-    raw: Scalar = 0.0  # 1: the affine weights of DMS are not projected
-    by_size: Scalar = math.nan  # 1: weights ∝ |D_i|, 0: not; NaN: as the rule has it
-    lr_schedule: Scalar = 0  # int32, index into `config.LR_SCHEDULES`
+    lr: Scalar = 0.003  # η > 0
+    momentum: Scalar = 0.0  # in [0, 1)
+    mu: Scalar = 0.0  # μ ≥ 0; 0 is plain local SGD
+    clip_norm: Scalar = math.inf  # > 0, global gradient norm; inf: no clipping
+    lr_schedule: Scalar = 0  # int32, index into `sections.LR_SCHEDULES`
     lr_decay: Scalar = 1.0  # d in (0, 1]
     lr_every: Scalar = 1.0  # E ≥ 1
     lr_total: Scalar = 1.0  # T ≥ 1 of cosine
-    oracle_steps: Scalar = 12.0  # ≥ 0, whole
-    oracle_step: Scalar = 0.1  # > 0, most that a weight changes in the first step
-    theta_tau: Scalar = 0.541  # θ of learned weights, as `config.LearnedConfig`
-    theta_left: Scalar = 2.772
-    theta_size: Scalar = 1.023
-    theta_lag: Scalar = 0.0
-    theta_loss: Scalar = 1.693
+    rule: Scalar = 0  # int32, which of the rules in a program; `rules.base.one_of`
+    constants: Constants = Constants()
+    settings: Mapping[str, Any] = {}  # of the program's rules, by section; see `of`
+
+    def of(self, kind: type[Kind]) -> Kind:
+        """The settings of a component that the rule names in its `sections`."""
+        section = getattr(kind, "section", "")
+        if section not in self.settings:
+            raise UserError(
+                f"the rule reads the settings of {kind.__name__}; expected "
+                f"sections=({kind.__name__},) in the rule"
+            )
+        return self.settings[section]
 
 
 class Delivery(NamedTuple):
@@ -208,11 +198,3 @@ class ClientGradients(NamedTuple):
     variance: Float[Array, "*lanes N"]  # σ_i²
     dissimilarity: Float[Array, "*lanes N"]  # ‖∇F_i − ∇F‖²; over L² stands for Γ_i
     square: Float[Array, "*lanes"]  # ‖∇F‖²; over L² it stands for ‖w^t − w*‖²
-
-
-class Constants(NamedTuple):
-    """The constants behind DMS's weights in one interval, float32 each."""
-
-    smoothness: Array | float  # L
-    grad_sq_norm: Array | float  # G²
-    grad_variance: Array | float  # σ²

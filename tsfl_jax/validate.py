@@ -1,78 +1,26 @@
 """Checks of a `Config` before anything slow starts; every error is one line.
 
-What one setting may be is declared in `config` and checked by `check`; here are also
-the rules between settings. Values that depend on the data are checked where it is read,
-names of aggregation rules by `experiment.rule_settings`, which knows their table.
+What one setting may be is declared with it and checked by `check`; here are also the
+rules between general settings. Components check their own, and values that depend on
+the data are checked where it is read.
 """
 
 import dataclasses
 import difflib
+import functools
 import math
 import numbers
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tsfl_jax import components, host_memory
 from tsfl_jax import config as c
-from tsfl_jax import host_memory
+from tsfl_jax.components import check_name, listed
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.sections import LR_SCHEDULES, SCHEDULES
 from tsfl_jax.types import INT32_MAX, UserError, nearest
 
-
-def check(name: str, value: Any, high: float = math.inf, high_is: str = "") -> None:
-    """Check a value of the right type against a setting's names and range.
-
-    Args:
-      name: flat name of the setting, such as "schedule.dropout".
-      value: what it is to be; of a tuple nothing is checked here.
-      high: largest value, where it depends on another setting.
-      high_is: flat name of that setting.
-
-    Raises:
-      UserError: an unknown name, or a number outside the range.
-    """
-    kind, known = c.SETTINGS[name]
-    if known.choices:
-        check_name(name, value, known.choices)
-    if high < min(known.high, known.below):
-        known = known._replace(high=high, below=math.inf)
-    if kind in (int, float) and not _fits(value, kind, known):
-        source = f" = --config.{high_is}" if high_is else ""
-        raise UserError(
-            f"--config.{name}={value}: must be {_range(kind, known)}{source} "
-            f"({known.help})"
-        )
-
-
-def check_name(name: str, value: Any, known: Collection[str]) -> None:
-    """Check that a setting's value is one of the known names.
-
-    Raises:
-      UserError: an unknown name.
-    """
-    if value not in known:
-        raise UserError(
-            f"--config.{name}={value}: unknown name{nearest(value, known)} "
-            f"(one of: {', '.join(known)})"
-        )
-
-
-def _fits(value: float, kind: type, known: c.Setting) -> bool:
-    if not known.low <= value <= known.high:
-        return False
-    if not isinstance(value, numbers.Integral) and not math.isfinite(value):
-        return False
-    return known.above < value < known.below and (kind is float or value == int(value))
-
-
-def _range(kind: type, known: c.Setting) -> str:
-    """The numbers that a setting may be, in words."""
-    _, _, low, high, above, below = known
-    least, most = max(low, above), min(high, below)
-    if kind is float and most < math.inf:
-        return f"in {'[('[above > low]}{least:g}, {most:g}{'])'[below < high]}"
-    words = "finite and " if kind is float else "a whole number "
-    words += f"{'>' if above > low else '>='} {least}" if least > -math.inf else ""
-    words += f" and <= {most}" if most < math.inf else ""
-    return words.removesuffix(" and ")
+check = functools.partial(components.check, c.SETTINGS)
 
 
 _TINY, _HUGE = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # normal numbers of float32
@@ -166,11 +114,6 @@ def _differs(value: object, default: object) -> bool:
     return (tuple(value) if isinstance(value, list) else value) != default
 
 
-def listed(names: Sequence[str]) -> str:
-    """Join names, "a, b or c"."""
-    return " or ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
 _DEFAULT = c.Config()
 # Settings that say how much clients work, which speeds do where there is a framework.
 _DECIDE_TAU = tuple(
@@ -179,20 +122,19 @@ _DECIDE_TAU = tuple(
 # Settings that other values of a second setting would ignore: that setting, and the
 # values that use the first one.
 _USED_BY = {
-    "lr_decay": ("lr_schedule", c.LR_SCHEDULES[1:]),
+    "lr_decay": ("lr_schedule", LR_SCHEDULES[1:]),
     "lr_every": ("lr_schedule", ("steps",)),
     "schedule.tau": ("schedule.kind", ("explicit",)),
     "schedule.tau_groups": ("schedule.kind", ("distribution",)),
     "schedule.size_groups": (
         "schedule.kind",
-        tuple(kind for kind in c.SCHEDULES if kind != "trace"),
+        tuple(kind for kind in SCHEDULES if kind != "trace"),
     ),
     "schedule.trace": ("schedule.kind", ("trace",)),
     "partition.alpha": ("partition.kind", ("dirichlet",)),
     "partition.classes_per_client": ("partition.kind", ("shards",)),
     "data.file": ("data.name", ("npz",)),
     "model.norm": ("model.name", ("vgg11", "resnet18")),
-    "dms.decay_time": ("dms.decay", c.DECAYS[1:]),
     "timeline.speed": ("timeline.speeds", ("",)),
 } | {
     name: ("data.name", ("quadratic",))
@@ -226,37 +168,6 @@ def check_used(
 
 def _check_constants(config: c.Config) -> None:
     """Ranges with an exception."""
-    limit = config.dms.weight_limit
-    if limit != 0 and limit < 1:
-        raise UserError(
-            f"--config.dms.weight_limit={limit}: θ in ρ ≤ θ/N must be at least 1 "
-            "(or 0 for no limit), else the weights cannot sum to 1"
-        )
-    d = config.dms
-    constants = {"smoothness": d.smoothness, "grad_sq_norm": d.grad_sq_norm}
-    constants |= {"grad_variance": d.grad_variance}
-    missing = [f"--config.dms.{name}" for name, value in constants.items() if value < 0]
-    if d.constants == "given" and missing and d.coupling < 0:
-        raise UserError(
-            f"--config.dms.constants=given: {listed(missing)} is not given; give "
-            "it, or choose once or interval"
-        )
-    if d.threshold == "all" and not config.schedule.upload_above:
-        raise UserError(
-            "--config.dms.threshold=all: would be ignored without "
-            "--config.schedule.upload_above, as all clients upload"
-        )
-    if config.algorithm == "dms_adaptive" and d.decay != "none":
-        raise UserError(
-            f"--config.dms.decay={d.decay}: would be ignored with "
-            "--config.algorithm=dms_adaptive, which finds the factor itself"
-        )
-    for name in ("drop_late", "coupling_late"):
-        if getattr(d, name) != 1 and not d.late:
-            raise UserError(
-                f"--config.dms.{name}={getattr(d, name)}: would be ignored with "
-                "--config.dms.late=0; say from which interval on"
-            )
     if config.partition.common and config.partition.online:
         raise UserError(
             "--config.partition.common=True with --config.partition.online=True: each "
@@ -268,10 +179,10 @@ def _check_constants(config: c.Config) -> None:
             "--config.partition.common=True: would be ignored with "
             "--config.partition.iid_share=0.0"
         )
-    if config.dms.grad_variance == 0:
+    if config.constants.grad_variance == 0:
         raise UserError(
-            "--config.dms.grad_variance=0.0: must be finite and not 0; a negative "
-            "value has it estimated"
+            "--config.constants.grad_variance=0.0: must be finite and not 0; a "
+            "negative value has it estimated"
         )
     if config.data.name == "synthetic" and (
         not config.data.shape or min(config.data.shape) < 1
@@ -374,7 +285,7 @@ def _check_memory(config: c.Config) -> None:
 
 
 def validate(config: c.Config) -> None:
-    """Check all settings that can be checked without data and without the rules.
+    """Check all settings that can be checked without data and rule.
 
     Raises:
       UserError: one line about the first setting that cannot work.
@@ -382,8 +293,10 @@ def validate(config: c.Config) -> None:
     if not isinstance(config, c.Config):
         raise UserError(f"expected a tsfl_jax.Config, got {type(config).__name__}")
     _check_types(config)
-    for name in c.SETTINGS:
-        check(name, c.get(config, name))
+    settings = c.settings_of(config)
+    for name in settings:
+        components.check(settings, name, c.get(config, name))
+    check_name("algorithm", config.algorithm, AGGREGATORS)
     _check_constants(config)
     check_used(config, _USED_BY)
     _check_timeline(config)

@@ -237,10 +237,10 @@ def test_a_choice_of_dms_keeps_its_weights_by_size(tmp_path, monkeypatch):
         return sweeps.SweepResult([{"seconds": 1.0}] * len(lanes), history)
 
     monkeypatch.setattr(sweeps, "run", run)
-    reading = calibrate.Reading("x", {}, {"fedavg": "no"})
-    rules, changes = ("dms", "fedavg"), {"server.by_size": "yes"}
+    reading = calibrate.Reading("x", {}, {"fedavg": False})
+    rules, changes = ("dms", "fedavg"), {"dms.by_size": True}
     calibrate.run_reading(load, reading, CELLS[0], rules, 1, tmp_path, changes)
-    assert [lane["server.by_size"] for lane in seen] == ["yes", "no"]
+    assert [lane["fedavg.by_size"] for lane in seen] == [True, False]
 
 
 def test_a_run_that_diverged_has_no_good_best(monkeypatch, tmp_path):

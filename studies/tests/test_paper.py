@@ -38,12 +38,12 @@ def test_choices_by_hand():
     assert len(set(names)) == len(names) and several[0].changes == {}
     # c = ηL(H−1)G²/(2Nσ²) = 0.003 · L · 3 · 1 / (40 · 1), so c = 0.01 needs L = 44.4.
     given = sensitivity.given_coupling(0.003, 20, 0.01)
-    assert given["dms.smoothness"] == pytest.approx(400 / 9)
+    assert given["constants.smoothness"] == pytest.approx(400 / 9)
     points = sensitivity.points(Config(lr=0.003, num_clients=20), None)
     rules = [rule for _, rule in points]
     assert rules.count("dms") == 13 and rules.count("fedavg") == 7
     assert points["0", "fedavg"] == {"momentum": 0.0, "algorithm": "fedavg"}
-    assert points["c = 0.01", "dms"]["dms.smoothness"] == given["dms.smoothness"]
+    assert points["c = 0.01", "dms"]["constants.smoothness"] == given["constants.smoothness"]
     two = (several[0], several[1], several[6])
     best = [0.95, 0.94], [0.96, 0.9501], [0.9, 0.8], [0.8, 0.9], [0.92, 0.89]
     keys = [(two[0].choice, "fedavg"), (two[0].choice, "dms"), ("0", "fedavg")]

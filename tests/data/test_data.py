@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tsfl_jax import data
-from tsfl_jax.config import DATA_NAMES, Config, DataConfig
+from tsfl_jax.config import Config
 from tsfl_jax.data import builtin, in_memory, tfds, tfds_cache
+from tsfl_jax.sections import DATA_NAMES, DataConfig
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
@@ -31,7 +32,7 @@ import pathlib, sys
 import numpy as np
 import tensorflow_datasets as tfds
 from tsfl_jax import data
-from tsfl_jax.config import DataConfig
+from tsfl_jax.sections import DataConfig
 from tsfl_jax.data import tfds as tfds_source
 from tsfl_jax.types import UserError
 
@@ -76,7 +77,7 @@ READ = """
 import sys
 import numpy as np
 from tsfl_jax import data
-from tsfl_jax.config import DataConfig
+from tsfl_jax.sections import DataConfig
 for name in ("mnist", "fashion_mnist", "cifar10", "svhn", "svhn_cropped"):
     held = data.load(DataConfig(name, sys.argv[1], download=False))
     np.savez(f"{sys.argv[2]}/{name}.npz", *held[1:5])
@@ -94,7 +95,7 @@ class Refuse:
             raise ModuleNotFoundError(f"No module named {name!r}")
 sys.meta_path.insert(0, Refuse())
 from tsfl_jax import data
-from tsfl_jax.config import DataConfig
+from tsfl_jax.sections import DataConfig
 from tsfl_jax.types import UserError
 for line in sys.argv[1:]:
     name, root, download = line.split(",")

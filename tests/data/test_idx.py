@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tsfl_jax import data
-from tsfl_jax.config import DataConfig, replace
+from tsfl_jax.config import replace
 from tsfl_jax.experiment import prepare
+from tsfl_jax.sections import DataConfig
 from tsfl_jax.studies import settings
 from tsfl_jax.types import UserError
 

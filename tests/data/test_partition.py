@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tsfl_jax.config import PartitionConfig
 from tsfl_jax.data import class_counts, partition
+from tsfl_jax.sections import PartitionConfig
 from tsfl_jax.types import UserError
 
 KINDS = ("iid", "dirichlet", "shards")

@@ -1,7 +1,5 @@
 """Weights chosen in hindsight, and the regret of all rules, in whole intervals."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +14,7 @@ from tsfl_jax.data import partition, validation
 from tsfl_jax.engine import evaluation, hindsight, optimizers, scan
 from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.experiment import lanes, prepare, program
+from tsfl_jax.experiment.identity import identity_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Event, Situation
 from tsfl_jax.types import Constants, UserError
@@ -82,9 +81,7 @@ def test_without_validation_nothing_changes():
     drawn = partition.make_partition(labels, capacity, settings, generator)
     np.testing.assert_array_equal(prepared.partition.indices, drawn.indices)
     assert program.held_out_of(prepared) is None
-    known = config.effective(config.flat(dataclasses.asdict(config.Config())))
-    new = {"data.validation", "measure_regret", "oracle.steps", "oracle.step"}
-    assert not new & set(known)
+    assert not any(name.startswith("oracle.") for name in identity_of(prepared))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,10 @@ def test_without_validation_nothing_changes():
     [
         ({"algorithm": "oracle"}, "validation=0: --config.algorithm=oracle chooses"),
         ({"measure_regret": True}, "validation=0: --config.measure_regret=True mea"),
-        ({"oracle.steps": 3}, "oracle.steps=3: would be ignored; it belongs to"),
+        (
+            {"oracle.steps": 3},
+            "oracle.steps=3: would be ignored .* it belongs to oracle",
+        ),
         ({"data.validation": 1200}, "validation=1200 leaves 238 samples: the clients"),
         ({"data.validation": 1438}, "validation=1438: there are only 1438"),
     ],

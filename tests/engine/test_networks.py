@@ -10,9 +10,9 @@ from scipy import ndimage
 from sklearn import datasets
 
 from tests import problems, reference, reference_networks
-from tsfl_jax.config import ModelConfig
 from tsfl_jax.engine import client
 from tsfl_jax.models import convolution, networks
+from tsfl_jax.sections import ModelConfig
 from tsfl_jax.types import Dataset
 
 NETWORKS = ("mnist_cnn", "fashion_cnn", "vgg11", "resnet18")
@@ -187,7 +187,7 @@ def test_an_interval_on_digits_equals_float64(name):
             size,
             jax.random.fold_in(jax.random.key(0), 1),
             0,
-            {k: float(v) for k, v in hp._asdict().items()},
+            problems.numbers_of(hp),
             "fedavg",
             8,
             "pass",

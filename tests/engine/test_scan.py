@@ -39,7 +39,7 @@ def as_reference(params):
 def reference_run(start, algorithm, hp, batch_size=4, iteration="pass"):
     x = (DATA.x_train.astype(np.float64) - 0.3) / 1.7
     key = jax.random.fold_in(jax.random.key(0), 1)
-    hp = {k: float(v) for k, v in hp._asdict().items()}
+    hp = problems.numbers_of(hp)
     w, trace = as_reference(start.params), []
     for t in range(len(TAU)):
         w, rho, selected, loss = reference.interval(

@@ -229,11 +229,3 @@ def test_derivatives_are_those_with_all_clients():
 def test_it_cannot_be_swept():
     with pytest.raises(UserError, match="--sweep train_all: all lanes share it"):
         tsfl_jax.sweep(small(), {"train_all": [True, False]})
-
-
-def test_runs_from_before_the_setting_are_the_same_experiments():
-    plain = tsfl_jax.config.flat({"train_all": True, "lr_schedule": "constant"})
-    plain["precision"] = "float32"
-    assert "train_all" not in tsfl_jax.config.effective(plain)
-    changed = tsfl_jax.config.effective(plain | {"train_all": False})
-    assert changed["train_all"] is False

@@ -94,17 +94,24 @@ def test_no_alarm_without_a_cause():
     assert lane_notes.identical(twice, configs_of(twice), same) == []
 
 
+@tsfl_jax.component("power")
+class Power:
+    gamma: float = 0.5
+
+    def weights(self, situation):
+        return situation.tau**self.gamma
+
+
 def test_a_sweep_says_what_had_no_effect(tmp_path):
     """μ, which this rule does not read; γ has lanes of its own, for it reads that."""
     config = dataclasses.replace(small(), num_intervals=2)
     # Most samples are dealt out: classes run short, by another number in each seed.
     config.schedule.kind, config.schedule.iteration = "case1", "step"
     config.schedule.data_size = 340
-    rule = tsfl_jax.rule(lambda situation, hparams: situation.tau**hparams.gamma)
     stream = io.StringIO()
-    points = {"mu": [0.1, 1.0], "gamma": [0.1, 0.9], "seed": [0, 1]}
+    points = {"mu": [0.1, 1.0], "power.gamma": [0.1, 0.9], "seed": [0, 1]}
     result = sweeps.run(
-        config, points, workdir=tmp_path, stream=stream, aggregator=rule
+        config, points, workdir=tmp_path, stream=stream, aggregator=Power()
     )
     words = "mu=0.1, 1.0 made no difference: 4 times 2 lanes have the same results"
     said = stream.getvalue()

@@ -1,8 +1,5 @@
 """Readings of the paper as settings: constants, c, selection, weights, splits."""
 
-import dataclasses
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,13 +9,7 @@ import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
 from tsfl_jax.config import (
-    _BEFORE,
-    SETTINGS,
     Config,
-    PartitionConfig,
-    applicable,
-    effective,
-    flat,
     replace,
 )
 from tsfl_jax.data import partition
@@ -28,9 +19,9 @@ from tsfl_jax.experiment import lanes, pilot, prepare
 from tsfl_jax.experiment.identity import identity_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Situation
+from tsfl_jax.sections import PartitionConfig
 from tsfl_jax.timeline.schedule import make_schedule
-from tsfl_jax.types import Constants, HParams, UserError
-from tsfl_jax.validate import validate
+from tsfl_jax.types import Constants, UserError
 
 TAU, SIZE = [1, 3, 4, 4], [64, 64, 32, 96]
 
@@ -59,10 +50,10 @@ def test_coupling_in_both_units():
     centered = np.array(TAU) - 3
     found = weights(drop=0.0)
     np.testing.assert_allclose(found.rho, 0.25 + 0.015 * centered, rtol=1e-6)
-    found = weights(drop=0.0, in_steps=1.0)
+    found = weights(drop=0.0, unit=1.0)
     np.testing.assert_allclose(found.rho, 0.25 + 0.035 * 2 * centered, rtol=1e-5)
     for units, factor in ((0.0, 1), (1.0, 2)):
-        found = weights(drop=0.0, in_steps=units, coupling=0.02)
+        found = weights(drop=0.0, unit=units, coupling=0.02)
         np.testing.assert_allclose(found.coupling, 0.02)
         np.testing.assert_allclose(found.rho, 0.25 + 0.02 * factor * centered)
 
@@ -79,23 +70,21 @@ def test_late_factors_hold_from_their_interval_on():
 
 
 def test_raw_weights_are_the_formula_even_below_zero():
-    found = weights(drop=0.0, coupling=0.3, raw=1.0)
+    found = weights(drop=0.0, coupling=0.3, project=0.0)
     np.testing.assert_allclose(found.rho, 0.25 + 0.3 * (np.array(TAU) - 3), rtol=1e-5)
     assert found.rho.min() < 0
     assert weights(drop=0.0, coupling=0.3).rho.min() == 0
     # Beyond what the projection needs, too: c·(τ − mean) = −8.
     np.testing.assert_allclose(
-        weights(drop=0.0, coupling=4.0, raw=1.0).rho[0], -7.75, rtol=1e-6
+        weights(drop=0.0, coupling=4.0, project=0.0).rho[0], -7.75, rtol=1e-6
     )
 
 
 def test_by_size():
     even = weights("fedavg", by_size=0.0).rho
     np.testing.assert_allclose(even, 0.25)
-    for name in ("auto", "yes"):
-        by_size = {"auto": np.nan, "yes": 1.0}[name]
-        found = weights("fedavg", by_size=by_size).rho
-        np.testing.assert_allclose(found, np.array(SIZE) / 256)
+    found = weights("fedavg", by_size=1.0).rho
+    np.testing.assert_allclose(found, np.array(SIZE) / 256)
     plain = np.asarray(weights(drop=0.0, by_size=0.0).rho)
     np.testing.assert_array_equal(plain, weights(drop=0.0).rho)
     share = plain * np.array(SIZE)
@@ -211,7 +200,7 @@ def test_constants_once_are_those_of_the_initial_model():
     config = replace(Config(), SMALL | changes)
     # Under Case 3 the largest client of each seed decides the width of its table.
     points = [
-        {"dms.constants": when, "seed": seed}
+        {"constants.when": when, "seed": seed}
         for when, seed in (("once", 3), ("interval", 0), ("once", 1), ("once", 2))
     ]
     widths = [
@@ -247,107 +236,30 @@ def test_estimators_are_programs_of_their_own_and_change_what_is_recorded():
     found = {}
     for name in ("quotient", "power", "bounds"):
         found[name] = tsfl_jax.simulate(
-            replace(config, {"dms.estimator": name})
+            replace(config, {"constants.estimator": name})
         ).history
     # There are less than eight clients: "bounds" differs in G² and σ² alone.
     for field, count in (("smoothness", 2), ("grad_sq_norm", 3), ("grad_variance", 3)):
         assert len({float(h[field][0]) for h in found.values()}) == count, field
     # A maximum over clients is above their mean.
     assert found["bounds"]["grad_sq_norm"][0] > found["power"]["grad_sq_norm"][0]
-    several = [prepare.prepare(replace(config, {"dms.estimator": n})) for n in found]
+    several = [
+        prepare.prepare(replace(config, {"constants.estimator": n})) for n in found
+    ]
     assert len(lanes.group(several)[0]) == 3
-
-
-# The settings of the first version. Nothing is added here: see the test below.
-_NAMES = """
-algorithm batch_size checkpoint client_chunk clip_norm compile_cache convolution
-data.dir data.download data.file data.name data.normalize data.num_classes
-data.shape data.test_size data.train_size devices dms.grad_sq_norm dms.grad_variance
-dms.smoothness dms.weight_limit eval_every gamma lr lr_decay lr_every lr_schedule
-mapping measure_clients model.hidden model.name model.norm momentum mu num_clients
-num_intervals partition.alpha partition.classes_per_client partition.kind
-partition.replacement precision proximal quadratic.convexity quadratic.dissimilarity
-quadratic.distance quadratic.grad_variance quadratic.smoothness report_every
-schedule.data_size schedule.dropout schedule.free_riders schedule.free_riding
-schedule.interval_seconds schedule.iteration schedule.kind schedule.size_groups
-schedule.tau schedule.tau_groups schedule.trace schedule.upload_above seed
-server.floor server.lr server.momentum server.second server.staleness
-server.staleness_a server.staleness_b server.trim timeline.availability
-timeline.buffer timeline.carry timeline.deadline timeline.download timeline.fraction
-timeline.framework timeline.jitter timeline.lag timeline.local_iterations
-timeline.speed timeline.speeds timeline.tiers timeline.upload
-"""
-
-
-def test_a_new_setting_leaves_runs_from_before_it_what_they_were():
-    """Else every finished run is "another experiment" to the command that made it."""
-    first = set(_NAMES.split())
-    new = set(SETTINGS) - first
-    assert new == set(_BEFORE), "give what it was before in config._BEFORE"
-    assert first <= set(SETTINGS)
-
-
-def test_settings_as_in_earlier_versions_leave_old_runs_what_they_were():
-    before = replace(
-        Config(), {"dms.constants": "interval", "dms.estimator": "quotient"}
-    )
-    known = effective(flat(dataclasses.asdict(before)))
-    new = {"dms.constants", "dms.estimator", "dms.coupling", "server.by_size"}
-    assert not new & set(known) and "dms.smoothness" in known
-    now = effective(flat(dataclasses.asdict(Config())))
-    assert new & set(now) == {"dms.constants", "dms.estimator"}
-
-
-def test_the_default_of_the_adaptive_factor_may_change():
-    def known(aggregator=None, **changes):
-        config = replace(Config(), SMALL | changes)
-        return identity_of(prepare.prepare(config, aggregator=aggregator))
-
-    assert Config().dms.adapt != 2.0  # 2 in the first version that had it
-    assert "dms.adapt" not in known()
-    own = AGGREGATORS["fedavg"]._replace()  # a copy is not the rule of the table
-    assert "dms.adapt" in known(own) and "dms.adapt" not in known(AGGREGATORS["fedavg"])
-    first = {"algorithm": "dms_adaptive", "data.validation": 20}
-    assert "dms.adapt" in known(**first)
-    first["dms.adapt"] = 2.0
-    assert "dms.adapt" not in known(**first) and "dms.adapt" in applicable(
-        flat(dataclasses.asdict(replace(Config(), first)))
-    )
-
-
-def _as_before(folder):
-    """Make a run's config.json one of a version without the settings of DMS's L."""
-    path = folder / "config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("constants", "estimator"):
-        del settings["dms"][name]
-    settings["dms"]["adapt"] = 2.0
-    path.write_text(json.dumps(settings), encoding="utf-8")
-
-
-def test_a_run_of_an_earlier_version_goes_on_if_no_new_default_is_read(tmp_path):
-    for algorithm, lost in (("fedavg", None), ("dms_adaptive", "dms.adapt: None → 4")):
-        folder, data = tmp_path / algorithm, {"data.validation": 20} if lost else {}
-        given = {"algorithm": algorithm, "num_intervals": 1, "checkpoint": False}
-        config = replace(small(**given), data)
-        tsfl_jax.simulate(config, workdir=folder)
-        _as_before(folder)
-        if lost:
-            with pytest.raises(UserError, match=lost):
-                tsfl_jax.simulate(config, workdir=folder)
-        else:
-            tsfl_jax.simulate(config, workdir=folder)
 
 
 def test_how_constants_are_estimated_belongs_to_rules_that_use_them():
     def identity(**changes):
         return identity_of(prepare.prepare(replace(Config(), SMALL | changes)))
 
-    other = {"dms.constants": "interval", "dms.estimator": "power"}
-    assert identity(algorithm="fedavg") == identity(algorithm="fedavg", **other)
+    other = {"constants.when": "interval", "constants.estimator": "power"}
+    with pytest.raises(UserError, match="when=interval: would be ignored .*fedavg"):
+        identity(algorithm="fedavg", **other)
+    assert not any(
+        name.startswith("constants.") for name in identity(algorithm="fedavg")
+    )
     assert identity() != identity(**other)
-    given = {"dms.coupling": 0.01}
-    assert identity(**given) == identity(**given, **other)
     measured = {"algorithm": "fedavg", "measure_clients": True}
     assert identity(**measured) != identity(**measured, **other)
 
@@ -356,14 +268,14 @@ def test_how_constants_are_estimated_belongs_to_rules_that_use_them():
     ("changes", "expected"),
     [
         ({}, "once"),
-        ({"dms.constants": "interval"}, "interval"),
+        ({"constants.when": "interval"}, "interval"),
         ({"dms.coupling": 0.01}, ""),
         ({"dms.coupling": 0.01, "measure_clients": True}, "once"),
-        ({"dms.coupling": 0.01, "algorithm": "bound_optimal"}, "once"),
+        ({"algorithm": "bound_optimal"}, "once"),
         ({"algorithm": "fedavg"}, ""),
         ({"algorithm": "fedavg", "measure_clients": True}, "once"),
-        ({f"dms.{n}": 1.0 for n in GIVEN}, ""),
-        ({f"dms.{n}": 1.0 for n in GIVEN[:2]}, "once"),
+        ({f"constants.{n}": 1.0 for n in GIVEN}, ""),
+        ({f"constants.{n}": 1.0 for n in GIVEN[:2]}, "once"),
     ],
 )
 def test_when_constants_are_estimated(changes, expected):
@@ -373,7 +285,7 @@ def test_when_constants_are_estimated(changes, expected):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dms.constants": "given"}, "smoothness, --config.dms.grad_sq_norm or"),
+        ({"constants.when": "given"}, "smoothness, --config.constants.grad_sq_norm or"),
         ({"dms.threshold": "all"}, "without --config.schedule.upload_above"),
         ({"dms.drop_late": 0.5}, "dms.drop_late=0.5: would be ignored"),
         ({"dms.drop": 1.5}, "dms.drop=1.5: must be in"),
@@ -390,7 +302,7 @@ def test_when_constants_are_estimated(changes, expected):
 )
 def test_wrong_settings(changes, message):
     with pytest.raises(UserError, match=message):
-        validate(replace(Config(), changes))
+        prepare.prepare(replace(Config(), changes))
 
 
 def test_too_few_samples_for_a_common_share():
@@ -400,16 +312,4 @@ def test_too_few_samples_for_a_common_share():
             np.full(2, 240),
             PartitionConfig(iid_share=0.9, kind="iid"),
             np.random.default_rng(0),
-        )
-
-
-def test_hyper_parameters_have_the_defaults_of_the_settings():
-    """Rules are also called with `HParams` of one's own, without a config."""
-    found = prepare.hparams_of(Config(), AGGREGATORS["fedavg"])
-    schedules = {"lr_decay", "lr_every", "lr_total"}  # of no effect without one
-    for name, default in HParams._field_defaults.items():
-        if name in schedules:
-            continue
-        np.testing.assert_allclose(
-            getattr(found, name), default, rtol=1e-6, err_msg=name
         )

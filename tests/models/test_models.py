@@ -10,9 +10,9 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
-from tsfl_jax import config
-from tsfl_jax.config import ModelConfig
+from tsfl_jax import sections
 from tsfl_jax.models import convolution, networks, pooling, winograd
+from tsfl_jax.sections import ModelConfig
 from tsfl_jax.types import UserError
 
 IMAGES = {
@@ -450,7 +450,7 @@ def test_padded_rows_do_not_enter_batch_statistics():
 
 
 def test_every_name_that_settings_accept_has_a_network():
-    assert set(networks.MODELS) == {*config.MODELS} - {"quadratic"}
+    assert set(networks.MODELS) == {*sections.MODELS} - {"quadratic"}
 
 
 def test_a_new_network_is_a_module_and_a_name(monkeypatch):

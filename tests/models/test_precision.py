@@ -134,7 +134,7 @@ def test_an_unknown_precision_is_answered():
 def test_estimates_of_a_short_step_are_those_of_float32(method):
     """A step of 3e-4 ‖g‖ vanishes in bfloat16's 8 bits: L was ten times too small."""
     config = small(algorithm="dms", lr=3e-4, num_intervals=1)
-    config.dms.estimator = method
+    config.constants.estimator = method
     full = tsfl_jax.simulate(config)
     config.precision = "bfloat16"
     found = tsfl_jax.simulate(config)

@@ -412,9 +412,16 @@ def test_command_lines_repeat_settings():
     assert command == "tsfl sweep --config=first --sweep=lr=0.1,0.2 --sweep=seed=0,1"
     assert repeat.sweep_command(default, points[:3], known) == ""
     # As in earlier versions, which is not the default.
-    earlier = {**default, "dms.constants": "interval", "dms.estimator": "quotient"}
+    earlier = {
+        **default,
+        "constants.when": "interval",
+        "constants.estimator": "quotient",
+    }
     command = repeat.run_command(earlier, known)
-    assert "--config.dms.constants=interval --config.dms.estimator=quotient" in command
+    assert (
+        "--config.constants.when=interval --config.constants.estimator=quotient"
+        in command
+    )
     assert "digits_case3" in repeat.known_settings()
 
 

@@ -21,8 +21,6 @@ def weights(t, **changes):
     happened = event(TAU)
     situation = happened.situation._replace(interval=jnp.int32(t))
     hp = problems.hparams(coupling=0.02, **changes)
-    if "decay" in changes:
-        hp = hp._replace(decay=jnp.int32(changes["decay"]))
     return AGGREGATORS["dms"].weights(situation, hp)
 
 
@@ -42,8 +40,7 @@ def test_decays_by_hand():
             s._replace(interval=jnp.int32(t), key=jax.random.key(i))
             for i, s in enumerate(happened)
         ]
-        hp = problems.hparams(coupling=0.0, decay_time=4.0)
-        hp = hp._replace(decay=jnp.int32(1))
+        hp = problems.hparams(coupling=0.0, decay_time=4.0, decay=1)
         kept.append(
             [bool(AGGREGATORS["dms"].weights(s, hp).selected[0]) for s in happened]
         )
@@ -109,7 +106,10 @@ def test_lost_models_give_their_weight_to_the_others():
     ("changes", "message"),
     [
         ({"dms.decay_time": 3.0}, "decay_time=3.0: would be ignored with --config.dms"),
-        ({"dms.adapt": 3.0}, "adapt=3.0: would be ignored with --config.algorithm=dms"),
+        (
+            {"dms_adaptive.adapt": 3.0},
+            "adapt=3.0: would be ignored with --config.algorithm=dms",
+        ),
         (
             {"algorithm": "dms_adaptive", "dms.decay": "inverse"},
             "decay=inverse: would be ignored with --config.algorithm=dms_adaptive",

@@ -72,7 +72,7 @@ def test_weights_are_the_minimum_for_what_was_measured():
 
 @pytest.mark.parametrize(("L", "theta"), [(5.0, 9.0), (10.5, 5.0)])
 def test_without_a_limit_theta_is_the_tightest(L, theta):
-    free = HP._replace(weight_limit=jnp.float32(jnp.inf))
+    free = problems.changed(HP, weight_limit=jnp.inf)
     rho = BOUND_OPTIMAL.weights(situation(L=L), free).rho
     best = bound_optimal_weights(TAU, known(theta, L))
     assert best.valid
@@ -110,7 +110,7 @@ def test_no_client_has_weight_in_an_interval_without_work():
 
 def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
     config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0)
-    config.dms.weight_limit = 2.0
+    config.bound_optimal.weight_limit = 2.0
     found = tsfl_jax.simulate(config).history
     N, tau = config.num_clients, prepare(config).workload.schedule.tau
     for t in range(2):

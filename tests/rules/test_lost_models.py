@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from tsfl_jax.config import STALENESS, replace
-from tsfl_jax.rules import own
+from tests import problems
+from tsfl_jax.config import replace
+from tsfl_jax.rules.staleness import KINDS as STALENESS
 
 TAU = (2, 30, 30)
 
@@ -33,7 +34,7 @@ def test_fednova_divides_the_share_not_the_weight():
 
 def test_a_stale_model_does_not_count_for_a_fresh_one():
     kind = STALENESS.index("polynomial")
-    hparams = own.HPARAMS._replace(staleness=kind, staleness_a=1.0)
+    hparams = problems.hparams(staleness__kind=kind, staleness__a=1.0)
     found = {"lag": [0, 9], "hparams": hparams}
     for name in ("fedbuff", "fedasync"):
         both = applied(name, [1.0, 1.0], **found)

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import tsfl_jax
+from tests import problems
 from tests.experiment.test_runner import small
 from tests.rules.test_local_work import slow_proximal
 from tests.rules.test_rules import HP, TAU, close, run
@@ -17,7 +18,7 @@ from tsfl_jax.experiment import sweeps
 from tsfl_jax.experiment.workload import draw_workload
 from tsfl_jax.rules.base import Counts, Event, Situation
 from tsfl_jax.rules.scaffold import ControlVariates
-from tsfl_jax.types import Constants, Dataset, HParams, UserError
+from tsfl_jax.types import Constants, Dataset, UserError
 
 
 def dataset(optima, sizes) -> Dataset:
@@ -98,9 +99,7 @@ def happened(client, steps=None, sent=None) -> Event:
     return Event(situation, same / len(client), same > 0, sent)
 
 
-HPARAMS = HParams(*[1.0] * len(HParams._fields))._replace(
-    lr=0.5, momentum=0.0, mu=0.0, server_lr=1.0
-)
+HPARAMS = problems.hparams(lr=0.5)
 
 
 def test_of_several_deliveries_in_one_buffer_the_last_decides():

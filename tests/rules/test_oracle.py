@@ -165,7 +165,7 @@ def test_in_a_loop_of_ones_own():
         updates,
         {"w": jnp.zeros(2)},
         validation=lambda w: ((w["w"] - jnp.array([3.0, 1])) ** 2).sum(),
-        hparams=problems.hparams(oracle_steps=40),
+        hparams=problems.hparams(oracle__steps=40),
     )
     np.testing.assert_allclose(new["w"], [3, 1], atol=1e-4)
     assert state == ()

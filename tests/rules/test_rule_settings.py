@@ -7,48 +7,108 @@ import pytest
 
 import tsfl_jax
 from tests.experiment.test_runner import small
-from tsfl_jax import config
+from tsfl_jax import config, sections
 from tsfl_jax.experiment import prepare, rule_settings
-from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.rules.base import Aggregator, Settings
+from tsfl_jax.experiment.own_hooks import Own
+from tsfl_jax.rules import AGGREGATORS, SECTIONS
+from tsfl_jax.rules.averages import Server
+from tsfl_jax.rules.base import Aggregator
+from tsfl_jax.rules.robust import Krum, krum_notes
+from tsfl_jax.rules.server_optimizers import FedAvgM
+from tsfl_jax.sections import FRAMEWORKS
 from tsfl_jax.types import UserError
 
-# Written down once more: what the functions in `rules` read of the server's settings.
+# Written down once more: the components whose settings the rules read.
+BY_SIZE = {"fedavg", "staleness"}
 READ = {
-    "fedbuff": {"lr"},
-    "scaffold": {"lr"},
-    "fedavgm": {"lr", "momentum"},
-    "fedadam": {"lr", "momentum", "second", "floor"},
-    "fedyogi": {"lr", "momentum", "second", "floor"},
-    "median": {"lr"},
-    "trimmed_mean": {"lr", "trim"},
-    "geometric_median": {"lr"},
-    "krum": {"lr", "trim"},
-    "multi_krum": {"lr", "trim"},
+    "dms": {"dms", "constants"},
+    "bound_optimal": {"bound_optimal", "constants"},
+    "fedavg": BY_SIZE,
+    "fedprox": BY_SIZE,
+    "fedat": BY_SIZE,
+    "fedasync": {"fedasync", "staleness"},
+    "fedbuff": {"server", "staleness"},
+    "scaffold": {"server"} | BY_SIZE,
+    "fedavgm": {"fedavgm"} | BY_SIZE,
+    "fedadam": {"fedopt"} | BY_SIZE,
+    "fedyogi": {"fedopt"} | BY_SIZE,
+    "median": {"server"},
+    "trimmed_mean": {"server", "trimmed_mean"},
+    "geometric_median": {"server"},
+    "krum": {"server", "krum"},
+    "multi_krum": {"server", "krum"},
+    "oracle": {"oracle"},
+    "dms_adaptive": {"dms", "dms_adaptive", "constants"},
+    "learned": {"learned"},
 }
-OTHER = {"lr": 0.5, "momentum": 0.5, "second": 0.5, "floor": 0.5, "trim": 0.2}
+# A setting of each component, changed.
+CHANGED = {
+    "dms.coupling": 0.02,
+    "dms_adaptive.adapt": 2.0,
+    "bound_optimal.weight_limit": 2.0,
+    "constants.smoothness": 2.0,
+    "fedavg.by_size": False,
+    "fedasync.gamma": 0.3,
+    "staleness.kind": "hinge",
+    "server.lr": 0.5,
+    "fedavgm.momentum": 0.5,
+    "fedopt.floor": 0.5,
+    "trimmed_mean.trim": 0.2,
+    "krum.trim": 0.2,
+    "oracle.step": 0.5,
+    "learned.tau": 0.5,
+}
 
 
-def with_server(algorithm, framework="none", **server) -> config.Config:
+def checked(*several: config.Config) -> None:
+    """Check the settings of one run, or of the runs of a sweep."""
+    rule_settings.check_read([*several], Own())
+    for each in several:
+        rule_settings.check(each, AGGREGATORS[each.algorithm])
+
+
+def with_settings(algorithm, framework="none", **settings) -> config.Config:
     found = config.Config(algorithm=algorithm)
     found.timeline.framework = framework
-    found.server = dataclasses.replace(found.server, **server)
-    return found
+    return config.replace(found, {n.replace("__", "."): v for n, v in settings.items()})
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
-def test_server_settings_that_a_rule_does_not_read_are_refused(name):
-    for setting, value in OTHER.items():
-        given = with_server(name, **{setting: value})
-        if setting in READ.get(name, ()):
-            rule_settings.check(given)
+def test_settings_of_a_component_that_was_not_chosen_are_refused(name):
+    assert {key.partition(".")[0] for key in CHANGED} == {
+        *SECTIONS,
+        "constants",
+    } - {"fednova"}  # which has no settings
+    for setting, value in CHANGED.items():
+        given = config.replace(config.Config(algorithm=name), {setting: value})
+        if setting.partition(".")[0] in READ.get(name, ()):
+            rule_settings.check_read([given], Own())
             continue
         with pytest.raises(UserError) as error:
-            rule_settings.check(given)
+            rule_settings.check_read([given], Own())
         message = str(error.value)
-        assert f"--config.server.{setting}={value}: would be ignored" in message
+        assert f"--config.{setting}={value}: would be ignored" in message
         assert f"--config.algorithm={name}; it belongs to" in message
         assert "\n" not in message
+
+
+def test_in_a_sweep_some_run_must_read_a_setting():
+    given = with_settings("dms", dms__coupling=0.02)
+    other = config.replace(given, {"algorithm": "fedavg"})
+    rule_settings.check_read([given, other], Own())
+    with pytest.raises(UserError, match="coupling=0.02: would be ignored .*fedavg"):
+        rule_settings.check_read([other], Own())
+
+
+def test_what_else_reads_the_settings_of_a_component():
+    for setting, reader in (
+        ("oracle.steps", {"measure_regret": True}),
+        ("constants.smoothness", {"measure_clients": True}),
+    ):
+        given = config.replace(config.Config(algorithm="fedavg"), {setting: 3})
+        with pytest.raises(UserError, match="would be ignored"):
+            rule_settings.check_read([given], Own())
+        rule_settings.check_read([config.replace(given, reader)], Own())
 
 
 ABSOLUTE = {"fedasync", "fedbuff"}
@@ -58,16 +118,16 @@ STALE = {"afl", "fedbuff", "fedat", "safa"}
 
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_staleness_is_refused_where_it_does_nothing(name):
-    for framework in config.FRAMEWORKS:
-        given = with_server(name, framework, staleness="polynomial")
+    for framework in FRAMEWORKS:
+        given = with_settings(name, framework, staleness__kind="polynomial")
         works = framework in STALE if name in ABSOLUTE else False
         # In AFL and in a tier of FedAT all models of an update are as stale.
         works |= name in RELATIVE and framework in ("fedbuff", "safa")
         if works:
-            rule_settings.check(given)
+            checked(given)
             continue
-        with pytest.raises(UserError, match="server.staleness=polynomial: would be ig"):
-            rule_settings.check(given)
+        with pytest.raises(UserError, match="staleness.kind=polynomial: would be ig"):
+            checked(given)
 
 
 @pytest.mark.parametrize(
@@ -78,24 +138,17 @@ def test_staleness_is_refused_where_it_does_nothing(name):
     ],
 )
 def test_staleness_is_refused_where_settings_leave_it_nothing_to_do(timeline, name):
-    given = with_server(name, staleness="hinge")
-    given.timeline = config.TimelineConfig(**timeline)
+    given = with_settings(name, staleness__kind="hinge")
+    given.timeline = sections.TimelineConfig(**timeline)
     with pytest.raises(UserError, match="would be ignored"):
-        rule_settings.check(given)
+        checked(given)
 
 
 def test_models_are_stale_without_any_lag_that_is_tolerated():
     # What arrives as a round ends counts in the next one, see test_timeline.
-    given = with_server("fedasync", staleness="hinge")
-    given.timeline = config.TimelineConfig(framework="safa", lag=0)
-    rule_settings.check(given)
-
-
-def test_a_rule_that_is_declared_to_read_what_is_no_setting(monkeypatch):
-    slip = AGGREGATORS["fedavg"]._replace(settings=Settings(("momentun",)))
-    monkeypatch.setitem(AGGREGATORS, "slip", slip)
-    with pytest.raises(KeyError, match="'slip' .* 'server.momentun', which is no"):
-        rule_settings.check(with_server("fedavg"))
+    given = with_settings("fedasync", staleness__kind="hinge")
+    given.timeline = sections.TimelineConfig(framework="safa", lag=0)
+    checked(given)
 
 
 @pytest.mark.parametrize(
@@ -103,34 +156,39 @@ def test_a_rule_that_is_declared_to_read_what_is_no_setting(monkeypatch):
     [("constant", "a"), ("constant", "b"), ("polynomial", "b"), ("exponential", "a")],
 )
 def test_parameters_of_another_staleness_are_refused(kind, letter):
-    changes = {f"staleness_{letter}": 2.0}
-    given = with_server("fedasync", "afl", staleness=kind, **changes)
-    with pytest.raises(UserError, match=f"staleness_{letter}=2.0: would be ignored"):
-        rule_settings.check(given)
+    changes = {f"staleness__{letter}": 2.0}
+    given = with_settings("fedasync", "afl", staleness__kind=kind, **changes)
+    with pytest.raises(UserError, match=rf"staleness\.{letter}=2.0: would be ignored"):
+        checked(given)
 
 
-def buffered(**server) -> config.Config:
+def buffered(**staleness) -> config.Config:
     given = small(algorithm="fedbuff", num_clients=4)
     given.timeline.framework, given.timeline.buffer = "fedbuff", 2
-    given.server = dataclasses.replace(given.server, **server)
+    given.staleness = dataclasses.replace(given.staleness, **staleness)
     return given
 
 
 def test_a_staleness_that_changes_nothing_in_this_run_is_noted():
-    settings = buffered(staleness="hinge", staleness_b=1000.0)
+    settings = buffered(kind="hinge", b=1000.0)
     assert any("changes no weight" in n for n in prepare.prepare(settings).notes)
-    settings = buffered(staleness="hinge", staleness_b=0.0)
+    settings = buffered(kind="hinge", b=0.0)
     assert not any("no weight" in n for n in prepare.prepare(settings).notes)
 
 
-def test_a_rule_of_the_users_own_may_read_any_setting():
+def test_a_rule_of_the_users_own_names_what_it_reads():
     own = AGGREGATORS["fedavg"]._replace(update=lambda m, w, s, e, h: (m, s))
     assert isinstance(own, Aggregator)
     settings = small(algorithm="fedavg")
     settings.server.lr = 0.5
-    with pytest.raises(UserError, match="server.lr=0.5"):
-        prepare.prepare(settings)
-    assert prepare.prepare(settings, aggregator=own).hparams.server_lr == 0.5
+    for parts in ({}, {"aggregator": own}):
+        with pytest.raises(UserError, match="server.lr=0.5"):
+            prepare.prepare(settings, **parts)
+    own = own._replace(sections=(*own.sections, Server))
+    found = prepare.prepare(settings, aggregator=own).hparams
+    assert found.of(Server).lr == 0.5
+    with pytest.raises(UserError, match=r"expected sections=\(Krum,\)"):
+        found.of(Krum)
 
 
 def test_clipping_and_a_proximal_term_under_fednova_are_refused():
@@ -144,7 +202,7 @@ def test_krum_needs_more_than_twice_the_clients_that_may_be_wrong(name):
     def settings(clients, trim):
         found = small(algorithm=name, num_clients=clients)
         found.schedule.kind, found.schedule.tau = "explicit", (1,)
-        found.server.trim = trim
+        found.krum.trim = trim
         return found
 
     with pytest.raises(UserError, match="2f \\+ 2 < n, but of n = 4 .* f = 1"):
@@ -160,7 +218,7 @@ def test_krum_needs_more_than_twice_the_clients_that_may_be_wrong(name):
 
 def test_krum_counts_what_the_server_sees():
     """f = ⌊0.4 n⌋: n = 10 is too few (4), n = 9 and 7 are not (3 and 2), 8 is (3)."""
-    notes = AGGREGATORS["krum"].settings.notes
+    notes = krum_notes
     [note] = notes("krum", 0.4, np.array([10, 9, 8, 7, 0]))
     assert "in 2 of 4 updates, of 8 to 10 clients" in note
     assert notes("krum", 0.4, np.array([9, 7])) == ()
@@ -170,23 +228,23 @@ def test_krum_counts_what_the_server_sees():
     echo = small(algorithm="krum", num_clients=7)
     echo.schedule.kind, echo.schedule.tau = "explicit", (2,)
     echo.schedule.free_riders, echo.schedule.free_riding = 3, "echo"
-    echo.server.trim = 0.3
+    echo.krum.trim = 0.3
     assert not any("2f + 2" in note for note in prepare.prepare(echo).notes)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "by_size"), [("dms", "yes"), ("dms_adaptive", "auto")]
+    ("algorithm", "changes"), [("dms", {"dms__by_size": True}), ("dms_adaptive", {})]
 )
-def test_weights_by_size_have_no_limit_and_are_projected(algorithm, by_size):
-    given = with_server(algorithm, by_size=by_size)
+def test_weights_by_size_have_no_limit_and_are_projected(algorithm, changes):
+    given = with_settings(algorithm, **changes)
     given.dms.weight_limit = 2.0
-    with pytest.raises(UserError, match="weight_limit=2.0: .*above θ/N.*by_size=no"):
-        rule_settings.check(given)
+    with pytest.raises(UserError, match="weight_limit=2.0: .*above θ/N.*by_size=False"):
+        checked(given)
     given.dms.weight_limit, given.dms.project = 0.0, False
-    with pytest.raises(UserError, match="project=False: .*by_size=no"):
-        rule_settings.check(given)
-    given.server.by_size = "no"
-    rule_settings.check(given)
+    with pytest.raises(UserError, match="project=False: .*by_size=False"):
+        checked(given)
+    getattr(given, algorithm).by_size = False
+    checked(given)
 
 
 @pytest.mark.slow
@@ -197,7 +255,7 @@ def test_fedavgm_is_by_default_as_good_as_fedavg():
         settings.eval_every = settings.report_every = 50
         settings.data.name, settings.schedule.kind = "digits", "case1"
         settings.schedule.data_size, settings.partition.replacement = 64, True
-        settings.server = dataclasses.replace(settings.server, **server)
+        settings.fedavgm = dataclasses.replace(settings.fedavgm, **server)
         result = tsfl_jax.simulate(settings)
         return result.history["test_loss"][-1]
 
@@ -208,6 +266,6 @@ def test_fedavgm_is_by_default_as_good_as_fedavg():
 
 @pytest.mark.parametrize(("beta", "step"), [(0.0, 1.0), (0.5, 1.0), (0.95, 0.1)])
 def test_fedavgms_default_step_follows_its_momentum(beta, step):
-    given = with_server("fedavgm", momentum=beta)
+    given = with_settings("fedavgm", fedavgm__momentum=beta)
     found = prepare.hparams_of(given, AGGREGATORS["fedavgm"])
-    np.testing.assert_allclose(found.server_lr, step, rtol=1e-6)
+    np.testing.assert_allclose(found.of(FedAvgM).lr, step, rtol=1e-6)

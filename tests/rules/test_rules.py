@@ -110,7 +110,7 @@ def test_weights_by_size(name):
     np.testing.assert_allclose(weights(name, happened), [0.25, 0, 0.75])
     # Polynomial staleness with a = 1: 1/(1 + 2) for client 2, so 10 : 10.
     late = event([1, 0, 5], [10, 20, 30], lag=[0, 0, 2])
-    got = weights(name, late, staleness=1, staleness_a=1.0)
+    got = weights(name, late, staleness__kind=1, staleness__a=1.0)
     np.testing.assert_allclose(got, [0.5, 0, 0.5], rtol=1e-6)
 
 
@@ -118,7 +118,7 @@ def test_weights_by_size(name):
 def test_staleness_is_lost_to_the_global_model(name):
     # Half a vote each; one late by 1 and a = 1 halves the second.
     happened = event([2, 0, 3], [10, 20, 30], lag=[0, 0, 1])
-    got = weights(name, happened, staleness=1, staleness_a=1.0)
+    got = weights(name, happened, staleness__kind=1, staleness__a=1.0)
     np.testing.assert_allclose(got, [0.5, 0, 0.25], rtol=1e-6)
 
 
@@ -156,7 +156,7 @@ def test_fedasync_by_hand():
 @pytest.mark.parametrize("name", ["fedbuff", "scaffold", "median", "krum"])
 def test_a_step_of_the_server_by_hand(name):
     # `mean` is w^t + Δ: 1 + 0.5 · (3 − 1) = 2.
-    assert numbers(update(name, params(3.0), params(1.0), server_lr=0.5)[0]) == [2]
+    assert numbers(update(name, params(3.0), params(1.0), server__lr=0.5)[0]) == [2]
 
 
 def test_fedat_by_hand():
@@ -293,7 +293,7 @@ def test_integer_leaves_have_no_update():
 def test_the_order_of_clients_does_not_matter(name):
     order = np.array([3, 0, 4, 1, 2])
     # With one neighbor, two clients have equal Krum sums, and the first of them wins.
-    hp = HP._replace(trim=jnp.float32(0)) if "krum" in name else HP
+    hp = problems.changed(HP, trim=0.0) if "krum" in name else HP
     _, state, history = run(name, hp=hp)
     prob, _ = permuted(PROBLEM, problems.inputs(TAU, SIZE), order)
     # Ids name the random streams, and SCAFFOLD's control variates.
@@ -343,7 +343,7 @@ KINDS = {"dms", "bound_optimal", "scaffold", "fedavgm", "median"}
 )
 def test_one_client_alone_is_followed(name):
     # SCAFFOLD has no control variates yet; FedAvgM's first step is the update itself.
-    hp = HP._replace(mu=jnp.float32(0), gamma=jnp.float32(0))
+    hp = problems.changed(HP._replace(mu=jnp.float32(0)), gamma=0.0)
     _, state, history = run(name, ALONE, hp=hp)
     _, single, _ = run("fedavg", ALONE, hp=hp)
     close(state.params, single.params, rtol=1e-5, atol=1e-6)
@@ -351,7 +351,7 @@ def test_one_client_alone_is_followed(name):
 
 
 def test_one_client_alone_under_fedasync_is_mixed():
-    hp = HP._replace(gamma=jnp.float32(0.25))
+    hp = problems.changed(HP, gamma=0.25)
     start, state, _ = run("fedasync", ALONE, hp=hp)
     _, single, _ = run("fedavg", ALONE, hp=hp)
     want = jax.tree.map(lambda w, m: 0.25 * w + 0.75 * m, start.params, single.params)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import tsfl_jax
 from tests import problems
-from tsfl_jax.config import STALENESS
 from tsfl_jax.rules import AGGREGATORS, staleness
+from tsfl_jax.rules.staleness import KINDS as STALENESS
 
 modest = settings(max_examples=60, deadline=None)
 staleness_factor = jax.jit(staleness.staleness_factor)
@@ -99,7 +99,7 @@ def test_names_are_in_the_order_of_the_kinds():
 
 def test_very_late_updates_keep_their_proportions():
     """(e/2)^−500 is 0 in float32, but (e/2)^−500 : (e/2)^−502 is not 0 : 0."""
-    hp = problems.hparams(staleness=staleness.EXPONENTIAL)
+    hp = problems.hparams(staleness__kind=staleness.EXPONENTIAL)
     updates, lag = {"w": jnp.array([[1.0], [0.0], [9.0]])}, [500, 502, 3]
     given = {"tau": [1, 1, 0], "size": [1, 2, 1], "hparams": hp}
     rule, start = AGGREGATORS["fedavg"], {"w": jnp.zeros(1)}

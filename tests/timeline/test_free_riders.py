@@ -9,7 +9,7 @@ from tests.engine.test_scan import PROBLEM, as_reference
 from tests.experiment.test_runner import small
 from tests.rules.test_rules import HP, TAU, in_step, reference_of
 from tests.timeline.test_replay import SIZES, timed
-from tsfl_jax.config import FREE_RIDING
+from tsfl_jax.sections import FREE_RIDING
 from tsfl_jax.experiment import workload
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.timeline import free_riders
@@ -124,7 +124,7 @@ def equal_work(kind, algorithm="dms"):
     settings = riding(kind, algorithm)
     settings.schedule.kind, settings.schedule.tau = "explicit", (3, 3, 3, 5)
     settings.schedule.data_size = 32
-    settings.dms = tsfl_jax.config.DMSConfig(40.0, 2.0, 1.0)
+    settings.constants = tsfl_jax.sections.ConstantsConfig(40.0, 2.0, 1.0)
     return settings
 
 

@@ -14,7 +14,7 @@ from tests import problems, reference
 from tests.engine.test_scan import DATA, MAPPINGS, PROBLEM, SIZE, TAU, as_reference
 from tests.experiment.test_runner import files, same
 from tests.timeline.test_timeline import fleet_of
-from tsfl_jax import config
+from tsfl_jax import config, sections
 from tsfl_jax.experiment import assemble, prepare, runner
 from tsfl_jax.report import files as report
 from tsfl_jax.timeline import FRAMEWORKS, replay
@@ -256,19 +256,19 @@ CASES = {  # name: framework and its settings, rule, tiers, hyper-parameters
         ("afl", {"horizon": 8.0, "iterations": 2}),
         "fedasync",
         1,
-        {"staleness": 1, "staleness_a": 0.5, "gamma": 0.5},
+        {"staleness__kind": 1, "staleness__a": 0.5, "gamma": 0.5},
     ),
     "fedbuff": (
         ("fedbuff", {"horizon": 6.0, "iterations": 2, "buffer": 3}),
         "fedbuff",
         1,
-        {"server_lr": 0.7, "momentum": 0.9},
+        {"server__lr": 0.7, "momentum": 0.9},
     ),
     "fedbuff, hinge": (
         ("fedbuff", {"horizon": 6.0, "iterations": 2, "buffer": 2}),
         "fedbuff",
         1,
-        {"staleness": 2, "staleness_a": 2.0, "staleness_b": 1.0},
+        {"staleness__kind": 2, "staleness__a": 2.0, "staleness__b": 1.0},
     ),
     # Client 0 is in a buffer three times.
     "fedbuff, scaffold": (
@@ -281,7 +281,7 @@ CASES = {  # name: framework and its settings, rule, tiers, hyper-parameters
         ("afl", {"horizon": 7.0, "iterations": 2}),
         "scaffold",
         1,
-        {"server_lr": 0.8},
+        {"server__lr": 0.8},
     ),
     "fedat": (
         ("fedat", {"horizon": 12.0, "iterations": 2, "tiers": 3}),
@@ -293,7 +293,7 @@ CASES = {  # name: framework and its settings, rule, tiers, hyper-parameters
         ("safa", {"horizon": 9.0, "iterations": 2, "fraction": 0.5, "lag": 3}),
         "fedavg",
         1,
-        {"staleness": 3},
+        {"staleness__kind": 3},
     ),
 }
 
@@ -334,7 +334,7 @@ def test_replay_matches_plain_reference(name):
         trace,
         SIZES,
         jax.random.fold_in(jax.random.key(0), 1),
-        {k: float(v) for k, v in hp._asdict().items()},
+        problems.numbers_of(hp),
         algorithm,
         4,
         "pass",
@@ -471,8 +471,8 @@ def timed(framework, **changes) -> config.Config:
         settings.timeline.local_iterations = 2
     settings.timeline.jitter = 0.2
     if framework in ("afl", "fedbuff", "safa"):
-        settings.server.staleness = "polynomial"
-    settings.dms = config.DMSConfig(1.0, 2.0, 1.0)
+        settings.staleness.kind = "polynomial"
+    settings.constants = sections.ConstantsConfig(1.0, 2.0, 1.0)
     for name, value in own.items():
         setattr(settings.timeline, name, value)
     for name, value in values.items():

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import workload
-from tsfl_jax.experiment.rule_settings import check_framework, validate
+from tsfl_jax.experiment.own_hooks import Own
+from tsfl_jax.experiment.rule_settings import check_read
 from tsfl_jax.timeline import FRAMEWORKS, Framework, readers, replay, segments, trace
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact
 from tsfl_jax.timeline.ticks import SECOND
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import UserError
+from tsfl_jax.validate import validate
 
 
 def fleet_of(iteration, download=0, upload=0, lost=False, online=()):
@@ -938,11 +940,11 @@ def test_settings_that_a_framework_does_not_read_are_refused(name):
         setattr(config.timeline, setting, value)
         validate(config)  # lanes of a sweep may have a framework that reads it
         if setting in known:
-            check_framework(config)
+            check_read([config], Own())
             continue
         words = f"timeline.{setting}={value}: would be ignored .*={name}; it belongs to"
         with pytest.raises(UserError, match=words):
-            check_framework(config)
+            check_read([config], Own())
 
 
 def test_a_long_simulation_is_announced(monkeypatch, capsys):

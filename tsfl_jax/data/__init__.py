@@ -14,8 +14,8 @@ from jaxtyping import Float32, Int, Shaped
 from numpy.typing import ArrayLike
 
 from tsfl_jax import rng
-from tsfl_jax.config import DataConfig
 from tsfl_jax.data import builtin
+from tsfl_jax.sections import DataConfig
 from tsfl_jax.types import Dataset, UserError
 
 

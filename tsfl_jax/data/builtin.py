@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float32, Int, UInt8
 
 from tsfl_jax import host_memory, rng
-from tsfl_jax.config import DataConfig
 from tsfl_jax.data import idx, in_memory, tfds
+from tsfl_jax.sections import DataConfig
 from tsfl_jax.types import Dataset
 
 _BLOCK = 1024  # synthetic samples made at a time

@@ -16,10 +16,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax import host_memory
-from tsfl_jax.config import PartitionConfig
 from tsfl_jax.data import class_counts
+from tsfl_jax.sections import PartitionConfig, check
 from tsfl_jax.types import Partition, UserError
-from tsfl_jax.validate import check
 
 
 def make_partition(

@@ -41,6 +41,7 @@ from tsfl_jax.rules.base import (
     Situation,
     Weights,
     combined,
+    decided,
     others_of,
     total_weight,
 )
@@ -170,7 +171,7 @@ def run_interval(
     claimed = clients._replace(tau=reported)
     estimates = probe(parts, state.params, probe_key, claimed, problem.samples, hparams)
     situation = observe(parts.recipe, rule_key, claimed, inputs, estimates)
-    weights = parts.rule.weights(situation, hparams)
+    weights = decided(parts.rule, situation, hparams)
     # Whether updates are measured against the models they started from, not w^t.
     moved = bool(parts.rule.deltas) or parts.rule.combine is not None
 

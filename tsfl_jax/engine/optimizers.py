@@ -3,6 +3,7 @@
 A client starts every interval with a fresh optimizer state.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -34,7 +35,7 @@ def in_interval(hparams: HParams, interval: Int[Array, ""]) -> HParams:
         d**t,
         d + (1 - d) * 0.5 * (1 + jnp.cos(jnp.pi * t / hparams.lr_total)),
         d ** jnp.floor(t / hparams.lr_every),
-    )  # in the order of `config.LR_SCHEDULES`
+    )  # in the order of `sections.LR_SCHEDULES`
     return hparams._replace(lr=hparams.lr * jnp.stack(factors)[hparams.lr_schedule])
 
 
@@ -92,6 +93,12 @@ _EXPECTED = (
 )
 
 
+@functools.lru_cache(maxsize=64)
+def _made(optimizer: optax.GradientTransformation) -> Factory:
+    """The same function for the same optimizer, so that runs share a program."""
+    return lambda hparams: optimizer
+
+
 def as_factory(optimizer: Any) -> Factory:
     """A function of the hyper-parameters from what a user passed; None is `sgd`.
 
@@ -104,7 +111,7 @@ def as_factory(optimizer: Any) -> Factory:
     if optimizer is None:
         return sgd
     if isinstance(optimizer, optax.GradientTransformation):
-        return lambda hparams: optimizer
+        return _made(optimizer)
     if not callable(optimizer):
         raise UserError(f"optimizer={optimizer!r}: {_EXPECTED}")
     return cast(Factory, optimizer)

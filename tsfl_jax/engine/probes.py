@@ -81,7 +81,7 @@ def probe(
       L, G², σ² as given or else estimated (NaN: neither), and what gradients say about
       every client, or else NaN.
     """
-    given = Constants(hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
+    given = jax.tree.map(jnp.asarray, hparams.constants)
 
     def completed() -> Constants:
         found = estimate_constants(parts, variables, key, clients, samples, hparams)

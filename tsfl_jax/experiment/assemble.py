@@ -14,10 +14,8 @@ from tsfl_jax.data import quadratic
 from tsfl_jax.experiment import backend, memory
 from tsfl_jax.experiment.identity import identity_of, labels_of, unread
 from tsfl_jax.experiment.network import curvature_of
-from tsfl_jax.experiment.own_hooks import Own
-from tsfl_jax.experiment.prepare import Prepared, prepare_validated
+from tsfl_jax.experiment.prepare import Prepared, accepted, prepare_validated
 from tsfl_jax.experiment.program import Arrays, Program, make_arrays, make_program
-from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.types import UserError
 
@@ -47,14 +45,14 @@ def build(config: Config, **own: Any) -> Experiment:
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    validate(config)
+    config, parts = accepted(config, **own)
     mesh = backend.start_jax(config)
-    prepared = prepare_validated(config, Own(**own))
+    prepared = prepare_validated(config, parts)
     memory.check(prepared, mesh.size)
     arrays = make_arrays(prepared, mesh)
     sizes = [a.size for a in jax.tree.leaves(arrays.start.params["params"])]
     identity = identity_of(prepared)
-    depends = backend.depends_on_devices(config, own.get("aggregator"))
+    depends = backend.depends_on_devices(config, parts.aggregator)
     if depends or prepared.mapping == "vmap":
         # The width of a block can change the last bit of a client's own training.
         identity["devices that share the clients"] = mesh.size

@@ -117,7 +117,8 @@ def depends_on_devices(config: Config, aggregator: Any) -> bool:
     these solvers, and L by power iteration in every interval, by the program around.
     """
     rule = AGGREGATORS.get(config.algorithm) if aggregator is None else aggregator
-    iterates = config.dms.constants == "interval" and config.dms.estimator != "quotient"
+    known = config.constants
+    iterates = known.when == "interval" and known.estimator != "quotient"
     solves = isinstance(rule, Aggregator) and (
         rule.uses_gradients
         or rule.hindsight is not None

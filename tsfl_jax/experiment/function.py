@@ -11,9 +11,7 @@ import jax
 from tsfl_jax.config import Config, replace
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import program
-from tsfl_jax.experiment.own_hooks import Own
-from tsfl_jax.experiment.prepare import prepare_validated
-from tsfl_jax.experiment.rule_settings import validate
+from tsfl_jax.experiment.prepare import accepted, prepare_validated
 from tsfl_jax.types import HParams, PRNGKey
 
 
@@ -47,11 +45,11 @@ def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
     Raises:
       UserError: an input that cannot work, in one line.
     """
-    validate(config)
+    config, parts = accepted(config, **own)
     if config.mapping == "auto":
         config = replace(config, {"mapping": "vmap"})
     with jax.ensure_compile_time_eval():  # also while a caller is being traced
-        prepared = prepare_validated(config, Own(**own))
+        prepared = prepare_validated(config, parts)
         arrays = program.make_arrays(prepared, devices.make_mesh(1, config.num_clients))
     rules = program.rules_of([prepared])
     recipe = program.recipe_of([prepared], rules)

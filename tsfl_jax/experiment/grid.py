@@ -9,20 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tsfl_jax import config_files, host_memory
+from tsfl_jax.components import Settings
 from tsfl_jax.config import SETTINGS, Config, replace
 from tsfl_jax.experiment import sweep_values
-from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import suggestion
+from tsfl_jax.validate import suggestion, validate
 
 Axes = dict[str, list]  # setting → the values it takes, in order
 
 
-def kind_of(name: str, shown: str) -> type:
+def kind_of(name: str, shown: str, settings: Settings = SETTINGS) -> type:
     """The type of a setting; UserError for an unknown one."""
-    if name not in SETTINGS:
+    if name not in settings:
         raise UserError(f"{shown}: there is no such setting{suggestion(name)}")
-    return SETTINGS[name][0]
+    return settings[name][0]
 
 
 def parse(texts: Iterable[str]) -> Axes:
@@ -133,11 +133,11 @@ def data_settings(data_dir: str) -> dict[str, Any]:
     return {"data.dir": data_dir, "data.download": False}
 
 
-def check(axes: Mapping[str, Sequence]) -> Axes:
+def check(axes: Mapping[str, Sequence], settings: Settings = SETTINGS) -> Axes:
     """Convert axes to lists of plain values; UserError for what cannot be swept."""
     found = {}
     for name, values in axes.items():
-        kind = kind_of(name, f"sweep {name}")
+        kind = kind_of(name, f"sweep {name}", settings)
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise UserError(f"sweep {name}: expected a list of values, got {values!r}")
         # Neither a generator without end nor range(10**10) is turned into a list.
@@ -163,7 +163,7 @@ def check(axes: Mapping[str, Sequence]) -> Axes:
 
 
 def points(
-    swept: Mapping[str, Sequence] | Sequence[Mapping],
+    swept: Mapping[str, Sequence] | Sequence[Mapping], settings: Settings = SETTINGS
 ) -> list[dict[str, Any]]:
     """Make the sweep points: the product of axes, or the points of a list.
 
@@ -181,7 +181,7 @@ def points(
             raise UserError(
                 "sweep: no setting; expected for example {'seed': range(5)}"
             )
-        return product(check(swept))
+        return product(check(swept, settings))
     if isinstance(swept, str) or not isinstance(swept, Iterable):
         raise UserError(
             f"sweep: expected {{setting: values}}, or a list of such points, got "
@@ -191,9 +191,8 @@ def points(
     for point in swept:
         if not isinstance(point, Mapping):
             raise UserError(f"sweep: expected settings as a dict, got {point!r}")
-        found.append(
-            {k: v for k, (v,) in check({k: [v] for k, v in point.items()}).items()}
-        )
+        axes = check({k: [v] for k, v in point.items()}, settings)
+        found.append({k: v for k, (v,) in axes.items()})
     if not found:
         raise UserError("sweep: no points")
     return found

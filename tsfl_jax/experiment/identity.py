@@ -9,24 +9,12 @@ from typing import Any
 import jax
 
 from tsfl_jax import data
-from tsfl_jax.config import WITHOUT_EFFECT, effective, flat
+from tsfl_jax.config import WITHOUT_EFFECT, flat
+from tsfl_jax.config import settings_of as config_settings
 from tsfl_jax.engine import optimizers
-from tsfl_jax.experiment import pilot
+from tsfl_jax.experiment import rule_settings
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.experiment.source_digest import describe
-from tsfl_jax.rules import AGGREGATORS
-
-# Settings that reach a compiled program as arrays or arguments, so that they may differ
-# between its lanes; data is compared by its fingerprint.
-_ARGUMENTS = {"algorithm", "clip_norm", "gamma", "lr", "momentum", "mu", "seed"}
-_ARGUMENTS |= {"lr_schedule", "lr_decay", "lr_every"}
-_PARTS = (
-    *("data.", "dms.", "learned.", "oracle.", "partition.", "schedule.", "seeds."),
-    *("server.", "timeline."),
-)
-# These shape loops or arrays, unlike the others of their sections.
-_SHAPES = {"schedule.iteration", "partition.online", "data.validation"}
-_SHAPES |= {"dms.estimator"}
 
 # Of `identity_of`: a folder of another version is refused.
 _VERSION = 2
@@ -62,15 +50,8 @@ def settings_of(prepared: Prepared) -> dict[str, Any]:
 
 
 def unread(prepared: Prepared) -> frozenset[str]:
-    """Settings that no part of this experiment reads, whatever they are."""
-    found = set()
-    if not pilot.when(prepared):
-        found |= {"dms.constants", "dms.estimator"}
-    # A user's own rule may read any setting.
-    rule = AGGREGATORS[prepared.config.algorithm]
-    if prepared.own.aggregator is None and "dms.adapt" not in rule.settings.reads:
-        found.add("dms.adapt")
-    return frozenset(found)
+    """Settings that cannot change this experiment's result, whatever they are."""
+    return WITHOUT_EFFECT | rule_settings.unread(prepared.config, prepared.rule)
 
 
 def identity_of(prepared: Prepared) -> dict[str, Any]:
@@ -80,8 +61,8 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     described = {
         f"own {n}": describe(part) for n, part in own.items() if part is not None
     }
-    settings, without = effective(settings_of(prepared)), unread(prepared)
-    settings = {n: v for n, v in settings.items() if n not in without}
+    without = unread(prepared)
+    settings = {n: v for n, v in settings_of(prepared).items() if n not in without}
     found = {name: getattr(jax.config, name) for name in _JAX}
     changed = {n: str(v) for n, v in found.items() if v != _JAX[n]}
     version = {"identity version": _VERSION}
@@ -90,13 +71,8 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
 
 def signature(prepared: Prepared) -> dict[str, str]:
     """What experiments must have in common to be lanes of one program."""
-    fixed = {
-        name: str(value)
-        for name, value in settings_of(prepared).items()
-        if name in _SHAPES or not name.startswith(_PARTS)
-    }
-    for name in _ARGUMENTS | WITHOUT_EFFECT:
-        fixed.pop(name, None)
+    values, declared = settings_of(prepared), config_settings(prepared.config)
+    fixed = {n: str(values[n]) for n, (_, known) in declared.items() if known.static}
     rule, own, counts = prepared.rule, prepared.own.aggregator, counts_of(prepared)
     own = None if own is None else describe(own)
     fixed |= {

@@ -20,6 +20,7 @@ from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment import program as programs
 from tsfl_jax.experiment.identity import signature
 from tsfl_jax.experiment.prepare import Prepared
+from tsfl_jax.experiment.rule_settings import arrays
 from tsfl_jax.rules.base import one_of
 
 
@@ -102,6 +103,7 @@ def make_lanes(
 
     rules = programs.rules_of(group.members)
     rule = one_of(rules)
+    kinds = tuple(dict.fromkeys(k for p in group.members for k in p.sections))
 
     def init(own: tuple, samples: local.Samples) -> scan.State:
         return lax.map(
@@ -120,7 +122,8 @@ def make_lanes(
             own = jax.tree.map(lambda a, i=i: a[i], start)
             known = p, group.problem.samples, own, keys[i][1]
             found = pilot.fill(*known, group.members[0], group.width)
-        hparams.append(found._replace(rule=np.int32(rules.index(p.rule))))
+        number, settings = np.int32(rules.index(p.rule)), arrays(p.config, kinds)
+        hparams.append(found._replace(rule=number, settings=settings))
     hparams += hparams[-1:] * (count - busy)
     tables = [p.partition.indices for p in several]
     rows = [np.pad(r, ((0, 0), (0, group.width - r.shape[1]))) for r in tables]

@@ -1,4 +1,4 @@
-"""L, G² and σ² once, at w⁰, before training: ``dms.constants="once"``, the default.
+"""L, G² and σ² once, at w⁰, before training: ``constants.when="once"``, the default.
 
 Algorithm 1 of the paper takes G and σ as inputs. A pilot is what a user would do to
 know them: gradients of all clients at the initial model, and then they are fixed.
@@ -16,7 +16,7 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, probes
 from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.experiment.prepare import Prepared
-from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.experiment.rule_settings import needs_constants
 from tsfl_jax.types import Constants, HParams, Params, PRNGKey
 
 DRAWS = 4  # estimates of a client, of which the mean is taken
@@ -24,14 +24,12 @@ DRAWS = 4  # estimates of a client, of which the mean is taken
 
 def when(prepared: Prepared) -> str:
     """When L, G² and σ² are estimated: "once", "interval", or "" for never."""
-    dms = prepared.config.dms
-    if min(dms.smoothness, dms.grad_sq_norm, dms.grad_variance) >= 0:
+    known = prepared.config.constants
+    if min(known.smoothness, known.grad_sq_norm, known.grad_variance) >= 0:
         return ""
-    if not prepared.config.measure_clients:
-        has_c = prepared.rule in (AGGREGATORS["dms"], AGGREGATORS["dms_adaptive"])
-        if not prepared.rule.uses_constants or (has_c and dms.coupling >= 0):
-            return ""
-    return "once" if dms.constants == "once" else "interval"
+    if not needs_constants(prepared.config, prepared.rule):
+        return ""
+    return "once" if known.when == "once" else "interval"
 
 
 @functools.partial(jax.jit, static_argnames="parts")
@@ -97,7 +95,7 @@ def fill(
     if when(prepared) != "once":
         return hparams
     first = prepared if like is None else like
-    probed = Probes(method=prepared.config.dms.estimator)
+    probed = Probes(method=prepared.config.constants.estimator)
     clients = clients_of(prepared, width)
     widest = min(prepared.config.batch_size, clients.row.shape[-1])
     recipe = Recipe(widest, 1, probes=probed)
@@ -105,7 +103,6 @@ def fill(
     # The same program on however many devices, so that it has the bits of one.
     own = _on_one_device((samples, params, rng.fold(key, "pilot"), clients, hparams))
     found = devices.from_first(jax.device_get(_estimate(parts, *own)))
-    given = Constants(hparams.smoothness, hparams.grad_sq_norm, hparams.grad_variance)
-    pairs = zip(given, found, strict=True)
+    pairs = zip(hparams.constants, found, strict=True)
     whole = [jnp.float32(f if np.isnan(g) else g) for g, f in pairs]
-    return hparams._replace(**Constants(*whole)._asdict())
+    return hparams._replace(constants=Constants(*whole))

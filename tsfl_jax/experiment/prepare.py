@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from tsfl_jax import data, host_memory
-from tsfl_jax.config import DECAYS, LR_SCHEDULES, STALENESS, Config, replace
+from tsfl_jax.components import section_of
+from tsfl_jax.config import Config, replace, with_sections
 from tsfl_jax.data import in_memory
 from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
@@ -27,9 +28,12 @@ from tsfl_jax.experiment.workload import Workload, draw_workload, groups
 from tsfl_jax.models import flop, precision
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
+from tsfl_jax.rules.own import rule_of_component
+from tsfl_jax.sections import LR_SCHEDULES
 from tsfl_jax.timeline import FRAMEWORKS, replay
 from tsfl_jax.types import (
     INT32_MAX,
+    Constants,
     Dataset,
     HParams,
     Partition,
@@ -37,6 +41,7 @@ from tsfl_jax.types import (
     Schedule,
     UserError,
 )
+from tsfl_jax.validate import validate
 
 
 class Prepared(NamedTuple):
@@ -59,6 +64,11 @@ class Prepared(NamedTuple):
     fingerprints: dict[str, str]
     notes: tuple[str, ...]  # what a user should know before the run
 
+    @property
+    def sections(self) -> tuple[type, ...]:
+        """The components whose settings reach the program."""
+        return rule_settings.sections(self.config, self.rule)
+
 
 @functools.lru_cache(maxsize=4096)
 def _scalar(value: Any, dtype: Any = np.float32) -> Scalar:
@@ -66,56 +76,22 @@ def _scalar(value: Any, dtype: Any = np.float32) -> Scalar:
     return jax.device_put(np.asarray(value, dtype))
 
 
-def hparams_of(config: Config, aggregator: Aggregator) -> HParams:
-    """Collect the sweepable scalars; NaN marks a constant to be estimated."""
-
-    def given(value: float) -> float:
-        return value if value >= 0 else np.nan
-
-    server = config.server
-    default_lr = aggregator.settings.default_lr
-    values = HParams(
-        lr=config.lr,
-        momentum=config.momentum,
-        mu=config.mu if aggregator.proximal or config.proximal else 0.0,
-        gamma=config.gamma,
-        clip_norm=config.clip_norm or np.inf,
-        smoothness=given(config.dms.smoothness),
-        grad_sq_norm=given(config.dms.grad_sq_norm),
-        grad_variance=given(config.dms.grad_variance),
-        weight_limit=config.dms.weight_limit or np.inf,
-        server_lr=server.lr or default_lr(server.momentum),
-        server_momentum=server.momentum,
-        server_second=server.second,
-        server_floor=server.floor,
-        trim=server.trim,
-        staleness_a=server.staleness_a,
-        staleness_b=server.staleness_b,
-        coupling=given(config.dms.coupling),
-        in_steps=config.dms.unit == "step",
-        drop=config.dms.drop,
-        late=config.dms.late or np.inf,
-        drop_late=config.dms.drop_late,
-        coupling_late=config.dms.coupling_late,
-        decay_time=config.dms.decay_time,
-        adapt=config.dms.adapt,
-        raw=not config.dms.project,
-        lr_decay=config.lr_decay,
-        lr_every=config.lr_every,
-        oracle_steps=config.oracle.steps,
-        oracle_step=config.oracle.step,
-        **{f"theta_{name}": value for name, value in vars(config.learned).items()},
-        by_size={"auto": np.nan, "yes": 1.0, "no": 0.0}[server.by_size],
+def hparams_of(config: Config, rule: Aggregator) -> HParams:
+    """Collect what may be swept; NaN marks a constant to be estimated."""
+    given = [getattr(config.constants, name) for name in Constants._fields]
+    proximal = rule.proximal or config.proximal
+    return HParams(
+        lr=_scalar(config.lr),
+        momentum=_scalar(config.momentum),
+        mu=_scalar(config.mu if proximal else 0.0),
+        clip_norm=_scalar(config.clip_norm or np.inf),
+        lr_schedule=_scalar(LR_SCHEDULES.index(config.lr_schedule), np.int32),
+        lr_decay=_scalar(config.lr_decay),
+        lr_every=_scalar(config.lr_every),
+        rule=_scalar(0, np.int32),
+        constants=Constants(*(_scalar(v if v >= 0 else np.nan) for v in given)),
+        settings=rule_settings.arrays(config, rule_settings.sections(config, rule)),
     )
-    scalars: list[Any] = list(values)
-    choices = {
-        "staleness": STALENESS.index(server.staleness),
-        "rule": 0,
-        "lr_schedule": LR_SCHEDULES.index(config.lr_schedule),
-        "decay": DECAYS.index(config.dms.decay),
-    }
-    chosen = {name: _scalar(value, np.int32) for name, value in choices.items()}
-    return HParams(*map(_scalar, scalars))._replace(**chosen)
 
 
 def load_dataset(config: Config) -> Dataset:
@@ -225,8 +201,13 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     return tau * each
 
 
-def by_name(config: Config, own: Own) -> tuple[Config, Own]:
-    """Name a rule of `AGGREGATORS` that was passed as the user's own.
+def adopted(config: Config, own: Own) -> tuple[Config, Own]:
+    """What was passed as aggregator= by its name, or as a section of the config.
+
+    Args:
+      config: all settings.
+      own: with a rule of `AGGREGATORS`, which is named; a component, which becomes a
+        rule that reads the component's section; or a rule of other functions.
 
     Raises:
       UserError: a setting that cannot work with this rule.
@@ -234,21 +215,38 @@ def by_name(config: Config, own: Own) -> tuple[Config, Own]:
     for name, rule in AGGREGATORS.items():
         if rule is own.aggregator:
             config = replace(config, {"algorithm": name})
-            rule_settings.validate(config)
+            validate(config)
             return config, own._replace(aggregator=None)
-    return config, own
+    several = [own.aggregator] if section_of(own.aggregator) else []
+    if several:
+        own = own._replace(aggregator=rule_of_component(type(own.aggregator)))
+    elif isinstance(own.aggregator, Aggregator):
+        kinds = own.aggregator.sections
+        several = [kind() for kind in kinds if not hasattr(config, section_of(kind))]
+    return with_sections(config, several), own
+
+
+def accepted(config: Config, **own: Any) -> tuple[Config, Own]:
+    """A validated config of one run and the user's own parts, see `adopted`.
+
+    Raises:
+      UserError: a setting that cannot work, or that would be ignored.
+    """
+    validate(config)
+    config, parts = adopted(config, Own(**own))
+    rule_settings.check_read([config], parts)
+    return config, parts
 
 
 def _check_rule(config: Config, own: Own) -> None:
-    rule_settings.check_framework(config)
-    if own.aggregator is None:
-        rule_settings.check(config)
-    elif not isinstance(own.aggregator, Aggregator):
+    if own.aggregator is not None and not isinstance(own.aggregator, Aggregator):
         raise UserError(
-            f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator; "
-            "a rule of tsfl_jax is chosen by its name in config.algorithm"
+            f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator or a "
+            "tsfl_jax.component; a rule of tsfl_jax is chosen by its name in "
+            "config.algorithm"
         )
-    rule = own.aggregator or AGGREGATORS[config.algorithm]
+    rule = rule_settings.rule_of(config, own)
+    rule_settings.check(config, rule)
     rule_settings.check_validation(config, rule)
     rule_settings.check_training(config, rule, own.aggregator is not None)
 
@@ -257,14 +255,14 @@ def _make_rule(
     config: Config, own: Own, times: Schedule, network: Network
 ) -> tuple[Aggregator, HParams, tuple[str, ...]]:
     """The rule, the sweepable scalars and notes on rule and optimizer."""
-    rule, notes = own.aggregator or AGGREGATORS[config.algorithm], ()
-    hparams, own_rule = hparams_of(config, rule), own.aggregator is not None
-    if own.client_step is not None and not own_rule:
+    rule = rule_settings.rule_of(config, own)
+    hparams = hparams_of(config, rule)
+    ours = own.aggregator is None
+    if own.client_step is not None and ours:
         rule_settings.check_client_step(config, rule)
-    if own.optimizer is not None and not own_rule:
+    if own.optimizer is not None and ours:
         rule = rule_settings.with_optimizer(config, rule, own.optimizer, hparams, times)
-    if not own_rule:
-        notes = rule_settings.notes(config, hparams, times)
+    notes = rule_settings.notes(config, rule, times)
     params = network.params["params"]
     notes += rule_settings.optimizer_notes(config, own, rule, hparams, params)
     return rule, hparams, notes
@@ -280,8 +278,7 @@ def prepare(config: Config, **own: Any) -> Prepared:
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    rule_settings.validate(config)
-    return prepare_validated(config, Own(**own))
+    return prepare_validated(*accepted(config, **own))
 
 
 def prepare_validated(
@@ -302,7 +299,7 @@ def prepare_validated(
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    config, own = by_name(config, own)
+    config, own = adopted(config, own)
     _check_rule(config, own)
     dataset = own.dataset
     if dataset is None:
@@ -473,11 +470,7 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
         raise UserError(
             "--sweep devices: all lanes run on the same devices; set --config.devices"
         )
-    if own.aggregator is not None and len({c.algorithm for c in configs}) > 1:
-        raise UserError(
-            "--sweep algorithm: would be ignored with aggregator=, the rule of all "
-            "lanes; leave one of them out"
-        )
+    rule_settings.check_read(configs, own)
     shared: dict[str, tuple[Dataset, str]] = {}
     made: dict[str, Network] = {}
     for config in configs:

@@ -213,7 +213,7 @@ def recipe_of(
         probes=Probes(
             constants=tuple(rule in estimating for rule in rules),
             gradients=tuple(bool(r.uses_gradients or measures) for r in rules),
-            method=config.dms.estimator if estimating else "quotient",
+            method=config.constants.estimator if estimating else "quotient",
         ),
         regret=config.measure_regret,
         train_all=config.train_all,

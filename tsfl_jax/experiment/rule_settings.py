@@ -1,140 +1,132 @@
 """Whether a rule fits its settings, schedule and optimizer, before a run.
 
-What a rule reads is declared beside it, see `rules.base.Settings`.
+Which settings a rule reads is declared beside it, `Aggregator.sections`.
 """
 
-import functools
+import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 
+from tsfl_jax import components
+from tsfl_jax.components import listed, section_of
 from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment.own_hooks import Own
-from tsfl_jax.rules import AGGREGATORS, local_work
-from tsfl_jax.rules.averages import normalized_by_work
+from tsfl_jax.rules import AGGREGATORS, SECTIONS
 from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.rules.staleness import staleness_factor
+from tsfl_jax.rules.oracle import Oracle
 from tsfl_jax.timeline import FRAMEWORKS, readers, replay
-from tsfl_jax.types import HParams, Params, Schedule, UserError, nearest
-from tsfl_jax.validate import check_name, check_used, listed
-from tsfl_jax.validate import validate as validate_settings
+from tsfl_jax.types import HParams, Params, Schedule, UserError
 
 
-def validate(config: Config) -> None:
-    """Check all settings that can be checked without data, the rule's name included.
-
-    Raises:
-      UserError: one line about the first setting that cannot work.
-    """
-    validate_settings(config)
-    check_name("algorithm", config.algorithm, AGGREGATORS)
+def rule_of(config: Config, own: Own) -> Aggregator:
+    """The rule of a run: the user's own, or that of the table."""
+    return own.aggregator or AGGREGATORS[config.algorithm]
 
 
-def check_framework(config: Config) -> None:
-    """Raise `UserError` for a changed setting that only other frameworks read."""
-    check_used(config, {n: ("timeline.framework", by) for n, by in readers().items()})
-
-
-def _readers() -> dict[str, list[str]]:
-    """Setting → names of the rules that read it."""
-    found: dict[str, list[str]] = {}
-    for name, each in AGGREGATORS.items():
-        for setting in each.settings.reads:
-            full = setting if "." in setting else f"server.{setting}"
-            if full not in SETTINGS:
-                raise KeyError(
-                    f"{name!r} is declared to read {full!r}, which is no setting"
-                    f"{nearest(full, SETTINGS)}; declare it in config.py"
-                )
-            found.setdefault(full, []).append(name)
-    return found
-
-
-def _check_staleness(config: Config) -> None:
-    server, timeline, rule = config.server, config.timeline, config.algorithm
-    kind, framework = server.staleness, timeline.framework
-    if kind == "constant":
-        return
-    ignored = f"--config.server.staleness={kind}: would be ignored with "
-    effect = AGGREGATORS[rule].settings.staleness
-    if not effect:
-        known = [n for n, each in AGGREGATORS.items() if each.settings.staleness]
-        raise UserError(
-            f"{ignored}--config.algorithm={rule}, whose weights do not depend on it; "
-            f"it belongs to {listed(known)}"
-        )
-    late = [name for name, each in FRAMEWORKS.items() if each.late]
-    if framework not in late:
-        raise UserError(
-            f"{ignored}--config.timeline.framework={framework}, under which no model "
-            f"is stale; it belongs to {listed(late)}"
-        )
-    alike = (
-        framework in ("afl", "fedat")
-        or (framework == "fedbuff" and timeline.buffer == 1)
-        or (framework == "safa" and timeline.fraction * config.num_clients <= 1)
+def sections(config: Config, rule: Aggregator) -> tuple[type, ...]:
+    """The components whose settings reach the program."""
+    return rule.sections + (Oracle,) * (
+        config.measure_regret and Oracle not in rule.sections
     )
-    if alike and effect == "others":
-        raise UserError(
-            f"{ignored}--config.algorithm={rule} under "
-            f"--config.timeline.framework={framework}: its weights sum to 1, and all "
-            "models of one update are as stale; use fedasync or fedbuff"
-        )
 
 
-def _check_sizes(config: Config) -> None:
-    """Weights of DMS times |D_i| keep no limit, and need a positive sum."""
-    rule, by_size, dms = config.algorithm, config.server.by_size, config.dms
-    adaptive = rule == "dms_adaptive" and by_size == "auto"
-    if not (adaptive or (rule in ("dms", "dms_adaptive") and by_size == "yes")):
-        return
-    why = f"--config.algorithm={rule} with --config.server.by_size={by_size}"
-    if dms.weight_limit:
-        raise UserError(
-            f"--config.dms.weight_limit={dms.weight_limit}: {why} multiplies the "
-            "weights by the clients' samples, which can take them above θ/N; leave it "
-            "out, or use --config.server.by_size=no"
-        )
-    if not dms.project:
-        raise UserError(
-            f"--config.dms.project=False: {why} multiplies the weights by the clients' "
-            "samples, and negative ones may then have any sum; leave it out, or use "
-            "--config.server.by_size=no"
-        )
+def arrays(config: Config, kinds: tuple[type, ...]) -> dict[str, Any]:
+    """The settings of these components as arrays, by section."""
+    names = map(section_of, kinds)
+    return {name: components.arrays(getattr(config, name)) for name in names}
 
 
-def check(config: Config) -> None:
-    """Check that the chosen rule uses the settings of the server that were changed.
+def needs_constants(config: Config, rule: Aggregator) -> bool:
+    """Whether L, G² and σ² have a part in this run."""
+    if config.measure_clients or not rule.uses_constants:
+        return config.measure_clients
+    return not rule.needs_none(HParams(settings=arrays(config, rule.sections)))
 
-    Not for a user's own rule, which may read any of them.
+
+def _readers() -> dict[str, tuple[str, list[str]]]:
+    """Setting of a component → the setting that chooses it, and by which names."""
+    users = {
+        section: [n for n, rule in AGGREGATORS.items() if kind in rule.sections]
+        for section, kind in SECTIONS.items()
+    }
+    users["constants"] = [n for n, r in AGGREGATORS.items() if r.uses_constants]
+    sections = {name: name.partition(".")[0] for name in SETTINGS}
+    return {n: ("algorithm", users[s]) for n, s in sections.items() if s in users} | {
+        name: ("timeline.framework", by) for name, by in readers().items()
+    }
+
+
+def unread(config: Config, rule: Aggregator) -> set[str]:
+    """Settings of components that were not chosen."""
+    mine = {section_of(kind) for kind in sections(config, rule)}
+    mine |= {"constants"} if rule.uses_constants or config.measure_clients else set()
+    framework = FRAMEWORKS.get(config.timeline.framework)
+    there = () if framework is None else framework.settings
+    return {
+        name
+        for name, (chosen_by, _) in _readers().items()
+        if name.partition(".")[0] not in mine
+        and (chosen_by == "algorithm" or name not in there)
+    }
+
+
+def check_read(configs: list[Config], own: Own) -> None:
+    """Refuse a changed setting of a component that no run has chosen.
+
+    Args:
+      configs: of one run, or of all runs of a sweep.
+      own: parts of the user's own.
 
     Raises:
-      UserError: a setting that the rule would ignore.
+      UserError: a setting that is not at its default and would be ignored.
     """
-    rule = config.algorithm
-    used_by = {name: ("algorithm", by) for name, by in _readers().items()} | {
-        "server.staleness_a": ("server.staleness", ["polynomial", "hinge"]),
-        "server.staleness_b": ("server.staleness", ["hinge"]),
-    }
-    check_used(config, used_by)
-    _check_sizes(config)
-    _check_staleness(config)
-    if rule == "fednova" and config.proximal and config.clip_norm > 0:
+    default, read, ignored = Config(), set(), {}
+    known = _readers()
+    for config in configs:
+        changed = {n for n in known if get(config, n) != get(default, n)}
+        left = changed & unread(config, rule_of(config, own)) if changed else changed
+        read |= changed - left
+        ignored |= {name: config for name in left}
+    for name in (n for n in known if n in ignored and n not in read):
+        config, (by, names) = ignored[name], known[name]
+        chosen = f"--config.{by}={get(config, by)}"
+        if by == "algorithm" and own.aggregator is not None:
+            chosen = "aggregator="
         raise UserError(
-            f"--config.clip_norm={config.clip_norm}: with --config.proximal=True it "
-            "clips the proximal term too, so that FedNova's normalizer ‖a_i‖₁ is "
-            "undefined; leave out one of them"
+            f"--config.{name}={get(config, name)}: would be ignored with {chosen}; it "
+            f"belongs to {listed(names)}"
+        )
+
+
+def check(config: Config, rule: Aggregator) -> None:
+    """Check that what a rule reads fits the other settings.
+
+    Raises:
+      UserError: it does not.
+    """
+    for kind in sections(config, rule):
+        own = getattr(config, section_of(kind))
+        getattr(own, "check", lambda config, rule: None)(config, rule)
+    values = dataclasses.asdict(config.constants)
+    names = ("smoothness", "grad_sq_norm", "grad_variance")
+    missing = [f"--config.constants.{name}" for name in names if values[name] < 0]
+    if values["when"] == "given" and missing and needs_constants(config, rule):
+        raise UserError(
+            f"--config.constants.when=given: {listed(missing)} is not given; give it, "
+            "or choose once or interval"
         )
 
 
 def check_validation(config: Config, rule: Aggregator) -> None:
-    """Check that there are validation samples where some are used, and their settings.
+    """Check that there are validation samples where some are used.
 
     Raises:
-      UserError: there are none, or a setting of the search would be ignored.
+      UserError: there are none.
     """
     if not config.data.validation:
         reason = ""
@@ -147,14 +139,6 @@ def check_validation(config: Config, rule: Aggregator) -> None:
                 f"--config.data.validation=0: {reason} on samples that no client "
                 "holds; hold some out, as --config.data.validation=500"
             )
-    ours = any(rule is known for known in AGGREGATORS.values())
-    if config.measure_regret or rule is AGGREGATORS["oracle"] or not ours:
-        return  # a user's own rule may read any setting
-    _refuse(
-        config,
-        ("oracle.steps", "oracle.step"),
-        "; it belongs to --config.algorithm=oracle and --config.measure_regret=True",
-    )
 
 
 def check_training(config: Config, rule: Aggregator, given: bool) -> None:
@@ -187,38 +171,17 @@ def _refuse(config: Config, names: tuple[str, ...], why: str) -> None:
             raise UserError(f"--config.{name}={value}: would be ignored{why}")
 
 
-def notes(config: Config, hparams: HParams, times: Schedule) -> tuple[str, ...]:
+def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:
     """What a rule does with this schedule that its settings do not say.
 
     Raises:
       UserError: a rule that cannot work with so few clients per update.
     """
-    there, server = replay.claimed(times) > 0, config.server
-    settings = AGGREGATORS[config.algorithm].settings
-    found = settings.notes(config.algorithm, server.trim, there.sum(axis=1))
-    if found or server.staleness == "constant":
-        return found
-    late = staleness_factor(
-        times.delivery.lag if times.delivery is not None else 0 * times.tau,
-        hparams.staleness,
-        hparams.staleness_a,
-        hparams.staleness_b,
-    )
-    least = np.where(there, late, np.inf).min(axis=1)
-    most = np.where(there, late, -np.inf).max(axis=1)
-    if (least < (1 if settings.staleness == "global" else most)).any():
-        return ()
-    return (
-        f"server.staleness={server.staleness} changes no weight in this run: no "
-        "delivery is late enough",
-    )
-
-
-@functools.lru_cache(maxsize=8)
-def _fednova(optimizer: optimizers.Optimizer, most: int) -> Aggregator:
-    """The same function for the same optimizer, so that lanes share a program."""
-    optimizer = optimizers.as_factory(optimizer)
-    return normalized_by_work(local_work.measured_accumulation(optimizer, most))
+    found = ()
+    for kind in rule.sections:
+        own = getattr(config, section_of(kind))
+        found += getattr(own, "notes", lambda *given: ())(config, rule, times)
+    return found
 
 
 def check_given_partition(config: Config) -> None:
@@ -280,7 +243,7 @@ def check_client_step(config: Config, rule: Aggregator) -> None:
     Raises:
       UserError: it knows what SGD does and counts on it.
     """
-    if rule.correction is not None or config.algorithm == "fednova":
+    if rule.correction is not None or rule.adapted is not None:
         raise UserError(
             f"--config.algorithm={config.algorithm}: it is made for the steps of SGD; "
             "leave out client_step="
@@ -295,12 +258,12 @@ def with_optimizer(
     times: Schedule,
 ) -> Aggregator:
     """A rule of ours for clients with an optimizer of the user's own."""
+    named = f"--config.algorithm={config.algorithm}"
     if rule.correction is not None:
         raise UserError(
-            f"--config.algorithm={config.algorithm}: its control variates are made for "
-            "SGD; leave out optimizer="
+            f"{named}: its control variates are made for SGD; leave out optimizer="
         )
-    if config.algorithm != "fednova":
+    if rule.adapted is None:
         return rule
     factory = optimizers.as_factory(optimizer)
     try:
@@ -308,17 +271,10 @@ def with_optimizer(
         optimizers.check(factory, hparams, number)
     except UserError as error:
         raise UserError(
-            "--config.algorithm=fednova measures its normalizer ‖a_i‖₁ on a model of "
-            f"one parameter: {error}"
+            f"{named} measures its normalizer ‖a_i‖₁ on a model of one parameter: "
+            f"{error}"
         ) from error
-    if not local_work.is_linear(factory(hparams)):
-        raise UserError(
-            "--config.algorithm=fednova: optimizer= is not linear in the gradients "
-            "(Adam, clipping and weight decay are not), so that its normalizer ‖a_i‖₁ "
-            "is undefined; use SGD with any momentum, or another rule"
-        )
     steps = replay.claimed(times) * local.steps_per_iteration(
         times.size, config.batch_size, config.schedule.iteration
     )
-    # A power of two, so that different schedules share a program.
-    return _fednova(optimizer, 1 << int(steps.max()).bit_length())
+    return rule.adapted(factory, hparams, int(steps.max()))

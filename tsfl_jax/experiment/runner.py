@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from tsfl_jax import trees
-from tsfl_jax.config import effective, flat
+from tsfl_jax.config import flat
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import assemble, checkpoint, saves
 from tsfl_jax.report import files as report
@@ -111,8 +111,7 @@ def _other_settings(folder: pathlib.Path, exp: assemble.Experiment) -> str:
             f"{folder} holds; choose another --workdir, or delete that folder to start "
             "afresh"
         )
-    old = effective(flat(found))
-    new = effective(flat(report.plain(exp.settings)))
+    old, new = flat(found), flat(report.plain(exp.settings))
     names = [n for n in dict.fromkeys([*new, *old]) if n not in exp.unread]
     changed = [
         f"{n}: {old.get(n)} → {new.get(n)}" for n in names if old.get(n) != new.get(n)

@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 
 from tsfl_jax import host_memory
 from tsfl_jax.config import Config
+from tsfl_jax.config import settings_of as settings_of_config
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment import (
     calls,
@@ -35,12 +36,12 @@ from tsfl_jax.experiment import (
 from tsfl_jax.experiment.backend import depends_on_devices, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
 from tsfl_jax.experiment.own_hooks import Own
-from tsfl_jax.experiment.prepare import Prepared, by_name, drawn_bytes, prepare_all
-from tsfl_jax.experiment.rule_settings import validate
+from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.experiment.runner import history_notes, regret_of, scores_of
 from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report import bands, files, progress, results, sweeps, table
 from tsfl_jax.types import UserError
+from tsfl_jax.validate import validate
 
 _RUNNING = "running"  # folder of the checkpoints of running calls
 ONE_CALL = 4  # lanes that run one after another: a killed call loses their work
@@ -189,9 +190,16 @@ def run(
       UserError: a setting or value that cannot work, in one line.
     """
     validate(config)
-    points = grid.points(swept)
+    given = Own(**{n: options.pop(n) for n in Own._fields if n in options})
+    config, own = adopted(config, given)
+    points = grid.points(swept, settings_of_config(config))
+    if given.aggregator is not None and "algorithm" in grid.names_of(points):
+        raise UserError(
+            "--sweep algorithm: would be ignored with aggregator=, the rule of all "
+            "lanes; leave one of them out"
+        )
     configs = [grid.changed(config, values) for values in points]
-    return run_validated(config, points, configs, **options)
+    return run_validated(config, points, configs, **options, **own._asdict())
 
 
 def run_validated(
@@ -225,7 +233,6 @@ def run_validated(
     )
     with contextlib.ExitStack() as stack:
         folder = None if workdir is None else _opened(workdir, stack)
-        config, _ = by_name(config, Own(**own))
         several = prepare_all(configs, Own(**own))
         names = [_digest(p) for p in several]
         swept = grid.names_of(points)

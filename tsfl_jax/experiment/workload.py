@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config, seed_of
 from tsfl_jax.report import progress
+from tsfl_jax.rules import SECTIONS
 from tsfl_jax.timeline import free_riders, replay, schedule, ticks
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
@@ -165,11 +166,19 @@ def _draw_by_cases(config: Config, upload_above: int | None = None) -> Schedule:
         trace=s.trace,
         upload_above=s.upload_above if upload_above is None else upload_above,
         dropout=s.dropout,
-        all_work=config.dms.threshold == "all",
+        all_work=_counts_all_work(config),
         rng=rng.generator(seed_of(config, "fleet"), "schedule"),
     )
     ends = ticks.multiples(config.num_intervals, s.interval_seconds)
     return drawn._replace(seconds=ends)
+
+
+def _counts_all_work(config: Config) -> bool:
+    """Whether the settings of some rule ask for K of all work."""
+    return any(
+        getattr(getattr(config, section), "counts_all_work", False)
+        for section in SECTIONS
+    )
 
 
 def _draw_sizes(config: Config) -> tuple[Int[np.ndarray, "N"], tuple[str, ...]]:

@@ -18,10 +18,10 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
-from tsfl_jax.config import ModelConfig
 from tsfl_jax.models import convolution, nnx_modules, pooling, switches
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
+from tsfl_jax.sections import ModelConfig
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import Params, PRNGKey, UserError, nearest
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsfl_jax import config_files
-from tsfl_jax.config import SETTINGS, applicable, flat
+from tsfl_jax.config import SETTINGS, WITHOUT_EFFECT, flat
 from tsfl_jax.report import files
 
 Known = dict[str, dict[str, Any]]  # settings of the experiments, by name
@@ -41,7 +41,7 @@ def _changes(settings: Mapping[str, Any], known: Known) -> list[str]:
     best: list[str] = []
     own = {n: v for n, v in files.plain(dict(settings)).items() if n in SETTINGS}
     for name, there in known.items():
-        kept = set(applicable(own)) | {"data.dir", "data.file"}
+        kept = set(own) - WITHOUT_EFFECT | {"data.dir", "data.file"}
         changed = [n for n in own if n in kept and there.get(n) != own[n]]
         words = [f"--config.{n}={_text(own[n])}" for n in changed]
         if not best or len(words) + 1 < len(best):

@@ -1,22 +1,24 @@
 """The table of all aggregation rules."""
 
-from tsfl_jax.rules import averages, robust, server_optimizers
+from tsfl_jax.components import section_of
+from tsfl_jax.rules import averages, dms_rule, robust, server_optimizers
 from tsfl_jax.rules.adaptive import DMS_ADAPTIVE
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
+from tsfl_jax.rules.fednova import FEDNOVA
 from tsfl_jax.rules.learned import LEARNED
 from tsfl_jax.rules.oracle import ORACLE
 from tsfl_jax.rules.scaffold import SCAFFOLD
 
 AGGREGATORS: dict[str, Aggregator] = {
-    "dms": averages.DMS,
+    "dms": dms_rule.RULE,
     "bound_optimal": BOUND_OPTIMAL,
     "fedavg": averages.FEDAVG,
     "fedprox": averages.FEDPROX,
     "fedasync": averages.FEDASYNC,
     "fedbuff": averages.FEDBUFF,
     "fedat": averages.FEDAT,
-    "fednova": averages.FEDNOVA,
+    "fednova": FEDNOVA,
     "scaffold": SCAFFOLD,
     "fedavgm": server_optimizers.FEDAVGM,
     "fedadam": server_optimizers.FEDADAM,
@@ -29,4 +31,9 @@ AGGREGATORS: dict[str, Aggregator] = {
     "oracle": ORACLE,
     "dms_adaptive": DMS_ADAPTIVE,
     "learned": LEARNED,
+}
+
+# The settings of all rules by their section.
+SECTIONS = {
+    section_of(kind): kind for rule in AGGREGATORS.values() for kind in rule.sections
 }

@@ -6,7 +6,7 @@ factor s in (0, 1], which is 1 at first. After training, the server tries s·κ 
 its validation samples and keeps the better: s moves against the sign of dF_val/ds.
 Where c is so large that s·κ and s/κ give the same weights, s falls until they do not.
 As s falls, all clients are kept, and the weights become those of FedAvg, which is why
-they are times |D_i| here unless ``server.by_size="no"``. NOT in the paper.
+they are times |D_i| here unless ``dms_adaptive.by_size=False``. NOT in the paper.
 """
 
 from typing import Any
@@ -15,17 +15,41 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from tsfl_jax.rules.averages import dms_rule, scaled_dms
+from tsfl_jax.components import component, setting
 from tsfl_jax.rules.base import (
     Aggregator,
     Counts,
     Event,
     Outcome,
-    Settings,
     Weights,
     of_present,
 )
-from tsfl_jax.types import HParams, Params
+from tsfl_jax.rules.dms_rule import DMS, RULE, check_sizes, dms_rule, scaled_dms
+from tsfl_jax.types import HParams, Params, UserError
+
+
+@component("dms_adaptive")
+class DMSAdaptive:
+    """DMS with a factor on c and P_i that follows the loss on validation samples."""
+
+    adapt: float = setting(4.0, "κ, change of that factor per interval", above=1)
+    by_size: bool = setting(True, "weights times |D_i|")
+
+    def check(self, config: Any, rule: Aggregator) -> None:
+        """Refuse a decay beside the factor, and what weights by size cannot have."""
+        if config.dms.decay != "none":
+            raise UserError(
+                f"--config.dms.decay={config.dms.decay}: would be ignored with "
+                "--config.algorithm=dms_adaptive, which finds the factor itself"
+            )
+        if config.dms.by_size:
+            raise UserError(
+                "--config.dms.by_size=True: would be ignored with "
+                "--config.algorithm=dms_adaptive, which has dms_adaptive.by_size"
+            )
+        if self.by_size:
+            check_sizes(config.dms, "--config.dms_adaptive.by_size=True")
+
 
 LEAST = 1e-3  # of s: FedAvg but for a thousandth of the paper's c
 
@@ -52,12 +76,11 @@ def adaptive_weights(
     """
     objective = outcome.validation
     assert objective is not None, "the rule declares that it uses it"
-    factor = jnp.asarray(hparams.adapt)
-    sized = jnp.where(jnp.isnan(hparams.by_size), 1.0, hparams.by_size)
-    hparams = hparams._replace(by_size=sized)
+    own = hparams.of(DMSAdaptive)
+    factor = jnp.asarray(own.adapt)
 
     def weights(scale: Float[Array, ""]) -> Weights:
-        found = scaled_dms(event.situation, hparams, scale)
+        found = scaled_dms(event.situation, hparams, scale, own.by_size)
         return found._replace(rho=of_present(found.rho, event.present))
 
     tried = jnp.clip(jnp.stack([scale / factor, scale * factor]), LEAST, 1.0)
@@ -77,5 +100,6 @@ DMS_ADAPTIVE = Aggregator(
     hindsight=adaptive_weights,
     uses_constants=True,
     uses_validation=True,
-    settings=Settings(("by_size", "dms.adapt")),
+    needs_none=RULE.needs_none,
+    sections=(DMS, DMSAdaptive),
 )

@@ -1,60 +1,70 @@
 """Rules with weights that are known before training.
 
-DMS, FedAvg, FedProx and FedAsync as in Shao et al., "Robust Model Aggregation for
-Heterogeneous Federated Learning: Analysis and Optimizations"; FedBuff, FedAT, FedNova.
+FedAvg, FedProx and FedAsync as in Shao et al., "Robust Model Aggregation for
+Heterogeneous Federated Learning: Analysis and Optimizations"; FedBuff, FedAT.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from tsfl_jax import trees
-from tsfl_jax.rules import dms, local_work
+from tsfl_jax.components import component, setting
 from tsfl_jax.rules.base import (
     Aggregator,
     Counts,
     Event,
-    Settings,
     Situation,
     Weights,
     normalized,
     weights_of,
 )
-from tsfl_jax.rules.staleness import EXPONENTIAL, staleness_factor
+from tsfl_jax.rules.staleness import EXPONENTIAL, Staleness, of_lag
 from tsfl_jax.types import HParams, Params
 
 _NEVER = np.iinfo(np.int32).max  # a lag that no update has
 
 
-def _staleness(
-    situation: Situation, hparams: HParams, since: Array | int = 0
-) -> Float[Array, "N"]:
-    """How much late updates count: s(lag − since), 1 where nothing is stale."""
-    lag, kind = situation.lag - since, hparams.staleness
-    return staleness_factor(lag, kind, hparams.staleness_a, hparams.staleness_b)
+@component("fedavg")
+class FedAvg:
+    """Rules with weights in proportion to |D_i|."""
+
+    by_size: bool = setting(True, "weights ∝ |D_i|; False: equal weights")
+
+
+@component("fedasync")
+class FedAsync:
+    """Mixing of the mean into the global model."""
+
+    gamma: float = setting(0.5, "γ, share of the old global model", low=0, below=1)
+
+
+@component("server")
+class Server:
+    """The server's step w + η_g (m − w): fedbuff, scaffold and robust means."""
+
+    lr: float = setting(1.0, "η_g", above=0)
 
 
 def size_weights(situation: Situation, hparams: HParams) -> Weights:
     """Weights by data size, ρ_i ∝ |D_i| s(lag_i): FedAvg, FedProx.
 
-    With ``server.by_size="no"`` it is 1 instead of |D_i|.
+    With ``fedavg.by_size=False`` it is 1 instead of |D_i|.
 
     An exponential s is the discount of temporally weighted aggregation, here of the
     models of one update instead of the last ones of all clients: Chen, Sun and Jin,
     "Communication-Efficient Federated Deep Learning with Layerwise Asynchronous Model
     Update and Temporally Weighted Aggregation", IEEE TNNLS 2020.
     """
-    # NaN, the rule's own choice, counts as 1.
-    sized = jnp.asarray(hparams.by_size) != 0
+    sized, late = jnp.asarray(hparams.of(FedAvg).by_size) != 0, hparams.of(Staleness)
     # Proportions of an exponential s are of differences of lags alone; from the least
     # one on, as e^(−lag) is 0 in float32 from lags of about 300 on.
     least = jnp.where(situation.tau > 0, situation.lag, _NEVER).min()
-    exponential = jnp.asarray(hparams.staleness) == EXPONENTIAL
+    exponential = jnp.asarray(late.kind) == EXPONENTIAL
     since = jnp.where(exponential & (least < _NEVER), least, 0)
-    share = jnp.where(sized, situation.size, 1) * _staleness(situation, hparams, since)
+    share = jnp.where(sized, situation.size, 1) * of_lag(situation.lag - since, late)
     return weights_of(normalized(share, situation.tau), situation.tau)
 
 
@@ -66,55 +76,9 @@ def stale_uniform_weights(situation: Situation, hparams: HParams) -> Weights:
     s(lag_i)/(n − 1): one that is stale does not count for a fresh one.
     """
     share = normalized(jnp.ones_like(situation.size), situation.tau)
-    found = weights_of(share * _staleness(situation, hparams), situation.tau)
+    late = of_lag(situation.lag, hparams.of(Staleness))
+    found = weights_of(share * late, situation.tau)
     return found._replace(shares=share)
-
-
-def decay_factor(situation: Situation, hparams: HParams) -> Float[Array, ""]:
-    """What is left of c and P_i in interval t: 1, e^(−t/T_c) or 1/(1 + t/T_c)."""
-    age = jnp.asarray(situation.interval) / hparams.decay_time
-    several = jnp.stack([jnp.ones_like(age), jnp.exp(-age), 1 / (1 + age)])
-    return several[jnp.asarray(hparams.decay)]
-
-
-def dms_rule(situation: Situation, hparams: HParams) -> Weights:
-    """Weights of DMS: Algorithm 1, equations (6)–(9); the parts are in `dms`.
-
-    The settings ``dms.*`` depart from the paper where it is silent: c as a number, in
-    steps, or falling; P_i times a factor; K given; no projection; ρ_i times |D_i|.
-    """
-    return scaled_dms(situation, hparams, decay_factor(situation, hparams))
-
-
-def scaled_dms(
-    situation: Situation, hparams: HParams, factor: Float[Array, ""]
-) -> Weights:
-    """Weights of DMS with c and P_i times a factor in [0, 1]; 0: equal weights."""
-    key, tau, constants = situation.key, situation.tau, situation.constants
-    late = situation.interval >= jnp.asarray(hparams.late)
-    drop = jnp.where(late, hparams.drop_late, hparams.drop) * factor
-    selected = dms.select(
-        key,
-        tau,
-        situation.client,
-        threshold_value=situation.threshold,
-        drop=drop,
-    )
-    work = jnp.where(jnp.asarray(hparams.in_steps) > 0, situation.steps, tau)
-    coupling = dms.coupling(work, lr=hparams.lr, **constants._asdict())
-    given = jnp.asarray(hparams.coupling)
-    coupling = jnp.where(jnp.isnan(given), coupling, given)
-    # A gradient that overflowed in the estimate must not spoil every weight.
-    coupling = jnp.where(jnp.isnan(coupling), 0.0, coupling)
-    coupling = coupling * jnp.where(late, hparams.coupling_late, 1.0) * factor
-    raw = jnp.asarray(hparams.raw) > 0
-    rho = dms.affine_weights(work, selected, coupling, hparams.weight_limit, raw)
-    sized = normalized(rho * situation.size, tau)
-    rho = jnp.where(jnp.asarray(hparams.by_size) == 1, sized, rho.astype(jnp.float32))
-    threshold = jnp.asarray(situation.threshold, jnp.float32)
-    own = jnp.isnan(threshold)
-    threshold = jnp.where(own, dms.threshold(tau), threshold).astype(jnp.float32)
-    return Weights(rho, selected, threshold, coupling)
 
 
 def mix(
@@ -127,7 +91,7 @@ def mix(
     step of Xie, Koyejo and Gupta, "Asynchronous Federated Optimization", 2019,
     Algorithm 1, with α = 1 − γ.
     """
-    gain = 1 - hparams.gamma
+    gain = 1 - hparams.of(FedAsync).gamma
     # Σ ρ = 1 but for rounding where nothing is stale: then the weights are γ, 1 − γ.
     share = trees.settled(event.rho.sum())
 
@@ -144,7 +108,7 @@ def server_step(
     del event
 
     def step(m: Array, w: Array) -> Array:
-        return w + hparams.server_lr * (m - w)
+        return w + hparams.of(Server).lr * (m - w)
 
     return trees.map_inexact(step, mean, params), state
 
@@ -178,36 +142,15 @@ def tiered(
     return trees.map_inexact(mean_of, mean, models), (models, delivered)
 
 
-Work = Callable[[Int[Array, "N"], HParams], Float[Array, "N"]]
+_BY_SIZE = (FedAvg, Staleness)
 
-
-def normalized_by_work(work: Work = local_work.of_sgd) -> Aggregator:
-    """A rule that divides updates by their work: FedNova.
-
-    w^{t+1} = w^t + τ_eff Σ_i p_i (w_i − base_i)/‖a_i‖₁, p_i = |D_i|/Σ|D_j|. Wang et
-    al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-    Optimization", NeurIPS 2020. If a model is lost, the others share its p_i; τ_eff is
-    that of all who took part.
-
-    Args:
-      work: (steps, `HParams`) → ‖a_i‖₁ ≥ 0 up to a common factor.
-    """
-
-    def weights(situation: Situation, hparams: HParams) -> Weights:
-        share = normalized(situation.size, situation.tau)
-        rho = local_work.nova_weights(share, work(situation.steps, hparams))
-        return weights_of(rho, situation.tau)._replace(shares=share)
-
-    return Aggregator(weights, deltas=True)
-
-
-_OTHERS = Settings(("by_size",), "others")
-
-DMS = Aggregator(dms_rule, uses_constants=True, settings=Settings(("by_size",)))
-FEDAVG = Aggregator(size_weights, settings=_OTHERS)
-FEDPROX = Aggregator(size_weights, proximal=True, settings=_OTHERS)
+FEDAVG = Aggregator(size_weights, sections=_BY_SIZE)
+FEDPROX = Aggregator(size_weights, proximal=True, sections=_BY_SIZE)
 FEDASYNC = Aggregator(
-    stale_uniform_weights, update=mix, settings=Settings(staleness="global")
+    stale_uniform_weights,
+    update=mix,
+    sections=(FedAsync, Staleness),
+    discounts=True,
 )
 # w^{t+1} = w^t + η_g (1/K) Σ_i s(lag_i)(w_i − base_i): Nguyen et al., "Federated
 # Learning with Buffered Asynchronous Aggregation", AISTATS 2022, Algorithm 1.
@@ -215,7 +158,7 @@ FEDBUFF = Aggregator(
     stale_uniform_weights,
     update=server_step,
     deltas=True,
-    settings=Settings(("lr",), "global"),
+    sections=(Server, Staleness),
+    discounts=True,
 )
-FEDAT = Aggregator(size_weights, _tier_models, tiered, settings=_OTHERS)
-FEDNOVA = normalized_by_work()
+FEDAT = Aggregator(size_weights, _tier_models, tiered, sections=_BY_SIZE)

@@ -10,12 +10,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import chex
+import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from tsfl_jax import trees, types
+from tsfl_jax.components import arrays, section_of
 from tsfl_jax.types import ClientGradients, Constants, HParams, Params, PRNGKey
 
 
@@ -100,31 +102,6 @@ def replace(
     return mean, state
 
 
-def _unit_step(momentum: float) -> float:
-    del momentum
-    return 1.0
-
-
-def _no_notes(name: str, trim: float, clients: Int[np.ndarray, "T"]) -> tuple[str, ...]:
-    del name, trim, clients
-    return ()
-
-
-class Settings(NamedTuple):
-    """How a rule depends on the settings, for the checks before a run."""
-
-    # Names of settings, of the section ``server`` where without a dot; those of
-    # staleness excluded.
-    reads: tuple[str, ...] = ()
-    # Where weight that staleness takes from a client goes: "global" to the global
-    # model, "others" to the other clients of the update; "": s(lag) has no effect.
-    staleness: str = ""
-    default_lr: Callable[[float], float] = _unit_step  # β₁ -> η_g, if not given
-    # (name of the rule, trim, clients that take part in each update) -> notes for the
-    # user; raises UserError where the rule cannot work.
-    notes: Callable[[str, float, np.ndarray], tuple[str, ...]] = _no_notes
-
-
 class Aggregator(NamedTuple):
     """An aggregation rule of pure functions of the parameters, {"params": …}.
 
@@ -160,12 +137,46 @@ class Aggregator(NamedTuple):
     sent: Callable[[Any], Params] | None = None
     # (state, what it downloaded, client id) -> what that client adds to each gradient.
     correction: Callable[[Any, Params, Array], Params] | None = None
-    settings: Settings = Settings()
+    # Components whose settings its functions read, `HParams.of`.
+    sections: tuple[type, ...] = ()
+    # Whether staleness lets weight go to the global model, Σ ρ < 1; else to the other
+    # clients of the update.
+    discounts: bool = False
+    # hyper-parameters -> whether no L, G², σ² are needed, although `uses_constants`.
+    needs_none: Callable[[HParams], bool] = lambda hparams: False
+    # (optimizer of the clients, a function of HParams; HParams; most steps) -> the rule
+    # for clients with that optimizer; raises `UserError`. None: any will do. Not None:
+    # it counts on the steps of SGD, so that there can be no `client_step`.
+    adapted: Callable[[Any, HParams, int], Any] | None = None
 
     @property
     def stacks(self) -> bool:
         """Whether it needs all updates at once; then it has a program of its own."""
         return self.combine is not None or self.hindsight is not None
+
+
+def with_defaults(rule: Aggregator, hparams: HParams) -> HParams:
+    """The hyper-parameters with the defaults of settings that are not given."""
+    found = {section_of(kind): arrays(kind()) for kind in rule.sections}
+    return hparams._replace(settings=found | dict(hparams.settings))
+
+
+def check_weights(rho: types.Array, situation: Situation) -> None:
+    """Raise `UserError` unless ρ is a number per client; costs nothing under jit."""
+    try:
+        chex.assert_shape(rho, situation.tau.shape)
+    except AssertionError:
+        raise types.UserError(
+            f"the rule's weights have shape {list(jnp.shape(rho))}; expected "
+            f"{list(situation.tau.shape)}, a number per client"
+        ) from None
+
+
+def decided(rule: Aggregator, situation: Situation, hparams: HParams) -> Weights:
+    """A rule's weights, checked."""
+    found = rule.weights(situation, hparams)
+    check_weights(found.rho, situation)
+    return found
 
 
 def weights_of(rho: Float[Array, "N"], tau: Int[Array, "N"]) -> Weights:
@@ -241,10 +252,26 @@ def combined(
     """A rule's `combine`: Δ of the parameters, "others" beside it, and the state."""
     moved, rest = trees.parted(updates)
     if rule.combines_others or not rest:
-        return rule.combine(updates, state, event, hparams)
+        delta, state = rule.combine(updates, state, event, hparams)
+        _check_update(delta, updates)
+        return delta, state
     delta, state = rule.combine(moved, state, event, hparams)
+    _check_update(delta, moved)
     values = mean_values(rest["others"], event.rho, event.present)
     return {**delta, "others": values}, state
+
+
+def _check_update(delta: Params, updates: Params) -> None:
+    """Raise `UserError` unless Δ has the leaves of one client's update."""
+    one = jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape[1:], u.dtype), updates)
+    try:
+        chex.assert_trees_all_equal_shapes(delta, one)
+    except AssertionError as error:
+        raise types.UserError(
+            "combine gives another tree or other shapes than one client's update "
+            f"({types.one_line(error, 200)}); expected leaves without the axis of the "
+            "clients"
+        ) from None
 
 
 def others_of(

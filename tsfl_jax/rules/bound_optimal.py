@@ -1,11 +1,31 @@
 """The minimizer of Theorem 1's bound as an aggregation rule, to compare with DMS."""
 
+import math
+from typing import Any
+
 import jax.numpy as jnp
 
+from tsfl_jax.components import changed, component, setting
 from tsfl_jax.rules.base import Aggregator, Situation, Weights, weights_of
+from tsfl_jax.rules.dms_rule import check_limit
 from tsfl_jax.theory.bounds import BoundConstants, estimated
 from tsfl_jax.theory.minimum import bound_optimal_weights
 from tsfl_jax.types import HParams
+
+
+@component("bound_optimal")
+class BoundOptimal:
+    """The minimizer of Theorem 1's bound."""
+
+    weight_limit: float = setting(0.0, "θ ≥ 1 in ρ_i ≤ θ/N; 0: no limit")
+
+    def resolved(self) -> "BoundOptimal":
+        """Infinite for no limit."""
+        return changed(self, weight_limit=self.weight_limit or math.inf)
+
+    def check(self, config: Any, rule: Aggregator) -> None:
+        """Refuse a limit under which weights cannot sum to 1."""
+        check_limit("bound_optimal.weight_limit", self.weight_limit)
 
 
 def _weights(situation: Situation, hparams: HParams) -> Weights:
@@ -16,13 +36,14 @@ def _weights(situation: Situation, hparams: HParams) -> Weights:
     the bound is void, or a gradient was not finite, the clients that take part get
     equal weights. Source: `theory.minimum`.
     """
+    weight_limit = hparams.of(BoundOptimal).weight_limit
     tau, constants = jnp.asarray(situation.tau), situation.constants
     measured = situation.gradients
     assert measured is not None, "the table of rules declares that this rule uses them"
     present = tau > 0
     known = estimated(
         hparams.lr,
-        hparams.weight_limit,
+        weight_limit,
         constants.smoothness,
         constants.grad_sq_norm,
         measured,
@@ -31,11 +52,13 @@ def _weights(situation: Situation, hparams: HParams) -> Weights:
     finite = jnp.stack([jnp.isfinite(jnp.asarray(a)).all() for a in known]).all()
     finite &= constants.smoothness > 0
     known = BoundConstants(*(jnp.where(finite, jnp.asarray(a), 1.0) for a in known))
-    limit = jnp.minimum(hparams.weight_limit, tau.shape[0])  # finite; N limits nothing
+    limit = jnp.minimum(weight_limit, tau.shape[0])  # finite; N limits nothing
     found = bound_optimal_weights(tau, known, limit=limit)
     equal = present / jnp.maximum(present.sum(), 1)
     rho = jnp.where(finite & found.valid, found.rho, equal)
     return weights_of(rho, tau)
 
 
-BOUND_OPTIMAL = Aggregator(_weights, uses_constants=True, uses_gradients=True)
+BOUND_OPTIMAL = Aggregator(
+    _weights, uses_constants=True, uses_gradients=True, sections=(BoundOptimal,)
+)

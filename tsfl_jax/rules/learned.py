@@ -9,7 +9,7 @@ unit, so that θ means the same for other fleets:
   lag    lag_i / (1 + lag_i)
   loss   log(F_i / mean F) of the mean sample losses in training, within ±3
 
-θ is a setting each (``learned.*``). Its defaults were found by evolution strategies on
+θ is a setting each. Its defaults were found by evolution strategies on
 a set of small fleets, see `studies.learned`; how they do on others is in docs/results.
 The losses are known after training only, so all updates are stacked.
 """
@@ -19,17 +19,32 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import types
+from tsfl_jax.components import component, setting
 from tsfl_jax.rules.base import (
     Aggregator,
     Event,
     Outcome,
-    Settings,
     Situation,
     Weights,
     equal_weights,
     weights_of,
 )
 from tsfl_jax.types import HParams
+
+
+@component("learned")
+class Learned:
+    """θ of ρ = softmax(θ · features); see rules/learned.py.
+
+    Trained by `studies.learned`; docs/results has how it did elsewhere.
+    """
+
+    tau: float = setting(0.541, "θ of τ_i/max τ")
+    left: float = setting(2.772, "θ of (1 − t/T) τ_i/max τ")
+    size: float = setting(1.023, "θ of log(|D_i|/mean)")
+    lag: float = setting(0.0, "θ of lag_i/(1 + lag_i); not trained")
+    loss: float = setting(1.693, "θ of log(F_i/mean F), F_i the training loss")
+
 
 FEATURES = ("tau", "left", "size", "lag", "loss")
 _MOST = 3.0  # of |log(F_i/mean F)|: a loss near 0 must not decide alone
@@ -75,9 +90,8 @@ def learned_weights(
     """ρ = softmax(θ · features) over the present clients."""
     situation, present = event.situation, event.present
     found = features(situation, outcome.loss, present, hparams.lr_total)
-    theta = jnp.stack(
-        [jnp.asarray(getattr(hparams, f"theta_{name}")) for name in FEATURES]
-    )
+    settings = hparams.of(Learned)
+    theta = jnp.stack([jnp.asarray(getattr(settings, name)) for name in FEATURES])
     score = jnp.where(present, found @ theta.astype(jnp.float32), -jnp.inf)
     some = present.any()
     rho = jax.nn.softmax(jnp.where(some, score, 0.0))
@@ -88,5 +102,5 @@ def learned_weights(
 LEARNED = Aggregator(
     equal_weights,
     hindsight=learned_weights,
-    settings=Settings(tuple(f"learned.{name}" for name in FEATURES)),
+    sections=(Learned,),
 )

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from tsfl_jax.components import component, setting
 from tsfl_jax.rules.base import (
     Aggregator,
     Event,
@@ -36,6 +37,16 @@ from tsfl_jax.rules.base import (
 )
 from tsfl_jax.theory import simplex
 from tsfl_jax.types import HParams
+
+
+@component("oracle")
+class Oracle:
+    """Search for the best weights on validation samples; also of measure_regret."""
+
+    steps: int = setting(
+        12, "evaluations of the search after those of its starts", low=0, high=1000
+    )
+    step: float = setting(0.1, "most that a weight changes in its first step", above=0)
 
 
 class Point(NamedTuple):
@@ -153,8 +164,9 @@ def search(
 
 def lengths(hparams: HParams) -> tuple[Int[Array, ""], Float[Array, ""]]:
     """The settings of the search: how many steps, and the first one."""
-    steps = jnp.asarray(hparams.oracle_steps).astype(jnp.int32)
-    return steps, jnp.asarray(hparams.oracle_step, jnp.float32)
+    settings = hparams.of(Oracle)
+    steps = jnp.asarray(settings.steps).astype(jnp.int32)
+    return steps, jnp.asarray(settings.step, jnp.float32)
 
 
 def oracle_weights(
@@ -167,4 +179,9 @@ def oracle_weights(
     return weights_of(found.rho, event.situation.tau), state
 
 
-ORACLE = Aggregator(equal_weights, hindsight=oracle_weights, uses_validation=True)
+ORACLE = Aggregator(
+    equal_weights,
+    hindsight=oracle_weights,
+    uses_validation=True,
+    sections=(Oracle,),
+)

@@ -1,6 +1,7 @@
 """A rule of the user's own from a function of weights, and any rule in any loop."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -20,33 +21,22 @@ from tsfl_jax.rules.base import (
     Outcome,
     Situation,
     Weights,
+    check_weights,
     combined,
+    decided,
     model_at,
     normalized,
     of_present,
     others_of,
     weights_of,
+    with_defaults,
 )
 from tsfl_jax.types import (
     ClientGradients,
-    Constants,
     HParams,
     Params,
     PRNGKey,
     UserError,
-)
-
-# Plain SGD without limits; the constants of DMS are to be given.
-HPARAMS = HParams(
-    lr=0.003,
-    momentum=0.0,
-    mu=0.0,
-    gamma=0.5,
-    clip_norm=jnp.inf,
-    smoothness=jnp.nan,
-    grad_sq_norm=jnp.nan,
-    grad_variance=jnp.nan,
-    weight_limit=jnp.inf,
 )
 
 
@@ -159,11 +149,7 @@ def rule(
         if isinstance(made, Weights):
             return made
         value = jnp.asarray(made, jnp.float32)
-        if value.shape != situation.tau.shape:
-            raise UserError(
-                f"the rule's weights have shape {list(value.shape)}; expected "
-                f"{list(situation.tau.shape)}, a number per client"
-            )
+        check_weights(value, situation)
         if normalize:
             return weights_of(normalized(value, situation.tau), situation.tau)
         return weights_of(jnp.where(situation.tau > 0, value, 0.0), situation.tau)
@@ -174,6 +160,39 @@ def rule(
         if fields.get(name) is not None
     }
     return Aggregator(found, **(fields | own))
+
+
+@functools.lru_cache(maxsize=64)
+def rule_of_component(kind: type) -> Aggregator:
+    """Make a rule of a `component` whose methods are functions of an `Aggregator`.
+
+    A method gets its settings as they are in the program, then what that function
+    gets: ``weights(self, situation)`` or ``weights(self, situation, hparams)``, and
+    ``update(self, mean, params, state, event, hparams)``. Class attributes are the
+    other fields, such as ``deltas = True``.
+
+    Raises:
+      UserError: no method `weights`.
+    """
+    found = {n: getattr(kind, n) for n in Aggregator._fields if hasattr(kind, n)}
+    if "weights" not in found:
+        raise UserError(
+            f"aggregator={kind.__name__}(…): expected a component with a method "
+            "weights(self, situation)"
+        )
+
+    def of_settings(method: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: method(given[-1].of(kind), *given)
+
+    several = _takes_hparams(functools.partial(found.pop("weights"), None))
+
+    def weights(situation: Situation, hparams: HParams) -> Any:
+        more = (hparams,) if several else ()
+        return kind.weights(hparams.of(kind), situation, *more)
+
+    for name in {"update", "combine", "hindsight"} & set(found):
+        found[name] = of_settings(found[name])
+    return rule(weights, **({"sections": (kind,)} | found))
 
 
 def init_rule(
@@ -229,8 +248,8 @@ def aggregate(
       losses: ``[N]``, mean loss of each client's training; None: not known, NaN.
       validation: params → loss on samples of the server, for `oracle` only.
       key: of the rule's random numbers (DMS); None: of seed 0.
-      hparams: η and what else the rule reads; L, G², σ² must be given for DMS. None:
-        `HPARAMS` with the rule's own default of η_g.
+      hparams: η and the settings that the rule reads, by default those of its
+        sections; DMS needs its `constants`. None: plain SGD.
 
     Returns:
       (w^{t+1}, new state).
@@ -239,24 +258,18 @@ def aggregate(
       UserError: a rule that needs `gradients` or `validation`, without them.
     """
     _check_given(rule, gradients, validation)
-    hparams = _defaults(rule) if hparams is None else hparams
+    hparams = with_defaults(rule, HParams() if hparams is None else hparams)
     number = len(jax.tree.leaves(updates)[0])
     key = rng.key(0) if key is None else key
     columns = _columns(number, tau, size, steps, lag)
-    constants = Constants(*(getattr(hparams, n) for n in Constants._fields))
-    situation = Situation(key, *columns, jnp.int32(group), constants, gradients)
+    group, constants = jnp.int32(group), hparams.constants
+    situation = Situation(key, *columns, group, constants, gradients)
     bare = not _has_collections(params)
     updates, params = _variables(updates), _variables(params)
     known = jnp.full(number, jnp.nan) if losses is None else jnp.asarray(losses)
     measured = known.astype(jnp.float32), _of_variables(validation, bare)
     new, state = _applied(rule, updates, params, state, situation, hparams, measured)
     return (new["params"] if bare else new), state
-
-
-def _defaults(rule: Aggregator) -> HParams:
-    """`HPARAMS` with the rule's own step of the server."""
-    step = rule.settings.default_lr(float(HPARAMS.server_momentum))
-    return HPARAMS._replace(server_lr=step)
 
 
 def _check_given(
@@ -318,7 +331,7 @@ def _applied(
     measured: tuple[Array, Callable[[Params], Array] | None],
 ) -> tuple[Params, Any]:
     """w^{t+1} and the rule's state; `measured` are the clients' losses and F_val."""
-    weights, present = rule.weights(situation, hparams), situation.tau > 0
+    weights, present = decided(rule, situation, hparams), situation.tau > 0
     rho = weights.rho
     present &= _finite(updates)
     counts, before = present.any(), state

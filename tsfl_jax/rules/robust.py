@@ -19,15 +19,12 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from tsfl_jax.rules.averages import server_step
-from tsfl_jax.rules.base import (
-    Aggregator,
-    Event,
-    Settings,
-    equal_weights,
-)
+from tsfl_jax.components import component, setting
+from tsfl_jax.rules.averages import Server, server_step
+from tsfl_jax.rules.base import Aggregator, Event, equal_weights
+from tsfl_jax.timeline import replay
 from tsfl_jax.trees import inexact
-from tsfl_jax.types import HParams, Params, UserError
+from tsfl_jax.types import HParams, Params, Schedule, UserError
 
 
 def _checked(
@@ -254,18 +251,39 @@ def multi_krum(
     return jax.tree.map(lambda w, x: w.astype(x.dtype), w, models)
 
 
-def robust_mean(
-    mean: Callable[..., Params], trims: bool = False, **settings: Any
-) -> Aggregator:
+_SHARE = setting(0.1, "share of clients that may be wrong", low=0, below=0.5)
+
+
+@component("trimmed_mean")
+class TrimmedMean:
+    """The mean without the largest and smallest values of each coordinate."""
+
+    trim: float = _SHARE
+
+
+@component("krum")
+class Krum:
+    """Krum and multi-Krum."""
+
+    trim: float = _SHARE
+
+    def notes(
+        self, config: Any, rule: Aggregator, schedule: Schedule
+    ) -> tuple[str, ...]:
+        """Notes on updates with 2f + 2 ≥ n; raises `UserError` if they all are."""
+        there = (replay.claimed(schedule) > 0).sum(axis=1)
+        return krum_notes(config.algorithm, self.trim, there)
+
+
+def robust_mean(mean: Callable[..., Params], kind: type | None = None) -> Aggregator:
     """A rule w^{t+1} = w^t + η_g·mean of the updates.
 
     Other collections become that mean of the clients' own values, without η_g.
 
     Args:
-      mean: (updates ``[N, ...]``, present ``[N]``) → update, with `trims` also of the
+      mean: (updates ``[N, ...]``, present ``[N]``) → update, with `kind` also of the
         share of clients that may be wrong.
-      trims: whether `mean` takes that share.
-      settings: fields of `Settings`.
+      kind: component with that share, `trim`; None: `mean` takes none.
     """
 
     def combine(
@@ -273,22 +291,21 @@ def robust_mean(
     ) -> tuple[Params, tuple]:
         leaves, tree = jax.tree.flatten(updates)
         # Integer leaves have no mean; their update is 0.
-        trim = (hparams.trim,) if trims else ()
+        trim = (hparams.of(kind).trim,) if kind else ()
         found = iter(mean([u for u in leaves if inexact(u)], event.present, *trim))
         leaves = [next(found) if inexact(u) else u[0] for u in leaves]
         return jax.tree.unflatten(tree, leaves), state
 
-    reads = ("lr", "trim") if trims else ("lr",)
     return Aggregator(
         equal_weights,
         update=server_step,
         combine=combine,
         combines_others=True,
-        settings=Settings(reads, **settings),
+        sections=(Server, kind) if kind else (Server,),
     )
 
 
-def _krum_notes(
+def krum_notes(
     name: str, trim: float, clients: Int[np.ndarray, "T"]
 ) -> tuple[str, ...]:
     """Notes on updates with 2f + 2 ≥ n; raises `UserError` if they all are."""
@@ -298,7 +315,7 @@ def _krum_notes(
     if few.all() and n.size:
         n, f = np.sort(n), np.sort(f)
         raise UserError(
-            f"--config.server.trim={trim}: {name} needs 2f + 2 < n, but of n = {n[-1]} "
+            f"--config.krum.trim={trim}: {name} needs 2f + 2 < n, but of n = {n[-1]} "
             f"clients in one update f = {f[-1]} may be wrong; lower it, or have more "
             "clients deliver at once"
         )
@@ -312,7 +329,7 @@ def _krum_notes(
 
 
 MEDIAN = robust_mean(coordinate_median)
-TRIMMED_MEAN = robust_mean(trimmed_mean, trims=True)
+TRIMMED_MEAN = robust_mean(trimmed_mean, TrimmedMean)
 GEOMETRIC_MEDIAN = robust_mean(geometric_median)
-KRUM = robust_mean(krum, trims=True, notes=_krum_notes)
-MULTI_KRUM = robust_mean(multi_krum, trims=True, notes=_krum_notes)
+KRUM = robust_mean(krum, Krum)
+MULTI_KRUM = robust_mean(multi_krum, Krum)

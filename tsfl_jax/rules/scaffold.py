@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, Int
 
 from tsfl_jax import trees
 from tsfl_jax.rules import local_work
-from tsfl_jax.rules.averages import server_step, size_weights
-from tsfl_jax.rules.base import Aggregator, Counts, Event, Settings
+from tsfl_jax.rules.averages import FedAvg, Server, server_step, size_weights
+from tsfl_jax.rules.base import Aggregator, Counts, Event
+from tsfl_jax.rules.staleness import Staleness
 from tsfl_jax.types import HParams, Params
 
 
@@ -105,5 +106,5 @@ SCAFFOLD = Aggregator(
     combine=_combine,
     sent=lambda state: state.common,
     correction=_correction,
-    settings=Settings(("lr",), "others"),
+    sections=(Server, FedAvg, Staleness),
 )

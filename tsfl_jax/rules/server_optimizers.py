@@ -5,7 +5,6 @@ Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for
 Federated Visual Classification", 2019.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +13,46 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tsfl_jax.rules.averages import size_weights
-from tsfl_jax.rules.base import Aggregator, Counts, Event, Settings
+from tsfl_jax.components import arrays, changed, component, setting
+from tsfl_jax.rules.averages import FedAvg, size_weights
+from tsfl_jax.rules.base import Aggregator, Counts, Event
+from tsfl_jax.rules.staleness import Staleness
 from tsfl_jax.types import HParams, Params
 
-Optimizer = Callable[[HParams], optax.GradientTransformation]
+# Under the root, so that what never moved has a derivative; it changes no bit.
+_LEAST = float(np.finfo(np.float32).tiny)
 
 
-def server_optimizer(make: Optimizer, settings: Settings) -> Aggregator:
+@component("fedavgm")
+class FedAvgM:
+    """The server's SGD with momentum.
+
+    With β an update counts 1/(1 − β) times in all, but late: η_g = 1 is far too large
+    for β = 0.9, and 1 − β slow at the start.
+    """
+
+    lr: float = setting(0.0, "η_g; 0: min(1, 2(1 − β₁))", low=0)
+    momentum: float = setting(0.9, "β₁", low=0, below=1)
+
+    def resolved(self) -> "FedAvgM":
+        """The default step of this momentum."""
+        step = self.lr or min(1.0, 2 * (1 - self.momentum))
+        return changed(self, lr=step)
+
+
+@component("fedopt")
+class FedOpt:
+    """The server's Adam and Yogi: fedadam, fedyogi."""
+
+    lr: float = setting(0.01, "η_g", above=0)
+    momentum: float = setting(0.9, "β₁", low=0, below=1)
+    second: float = setting(0.99, "β₂", low=0, below=1)
+    floor: float = setting(1e-3, "added to √v", above=0)
+
+
+def server_optimizer(
+    make: Callable[[Any], optax.GradientTransformation], kind: type
+) -> Aggregator:
     """A rule whose server applies an optax optimizer to the pseudo-gradient −Δ.
 
     w^{t+1} = w^t + optimizer(−Δ), Δ = Σ_i ρ_i (w_i − base_i), ρ as in FedAvg. optax's
@@ -29,55 +60,39 @@ def server_optimizer(make: Optimizer, settings: Settings) -> Aggregator:
     omits.
 
     Args:
-      make: `HParams` → optax transformation; they do not decide its initial state.
-      settings: what the rule reads.
+      make: settings → optax transformation; they do not decide its initial state.
+      kind: component of the settings.
     """
 
     def init(params: Params, counts: Counts) -> Any:
         del counts
-        return make(HParams(*[0.1] * len(HParams._fields))).init(params)
+        return make(arrays(kind())).init(params)
 
     def update(
         mean: Params, params: Params, state: Any, event: Event, hparams: HParams
     ) -> tuple[Params, Any]:
         del event
         pseudo = jax.tree.map(jnp.subtract, params, mean)
-        change, state = make(hparams).update(pseudo, state, params)
+        change, state = make(hparams.of(kind)).update(pseudo, state, params)
         return optax.apply_updates(params, change), state
 
-    return Aggregator(size_weights, init, update, deltas=True, settings=settings)
+    sections = (kind, FedAvg, Staleness)
+    return Aggregator(size_weights, init, update, deltas=True, sections=sections)
 
 
-def _momentum(hparams: HParams) -> optax.GradientTransformation:
-    return optax.sgd(hparams.server_lr, momentum=hparams.server_momentum)
+def _sgd(own: FedAvgM) -> optax.GradientTransformation:
+    return optax.sgd(own.lr, momentum=own.momentum)
 
 
-def _gentle_step(momentum: float) -> float:
-    """η_g of FedAvgM: with β an update counts 1/(1 − β) times in all, but late.
-
-    η_g = 1 is far too large for β = 0.9, and 1 − β slow at the start.
-    """
-    return min(1.0, 2 * (1 - momentum))
+def _adam(own: FedOpt) -> optax.GradientTransformation:
+    rates = {"b1": own.momentum, "b2": own.second}
+    return optax.adam(own.lr, **rates, eps=own.floor, eps_root=_LEAST)
 
 
-def _adaptive(make: Callable[..., optax.GradientTransformation]) -> Aggregator:
-    def transformation(hparams: HParams) -> optax.GradientTransformation:
-        return make(
-            hparams.server_lr,
-            b1=hparams.server_momentum,
-            b2=hparams.server_second,
-            eps=hparams.server_floor,
-        )
-
-    reads = ("lr", "momentum", "second", "floor")
-    return server_optimizer(transformation, Settings(reads, "others", lambda _: 0.01))
+def _yogi(own: FedOpt) -> optax.GradientTransformation:
+    return optax.yogi(own.lr, b1=own.momentum, b2=own.second, eps=own.floor)
 
 
-FEDAVGM = server_optimizer(
-    _momentum, Settings(("lr", "momentum"), "others", _gentle_step)
-)
-# Under the root, so that what never moved has a derivative; it changes no bit.
-_LEAST = float(np.finfo(np.float32).tiny)
-
-FEDADAM = _adaptive(functools.partial(optax.adam, eps_root=_LEAST))
-FEDYOGI = _adaptive(optax.yogi)
+FEDAVGM = server_optimizer(_sgd, FedAvgM)
+FEDADAM = server_optimizer(_adam, FedOpt)
+FEDYOGI = server_optimizer(_yogi, FedOpt)

@@ -1,11 +1,82 @@
 """How much a late update still counts."""
 
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from tsfl_jax.components import arrays, component, listed, setting
+from tsfl_jax.timeline import FRAMEWORKS, replay
+from tsfl_jax.types import Schedule, UserError
+
+KINDS = ("constant", "polynomial", "hinge", "exponential")
 EXPONENTIAL = 3  # the kind (e/2)^−l
+
+
+@component("staleness")
+class Staleness:
+    """Factor s(lag) on updates of an earlier global model."""
+
+    kind: str = setting("constant", "factor s(lag) on stale updates", KINDS)
+    a: float = setting(0.5, "a of polynomial and hinge", low=0)
+    b: float = setting(4.0, "b of hinge, in updates", low=0)
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse a factor that would change no weight."""
+        for name, kinds in (("a", KINDS[1:3]), ("b", KINDS[2:3])):
+            value = getattr(self, name)
+            if value != getattr(Staleness(), name) and self.kind not in kinds:
+                raise UserError(
+                    f"--config.staleness.{name}={value}: would be ignored with "
+                    f"--config.staleness.kind={self.kind}; it belongs to "
+                    f"{listed(kinds)}"
+                )
+        if self.kind == "constant":
+            return
+        timeline = config.timeline
+        ignored = f"--config.staleness.kind={self.kind}: would be ignored with "
+        framework = FRAMEWORKS.get(timeline.framework)
+        if framework is None or not framework.late:
+            late = [name for name, each in FRAMEWORKS.items() if each.late]
+            raise UserError(
+                f"{ignored}--config.timeline.framework={timeline.framework}, under "
+                f"which no model is stale; it belongs to {listed(late)}"
+            )
+        alike = framework.alike is not None and framework.alike(
+            timeline, config.num_clients
+        )
+        if alike and not rule.discounts:
+            raise UserError(
+                f"{ignored}--config.algorithm={config.algorithm} under "
+                f"--config.timeline.framework={timeline.framework}: its weights sum to "
+                "1, and all models of one update are as stale; use a rule like "
+                "fedasync or fedbuff"
+            )
+
+    def notes(self, config: Any, rule: Any, schedule: Schedule) -> tuple[str, ...]:
+        """Say that no delivery of this run is late enough."""
+        if self.kind == "constant":
+            return ()
+        there, lag = replay.claimed(schedule) > 0, 0 * schedule.tau
+        if schedule.delivery is not None:
+            lag = schedule.delivery.lag
+        late = of_lag(lag, arrays(self))
+        least = np.where(there, late, np.inf).min(axis=1)
+        most = np.where(there, late, -np.inf).max(axis=1)
+        if (least < (1 if rule.discounts else most)).any():
+            return ()
+        return (
+            f"staleness.kind={self.kind} changes no weight in this run: no delivery is "
+            "late enough",
+        )
+
+
+def of_lag(lag: Int[ArrayLike, "*N"], settings: Staleness) -> Float[Array, "*N"]:
+    """`staleness_factor` with the settings of a program."""
+    return staleness_factor(lag, settings.kind, settings.a, settings.b)
 
 
 def staleness_factor(
@@ -25,7 +96,7 @@ def staleness_factor(
 
     Args:
       lag: l ≥ 0, global updates since the client's base model.
-      kind: ``[]`` integer, index into `config.STALENESS`.
+      kind: ``[]`` integer, index into `KINDS`.
       a: ``[]`` ≥ 0 of "polynomial" and "hinge"; not read, so it may be NaN, by others.
       b: ``[]`` ≥ 0, updates, of "hinge"; likewise.
 

@@ -93,10 +93,10 @@ _QUADRATIC = {
     "model.name": "quadratic",
 }
 FRAMEWORKS = {
-    "afl": {"algorithm": "fedasync", "server.staleness": "polynomial"},
+    "afl": {"algorithm": "fedasync", "staleness.kind": "polynomial"},
     "esync": {},
     "fedat": {"algorithm": "fedat"},
-    "fedbuff": {"algorithm": "fedbuff", "server.staleness": "polynomial"},
+    "fedbuff": {"algorithm": "fedbuff", "staleness.kind": "polynomial"},
     "fedcs": {"timeline.deadline": 3.0},
     "safa": {},
     "sfl": {},

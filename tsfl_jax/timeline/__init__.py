@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tsfl_jax.config import SETTINGS
+from tsfl_jax.sections import SETTINGS
 from tsfl_jax.timeline import events
 from tsfl_jax.timeline.asynchronous import afl, fedbuff, tsfl
 from tsfl_jax.timeline.synchronous import esync, fedat, fedcs, safa, sfl
@@ -26,6 +26,8 @@ class Framework(NamedTuple):
     # Of the same: about how many events it simulates; see `events`.
     events: Callable[..., float] = events.of_arrivals
     late: bool = False  # whether a delivery can be of an earlier global model
+    # (settings of ``timeline``, N) -> whether all of one update are as late.
+    alike: Callable[[Any, int], bool] | None = None
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -38,12 +40,21 @@ class Framework(NamedTuple):
 FRAMEWORKS = {
     "sfl": Framework(sfl, events.of_tiers),
     "tsfl": Framework(tsfl, events.of_clock),
-    "afl": Framework(afl, late=True),
-    "fedbuff": Framework(fedbuff, late=True),
-    "fedat": Framework(fedat, events.of_tiers, late=True),
+    "afl": Framework(afl, late=True, alike=lambda own, clients: True),
+    "fedbuff": Framework(
+        fedbuff, late=True, alike=lambda own, clients: own.buffer == 1
+    ),
+    "fedat": Framework(
+        fedat, events.of_tiers, late=True, alike=lambda own, clients: True
+    ),
     "fedcs": Framework(fedcs, events.of_selection),
     "esync": Framework(esync, events.of_tiers),
-    "safa": Framework(safa, events.of_quota, late=True),
+    "safa": Framework(
+        safa,
+        events.of_quota,
+        late=True,
+        alike=lambda own, clients: own.fraction * clients <= 1,
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tsfl_jax.sections import check
 from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.fleet import (
     ExactFleet,
@@ -33,7 +34,6 @@ from tsfl_jax.timeline.trace import (
     make_simulation,
 )
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import check
 
 
 def afl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
+from tsfl_jax.sections import check
 from tsfl_jax.timeline import csv_rows, distributions, ticks
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import check
 
 Seconds = Float[np.ndarray, " N"]
 Windows = tuple[Float[np.ndarray, "W 2"], ...]

@@ -18,9 +18,9 @@ import pathlib
 import numpy as np
 from jaxtyping import Int
 
+from tsfl_jax.sections import check
 from tsfl_jax.timeline import csv_rows, distributions
 from tsfl_jax.types import INT32_MAX, Schedule, UserError
-from tsfl_jax.validate import check
 
 _CASES = {  # τ of the clients, in equal groups; case 3 draws anew in each interval
     "case1": ("constant(1)", "constant(4)"),

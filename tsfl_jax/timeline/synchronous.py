@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tsfl_jax.sections import check
 from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.events import quota_of
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, expected, finish
@@ -26,7 +27,6 @@ from tsfl_jax.timeline.trace import (
     make_simulation,
 )
 from tsfl_jax.types import INT32_MAX, UserError
-from tsfl_jax.validate import check
 
 
 def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:

@@ -1,0 +1,174 @@
+"""DMS as a rule: the weights of Algorithm 1, and settings where the paper is silent.
+
+Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Analysis
+and Optimizations". The equations are in `dms`.
+"""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from tsfl_jax.components import changed, component, setting
+from tsfl_jax.rules import dms
+from tsfl_jax.rules.base import Aggregator, Situation, Weights, normalized
+from tsfl_jax.types import Array as AnyArray
+from tsfl_jax.types import HParams, UserError
+
+DECAYS = ("none", "exponential", "inverse")
+
+
+@component("dms")
+class DMS:
+    """DMS (Algorithm 1) and its variants."""
+
+    coupling: float = setting(
+        -1.0, "c in ρ_i − ρ_j = c(τ_i − τ_j); negative: of L, G², σ²"
+    )
+    unit: str = setting(
+        "iteration",
+        "what τ counts in c(τ_i − τ_j) and in c itself",
+        ("iteration", "step"),
+    )
+    threshold: str = setting(
+        "uploads",
+        "K is the mean τ of uploads (0 of others), or of all work",
+        ("uploads", "all"),
+    )
+    drop: float = setting(1.0, "factor on P_i, the chance to be dropped", low=0, high=1)
+    late: int = setting(0, "intervals before the two factors below; 0: never", low=0)
+    drop_late: float = setting(1.0, "factor on P_i from then on", low=0, high=1)
+    coupling_late: float = setting(1.0, "factor on c from then on", low=0)
+    decay: str = setting(
+        "none", "factor on c and P_i; e^(−t/T_c), or 1/(1 + t/T_c)", DECAYS
+    )
+    decay_time: float = setting(10.0, "T_c, intervals", above=0)
+    project: bool = setting(
+        True, "weights below 0 or above θ/N are projected; False: used as they are"
+    )
+    weight_limit: float = setting(0.0, "θ ≥ 1 in ρ_i ≤ θ/N; 0: no limit")
+    by_size: bool = setting(False, "weights times |D_i|")
+
+    def resolved(self) -> "DMS":
+        """NaN for a c of L, G² and σ², infinite for no limit."""
+        return changed(
+            self,
+            coupling=self.coupling if self.coupling >= 0 else math.nan,
+            late=self.late or math.inf,
+            weight_limit=self.weight_limit or math.inf,
+        )
+
+    @property
+    def counts_all_work(self) -> bool:
+        """Whether K is of all work, also of what is not uploaded."""
+        return self.threshold == "all"
+
+    def check(self, config: Any, rule: Aggregator) -> None:
+        """Refuse what would be ignored, and weights that cannot sum to 1."""
+        check_limit("dms.weight_limit", self.weight_limit)
+        if self.counts_all_work and not config.schedule.upload_above:
+            raise UserError(
+                "--config.dms.threshold=all: would be ignored without "
+                "--config.schedule.upload_above, as all clients upload"
+            )
+        for name in ("drop_late", "coupling_late"):
+            if getattr(self, name) != 1 and not self.late:
+                raise UserError(
+                    f"--config.dms.{name}={getattr(self, name)}: would be ignored with "
+                    "--config.dms.late=0; say from which interval on"
+                )
+        if self.decay_time != DMS().decay_time and self.decay == "none":
+            raise UserError(
+                f"--config.dms.decay_time={self.decay_time}: would be ignored with "
+                "--config.dms.decay=none; it belongs to exponential or inverse"
+            )
+        if self.by_size:
+            check_sizes(self, "--config.dms.by_size=True")
+
+
+def check_limit(name: str, limit: float) -> None:
+    """Raise `UserError` for a θ under which weights cannot sum to 1."""
+    if limit != 0 and limit < 1:
+        raise UserError(
+            f"--config.{name}={limit}: θ in ρ ≤ θ/N must be at least 1 (or 0 for no "
+            "limit), else the weights cannot sum to 1"
+        )
+
+
+def check_sizes(settings: DMS, flag: str) -> None:
+    """Weights times |D_i| keep no limit, and need a positive sum."""
+    wrong = {}
+    if settings.weight_limit:
+        wrong[f"weight_limit={settings.weight_limit}"] = "which can take them above θ/N"
+    if not settings.project:
+        wrong["project=False"] = "and negative ones may then have any sum"
+    for name, why in wrong.items():
+        raise UserError(
+            f"--config.dms.{name}: {flag} multiplies the weights by the clients' "
+            f"samples, {why}; leave it out, or use {flag.partition('=')[0]}=False"
+        )
+
+
+def decay_factor(situation: Situation, settings: DMS) -> Float[Array, ""]:
+    """What is left of c and P_i in interval t: 1, e^(−t/T_c) or 1/(1 + t/T_c)."""
+    age = jnp.asarray(situation.interval) / settings.decay_time
+    several = jnp.stack([jnp.ones_like(age), jnp.exp(-age), 1 / (1 + age)])
+    return several[jnp.asarray(settings.decay)]
+
+
+def dms_rule(situation: Situation, hparams: HParams) -> Weights:
+    """Weights of DMS: Algorithm 1, equations (6)–(9); the parts are in `dms`.
+
+    The settings ``dms.*`` depart from the paper where it is silent: c as a number, in
+    steps, or falling; P_i times a factor; K given; no projection; ρ_i times |D_i|.
+    """
+    factor = decay_factor(situation, hparams.of(DMS))
+    return scaled_dms(situation, hparams, factor, hparams.of(DMS).by_size)
+
+
+def scaled_dms(
+    situation: Situation,
+    hparams: HParams,
+    factor: Float[Array, ""],
+    by_size: AnyArray | float,
+) -> Weights:
+    """Weights of DMS with c and P_i times a factor in [0, 1]; 0: equal weights.
+
+    `by_size` 1: times |D_i|.
+    """
+    settings = hparams.of(DMS)
+    key, tau, constants = situation.key, situation.tau, situation.constants
+    late = situation.interval >= jnp.asarray(settings.late)
+    drop = jnp.where(late, settings.drop_late, settings.drop) * factor
+    selected = dms.select(
+        key,
+        tau,
+        situation.client,
+        threshold_value=situation.threshold,
+        drop=drop,
+    )
+    work = jnp.where(jnp.asarray(settings.unit) > 0, situation.steps, tau)
+    coupling = dms.coupling(work, lr=hparams.lr, **constants._asdict())
+    given = jnp.asarray(settings.coupling)
+    coupling = jnp.where(jnp.isnan(given), coupling, given)
+    # A gradient that overflowed in the estimate must not spoil every weight.
+    coupling = jnp.where(jnp.isnan(coupling), 0.0, coupling)
+    coupling = coupling * jnp.where(late, settings.coupling_late, 1.0) * factor
+    raw = jnp.asarray(settings.project) == 0
+    rho = dms.affine_weights(work, selected, coupling, settings.weight_limit, raw)
+    sized = normalized(rho * situation.size, tau)
+    rho = jnp.where(jnp.asarray(by_size) == 1, sized, rho.astype(jnp.float32))
+    threshold = jnp.asarray(situation.threshold, jnp.float32)
+    own = jnp.isnan(threshold)
+    threshold = jnp.where(own, dms.threshold(tau), threshold).astype(jnp.float32)
+    return Weights(rho, selected, threshold, coupling)
+
+
+def _coupling_given(hparams: HParams) -> bool:
+    return not math.isnan(hparams.of(DMS).coupling)
+
+
+RULE = Aggregator(
+    dms_rule, uses_constants=True, needs_none=_coupling_given, sections=(DMS,)
+)

@@ -101,7 +101,7 @@ def rule_rows(results: Mapping[str, RuleResult]) -> list[dict[str, str]]:
         own = name == "fedavg"
         rows.append(
             {
-                "rule": style.NAMES.get(name, name),
+                "rule": style.name_of(name),
                 "best accuracy, %": spread(_best(one)),
                 **{n: "–" if own else spread(v, "+.2f") for n, v in gains.items()},
                 "lowest test loss − FedAvg": "–" if own else _shown(losses, "+.4f"),

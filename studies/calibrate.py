@@ -13,6 +13,7 @@ stopped, and the table is written anew after each cell.
 """
 
 import argparse
+import itertools
 import pathlib
 import sys
 import time
@@ -321,9 +322,7 @@ def final_rows(
     names = [*DMS_READINGS, *(choice.label for choice in DMS_CHOICES)]
     found = (
         final_row(measured, reading.label, cell, name)
-        for reading in several
-        for cell in cells
-        for name in names
+        for reading, cell, name in itertools.product(several, cells, names)
     )
     return [row for row in found if row]
 
@@ -462,7 +461,7 @@ def parse(texts: list[str]) -> argparse.Namespace:
     given.readings = chosen(parser, given.readings)
     if given.rungs < 0:
         parser.error("--rungs must be at least 0")
-    arguments.check_free(given.set, changed_by(given.readings), "calibrate")
+    study.check_free(given.set, changed_by(given.readings), "calibrate")
     return given
 
 

@@ -266,7 +266,7 @@ def main(texts: list[str]) -> None:
     devices.start(0)
     given.out = files.prepare_workdir(given.out, "--out")
     taken = ("schedule.kind", "schedule.trace")
-    arguments.check_free(given.set, taken, "adversary")
+    study.check_free(given.set, taken, "adversary")
     changes = arena.DATA["digits"] | given.data_dir | given.set
     config = grid.changed(Config(), changes)
     dataset = prepare.load_dataset(config)

@@ -396,7 +396,7 @@ def main(texts: list[str]) -> None:
     devices.start(0)
     own = {name for split in SPLITS.values() for name in split}
     own |= {"schedule.kind", "schedule.trace"}
-    arguments.check_free(given.set, own, "arena")
+    study.check_free(given.set, own, "arena")
     given.out = files.prepare_workdir(given.out / given.data, "--out")
     changes = DATA[given.data] | given.data_dir | given.set
     try:

@@ -76,7 +76,7 @@ class Arena(NamedTuple):
 
 def name_of(rule: str) -> str:
     """The written name of a rule."""
-    return style.NAMES.get(rule, rule)
+    return style.name_of(rule)
 
 
 def compare(

@@ -13,6 +13,7 @@ stopped, and the table is written anew after each cell.
 """
 
 import argparse
+import itertools
 import pathlib
 import sys
 import time
@@ -256,16 +257,6 @@ def distance(
     return found if np.isfinite(found) else np.inf
 
 
-def nearest(
-    measured: Mapping[Key, Measured],
-    readings: Sequence[Reading],
-    steps: Sequence[Rung],
-) -> list[Reading]:
-    """The readings in order of their distance on what these rungs have run."""
-    pairs = pairs_of(steps)
-    return sorted(readings, key=lambda r: distance(measured, r.label, pairs))
-
-
 def calibration_rows(
     measured: Mapping[Key, Measured],
     readings: Sequence[Reading],
@@ -332,20 +323,22 @@ def final_rows(
     names = [*DMS_READINGS, *(choice.label for choice in DMS_CHOICES)]
     found = (
         final_row(measured, reading.label, cell, name)
-        for reading in several
-        for cell in cells
-        for name in names
+        for reading, cell, name in itertools.product(several, cells, names)
     )
     return [row for row in found if row]
 
 
 class Calibration(NamedTuple):
-    """What stays the same from call to call."""
+    """What is run, and where its files are."""
 
-    load: Load
-    workdir: pathlib.Path
-    out: pathlib.Path
-    about: str
+    load: Load  # the settings of a cell
+    cells: Sequence[str]  # the first and the last are those of the first rung
+    readings: Sequence[Reading]  # the most plausible first
+    seeds: int  # of the second stage
+    workdir: pathlib.Path  # of finished lanes
+    out: pathlib.Path  # of the tables
+    about: str  # said above the tables
+    num_rungs: int = 0  # only the first so many, and no DMS; 0: all, and DMS
 
 
 def _attempt(
@@ -370,21 +363,11 @@ def _attempt(
     return found
 
 
-def _joined(old: dict[Key, Measured], new: dict[Key, Measured]) -> dict[Key, Measured]:
-    """Both; where both have an entry, that of more seeds."""
-    more = {
-        k: m for k, m in new.items() if k not in old or len(m.best) > len(old[k].best)
-    }
-    return old | more
-
-
-def choose(
-    study: Calibration, readings: Sequence[Reading], steps: Sequence[Rung]
-) -> list[Reading]:
+def choose(study: Calibration, steps: Sequence[Rung]) -> list[Reading]:
     """Run the rungs; the readings of the last one, the nearest first."""
     measured: dict[Key, Measured] = {}
     reached: dict[str, int] = {}
-    left, about = list(readings), f"{study.about}. Distance: root mean square of"
+    left, about = list(study.readings), f"{study.about}. Distance: root mean square of"
     about += " FedAvg, FedProx and FedAsync minus the paper's, over what the rung ran;"
     about += f" accuracies: {OVER_SEEDS}, of each run's best."
     for at, rung in enumerate(steps):
@@ -394,18 +377,21 @@ def choose(
             reached[reading.label] = at
             for cell in rung.cells:
                 work = (cell, rung.algorithms, rung.seeds)
-                measured = _joined(measured, _attempt(study, reading, *work))
-                rows = calibration_rows(measured, readings, steps, reached)
+                for key, one in _attempt(study, reading, *work).items():
+                    if key not in measured or len(one.best) > len(measured[key].best):
+                        measured[key] = one  # that of more seeds
+                rows = calibration_rows(measured, study.readings, steps, reached)
                 if measured:
                     files.write_table(study.out, "calibration", rows, about)
-        left = nearest(measured, left, steps[: at + 1])
+        pairs = pairs_of(steps[: at + 1])
+        left.sort(key=lambda r, pairs=pairs: distance(measured, r.label, pairs))
     if not measured:
         raise UserError("calibrate: no reading could be run; see the lines above")
     return left
 
 
 def confirm(
-    study: Calibration, several: Sequence[Reading], cells: Sequence[str], seeds: int
+    study: Calibration, several: Sequence[Reading], cells: Sequence[str]
 ) -> bool:
     """Run DMS and FedAvg under the nearest readings; whether there is a table."""
     measured: dict[Key, Measured] = {}
@@ -420,10 +406,10 @@ def confirm(
 
     for reading in several:
         for cell in cells:
-            measured |= _attempt(study, reading, cell, ("fedavg",), seeds)
+            measured |= _attempt(study, reading, cell, ("fedavg",), study.seeds)
             for name, changes in DMS_READINGS.items():
-                add(reading, cell, name, changes, seeds)
-    few = min(seeds, CHOICE_SEEDS)
+                add(reading, cell, name, changes, study.seeds)
+    few = min(study.seeds, CHOICE_SEEDS)
     where = [cell_of(choice, cells) for choice in DMS_CHOICES]
     for cell in dict.fromkeys(where):
         if cell not in cells:
@@ -433,37 +419,17 @@ def confirm(
     return bool(final_rows(measured, several, cells))
 
 
-def run_calibration(
-    load: Load,
-    cells: Sequence[str],
-    readings: Sequence[Reading],
-    *,
-    seeds: int,
-    workdir: pathlib.Path,
-    out: pathlib.Path,
-    about: str,
-    num_rungs: int = 0,
-) -> list[pathlib.Path]:
+def run_calibration(study: Calibration) -> list[pathlib.Path]:
     """Run or resume both stages; the paths of the tables.
-
-    Args:
-      load: the settings of a cell.
-      cells: names of experiments; the first and the last are those of the first rung.
-      readings: the grid, the most plausible first.
-      seeds: of the second stage.
-      workdir: folder of finished lanes.
-      out: folder of the tables.
-      about: said above the tables.
-      num_rungs: only the first so many rungs, and no DMS; 0: all, and DMS.
 
     Raises:
       UserError: no reading could be run.
     """
-    study = Calibration(load, workdir, files.prepare_workdir(out, "--out"), about)
-    steps = rungs(cells, len(readings))
-    best = choose(study, readings, steps[: num_rungs or None])[:2]
+    out = files.prepare_workdir(study.out, "--out")
+    steps = rungs(study.cells, len(study.readings))
+    best = choose(study, steps[: study.num_rungs or None])[:2]
     names = ["calibration"]
-    if not num_rungs and confirm(study, best, steps[0].cells, seeds):
+    if not study.num_rungs and confirm(study, best, steps[0].cells):
         names.append("calibration_dms")
     return [out / f"{name}.{kind}" for name in names for kind in ("md", "csv")]
 
@@ -496,7 +462,7 @@ def parse(texts: list[str]) -> argparse.Namespace:
     given.readings = chosen(parser, given.readings)
     if given.rungs < 0:
         parser.error("--rungs must be at least 0")
-    arguments.check_free(given.set, changed_by(given.readings), "calibrate")
+    study.check_free(given.set, changed_by(given.readings), "calibrate")
     return given
 
 
@@ -510,16 +476,19 @@ def main(texts: list[str]) -> None:
     cells = [name for name in cells if "select" not in name]
     note = reproduce.changed_config(cells[0], given)[1]
     device = f"device: {arguments.device_text()}"
-    for path in run_calibration(
-        lambda name: reproduce.changed_config(name, given)[0],
-        cells,
-        given.readings,
-        seeds=given.seeds,
-        num_rungs=given.rungs,
-        workdir=given.out / "cells" / "calibrate",
-        out=given.table or given.out,
-        about=arguments.joined(", ".join(data), note, device),
-    ):
+    made = run_calibration(
+        Calibration(
+            lambda name: reproduce.changed_config(name, given)[0],
+            cells,
+            given.readings,
+            given.seeds,
+            given.out / "cells" / "calibrate",
+            given.table or given.out,
+            arguments.joined(", ".join(data), note, device),
+            given.rungs,
+        )
+    )
+    for path in made:
         print(path)
 
 

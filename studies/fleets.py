@@ -146,10 +146,13 @@ def make_fleet(config: Config, numbers: FleetNumbers, dataset: Dataset) -> Fleet
 
 def write_fleet(path: pathlib.Path, fleet: Fleet) -> pathlib.Path:
     """Write a fleet as a CSV trace, interval,client,tau,size."""
+    import pandas
+
     T, N = fleet.tau.shape
     interval, client = np.indices((T, N)).reshape(2, -1)
     columns = {"interval": interval, "client": client, "tau": fleet.tau.ravel()}
-    files.write_columns(path, columns | {"size": np.tile(fleet.size, T)})
+    columns["size"] = np.tile(fleet.size, T)
+    files.write_csv(path, pandas.DataFrame(columns))
     return path
 
 

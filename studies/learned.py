@@ -231,17 +231,17 @@ def test_rows(
     rows, gains = [], []
     for fleet in TESTS:
         row = {"fleet and split": fleet}
-        row |= {style.NAMES[rule]: spread(scores[fleet, rule]) for rule in rules}
+        row |= {style.name_of(rule): spread(scores[fleet, rule]) for rule in rules}
         for other in _COMPARED:
             gains.append(scores[fleet, "learned"] - scores[fleet, other])
-            row[f"learned − {style.NAMES[other]}"] = spread(gains[-1], "+.2f")
+            row[f"learned − {style.name_of(other)}"] = spread(gains[-1], "+.2f")
         rows.append(row | {"seeds": str(seeds)})
     corrected = iter(zip(gains, holm([paired_p(g) for g in gains]), strict=True))
     for row in rows:
         for other in _COMPARED:
             gain, p = next(corrected)
-            row[f"p, {style.NAMES[other]}"] = p_text(p)
-            row[f"than {style.NAMES[other]}"] = verdict(gain, p)
+            row[f"p, {style.name_of(other)}"] = p_text(p)
+            row[f"than {style.name_of(other)}"] = verdict(gain, p)
     return rows
 
 

@@ -12,7 +12,7 @@ such a run has no loss, regret and gap.
 import argparse
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -35,13 +35,7 @@ COLUMNS = (
 )
 
 
-class RuleResult(NamedTuple):
-    """One rule, ``[S, T]`` each."""
-
-    accuracy: Float[np.ndarray, "S T"]  # on the test set, in [0, 1]
-    loss: Float[np.ndarray, "S T"]  # on the test set
-    regret: Float[np.ndarray, "S T"]  # of the validation loss
-    gap: Float[np.ndarray, "S T"]
+Fields = dict[str, Float[np.ndarray, "S T"]]  # of one rule
 
 
 def points(config: Config, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -50,22 +44,15 @@ def points(config: Config, given: argparse.Namespace) -> dict[str, dict[str, Any
     return {name: {"algorithm": name} for name in names}
 
 
-def results_of(runs: Runs) -> dict[str, RuleResult]:
+def results_of(runs: Runs) -> dict[str, Fields]:
     """The results by rule; a run that diverged has no loss, regret and gap."""
     history = runs.result.history
     lost = history["diverged"].any(axis=1, keepdims=True)
-    fields = [
-        runs.by_label(np.where(lost, np.nan, history[field]))
-        for field in ("test_loss", "regret", "gap")
-    ]
-    return {
-        name: RuleResult(accuracy, *(field[name] for field in fields))
-        for name, accuracy in runs.accuracy().items()
+    fields = {"accuracy": runs.accuracy()} | {
+        name: runs.by_label(np.where(lost, np.nan, history[name]))
+        for name in ("test_loss", "regret", "gap")
     }
-
-
-def _best(result: RuleResult) -> Float[np.ndarray, "S"]:
-    return 100 * np.nanmax(result.accuracy, axis=1)
+    return {n: {f: of[n] for f, of in fields.items()} for n in runs.labels}
 
 
 def _over(
@@ -81,40 +68,34 @@ def _shown(values: Float[np.ndarray, "S"], form: str = ".4f") -> str:
     return spread(values, form) if np.isfinite(values).all() else "–"
 
 
-def rule_rows(results: Mapping[str, RuleResult]) -> list[dict[str, str]]:
+def rule_rows(results: Mapping[str, Fields]) -> list[dict[str, str]]:
     """The table as text: differences to FedAvg are paired by seed."""
     first, rows = results["fedavg"], []
+    late = slice(2 * first["accuracy"].shape[1] // 3, None)
+    columns = {  # factor, and what is compared
+        "best": (1, lambda one: 100 * np.nanmax(one["accuracy"], axis=1)),
+        "mean over the run": (100, lambda one: np.nanmean(one["accuracy"], axis=1)),
+        "last third": (100, lambda one: np.nanmean(one["accuracy"][:, late], axis=1)),
+    }
     for name, one in results.items():
-        late = slice(2 * one.accuracy.shape[1] // 3, None)
-        gains = {
-            "best − FedAvg": _best(one) - _best(first),
-            "mean over the run − FedAvg": 100
-            * (np.nanmean(one.accuracy, 1) - np.nanmean(first.accuracy, 1)),
-            "last third − FedAvg": 100
-            * (
-                np.nanmean(one.accuracy[:, late], 1)
-                - np.nanmean(first.accuracy[:, late], 1)
-            ),
-        }
-        with np.errstate(invalid="ignore"):  # of infinite ones: not shown
-            losses = _over(np.nanmin, one.loss) - _over(np.nanmin, first.loss)
         own = name == "fedavg"
-        rows.append(
-            {
-                "rule": style.NAMES.get(name, name),
-                "best accuracy, %": spread(_best(one)),
-                **{n: "–" if own else spread(v, "+.2f") for n, v in gains.items()},
-                "lowest test loss − FedAvg": "–" if own else _shown(losses, "+.4f"),
-                "regret": _shown(_over(np.nanmean, one.regret)),
-                "regret, last third": _shown(_over(np.nanmean, one.regret[:, late])),
-                "gap": _shown(_over(np.nanmean, one.gap)),
-                "seeds": str(len(one.accuracy)),
-            }
-        )
+        row = {"rule": style.name_of(name)}
+        row["best accuracy, %"] = spread(columns["best"][1](one))
+        for column, (factor, of) in columns.items():
+            gain = spread(factor * (of(one) - of(first)), "+.2f")
+            row[f"{column} − FedAvg"] = "–" if own else gain
+        with np.errstate(invalid="ignore"):  # of infinite ones: not shown
+            losses = _over(np.nanmin, one["test_loss"])
+            losses = losses - _over(np.nanmin, first["test_loss"])
+        row["lowest test loss − FedAvg"] = "–" if own else _shown(losses, "+.4f")
+        row["regret"] = _shown(_over(np.nanmean, one["regret"]))
+        row["regret, last third"] = _shown(_over(np.nanmean, one["regret"][:, late]))
+        row["gap"] = _shown(_over(np.nanmean, one["gap"]))
+        rows.append(row | {"seeds": str(len(one["accuracy"]))})
     return rows
 
 
-def interval_rows(results: Mapping[str, RuleResult]) -> list[dict[str, Any]]:
+def interval_rows(results: Mapping[str, Fields]) -> list[dict[str, Any]]:
     """Accuracy against FedAvg and regret at every interval, in long form.
 
     Means over the seeds and half of their 95 % confidence intervals, the accuracy
@@ -122,8 +103,8 @@ def interval_rows(results: Mapping[str, RuleResult]) -> list[dict[str, Any]]:
     """
     first, rows = results["fedavg"], []
     for name, one in results.items():
-        gain = confidence_interval(100 * (one.accuracy - first.accuracy))
-        regret = confidence_interval(one.regret)
+        gain = confidence_interval(100 * (one["accuracy"] - first["accuracy"]))
+        regret = confidence_interval(one["regret"])
         for t, values in enumerate(np.transpose((*gain, *regret))):
             found = [f"{v:.4g}" if np.isfinite(v) else "" for v in values]
             rows.append(

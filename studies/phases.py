@@ -17,6 +17,7 @@ A run that diverged is scored at chance level. Choose on one data set
 """
 
 import argparse
+import itertools
 import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -132,32 +133,28 @@ def candidate_rows(
     """The table as text: the candidates, the one with the best worst third first."""
     found = []
     for name, accuracy in curves.items():
-        best = 100 * np.nanmax(accuracy, axis=1)
-        row = {"rule": name, "best accuracy, %": spread(best)}
+        several = {r: difference(accuracy, curves[r]) for r in REFERENCES if r != name}
+        row = {"rule": name, "best accuracy, %": spread(100 * np.nanmax(accuracy, 1))}
         row["mean over the run, %"] = spread(100 * np.nanmean(accuracy, axis=1))
-        against = [r for r in REFERENCES if r != name]
-        several = {r: difference(accuracy, curves[r]) for r in against}
         for r in REFERENCES:
-            for label, part in zip(("first", "middle", "last"), range(3), strict=True):
-                known = several.get(r)
+            known = several.get(r)
+            for part, label in enumerate(("first", "middle", "last")):
                 text = "–" if known is None else spread(known.thirds[part], "+.2f")
                 row[f"− {r}, {label} third"] = text
-            known = several.get(r)
             row[f"intervals behind {r}"] = "–" if known is None else str(known.behind())
         lowest = min(one.ends()[0] for one in several.values())
-        shown = f"{lowest:+.2f}" if np.isfinite(lowest) else "–"
-        row["lowest end over a third"] = shown
-        found_levels = {one.level() for one in several.values()}
-        row["level"] = next(v for v in (BEHIND, OPEN, LEVEL) if v in found_levels)
-        row["seeds"] = str(len(accuracy))
-        thirds = [t.mean() for one in several.values() for t in one.thirds]
-        found.append((-min(thirds), row))
-    first = [row for row in (r for _, r in found) if row["rule"] in REFERENCES]
-    rest = sorted(
-        (item for item in found if item[1]["rule"] not in REFERENCES),
-        key=lambda item: item[0],
-    )
-    return first + [row for _, row in rest]
+        row["lowest end over a third"] = (
+            f"{lowest:+.2f}" if np.isfinite(lowest) else "–"
+        )
+        levels = {one.level() for one in several.values()}
+        row["level"] = next(v for v in (BEHIND, OPEN, LEVEL) if v in levels)
+        worst = min(t.mean() for one in several.values() for t in one.thirds)
+        found.append(
+            (name not in REFERENCES, -worst, row | {"seeds": str(len(accuracy))})
+        )
+    first = [row for candidate, _, row in found if not candidate]
+    rest = sorted((item for item in found if item[0]), key=lambda item: item[1])
+    return first + [row for *_, row in rest]
 
 
 def interval_rows(
@@ -165,22 +162,15 @@ def interval_rows(
 ) -> list[dict[str, Any]]:
     """The paired differences at every interval, in long form."""
     rows = []
-    for name, accuracy in curves.items():
-        for reference in REFERENCES:
-            if name == reference:
-                continue
-            gain = 100 * (accuracy - curves[reference])
-            mean, half = confidence_interval(gain)
-            for t in np.flatnonzero(np.isfinite(mean)):
-                rows.append(
-                    {
-                        "rule": name,
-                        "reference": reference,
-                        "interval": int(t) + 1,
-                        "difference": round(float(mean[t]), 4),
-                        "half of the 95 % interval": round(float(half[t]), 4),
-                    }
-                )
+    for name, reference in itertools.product(curves, REFERENCES):
+        if name == reference:
+            continue
+        gain = 100 * (curves[name] - curves[reference])
+        mean, half = confidence_interval(gain)
+        for t in np.flatnonzero(np.isfinite(mean)):
+            row = {"rule": name, "reference": reference, "interval": int(t) + 1}
+            row["difference"] = round(float(mean[t]), 4)
+            rows.append(row | {"half of the 95 % interval": round(float(half[t]), 4)})
     return rows
 
 

@@ -54,7 +54,7 @@ def free_rider_rows(
     """The table in %; changes against honest clients are paired by seed."""
     rows = []
     for algorithm in ALGORITHMS:
-        row = {"rule": style.NAMES[algorithm]}
+        row = {"rule": style.name_of(algorithm)}
         for label in KINDS:
             values = 100 * best[algorithm, label]
             row[label] = spread(values)
@@ -88,7 +88,8 @@ def figure(runs: Runs, case: Case) -> list[pathlib.Path]:
         look = {"color": _COLORS[index], "hatch": _HATCHES[index], "linewidth": 0.6}
         look |= {"edgecolor": "#333333", "capsize": 2}
         plot.bar(x, mean, width, yerr=half, label=label, **look)
-    plot.set_xticks(range(len(ALGORITHMS)), [style.NAMES[name] for name in ALGORITHMS])
+    names = [style.name_of(rule) for rule in ALGORITHMS]
+    plot.set_xticks(range(len(names)), names)
     plot.set_ylabel("best test accuracy in %")
     plot.set_ylim(0, 112)
     look = {"fontsize": "small", "loc": "upper center", "handlelength": 2}

@@ -106,6 +106,25 @@ def start(name: str, main: Callable[[list[str]], None]) -> None:
     command.run(f"python -m studies.{name}", main)
 
 
+def check_free(given: Changes, taken: Collection[Any], study: str) -> None:
+    """Refuse settings that a study sets in each of its runs.
+
+    Args:
+      given: settings of ``--set``.
+      taken: names of the settings that its runs set.
+      study: its name.
+
+    Raises:
+      UserError: one of them would be ignored.
+    """
+    for name in given:
+        if name in taken:
+            raise UserError(
+                f"--set {name}={given[name]}: study {study} sets it in each run; "
+                "leave it out"
+            )
+
+
 class Case(NamedTuple):
     """One case of the paper in a study."""
 
@@ -216,7 +235,7 @@ def parse(study: Study, texts: list[str]) -> argparse.Namespace:
     add_problem(parser, study.any_case)
     study.add(parser)
     given = parse_problem(parser, texts)
-    arguments.check_free(given.set, study.taken, study.name)
+    check_free(given.set, study.taken, study.name)
     return given
 
 

@@ -96,14 +96,10 @@ def seeds_needed(
     """
     if deviation <= difference / 100:
         return 2  # beyond what the noncentral t distribution is computed for
-    effect, low, high = difference / deviation, 1, 2
-    while power(high, effect, paired=paired, alpha=alpha) < wanted:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = power(middle, effect, paired=paired, alpha=alpha) >= wanted
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+    number = 2
+    while power(number, difference / deviation, paired=paired, alpha=alpha) < wanted:
+        number += 1
+    return number
 
 
 def _mean_squares(values: Float[np.ndarray, "..."]) -> dict[Effect, tuple[float, int]]:
@@ -283,14 +279,12 @@ def _power_rows(
 ) -> list[dict[str, str]]:
     """How many seeds the claim needs: sides with their own seeds, and with shared."""
     rows = []
-    for label, found in alone.items():
-        ends = found.total, found.low, found.high
-        row = {"of": label, "standard deviation": f"{np.sqrt(found.total):.2f}"}
-        rows.append(row | {"paired": "no", "seeds": _needed(ends, False)})
-    for label, found in paired.items():
-        ends = found.total, found.low, found.high
-        row = {"of": label, "standard deviation": f"{np.sqrt(found.total):.2f}"}
-        rows.append(row | {"paired": "yes", "seeds": _needed(ends, True)})
+    for pairs, several in ((False, alone), (True, paired)):
+        for label, found in several.items():
+            ends = found.total, found.low, found.high
+            row = {"of": label, "standard deviation": f"{np.sqrt(found.total):.2f}"}
+            row |= {"paired": "yes" if pairs else "no", "seeds": _needed(ends, pairs)}
+            rows.append(row)
     return rows
 
 

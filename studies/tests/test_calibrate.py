@@ -98,16 +98,8 @@ def invented(monkeypatch):
 
 def run(tmp_path, names="edcba", num_rungs=0):
     readings = [calibrate.Reading(name, {}) for name in names]
-    return calibrate.run_calibration(
-        load,
-        CELLS,
-        readings,
-        seeds=3,
-        workdir=tmp_path / "w",
-        out=tmp_path,
-        about="x",
-        num_rungs=num_rungs,
-    )
+    found = (load, CELLS, readings, 3, tmp_path / "w", tmp_path, "x", num_rungs)
+    return calibrate.run_calibration(calibrate.Calibration(*found))
 
 
 def rows_of(path):

@@ -1,5 +1,6 @@
 """The studies of the paper's first case: choices, free riders, unequal speeds."""
 
+import argparse
 import csv
 
 import numpy as np
@@ -39,7 +40,7 @@ def test_choices_by_hand():
     # c = ηL(H−1)G²/(2Nσ²) = 0.003 · L · 3 · 1 / (40 · 1), so c = 0.01 needs L = 44.4.
     given = sensitivity.given_coupling(0.003, 20, 0.01)
     assert given["constants.smoothness"] == pytest.approx(400 / 9)
-    points = sensitivity.points(Config(lr=0.003, num_clients=20), None)
+    points = sensitivity.points(Config(lr=0.003, num_clients=20), argparse.Namespace())
     rules = [rule for _, rule in points]
     assert rules.count("dms") == 13 and rules.count("fedavg") == 7
     assert points["0", "fedavg"] == {"momentum": 0.0, "algorithm": "fedavg"}
@@ -66,7 +67,7 @@ def test_choices_by_hand():
 
 def test_free_riders_by_hand():
     config = Config(num_clients=20)
-    points = list(riders.points(config, None).values())
+    points = list(riders.points(config, argparse.Namespace()).values())
     assert len(points) == 6 * 4 and points[0]["schedule.free_riders"] == 0
     assert points[1]["schedule.free_riders"] == 5
     assert points[1]["schedule.free_riding"] == "claim"

@@ -70,7 +70,7 @@ def test_committed_tables_hold_the_expected_values(data, name):
         expected = EXPECTED["cells"][config]
         assert int(row["seeds"]) == expected["seeds"]
         for algorithm, value in expected["best_test_accuracy_percent"].items():
-            shown = row[style.NAMES[algorithm]].split()[0]
+            shown = row[style.name_of(algorithm)].split()[0]
             assert float(shown) == pytest.approx(value, abs=0.006)
 
 
@@ -118,7 +118,7 @@ def test_the_tables_have_the_means_of_the_finished_runs(case, name):
     [row] = [r for r in csv_rows(FASHION / f"{name}.csv") if r["case"][-1] == str(case)]
     curves = curves_of_runs(case)
     for algorithm in paper_results.ALGORITHMS:
-        check_mean(row, style.NAMES[algorithm], curves[algorithm])
+        check_mean(row, style.name_of(algorithm), curves[algorithm])
 
 
 # Candidates of the phases, and the rules that they are.
@@ -197,7 +197,7 @@ def test_committed_tables_of_the_arena_hold_the_expected_values(data):
         row["rule"]: float(row["accuracy, %"].split()[0])
         for row in csv_rows(ARENA / data / "arena_rules.csv")
     }
-    names = {style.NAMES[rule]: value for rule, value in expected.items()}
+    names = {style.name_of(rule): value for rule, value in expected.items()}
     assert shown == pytest.approx(names, abs=0.006)
     rows = csv_rows(ARENA / data / "arena.csv")
     assert len(rows) == 18 * 24 and set(names) == {row["rule"] for row in rows}
@@ -208,7 +208,7 @@ def test_the_cell_that_is_repeated_has_the_values_of_the_committed_table():
     cell = [row for row in rows if (row["fleet"], row["split"]) == tuple(CELL["cell"])]
     found = {row["rule"]: float(row["accuracy, %"].split()[0]) for row in cell}
     for rule, value in CELL["accuracy_percent"].items():
-        assert found[style.NAMES[rule]] == pytest.approx(value, abs=0.006)
+        assert found[style.name_of(rule)] == pytest.approx(value, abs=0.006)
 
 
 @pytest.mark.parametrize("data", EXPECTED["arena"]["accuracy_percent"])
@@ -264,7 +264,7 @@ def test_a_cell_of_the_arena_gives_what_was_measured(tmp_path):
     arena.run_arena(config, given, "a device")
     rows = {row["rule"]: row for row in csv_rows(tmp_path / "arena.csv")}
     for rule, value in CELL["accuracy_percent"].items():
-        found = float(rows[style.NAMES[rule]]["accuracy, %"].split()[0])
+        found = float(rows[style.name_of(rule)]["accuracy, %"].split()[0])
         assert abs(found - value) <= CELL["tolerance_percent"], rule
 
 

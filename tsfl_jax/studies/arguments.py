@@ -2,7 +2,7 @@
 
 import argparse
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -82,25 +82,6 @@ def parse(
     except UserError as error:
         parser.error(str(error))
     return given
-
-
-def check_free(given: Mapping[str, Any], taken: Collection[str], study: str) -> None:
-    """Refuse settings that a study sets in each of its runs.
-
-    Args:
-      given: settings of ``--set``.
-      taken: names of the settings that its runs set.
-      study: its name.
-
-    Raises:
-      UserError: one of them would be ignored.
-    """
-    for name in given:
-        if name in taken:
-            raise UserError(
-                f"--set {name}={given[name]}: study {study} sets it in each run; "
-                "leave it out"
-            )
 
 
 def device_text(used: int = 0) -> str:

@@ -73,28 +73,23 @@ class FrameworkResult(NamedTuple):
     lost: int = 0  # runs that diverged, scored at chance level
 
 
-def _is_shared(name: str) -> bool:
-    return (name in _SHARED or name.startswith(_PARTS)) and name not in _FOLDERS
-
-
-def _virtual_seconds(settings: dict[str, Any]) -> float:
-    return settings["num_intervals"] * settings["schedule.interval_seconds"]
-
-
 def check_same_clients(entries: list[Entry]) -> None:
     """Raise UserError unless all have the same data, clients and virtual seconds."""
     first = entries[0]
     there = flat(dataclasses.asdict(first.config))
     for entry in entries:
         here = flat(dataclasses.asdict(entry.config))
-        for name in filter(_is_shared, here):
-            if here[name] != there[name]:
+        for name in here:
+            shared = name in _SHARED or name.startswith(_PARTS)
+            if shared and name not in _FOLDERS and here[name] != there[name]:
                 raise UserError(
                     f"{entry.label} and {first.label} do not have the same data and "
                     f"clients: {name} is {here[name]} and {there[name]}; a comparison "
                     "needs the same value in all configs"
                 )
-        own, other = map(_virtual_seconds, (here, there))
+        own, other = (
+            x["num_intervals"] * x["schedule.interval_seconds"] for x in (here, there)
+        )
         if ticks.of(own) != ticks.of(other):  # 70 × 0.9 s is 63 s, but for a last bit
             raise UserError(
                 f"{entry.label} and {first.label} do not run equally long: {own:g} and "

@@ -297,19 +297,12 @@ def _check_cells(given: argparse.Namespace) -> None:
     """Raise `UserError` if no cell of these tables and figures was asked for."""
     if wanted(given.target, given.data, given.case):
         return
-    others = [
-        target
-        for target in paper_results.TARGETS
-        if wanted([target], given.data, given.case)
-    ]
-    chosen = arguments.joined(
-        given.data and f"--data {' '.join(given.data)}",
-        given.case and f"--case {' '.join(given.case)}",
-    )
-    raise UserError(
-        f"{' '.join(given.target)}: has nothing of {chosen}; "
-        + (f"that is in {', '.join(others)}" if others else "nor has another target")
-    )
+    every = paper_results.TARGETS
+    others = [name for name in every if wanted([name], given.data, given.case)]
+    pairs = (("--data", given.data), ("--case", given.case))
+    chosen = ", ".join(" ".join([flag, *values]) for flag, values in pairs if values)
+    where = f"that is in {', '.join(others)}" if others else "nor has another target"
+    raise UserError(f"{' '.join(given.target)}: has nothing of {chosen}; {where}")
 
 
 def _cells(target: str, results: dict[str, CellResult]) -> list[CellResult]:

@@ -2,8 +2,8 @@
 
 A function is its compiled code, its defaults, what it closes over, and those globals it
 names that are callables, numbers, text, arrays or collections. A class is its members,
-an object its class and attributes. Of what comes from Python, JAX's family, SciPy or
-tsfl_jax, the code is left out, so that those may be upgraded.
+an object its class and attributes. Of Python, installed packages and tsfl_jax the code
+is left out, so that those may be upgraded.
 
 NOT seen: what is reached as an attribute of a module or of a global object, such as
 ``helpers.scale(x)``; what objects keep in C and do not pickle; files.
@@ -13,6 +13,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import pathlib
 import sys
 import types
 from collections.abc import Mapping, Set
@@ -25,8 +26,6 @@ import numpy as np
 
 from tsfl_jax import data
 
-_LIBRARIES = {"beartype", "chex", "flax", "jax", "jaxlib", "jaxtyping", "numpy"}
-_LIBRARIES |= {"optax", "scipy", "sklearn", "tsfl_jax", *sys.stdlib_module_names}
 _PLAIN = (bool, bytes, complex, float, int, str, type(None), type(...))
 _ARRAYS = (np.ndarray, np.generic, jax.Array)
 _COLLECTIONS = (dict, frozenset, list, set, tuple, types.MappingProxyType)
@@ -78,9 +77,18 @@ def _name(thing: Any) -> str:
     if not isinstance(name, str):
         return ""
     # A user's wrapper of a library's function has the module of that in `__module__`.
-    module = getattr(thing, "__globals__", {}).get("__name__")
-    module = module or getattr(thing, "__module__", None) or type(thing).__module__
+    space = thing.__globals__ if isinstance(thing, types.FunctionType) else {}
+    module = space.get("__name__") or getattr(thing, "__module__", None)
+    module = module or type(thing).__module__
     return f"{module}.{name}"
+
+
+def _is_library(module: str) -> bool:
+    """Whether a module is Python's, installed or of this package, not a user's."""
+    top = module.partition(".")[0]
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    installed = {"dist-packages", "site-packages"} & {*pathlib.Path(file).parts}
+    return bool(installed) or top == "tsfl_jax" or top in sys.stdlib_module_names
 
 
 def _parts(thing: Any) -> list[Any]:
@@ -91,7 +99,7 @@ def _parts(thing: Any) -> list[Any]:
         if isinstance(thing, kind):
             return [getattr(thing, n) for n in names]
     module, _, name = _name(thing).rpartition(".")
-    library = module.partition(".")[0] in _LIBRARIES
+    library = _is_library(module)
     if library and getattr(sys.modules.get(module), name, None) is thing:
         return []
     if isinstance(thing, types.FunctionType):

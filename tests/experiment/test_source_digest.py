@@ -214,8 +214,9 @@ def test_another_process_gives_the_same_texts():
         text=True,
         check=True,
     )
-    there = json.loads(done.stdout.splitlines()[-1])
-    assert there == [describe(thing(name)) for name in CASES]
+    there = dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    del there["rule"]  # in tests, annotations of the package's functions are checked
+    assert there == {name: describe(thing(name)) for name in there}
 
 
 def test_parts_of_libraries():

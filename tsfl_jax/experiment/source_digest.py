@@ -95,13 +95,13 @@ def _parts(thing: Any) -> list[Any]:
     """What tells a thing from others of its name."""
     if isinstance(thing, _ARRAYS):
         return _parts_of_array(thing)
-    for kind, names in _HOLDERS.items():
-        if isinstance(thing, kind):
-            return [getattr(thing, n) for n in names]
     module, _, name = _name(thing).rpartition(".")
     library = _is_library(module)
     if library and getattr(sys.modules.get(module), name, None) is thing:
         return []
+    for kind, names in _HOLDERS.items():
+        if isinstance(thing, kind):
+            return [getattr(thing, n) for n in names]
     if isinstance(thing, types.FunctionType):
         return _parts_of_function(thing, library)
     if isinstance(thing, type):

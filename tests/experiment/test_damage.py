@@ -215,7 +215,7 @@ REFUSED = [
     (CONFIG, folder_instead, "config.json is missing or damaged"),
     (CONFIG, edited(lr=0.5), "lr: 0.5 → 0.02"),
     (CONFIG, edited(data=3), "data.name: None → digits"),
-    (".lock", lambda p: p.mkdir(), "Is a directory"),
+    (".lock", folder_instead, "Is a directory"),
     ("lanes", lambda p: p.mkdir(), "holds a sweep"),
 ]
 

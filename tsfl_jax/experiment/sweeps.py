@@ -381,7 +381,7 @@ def _run_group(
         named = history.named(every.metrics())
         found = _histories(every, indices, named, seconds)
         if path is not None:
-            path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
         yield indices, found
 
 

@@ -150,7 +150,8 @@ def search(
                 {"interval": generation} | n._asdict() | {"gap": float(gap)}
                 for n, gap in zip(several, found, strict=True)
             ]
-            files.append_metrics(log, rows)
+            known = [*known[: generation * population], *rows]
+            files.write_metrics(log, known)
         optimizer.tell(list(zip(places, (-found).tolist(), strict=True)))
         top = int(found.argmax())
         if found[top] > best.gap:

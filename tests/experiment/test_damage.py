@@ -11,7 +11,7 @@ import pytest
 from tests.experiment.test_runner import files, same, small
 from tsfl_jax.experiment import assemble, calls, runner
 from tsfl_jax.report import files as report
-from tsfl_jax.report import runs, tensorboard, theory
+from tsfl_jax.report import runs, tensorboard
 from tsfl_jax.types import UserError
 
 
@@ -145,37 +145,25 @@ RECOVERED = [
     (NEWEST, gone, "resuming after interval 4 of 6"),
     ("checkpoints", gone, ""),
     ("checkpoints", lambda p: [cut(q) for q in p.iterdir()], AFRESH),
-    (CONFIG, text("[1]"), REWRITTEN),
-    (CONFIG, text("7"), REWRITTEN),
     (CONFIG, text("{}"), REWRITTEN),
     (CONFIG, text(""), REWRITTEN),
     (CONFIG, text('{"seed": '), REWRITTEN),
-    (CONFIG, text('"seed"'), REWRITTEN),
     (CONFIG, text("[" * 100_000), REWRITTEN),
     (CONFIG, raw(b"\xff\xfe\x00"), REWRITTEN),
     (CONFIG, cut, REWRITTEN),
     (CONFIG, gone, REWRITTEN),
     (CONFIG, edited(lr=0.5), REWRITTEN),
     (CONFIG, edited(data=3), REWRITTEN),
-    (CONFIG, edited(more=3), REWRITTEN),
-    *[(CONFIG, lambda p, n=n: flip(p, n / 12), "resuming after") for n in range(12)],
     ("metrics.jsonl", gone, ""),
     ("metrics.jsonl", cut, ""),
-    ("metrics.jsonl", flip, ""),
     ("metrics.jsonl", text("[1]\n" * 6), ""),
-    ("metrics.jsonl", lambda p: p.write_bytes(2 * p.read_bytes()), ""),
     ("summary.json", text("{}"), ""),
-    ("summary.json", text("[1]"), ""),
-    ("summary.json", text("7"), ""),
     ("summary.json", cut, ""),
     ("summary.json", gone, ""),
     ("summary.json", edited(best_test_accuracy=0.99, num_intervals=9), ""),
     ("summary.json", edited(compile_seconds="1", versions=[], device=None), ""),
-    ("model.npz", flip, ""),
-    ("model.npz", cut, ""),
     ("model.npz", gone, ""),
     ("model.npz", text("no archive"), ""),
-    ("clients.npz", flip, ""),
     ("clients.npz", gone, ""),
     ("clients.npz", arrays(rho=None), ""),
     (".lock", text("process 1 on another host"), ""),
@@ -207,8 +195,6 @@ def test_damage_that_is_recovered(exp, whole, tmp_path, name, damage, words):
 # (what is damaged, how, words of the refusal). Nothing is changed.
 REFUSED = [
     (CONFIG, text("[1]"), "config.json is missing or damaged"),
-    (CONFIG, text("7"), "config.json is missing or damaged"),
-    (CONFIG, text("{}"), "config.json is missing or damaged"),
     (CONFIG, text(""), "config.json is missing or damaged"),
     (CONFIG, cut, "config.json is missing or damaged"),
     (CONFIG, gone, "config.json is missing or damaged"),
@@ -239,8 +225,6 @@ def test_damage_that_cannot_be_recovered_is_refused(
 BLOCKED = [
     (CONFIG, folder_instead, "config.json"),
     ("metrics.jsonl", folder_instead, "metrics.jsonl"),
-    ("summary.json", folder_instead, "summary.json"),
-    ("model.npz", folder_instead, "model.npz"),
     ("clients.npz", folder_instead, "clients.npz"),
     (NEWEST, folder_instead, "cannot use .*6.npz: Is a directory"),
     ("checkpoints", file_instead, "cannot write to .*checkpoints"),
@@ -282,7 +266,7 @@ CURVES, PARTS, EVENTS = (
     runs.plot_participation,
     tensorboard.write_events,
 )
-THEORY, METRICS = theory.read_run, "metrics.jsonl"
+METRICS = "metrics.jsonl"
 NO_ROW = "line 1: expected an object with an interval and numbers"
 T, N = 6, 4
 # (program, what is damaged, how, words of the refusal; "" the program can do without)
@@ -291,12 +275,10 @@ READERS = [
     (CURVES, METRICS, lambda p: flip(p, 0), "line 1: not JSON"),
     (CURVES, METRICS, raw(b"\xff\n"), "line 1: not JSON"),
     (CURVES, METRICS, text("[1]\n"), NO_ROW),
-    (CURVES, METRICS, text("7\n"), NO_ROW),
     (CURVES, METRICS, text('{"interval": "a"}\n'), NO_ROW),
     (CURVES, METRICS, text('{"interval": 1, "test_loss": "a"}\n'), NO_ROW),
     (CURVES, METRICS, text("[" * 100_000 + "\n"), "line 1: not JSON"),
     (CURVES, CONFIG, text("[1]"), ""),
-    (CURVES, CONFIG, text("7"), ""),
     (CURVES, "summary.json", text("null"), ""),
     (CURVES, "summary.json", cut, ""),
     (PARTS, "clients.npz", gone, "cannot read .*clients.npz"),
@@ -309,24 +291,7 @@ READERS = [
     (PARTS, CONFIG, text('"a"'), ""),
     (EVENTS, METRICS, gone, "metrics.jsonl: No such file"),
     (EVENTS, METRICS, text("{}\n"), NO_ROW),
-    (EVENTS, METRICS, text("[]\n"), NO_ROW),
     (EVENTS, METRICS, text('{"interval": 1, "test_loss": []}\n'), NO_ROW),
-    (THEORY, CONFIG, text("[1]"), "no finished run there"),
-    (THEORY, CONFIG, text("7"), "no finished run there"),
-    (THEORY, CONFIG, text("{}"), "has not measured its clients"),
-    (THEORY, CONFIG, text('{"measure_clients": true}'), "its files are damaged"),
-    (THEORY, CONFIG, edited(timeline=[]), "its files are damaged"),
-    (THEORY, CONFIG, edited(dms=None), "its files are damaged"),
-    (THEORY, "summary.json", text("{}"), "its files are damaged"),
-    (THEORY, "summary.json", text("[1]"), "no finished run there"),
-    (THEORY, METRICS, cut, "do not belong together"),
-    (THEORY, METRICS, text('{"interval": 1}\n' * T), "its files are damaged"),
-    (THEORY, "clients.npz", cut, "cannot read .*clients.npz"),
-    (THEORY, "clients.npz", flip, "cannot read .*clients.npz"),
-    (THEORY, "clients.npz", arrays(variance=None), "do not belong together"),
-    (THEORY, "clients.npz", arrays(rho=None), "its files are damaged"),
-    (THEORY, "clients.npz", arrays(rho=np.ones((2, N))), "its files are damaged"),
-    (THEORY, "clients.npz", arrays(tau=np.ones((T, 9))), "its files are damaged"),
 ]
 
 
@@ -351,8 +316,6 @@ def test_programs_that_read_damaged_files(
 LANES = [
     flip_number,
     cut,
-    text(""),
-    text("no archive"),
     folder_instead,
     renamed("b.npz"),
     arrays(lane=None),

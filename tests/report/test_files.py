@@ -141,10 +141,9 @@ def test_a_full_disk_is_reported_in_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files.os, "fsync", full)
     path = tmp_path / "metrics.jsonl"
-    for write in (files.write_metrics, files.append_metrics):
-        with pytest.raises(UserError, match="No space left") as caught:
-            write(path, [{"interval": 1}])
-        assert str(path) in str(caught.value)
+    with pytest.raises(UserError, match="No space left") as caught:
+        files.write_metrics(path, [{"interval": 1}])
+    assert str(path) in str(caught.value)
 
 
 # Metrics and arrays
@@ -156,9 +155,7 @@ def test_metrics_round_trip(tmp_path):
         {"interval": 1, "virtual_time": 1.0, "test_accuracy": None, "num_dropped": 0},
         {"interval": 2, "virtual_time": 2.0, "test_accuracy": 0.5, "num_dropped": 1},
     ]
-    files.write_metrics(path, rows[:1])
-    files.append_metrics(path, rows[1:])
-    files.append_metrics(path, [])
+    files.write_metrics(path, rows)
     assert files.read_metrics(path) == rows
     assert [list(_strict(line)) for line in path.read_text().splitlines()] == [
         list(row) for row in rows
@@ -169,7 +166,7 @@ def test_metrics_round_trip(tmp_path):
 
 def test_metrics_write_nan_as_null(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    files.append_metrics(path, [{"interval": 1, "test_accuracy": np.float32("nan")}])
+    files.write_metrics(path, [{"interval": 1, "test_accuracy": np.float32("nan")}])
     assert path.read_text() == '{"interval": 1, "test_accuracy": null}\n'
 
 

@@ -221,14 +221,6 @@ def write_metrics(path: _Path, rows: Iterable[dict]) -> None:
         file.write(_lines(rows))
 
 
-def append_metrics(path: _Path, rows: Iterable[dict]) -> None:
-    """Add rows to metrics.jsonl; they are on the disk when this returns."""
-    with _user_errors(path), open(path, "ab") as file:
-        file.write(_lines(rows))
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def read_metrics(path: _Path) -> list[dict]:
     """The rows of metrics.jsonl, without an incomplete last line.
 

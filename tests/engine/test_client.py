@@ -1,5 +1,6 @@
 """Local training of one client: freezing, short batches, state beside the weights."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +41,7 @@ def test_frozen_client_is_bit_equal_after_its_budget():
     run = jax.jit(run)
     exact, result = run(one_client(2, 10), jnp.int32(2 * 3))
     frozen, longer = run(one_client(2, 10), jnp.int32(40))
-    jax.tree.map(np.testing.assert_array_equal, exact, frozen)
+    chex.assert_trees_all_equal(exact, frozen)
     assert int(result.samples) == int(longer.samples) == 20
     more, _ = run(one_client(3, 10), jnp.int32(40))
     assert any(
@@ -53,11 +54,7 @@ def test_own_loop_equals_lock_step():
     _, run = make(problems.mlp())
     free, _ = jax.jit(run)(one_client(2, 10))
     masked, _ = jax.jit(run)(one_client(2, 10), jnp.int32(40))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
-        free,
-        masked,
-    )
+    chex.assert_trees_all_close(free, masked, rtol=1e-6, atol=1e-7)
 
 
 def test_nan_in_frozen_steps_does_not_leak():

@@ -1,5 +1,6 @@
 """What gradients say about every client, against exact values of a linear model."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +52,7 @@ def test_rows_that_are_padded_for_other_lanes_change_nothing():
     wider = clients._replace(row=jnp.pad(clients.row, ((0, 0), (0, 9))))
     plain = measure(model, variables, clients, jax.random.key(3))
     padded = measure(model, variables, wider, jax.random.key(3))
-    jax.tree.map(np.testing.assert_array_equal, plain, padded)
+    chex.assert_trees_all_equal(plain, padded)
 
 
 @pytest.mark.parametrize("kept", [None, 7])
@@ -120,9 +121,7 @@ def test_several_devices_give_the_result_of_one(number):
         check_vma=False,
     )
     several = jax.jit(several)(variables, clients, jax.random.key(1))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-6), several, one
-    )
+    chex.assert_trees_all_close(several, one, rtol=1e-4, atol=1e-6)
 
 
 def test_a_clients_place_does_not_matter():

@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -116,11 +117,7 @@ def test_tiny_steps_do_not_make_the_model_drift(algorithm):
     start, state, _ = problems.run(
         algorithm, DATA, PROBLEM, INPUTS, hp=hp, limits=LIMITS
     )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-7, atol=1e-26),
-        state.params,
-        start.params,
-    )
+    chex.assert_trees_all_close(state.params, start.params, rtol=2e-7, atol=1e-26)
 
 
 def test_the_order_of_the_clients_does_not_change_a_bit():
@@ -129,7 +126,7 @@ def test_the_order_of_the_clients_does_not_change_a_bit():
     inputs = INPUTS._replace(tau=INPUTS.tau[:, order], size=INPUTS.size[:, order])
     _, first, history = problems.run("fedavg", DATA, PROBLEM, INPUTS, limits=LIMITS)
     _, second, other = problems.run("fedavg", DATA, shuffled, inputs, limits=LIMITS)
-    jax.tree.map(np.testing.assert_array_equal, first.params, second.params)
+    chex.assert_trees_all_equal(first.params, second.params)
     np.testing.assert_array_equal(history.train_loss, other.train_loss)
     np.testing.assert_array_equal(history.test_loss, other.test_loss)
 

@@ -1,5 +1,6 @@
 """Clients that are added up in groups, and those that are not visited."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,7 +106,9 @@ def test_only_clients_that_work_or_count_are_visited():
     assert float(results.loss.sum()) == 4 and bool(results.finite.all())
 
 
-@pytest.mark.parametrize("train_all", [True, False])
+@pytest.mark.parametrize(
+    "train_all", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_many_clients_have_the_same_bits_on_any_number_of_devices(train_all):
     def simulate(count):
         config = small(num_clients=150, num_intervals=2, batch_size=2, devices=count)
@@ -115,7 +118,4 @@ def test_many_clients_have_the_same_bits_on_any_number_of_devices(train_all):
 
     one, several = simulate(1), simulate(2)
     assert several.summary["num_devices"] == 2
-    for a, b in zip(
-        jax.tree.leaves(one.params), jax.tree.leaves(several.params), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
+    chex.assert_trees_all_equal(one.params, several.params)

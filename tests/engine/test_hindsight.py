@@ -1,5 +1,6 @@
 """Weights chosen in hindsight, and the regret of all rules, in whole intervals."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,6 @@ from tsfl_jax.data import partition, validation
 from tsfl_jax.engine import evaluation, hindsight, optimizers, scan
 from tsfl_jax.engine.recipe import Parts, Recipe
 from tsfl_jax.experiment import lanes, prepare, program
-from tsfl_jax.experiment.identity import identity_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Event, Situation
 from tsfl_jax.types import Constants, UserError
@@ -81,7 +81,6 @@ def test_without_validation_nothing_changes():
     drawn = partition.make_partition(labels, capacity, settings, generator)
     np.testing.assert_array_equal(prepared.partition.indices, drawn.indices)
     assert program.held_out_of(prepared) is None
-    assert not any(name.startswith("oracle.") for name in identity_of(prepared))
 
 
 @pytest.mark.parametrize(
@@ -89,10 +88,7 @@ def test_without_validation_nothing_changes():
     [
         ({"algorithm": "oracle"}, "validation=0: --config.algorithm=oracle chooses"),
         ({"measure_regret": True}, "validation=0: --config.measure_regret=True mea"),
-        (
-            {"oracle.steps": 3},
-            "oracle.steps=3: would be ignored .* it belongs to oracle",
-        ),
+        ({"oracle.steps": 3}, "oracle.steps=3: would be ignored; it belongs to"),
         ({"data.validation": 1200}, "validation=1200 leaves 238 samples: the clients"),
         ({"data.validation": 1438}, "validation=1438: there are only 1438"),
     ],
@@ -207,7 +203,7 @@ def test_measuring_changes_no_result(name):
     with_it, without = (tsfl_jax.simulate(one) for one in (measured, plain))
     for key, value in without.history.items():
         np.testing.assert_array_equal(with_it.history[key], value, err_msg=key)
-    jax.tree.map(np.testing.assert_array_equal, with_it.params, without.params)
+    chex.assert_trees_all_equal(with_it.params, without.params)
     assert set(with_it.history) - set(without.history) == {*scan.REGRET}
     # Without weights on the simplex there is no gap, but there are slopes.
     assert np.isfinite(with_it.history["gap"]).all() == (name == "fedavg")

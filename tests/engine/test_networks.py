@@ -16,7 +16,7 @@ from tsfl_jax.sections import ModelConfig
 from tsfl_jax.types import Dataset
 
 NETWORKS = ("mnist_cnn", "fashion_cnn", "vgg11", "resnet18")
-SLOW = ("vgg11", "resnet18")
+SLOW = ("fashion_cnn", "vgg11", "resnet18")
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +35,7 @@ def both(one, *given, **options):
             np.testing.assert_allclose(value, runs[1][-1][name], rtol=1e-6)
         elif name not in OF_TRAINING:
             np.testing.assert_array_equal(value, runs[1][-1][name], err_msg=name)
-    jax.tree.map(np.testing.assert_array_equal, runs[0][0], runs[1][0])
+    chex.assert_trees_all_equal(runs[0][0], runs[1][0])
     return runs[0][-1], runs[1][-1]
 
 
@@ -116,7 +117,8 @@ def test_clients_are_dealt_inside_a_program_as_before_it(work, number):
     np.testing.assert_array_equal(jax.jit(dealt)(jnp.array(work)), before)
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
 def test_runs_of_a_config(count):
     def simulate(**changes):
         config = small(algorithm="dms", num_intervals=4, **changes)
@@ -188,6 +190,7 @@ def test_side_by_side_a_note_says_that_nothing_is_saved(chunk):
     )
 
 
+@pytest.mark.slow
 def test_even_work_side_by_side():
     # All clients make as many steps, so that the loop need not freeze any.
     def simulate(**changes):

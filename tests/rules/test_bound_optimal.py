@@ -108,6 +108,7 @@ def test_no_client_has_weight_in_an_interval_without_work():
     assert BOUND_OPTIMAL.weights(empty, HP).rho.tolist() == [0] * 5
 
 
+@pytest.mark.slow
 def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
     config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0)
     config.bound_optimal.weight_limit = 2.0

@@ -61,8 +61,15 @@ def three():
     return tsfl_jax.make_dataset(x[:300], y[:300], x[300:], y[300:]), lists
 
 
-@pytest.mark.parametrize("mapping", ["sequential", "vmap"])
-@pytest.mark.parametrize("sweep", [False, True])
+@pytest.mark.parametrize(
+    ("mapping", "sweep"),
+    [
+        ("sequential", False),
+        pytest.param("vmap", False, marks=pytest.mark.slow),
+        pytest.param("sequential", True, marks=pytest.mark.slow),
+        pytest.param("vmap", True, marks=pytest.mark.slow),
+    ],
+)
 def test_in_a_simulation_as_the_others_alone(three, mapping, sweep):
     dataset, lists = three
     config = tsfl_jax.Config(

@@ -4,6 +4,7 @@ import functools
 import io
 from types import SimpleNamespace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,9 +50,7 @@ def usual(name):
 
 
 def close(a, b, rtol=1e-4, atol=1e-5):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=atol), a, b
-    )
+    chex.assert_trees_all_close(a, b, rtol=rtol, atol=atol)
 
 
 # ---- Numbers by hand: models of one or two weights ----
@@ -306,7 +305,7 @@ def test_the_order_of_clients_does_not_matter(name):
 @every_rule
 def test_no_client_works(name):
     start, state, history = run(name, np.zeros_like(TAU))
-    same = jax.tree.map(np.testing.assert_array_equal, start, state)
+    same = chex.assert_trees_all_equal(start, state)
     assert same is not None and not history.diverged.any()
     assert history.samples.sum() == history.rho.sum() == 0
     assert np.isfinite(history.test_loss).all()
@@ -318,7 +317,7 @@ def test_an_interval_without_clients_changes_nothing(name):
     with_pause = np.array([TAU[0], np.zeros(5, int), np.zeros(5, int)])
     _, paused, _ = run(name, with_pause)
     _, state, history = run(name, np.array([TAU[0], TAU[0] * 0, TAU[0] * 0]))
-    jax.tree.map(np.testing.assert_array_equal, paused, state)
+    chex.assert_trees_all_equal(paused, state)
     losses = np.asarray(history.test_loss)
     assert (losses == losses[0]).all()
 
@@ -441,8 +440,8 @@ def test_losing_all_clients_freezes_the_model(name):
     hp = HP._replace(lr=jnp.float32(np.inf))
     start, state, history = run(name, hp=hp)
     assert history.diverged.all() and history.num_dropped[0] == 4
-    jax.tree.map(np.testing.assert_array_equal, start.params, state.params)
-    jax.tree.map(np.testing.assert_array_equal, start.server, state.server)
+    chex.assert_trees_all_equal(start.params, state.params)
+    chex.assert_trees_all_equal(start.server, state.server)
 
 
 # ---- The slow reference ----

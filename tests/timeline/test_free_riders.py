@@ -241,6 +241,7 @@ def test_k_of_all_work_is_of_what_clients_report():
     assert times.threshold.tolist() == [2.5] * 5 + [0]
 
 
+@pytest.mark.slow
 def test_an_echo_in_a_timeline_runs():
     settings = riding("echo", "", timed("afl"))
     result = tsfl_jax.simulate(settings)

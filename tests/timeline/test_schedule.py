@@ -311,8 +311,7 @@ def test_a_run_in_which_no_client_trains_is_refused(changes, message):
 
 def test_intervals_and_clients_without_work_are_noted(tmp_path):
     config = small(kind="explicit", tau=(0, 1))
-    notes = tsfl_jax.simulate(config).summary["notes"]
-    assert notes == ["1 of 2 clients never train (0)"]
+    assert prepare.prepare(config).notes == ("1 of 2 clients never train (0)",)
     path = tmp_path / "trace.csv"
     path.write_text("interval,client,tau\n0,0,1\n3,1,2\n")
     config = small(kind="trace", trace=str(path), num_intervals=5, num_clients=3)

@@ -18,10 +18,8 @@ Digits are integers, which have no derivatives. A sum is linear in its terms, so
 derivative is the plain sum of theirs, carried along in a field of its own.
 """
 
-from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float, Int, Shaped
@@ -109,38 +107,13 @@ def _add_in_turn(total: Sum, terms: Float[Array, "n ..."]) -> Sum:
     return Sum(top, tuple(digits), total.linear)
 
 
-@jax.custom_jvp
-def _follow(linear: Float[Array, "..."], terms: Float[Array, "n ..."]) -> Array:
-    """`linear`; its tangent takes in those of the terms."""
-    del terms
-    return linear
-
-
-@_follow.defjvp
-def _follow_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    return primals[0], tangents[0] + tangents[1].sum(axis=0)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _follow_devices(linear: Float[Array, "..."], axis: str) -> Array:
-    """`linear`; its tangent is added up over the devices of a mesh axis."""
-    del axis
-    return linear
-
-
-@_follow_devices.defjvp
-def _follow_devices_jvp(
-    axis: str, primals: tuple, tangents: tuple
-) -> tuple[Array, Array]:
-    return primals[0], lax.psum(tangents[0], axis)
-
-
 def add_all(total: Sum, terms: Shaped[Array, "n ..."]) -> Sum:
     """The sum with n more arrays of finite terms, each of its shape."""
     # The clip also keeps the compiler from fusing the product that made the terms with
     # the subtraction of digits: one rounding less would be other bits.
     terms = terms.astype(jnp.float32)
-    total = total._replace(linear=_follow(total.linear, terms))
+    linear = total.linear + terms.sum(axis=0)
+    total = total._replace(linear=trees.with_tangent_of(total.linear, linear))
     terms = jnp.clip(lax.stop_gradient(terms), -_LARGEST, _LARGEST)
     if terms.ndim == 1 or terms.shape[0] == 1:
         return _add_in_one(total, terms)
@@ -153,7 +126,7 @@ def over_devices(total: Sum, axis: str | None) -> Sum:
     if axis is None:
         return total
     top = lax.pmax(total.top, axis)
-    linear = _follow_devices(total.linear, axis)
+    linear = trees.with_tangent_of(total.linear, lax.psum(total.linear, axis))
     return Sum(top, tuple(lax.psum(_raised(total, top), axis)), linear)
 
 

@@ -57,23 +57,9 @@ def _spec(*axes: str | None) -> Any:  # stands for an array, or for a tree of th
 
 # What every device has a copy of, and what the devices share.
 WHOLE, _SHARED = _spec(), _spec(devices.AXIS)
-PROBLEM_SPEC = Problem(
-    samples=WHOLE,
-    test=_SHARED,
-    rows=WHOLE,
-    client=WHOLE,
-    pools=WHOLE,
-    validation=WHOLE,
-)
-INPUTS_SPEC = Inputs(
-    interval=WHOLE,
-    tau=WHOLE,
-    size=WHOLE,
-    evaluate=WHOLE,
-    assigned=_spec(None, devices.AXIS),
-    reported=WHOLE,
-    delivery=WHOLE,
-    threshold=WHOLE,
+PROBLEM_SPEC = Problem(*[WHOLE] * len(Problem._fields))._replace(test=_SHARED)
+INPUTS_SPEC = Inputs(*[WHOLE] * len(Inputs._fields))._replace(
+    assigned=_spec(None, devices.AXIS)
 )
 LANES_INPUTS_SPEC = INPUTS_SPEC._replace(assigned=_spec(None, None, devices.AXIS))
 

@@ -103,7 +103,7 @@ def make_parser(
 
 def start(name: str, main: Callable[[list[str]], None]) -> None:
     """Run a study with the arguments of this process; wrong input is one line."""
-    command.run(f"python -m studies.{name}", main)
+    command.run(f"python -m studies.{name}", main, sys.argv[1:])
 
 
 def check_free(given: Changes, taken: Collection[Any], study: str) -> None:

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 # the exit code. JAX starts in the children only.
 _SERVER = """
 import json, os, runpy, signal, sys, traceback, warnings
-import absl.app, matplotlib.pyplot, ml_collections.config_flags
+import matplotlib.pyplot
 import sklearn.datasets, tsfl_jax, tsfl_jax.report.timeline
 warnings.simplefilter("ignore")  # JAX dislikes a split; here it has not started yet
 print("ready", flush=True)

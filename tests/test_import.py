@@ -16,7 +16,6 @@ LATE = [
     "IPython",
     "array_record",
     "matplotlib",
-    "ml_collections",
     "pandas",
     "requests",
     "scipy.optimize",

@@ -10,9 +10,6 @@ import pytest
 
 from tests import launches
 from tests.launches import ROOT
-from tsfl_jax import config
-from tsfl_jax.types import UserError
-from tsfl_jax.validate import validate
 
 SMALL = [
     "--config.num_intervals=2",
@@ -72,109 +69,22 @@ def test_default_is_digits_and_the_same_workdir_resumes(tmp_path, launch):
 
 
 SLIPS = {
-    "misspelt config": (["--config=configs/smok.py"], ["no such file", "smoke.py"]),
-    "misspelt field": (["--config.momentun=0.9"], ["momentum"]),
-    "misspelt nested field": (["--config.data.nam=x"], ["data.name"]),
+    "misspelt config": (["--config=configs/smok.py"], ["no such file", "'smoke'"]),
+    "misspelt field": (["--config.momentun=0.9"], ["did you mean 'momentum'"]),
     "wrong type": (["--config.lr=fast"], ["--config.lr=fast: 'fast' is not a number"]),
-    "no whole number": (
-        ["--config.num_intervals", "2.5"],
-        ["--config.num_intervals=2.5: '2.5' is not a whole number"],
-    ),
-    "no truth value": (
-        ["--config.data.download=maybe"],
-        ["--config.data.download=maybe: 'maybe' is neither True nor False"],
-    ),
-    "misspelt flag": (["--workdri=x"], ["workdir"]),
-    "setting without config": (
-        ["--lr=0.1"],
-        ["--lr: settings begin with config: --config.lr=0.1"],
-    ),
-    "misspelt config of a setting": (
-        ["--confg.lr=0.1"],
-        ["--confg.lr: there is no such flag; did you mean --config.lr?"],
-    ),
-    "setting of a section without config": (
-        ["--alpha", "0.1"],
-        ["--config.partition.alpha"],
-    ),
-    "samples without a file": (
-        [*SMALL, "--sweep=seed=0:2", "--samples=3"],
-        ["--samples=3: expected at least 1, with --sweep_file"],
-    ),
-    "no sweep file": (
-        [*SMALL, "--sweep_file=none.yaml"],
-        ["--sweep_file=none.yaml: cannot be read"],
-    ),
-    "stray word": (["mnist"], ["mnist", "--config.lr"]),
-    "no value": (["--config.lr"], ["lr"]),
-    "two configs": (["--config=a.py", "--config=b.py"], ["--config"]),
-    "no numbers": (["--config.schedule.tau=(1,a)"], ["schedule.tau"]),
-    "misspelt data set": (["--config.data.name=minst"], ["did you mean 'mnist'"]),
+    "unwritable workdir": (["--workdir=/dev/null/x"], ["--workdir"]),
+    "too much data": (["--config.num_clients=500"], ["training samples"]),
     "no data": (
         ["--config.data.name=fashion_mnist", "--config.data.download=False"],
         ["fashion_mnist", "data.dir"],
-    ),
-    "missing npz": (
-        ["--config.data.name=npz", "--config.data.file=no.npz"],
-        ["no.npz"],
-    ),
-    "too much data": (["--config.num_clients=500"], ["training samples"]),
-    "unwritable workdir": (["--workdir=/dev/null/x"], ["--workdir"]),
-    "misspelt field of a sweep": (
-        [*SMALL, "--sweep=lrr=1"],
-        ["--sweep=lrr=1: there is no such setting; did you mean 'lr'"],
-    ),
-    "sweep without values": (
-        [*SMALL, "--sweep=seed"],
-        ["expected setting=values, such as seed=0:10"],
-    ),
-    "wrong value in a sweep": (
-        [*SMALL, "--sweep=lr=0.1,-1"],
-        ["lane lr=-1.0: --config.lr=-1"],
-    ),
-    "repeated tuple": (
-        [
-            *("--config.schedule.kind=explicit", "--config.schedule.tau=(1,4)"),
-            *("--config.schedule.tau", "(9,-2)"),
-        ],
-        ["--config.schedule.tau=(9, -2)"],
-    ),
-    "far too many devices": (
-        ["--config.devices=100000"],
-        ["--config.devices=100000: expected at most 1024"],
     ),
     "empty cache folder": (
         [*SMALL, "--config.compile_cache="],
         ["--config.compile_cache is empty: expected a folder"],
     ),
-    "process of how many": (["--process=1"], ["--process=1: say how many"]),
-    "coordinator of how many": (
-        ["--coordinator=localhost:1"],
-        ["--coordinator=localhost:1: say how many", "--processes"],
-    ),
-    "no cluster": (["--processes=0"], ["--processes=0: JAX cannot connect them"]),
-    "fewer processes": (["--processes=-1"], ["--processes=-1: expected at least 0"]),
-    "second of one": (["--processes=1", "--process=1"], ["--process=1: expected 0"]),
-    "third of two": (
-        ["--processes=2", "--process=2"],
-        ["--process=2: expected 0 to 1 with --processes=2"],
-    ),
-    "no coordinator": (["--processes=2"], ["--coordinator=: expected host:port"]),
-    "port in letters": (
-        ["--processes=2", "--process=1", "--coordinator=abc:def"],
-        ["--coordinator=abc:def: expected host:port"],
-    ),
-    "port out of range": (
-        ["--processes=2", "--coordinator=localhost:99999"],
-        ["--coordinator=localhost:99999", "a port from 1 to 65535"],
-    ),
-    "no patience": (
-        ["--processes=2", "--coordinator=localhost:9911", "--join_timeout=-1"],
-        ["--join_timeout=-1.0: expected seconds > 0"],
-    ),
-    "sweep in two processes": (
-        ["--processes=2", "--sweep=seed=0:2"],
-        ["a sweep runs in one process"],
+    "wrong value in a sweep": (
+        [*SMALL, "--sweep=lr=0.1,-1"],
+        ["lane lr=-1.0: --config.lr=-1"],
     ),
 }
 
@@ -204,68 +114,6 @@ def test_total_loss_ends_with_an_error_and_the_last_good_model(tmp_path, launch)
     assert "in interval 1" in err.splitlines()[-1]
     assert (tmp_path / "lost/model.npz").is_file()
     assert "no model was finite in interval 1" in out
-
-
-def changed(name, value) -> config.Config:
-    settings = config.Config()
-    target = settings
-    *path, last = name.split(".")
-    for part in path:
-        target = getattr(target, part)
-    setattr(target, last, value)
-    return settings
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("algorithm", "fedprx", "fedprox"),
-        ("model.name", "vgg", "vgg11"),
-        ("model.norm", "layer", "one of"),
-        ("partition.kind", "dirichlett", "dirichlet"),
-        ("schedule.kind", "case4", "case"),
-        ("schedule.iteration", "epoch", "pass"),
-        ("num_clients", 0, ">= 1"),
-        ("num_intervals", -3, ">= 1"),
-        ("batch_size", 0, ">= 1"),
-        ("lr", 0.0, "> 0"),
-        ("lr", float("nan"), "> 0"),
-        ("lr", float("inf"), "finite"),
-        ("momentum", 1.0, "[0, 1)"),
-        ("gamma", -0.1, "[0, 1)"),
-        ("schedule.dropout", 1.0, "[0, 1)"),
-        ("partition.alpha", 0.0, "> 0"),
-        ("dms.weight_limit", 0.5, "at least 1"),
-        ("constants.grad_variance", 0.0, "not 0"),
-        ("seed", True, "expected int"),
-        ("seed", 1.5, "expected int"),
-        ("seed", -1, ">= 0"),
-        ("lr", "0.1", "expected float"),
-        ("data", {"name": "mnist"}, "DataConfig"),
-        ("data.name", 3, "expected str"),
-        ("schedule.tau", (1, 2), "would be ignored"),
-        ("schedule.trace", "x.csv", "would be ignored"),
-        ("timeline.buffer", 3, "choose a framework"),
-        ("data.file", "x.npz", "would be ignored"),
-        ("model.norm", "batch", "would be ignored"),
-        ("schedule.data_size", 10**12, "<= 2147483647"),
-        ("momentun", 0.5, "momentum"),
-        ("data.shape", ("a", 8), "whole numbers"),
-    ],
-)
-def test_wrong_settings(name, value, words):
-    with pytest.raises(UserError) as error:
-        validate(changed(name, value))
-    message = str(error.value)
-    assert words in message
-    assert name in message
-    assert "\n" not in message
-
-
-def test_good_settings_pass():
-    validate(config.Config())
-    validate(changed("lr", 1))  # an int will do for a float
-    validate(changed("data.name", "svhn"))
 
 
 def test_a_sweep_from_the_command_line(tmp_path, launch):

@@ -1,23 +1,24 @@
-"""The command line of one experiment, a sweep or an explanation: see ``launch.py``."""
+"""Train one experiment, many with --sweep, or describe them with --explain."""
 
+import argparse
 import contextlib
 import dataclasses
 import math
-import os
 import pathlib
 import signal
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import jax
-from absl import flags
-from ml_collections import config_flags
 
+<<<<<<< HEAD
 from tsfl_jax import command, config_files, validate
 from tsfl_jax.config import SETTINGS, Config, flat
+=======
+from tsfl_jax import command, config_files
+from tsfl_jax.config import SETTINGS, Config, effective, flat, replace
+>>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import (
     assemble,
@@ -30,13 +31,14 @@ from tsfl_jax.experiment import (
     program,
     rule_settings,
     runner,
-    sweep_file,
     sweeps,
 )
 from tsfl_jax.report import files as report
-from tsfl_jax.report import progress, settings, timeline
-from tsfl_jax.types import UserError, one_line
+from tsfl_jax.report import progress, timeline
+from tsfl_jax.types import UserError, nearest
+from tsfl_jax.validate import suggestion
 
+<<<<<<< HEAD
 # `parse` adds the default file: one given here would be read, and its overrides
 # applied, while flags are defined, where a wrong value cannot end in one clear line.
 _CONFIG = config_flags.DEFINE_config_file(
@@ -82,155 +84,135 @@ _EXPLAIN = flags.DEFINE_enum(
 _WORKDIR = flags.DEFINE_string(
     "workdir", "", "Folder for results; empty: a new one under runs/."
 )
+=======
+Given = argparse.Namespace
+
+_MORE = """\
+Any setting can be changed with --config.NAME=VALUE, such as --config.lr=0.01:
+tsfl settings lists them, tsfl settings data those of one section. The experiments that
+--config knows by name are listed by tsfl configs."""
+>>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
 
 
-def _check_flags(argv: list[str]) -> None:
-    """Answer the usual mistakes in one line instead of the flag library's traceback."""
-    for position, argument in enumerate(argv[1:], start=1):
-        if not argument.startswith("-"):
-            continue
-        flag, equals, value = argument.lstrip("-").partition("=")
-        if flag == "config":
-            config_files.find(
-                value if equals else (argv[position + 1 : position + 2] or [""])[0]
-            )
-        elif flag.startswith("config."):
-            name = flag.removeprefix("config.")
-            if name not in SETTINGS:
-                hint = validate.suggestion(name)
-                raise UserError(f"--{flag}: there is no such setting{hint}")
-        elif flag not in flags.FLAGS and settings.suggestion(flag):
-            given = argument.lstrip("-").replace(
-                flag, f"--config.{settings.suggestion(flag)}", 1
-            )
-            raise UserError(f"--{flag}: settings begin with config: {given}")
-        elif (setting := flag.partition(".")[2]) in SETTINGS:
-            meant = f"--config.{setting}"
-            raise UserError(f"--{flag}: there is no such flag; did you mean {meant}?")
+def _make_parser(name: str) -> argparse.ArgumentParser:
+    """The flags of all commands that train or explain, and one for each setting."""
+    parser = command.make_parser("", __doc__)
+    parser.prog, parser.epilog, add = name, _MORE, parser.add_argument
+    about = "experiment, by name or file (default: %(default)s)"
+    add("--config", metavar="NAME", default="digits_case3", help=about)
+    about = "results (default: a new folder under runs/); the same one resumes"
+    add("--workdir", metavar="FOLDER", default="", help=about)
+    about = "values of a setting: seed=0:10, lr=0.01,0.1, lr=log(1e-3,1e-1,5), lin(…), "
+    about += "0.1:0.5:0.1; repeatable, all combinations are run"
+    add("--sweep", metavar="NAME=VALUES", action="append", default=[], help=about)
+    about = "points of a sweep: a list in YAML or JSON, or a CSV table"
+    add("--sweep_file", metavar="FILE", default="", help=about)
+    about = "sweep: lanes of one compiled call; 0 chooses"
+    add("--lanes_per_call", metavar="L", type=int, default=0, help=about)
+    about = "do not train: print and plot timeline, work, padding and memory; compile "
+    about += "also asks the compiler for the memory, and measures one call"
+    both = ("estimate", "compile")
+    add("--explain", nargs="?", const="estimate", choices=both, help=about)
+    about = "several processes: how many; 0 as Slurm, Open MPI or Kubernetes say"
+    add("--processes", metavar="COUNT", type=int, default=1, help=about)
+    about = "several processes: which one, from 0"
+    add("--process", metavar="INDEX", type=int, default=0, help=about)
+    about = "several processes: where process 0 listens"
+    add("--coordinator", metavar="HOST:PORT", default="", help=about)
+    about = "several processes: seconds to wait for all of them to start"
+    add("--join_timeout", metavar="SECONDS", type=float, default=300.0, help=about)
+    hidden = argparse.SUPPRESS
+    for setting in SETTINGS:
+        add(f"--config.{setting}", help=hidden, default=hidden)
+    if name == "tsfl explain":
+        parser.set_defaults(explain="estimate")
+    return parser
 
 
-def _last_overrides(words: list[str]) -> list[str]:
-    """Leave out overrides that a later one of the same setting replaces.
+def parse(name: str, texts: list[str]) -> tuple[Given, Config]:
+    """Parse a command line.
 
-    The flag library joins repeated tuples: (1,4) and then (2,2) would be (1,4,2,2).
+    Args:
+      name: how the command is called: "launch.py", "tsfl run", "tsfl sweep", ….
+      texts: its arguments.
+
+    Returns:
+      The flags, and the validated config.
+
+    Raises:
+      UserError: a flag, file or setting that cannot work.
     """
-    kept, position = {}, 0
-    while position < len(words):
-        word, length = words[position], 1
-        name, equals, _ = word.lstrip("-").partition("=")
-        setting = word.startswith("-") and name.startswith("config.")
-        following = words[position + 1 : position + 2]
-        if setting and not equals and following and not following[0].startswith("--"):
-            length = 2  # --config.lr 0.1
-        kept[name if setting else position] = words[position : position + length]
-        position += length
-    return [word for part in kept.values() for word in part]
+    parser = _make_parser(name)
+    given, unknown = parser.parse_known_args(texts)
+    if unknown:
+        _refuse(unknown[0], [*vars(given)])
+    if name == "tsfl sweep" and not (given.sweep or given.sweep_file):
+        raise UserError("which settings? add --sweep NAME=VALUES")
+    changes = {}
+    for flag, text in vars(given).items():
+        if flag.startswith("config."):
+            setting, shown = flag.removeprefix("config."), f"--{flag}={text}"
+            changes[setting] = grid.value(text, SETTINGS[setting][0], shown)
+    config = replace(config_files.load(given.config, "--config="), changes)
+    rule_settings.validate(config)
+    return given, config
 
 
-def _config_first(argv: list[str]) -> list[str]:
-    """Put --config before its overrides, once, as the flag library needs it."""
-    chosen, rest, words = [], [], iter(_last_overrides(argv[1:]))
-    for word in words:
-        if word.lstrip("-") == "config" and word.startswith("-"):
-            chosen.append(f"--config={config_files.find(next(words, ''))}")
-        elif word.startswith(("--config=", "-config=")):
-            chosen.append(f"--config={config_files.find(word.partition('=')[2])}")
-        elif word in ("--explain", "-explain"):  # a value is optional
-            rest.append("--explain=estimate")
-        else:
-            rest.append(word)
-    if len(chosen) > 1:
-        raise UserError(f"--config is given {len(chosen)} times; choose one")
-    return argv[:1] + (chosen or [f"--config={config_files.DEFAULT}"]) + rest
-
-
-def _shown(flag: flags.Flag) -> settings.Flag:
-    """A flag for ``--help``."""
-    choices = tuple(getattr(flag.parser, "enum_values", None) or ())
-    text = str(flag.help).split(";\n")[0].split(">: ")[-1]  # without absl's additions
-    default = flag.default if isinstance(flag.default, str | int | float) else None
-    return settings.Flag(flag.name, choices, text, default)
-
-
-def parse(argv: list[str]) -> list[str]:
-    """Parse the command line; a mistake in it ends the process with one line."""
-    if any(word in ("-h", "--h", "-help", "--help") for word in argv[1:]):
-        own = flags.FLAGS.get_flags_for_module(__name__)
-        print(settings.help_text(argv[0], map(_shown, own)))
-        sys.exit(0)
-    try:
-        _check_flags(argv)
-        argv = _config_first(argv)
-        sys.argv[1:] = argv[1:]  # the flag of --config looks there for overrides
-        rest = flags.FLAGS(argv)
-    except (UserError, flags.Error) as error:
-        while isinstance(error.__context__, UserError | flags.Error):
-            error = error.__context__  # the flag library adds a traceback to it
-        _stop(grid.wrong_value(one_line(error)))
-    except Exception as error:  # whatever a user's config file raises
-        reason = one_line(error)
-        _stop(f"cannot read the config: {type(error).__name__}: {reason}")
-    if rest[1:]:
-        _stop(
-            f"unexpected argument {rest[1]!r}; an experiment is --config=mnist_case1, "
-            "a setting --config.lr=0.01"
+def _refuse(word: str, flags: list[str]) -> NoReturn:
+    """Refuse an argument that is no flag, and name the one that may be meant."""
+    if not word.startswith("-"):
+        raise UserError(
+            f"unexpected argument {word!r}; an experiment is --config=mnist_case1, a "
+            "setting --config.lr=0.01"
         )
-    if argv[0] == "tsfl sweep" and not _sweeps():
-        _stop("sweep: which settings? add --sweep NAME=VALUES")
-    return rest
+    name = word.lstrip("-").partition("=")[0]
+    last = name.rpartition(".")[2]  # lr of --lr and of --confg.lr
+    same = [n for n in SETTINGS if n.rpartition(".")[2] == last]
+    if same:
+        hint = f"; did you mean --config.{same[0]}?"
+    elif name.startswith("config."):
+        hint = suggestion(name.removeprefix("config."))
+    else:
+        hint = nearest(name, flags)
+    raise UserError(f"{word}: there is no such flag{hint}")
 
 
-def _program() -> str:
-    """What the user called."""
-    name = pathlib.Path(sys.argv[0]).stem
-    return "tsfl" if name in ("tsfl", "__main__") else "launch.py"
-
-
-def _stop(message: str, code: int = 2) -> NoReturn:
-    """End with one line."""
-    line = "\n" if sys.stderr.isatty() else ""  # below a progress line
-    print(f"{line}{_program()}: {message}", file=sys.stderr, flush=True)
-    if jax.distributed.is_initialized():  # at its end Python would wait for the others
-        time.sleep(devices.first())  # JAX ends them when process 0 does
-        sys.stdout.flush()
-        os._exit(code)
-    sys.exit(code)
-
-
-def _join(config: Config) -> None:
+def _join(given: Given, config: Config) -> None:
     """Join the processes that share this run, if there are several."""
-    count, several = _PROCESSES.value, ("process", "coordinator", "join_timeout")
-    if count < 0:
-        raise UserError(f"--processes={count}: expected at least 0")
-    for name in several:
-        if not flags.FLAGS["processes"].present and flags.FLAGS[name].present:
-            raise UserError(
-                f"--{name}={flags.FLAGS[name].value}: say how many processes there "
-                "are, with --processes"
-            )
-    if not 0 < _JOIN_TIMEOUT.value < math.inf:
-        raise UserError(f"--join_timeout={_JOIN_TIMEOUT.value}: expected seconds > 0")
-    if count == 1:
-        if _PROCESS.value != 0:
-            raise UserError(
-                f"--process={_PROCESS.value}: expected 0 with --processes=1"
-            )
+    if given.processes < 0:
+        raise UserError(f"--processes={given.processes}: expected at least 0")
+    if not 0 < given.join_timeout < math.inf:
+        raise UserError(f"--join_timeout={given.join_timeout}: expected seconds > 0")
+    if given.processes == 1:
+        for flag in ("process", "coordinator"):
+            if getattr(given, flag):
+                raise UserError(
+                    f"--{flag}={getattr(given, flag)}: say how many processes there "
+                    "are, with --processes"
+                )
         return
     progress.log(sys.stderr, "waiting for the other processes …")
     processes.join(
+<<<<<<< HEAD
         _COORDINATOR.value,
         count,
         _PROCESS.value,
         flat(report.plain(dataclasses.asdict(config))),
         _JOIN_TIMEOUT.value,
+=======
+        given.coordinator,
+        given.processes,
+        given.process,
+        effective(flat(report.plain(dataclasses.asdict(config)))),
+        given.join_timeout,
+>>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
     )
 
 
-def _label(config: Config) -> str:
-    path = getattr(flags.FLAGS["config"], "config_filename")  # noqa: B009
-    path, argument = config_files.split(path)  # configs/papers.py:mnist_case1
+def _label(given: Given, config: Config) -> str:
+    path, argument = config_files.split(given.config)  # configs/papers.py:mnist_case1
     name = "-".join(filter(None, (pathlib.Path(path).stem, argument)))
-    if _sweeps():
+    if given.sweep or given.sweep_file:
         return f"{name}-sweep"
     return f"{name}-{config.algorithm}-seed{config.seed}"
 
@@ -272,18 +254,53 @@ def _interrupts() -> Callable[[], bool]:
     return lambda: bool(asked)
 
 
-def _explain(config: Config) -> None:
+@contextlib.contextmanager
+def _resumable(workdir: str | pathlib.Path) -> Iterator[None]:
+    """Answer Ctrl-C with the way to resume."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        folders = ("checkpoints", "lanes")
+        saved = any((report.folder_of(workdir) / name).exists() for name in folders)
+        again = f"; the same command with --workdir={workdir} resumes" if saved else ""
+        raise command.Ended(f"stopped{again}", 130) from error
+
+
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in dict.fromkeys(notes):
+        progress.log(sys.stderr, f"note: {note}")
+
+
+def _points(given: Given) -> grid.Points:
+    """The points of the sweep that the flags ask for."""
+    axes = grid.parse(given.sweep)
+    swept = grid.points(axes) if axes else [{}]
+    listed = grid.read_points(given.sweep_file) if given.sweep_file else [{}]
+    for name in axes:
+        if name in grid.names_of(listed):
+            raise UserError(f"--sweep={name}: it is in {given.sweep_file}, too")
+    return [point | more for point in listed for more in swept]
+
+
+def _explain(given: Given, config: Config) -> None:
     """Print and plot what a run would do, and do not run it."""
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare_validated(config, own_hooks.Own())
     known, compiled = explain.of_prepared(prepared, mesh), None
     _print_notes(known.notes)
-    if _EXPLAIN.value == "compile":
+    if given.explain == "compile":
         arrays = program.make_arrays(prepared, mesh)
         run = program.make_program([prepared], mesh).compile(arrays, stream=sys.stderr)
         compiled = run.memory()
+<<<<<<< HEAD
     workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
+=======
+        measured = explain.measured_time(prepared, run, arrays)
+        known = known._replace(wall_time=measured)
+    label = f"{_label(given, config)}-explain"
+    workdir = given.workdir or report.new_workdir("runs", label)
+>>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
     path = report.prepare_workdir(workdir) / "timeline"
     paths = timeline.plot_timeline(known.timeline, known.settings, path)
     words = explain.text(known, compiled)
@@ -291,42 +308,31 @@ def _explain(config: Config) -> None:
     progress.log(sys.stdout, f"{words}\n{files}\n\n{known.chart()}")
 
 
-def _print_notes(notes: Sequence[str]) -> None:
-    for note in dict.fromkeys(notes):
-        progress.log(sys.stderr, f"note: {note}")
-
-
-def _explain_sweep(config: Config) -> None:
+def _explain_sweep(given: Given, config: Config, points: grid.Points) -> None:
     """Print what a sweep would do, and do not run it."""
-    points = _points()
+    if given.explain == "compile":
+        raise UserError(
+            "--explain=compile and --sweep: only one experiment can be compiled; "
+            "--explain describes the sweep"
+        )
     configs = [grid.changed(config, values) for values in points]
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
     several = prepare.prepare_all(configs)
     notes = lane_notes.merged([prepared.notes for prepared in several], configs)
     _print_notes(notes)
+<<<<<<< HEAD
     print(explain.sweep_text(points, several, mesh, _LANES.value))
+=======
+    print(explain_sweep.text(points, several, mesh, given.lanes_per_call))
+>>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
 
 
-def _sweeps() -> bool:
-    """Whether the flags ask for a sweep."""
-    return bool(_SWEEP.value or _SWEEP_FILE.value)
-
-
-def _points() -> list[dict[str, Any]]:
-    """The points of the sweep that the flags ask for."""
-    swept = grid.parse(_SWEEP.value)
-    if _SWEEP_FILE.value:
-        return sweep_file.points(_SWEEP_FILE.value, _SAMPLES.value, swept)
-    return grid.points(swept)
-
-
-def _sweep(config: Config) -> None:
+def _sweep(given: Given, config: Config, points: grid.Points) -> None:
     """All lanes, then the summary."""
-    points = _points()
     configs = [grid.changed(config, values) for values in points]
     workdir = report.folder_of(
-        _WORKDIR.value or report.new_workdir("runs", _label(config))
+        given.workdir or report.new_workdir("runs", _label(given, config))
     )
     print(f"{len(points)} lanes; results in {workdir}", file=sys.stderr)
     with _resumable(workdir):
@@ -335,14 +341,14 @@ def _sweep(config: Config) -> None:
             points,
             configs,
             workdir=workdir,
-            lanes_per_call=_LANES.value,
+            lanes_per_call=given.lanes_per_call,
             stream=sys.stderr,
             stop=_interrupts(),
         )
     print((workdir / "summary.md").read_text(encoding="utf-8"))
 
 
-def _train(config: Config) -> None:
+def _train(given: Given, config: Config) -> None:
     """Run one experiment; of several processes the first prints and writes files."""
     stream = sys.stderr if devices.first() else None
     progress.log(stream, "preparing data and model …")
@@ -351,9 +357,9 @@ def _train(config: Config) -> None:
         exp = assemble.build(config)
     for note in exp.notes:
         progress.log(stream, f"note: {note}")
-    workdir = _WORKDIR.value or "runs"
-    if not _WORKDIR.value and devices.first():
-        workdir = report.new_workdir("runs", _label(config))
+    workdir = given.workdir or "runs"
+    if not given.workdir and devices.first():
+        workdir = report.new_workdir("runs", _label(given, config))
     progress.log(stream, _headline(exp))
     progress.log(stream, f"results in {workdir}")
     with _resumable(workdir):
@@ -365,7 +371,7 @@ def _train(config: Config) -> None:
             progress.log(stream, f"note: {note}")
     lost = result.summary["diverged_at"]
     if lost is not None:
-        _stop(
+        raise command.Ended(
             f"every client's model, or what the rule made of them, became infinite or "
             f"NaN in interval {lost}; the last good model is kept in {workdir}; try a "
             "smaller --config.lr or --config.clip_norm=1",
@@ -373,83 +379,34 @@ def _train(config: Config) -> None:
         )
 
 
-@contextlib.contextmanager
-def _resumable(workdir: str | pathlib.Path) -> Iterator[None]:
-    """Answer Ctrl-C with the way to resume."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        folders = ("checkpoints", "lanes")
-        saved = any((report.folder_of(workdir) / name).exists() for name in folders)
-        again = f"; the same command with --workdir={workdir} resumes" if saved else ""
-        _stop(f"stopped{again}", 130)
+def main(name: str, texts: list[str]) -> None:
+    """Do what a command line asks for.
 
-
-def _check_combination() -> None:
-    """Raise UserError for flags that exclude each other."""
-    several = _PROCESSES.value != 1
-    if _EXPLAIN.value and several:
+    Args:
+      name: how the command is called: "launch.py", "tsfl run", "tsfl sweep", ….
+      texts: its arguments.
+    """
+    given, config = parse(name, texts)
+    points = _points(given) if given.sweep or given.sweep_file else None
+    if given.processes != 1 and (points or given.explain):
         raise UserError(
-            "--explain and --processes: an explanation runs in one process; leave out "
-            "--processes"
+            "--processes: a sweep or an explanation runs in one process; leave it out"
         )
-    if _EXPLAIN.value == "compile" and _sweeps():
+    if given.lanes_per_call and (given.lanes_per_call < 0 or not points):
         raise UserError(
-            "--explain=compile and --sweep: only one experiment can be compiled; "
-            "--explain describes the sweep"
+            f"--lanes_per_call={given.lanes_per_call}: expected a whole number >= 1, "
+            "with --sweep"
         )
-    if flags.FLAGS["lanes_per_call"].present and not _sweeps():
-        raise UserError(
-            f"--lanes_per_call={_LANES.value}: would be ignored without --sweep"
-        )
-    if flags.FLAGS["samples"].present and not (
-        _SWEEP_FILE.value and _SAMPLES.value > 0
-    ):
-        raise UserError(
-            f"--samples={_SAMPLES.value}: expected at least 1, with --sweep_file"
-        )
-    if _sweeps() and several:
-        raise UserError(
-            "--sweep and --processes: a sweep runs in one process; give every "
-            "process its own part"
-        )
-
-
-def main(argv: list[str]) -> None:
-    """Validate the config and do what the flags ask for."""
-    del argv
-    config = _CONFIG.value
-    try:
-        if not isinstance(config, Config):
-            raise UserError("get_config() of a config file must return a Config")
-        rule_settings.validate(config)
-        _check_combination()
-        # First of all: the first use of JAX starts it with one CPU device.
-        devices.start(config.devices)
-        _join(config)
-        if _WORKDIR.value and devices.first():
-            _check_workdir(pathlib.Path(_WORKDIR.value))
-        if _EXPLAIN.value and _sweeps():
-            _explain_sweep(config)
-        elif _EXPLAIN.value:
-            _explain(config)
-        elif _sweeps():
-            _sweep(config)
-        else:
-            _train(config)
-    except UserError as error:
-        _stop(str(error))
-    except KeyboardInterrupt:
-        _stop("stopped", 130)
-    except Exception as error:
-        if command.out_of_memory(error):
-            reason = one_line(error)
-            _stop(f"not enough memory ({reason}); {command.LESS_MEMORY}")
-        if not jax.distributed.is_initialized():
-            raise
-        traceback.print_exc()
-        _stop(
-            f"{type(error).__name__}: {one_line(error)}; if another process was lost, "
-            "the same commands with the same --workdir resume",
-            1,
-        )
+    # First of all: the first use of JAX starts it with one CPU device.
+    devices.start(config.devices)
+    _join(given, config)
+    if given.workdir and devices.first():
+        _check_workdir(pathlib.Path(given.workdir))
+    if points and given.explain:
+        _explain_sweep(given, config, points)
+    elif given.explain:
+        _explain(given, config)
+    elif points:
+        _sweep(given, config, points)
+    else:
+        _train(given, config)

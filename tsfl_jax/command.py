@@ -1,12 +1,27 @@
 """How a command ends: with one line and an exit code; no traceback for wrong input."""
 
 import argparse
+import os
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+import jax
+
 from tsfl_jax import interrupts
-from tsfl_jax.types import UserError
+from tsfl_jax.types import UserError, one_line
+
+# What a user can do, wherever memory runs out.
+LESS_MEMORY = (
+    "use a smaller --config.client_chunk, --config.batch_size, --config.num_clients or "
+    "--lanes_per_call"
+)
+
+
+class Ended(Exception):  # noqa: N818, it is not always an error
+    """The end of a command: a line and an exit code."""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -21,9 +36,9 @@ def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
       name: of the command, after ``tsfl``.
       about: the command's module docstring, whose first line is shown.
     """
+    about = str(about).splitlines()[0].replace("``", "")
     parser = argparse.ArgumentParser(
-        prog=f"tsfl {name}",
-        description=str(about).splitlines()[0].replace("``", ""),
+        f"tsfl {name}", description=about, allow_abbrev=False
     )
 
     def error(message: str) -> NoReturn:
@@ -33,35 +48,38 @@ def make_parser(name: str, about: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-# What a user can do, wherever memory runs out.
-LESS_MEMORY = (
-    "use a smaller --config.client_chunk, --config.batch_size, --config.num_clients or "
-    "--lanes_per_call"
-)
-
-
-def run(name: str, main: Callable[[list[str]], None]) -> None:
-    """Run a command with the arguments of this process.
+def run(program: str, main: Callable[[list[str]], None], texts: list[str]) -> None:
+    """Run a command.
 
     Exit codes: 0 when done, 2 for wrong input (as argparse has it), 130 when stopped
     with Ctrl-C.
 
     Args:
-      name: how the command is called in messages.
-      main: takes the arguments without the program's name.
+      program: how the command is called in messages.
+      main: takes the arguments.
+      texts: the arguments, without the program's name.
     """
     try:
         interrupts.release()
-        main(sys.argv[1:])
+        return main(texts)
     except UserError as error:
-        message, code = str(error), 2
+        message, code = one_line(error), 2
+    except Ended as ended:
+        message, code = ended.args
     except KeyboardInterrupt:
         message, code = "stopped; the same command reuses what is finished", 130
     except Exception as error:
+        message, code = f"not enough memory ({one_line(error)}); {LESS_MEMORY}", 2
         if not out_of_memory(error):
-            raise
-        message, code = f"not enough memory ({error}); {LESS_MEMORY}", 2
-    else:
-        return
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+            if not jax.distributed.is_initialized():
+                raise
+            traceback.print_exc()
+            message = "if another process was lost, the same commands with the same "
+            message, code = f"{one_line(error)}; {message}--workdir resume", 1
+    line = "\n" if sys.stderr.isatty() else ""  # below a progress line
+    print(f"{line}{program}: {message}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    if jax.distributed.is_initialized():  # at its end Python would wait for the others
+        time.sleep(jax.process_index() == 0)  # JAX ends them when process 0 does
+        os._exit(code)
     sys.exit(code)

@@ -4,10 +4,13 @@
 the text after a colon is passed to its `get_config`: ``frameworks/afl:digits``.
 """
 
+import os
 import pathlib
+import runpy
 from collections.abc import Iterable
 
-from tsfl_jax.types import UserError, nearest
+from tsfl_jax.config import Config
+from tsfl_jax.types import UserError, nearest, one_line
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 # An installed package has the folder inside, a checkout beside it.
@@ -15,7 +18,6 @@ FOLDER = next(
     (p for p in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if p.is_dir()),
     _PACKAGE / "configs",
 )
-DEFAULT = FOLDER / "digits_case3.py"
 
 
 def _files() -> dict[str, pathlib.Path]:
@@ -30,14 +32,6 @@ def known() -> dict[str, str]:
     return {n: text.strip('"').split("\n")[0].strip('" ') for n, text in texts.items()}
 
 
-def _is_file(path: str, flag: str = "") -> bool:
-    try:
-        return pathlib.Path(path).is_file()
-    except (OSError, ValueError) as error:  # a name too long, or a zero byte in it
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{flag}{path}: {reason}") from error
-
-
 def paths(given: Iterable[str]) -> list[pathlib.Path]:
     """The files of several experiments.
 
@@ -50,21 +44,15 @@ def paths(given: Iterable[str]) -> list[pathlib.Path]:
     """
     found: list[pathlib.Path] = []
     for name in given:
-        if _is_file(name):
-            found.append(pathlib.Path(name))
-            continue
         folder, argument = split(name)
         folder = folder.rstrip("/").removeprefix("configs/")
-        inside = [
-            pathlib.Path(f"{path}:{argument}") if argument else path
-            for n, path in _files().items()
-            if n.startswith(f"{folder}/")
-        ]
-        found += inside or [pathlib.Path(find(name, flag=""))]
+        inside = [n for n in _files() if n.startswith(f"{folder}/")]
+        chosen = [f"{n}:{argument}" if argument else n for n in inside] or [name]
+        found += [pathlib.Path(find(n)) for n in chosen]
     return found
 
 
-def find(given: str, flag: str = "--config=") -> str:
+def find(given: str, flag: str = "") -> str:
     """The path of an experiment's file.
 
     Args:
@@ -77,16 +65,39 @@ def find(given: str, flag: str = "--config=") -> str:
       UserError: there is no such file.
     """
     path, argument = split(given)
-    files = _files()
-    if _is_file(path, flag):
+    if os.path.isfile(path):
         return given
-    name = path.removeprefix("configs/").removesuffix(".py")
+    files, name = _files(), path.removeprefix("configs/").removesuffix(".py")
     inside = files.get(name) or files.get(f"frameworks/{name}")
     if inside is None:
         beside = [str(p) for p in pathlib.Path(path).parent.glob("*.py")]
-        names = [*beside, *files, *(f"configs/{n}.py" for n in files)]
-        raise UserError(f"{flag}{path}: no such file{nearest(path, names)}")
+        hint = nearest(path, beside) or nearest(name, files)
+        raise UserError(f"{flag}{path}: no such file{hint}; tsfl configs lists them")
     return f"{inside}:{argument}" if argument else str(inside)
+
+
+def load(given: str | pathlib.Path, flag: str = "") -> Config:
+    """The config that ``get_config()`` of an experiment's file returns.
+
+    Args:
+      given: a path or name, as for `find`.
+      flag: what stood before it on the command line, for messages.
+
+    Raises:
+      UserError: no such file, an error in it, or no config in it.
+    """
+    path, argument = split(find(str(given), flag))
+    try:
+        get_config = runpy.run_path(path).get("get_config", lambda *_: None)
+        config = get_config(argument) if argument else get_config()
+    except UserError:
+        raise
+    except Exception as error:  # a config file is any Python
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise UserError(f"{flag}{path}: cannot be read ({reason})") from error
+    if not isinstance(config, Config):
+        raise UserError(f"{flag}{path}: get_config() must return a Config")
+    return config
 
 
 def split(given: str) -> tuple[str, str]:

@@ -22,5 +22,6 @@ def release() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-if os.path.basename(sys.argv[0] if sys.argv else "") in ("tsfl", "tsfl.exe"):
+_COMMANDS = ("tsfl", "tsfl.exe", "launch.py")
+if os.path.basename(sys.argv[0] if sys.argv else "") in _COMMANDS:
     signal.signal(signal.SIGINT, _stopped)

@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tsfl_jax import data
+from tsfl_jax import config_files, data
 from tsfl_jax.config import Config, get
 from tsfl_jax.experiment import grid as axes
 from tsfl_jax.experiment import prepare, runner
@@ -129,7 +129,7 @@ def test_iterations_are_those_done_and_not_those_reported(tmp_path):
 
 
 def test_other_clients_are_refused():
-    entries = [compare.Entry(path.stem, axes.config_at(path)) for path in FILES]
+    entries = [compare.Entry(path.stem, config_files.load(path)) for path in FILES]
     compare.check_same_clients(entries)  # all files of the folder share theirs
     slower = axes.changed(entries[0].config, {"timeline.speed": "constant(9)"})
     with pytest.raises(UserError, match=r"slow and .* timeline.speed is constant\(9\)"):
@@ -170,7 +170,9 @@ def test_other_clients_are_refused():
     ],
 )
 def test_other_data_partition_or_clients_are_refused(tmp_path, name, value):
-    first = compare.Entry("sfl", axes.changed(axes.config_at(FOLDER / "sfl.py"), SMALL))
+    first = compare.Entry(
+        "sfl", axes.changed(config_files.load(FOLDER / "sfl.py"), SMALL)
+    )
     other = copy.deepcopy(first.config)  # not validated: it would want more changes
     *path, last = name.split(".")
     setattr(get(other, path[0]) if path else other, last, value)
@@ -182,7 +184,7 @@ def test_other_data_partition_or_clients_are_refused(tmp_path, name, value):
 
 def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):
     """As with TFDS: the same name, in another --config.data.dir."""
-    first = axes.changed(axes.config_at(FOLDER / "sfl.py"), SMALL)
+    first = axes.changed(config_files.load(FOLDER / "sfl.py"), SMALL)
     other = axes.changed(first, {"data.dir": "other"})
     real = prepare.load_dataset
 
@@ -201,7 +203,7 @@ def test_data_that_depend_on_the_seed_are_drawn_for_each(tmp_path):
     """A run of a comparison has the data that its config.json describes."""
     changes = SMALL | {"data.name": "synthetic", "data.train_size": 200}
     changes |= {"data.shape": (3, 3, 1), "data.test_size": 20}
-    config = axes.changed(axes.config_at(FOLDER / "sfl.py"), changes)
+    config = axes.changed(config_files.load(FOLDER / "sfl.py"), changes)
     stream = io.StringIO()
     compare.run_frameworks([compare.Entry("sfl", config)], 2, tmp_path, stream)
     assert stream.getvalue().splitlines()[-1].endswith(", run 2 of 2")
@@ -215,7 +217,7 @@ def test_data_that_depend_on_the_seed_are_drawn_for_each(tmp_path):
 
 
 def test_a_setting_is_set_where_a_framework_reads_it():
-    configs = [axes.config_at(path) for path in FILES]
+    configs = [config_files.load(path) for path in FILES]
     changes = {"timeline.buffer": 3, "timeline.local_iterations": 2, "lr": 0.1}
     frameworks = [config.timeline.framework for config in configs]
     for config, framework in zip(configs, frameworks, strict=True):

@@ -10,6 +10,7 @@ import pytest
 
 import tsfl_jax
 from studies import arena, calibrate
+from tsfl_jax import config_files
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid, prepare
 from tsfl_jax.report import style
@@ -23,7 +24,7 @@ EXPECTED = json.loads((RESULTS / "expected.json").read_text(encoding="utf-8"))
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", EXPECTED["small"], ids=lambda c: c["config"])
 def test_a_small_cell_gives_what_was_measured(cell):
-    config = grid.config_at(RESULTS.parents[1] / "configs" / f"{cell['config']}.py")
+    config = config_files.load(RESULTS.parents[1] / "configs" / f"{cell['config']}.py")
     changes = {"num_intervals": cell["intervals"], "data.download": False}
     config = grid.changed(config, changes)
     try:
@@ -272,7 +273,7 @@ def test_a_cell_of_the_arena_gives_what_was_measured(tmp_path):
 @pytest.mark.parametrize("fleet", EXPECTED["arena"]["fleets"], ids=lambda f: f["file"])
 def test_a_fleet_that_was_searched_gives_what_was_measured(fleet):
     """The command of the page, on the committed file."""
-    config = grid.config_at(RESULTS.parents[1] / "configs" / "digits_case3.py")
+    config = config_files.load(RESULTS.parents[1] / "configs" / "digits_case3.py")
     changes = {"num_intervals": 30, "devices": 1, "mapping": "sequential"}
     changes |= {"seeds.split": 200, "schedule.kind": "trace"}
     changes |= {"schedule.trace": str(ARENA / fleet["file"])}

@@ -1,6 +1,7 @@
-"""What a sweep varies: ``seed=0:10`` → values, and their product → configs."""
+"""The points of a sweep: ``seed=0:10`` → values, a file of points, their product."""
 
-import importlib.util
+import ast
+import csv
 import itertools
 import math
 import pathlib
@@ -8,40 +9,131 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tsfl_jax import config_files, host_memory
-from tsfl_jax.components import Settings
+import numpy as np
+
 from tsfl_jax.config import SETTINGS, Config, replace
-from tsfl_jax.experiment import sweep_values
-from tsfl_jax.types import UserError
-from tsfl_jax.validate import suggestion, validate
+from tsfl_jax.experiment.rule_settings import validate
+from tsfl_jax.types import UserError, one_line
+from tsfl_jax.validate import suggestion
 
-Axes = dict[str, list]  # setting → the values it takes, in order
+Points = list[dict[str, Any]]  # {setting: value} of each lane
+MOST_LANES = 100_000
+_DIGITS = 8  # of a computed value: 0.3, not 0.30000000000000004
+_SPACED = re.compile(r"(lin|log)\((.*)\)")
+_KINDS = {int: "a whole number", float: "a number"}
 
 
-def kind_of(name: str, shown: str, settings: Settings = SETTINGS) -> type:
+def kind_of(name: str, shown: str) -> type:
     """The type of a setting; UserError for an unknown one."""
-    if name not in settings:
+    if name not in SETTINGS:
         raise UserError(f"{shown}: there is no such setting{suggestion(name)}")
-    return settings[name][0]
+    return SETTINGS[name][0]
 
 
-def parse(texts: Iterable[str]) -> Axes:
-    """Parse command-line sweeps, such as ``["seed=0:10", "lr=log(1e-3,1e-1,5)"]``.
+def value(text: str, kind: type, shown: str) -> Any:
+    """One value of a setting from its text, such as ``0.1``, ``true`` or ``(1,4)``.
+
+    Args:
+      text: the value as written.
+      kind: type of the setting.
+      shown: what the user wrote, for messages.
+
+    Raises:
+      UserError: not of that type.
+    """
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise UserError(f"{shown}: {text!r} is neither True nor False")
+        return text.lower() == "true"
+    try:
+        found = ast.literal_eval(text) if kind is tuple else kind(text)
+    except (ValueError, SyntaxError, TypeError):
+        found = None
+    if not isinstance(found, kind):
+        expected = _KINDS.get(kind, "a tuple of whole numbers like (1,4)")
+        raise UserError(f"{shown}: {text!r} is not {expected}")
+    return found
+
+
+def values(text: str, kind: type, shown: str) -> list:
+    """All values that a text stands for.
+
+    Args:
+      text: values, ranges ``0:10``, ``0:10:2``, ``0.1:0.5:0.1`` without the end, and
+        ``lin(0,1,5)``, ``log(1e-3,1e-1,5)`` with both ends, separated by commas that
+        are not within parentheses.
+      kind: type of the setting.
+      shown: what the user wrote, for messages.
+
+    Raises:
+      UserError: not of that type, or too many.
+    """
+    found = []
+    for part in map(str.strip, re.split(r",(?![^(]*\))", text)):
+        spaced = _SPACED.fullmatch(part)
+        if kind in _KINDS and spaced:
+            found += _spaced(spaced[1], spaced[2].split(","), kind, shown)
+        elif kind in _KINDS and ":" in part:
+            found += _range(part.split(":"), kind, shown)
+        else:
+            found.append(value(part, kind, shown))
+    return found
+
+
+def _spaced(name: str, texts: list[str], kind: type, shown: str) -> list:
+    """``lin(first,last,count)`` or ``log(first,last,count)``, with both ends."""
+    if len(texts) != 3:
+        raise UserError(f"{shown}: expected {name}(first,last,count)")
+    first, last = (value(text, float, shown) for text in texts[:2])
+    count = value(texts[2], int, shown)
+    least = 0 if name == "log" else -math.inf
+    if not all(least < end < math.inf for end in (first, last)):
+        needed = "> 0; lin takes any" if name == "log" else "that are finite"
+        raise UserError(f"{shown}: {name} needs numbers {needed}")
+    if not 2 <= count <= MOST_LANES:
+        raise UserError(f"{shown}: {name} needs a count from 2 to {MOST_LANES:,}")
+    space = np.geomspace if name == "log" else np.linspace
+    return [_rounded(number, kind) for number in space(first, last, count).tolist()]
+
+
+def _range(texts: list[str], kind: type, shown: str) -> list:
+    """``first:end`` (whole numbers) or ``first:end:step``, without the end."""
+    numbers = [value(text, kind, shown) for text in texts]
+    needed = "first:end or first:end:step" if kind is int else "first:end:step"
+    numbers += [1] if kind is int and len(numbers) == 2 else []
+    if len(numbers) != 3 or not all(map(math.isfinite, numbers)) or not numbers[2]:
+        raise UserError(f"{shown}: expected {needed}")
+    first, end, step = numbers
+    # 0.1:0.3:0.1 ends before 0.3, whatever rounding makes of it.
+    count = max(0, math.ceil(round((end - first) / step, 6)))
+    few = range(min(count, MOST_LANES + 1))  # more are refused later
+    return [_rounded(first + k * step, kind) for k in few]
+
+
+def _rounded(number: float, kind: type) -> Any:
+    return round(number) if kind is int else float(f"{number:.{_DIGITS}g}")
+
+
+def parse(texts: Iterable[str], flag: str = "--sweep") -> dict[str, list]:
+    """Parse swept settings, such as ``["seed=0:10", "lr=log(1e-3,1e-1,5)"]``.
+
+    Args:
+      texts: of the command line.
+      flag: that they were given to, for messages.
 
     Raises:
       UserError: an unknown setting, a value that is not of its type, none or twice.
     """
-    axes: Axes = {}
+    axes: dict[str, list] = {}
     for text in texts:
-        name, equals, values = text.partition("=")
-        name, shown = name.strip(), f"--sweep={text}"
+        name, equals, given = text.partition("=")
+        name, shown = name.strip(), f"{flag}={text}"
         if not equals:
             raise UserError(f"{shown}: expected setting=values, such as seed=0:10")
         if name in axes:
-            raise UserError(f"{shown}: {name} is swept twice; give all values at once")
-        kind = kind_of(name, shown)
-        axes[name] = sweep_values.values(values.strip(), kind, shown)
-    check(axes)
+            raise UserError(f"{shown}: {name} is given twice; give all values at once")
+        axes[name] = values(given.strip(), kind_of(name, shown), shown)
+        check({name: axes[name]}, shown)
     return axes
 
 
@@ -51,171 +143,110 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     Raises:
       UserError: as in `parse`; several values; the algorithm or the seed.
     """
-    try:
-        found = parse(texts)
-        for name, values in found.items():
-            if len(values) > 1 or name in ("algorithm", "seed"):
-                raise UserError(f"--sweep={name}: cannot be set to one value here")
-    except UserError as error:
-        raise UserError(str(error).replace("--sweep", "--set")) from error
-    return {name: values[0] for name, values in found.items()}
+    found = parse(texts, "--set")
+    for name, several in found.items():
+        if len(several) > 1 or name in ("algorithm", "seed"):
+            raise UserError(f"--set={name}: cannot be set to one value here")
+    return {name: several[0] for name, several in found.items()}
 
 
-def wrong_value(message: str) -> str:
-    """Say that a setting's value is not of its type, in the words of a sweep.
+def read_points(path: str) -> Points:
+    """The points of a sweep file.
 
     Args:
-      message: of the flag library, which has Python's words for it.
-
-    Returns:
-      The message in plain words; the same one if it is about something else.
-    """
-    found = re.match(r"flag --config\.([\w.]+)=(.*?): ", message)
-    if found and found[1] in SETTINGS:
-        shown = f"--config.{found[1]}={found[2]}"
-        try:
-            sweep_values.value(found[2], kind_of(found[1], shown), shown)
-        except UserError as error:
-            return str(error)
-    return message
-
-
-def config_at(path: pathlib.Path) -> Config:
-    """Load what ``get_config()`` of a config file returns.
-
-    Args:
-      path: of the file; ``afl.py:digits`` passes the argument "digits".
+      path: a list of points in YAML or JSON, ``[{lr: 0.1, seed: 3}, …]``, or a CSV
+        file with a column for each setting; an empty cell keeps the config's value.
 
     Raises:
-      UserError: no such file, an error in it, or no config in it.
+      UserError: it cannot be read, or holds no points.
     """
-    name, argument = config_files.split(str(path))
-    path = pathlib.Path(name)
+    import yaml  # JSON is YAML, too
+
+    shown = f"--sweep_file={path}"
     try:
-        found = path.is_file()
-    except (OSError, ValueError):  # a name too long, or a zero byte in it
-        found = False
-    if not found:
-        raise UserError(f"{path}: no such config file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{path}: not a Python file; expected get_config() in a .py")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-        arguments = (argument,) if argument else ()
-        config = None
-        if hasattr(module, "get_config"):
-            config = module.get_config(*arguments)
-    except Exception as error:  # a config file is any Python
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{path}: cannot be read ({reason})") from error
-    if not isinstance(config, Config):
-        raise UserError(f"{path}: get_config() must return a Config")
-    return config
+        with pathlib.Path(path).expanduser().open(encoding="utf-8", newline="") as file:
+            table = path.endswith(".csv")
+            found = list(csv.DictReader(file)) if table else yaml.safe_load(file)
+    except (OSError, ValueError, RuntimeError, csv.Error, yaml.YAMLError) as error:
+        raise UserError(f"{shown}: cannot be read ({one_line(error)})") from error
+    if not isinstance(found, list) or not all(isinstance(p, dict) for p in found):
+        raise UserError(f"{shown}: expected a list of points, like [{{lr: 0.1}}]")
+    for point in found:
+        for name, given in [*point.items()]:
+            kind, about = kind_of(name, shown), f"{shown}: {name}={given}"
+            if given in ("", None):
+                del point[name]
+            elif isinstance(given, str):  # YAML, too, takes 1e-3 for a text
+                point[name] = value(given, kind, about)
+    return points(found)
 
 
-def data_settings(data_dir: str) -> dict[str, Any]:
-    """Settings of ``--data_dir``: read prepared data there; none for "".
-
-    Raises:
-      UserError: there is no such folder.
-    """
-    if not data_dir:
-        return {}
-    try:
-        path = pathlib.Path(data_dir).expanduser()
-        found = path.is_dir()
-    except (OSError, RuntimeError, ValueError):  # too long, unknown ~user, zero byte
-        found = False
-    if not found:
-        raise UserError(f"--data_dir={data_dir}: no such folder")
-    return {"data.dir": data_dir, "data.download": False}
-
-
-def check(axes: Mapping[str, Sequence], settings: Settings = SETTINGS) -> Axes:
+def check(axes: Mapping[str, Any], shown: str = "") -> dict[str, list]:
     """Convert axes to lists of plain values; UserError for what cannot be swept."""
     found = {}
-    for name, values in axes.items():
-        kind = kind_of(name, f"sweep {name}", settings)
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            raise UserError(f"sweep {name}: expected a list of values, got {values!r}")
+    for name, given in axes.items():
+        about = shown or f"sweep {name}"
+        kind = kind_of(name, about)
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UserError(f"{about}: expected a list of values, got {given!r}")
         # Neither a generator without end nor range(10**10) is turned into a list.
-        most = host_memory.total() // sweep_values.LANE_BYTES
-        values = list(itertools.islice(values, most + 1))
-        if len(values) > most:
-            sweep_values.check_lanes(len(values), f"sweep {name}")
-        if not values:
-            raise UserError(f"sweep {name}: no values; a range is first:end")
-        # NumPy's and JAX's numbers as plain ones, and an int where a float is meant.
-        plain = [v.item() if hasattr(v, "item") else v for v in values]
+        several = list(itertools.islice(given, MOST_LANES + 1))
+        if len(several) > MOST_LANES:
+            raise UserError(f"{about}: more than {MOST_LANES:,} lanes")
+        # NumPy's and JAX's numbers as plain ones, an int as a float, lists as tuples.
+        several = [v.item() if hasattr(v, "item") else v for v in several]
         if kind is float:
-            for value in plain:
-                if isinstance(value, bool) or not isinstance(value, int | float):
-                    raise UserError(f"sweep {name}: {value!r} is not a number")
-            plain = [float(value) for value in plain]
+            several = [float(v) if type(v) is int else v for v in several]
         if kind is tuple:
-            plain = [tuple(v) if isinstance(v, list) else v for v in plain]
-        if len(set(map(str, plain))) < len(plain):
-            raise UserError(f"sweep {name}: a value is given twice in {plain}")
-        found[name] = plain
+            several = [tuple(v) if isinstance(v, list) else v for v in several]
+        if not several:
+            raise UserError(f"{about}: no values; a range is first:end")
+        if len(set(map(str, several))) < len(several):
+            raise UserError(f"{about}: a value is given twice in {several}")
+        found[name] = several
     return found
 
 
-def points(
-    swept: Mapping[str, Sequence] | Sequence[Mapping], settings: Settings = SETTINGS
-) -> list[dict[str, Any]]:
+def points(swept: Mapping[str, Sequence] | Sequence[Mapping]) -> Points:
     """Make the sweep points: the product of axes, or the points of a list.
 
     The points of a list may name different settings, as a setting that only one rule
     reads: one that a point lacks keeps the config's value.
 
     Returns:
-      {setting: value} of every lane.
+      {setting: value} of every lane; of a product, the last axis is the fastest.
 
     Raises:
       UserError: what cannot be swept, or no points.
     """
-    if isinstance(swept, Mapping):
-        if not swept:
-            raise UserError(
-                "sweep: no setting; expected for example {'seed': range(5)}"
-            )
-        return product(check(swept, settings))
     if isinstance(swept, str) or not isinstance(swept, Iterable):
         raise UserError(
             f"sweep: expected {{setting: values}}, or a list of such points, got "
             f"{swept!r}"
         )
-    found = []
-    for point in swept:
-        if not isinstance(point, Mapping):
-            raise UserError(f"sweep: expected settings as a dict, got {point!r}")
-        axes = check({k: [v] for k, v in point.items()}, settings)
-        found.append({k: v for k, (v,) in axes.items()})
+    if isinstance(swept, Mapping):
+        axes = check(swept)
+        if math.prod(map(len, axes.values())) > MOST_LANES:
+            raise UserError(f"sweep {', '.join(axes)}: more than {MOST_LANES:,} lanes")
+        product = itertools.product(*axes.values())
+        found = [dict(zip(axes, each, strict=True)) for each in product if axes]
+    else:
+        found = list(swept)
+        for point in found:
+            if not isinstance(point, Mapping):
+                raise UserError(f"sweep: expected settings as a dict, got {point!r}")
+        found = [
+            {n: v for n, (v,) in check({n: [v] for n, v in p.items()}).items()}
+            for p in found
+        ]
     if not found:
-        raise UserError("sweep: no points")
+        raise UserError("sweep: no points; expected for example {'seed': range(5)}")
     return found
 
 
 def names_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
     """The settings that some point names, each once."""
     return list(dict.fromkeys(name for point in points for name in point))
-
-
-def product(axes: Axes) -> list[dict[str, Any]]:
-    """Combine all values, the last axis fastest, as {setting: value}.
-
-    Raises:
-      UserError: more lanes than memory holds.
-    """
-    sweep_values.check_lanes(
-        math.prod(map(len, axes.values())), f"sweep {', '.join(axes)}"
-    )
-    return [
-        dict(zip(axes, values, strict=True))
-        for values in itertools.product(*axes.values())
-    ]
 
 
 def changed(config: Config, values: dict[str, Any]) -> Config:

@@ -363,7 +363,7 @@ def main(texts: list[str]) -> None:
     )
     given = arguments.parse(parser, texts, "target")
     paths = config_files.paths(given.configs)
-    configs = [grid.config_at(path) for path in paths]
+    configs = [config_files.load(path) for path in paths]
     changes = given.data_dir | given.set
     frameworks = [get(config, "timeline.framework") for config in configs]
     entries = [

@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="SETTING=VALUE")
     parser.add_argument("--target", default="h100", choices=TARGETS)
     options = parser.parse_args()
-    config = grid.config_at(pathlib.Path(config_files.find(options.config, flag="")))
+    config = config_files.load(options.config)
     config = grid.changed(config, grid.parse_settings(options.set))
     rule_settings.validate(config)
     folder = start()

@@ -3,7 +3,7 @@
 The largest |eigenvalue| of the Hessian of each client's F_i at w^t, by
 `scipy.sparse.linalg.eigsh` with Hessian-vector products over all of the client's
 samples, and what every ``constants.estimator`` says there: mean and standard deviation
-of its ratio to the largest of the probed clients, for w⁰ and models after some intervals
+of its ratio to the largest of the probed clients, for w⁰ and models after intervals
 of FedAvg. ``--set data.name=idx data.dir=FOLDER model.name=mnist_cnn …`` measures
 another experiment than that of the digits.
 """

@@ -64,7 +64,7 @@ def hparams(**changes) -> HParams:
 
 
 def numbers_of(hparams: HParams) -> dict[str, float]:
-    """Hyper-parameters by name, for the reference, ``fedasync__gamma`` of a component."""
+    """Hyper-parameters by name for the reference, such as ``fedasync__gamma``."""
     found = {n: getattr(hparams, n) for n in ("lr", "momentum", "mu", "clip_norm")}
     found |= hparams.constants._asdict()
     for section, own in hparams.settings.items():

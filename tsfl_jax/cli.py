@@ -12,13 +12,8 @@ from typing import Any, NoReturn
 
 import jax
 
-<<<<<<< HEAD
-from tsfl_jax import command, config_files, validate
-from tsfl_jax.config import SETTINGS, Config, flat
-=======
 from tsfl_jax import command, config_files
-from tsfl_jax.config import SETTINGS, Config, effective, flat, replace
->>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
+from tsfl_jax.config import SETTINGS, Config, flat, replace
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import (
     assemble,
@@ -29,69 +24,20 @@ from tsfl_jax.experiment import (
     own_hooks,
     prepare,
     program,
-    rule_settings,
     runner,
     sweeps,
 )
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, timeline
 from tsfl_jax.types import UserError, nearest
-from tsfl_jax.validate import suggestion
+from tsfl_jax.validate import suggestion, validate
 
-<<<<<<< HEAD
-# `parse` adds the default file: one given here would be read, and its overrides
-# applied, while flags are defined, where a wrong value cannot end in one clear line.
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Experiment file (default: configs/digits_case3.py)."
-)
-_COORDINATOR = flags.DEFINE_string(
-    "coordinator", "", "Several processes: host:port on which process 0 listens."
-)
-_PROCESSES = flags.DEFINE_integer(
-    "processes",
-    1,
-    "Several processes: how many; 0 as Slurm, Open MPI or Kubernetes say.",
-)
-_PROCESS = flags.DEFINE_integer("process", 0, "Several processes: which one, from 0.")
-_JOIN_TIMEOUT = flags.DEFINE_float(
-    "join_timeout", 300, "Several processes: seconds to wait for all of them to start."
-)
-_SWEEP = flags.DEFINE_multi_string(
-    "sweep",
-    [],
-    "Setting and its values: seed=0:10, lr=0.01,0.1, lr=log(1e-3,1e-1,5), lin(…), "
-    "0.1:0.5:0.1; repeatable.",
-)
-_SWEEP_FILE = flags.DEFINE_string(
-    "sweep_file", "", "Sweep of a YAML or JSON file: grid, list, random points."
-)
-_SAMPLES = flags.DEFINE_integer(
-    "samples", 0, "With --sweep_file: random points, instead of as many as it says."
-)
-_LANES = flags.DEFINE_integer(
-    "lanes_per_call",
-    0,
-    "Sweeps: lanes of one compiled call; 0 chooses.",
-    lower_bound=0,
-)
-_EXPLAIN = flags.DEFINE_enum(
-    "explain",
-    None,
-    ["estimate", "compile"],
-    "Do not train: print and plot the timeline, work, padding and memory; "
-    "--explain=compile also asks the compiler for the memory.",
-)
-_WORKDIR = flags.DEFINE_string(
-    "workdir", "", "Folder for results; empty: a new one under runs/."
-)
-=======
 Given = argparse.Namespace
 
 _MORE = """\
 Any setting can be changed with --config.NAME=VALUE, such as --config.lr=0.01:
 tsfl settings lists them, tsfl settings data those of one section. The experiments that
 --config knows by name are listed by tsfl configs."""
->>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
 
 
 def _make_parser(name: str) -> argparse.ArgumentParser:
@@ -154,7 +100,7 @@ def parse(name: str, texts: list[str]) -> tuple[Given, Config]:
             setting, shown = flag.removeprefix("config."), f"--{flag}={text}"
             changes[setting] = grid.value(text, SETTINGS[setting][0], shown)
     config = replace(config_files.load(given.config, "--config="), changes)
-    rule_settings.validate(config)
+    validate(config)
     return given, config
 
 
@@ -193,19 +139,11 @@ def _join(given: Given, config: Config) -> None:
         return
     progress.log(sys.stderr, "waiting for the other processes …")
     processes.join(
-<<<<<<< HEAD
-        _COORDINATOR.value,
-        count,
-        _PROCESS.value,
-        flat(report.plain(dataclasses.asdict(config))),
-        _JOIN_TIMEOUT.value,
-=======
         given.coordinator,
         given.processes,
         given.process,
-        effective(flat(report.plain(dataclasses.asdict(config)))),
+        flat(report.plain(dataclasses.asdict(config))),
         given.join_timeout,
->>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
     )
 
 
@@ -293,14 +231,8 @@ def _explain(given: Given, config: Config) -> None:
         arrays = program.make_arrays(prepared, mesh)
         run = program.make_program([prepared], mesh).compile(arrays, stream=sys.stderr)
         compiled = run.memory()
-<<<<<<< HEAD
-    workdir = _WORKDIR.value or report.new_workdir("runs", f"{_label(config)}-explain")
-=======
-        measured = explain.measured_time(prepared, run, arrays)
-        known = known._replace(wall_time=measured)
     label = f"{_label(given, config)}-explain"
     workdir = given.workdir or report.new_workdir("runs", label)
->>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
     path = report.prepare_workdir(workdir) / "timeline"
     paths = timeline.plot_timeline(known.timeline, known.settings, path)
     words = explain.text(known, compiled)
@@ -321,11 +253,7 @@ def _explain_sweep(given: Given, config: Config, points: grid.Points) -> None:
     several = prepare.prepare_all(configs)
     notes = lane_notes.merged([prepared.notes for prepared in several], configs)
     _print_notes(notes)
-<<<<<<< HEAD
-    print(explain.sweep_text(points, several, mesh, _LANES.value))
-=======
-    print(explain_sweep.text(points, several, mesh, given.lanes_per_call))
->>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
+    print(explain.sweep_text(points, several, mesh, given.lanes_per_call))
 
 
 def _sweep(given: Given, config: Config, points: grid.Points) -> None:

@@ -16,9 +16,12 @@ from jaxtyping import Int
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, grid, lanes, memory, sweeps
 from tsfl_jax.experiment.identity import labels_of, settings_of
-from tsfl_jax.experiment.own_hooks import Own
-from tsfl_jax.experiment.prepare import Prepared, chunk_of, prepare_validated
-from tsfl_jax.experiment.rule_settings import validate
+from tsfl_jax.experiment.prepare import (
+    Prepared,
+    accepted,
+    chunk_of,
+    prepare_validated,
+)
 from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report import progress
 from tsfl_jax.report.timeline import Timeline, figure_of, gantt, losses, window
@@ -94,9 +97,9 @@ def explain(config: Config, **own: Any) -> Explanation:
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    validate(config)
+    config, parts = accepted(config, **own)
     mesh = backend.start_jax(config)
-    return of_prepared(prepare_validated(config, Own(**own)), mesh)
+    return of_prepared(prepare_validated(config, parts), mesh)
 
 
 def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from tsfl_jax.components import Settings
 from tsfl_jax.config import SETTINGS, Config, replace
-from tsfl_jax.experiment.rule_settings import validate
 from tsfl_jax.types import UserError, one_line
-from tsfl_jax.validate import suggestion
+from tsfl_jax.validate import suggestion, validate
 
 Points = list[dict[str, Any]]  # {setting: value} of each lane
 MOST_LANES = 100_000
@@ -23,11 +23,11 @@ _SPACED = re.compile(r"(lin|log)\((.*)\)")
 _KINDS = {int: "a whole number", float: "a number"}
 
 
-def kind_of(name: str, shown: str) -> type:
+def kind_of(name: str, shown: str, settings: Settings = SETTINGS) -> type:
     """The type of a setting; UserError for an unknown one."""
-    if name not in SETTINGS:
+    if name not in settings:
         raise UserError(f"{shown}: there is no such setting{suggestion(name)}")
-    return SETTINGS[name][0]
+    return settings[name][0]
 
 
 def value(text: str, kind: type, shown: str) -> Any:
@@ -181,12 +181,14 @@ def read_points(path: str) -> Points:
     return points(found)
 
 
-def check(axes: Mapping[str, Any], shown: str = "") -> dict[str, list]:
+def check(
+    axes: Mapping[str, Any], shown: str = "", settings: Settings = SETTINGS
+) -> dict[str, list]:
     """Convert axes to lists of plain values; UserError for what cannot be swept."""
     found = {}
     for name, given in axes.items():
         about = shown or f"sweep {name}"
-        kind = kind_of(name, about)
+        kind = kind_of(name, about, settings)
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UserError(f"{about}: expected a list of values, got {given!r}")
         # Neither a generator without end nor range(10**10) is turned into a list.
@@ -207,7 +209,9 @@ def check(axes: Mapping[str, Any], shown: str = "") -> dict[str, list]:
     return found
 
 
-def points(swept: Mapping[str, Sequence] | Sequence[Mapping]) -> Points:
+def points(
+    swept: Mapping[str, Sequence] | Sequence[Mapping], settings: Settings = SETTINGS
+) -> Points:
     """Make the sweep points: the product of axes, or the points of a list.
 
     The points of a list may name different settings, as a setting that only one rule
@@ -225,7 +229,7 @@ def points(swept: Mapping[str, Sequence] | Sequence[Mapping]) -> Points:
             f"{swept!r}"
         )
     if isinstance(swept, Mapping):
-        axes = check(swept)
+        axes = check(swept, settings=settings)
         if math.prod(map(len, axes.values())) > MOST_LANES:
             raise UserError(f"sweep {', '.join(axes)}: more than {MOST_LANES:,} lanes")
         product = itertools.product(*axes.values())
@@ -236,8 +240,8 @@ def points(swept: Mapping[str, Sequence] | Sequence[Mapping]) -> Points:
             if not isinstance(point, Mapping):
                 raise UserError(f"sweep: expected settings as a dict, got {point!r}")
         found = [
-            {n: v for n, (v,) in check({n: [v] for n, v in p.items()}).items()}
-            for p in found
+            {n: v for n, (v,) in check(each, settings=settings).items()}
+            for each in ({n: [v] for n, v in p.items()} for p in found)
         ]
     if not found:
         raise UserError("sweep: no points; expected for example {'seed': range(5)}")

@@ -85,8 +85,6 @@ def parse(
     return given
 
 
-<<<<<<< HEAD
-=======
 def _data_settings(folder: str) -> dict[str, Any]:
     """Settings of ``--data_dir``: read prepared data there; none for ""."""
     if folder and not os.path.isdir(os.path.expanduser(folder)):
@@ -94,26 +92,6 @@ def _data_settings(folder: str) -> dict[str, Any]:
     return {"data.dir": folder, "data.download": False} if folder else {}
 
 
-def check_free(given: Mapping[str, Any], taken: Collection[str], study: str) -> None:
-    """Refuse settings that a study sets in each of its runs.
-
-    Args:
-      given: settings of ``--set``.
-      taken: names of the settings that its runs set.
-      study: its name.
-
-    Raises:
-      UserError: one of them would be ignored.
-    """
-    for name in given:
-        if name in taken:
-            raise UserError(
-                f"--set {name}={given[name]}: study {study} sets it in each run; "
-                "leave it out"
-            )
-
-
->>>>>>> f75d741 (One parser for all commands: argparse as it is, a flag per setting, one reader of NAME=values)
 def device_text(used: int = 0) -> str:
     """Number and kind of the devices, "1 × cpu"; starts JAX.
 

@@ -194,7 +194,7 @@ def main() -> None:
     options = parser.parse_args()
     config = config_files.load(options.config)
     config = grid.changed(config, grid.parse_settings(options.set))
-    rule_settings.validate(config)
+    validate.validate(config)
     folder = start()
     config = backend.for_backend(config, "gpu")
     host = backend.start_jax(config)

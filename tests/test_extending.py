@@ -1,14 +1,24 @@
 """The worked examples of docs/architecture.md run, each as it stands."""
 
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 import types
 
+import chex
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import tsfl_jax
 from tests import examples
+from tsfl_jax.engine import devices
+from tsfl_jax.experiment import lanes, own_hooks, prepare
+from tsfl_jax.rules.base import weights_of
 
 TEXT = examples.text("architecture.md")
 EXAMPLES = examples.examples("architecture.md", r"^### … an? (.+?)\n(.*?)(?=^##)")
@@ -71,3 +81,153 @@ def test_a_framework():
 def test_a_study():
     lines = run("study")[1].splitlines()
     assert [line.split(":")[0] for line in lines] == ["alpha 0.1", "alpha 10.0"]
+
+
+NEW_RULE = '''
+"""A rule of a newcomer."""
+
+import jax.numpy as jnp
+
+from tsfl_jax.components import component, setting
+from tsfl_jax.rules.base import Aggregator, normalized, weights_of
+
+
+@component("root")
+class Root:
+    """Weights by a power of the samples."""
+
+    power: float = setting(0.5, "p in ρ_i ∝ |D_i|^p", low=0, high=1)
+
+
+def weights(situation, hparams):
+    share = jnp.float32(situation.size) ** hparams.of(Root).power
+    return weights_of(normalized(share, situation.tau), situation.tau)
+
+
+ROOT = Aggregator(weights, sections=(Root,))
+'''
+USE = """
+import numpy as np
+import tsfl_jax
+from tsfl_jax import components
+from tsfl_jax.experiment import explain, lanes, prepare, preview
+from tsfl_jax.report import settings
+
+config = tsfl_jax.Config(algorithm="root", num_intervals=2, num_clients=4, batch_size=8)
+config.schedule.kind, config.schedule.size_groups = "case1", "constant(8); constant(32)"
+config.report_every = 2
+config.root.power = 0.0
+result = tsfl_jax.simulate(config, workdir="run")
+np.testing.assert_allclose(result.history["rho"], 0.25, rtol=1e-6)
+points = {"root.power": [0.0, 0.5, 1.0]}
+several = [tsfl_jax.config.replace(config, {"root.power": p}) for p in (0.0, 1.0)]
+groups, causes = lanes.group(prepare.prepare_all(several))
+assert groups == [[0, 1]] and not causes  # one program
+swept = tsfl_jax.sweep(config, points, workdir="sweep")
+rho = swept.history["rho"]
+np.testing.assert_allclose(rho[0], 0.25, rtol=1e-6)
+np.testing.assert_allclose(rho[2, :, 3] / rho[2, :, 0], 4, rtol=1e-5)
+assert "root" in str(tsfl_jax.explain(config))
+assert "| `root.power` | `0.5` | ≥ 0 and ≤ 1 |" in settings.markdown()
+assert "root" in settings.range_of("algorithm")
+for wrong in ({"algorithm": "dms"}, {"root.power": 2.0}):
+    try:
+        tsfl_jax.simulate(tsfl_jax.config.replace(config, wrong))
+    except tsfl_jax.UserError as error:
+        print(error)
+"""
+
+
+def test_a_rule_is_one_file_and_one_line_of_the_table(tmp_path):
+    """It trains, is swept in one program, explained, reported and documented."""
+    package = tmp_path / "tsfl_jax"
+    there = pathlib.Path(tsfl_jax.__file__).parent
+    shutil.copytree(there, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(there.parent / "configs", tmp_path / "configs")
+    (package / "rules" / "root.py").write_text(NEW_RULE.lstrip())
+    table = package / "rules" / "__init__.py"
+    text = table.read_text().replace(
+        "AGGREGATORS: dict[str, Aggregator] = {",
+        "from tsfl_jax.rules.root import ROOT\n\n"
+        'AGGREGATORS: dict[str, Aggregator] = {\n    "root": ROOT,',
+    )
+    table.write_text(text)
+    program = tmp_path / "use.py"
+    program.write_text(USE)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    found = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    ignored, outside = found.stdout.splitlines()
+    assert ignored == (
+        "--config.root.power=0.0: would be ignored with --config.algorithm=dms; it "
+        "belongs to root"
+    )
+    assert outside.startswith("--config.root.power=2.0: must be in [0, 1]")
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert (tmp_path / "sweep" / "summary.md").exists()
+
+
+@tsfl_jax.component("power")
+class Power:
+    """A custom rule that is its settings."""
+
+    beta: float = tsfl_jax.setting(0.9, "β in ρ_i ∝ τ_i^β", low=0)
+
+    def weights(self, situation):
+        return situation.tau**self.beta
+
+
+def small():
+    config = tsfl_jax.Config(num_intervals=2, num_clients=4, batch_size=8)
+    config.schedule.kind, config.schedule.data_size = "case1", 32
+    config.report_every = 2
+    return config
+
+
+def test_a_custom_component_is_a_rule_that_can_be_swept():
+    result = tsfl_jax.simulate(small(), aggregator=Power(beta=1.0))
+    rho = result.history["rho"]
+    np.testing.assert_allclose(rho[:, 3] / rho[:, 0], 4, rtol=1e-5)
+    swept = tsfl_jax.sweep(small(), {"power.beta": [0.0, 0.5, 1.0]}, aggregator=Power())
+    assert [row["power.beta"] for row in swept.rows] == [0.0, 0.5, 1.0]
+    found = swept.history["rho"]
+    np.testing.assert_allclose(found[:, 0, 3] / found[:, 0, 0], [1, 2, 4], rtol=1e-5)
+    np.testing.assert_array_equal(found[2], rho)
+    for values in ([-1.0], ["a"]):
+        with pytest.raises(tsfl_jax.UserError, match="power.beta"):
+            tsfl_jax.sweep(small(), {"power.beta": values}, aggregator=Power())
+
+
+def test_a_swept_component_is_traced_once():
+    config, own = prepare.adopted(small(), own_hooks.Own(aggregator=Power()))
+    configs = [tsfl_jax.config.replace(config, {"power.beta": b}) for b in (0.1, 0.5)]
+    several = prepare.prepare_all(configs, own)
+    [members], _ = lanes.group(several)
+    assert members == [0, 1]
+    group = lanes.make_group(several, devices.make_mesh(1, 4))
+    chex.clear_trace_counter()
+    run = jax.jit(chex.assert_max_traces(group.program.run, n=1))
+    for each in several:
+        arrays = lanes.make_lanes(group, [each, each], 2)
+        run(*group.program.arguments(arrays, arrays.start, 0))
+
+
+def test_arrays_of_another_shape_are_answered_in_one_line():
+    def combine(updates, state, event, hparams):
+        return updates, state
+
+    rules = {
+        "weights have shape": tsfl_jax.Aggregator(
+            lambda s, h: weights_of(jnp.ones(3), jnp.ones(3))
+        ),
+        "combine gives another tree": tsfl_jax.rule(lambda s: s.tau, combine=combine),
+    }
+    for words, rule in rules.items():
+        with pytest.raises(tsfl_jax.UserError, match=words):
+            tsfl_jax.simulate(small(), aggregator=rule)

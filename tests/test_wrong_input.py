@@ -70,7 +70,7 @@ SETTINGS = [
     ("lr", [0.1], "expected float", {}),
     ("momentum", 1.0, "[0, 1)", {}),
     ("momentum", float("nan"), "[0, 1)", {}),
-    ("gamma", -0.1, "[0, 1)", {}),
+    ("fedasync.gamma", -0.1, "[0, 1)", {}),
     ("mu", -1.0, ">= 0", {}),
     ("clip_norm", -1.0, ">= 0", {}),
     ("clip_norm", float("inf"), "finite", {}),

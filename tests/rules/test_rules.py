@@ -216,7 +216,7 @@ def test_scaffold_gives_the_weight_of_lost_clients_to_the_others():
 def test_fedavgm_by_hand():
     # m = 0.5, η_g = 1, Δ = 2 twice: velocity −2, then −3.
     state = AGGREGATORS["fedavgm"].init(params(0.0), Counts(1, 1))
-    settings = {"server_momentum": 0.5, "server_lr": 1.0}
+    settings = {"fedavgm__momentum": 0.5, "fedavgm__lr": 1.0}
     new, state = update("fedavgm", params(2.0), params(0.0), state, **settings)
     assert numbers(new) == [2]
     new, state = update("fedavgm", params(4.0), new, state, **settings)
@@ -226,7 +226,7 @@ def test_fedavgm_by_hand():
 def test_fedadam_by_hand():
     # Δ = (2, −1): m̂ = g, v̂ = g², so a step of η_g g/(|g| + ε) = 0.1 · 2/2.5, 1/1.5.
     state = AGGREGATORS["fedadam"].init(params(0.0, 0.0), Counts(1, 1))
-    settings = {"server_lr": 0.1, "server_floor": 0.5}
+    settings = {"fedopt__lr": 0.1, "fedopt__floor": 0.5}
     new, state = update(
         "fedadam", params(2.0, -1.0), params(0.0, 0.0), state, **settings
     )
@@ -243,7 +243,10 @@ def test_fedyogi_by_hand():
     # Both moments begin at 10⁻⁶. g = −2: v = 10⁻⁶ + 0.5 · 4, v̂ = v/0.5 = 4 + 2·10⁻⁶;
     # m = 0.5 · 10⁻⁶ − 1, m̂ = −2 + 10⁻⁶: a step of 2/(2 + 0.5) = 0.8.
     state = AGGREGATORS["fedyogi"].init(params(0.0), Counts(1, 1))
-    settings = {"server_momentum": 0.5, "server_second": 0.5, "server_floor": 0.5}
+    settings = {"fedopt__lr": 1.0, "fedopt__momentum": 0.5} | {
+        "fedopt__second": 0.5,
+        "fedopt__floor": 0.5,
+    }
     new, state = update("fedyogi", params(2.0), params(0.0), state, **settings)
     np.testing.assert_allclose(numbers(new), [0.8], rtol=1e-5)
     # g = −1: v = 2 − 0.5 = 1.5, v̂ = 1.5/0.75 = 2; m = −1/2 − 1/2, m̂ = −1/0.75.
@@ -361,7 +364,7 @@ EQUAL = np.full((3, 5), 3)
 LIMITS = {  # rule: hyper-parameters with which it is FedAvg, and when
     "fednova": ({}, EQUAL, SIZE),  # as many steps each
     "scaffold": ({}, TAU * [[1], [0], [0]], SIZE),  # at first no control variates
-    "fedavgm": ({"server_momentum": 0.0}, TAU, SIZE),
+    "fedavgm": ({"fedavgm__momentum": 0.0, "fedavgm__lr": 1.0}, TAU, SIZE),
     "fedbuff": ({}, TAU, np.full((3, 5), 12)),  # equal sizes: the plain mean
     "trimmed_mean": ({"trim": 0.0}, TAU, np.full((3, 5), 12)),
     "fedasync": ({"gamma": 0.0}, TAU, np.full((3, 5), 12)),
@@ -450,16 +453,16 @@ REFERENCE = {
     "fednova": {"momentum": 0.0, "lr": 0.1},
     "fednova, momentum": {"momentum": 0.9},
     "scaffold": {"momentum": 0.0, "lr": 0.1},
-    "scaffold, momentum": {"momentum": 0.9, "server_lr": 0.7},
+    "scaffold, momentum": {"momentum": 0.9, "server__lr": 0.7},
     "fedavgm": {},
-    "fedadam": {"server_lr": 0.05, "server_floor": 0.01},
-    "fedyogi": {"server_lr": 0.05, "server_floor": 0.01},
+    "fedadam": {"fedopt__lr": 0.05, "fedopt__floor": 0.01},
+    "fedyogi": {"fedopt__lr": 0.05, "fedopt__floor": 0.01},
     "median": {},
     "trimmed_mean": {"trim": 0.26},  # 1 of 4 from each end
-    "geometric_median": {"server_lr": 0.7},
+    "geometric_median": {"server__lr": 0.7},
     "krum": {"trim": 0.26},
     "multi_krum": {"trim": 0.0},
-    "fedbuff": {"server_lr": 0.7},
+    "fedbuff": {"server__lr": 0.7},
     "fedat": {},
 }
 

@@ -226,7 +226,7 @@ def adopted(config: Config, own: Own) -> tuple[Config, Own]:
     return with_sections(config, several), own
 
 
-def accepted(config: Config, **own: Any) -> tuple[Config, Own]:
+def accepted(config: Any, **own: Any) -> tuple[Config, Own]:
     """A validated config of one run and the user's own parts, see `adopted`.
 
     Raises:

@@ -22,7 +22,8 @@ from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, own_hooks, prepare, sweeps
-from tsfl_jax.report import files, groups
+from tsfl_jax.experiment.network import bytes_per_delivery
+from tsfl_jax.report import files
 from tsfl_jax.report.statistics import curves_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arguments
@@ -299,7 +300,7 @@ def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) ->
             ended = raced(accuracy, base, plan.margin, plan.every).tolist()
             stopped = dict(zip(there, ended, strict=True))
         for rule, several in there.items():
-            sent = groups.bytes_sent(rule, parameters)
+            sent = float(bytes_per_delivery(parameters, AGGREGATORS[rule]))
             for seed in seeds:
                 shares = plan.shares[number * plan.seeds + seed]
                 options = (sent, plan.target, stopped[rule])

@@ -121,8 +121,8 @@ def test_a_sweep_from_the_command_line(tmp_path, launch):
     code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
     assert code == 0, err
     assert "4 lanes; results in swept" in err
-    assert "0 of 4 lanes, 4 more at interval 1/2, best " in err
-    assert "4 of 4 lanes, best " in err
+    assert "interval 4/8, best accuracy " in err
+    assert "interval 8/8, best accuracy " in err
     assert "| dms | 2 |" in out and "| fedavg | 2 |" in out
     rows = (tmp_path / "swept" / "results.jsonl").read_text().splitlines()
     # There are two clients.

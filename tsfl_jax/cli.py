@@ -251,8 +251,7 @@ def _explain_sweep(given: Given, config: Config, points: grid.Points) -> None:
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
     several = prepare.prepare_all(configs)
-    notes = lane_notes.merged([prepared.notes for prepared in several], configs)
-    _print_notes(notes)
+    _print_notes(lane_notes.merged([prepared.notes for prepared in several]))
     print(explain.sweep_text(points, several, mesh, given.lanes_per_call))
 
 
@@ -280,9 +279,7 @@ def _train(given: Given, config: Config) -> None:
     """Run one experiment; of several processes the first prints and writes files."""
     stream = sys.stderr if devices.first() else None
     progress.log(stream, "preparing data and model …")
-    with progress.heartbeat(stream) as doing:
-        doing("preparing, and estimating L, G², σ² if they are not given")
-        exp = assemble.build(config)
+    exp = assemble.build(config)
     for note in exp.notes:
         progress.log(stream, f"note: {note}")
     workdir = given.workdir or "runs"

@@ -12,7 +12,8 @@ from studies.arena_report import Arena, Lane
 from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import grid, prepare, sweeps
-from tsfl_jax.report import collect, groups, statistics
+from tsfl_jax.experiment.network import bytes_per_delivery
+from tsfl_jax.report import collect, statistics
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
 
@@ -145,8 +146,8 @@ def test_a_lane_by_hand():
 
 
 def test_scaffold_sends_twice_as_much():
-    assert groups.bytes_sent("fedavg", 10) == 80
-    assert groups.bytes_sent("scaffold", 10) == 160
+    assert bytes_per_delivery(10, AGGREGATORS["fedavg"]) == 80
+    assert bytes_per_delivery(10, AGGREGATORS["scaffold"]) == 160
 
 
 def test_a_race_stops_only_what_is_behind_in_all_seeds():
@@ -268,7 +269,7 @@ def test_a_small_arena(tmp_path, monkeypatch):
     assert again == paths and written == [4, 8, 12, 12]
     # Its sweep lies in a folder named `lanes`; it is a study all the same.
     source = collect.read_source(tmp_path)
-    assert source.kind == collect.STUDY and source.missing == []
+    assert source.runs and source.missing == []
     assert [table.name for table in source.tables][:2] == ["arena", "arena_rules"]
 
 

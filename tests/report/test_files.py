@@ -30,14 +30,6 @@ def _strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-def _screen(text):
-    """What remains visible of one terminal row after its carriage returns."""
-    row = ""
-    for part in text.split("\r"):
-        row = part + row[len(part) :]
-    return row.rstrip()
-
-
 # Folders
 
 
@@ -259,81 +251,50 @@ def test_summary_text_reports_trouble_and_needs_no_key():
 
 
 def test_progress_line():
-    line = progress.progress_line(15, 50, 0.934, 0.3124, 6.25)
-    assert line == (
-        "interval 15/50, accuracy 93.4 %, loss 0.312, 2.4 intervals/s, 0:15 left"
-        " [###-------]"
-    )
+    line = progress.progress_line(15, 50, (5, 9_000, 2.0), "accuracy 93.4 %")
+    assert line == "interval 15/50, accuracy 93.4 %, 4,500 samples/s, 0:14 left"
+    line = progress.progress_line(0, 50, (0, 0, 0.0), "accuracy –")
+    assert line == "interval 0/50, accuracy –, – samples/s, –"
+    assert progress.results_text(0.934, 0.3124) == "accuracy 93.4 %, loss 0.312"
+    assert progress.results_text(np.nan, np.nan) == "accuracy –, loss –"
 
 
-def test_progress_counts_only_this_process():
-    resumed = progress.progress_line(30, 50, 0.5, 1.0, 5.0, started_at=20)
-    assert "2.0 intervals/s, 0:10 left" in resumed
-    assert "6.0 intervals/s" in progress.progress_line(30, 50, 0.5, 1.0, 5.0)
-
-
-@pytest.mark.parametrize("missing", [None, float("nan"), np.float32("nan")])
-def test_progress_without_evaluation(missing):
-    line = progress.progress_line(1, 50, missing, missing, 1.0)
-    assert "accuracy –, loss –," in line
-
-
-@pytest.mark.parametrize(
-    ("done", "elapsed", "expected"),
-    [
-        (0, 0.0, "– intervals/s, – left [----------]"),
-        (1, 0.0, "– intervals/s, – left"),
-        (10, 7200.0, "0.0014 intervals/s, 8:00:00 left"),
-        (10, 5.0, "2.0 intervals/s, 0:20 left [##--------]"),
-        (50, 75.0, "0.67 intervals/s, done in 1:15"),
-    ],
-)
-def test_progress_at_the_edges(done, elapsed, expected):
-    assert expected in progress.progress_line(done, 50, 0.5, 1e-5, elapsed)
-
-
-def test_a_terminal_shows_one_row_and_no_leftovers():
-    stream = _Terminal()
-    progress.update_line("a long line that will be replaced", stream)
-    progress.update_line("short", stream)
-    assert "\n" not in stream.getvalue()
-    assert _screen(stream.getvalue()) == "short"
-    progress.update_line("end", stream, last=True)
-    assert stream.getvalue().count("\n") == 1
-    assert _screen(stream.getvalue()) == "end"
-
-
-def test_a_narrow_terminal_omits_the_bar(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    stream = _Terminal()
-    line = progress.progress_line(150, 500, 0.934, 0.312, 60.0)
-    assert len(line) > 79
-    progress.update_line(line, stream)
-    assert _screen(stream.getvalue()) == line.split(" [")[0]
-    monkeypatch.setenv("COLUMNS", "30")
-    stream = _Terminal()
-    progress.update_line(line, stream)
-    assert stream.getvalue() == f"\r{line[:29]}"
-
-
-def test_elsewhere_every_update_is_a_line():
+def test_elsewhere_every_chunk_is_a_line_and_a_resumed_run_has_its_own_speed():
     stream = io.StringIO()
-    progress.update_line("one", stream)
-    progress.update_line("two", stream, last=True)
-    progress.log(stream, "three")
-    progress.warn_to(stream)("four")
-    assert stream.getvalue() == "one\ntwo\nthree\nfour\n"
+    with progress.bar(stream, 50, 20) as advance:
+        advance(10, 300, 5.0, "accuracy 50.0 %")
+        progress.warn_to(stream)("a warning")
+        advance(20, 600, 70.0, "accuracy 60.0 %")
+    assert stream.getvalue().splitlines() == [
+        "interval 30/50, accuracy 50.0 %, 60 samples/s, 0:10 left",
+        "a warning",
+        "interval 50/50, accuracy 60.0 %, 12 samples/s, done in 1:15",
+    ]
+
+
+def test_a_terminal_has_one_bar_in_its_last_row(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = _Terminal()
+    with progress.bar(stream, 50) as advance:
+        advance(10, 300, 5.0, "accuracy 50.0 % (lr=[0.1])")
+        progress.log(stream, "a note")
+        advance(40, 600, 70.0, "accuracy 60.0 %")
+    text = stream.getvalue()
+    assert "\r\x1b[2Ka note\n" in text
+    assert "interval 50/50, accuracy 60.0 %, 12 samples/s, done in 1:15" in text
+    assert text.count("\n") <= 3
 
 
 def test_an_ascii_stream_gets_question_marks():
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    progress.update_line("accuracy –", stream)
+    progress.log(stream, "accuracy –")
     assert stream.buffer.getvalue() == b"accuracy ?\n"
 
 
 def test_without_a_stream_only_warnings_are_passed_on(caplog, capsys):
-    progress.update_line("line", None)
-    progress.log(None, "text")
+    with progress.bar(None, 1) as advance:
+        advance(1, 1, 1.0, "")
     with caplog.at_level(logging.WARNING, logger="tsfl_jax"):
         progress.warn_to(None)("100 % damaged")
     assert [record.getMessage() for record in caplog.records] == ["100 % damaged"]

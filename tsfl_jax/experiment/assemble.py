@@ -13,7 +13,7 @@ from tsfl_jax.config import Config
 from tsfl_jax.data import quadratic
 from tsfl_jax.experiment import backend, memory
 from tsfl_jax.experiment.identity import identity_of, labels_of, unread
-from tsfl_jax.experiment.network import curvature_of
+from tsfl_jax.experiment.network import bytes_per_delivery, curvature_of
 from tsfl_jax.experiment.prepare import Prepared, accepted, prepare_validated
 from tsfl_jax.experiment.program import Arrays, Program, make_arrays, make_program
 from tsfl_jax.experiment.workload import Workload
@@ -64,7 +64,11 @@ def build(config: Config, **own: Any) -> Experiment:
         settings=dataclasses.asdict(prepared.config),
         identity=identity,
         labels=labels_of(prepared)
-        | {"num_parameters": sum(sizes), "num_devices": mesh.size},
+        | {
+            "num_parameters": sum(sizes),
+            "num_devices": mesh.size,
+            "bytes_per_delivery": bytes_per_delivery(sum(sizes), prepared.rule),
+        },
         unread=unread(prepared),
         notes=prepared.notes,
         metrics=tuple(prepared.own.metrics or ()),

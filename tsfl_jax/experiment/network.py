@@ -17,6 +17,7 @@ from tsfl_jax.experiment import backend
 from tsfl_jax.experiment.own_hooks import Own, input_dtype
 from tsfl_jax.models import networks, replay, tracing
 from tsfl_jax.models.model import with_measures
+from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Dataset, Params, UserError
 
 
@@ -109,3 +110,13 @@ def make_network(
     network = made[key]
     slips = in_memory.notes(dataset, network.model.classifies)
     return network._replace(notes=network.notes + slips), mapping
+
+
+def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
+    """Bytes of a float32 model down and up; twice as many with control variates.
+
+    Args:
+      parameters: number of them.
+      rule: of the run.
+    """
+    return 2 * 4 * parameters * (1 if rule.correction is None else 2)

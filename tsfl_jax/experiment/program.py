@@ -98,13 +98,11 @@ class Program(NamedTuple):
         """
         arguments = self.arguments(arrays, arrays.start if state is None else state, 0)
         progress.log(stream, "compiling …")
-        with progress.heartbeat(stream) as doing:
-            doing("compiling")
-            begun = time.perf_counter()
-            lowered = self.lower(*arguments)
-            middle = time.perf_counter()
-            call = lowered.compile(devices.compiler_options(self.mesh))
-            end = time.perf_counter()
+        begun = time.perf_counter()
+        lowered = self.lower(*arguments)
+        middle = time.perf_counter()
+        call = lowered.compile(devices.compiler_options(self.mesh))
+        end = time.perf_counter()
         progress.log(stream, f"compiled in {end - begun:.1f} s")
         devices.meet()  # one process may compile what another finds in its cache
         return Compiled(self, call, middle - begun, end - begun)

@@ -212,36 +212,34 @@ def _train(
     if finished >= total or done.state.diverged:
         return finished, done, 0.0
     compiled = exp.program.compile(exp.arrays, done.state, stream)
-    started, begun, written = finished, time.perf_counter(), checkpoint.Written()
-    chunks = compiled.chunks(exp.arrays, done.state, finished)
-    for chunk in progress.watched(chunks, stream, finished, total):
-        lost = bool(chunk.history.diverged[-1])
-        # After a total loss nothing more happens: forget the empty intervals.
-        kept = int(np.argmax(chunk.history.diverged)) + 1 if lost else exp.program.chunk
-        finished = min(chunk.first + kept, chunk.last)
-        done = saves.added(done, chunk, finished)
-        ended = finished == total or lost
-        stopping = not ended and devices.any_process(stop())
-        due = folder is not None and written.due(clock())
-        if ended or stopping or due:  # else the state stays on the devices
-            since = clock()
-            done = done._replace(state=jax.device_get(chunk.state))
-            if folder is not None:
-                saves.write(exp, folder, finished, done)
-            written = checkpoint.Written(clock(), clock() - since)
-        line = progress.progress_line(
-            finished,
-            total,
-            last_measured(done.history.test_accuracy[:finished]),
-            last_measured(done.history.train_loss[:finished]),
-            time.perf_counter() - begun,
-            started_at=started,
-        )
-        progress.update_line(line, stream, last=ended or stopping)
-        if stopping:
-            raise KeyboardInterrupt
-        if ended:
-            break
+    written = checkpoint.Written()
+    with progress.bar(stream, total, finished) as advance:
+        for chunk in compiled.chunks(exp.arrays, done.state, finished):
+            lost = bool(chunk.history.diverged[-1])
+            # After a total loss nothing more happens: forget the empty intervals.
+            kept = exp.program.chunk
+            kept = int(np.argmax(chunk.history.diverged)) + 1 if lost else kept
+            before, finished = finished, min(chunk.first + kept, chunk.last)
+            done = saves.added(done, chunk, finished)
+            ended = finished == total or lost
+            stopping = not ended and devices.any_process(stop())
+            due = folder is not None and written.due(clock())
+            if ended or stopping or due:  # else the state stays on the devices
+                since = clock()
+                done = done._replace(state=jax.device_get(chunk.state))
+                if folder is not None:
+                    saves.write(exp, folder, finished, done)
+                written = checkpoint.Written(clock(), clock() - since)
+            samples = int(done.history.samples[before:finished].sum(dtype=np.int64))
+            words = progress.results_text(
+                last_measured(done.history.test_accuracy[:finished]),
+                last_measured(done.history.train_loss[:finished]),
+            )
+            advance(finished - before, samples, chunk.seconds, words)
+            if stopping:
+                raise KeyboardInterrupt
+            if ended:
+                break
     return finished, done, compiled.seconds
 
 
@@ -260,6 +258,9 @@ def summarize(
 ) -> dict[str, Any]:
     """The content of summary.json; `history` has the finished intervals only."""
     samples = int(history.samples.sum(dtype=np.int64))
+    tau = exp.workload.schedule.tau[: len(history.diverged)]
+    # A free rider may have weight without any local iteration.
+    deliveries = int(((tau > 0) | (history.rho > 0)).sum())
     return (
         exp.labels
         | {"num_intervals": len(history.diverged)}
@@ -270,6 +271,7 @@ def summarize(
             "train_seconds": seconds,
             "samples_trained": samples,
             "samples_per_second": samples / seconds if seconds else float("nan"),
+            "bytes_moved": exp.labels["bytes_per_delivery"] * deliveries,
             "num_dropped": int(history.num_dropped.sum()),
             "notes": [*exp.notes, *history_notes(history._asdict())],
             "device": jax.devices()[0].device_kind,

@@ -30,13 +30,14 @@ from tsfl_jax.experiment import (
     grid,
     lane_notes,
     lanes,
-    live,
     memory,
 )
 from tsfl_jax.experiment.backend import depends_on_devices, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
+from tsfl_jax.experiment.network import bytes_per_delivery
 from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
+from tsfl_jax.experiment.program import Chunk
 from tsfl_jax.experiment.runner import history_notes, regret_of, scores_of
 from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report import bands, files, progress, results, sweeps, table
@@ -128,15 +129,21 @@ def _row(
     settings = settings_of(prepared)
     values = {"lane": lane} | {name: settings[name] for name in swept}
     fingerprints = {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
+    scores = scores_of(history)
+    end = scores["diverged_at"]
+    there = (history["tau"][:end] > 0) | (history["rho"][:end] > 0)
+    sizes = [a.size for a in jax.tree.leaves(prepared.network.params["params"])]
+    delivery = bytes_per_delivery(sum(sizes), prepared.rule)
     return (
         values
-        | scores_of(history)
+        | scores
         | regret_of(history)
         | {
             "seconds": float(history["seconds"]),
             "notes": "; ".join((*prepared.notes, *history_notes(history))),
             "data": prepared.dataset.name,
             "num_devices": num_devices,
+            "bytes_moved": delivery * int(there.sum()),
             "samples_trained": int(history["samples"].astype(np.int64).sum()),
         }
         | fingerprints
@@ -289,8 +296,7 @@ class _Sweep(NamedTuple):
 def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     """Histories of all lanes, from the folder or trained and kept there."""
     several, names, stream = every.several, every.names, every.stream
-    notes = lane_notes.merged([p.notes for p in several], every.configs())
-    for note in notes:
+    for note in lane_notes.merged([p.notes for p in several]):
         progress.log(stream, f"note: {note}")
     done = {}
     if every.folder is not None:
@@ -302,32 +308,57 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
         # Files of earlier versions do not say who delivers.
         done = {n: _cut(h | _delivering(workloads[n])) for n, h in found.items()}
     rows = {i: every.row(i, done[n]) for i, n in enumerate(names) if n in done}
-    todo = [i for i in range(len(names)) if i not in rows]
     if done:
         progress.log(stream, f"{len(rows)} lanes were finished already")
     groups, causes = lanes.group(several, finished=rows)
     for cause in causes:
         progress.log(stream, f"{len(groups)} programs, because of {cause}")
-    shown = live.begin(every.points, several, rows, todo)
     if done:
         every.watch(_by_lane(names, done))
-    for members in groups:
-        for indices, histories in _run_group(
-            every, members, lanes_per_call, shown, done
-        ):
-            for index, history in zip(indices, histories, strict=True):
-                done[names[index]] = _cut(history)
-                rows[index] = every.row(index, done[names[index]])
-            every.watch(_by_lane(names, done))
-            if every.folder is not None and len(rows) < len(several):
-                ordered = [rows[i] for i in sorted(rows)]
-                about = f"{_about(several)}, {len(rows)} of {len(several)} lanes so far"
-                sweeps.write_partial(every.folder, every.swept, ordered, about)
-            if len(rows) < len(several) and every.stop():
-                raise KeyboardInterrupt
+    lengths = [len(p.steps) for p in several]
+    total, first = sum(lengths), sum(lengths[lane] for lane in rows)
+    with progress.bar(stream, total, first) as advance:
+        show = _shown(every, rows, advance)
+        for members in groups:
+            for indices, histories in _run_group(
+                every, members, lanes_per_call, show, done
+            ):
+                for index, history in zip(indices, histories, strict=True):
+                    done[names[index]] = _cut(history)
+                    rows[index] = every.row(index, done[names[index]])
+                every.watch(_by_lane(names, done))
+                if every.folder is not None and len(rows) < len(several):
+                    ordered = [rows[i] for i in sorted(rows)]
+                    about = f"{len(rows)} of {len(several)} lanes so far"
+                    about = f"{_about(several)}, {about}"
+                    sweeps.write_partial(every.folder, every.swept, ordered, about)
+                if len(rows) < len(several) and every.stop():
+                    raise KeyboardInterrupt
     if every.folder is not None:  # of calls that another division into calls replaced
         shutil.rmtree(every.folder / _RUNNING, ignore_errors=True)
     return [done[name] for name in names]
+
+
+def _shown(
+    every: _Sweep, rows: Mapping[int, dict], advance: progress.Advance
+) -> Callable[[list[int], Chunk], None]:
+    """A function of a call's lanes and a chunk of theirs, which advances the bar."""
+    tested = [(row["best_test_accuracy"], lane) for lane, row in rows.items()]
+    best = max((pair for pair in tested if pair[0] > 0), default=(0.0, 0))
+
+    def show(indices: list[int], chunk: Chunk) -> None:
+        nonlocal best
+        history, count = chunk.history, len(indices)  # without the idle lanes
+        accuracy = np.where(history.diverged, np.nan, history.test_accuracy)[:count]
+        highest = np.nan_to_num(accuracy).max(axis=1).tolist()
+        best = max(best, *zip(highest, indices, strict=True))
+        point = ", ".join(f"{k}={v}" for k, v in every.points[best[1]].items())
+        words = f"best accuracy {100 * best[0]:.1f} % ({point})"
+        samples = int(np.sum(history.samples[:count], dtype=np.int64))
+        intervals = count * (chunk.last - chunk.first)
+        advance(intervals, samples, chunk.seconds, words if best[0] else "no accuracy")
+
+    return show
 
 
 def _by_lane(
@@ -341,7 +372,7 @@ def _run_group(
     every: _Sweep,
     members: list[int],
     lanes_per_call: int,
-    shown: live.Live,
+    show: Callable[[list[int], Chunk], None],
     done: dict[str, dict[str, np.ndarray]],
 ) -> Iterator[tuple[list[int], list[dict[str, np.ndarray]]]]:
     """Run the lanes of one program, a call at a time; indices and histories.
@@ -350,7 +381,7 @@ def _run_group(
       every: the sweep.
       members: lanes of the program, finished ones among them.
       lanes_per_call: 0 chooses.
-      shown: the live line.
+      show: from `_shown`.
       done: histories of finished lanes by digest; grows while this runs.
     """
     several, stream = every.several, every.stream
@@ -364,20 +395,17 @@ def _run_group(
     compiled = None
     for first in range(0, len(todo), count):
         indices = todo[first : first + count]
-        with progress.heartbeat(stream) as doing:
-            doing("initial models, and L, G², σ² if they are not given")
-            arrays = lanes.make_lanes(group, [several[i] for i in indices], count)
+        arrays = lanes.make_lanes(group, [several[i] for i in indices], count)
         compiled = compiled or group.program.compile(arrays, stream=stream)
         path = _path_of(every, group, indices, count)
-        with progress.heartbeat(stream) as doing:
-            history, seconds = calls.run_call(
-                compiled,
-                arrays,
-                path,
-                functools.partial(live.show, shown, stream, indices, doing),
-                every.stop,
-                progress.warn_to(stream),
-            )
+        history, seconds = calls.run_call(
+            compiled,
+            arrays,
+            path,
+            functools.partial(show, indices),
+            every.stop,
+            progress.warn_to(stream),
+        )
         named = history.named(every.metrics())
         found = _histories(every, indices, named, seconds)
         if path is not None:
@@ -449,11 +477,9 @@ def _result(
     """Rows and histories of all lanes; written to the folder."""
     swept, folder = every.swept, every.folder
     rows = [every.row(lane, history) for lane, history in enumerate(histories)]
-    equal = lane_notes.identical(every.points, every.configs(), histories)
-    for lanes_of_note, note in equal:
+    notes = lane_notes.without_effect(every.points, histories)
+    for note in notes:
         progress.log(every.stream, f"note: {note}")
-        for lane in lanes_of_note:
-            rows[lane]["notes"] = "; ".join(filter(None, (rows[lane]["notes"], note)))
     fields = [
         n for n in histories[0] if n != "seconds" and all(n in h for h in histories)
     ]
@@ -471,6 +497,5 @@ def _result(
         }
         files.write_json(folder / "sweep.json", settings)
         about = _about(every.several)
-        notes = [note for _, note in equal]
         sweeps.write_sweep(folder, swept, rows, result._runs(), about, notes)
     return result

@@ -4,16 +4,14 @@ import contextlib
 import logging
 import math
 import pathlib
-import shutil
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-_BAR = 10  # characters
 # How clients are mapped to a device, in words.
 MAPPED = {"sequential": "one after another", "vmap": "side by side"}
-BEAT = 10.0  # seconds of silence before a line says what is being done
+# Takes what was finished since the last call: intervals, samples, seconds of training;
+# and what to say of the results.
+Advance = Callable[[int, int, float, str], None]
 
 
 def summary_text(
@@ -57,135 +55,77 @@ def summary_text(
 
 
 def progress_line(
-    done: int,
-    total: int,
-    accuracy: float | None,
-    loss: float | None,
-    elapsed_s: float,
-    started_at: int = 0,
+    done: int, total: int, spent: tuple[int, int, float], results: str
 ) -> str:
-    """Format how far a run is, in one line.
+    """Format how far a run or sweep is, in one line.
 
     Args:
-      done: finished intervals.
-      total: intervals of the whole run.
-      accuracy: in [0, 1]; None or NaN if not evaluated.
-      loss: mean over samples; None or NaN if not evaluated.
-      elapsed_s: seconds this process has trained.
-      started_at: finished intervals when this process began; its speed counts only
-        those after them.
+      done: finished intervals, of all runs of a sweep.
+      total: intervals of the whole.
+      spent: intervals, samples and seconds that speed and time left are taken from.
+      results: text on the results so far.
     """
-    here = done - started_at
-    rate, left = "–", "–"
-    if here > 0 and elapsed_s > 0:
-        speed = here / elapsed_s
-        rate = f"{speed:.1f}" if speed >= 1 else f"{speed:.2g}"
-        left = clock((total - done) / speed)
-    line = f"interval {done}/{total}, accuracy {_percent(accuracy)}, loss "
-    if loss is None or math.isnan(loss):
-        line += "–"
-    else:
-        line += f"{loss:{'.3f' if 0.001 <= loss < 1000 else '.3g'}}"
-    line += f", {rate} intervals/s"
-    if done >= total:
-        return f"{line}, done in {clock(elapsed_s)}"
-    full = _BAR * done // total
-    return f"{line}, {left} left [{'#' * full}{'-' * (_BAR - full)}]"
-
-
-def update_line(line: str, stream: IO[str] | None, last: bool = False) -> None:
-    """Write a line: on a terminal in place of the previous one, elsewhere below it.
-
-    Args:
-      line: as from `progress_line`.
-      stream: of the output; None: no output.
-      last: the line stays; later ones are written below it.
-    """
-    if stream is None:
-        return
-    if stream.isatty():
-        # A full row would scroll some terminals.
-        width = shutil.get_terminal_size().columns - 1
-        if len(line) > width and not last:
-            line = line.split(" [")[0][:width]  # the bar can be omitted
-        line = f"\r{line:<{width}}"
-    end = "" if stream.isatty() and not last else "\n"
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(f"{line}{end}".encode(encoding, "replace").decode(encoding))
-    stream.flush()
-
-
-def log(stream: IO[str] | None, text: str) -> None:
-    """Write a line that later ones do not replace."""
-    update_line(text, stream, last=True)
+    intervals, samples, seconds = spent
+    speed = f"{samples / seconds:,.0f}" if seconds else "–"
+    left = f"{clock((total - done) * seconds / intervals)} left" if intervals else "–"
+    left = left if done < total else f"done in {clock(seconds)}"
+    return f"interval {done}/{total}, {results}, {speed} samples/s, {left}"
 
 
 @contextlib.contextmanager
-def heartbeat(
-    stream: IO[str] | None, every: float = BEAT
-) -> Iterator[Callable[[str], None]]:
-    """Write a line whenever the same thing has been done for a while.
-
-    A thread writes them: compiling and a call of a compiled program hold up this one.
+def bar(stream: IO[str] | None, total: int, first: int = 0) -> Iterator[Advance]:
+    """Show how far a run or sweep is: a bar on a terminal, elsewhere lines.
 
     Args:
-      stream: of the lines; None: none.
-      every: seconds between them.
+      stream: where it is shown; None: nowhere.
+      total: intervals, of all runs of a sweep.
+      first: those that finished before.
 
     Yields:
-      A function that takes what is being done from now on.
+      A function to call after each chunk, see `Advance`.
     """
-    now = [("", time.perf_counter())]  # one element, replaced as a whole
+    spent = (0, 0, 0.0)
 
-    def doing(text: str) -> None:
-        now[0] = text, time.perf_counter()
+    def line(intervals: int, samples: int, seconds: float, results: str) -> str:
+        nonlocal spent
+        spent = spent[0] + intervals, spent[1] + samples, spent[2] + seconds
+        return progress_line(first + spent[0], total, spent, results)
 
-    if stream is None:
-        yield doing
+    if stream is None or not stream.isatty():
+        yield lambda *more: log(stream, line(*more))
         return
-    ended = threading.Event()
-    thread = threading.Thread(target=_beat, args=(stream, now, ended, every))
-    thread.daemon = True  # it must not keep a process that ends
-    thread.start()
-    try:
-        yield doing
-    finally:
-        ended.set()
-        thread.join()
+    from rich import console, progress, table
+
+    one_row = table.Column(no_wrap=True, overflow="ellipsis")
+    columns = (
+        progress.BarColumn(10),
+        progress.TextColumn("{task.description}", markup=False, table_column=one_row),
+        progress.TimeElapsedColumn(),
+    )
+    with progress.Progress(*columns, console=console.Console(file=stream)) as shown:
+        task = shown.add_task(
+            "waiting for the first intervals", total=total, completed=first
+        )
+        yield lambda *more: shown.update(
+            task, description=line(*more), completed=first + spent[0]
+        )
 
 
-def watched(
-    chunks: Iterable[Any], stream: IO[str] | None, first: int, total: int
-) -> Iterator[Any]:
-    """Pass on the chunks of a run, with a `heartbeat` while one takes long.
-
-    Args:
-      chunks: with the number of finished intervals, ``last``.
-      stream: of the lines; None: none.
-      first: intervals that have finished before.
-      total: intervals of the run.
-    """
-    with heartbeat(stream) as doing:
-        doing(f"training, after interval {first} of {total}")
-        for chunk in chunks:
-            doing(f"training, after interval {chunk.last} of {total}")
-            yield chunk
+def results_text(accuracy: float, loss: float) -> str:
+    """Accuracy in [0, 1] and loss as text; "–" for what was not evaluated."""
+    form = ".3f" if 0.001 <= loss < 1000 else ".3g"
+    shown = "–" if math.isnan(loss) else f"{loss:{form}}"
+    return f"accuracy {_percent(accuracy)}, loss {shown}"
 
 
-def _beat(
-    stream: IO[str],
-    now: list[tuple[str, float]],
-    ended: threading.Event,
-    every: float,
-) -> None:
-    """What the thread of `heartbeat` does."""
-    wait = every
-    while not ended.wait(wait):
-        text, since = now[0]
-        passed = time.perf_counter() - since
-        if text and passed >= every:
-            update_line(f"{text}: {clock(passed)} so far", stream)
-        wait = every - passed % every
+def log(stream: IO[str] | None, text: str) -> None:
+    """Write a line; on a terminal above the bar, which is in the last row."""
+    if stream is None:
+        return
+    erase = "\r\x1b[2K" if stream.isatty() else ""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(f"{erase}{text}\n".encode(encoding, "replace").decode(encoding))
+    stream.flush()
 
 
 def warn_to(stream: IO[str] | None) -> Callable[[str], None]:

@@ -166,9 +166,7 @@ def run_frameworks(
             begun = time.perf_counter()
             changed = grid.changed(config, {"seed": seed})
             folder = out / "runs" / f"{label}-seed{seed}"
-            with progress.heartbeat(stream) as doing:
-                doing(f"{label}, seed {seed}")
-                results.append(_run_one(changed, dataset, folder))
+            results.append(_run_one(changed, dataset, folder))
             passed = f"{time.perf_counter() - begun:.0f} s"
             count = f"run {number * seeds + seed + 1} of {len(entries) * seeds}"
             progress.log(stream, f"{label}, seed {seed}: {passed}, {count}")

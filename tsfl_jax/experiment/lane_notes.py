@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 # One number, or several as in "classes 1, 4".
-_NUMBERS = re.compile(r"\d[\d.,]*(?:, \d[\d.,]*)*")
+_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*(?:, \d+(?:[.,]\d+)*)*")
 
 
 def merged(notes: Sequence[Sequence[str]]) -> list[str]:

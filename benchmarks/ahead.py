@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks import roofline, thunks
 from tsfl_jax import config_files
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, grid, own_hooks, prepare, rule_settings
+from tsfl_jax.experiment import backend, grid, own_hooks, prepare
 from tsfl_jax.experiment import program as programs
 from tsfl_jax.types import UserError
 

@@ -19,18 +19,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import (
+from studies.significance import (
     BETTER,
-    OVER_SEEDS,
     WORSE,
     holm,
     p_text,
     paired_p,
     signed_rank_p,
-    spread,
     verdict,
 )
+from tsfl_jax.report import files, style
+from tsfl_jax.report.statistics import OVER_SEEDS, spread
 from tsfl_jax.studies import arguments
 
 if TYPE_CHECKING:

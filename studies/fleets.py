@@ -10,6 +10,7 @@ import pathlib
 from typing import NamedTuple
 
 import numpy as np
+import pandas
 from jaxtyping import Float, Int
 
 from tsfl_jax import rng
@@ -146,7 +147,6 @@ def make_fleet(config: Config, numbers: FleetNumbers, dataset: Dataset) -> Fleet
 
 def write_fleet(path: pathlib.Path, fleet: Fleet) -> pathlib.Path:
     """Write a fleet as a CSV trace, interval,client,tau,size."""
-    import pandas
 
     T, N = fleet.tau.shape
     interval, client = np.indices((T, N)).reshape(2, -1)

@@ -23,18 +23,12 @@ import numpy as np
 from jaxtyping import Float
 
 from studies import study
+from studies.significance import holm, p_text, paired_p, verdict
 from tsfl_jax import data, rng
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import (
-    OVER_SEEDS,
-    holm,
-    p_text,
-    paired_p,
-    spread,
-    verdict,
-)
+from tsfl_jax.report.statistics import OVER_SEEDS, spread
 from tsfl_jax.rules.learned import FEATURES
 from tsfl_jax.sections import DataConfig
 from tsfl_jax.studies import arguments

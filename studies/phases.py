@@ -27,9 +27,10 @@ from jaxtyping import Float
 
 from studies import study
 from studies.differences import plot_differences
+from studies.significance import OPEN
 from studies.study import Case, Runs, Study
 from tsfl_jax.config import Config, get
-from tsfl_jax.report.statistics import OPEN, OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.types import UserError
 
 REFERENCES = ("FedAvg", "DMS")

@@ -13,18 +13,11 @@ import numpy as np
 from jaxtyping import Float
 
 from studies import study
+from studies.significance import holm, p_text, paired_p, verdict
 from studies.study import Case, Runs, Study
 from tsfl_jax.config import Config, get
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import (
-    OVER_SEEDS,
-    confidence_interval,
-    holm,
-    p_text,
-    paired_p,
-    spread,
-    verdict,
-)
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.studies import arguments, reproduce
 
 

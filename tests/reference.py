@@ -163,7 +163,10 @@ def interval(
     if rho.sum() > 0:
         new = {k: sum(r * m[k] for r, m in zip(rho, models, strict=True)) for k in w}
         if algorithm == "fedasync":
-            new = {k: hp["fedasync__gamma"] * w[k] + (1 - hp["fedasync__gamma"]) * new[k] for k in w}
+            new = {
+                k: hp["fedasync__gamma"] * w[k] + (1 - hp["fedasync__gamma"]) * new[k]
+                for k in w
+            }
     return new, rho, selected, loss / max(count, 1)
 
 

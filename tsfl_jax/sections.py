@@ -256,7 +256,9 @@ class General:
         False, "add μ/2‖w − w^t‖² under every algorithm, not only fedprox", static=True
     )
     measure_clients: bool = setting(
-        False, "measure σ_i², ‖∇F_i − ∇F‖² at every w^t, for studies.theory", static=True
+        False,
+        "measure σ_i², ‖∇F_i − ∇F‖² at every w^t, for studies.theory",
+        static=True,
     )
     measure_regret: bool = setting(
         False,

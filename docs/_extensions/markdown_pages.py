@@ -19,7 +19,9 @@ def from_root(text: str) -> str:
     """A file of the root as a page in docs: its links lead from there."""
     text = re.sub(r"\]\(" + _FILE, lambda m: f"]({_PAGES[m[1]]}.md", text)
     text = text.replace("](docs/", "](")
-    return re.sub(r"\]\((tsfl_jax|configs|benchmarks|tests|studies)/", r"](../\1/", text)
+    return re.sub(
+        r"\]\((tsfl_jax|configs|benchmarks|tests|studies)/", r"](../\1/", text
+    )
 
 
 def rewrite(app: Any, name: str, source: list[str]) -> None:

@@ -44,7 +44,10 @@ def test_choices_by_hand():
     rules = [rule for _, rule in points]
     assert rules.count("dms") == 13 and rules.count("fedavg") == 7
     assert points["0", "fedavg"] == {"momentum": 0.0, "algorithm": "fedavg"}
-    assert points["c = 0.01", "dms"]["constants.smoothness"] == given["constants.smoothness"]
+    assert (
+        points["c = 0.01", "dms"]["constants.smoothness"]
+        == given["constants.smoothness"]
+    )
     two = (several[0], several[1], several[6])
     best = [0.95, 0.94], [0.96, 0.9501], [0.9, 0.8], [0.8, 0.9], [0.92, 0.89]
     keys = [(two[0].choice, "fedavg"), (two[0].choice, "dms"), ("0", "fedavg")]

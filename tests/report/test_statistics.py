@@ -1,33 +1,10 @@
-"""Paired tests, Holm's correction, and the table of a sweep."""
+"""The table of a sweep."""
 
 import numpy as np
 import pytest
 
 from tsfl_jax.experiment import runner
-from tsfl_jax.report import statistics, sweeps
-
-
-def test_paired_p_by_hand():
-    # Differences 1, 2, 3: mean 2, error 1/√3, t = 2√3 with 2 degrees of freedom.
-    assert statistics.paired_p([1.0, 2.0, 3.0]) == pytest.approx(0.0741799, abs=1e-6)
-    assert statistics.paired_p([0.0, 0.0, 0.0]) == 1.0
-    # Two equal gaps of one test sample: no error to divide by, rounding or not.
-    for gaps in ([1 / 360, 1 / 360], [0.3, 0.1 + 0.2]):
-        assert np.isnan(statistics.paired_p(gaps))
-    assert np.isnan(statistics.paired_p([1.0]))
-    assert np.isnan(statistics.paired_p([1.0, np.nan]))
-
-
-def test_five_pairs_cannot_be_told_apart_by_ranks():
-    assert statistics.signed_rank_p([1, 2, 3, 4, 5]) == 0.0625
-    assert np.isnan(statistics.signed_rank_p([0.0, 0.0]))
-
-
-def test_holm_by_hand():
-    # 3·0.01, 2·0.03, 1·0.04 but not below the one before it.
-    found = statistics.holm([0.04, 0.01, np.nan, 0.03])
-    np.testing.assert_allclose(found, [0.06, 0.03, np.nan, 0.06])
-    assert statistics.holm([0.6, 0.7]) == [1.0, 1.0]
+from tsfl_jax.report import sweeps
 
 
 def lane(rate, best, loss=1.0, **more):

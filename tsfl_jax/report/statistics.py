@@ -12,8 +12,6 @@ from jaxtyping import Float
 if TYPE_CHECKING:
     import xarray
 
-LEVEL = 0.05  # of all tests
-BETTER, WORSE, OPEN, SAME = "better", "worse", "inconclusive", "identical"
 DIVERGED, STOPPED = "diverged", "stopped"
 # Said above every table whose entries are made by `spread`.
 OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over the seeds"
@@ -130,15 +128,14 @@ def at_times(
     return np.where(index >= 0, accuracy[np.maximum(index, 0)], np.nan)
 
 
-def curves_of(
-    history: Mapping[str, np.ndarray], classes: int
-) -> Float[np.ndarray, "*L T"]:
+def curves_of(history: Mapping[Any, Any], classes: int) -> Float[np.ndarray, "*L T"]:
     """Test accuracies of runs; one that diverged is scored at chance level.
 
     What it reached before it diverged must not make it look good.
 
     Args:
-      history: of one or more runs: ``test_accuracy`` in [0, 1], NaN where not tested,
+      history: of one or more runs, or their table: ``test_accuracy`` in [0, 1], NaN
+        where not tested,
         and ``diverged``, whether the run had lost every model by then.
       classes: number of them, ≥ 1.
     """
@@ -161,80 +158,3 @@ def spread_of_times(times: Float[np.ndarray, "S"]) -> str:
     """Mean ± half its confidence interval, or how many seeds never reached it."""
     never = int(np.isinf(times).sum())
     return f"never ({never} of {len(times)})" if never else spread(times)
-
-
-def paired_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
-    """p value of Student's paired t test, two-sided, of a mean difference of 0.
-
-    Args:
-      differences: ``[n]`` of pairs. Fewer than two, or a NaN: NaN. Without any spread
-        the test has no error to divide by: 1 where all are 0, else NaN.
-    """
-    from scipy import stats
-
-    found = np.asarray(differences, float)
-    if len(found) < 2 or not np.isfinite(found).all():
-        return float("nan")
-    if np.ptp(found) <= 1e-9 * np.abs(found).max():  # rounding is no spread
-        return float("nan") if found.any() else 1.0
-    return float(np.asarray(stats.ttest_1samp(found, 0.0))[1])
-
-
-def p_text(value: float) -> str:
-    """A p value as text, three digits; "–" for NaN."""
-    if not np.isfinite(value):
-        return "–"
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def signed_rank_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
-    """p value of Wilcoxon's signed-rank test, two-sided.
-
-    Pairs without a difference are left out.
-
-    It cannot be below 2^(1 − n): with five pairs never below 0.0625.
-
-    Args:
-      differences: ``[n]`` of pairs; NaN without any that is not 0.
-    """
-    from scipy import stats
-
-    found = np.asarray(differences, float)
-    if not np.isfinite(found).all() or not found.any():
-        return float("nan")
-    return float(np.asarray(stats.wilcoxon(found))[1])
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p values corrected for their number; NaN are no tests and stay.
-
-    p̃_(i) = max_{j ≤ i} min(1, (m − j + 1) p_(j)), p_(1) ≤ … ≤ p_(m). Holm, "A Simple
-    Sequentially Rejective Multiple Test Procedure", Scand. J. Statistics 1979.
-    """
-    p = np.asarray(p_values, float)
-    order = np.argsort(p)[: int(np.isfinite(p).sum())]
-    factors = np.arange(len(order), 0, -1)
-    p[order] = np.minimum(np.maximum.accumulate(factors * p[order]), 1.0)
-    return p.tolist()
-
-
-def verdict(
-    differences: np.ndarray | Sequence[float | np.floating],
-    p: float,
-    words: tuple[str, str] = (BETTER, WORSE),
-) -> str:
-    """What a corrected p value says about the mean of paired differences.
-
-    Args:
-      differences: ``[n]`` of pairs.
-      p: see `paired_p`, `holm`; "–" for NaN.
-      words: for a mean above 0, and below.
-    """
-    if not np.isfinite(p):
-        return "–"
-    found = np.asarray(differences, float)
-    if not found.any():
-        return SAME
-    if p >= LEVEL:
-        return OPEN
-    return words[0] if found.mean() > 0 else words[1]

@@ -28,7 +28,9 @@ _RC_FILE = pathlib.Path(__file__).with_name("figures.mplstyle")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-NAMES = {  # of rules and frameworks in figures and tables; others are shown as they are
+NAMES: dict[
+    str, str
+] = {  # of rules and frameworks in figures and tables; others are shown as they are
     "dms": "DMS",
     "fedavg": "FedAvg",
     "fedprox": "FedProx",

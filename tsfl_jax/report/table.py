@@ -41,13 +41,11 @@ UNITS = {
     "seconds": "s",
     "samples_trained": "sample",
     "diverged_at": "interval",
-    "stopped_at": "interval",
 }
 # Results of a whole run that a sweep's table has.
 SCORES = (
     *("best_test_accuracy", "final_test_accuracy", "final_test_loss"),
-    *("diverged_at", "stopped_at", "mean_regret", "mean_gap"),
-    *("seconds", "samples_trained"),
+    *("diverged_at", "mean_regret", "mean_gap", "seconds", "samples_trained"),
 )
 _FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
 
@@ -173,7 +171,7 @@ def to_pandas(table: "xarray.Dataset") -> "pandas.DataFrame":
     names = [n for n, a in table.data_vars.items() if set(a.dims) == dims]
     names = [n for n in _FIRST if n in names] + [n for n in names if n not in _FIRST]
     flat = table[names].drop_vars("client", errors="ignore")
-    frame = flat.to_dataframe(dim_order=[*own, "interval"]).reset_index()
+    frame: Any = flat.to_dataframe(dim_order=[*own, "interval"]).reset_index()
     settings = [n for n, a in table.coords.items() if a.dims == ("run",) and n != "run"]
     frame = frame[[*own, *settings, "interval", *names]].rename(columns={"run": "lane"})
     return frame[frame["virtual_time"].notna()] if own else frame

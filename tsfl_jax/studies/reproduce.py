@@ -80,15 +80,12 @@ def run_cell(
         reason = f"not available: {error}"
         print(f"{cell.config}: {reason}", file=sys.stderr)
         return CellResult(cell, None, None, 0.0, reason)
-    shape = (len(ALGORITHMS), given.seeds)
-    best = np.nanmax(curves_of(result.history, settings.CLASSES), axis=-1)
-    history = {
-        name: result.history[name].reshape(shape + result.history[name].shape[1:])
-        for name in ("test_accuracy", "rho", "tau")
-    }
+    runs = result.to_xarray()  # [algorithm, seed, …]
+    best = np.nanmax(curves_of(runs, settings.CLASSES), axis=-1)
+    history = {name: runs[name].values for name in ("test_accuracy", "rho", "tau")}
     note = arguments.joined(note, diverged_note(result.history))
     seconds = sum(row["seconds"] for row in result.rows)
-    return CellResult(cell, np.reshape(best, shape), history, seconds, note)
+    return CellResult(cell, best, history, seconds, note)
 
 
 def cell_row(result: CellResult) -> dict[str, str]:

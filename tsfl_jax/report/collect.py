@@ -131,7 +131,7 @@ def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
         lane = row.get("lane")
         curves = history.get(lane, pd.DataFrame())
         ends = [row.get("diverged_at"), row.get("stopped_at")]
-        curves = curves[: min((end for end in ends if end), default=None)]
+        curves = curves.head(min((end for end in ends if end), default=len(curves)))
         values = ", ".join(f"{n}={repeat.text_of(row.get(n))}" for n in swept)
         prefix = "" if name == "." else name
         label = ": ".join(filter(None, (prefix, values))) or folder.resolve().name

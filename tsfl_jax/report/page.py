@@ -78,7 +78,7 @@ def results_of(runs: Sequence[Run], target: float | None) -> pd.DataFrame:
             "final accuracy, %": 100 * _number(known, "final_test_accuracy"),
             "best accuracy, %": 100 * _number(known, "best_test_accuracy"),
             "final loss": _number(known, "final_test_loss"),
-            "intervals": curves.get("interval", pd.Series(dtype=float)).max(),
+            "intervals": curves["interval"].max() if len(curves) else math.nan,
         }
         if {"virtual_time", "test_accuracy"} <= set(curves):
             row["virtual time, s"] = curves["virtual_time"].max()
@@ -148,9 +148,9 @@ def curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) -> 
     good = [run for run in runs if not left_out(run.facts)] or runs
     lines: dict[str, list[pd.Series]] = {}
     for label, run in zip(groups_of(good), good, strict=True):
-        if {x, y} <= set(run.curves) and run.curves[y].notna().any():
-            line = run.curves[[x, y]].dropna().groupby(x)[y].last()
-            lines.setdefault(label, []).append(line)
+        if {x, y} <= set(run.curves) and len(seen := run.curves[[x, y]].dropna()):
+            line = seen.groupby(x)[y].last()
+            lines.setdefault(label, []).append(pd.Series(line))
     shown = list(lines)[:_MOST_LINES]
     if not shown:
         return ""
@@ -201,7 +201,7 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
     facts = pd.DataFrame([run.facts for run in runs])
     values: dict[str, Any] = {
         "title": ", ".join(source.folder.resolve().name for source in sources),
-        "what": [_distinct(facts[n]) for n in _ABOUT if n in facts],
+        "what": [_distinct(pd.Series(facts[n])) for n in _ABOUT if n in facts],
         "sources": sources,
         "notes": notes_of(runs),
         "html": _html,

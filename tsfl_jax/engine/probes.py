@@ -243,9 +243,7 @@ def _quotient(
     start = optax.tree.zeros_like(params), jnp.int32(0)
     square, change = lax.scan(gradient, start, None, length=3)[1]
     length = hparams.lr * jnp.sqrt(square[0])
-    smoothness = jnp.where(
-        length > 0, jnp.sqrt(change[2]) / jnp.where(length > 0, length, 1.0), 0.0
-    )
+    smoothness = _quotient_of(jnp.sqrt(change[2]), length)
     return Constants(smoothness, 0.5 * (square[0] + square[1]), 0.5 * change[1])
 
 

@@ -4,7 +4,7 @@ Images stay as stored (uint8, mostly); how a model scales them is in ``mean`` an
 ``std``. NOT done here: augmentation, batches.
 
 To add a data set, write its factory in `builtin`, add it to `builtin.DATASETS`, and
-add the name to `config.DATA_NAMES`.
+add the name to `sections.DATA_NAMES`.
 """
 
 import hashlib

@@ -5,7 +5,7 @@ the convolutional ones work batch-last (see `convolution`). Pooling comes before
 and ReLU: both are monotone, so the result is the same on a quarter of the elements.
 
 To add a network, write its module here, add it to `MODELS`, and add the name to
-`config.MODELS`.
+`sections.MODELS`.
 """
 
 import inspect

@@ -18,7 +18,7 @@ _HEAD = """\
 Each setting can be changed on the command line, `--config.lr=0.01`, in a
 file of `configs/`, or in Python, `config.lr = 0.01`. `tsfl settings` prints
 this list and `tsfl settings data` one section. This page is made from
-`tsfl_jax/config.py` by `tsfl settings --markdown > docs/settings.md`.
+`tsfl_jax.Config` by `tsfl settings --markdown > docs/settings.md`.
 """
 _TABLE = """
 | setting | default | values | what it is |

@@ -290,12 +290,8 @@ def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) ->
         there = {rule: several for rule, several in lanes.items() if all(several)}
         stopped = dict.fromkeys(there, -1)
         if plan.margin and arena_report.BASE in there:
-            accuracy = np.array(
-                [
-                    [lane["test_accuracy"] for lane in several]
-                    for several in there.values()
-                ]
-            )
+            curves = [[x["test_accuracy"] for x in each] for each in there.values()]
+            accuracy = np.array(curves, float)
             base = list(there).index(arena_report.BASE)
             ended = raced(accuracy, base, plan.margin, plan.every).tolist()
             stopped = dict(zip(there, ended, strict=True))

@@ -130,8 +130,7 @@ def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
     for row in rows:
         lane = row.get("lane")
         curves = history.get(lane, pd.DataFrame())
-        ends = [row.get("diverged_at"), row.get("stopped_at")]
-        curves = curves.head(min((end for end in ends if end), default=len(curves)))
+        curves = curves.head(row.get("diverged_at") or len(curves))
         values = ", ".join(f"{n}={repeat.text_of(row.get(n))}" for n in swept)
         prefix = "" if name == "." else name
         label = ": ".join(filter(None, (prefix, values))) or folder.resolve().name

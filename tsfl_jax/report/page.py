@@ -23,7 +23,6 @@ from tsfl_jax.report.collect import Run
 from tsfl_jax.report.statistics import (
     DIVERGED,
     OVER_SEEDS,
-    STOPPED,
     left_out,
     spread_of_known,
     spread_of_times,
@@ -86,7 +85,7 @@ def results_of(runs: Sequence[Run], target: float | None) -> pd.DataFrame:
             if target is not None and len(tested) and not reason:
                 row[f"s to {100 * target:g} %"] = time_to(target, *tested.T)
         row["MB moved"] = _number(run.facts, "bytes_moved") / 1e6
-        row |= {why: True for why in (DIVERGED, STOPPED) if why == reason}
+        row |= {reason: True} if reason else {}
         rows.append(row | {"files": run.place})
     return pd.DataFrame(rows).dropna(axis=1, how="all")
 
@@ -101,7 +100,7 @@ def _cell(values: pd.Series) -> str:
     name = str(values.name)
     if name == "seed":
         return f"{len(values)} ({', '.join(dict.fromkeys(values))})"
-    if name in (DIVERGED, STOPPED):
+    if name == DIVERGED:
         return str(values.sum())
     if name.startswith("s to "):
         known = values.dropna().to_numpy()
@@ -138,7 +137,7 @@ def curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) -> 
     """Means of the groups with 95 % confidence bands, as SVG; "" without values.
 
     Args:
-      runs: those that diverged or were stopped are plotted if there are no others.
+      runs: those that diverged are plotted if there are no others.
       x: column of the curves, ``interval`` or ``virtual_time``.
       y: column of the curves.
       labels: of the axes.

@@ -12,7 +12,7 @@ from jaxtyping import Float
 if TYPE_CHECKING:
     import xarray
 
-DIVERGED, STOPPED = "diverged", "stopped"
+DIVERGED = "diverged"
 # Said above every table whose entries are made by `spread`.
 OVER_SEEDS = "mean ± half of the 95 % confidence interval (Student's t) over the seeds"
 
@@ -71,15 +71,12 @@ def over(
 
 
 def left_out(lane: Mapping[str, Any]) -> str:
-    """Say why the results of a lane or run are in no mean: DIVERGED, STOPPED or "".
+    """Say why the results of a run are in no mean: DIVERGED or "".
 
     Args:
-      lane: results by name; ``stopped_at`` is there only if there was a race.
+      lane: results by name.
     """
-    if lane.get("diverged_at") is not None:
-        return DIVERGED
-    # What a lane had when a race stopped it says nothing about its end.
-    return STOPPED if lane.get("stopped_at") is not None else ""
+    return "" if lane.get("diverged_at") is None else DIVERGED
 
 
 def spread(

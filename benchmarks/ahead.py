@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import roofline, thunks
-from tsfl_jax import config_files
+from tsfl_jax import config_files, validate
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, grid, own_hooks, prepare
 from tsfl_jax.experiment import program as programs

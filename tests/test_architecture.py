@@ -14,10 +14,14 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
 
 ROOT = (
-    *("types", "rng", "trees", "components", "sections", "config_files"),
+    *("types", "rng", "trees", "components", "sections"),
     *("host_memory", "interrupts", "command"),
 )
-BORDER = ("config", "validate")  # assembled from the tables of the folders above
+BORDER = (
+    "config",
+    "validate",
+    "config_files",
+)  # assembled from the tables of the folders above
 ORDER = (
     *ROOT,
     "timeline",

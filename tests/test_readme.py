@@ -12,6 +12,7 @@ import tsfl_jax
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PYTHON = (ROOT / "docs" / "python.md").read_text()
 
 
 def run_block(number, text=README):
@@ -38,12 +39,12 @@ def test_simulate_example():
 
 
 def test_dms_example():
-    rho = run_block(2)[0]["rho"]
+    rho = run_block(0, PYTHON)[0]["rho"]
     np.testing.assert_allclose(rho.sum(), 1, rtol=1e-5)
 
 
 def test_sweep_example():
-    _, out = run_block(3)
+    _, out = run_block(1, PYTHON)
     shape, rate = out.splitlines()
     assert shape == "(6, 4)" and rate in ("0.03", "0.1")
 
@@ -69,6 +70,6 @@ def test_named_files_and_functions_exist():
     assert named
     for path in named:
         assert (ROOT / path).exists(), path
-    (names,) = re.findall(r"Its parts are public too: (.*)\.", README)
+    (names,) = re.findall(r"Its parts are public too: (.*)\.", PYTHON)
     parts = re.findall(r"`dms\.(\w+)`", names)
     assert len(parts) == 6 and all(hasattr(tsfl_jax.dms, part) for part in parts)

@@ -109,8 +109,7 @@ ROOT = Aggregator(weights, sections=(Root,))
 USE = """
 import numpy as np
 import tsfl_jax
-from tsfl_jax import components
-from tsfl_jax.experiment import explain, lanes, prepare, preview
+from tsfl_jax.experiment import lanes, prepare
 from tsfl_jax.report import settings
 
 config = tsfl_jax.Config(algorithm="root", num_intervals=2, num_clients=4, batch_size=8)
@@ -212,7 +211,7 @@ def test_a_swept_component_is_traced_once():
     assert members == [0, 1]
     group = lanes.make_group(several, devices.make_mesh(1, 4))
     chex.clear_trace_counter()
-    run = jax.jit(chex.assert_max_traces(group.program.run, n=1))
+    run = jax.jit(chex.assert_max_traces(lambda *given: group.program.run(*given), n=1))
     for each in several:
         arrays = lanes.make_lanes(group, [each, each], 2)
         run(*group.program.arguments(arrays, arrays.start, 0))
@@ -224,7 +223,7 @@ def test_arrays_of_another_shape_are_answered_in_one_line():
 
     rules = {
         "weights have shape": tsfl_jax.Aggregator(
-            lambda s, h: weights_of(jnp.ones(3), jnp.ones(3))
+            lambda s, h: weights_of(jnp.ones(3), jnp.ones(3, int))
         ),
         "combine gives another tree": tsfl_jax.rule(lambda s: s.tau, combine=combine),
     }

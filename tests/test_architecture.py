@@ -133,7 +133,7 @@ def test_all_folders_and_files_are_packaged():
 
 def test_dependencies_are_those_that_are_imported():
     """What the package imports is declared."""
-    names = {"absl": "absl-py", "orbax": "orbax-checkpoint", "sklearn": "scikit-learn"}
+    names = {"absl": "absl-py", "sklearn": "scikit-learn"}
     names |= {"tensorflow_datasets": "tensorflow-datasets", "jaxlib": "jax"}
     names |= {"yaml": "pyyaml"}
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]

@@ -1,8 +1,7 @@
 """Run or resume a sweep: groups of lanes, calls of lanes, one file per lane.
 
 Each finished lane is one file named by a digest of its settings, so that a killed sweep
-goes on where it stopped, and a larger one reuses what a smaller one has run. Tables are
-written anew after each call; `calls` has what runs inside of one.
+resumes, and a larger one reuses what a smaller one has run.
 """
 
 import contextlib

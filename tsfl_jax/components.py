@@ -65,7 +65,7 @@ def component(section: str) -> Callable[[type[T]], type[T]]:
 
     def made(kind: type[T]) -> type[T]:
         kind = dataclasses.dataclass(kind)
-        fields = dataclasses.fields(kind)
+        fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
         static = [field.name for field in fields if known_of(field).static]
         leaves = [field.name for field in fields if field.name not in static]
 

@@ -78,7 +78,7 @@ class DMS:
                     f"--config.dms.{name}={getattr(self, name)}: would be ignored with "
                     "--config.dms.late=0; say from which interval on"
                 )
-        if self.decay_time != DMS().decay_time and self.decay == "none":
+        if self.decay_time != DMS.decay_time and self.decay == "none":
             raise UserError(
                 f"--config.dms.decay_time={self.decay_time}: would be ignored with "
                 "--config.dms.decay=none; it belongs to exponential or inverse"

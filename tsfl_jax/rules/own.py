@@ -192,7 +192,8 @@ def rule_of_component(kind: type) -> Aggregator:
 
     for name in {"update", "combine", "hindsight"} & set(found):
         found[name] = of_settings(found[name])
-    return rule(weights, **({"sections": (kind,)} | found))
+    fields: dict[str, Any] = {"sections": (kind,)} | found
+    return rule(weights, **fields)
 
 
 def init_rule(
@@ -262,8 +263,8 @@ def aggregate(
     number = len(jax.tree.leaves(updates)[0])
     key = rng.key(0) if key is None else key
     columns = _columns(number, tau, size, steps, lag)
-    group, constants = jnp.int32(group), hparams.constants
-    situation = Situation(key, *columns, group, constants, gradients)
+    tier, constants = jnp.int32(group), hparams.constants
+    situation = Situation(key, *columns, tier, constants, gradients)
     bare = not _has_collections(params)
     updates, params = _variables(updates), _variables(params)
     known = jnp.full(number, jnp.nan) if losses is None else jnp.asarray(losses)

@@ -85,8 +85,8 @@ def _sgd(own: FedAvgM) -> optax.GradientTransformation:
 
 
 def _adam(own: FedOpt) -> optax.GradientTransformation:
-    rates = {"b1": own.momentum, "b2": own.second}
-    return optax.adam(own.lr, **rates, eps=own.floor, eps_root=_LEAST)
+    b1, b2, eps = own.momentum, own.second, own.floor
+    return optax.adam(own.lr, b1=b1, b2=b2, eps=eps, eps_root=_LEAST)
 
 
 def _yogi(own: FedOpt) -> optax.GradientTransformation:

@@ -28,7 +28,7 @@ class Staleness:
         """Refuse a factor that would change no weight."""
         for name, kinds in (("a", KINDS[1:3]), ("b", KINDS[2:3])):
             value = getattr(self, name)
-            if value != getattr(Staleness(), name) and self.kind not in kinds:
+            if value != getattr(Staleness, name) and self.kind not in kinds:
                 raise UserError(
                     f"--config.staleness.{name}={value}: would be ignored with "
                     f"--config.staleness.kind={self.kind}; it belongs to "
@@ -74,8 +74,8 @@ class Staleness:
         )
 
 
-def of_lag(lag: Int[ArrayLike, "*N"], settings: Staleness) -> Float[Array, "*N"]:
-    """`staleness_factor` with the settings of a program."""
+def of_lag(lag: Int[ArrayLike, "*N"], settings: Any) -> Float[Array, "*N"]:
+    """`staleness_factor` with the `Staleness` of a program."""
     return staleness_factor(lag, settings.kind, settings.a, settings.b)
 
 

@@ -70,11 +70,7 @@ class SweepResult(NamedTuple):
         return results.sweep_html(self.swept, self.rows)
 
     def to_xarray(self) -> Any:
-        """Histories and results as an `xarray.Dataset`; see `report.table`.
-
-        Its first dimensions are the swept settings, or ``run`` where the points are no
-        product of values.
-        """
+        """Histories and results as an `xarray.Dataset`; see `report.table`."""
         return table.unstacked(self._runs(), self.swept)
 
     def to_pandas(self) -> Any:

@@ -149,10 +149,10 @@ def _clients(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _about(folder: pathlib.Path) -> dict[str, str]:
     """Data, algorithm and seed; summary.json takes precedence over config.json."""
-    settings = files.read_json(folder / "config.json") or {}
-    if isinstance(settings.get("data"), dict):
-        settings["data"] = settings["data"].get("name", "")
-    known = settings | (files.read_json(folder / "summary.json") or {})
+    found = files.read_json(folder / "config.json") or {}
+    if isinstance(found.get("data"), dict):
+        found["data"] = found["data"].get("name", "")
+    known = found | (files.read_json(folder / "summary.json") or {})
     return {name: str(known.get(name, "")) for name in ("data", "algorithm", "seed")}
 
 

@@ -287,7 +287,11 @@ def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) ->
             rule: [done.get(first + i * plan.seeds + s) for s in seeds]
             for i, rule in enumerate(plan.rules)
         }
-        there = {rule: several for rule, several in lanes.items() if all(several)}
+        there = {
+            rule: [lane for lane in several if lane]
+            for rule, several in lanes.items()
+            if all(several)
+        }
         stopped = dict.fromkeys(there, -1)
         if plan.margin and arena_report.BASE in there:
             curves = [[x["test_accuracy"] for x in each] for each in there.values()]

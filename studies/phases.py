@@ -178,9 +178,13 @@ def interval_rows(
 def add_candidates(parser: argparse.ArgumentParser) -> None:
     """Add ``--candidates``."""
     about = f"only these: {', '.join(CANDIDATES)}"
-    options = {"default": list(CANDIDATES), "choices": list(CANDIDATES)}
     parser.add_argument(
-        "--candidates", nargs="+", metavar="NAME", help=about, **options
+        "--candidates",
+        nargs="+",
+        metavar="NAME",
+        help=about,
+        default=list(CANDIDATES),
+        choices=list(CANDIDATES),
     )
 
 

@@ -221,7 +221,7 @@ def case_of(study: Study, given: argparse.Namespace, case: str) -> Case:
         # Files of `--idx` hold the paper's images, so they do not change the name.
         name, data = study.name, given.set.get("data.name", given.data)
         about = arguments.joined(data, changed, seeds)
-    config = grid.changed(config, study.changes)
+    config = grid.changed(config, dict(study.changes))
     return Case(config, about, changed, pathlib.Path(given.out) / name)
 
 

@@ -46,7 +46,6 @@ from tsfl_jax.validate import validate
 _RUNNING = "running"  # folder of the checkpoints of running calls
 ONE_CALL = 4  # lanes that run one after another: a killed call loses their work
 
-
 Watch = Callable[[Mapping[int, Mapping[str, np.ndarray]]], None]
 
 

@@ -76,18 +76,6 @@ def test_frameworks_can_be_explained_on_the_digits(name):
     assert f"--config=frameworks/{name}:digits" in doc
 
 
-@pytest.mark.slow
-def test_a_framework_runs_on_the_digits():
-    chosen, _ = load("frameworks/afl", "digits")
-    chosen.num_intervals = 2
-    result = tsfl_jax.simulate(chosen)
-    assert result.summary["data"] == "digits"
-    assert result.summary["num_dropped"] == 0
-    assert np.isfinite(result.history["test_loss"][-1])
-    with pytest.raises(UserError, match="afl:digitz: expected one of mnist, digits; "):
-        load("frameworks/afl", "digitz")
-
-
 HEAVY = {f"{d}_case{c}" for d in ("cifar10", "svhn", "fashion_mnist") for c in (1, 3)}
 HEAVY |= {"svhn_case2", "cifar10_case2", "fashion_mnist_case2"}
 # The fast suite has every network in test_models, every framework in test_replay.

@@ -3,7 +3,6 @@
 import functools
 import json
 import pathlib
-import re
 import sys
 
 import flax.linen as nn
@@ -25,7 +24,6 @@ from tsfl_jax.rules import averages, own
 from tsfl_jax.sections import LR_SCHEDULES
 from tsfl_jax.types import Constants, UserError
 
-TEXT = examples.text("own.md")
 EXAMPLES = examples.examples("own.md", r"^## (.+?)\n(.*?)(?=^## |\Z)")
 
 
@@ -117,34 +115,6 @@ def test_batch_statistics_become_the_mean_whatever_the_server_s_step():
 def test_derivatives():
     _, out = run("Derivatives")
     assert "nan" not in out and "Array" in out
-
-
-@pytest.mark.slow
-def test_every_rule_of_the_table_works_in_a_loop():
-    """As in the simulator: FedAvg by hand, and all others give finite models."""
-    rows = re.findall(r"^\| (`.+?) \|", TEXT, re.M)
-    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert named == set(tsfl_jax.AGGREGATORS)
-    params = {"params": {"w": jnp.array([1.0, 2.0])}}
-    updates = {"params": {"w": jnp.array([[1.0, 0], [0, 1], [2, 2], [1, 1], [0, 3]])}}
-    tau, size = jnp.array([1, 2, 0, 1, 4]), jnp.array([1, 3, 9, 4, 2])
-    hparams = tsfl_jax.HParams(lr=0.1, constants=Constants(1.0, 2.0, 1.0))
-    for name, rule in tsfl_jax.AGGREGATORS.items():
-        given = {"tau": tau, "size": size, "hparams": hparams}
-        if rule.uses_gradients:
-            with pytest.raises(tsfl_jax.UserError, match="gradients="):
-                tsfl_jax.aggregate(rule, updates, params, **given)
-            continue
-        if rule.uses_validation:
-            with pytest.raises(tsfl_jax.UserError, match="validation="):
-                tsfl_jax.aggregate(rule, updates, params, **given)
-            given["validation"] = lambda w: ((w["params"]["w"] - 9) ** 2).sum()
-        state = tsfl_jax.init_rule(rule, params, num_clients=5)
-        new, _ = tsfl_jax.aggregate(rule, updates, params, state, **given)
-        moved = np.asarray(new["params"]["w"]) - [1, 2]
-        assert np.isfinite(moved).all() and np.abs(moved).max() > 1e-3, name
-        if name == "fedavg":
-            np.testing.assert_allclose(moved, [0.5, 1.3], rtol=1e-6)
 
 
 def test_a_lost_update_gives_its_weight_to_the_others():
@@ -314,37 +284,6 @@ def test_a_model_of_nnx():
     result = variables["result"]
     assert set(result.params) == {"params", "state"}
     assert np.abs(np.asarray(result.params["state"]["norm"]["mean"])).max() > 0
-
-
-@pytest.mark.slow
-def test_nnx_trains_as_linen_does():
-    """The same network with the same first parameters, trained in both forms."""
-
-    class Same(nnx.Module):
-        def __init__(self, kernel, bias):
-            self.kernel, self.bias = nnx.Param(kernel), nnx.Param(bias)
-
-        def __call__(self, x):
-            return x.reshape(x.shape[0], -1) @ self.kernel[...] + self.bias[...][None]
-
-    config = small()
-    config.model.hidden, config.num_intervals = 0, 1
-    run, arguments = tsfl_jax.as_function(config)
-    dense = arguments.state.params["params"]["Dense_0"]
-    state, _ = jax.jit(run)(*arguments)
-    module = Same(jnp.asarray(dense["kernel"]), jnp.asarray(dense["bias"]))
-    run, arguments = tsfl_jax.as_function(config, model=module)
-    np.testing.assert_array_equal(
-        arguments.state.params["params"]["kernel"], dense["kernel"]
-    )
-    other, _ = jax.jit(run)(*arguments)
-    for name in ("kernel", "bias"):
-        np.testing.assert_allclose(
-            other.params["params"][name],
-            state.params["params"]["Dense_0"][name],
-            rtol=1e-5,
-            atol=1e-6,
-        )
 
 
 def test_the_function_of_an_experiment_trains_what_its_arguments_say():
@@ -616,19 +555,6 @@ def test_the_steps_of_a_schedule_of_optax_start_anew_in_every_interval():
         two.params,
         short.params,
     )
-
-
-@pytest.mark.slow
-def test_a_learning_rate_that_falls_is_seen_in_the_models():
-    config = small()
-    config.lr_schedule, config.lr_decay = "steps", 1e-6
-    config.lr_every = 1
-    falling = tsfl_jax.simulate(config)
-    losses = falling.history["test_loss"]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    with pytest.raises(tsfl_jax.UserError, match="lr_every=3: would be ignored"):
-        config.lr_schedule, config.lr_every = "cosine", 3
-        tsfl_jax.simulate(config)
 
 
 def test_schedules_of_the_learning_rate_share_a_program():

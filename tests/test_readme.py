@@ -6,7 +6,6 @@ import pathlib
 import re
 
 import numpy as np
-import pytest
 
 import tsfl_jax
 
@@ -47,15 +46,6 @@ def test_sweep_example():
     _, out = run_block(1, PYTHON)
     shape, rate = out.splitlines()
     assert shape == "(6, 4)" and rate in ("0.03", "0.1")
-
-
-@pytest.mark.slow
-def test_search_recipe():
-    optuna = pytest.importorskip("optuna")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    variables, _ = run_block(0, (ROOT / "docs" / "howto" / "tune.md").read_text())
-    study = variables["study"]
-    assert len(study.trials) == 12 and study.best_value > 0.5
 
 
 def test_the_sign_check_of_the_theory():

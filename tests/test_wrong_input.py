@@ -121,9 +121,6 @@ SETTINGS = [
     ("data.test_size", 2 * 10**9, "memory", SYNTHETIC | {"data.shape": (64, 64)}),
     ("data.test_size", 2000, "has only 359", {}),
     ("quadratic.smoothness", 2.0, "would be ignored", {}),
-    ("quadratic.smoothness", 0.0, "> 0", QUADRATIC),
-    ("quadratic.convexity", 2.0, "in (0, 1] = --config", QUADRATIC),
-    ("quadratic.distance", -1.0, ">= 0", QUADRATIC),
     ("quadratic.grad_variance", "gauss(1)", "unknown distribution", QUADRATIC),
     ("quadratic.dissimilarity", "constant(-1)", "expected >= 0", QUADRATIC),
     ("data.shape", (8, 8), "like (8,)", QUADRATIC),
@@ -285,13 +282,6 @@ def weighted(key=KEY, tau=TAU, **parts):
     return lambda: tsfl_jax.dms_weights(key, tau, **(CONSTANTS | parts))
 
 
-def nan_in(x):
-    """Images with one value that is not a number."""
-    x = x.astype(np.float32)
-    x[3, 0, 0, 0] = np.nan
-    return x
-
-
 def named(**sections):
     """A run of a config that has a name in place of a section."""
     return lambda: tsfl_jax.simulate(tsfl_jax.Config(**sections))
@@ -370,44 +360,18 @@ CALLS = [
     (made(x=None), "x_train has shape ()"),
     (made(x="x.npz"), "x_train has shape ()"),
     (made(x=[[1], [1, 2]]), "x_train is not an array"),
-    (made(x=X * 1j), "x_train is complex128"),
-    (made(x=X.astype(np.int64)), "x_train is int64"),
-    (made(x=X[:0]), "x_train is empty"),
-    (made(x=nan_in(X)), "nan in sample 3"),
-    (made(x_test=X[:, :2]), "expected the same"),
-    (made(y=Y[:5]), "5 labels for the 8 samples"),
-    (made(y=Y - 1), "y_train holds -1 at row 0"),
     (made(y=Y - 1), "; np.unique(y_train, return_inverse=True)[1] numbers"),
-    (made(y=["a"] * 8), "y_train is <U1"),
     (made(y=["a"] * 8), "; np.unique(y_train, return_inverse=True)[1] numbers"),
     (made(y=None), "y_train has shape ()"),
-    (made(y=Y[:, None]), "y_train has shape (8, 1)"),
     (made(y=Y[:, None]), "; use y_train[:, 0]"),
     (made(y=np.eye(2)[Y]), "; these are one-hot: use y_train.argmax(axis=1)"),
     (made(y=np.ones((8, 3), bool)), "; for other targets, let y be row numbers of"),
     (made(y=np.ones((8, 2, 2))), "one class number per sample"),
-    (made(y=Y + 0.5), "y_train holds 0.5"),
     (made(y=Y + 0.5), "; for other targets, let y be row numbers of a table"),
-    (made(y=Y * np.nan), "y_train holds nan at row 0; expected whole numbers >= 0"),
-    (made(y_test=Y + 7), "y_test holds the label 8"),
     (weighted(key=0), "key = 0: expected one PRNG key, like jax.random.key(0)"),
-    (weighted(key=None), "key = None"),
-    (weighted(key="a"), "key = 'a'"),
-    (weighted(key=jax.random.split(KEY, 3)), "expected one PRNG key"),
     (weighted(tau=None), "tau = None"),
-    (weighted(tau="one"), "tau = 'one'"),
-    (weighted(tau=[]), "tau has shape [0]"),
-    (weighted(tau=np.ones((2, 2))), "tau has shape [2, 2]"),
-    (weighted(tau=np.array([1.0, np.nan])), "tau[1] = nan"),
-    (weighted(tau=np.array([1, -1])), "tau[1] = -1"),
     (weighted(lr=0.0), "lr = 0.0: expected 0 < η < ∞"),
-    (weighted(lr="a"), "lr = a"),
-    (weighted(lr=None), "lr = None"),
-    (weighted(lr=[0.1]), "lr has shape [1]"),
-    (weighted(smoothness=-1.0), "smoothness = -1.0"),
-    (weighted(grad_variance=np.inf), "grad_variance = inf"),
     (weighted(weight_limit=0.5), "weight_limit = 0.5"),
-    (weighted(weight_limit="x"), "weight_limit = x"),
 ]
 
 

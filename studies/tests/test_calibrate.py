@@ -7,8 +7,8 @@ import pytest
 
 from studies import calibrate
 from tsfl_jax.config import SETTINGS, Config, replace
-from tsfl_jax.experiment import program, sweeps
-from tsfl_jax.studies import reproduce, settings
+from tsfl_jax.experiment import sweeps
+from tsfl_jax.studies import settings
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
@@ -247,49 +247,6 @@ def test_a_run_that_diverged_has_no_good_best(monkeypatch, tmp_path):
     reading = calibrate.Reading("x", {})
     found = calibrate.run_reading(load, reading, CELLS[0], ("fedavg",), 2, tmp_path)
     np.testing.assert_allclose(found["x", CELLS[0], "fedavg"].best, [10, 90])
-
-
-@pytest.mark.slow
-def test_a_cell_is_two_programs_and_is_not_run_twice(tmp_path, monkeypatch, capsys):
-    compiled, compile_one = [], program.Program.compile
-
-    def count(self, *arguments, **more):
-        compiled.append(self)
-        return compile_one(self, *arguments, **more)
-
-    monkeypatch.setattr(program.Program, "compile", count)
-    reading = calibrate.Reading(
-        "x", {"momentum": 0.5, "data.normalize": "standard"}, {"fedavg": "no"}
-    )
-    arguments = (load, reading, CELLS[0], calibrate.BASELINES[:2], 2, tmp_path)
-    found = calibrate.run_reading(*arguments)
-    assert len(compiled) == 2  # with FedProx's term and without it
-    again = calibrate.run_reading(*arguments)
-    assert len(compiled) == 2  # all lanes were on the disk
-    for key, one in found.items():
-        np.testing.assert_array_equal(one.best, again[key].best)
-        assert one.best.shape == (2,) and (one.best > 0).all()
-        # The best of a mean is at most the mean of the bests.
-        assert one.of_mean <= one.best.mean() + 1e-5
-    fedavg, fedprox = (found["x", CELLS[0], a].best for a in calibrate.BASELINES[:2])
-    config = replace(load(CELLS[0]), reading.changes | {"algorithm": "fedprox"})
-    alone = sweeps.run(config, {"seed": [1]}, workdir=None).rows[0]
-    assert fedprox[1] == pytest.approx(100 * alone["best_test_accuracy"], abs=0.3)
-    assert fedavg.shape == fedprox.shape
-    capsys.readouterr()
-
-
-def test_folders_of_idx_files_on_the_command_line(tmp_path, capsys):
-    given = calibrate.parse(["--idx", f"mnist={tmp_path}"])
-    config, note = reproduce.changed_config("mnist_case1", given)
-    assert (config.data.name, config.data.dir) == ("idx", str(tmp_path)) and not note
-    assert config.model.name == "mnist_cnn"
-    other, _ = reproduce.changed_config("svhn_case1", given)
-    assert other.data.name == "svhn_cropped"
-    for text in ("mnist", f"minst={tmp_path}", f"mnist={tmp_path}/none"):
-        with pytest.raises(SystemExit):
-            calibrate.parse(["--idx", text])
-        assert "expected DATA=FOLDER" in capsys.readouterr().err
 
 
 @pytest.mark.slow

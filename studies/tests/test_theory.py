@@ -101,22 +101,6 @@ def test_files(folder, tmp_path, capsys):
     assert list(rows[0])[2:] == list(theory.NAMES)
 
 
-@pytest.mark.slow
-def test_another_weight_limit_can_be_asked_for(folder, tmp_path):
-    theory.main([str(folder), "--out", str(tmp_path), "--weight_limit", "2"])
-    first, second = (
-        theory.weights(theory.read_run(folder)._replace(weight_limit=limit))
-        for limit in (np.inf, 2.0)
-    )
-    most = 2 / first.rho[theory.EQUAL].shape[1]
-    assert second.rho[theory.MINIMUM][second.valid].max() <= most * (1 + 1e-5)
-    # A run without that limit is not compared where it was beyond it.
-    beyond = (first.rho[theory.RUN] > most + 1e-4).any(axis=1)
-    assert np.isnan(second.bound[theory.RUN][beyond]).all()
-    with pytest.raises(UserError, match=r"--weight_limit=0.5: expected 1 ≤ θ"):
-        theory.main([str(folder), "--weight_limit", "0.5"])
-
-
 def test_unusable_folders_are_refused(folder, tmp_path):
     with pytest.raises(UserError, match="no finished run there"):
         theory.read_run(tmp_path)
@@ -143,28 +127,6 @@ def test_a_mistyped_folder_is_not_made(tmp_path):
     with pytest.raises(UserError, match="no finished run there"):
         theory.main([str(tmp_path / "nowhere")])
     assert not (tmp_path / "nowhere").exists()
-
-
-@pytest.mark.slow
-def test_intervals_without_numbers_are_left_out(folder, tmp_path):
-    for name in ("config.json", "summary.json"):
-        (tmp_path / name).write_bytes((folder / name).read_bytes())
-    rows = files.read_metrics(folder / "metrics.jsonl")
-    rows[0]["grad_sq_norm"] = None  # an overflow
-    files.write_metrics(tmp_path / "metrics.jsonl", rows)
-    with np.load(folder / "clients.npz") as clients:
-        kept = dict(clients)
-    kept["tau"][1] = 0  # no client at work
-    kept["variance"][1:, 2] = np.nan  # one absent
-    kept["tau"][2, 2] = 0
-    files.write_arrays(tmp_path / "clients.npz", kept)
-    run = theory.read_run(tmp_path)
-    assert run.interval.tolist() == [3]
-    paths = theory.write_theory(tmp_path, tmp_path)
-    assert all(path.stat().st_size for path in paths)
-    found = theory.weights(run)
-    for name in (theory.MINIMUM, theory.EQUAL, theory.DMS):
-        assert found.rho[name][0, 2] == 0
 
 
 def test_settings_outside_the_theory_are_noted(folder):

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 
 from tsfl_jax import data
-from tsfl_jax.config import Config
 from tsfl_jax.data import builtin, in_memory, tfds, tfds_cache
 from tsfl_jax.sections import DATA_NAMES, DataConfig
 from tsfl_jax.types import UserError
-from tsfl_jax.validate import validate
 
 SHAPES = {
     "mnist": (28, 28, 1),
@@ -117,7 +115,10 @@ def run_python(code, *args):
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
-    """A data folder with all four data sets in TFDS's own format."""
+    """A data folder with all four data sets in TFDS's own format.
+
+    Slow, as are the tests that use it: TensorFlow is imported and writes them.
+    """
     pytest.importorskip("tensorflow_datasets", reason="the extra tfds")
     root = tmp_path_factory.mktemp("tfds")
     run_python(PREPARE, root)
@@ -181,12 +182,14 @@ def test_failed_preparing_leaves_nothing(prepared):
     assert not (prepared / "new").exists()
 
 
+@pytest.mark.slow
 def test_other_file_format(prepared):
     with pytest.raises(UserError, match="as tfrecord") as error:
         load("mnist", dir=str(prepared / "other"))
     assert str(prepared / "other" / "mnist" / "3.0.1") in one_line(error)
 
 
+@pytest.mark.slow
 def test_cache(mnist):
     root = str(mnist.parents[1])
     first = load("mnist", dir=root)
@@ -213,6 +216,7 @@ def test_cache(mnist):
     np.testing.assert_array_equal(again.y_train, first.y_train)
 
 
+@pytest.mark.slow
 def test_decoded_data_are_read_without_the_extra(prepared, mnist, tmp_path):
     """A cache is enough; all else names the extra and the other ways."""
     first = load("mnist", dir=str(prepared))
@@ -275,17 +279,13 @@ def forge(cache, image, label, **more):
 IMAGES, LABELS = np.zeros((50, 28, 28, 1), np.uint8), np.zeros(50, np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "forged",
     [
-        {"image": IMAGES[:5], "label": LABELS[:5]},
         {"image": IMAGES[:5], "label": LABELS},
         {"label": LABELS + 77},
-        {"label": LABELS - 1},
-        {"label": LABELS.astype(float)},
-        {"label": LABELS[:, None]},
         {"image": IMAGES[..., 0]},
-        {"image": IMAGES.astype(np.float32)},
         {"origin": np.array("train:5:1")},
     ],
 )
@@ -301,18 +301,8 @@ def test_a_forged_cache_is_rebuilt(mnist, forged):
         np.testing.assert_array_equal(held["label"], first.y_train)
 
 
-def test_a_cache_of_an_earlier_version_is_rebuilt(mnist):
-    root = str(mnist.parents[1])
-    first = load("mnist", dir=root)
-    file = next(mnist.glob("mnist-train*"))
-    origin = f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}"
-    cache = mnist / "tsfl_cache_train.npz"
-    np.savez(cache, image=IMAGES[:5], label=LABELS[:5] + 77, origin=np.array(origin))
-    again = load("mnist", dir=root)
-    np.testing.assert_array_equal(again.x_train, first.x_train)
-
-
-@pytest.mark.parametrize("damage", ["truncate", "flip", "text", "empty"])
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["truncate", "flip"])
 def test_damaged_cache_is_rebuilt(mnist, damage):
     root = str(mnist.parents[1])
     first = load("mnist", dir=root)
@@ -323,8 +313,6 @@ def test_damaged_cache_is_rebuilt(mnist, damage):
         {
             "truncate": whole[:middle],
             "flip": whole[:middle] + b"\xff\x00\xff" + whole[middle + 3 :],
-            "text": b"not an archive",
-            "empty": b"",
         }[damage]
     )
     again = load("mnist", dir=root)
@@ -333,6 +321,7 @@ def test_damaged_cache_is_rebuilt(mnist, damage):
         np.testing.assert_array_equal(held["image"], first.x_train)
 
 
+@pytest.mark.slow
 def test_read_only_folder_is_not_cached(mnist, monkeypatch):
     def refuse(**kwargs):
         raise PermissionError(kwargs)
@@ -342,6 +331,7 @@ def test_read_only_folder_is_not_cached(mnist, monkeypatch):
     assert not list(mnist.glob("tsfl*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["mnist-test", "dataset_info.json"])
 def test_damaged_tfds_files(mnist, file):
     path = next(mnist.glob(f"{file}*"))
@@ -461,29 +451,6 @@ def test_synthetic_can_be_learned_but_not_perfectly():
     distance = ((x_test[:, None] - means) ** 2).sum(-1)
     accuracy = (distance.argmin(1) == dataset.y_test).mean()
     assert 0.8 < accuracy < 0.97
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"name": "minst"}, "did you mean 'mnist"),
-        ({"name": "svnh"}, "did you mean 'svhn"),
-        ({"name": "digits", "train_size": 1439}, "train_size=1439.* only 1438"),
-        ({"name": "digits", "test_size": 360}, "test_size=360.* only 359"),
-        ({"name": "digits", "test_size": -1}, "test_size=-1"),
-        ({"name": "digits", "normalize": "none"}, "normalize=none"),
-        ({"name": "synthetic", "shape": (0, 3)}, "shape="),
-        ({"name": "synthetic", "shape": ()}, "shape="),
-        ({"name": "synthetic", "num_classes": 1}, "num_classes=1"),
-        ({"name": "npz"}, "config.data.file"),
-    ],
-)
-def test_wrong_settings(kwargs, message):
-    with pytest.raises(UserError, match=message) as error:
-        config = Config(data=DataConfig(**kwargs))
-        validate(config)
-        data.load(config.data)
-    one_line(error)
 
 
 def test_every_name_that_settings_accept_has_a_factory():

@@ -241,22 +241,6 @@ def test_files_of_a_run_without_accuracy(tmp_path):
     assert f"test loss      final {result.summary['final_test_loss']:.4g}" in text
 
 
-@pytest.mark.slow
-def test_a_sweep_without_accuracy(tmp_path):
-    config = settings()
-    result = tsfl_jax.sweep(
-        config, {"algorithm": ["fedavg", "fednova"], "lr": [0.1, 0.2]}, workdir=tmp_path
-    )
-    single = tsfl_jax.simulate(settings(algorithm="fednova"))
-    np.testing.assert_allclose(
-        result.history["test_loss"][3], single.history["test_loss"], rtol=1e-5
-    )
-    text = (tmp_path / "summary.md").read_text()
-    assert "final test loss" in text and "Lowest mean of final: " in text
-    assert "nan" not in text and "accuracy" not in text
-    assert (tmp_path / "curves.png").stat().st_size > 1000
-
-
 class Regression(nn.Module):
     """Predicts the label as a number."""
 
@@ -352,18 +336,10 @@ def test_a_users_own_loss():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model__name": "mlp"}, "model go together"),
         ({"data__name": "digits", "data__shape": (28, 28, 1)}, "belongs to quadratic"),
-        ({"data__shape": (28, 28, 1)}, r"like \(8,\)"),
         ({"data__shape": (1,)}, "one dimension has one eigenvalue"),
         ({"data__normalize": "standard"}, "normalize=standard: would spoil"),
-        ({"data__train_size": 5}, "train_size=5: would spoil"),
-        ({"quadratic__convexity": 3.0}, r"convexity=3.0: .*\(0, 2\]"),
-        ({"quadratic__smoothness": 0.0}, "smoothness=0.0"),
-        ({"quadratic__distance": -1.0}, "distance=-1.0"),
         ({"quadratic__grad_variance": "constant(-1)"}, "client 0 gets -1"),
-        ({"quadratic__grad_variance": ""}, "0 groups"),
-        ({"quadratic__dissimilarity": "const(1)"}, "did you mean 'constant'"),
         ({"quadratic__dissimilarity": "constant(1);constant(900)", "num_clients": 2},
          "no directions in 5"),
         ({"num_clients": 3, "data__shape": (1,), "quadratic__convexity": 2.0},

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-import tsfl_jax
 from tests.data.test_quadratic import settings
 from tests.engine.test_constants import SAMPLES, parts, sample_gradients, setting
 from tests.reference import at_quadratic
-from tsfl_jax.config import Config
 from tsfl_jax.engine import client, devices, probes
 from tsfl_jax.experiment.assemble import exact_of
 from tsfl_jax.experiment.prepare import prepare
@@ -132,31 +130,6 @@ def test_a_clients_place_does_not_matter():
     other = measure(model, variables, moved, jax.random.key(2))
     np.testing.assert_allclose(other.variance, one.variance[order], 1e-4)
     np.testing.assert_allclose(other.dissimilarity, one.dissimilarity[order], 1e-3)
-
-
-@pytest.mark.slow
-def test_a_run_that_measures_is_the_same_run(tmp_path):
-    config = Config(algorithm="fedavg", num_clients=4, num_intervals=2, devices=1)
-    config.schedule.data_size = 32
-    config.schedule.kind = "case1"
-    config.model.hidden = 4
-    config.checkpoint = False
-    plain = tsfl_jax.simulate(config, workdir=tmp_path / "plain")
-    config.measure_clients = True
-    measured = tsfl_jax.simulate(config, workdir=tmp_path / "measured")
-    for name in ("test_accuracy", "train_loss", "rho"):
-        np.testing.assert_array_equal(plain.history[name], measured.history[name])
-    assert np.isnan(plain.history["grad_square"]).all()
-    assert np.isnan(plain.history["client_variance"]).all()
-    assert (measured.history["client_variance"] > 0).all()
-    # L comes with it, under a rule that has no use for it.
-    assert (measured.history["smoothness"] > 0).all()
-    with np.load(tmp_path / "measured" / "clients.npz") as clients:
-        found = clients["dissimilarity"]
-    history = measured.history["client_dissimilarity"]
-    np.testing.assert_array_equal(found, history)
-    with np.load(tmp_path / "plain" / "clients.npz") as clients:
-        assert "dissimilarity" not in clients
 
 
 @pytest.mark.parametrize("convexity", [2.0, 0.5])

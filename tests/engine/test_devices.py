@@ -59,15 +59,6 @@ def test_several_devices_give_the_bits_of_one(algorithm, count):
 
 
 @pytest.mark.slow
-def test_vmap_on_several_devices():
-    one = tsfl_jax.simulate(small(num_clients=5, devices=1))
-    many = tsfl_jax.simulate(
-        small(num_clients=5, devices=2, mapping="vmap", client_chunk=2)
-    )
-    chex.assert_trees_all_close(many.params, one.params, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
 def test_spoiled_clients_are_counted_over_all_devices():
     data = problems.dataset(samples=400)
     settings = small(algorithm="fedavg", devices=2, lr=1e30)

@@ -211,29 +211,6 @@ def test_measuring_changes_no_result(name):
     assert "mean_regret" in with_it.summary and "mean_regret" not in without.summary
 
 
-@pytest.mark.slow
-def test_lanes_devices_and_blocks_agree():
-    settings = with_validation(algorithm="oracle", num_clients=5)
-    swept = tsfl_jax.sweep(settings, {"seed": [0, 3]})
-    one = tsfl_jax.simulate(config.replace(settings, {"seed": 3}))
-    for key in ("test_loss", "rho", "validation_loss", "slope"):
-        np.testing.assert_allclose(
-            swept.history[key][1], one.history[key], rtol=1e-3, atol=1e-4
-        )
-    assert swept.rows[1]["mean_regret"] == pytest.approx(
-        one.summary["mean_regret"], rel=0.2, abs=1e-5
-    )
-    other = tsfl_jax.simulate(
-        config.replace(
-            settings, {"seed": 3, "devices": 2, "mapping": "vmap", "client_chunk": 2}
-        )
-    )
-    for key in ("test_loss", "rho", "slope"):
-        np.testing.assert_allclose(
-            other.history[key], one.history[key], rtol=5e-3, atol=5e-3
-        )
-
-
 def test_rules_that_share_a_program():
     names = ["fedavg", "dms", "oracle", "median"]
     several = prepare.prepare_all([with_validation(algorithm=n) for n in names])
@@ -241,24 +218,6 @@ def test_rules_that_share_a_program():
     wider = config.replace(with_validation(algorithm="fedavg"), {"data.validation": 61})
     several = prepare.prepare_all([with_validation(algorithm="fedavg"), wider])
     assert len(lanes.group(several)[0]) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "framework", ["fedbuff", pytest.param("afl", marks=pytest.mark.slow)]
-)
-def test_asynchronous_deliveries(framework):
-    settings = with_validation(algorithm="oracle", num_intervals=6, num_clients=6)
-    settings.timeline.framework = framework
-    if framework == "fedbuff":
-        settings.timeline.buffer = 3
-    settings.schedule.interval_seconds = 1.0
-    history = tsfl_jax.simulate(settings).history
-    rho = history["rho"]
-    np.testing.assert_allclose(rho.sum(1), 1, rtol=1e-5)
-    assert (history["regret"] >= 0).all()
-    assert rho.shape[1] == (3 if framework == "fedbuff" else 1)
-    assert history["slope"].shape == rho.shape
 
 
 @pytest.mark.slow
@@ -276,14 +235,3 @@ def test_files_of_a_measured_run(tmp_path):
     # Resumed, the columns are still there.
     again = tsfl_jax.simulate(with_validation(algorithm="fedavg"), workdir=tmp_path)
     np.testing.assert_array_equal(again.history["regret"], result.history["regret"])
-
-
-@pytest.mark.slow
-def test_files_of_a_measured_sweep(tmp_path):
-    settings = with_validation(algorithm="fedavg")
-    first = tsfl_jax.sweep(settings, {"seed": [0]}, workdir=tmp_path)
-    text = (tmp_path / "summary.md").read_text()
-    assert "mean regret" in text
-    assert "regret" in (tmp_path / "history.csv").read_text().splitlines()[0]
-    again = tsfl_jax.sweep(settings, {"seed": [0]}, workdir=tmp_path)
-    np.testing.assert_array_equal(first.history["gap"], again.history["gap"])

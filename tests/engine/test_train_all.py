@@ -21,7 +21,6 @@ from tsfl_jax.engine.recipe import Recipe
 from tsfl_jax.experiment import prepare
 from tsfl_jax.types import UserError
 
-FIRST_TWO = tsfl_jax.rule(lambda s: jnp.where(s.client < 2, 1.0, 0.0))
 # What says how clients were trained; all else must be the same. (The last bit of the
 # entropy, of a sum that XLA orders, is not.)
 OF_TRAINING = {"train_loss", "samples", "weight_entropy"}
@@ -63,30 +62,6 @@ def test_models_are_the_same_and_only_clients_with_weight_are_trained(mapping, b
     assert (some["train_loss"] != everyone["train_loss"]).any()
 
 
-@pytest.mark.slow
-def test_nothing_changes_if_all_have_weight():
-    everyone, some = both(chunk, "fedavg", DATA, PROBLEM, problems.inputs(TAU, SIZE))
-    for name in OF_TRAINING:
-        np.testing.assert_array_equal(everyone[name], some[name])
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_if_only_clients_with_weight_are_lost():
-    # As with all clients, of which those without weight have finite models.
-    own = np.asarray(PROBLEM.rows[3])
-    rows = np.asarray(PROBLEM.rows).copy()
-    for i in (0, 1, 2, 4):
-        rows[i] = np.resize(rows[i][~np.isin(rows[i], own)], 12)
-    samples = PROBLEM.samples._replace(x=PROBLEM.samples.x.at[own].set(np.nan))
-    prob = PROBLEM._replace(samples=samples, rows=jnp.asarray(rows))
-    tau = np.array([[1, 1, 1, 5, 1], [1, 1, 2, 0, 1]])
-    hp = problems.hparams(smoothness=1e9)  # all weight to the largest τ
-    _, some = both(chunk, "dms", DATA, prob, problems.inputs(tau, SIZE[:2]), hp=hp)
-    assert some["rho"][0].tolist() == [0, 0, 0, 1, 0]
-    assert some["num_dropped"].tolist() == [1, 0]
-    assert not some["diverged"].any()
-
-
 def test_a_client_whose_weight_underflowed_is_trained_for_its_share():
     # Its share goes to the others only if its model is lost, which has to be known.
     clients = Client(
@@ -115,46 +90,6 @@ def test_clients_are_dealt_inside_a_program_as_before_it(work, number):
     )
     before = devices.deal(np.array([work]), number)[0]
     np.testing.assert_array_equal(jax.jit(dealt)(jnp.array(work)), before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
-def test_runs_of_a_config(count):
-    def simulate(**changes):
-        config = small(algorithm="dms", num_intervals=4, **changes)
-        config.schedule.kind, config.dms.coupling = "case2", 0.2
-        result = tsfl_jax.simulate(config)
-        return result.params, result.history
-
-    everyone, some = both(simulate, devices=count)
-    assert some["samples"].sum() < everyone["samples"].sum()
-
-
-@pytest.mark.slow
-def test_lanes_are_their_single_runs():
-    config = small(algorithm="dms", num_intervals=2, train_all=False)
-    config.dms.coupling = 0.2
-    result = tsfl_jax.sweep(config, {"seed": [0, 1], "lr": [0.02, 0.05]})
-    for lane, row in enumerate(result.rows):
-        alone = small(algorithm="dms", num_intervals=2, train_all=False)
-        alone.dms.coupling, alone.seed, alone.lr = 0.2, row["seed"], row["lr"]
-        own = tsfl_jax.simulate(alone).history
-        for name in ("rho", "test_loss"):
-            np.testing.assert_array_equal(own[name], result.history[name][lane])
-        total = result.history["samples"][lane].sum(axis=1)
-        np.testing.assert_array_equal(own["samples"], total)
-
-
-@pytest.mark.slow
-def test_deliveries_of_an_event_timeline():
-    def simulate(**changes):
-        config = small(num_intervals=5, **changes)
-        config.timeline.framework, config.timeline.buffer = "fedbuff", 3
-        result = tsfl_jax.simulate(config, aggregator=FIRST_TWO)
-        return result.params, result.history
-
-    everyone, some = both(simulate)
-    assert some["samples"].sum() < everyone["samples"].sum()
 
 
 @pytest.mark.parametrize(
@@ -188,20 +123,6 @@ def test_side_by_side_a_note_says_that_nothing_is_saved(chunk):
     assert [which for which, found in found.items() if found] == (
         [] if saves else [(False, "vmap")]
     )
-
-
-@pytest.mark.slow
-def test_even_work_side_by_side():
-    # All clients make as many steps, so that the loop need not freeze any.
-    def simulate(**changes):
-        config = small(num_intervals=2, mapping="vmap", **changes)
-        config.schedule.kind, config.schedule.tau = "explicit", (1,)
-        result = tsfl_jax.simulate(config, aggregator=FIRST_TWO)
-        return result.params, result.history
-
-    everyone, some = both(simulate)
-    assert everyone["samples"].tolist() == [4 * 48] * 2
-    assert some["samples"].tolist() == [2 * 48] * 2
 
 
 def test_weights_of_zero_alone_are_noted():

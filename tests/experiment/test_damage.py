@@ -73,10 +73,6 @@ def text(content):
     return lambda path: path.write_text(content)
 
 
-def raw(content):
-    return lambda path: path.write_bytes(content)
-
-
 def folder_instead(path):
     gone(path)
     path.mkdir()
@@ -134,42 +130,23 @@ AFRESH = "no intact checkpoint in"
 RECOVERED = [
     (NEWEST, flip_number, DAMAGED),
     (NEWEST, cut, DAMAGED),
-    (NEWEST, text(""), DAMAGED),
     (NEWEST, arrays(about=None), DAMAGED),
-    (NEWEST, arrays(sha256=None), DAMAGED),
     (NEWEST, renamed("8.npz"), "8.npz is of interval 6"),
-    (NEWEST, renamed("5.npz"), "5.npz is of interval 6"),
     (NEWEST, copied("1000000.npz"), "1000000.npz is of interval 6"),
-    (NEWEST, swapped("4.npz"), "6.npz is of interval 4"),
     (NEWEST, swapped("4.npz"), AFRESH),
     (NEWEST, gone, "resuming after interval 4 of 6"),
-    ("checkpoints", gone, ""),
     ("checkpoints", lambda p: [cut(q) for q in p.iterdir()], AFRESH),
-    (CONFIG, text("{}"), REWRITTEN),
     (CONFIG, text(""), REWRITTEN),
-    (CONFIG, text('{"seed": '), REWRITTEN),
     (CONFIG, text("[" * 100_000), REWRITTEN),
-    (CONFIG, raw(b"\xff\xfe\x00"), REWRITTEN),
-    (CONFIG, cut, REWRITTEN),
     (CONFIG, gone, REWRITTEN),
     (CONFIG, edited(lr=0.5), REWRITTEN),
-    (CONFIG, edited(data=3), REWRITTEN),
-    ("metrics.jsonl", gone, ""),
     ("metrics.jsonl", cut, ""),
-    ("metrics.jsonl", text("[1]\n" * 6), ""),
-    ("summary.json", text("{}"), ""),
     ("summary.json", cut, ""),
-    ("summary.json", gone, ""),
     ("summary.json", edited(best_test_accuracy=0.99, num_intervals=9), ""),
-    ("summary.json", edited(compile_seconds="1", versions=[], device=None), ""),
-    ("model.npz", gone, ""),
     ("model.npz", text("no archive"), ""),
-    ("clients.npz", gone, ""),
     ("clients.npz", arrays(rho=None), ""),
     (".lock", text("process 1 on another host"), ""),
-    (".metrics.jsonl.1234", text('{"interval": 1}\n'), ""),
     ("checkpoints/.6.npz.1234", text("half a file"), ""),
-    ("notes.txt", text("mine"), ""),
 ]
 SINGLE = {"compile_seconds", "train_seconds", "samples_per_second"}
 
@@ -195,12 +172,9 @@ def test_damage_that_is_recovered(exp, whole, tmp_path, name, damage, words):
 # (what is damaged, how, words of the refusal). Nothing is changed.
 REFUSED = [
     (CONFIG, text("[1]"), "config.json is missing or damaged"),
-    (CONFIG, text(""), "config.json is missing or damaged"),
-    (CONFIG, cut, "config.json is missing or damaged"),
     (CONFIG, gone, "config.json is missing or damaged"),
     (CONFIG, folder_instead, "config.json is missing or damaged"),
     (CONFIG, edited(lr=0.5), "lr: 0.5 → 0.02"),
-    (CONFIG, edited(data=3), "data.name: None → digits"),
     (".lock", folder_instead, "Is a directory"),
     ("lanes", lambda p: p.mkdir(), "holds a sweep"),
 ]
@@ -273,24 +247,12 @@ T, N = 6, 4
 READERS = [
     (CURVES, METRICS, gone, "metrics.jsonl: No such file"),
     (CURVES, METRICS, lambda p: flip(p, 0), "line 1: not JSON"),
-    (CURVES, METRICS, raw(b"\xff\n"), "line 1: not JSON"),
     (CURVES, METRICS, text("[1]\n"), NO_ROW),
-    (CURVES, METRICS, text('{"interval": "a"}\n'), NO_ROW),
     (CURVES, METRICS, text('{"interval": 1, "test_loss": "a"}\n'), NO_ROW),
-    (CURVES, METRICS, text("[" * 100_000 + "\n"), "line 1: not JSON"),
-    (CURVES, CONFIG, text("[1]"), ""),
     (CURVES, "summary.json", text("null"), ""),
-    (CURVES, "summary.json", cut, ""),
     (PARTS, "clients.npz", gone, "cannot read .*clients.npz"),
-    (PARTS, "clients.npz", cut, "cannot read .*clients.npz"),
     (PARTS, "clients.npz", flip, "cannot read .*clients.npz"),
-    (PARTS, "clients.npz", text("no archive"), "cannot read .*clients.npz"),
     (PARTS, "clients.npz", arrays(rho=None), r"expected tau and rho of one shape"),
-    (PARTS, "clients.npz", arrays(tau=np.zeros(6)), "expected tau and rho of one"),
-    (PARTS, "clients.npz", arrays(tau=np.array([{}])), "cannot read .*clients.npz"),
-    (PARTS, CONFIG, text('"a"'), ""),
-    (EVENTS, METRICS, gone, "metrics.jsonl: No such file"),
-    (EVENTS, METRICS, text("{}\n"), NO_ROW),
     (EVENTS, METRICS, text('{"interval": 1, "test_loss": []}\n'), NO_ROW),
 ]
 
@@ -317,11 +279,8 @@ LANES = [
     flip_number,
     cut,
     folder_instead,
-    renamed("b.npz"),
     arrays(lane=None),
-    arrays(lane=np.array("b")),
     arrays(rho=None),
-    arrays(more=np.ones(3)),
     arrays(tau=np.array([{}])),
 ]
 

@@ -7,7 +7,6 @@ import pytest
 
 import tsfl_jax
 from tests import problems
-from tests.experiment.test_runner import small
 from tsfl_jax.config import (
     Config,
     replace,
@@ -15,7 +14,7 @@ from tsfl_jax.config import (
 from tsfl_jax.data import partition
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import interval
-from tsfl_jax.experiment import lanes, pilot, prepare
+from tsfl_jax.experiment import pilot, prepare
 from tsfl_jax.experiment.identity import identity_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Situation
@@ -217,36 +216,6 @@ def test_constants_once_are_those_of_the_initial_model():
     for name in ("smoothness", "grad_sq_norm", "grad_variance"):
         np.testing.assert_allclose(alone[name], found[name][0], rtol=1e-5)
     np.testing.assert_allclose(alone["coupling"], found["coupling"][0], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_online_samples_in_a_whole_run():
-    config = replace(Config(), SMALL | {"algorithm": "fedavg"})
-    losses = [
-        tsfl_jax.simulate(replace(config, {"partition.online": online})).history
-        for online in (False, True)
-    ]
-    assert np.isfinite(losses[1]["test_loss"]).all()
-    assert (losses[0]["test_loss"] != losses[1]["test_loss"]).all()
-
-
-@pytest.mark.slow
-def test_estimators_are_programs_of_their_own_and_change_what_is_recorded():
-    config = small(algorithm="dms", num_intervals=2)
-    found = {}
-    for name in ("quotient", "power", "bounds"):
-        found[name] = tsfl_jax.simulate(
-            replace(config, {"constants.estimator": name})
-        ).history
-    # There are less than eight clients: "bounds" differs in G² and σ² alone.
-    for field, count in (("smoothness", 2), ("grad_sq_norm", 3), ("grad_variance", 3)):
-        assert len({float(h[field][0]) for h in found.values()}) == count, field
-    # A maximum over clients is above their mean.
-    assert found["bounds"]["grad_sq_norm"][0] > found["power"]["grad_sq_norm"][0]
-    several = [
-        prepare.prepare(replace(config, {"constants.estimator": n})) for n in found
-    ]
-    assert len(lanes.group(several)[0]) == 3
 
 
 def test_how_constants_are_estimated_belongs_to_rules_that_use_them():

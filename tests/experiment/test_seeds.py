@@ -1,11 +1,9 @@
 """Seeds of single sources: each decides its own draws and nothing else."""
 
 import jax
-import numpy as np
 import pytest
 
-import tsfl_jax
-from tsfl_jax.config import SEEDS, Config, replace
+from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import identity, program
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.types import UserError
@@ -61,18 +59,6 @@ def test_runs_without_them_are_the_same_experiments_as_before():
     other = prepare(small(**{"seeds.model": 1}))
     assert identity.identity_of(other)["seeds.model"] == 1
     assert identity.signature(other) == identity.signature(prepared)
-
-
-@pytest.mark.slow
-def test_four_seeds_make_the_run_of_one():
-    seeds = {name: 3 for name in SEEDS[1:]}
-    lanes = [{"seed": 3}, {"seed": 0} | seeds, {"seed": 0}]
-    # With c = 0 the weights are those of the random selection.
-    history = tsfl_jax.sweep(small(**{"dms.coupling": 0.0}), lanes).history
-    for name in ("test_loss", "train_loss", "rho"):
-        one, four, other = history[name]
-        np.testing.assert_array_equal(one, four)
-        assert not np.array_equal(one, other)
 
 
 def test_ranges():

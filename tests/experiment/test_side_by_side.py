@@ -75,14 +75,6 @@ def test_side_by_side_equals_one_after_another(algorithm, tau):
         )
 
 
-@pytest.mark.slow
-def test_lanes_have_the_bits_of_single_runs():
-    history = tsfl_jax.sweep(even(), {"seed": range(2)}).history
-    for seed in range(2):
-        alone = tsfl_jax.simulate(even(seed=seed)).history
-        np.testing.assert_array_equal(history["test_loss"][seed], alone["test_loss"])
-
-
 def test_lanes_of_both_mappings_are_two_programs():
     several = [prepare.prepare(even(tau=tau)) for tau in ((2,), (1, 1, 1, 8))]
     assert len(lanes.group(several)[0]) == 2

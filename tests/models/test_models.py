@@ -1,7 +1,6 @@
 """Networks and the fast convolution against XLA's own, values and gradients."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +46,8 @@ def in_double(conv, shape, kernel, filters=4):
 
 
 @pytest.mark.parametrize("same", [True, False])
-@pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [1, 3, 5])
-@pytest.mark.parametrize("size", [7, 8])
+@pytest.mark.parametrize(("size", "stride"), [(7, 2), (8, 1)])
 def test_slices_equal_lax_convolution(size, kernel, stride, same):
     def outcome(conv):
         shape = (3, size, size + 1, 2)
@@ -70,15 +68,6 @@ def test_minimal_filtering_by_hand():
     np.testing.assert_allclose(g[1], [-1 / 6, -1 / 6, -1 / 6])
     np.testing.assert_allclose(g[4], [1 / 24, -1 / 12, 1 / 6])
     assert bt[0] == [4, 0, -5, 0, 1, 0] and bt[2] == [0, 4, -4, -1, 1, 0]
-
-
-@pytest.mark.parametrize("taps", [2, 3, 4, 5])
-def test_minimal_filtering_is_a_convolution(taps):
-    rng = np.random.default_rng(taps)
-    d, f = rng.normal(size=6), rng.normal(size=taps)
-    at, g, bt = (np.array(matrix) for matrix in winograd.cook_toom(taps))
-    want = [d[i : i + taps] @ f for i in range(7 - taps)]
-    np.testing.assert_allclose(at @ ((g @ f) * (bt @ d)), want, rtol=1e-12)
 
 
 def test_equal_patches_have_equal_outputs():
@@ -108,8 +97,7 @@ def test_equal_patches_have_equal_outputs():
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize(
     ("size", "kernel"),
-    [((7, 6), (3, 1))]
-    + [(size, (k, k)) for size in ((5, 5), (7, 6), (8, 9)) for k in (3, 5)],
+    [((7, 6), (3, 1)), ((7, 6), (3, 3)), ((8, 9), (5, 5))],
 )
 def test_winograd_equals_lax_convolution(size, kernel, same):
     def conv(x, w):
@@ -145,41 +133,8 @@ def in_float64(conv, x, w):
         return jax.device_get(jax.jit(conv)(x, w))
 
 
-@pytest.mark.parametrize(
-    ("points", "shape"),
-    [
-        ((6,), (12, 256, 64)),
-        ((), (12, 256, 32)),
-        ((6,), (12, 256, 65)),
-        ((), (3, 8, 2)),
-    ],
-)
-def test_products_with_large_filters_do_not_transpose_them(points, shape):
-    channels, filters, columns = shape
-    keys = jax.random.split(jax.random.key(0), 2)
-    w = jax.random.normal(keys[0], (*points, channels, filters))
-    x = jax.random.normal(keys[1], (*points, channels, columns))
-    run = jax.jit(winograd.product_of).lower(w, x).compile()
-    exact = np.swapaxes(np.asarray(w, np.float64), -1, -2) @ np.asarray(x, np.float64)
-    close(run(w, x), exact)
-    turned = ",".join(map(str, (*points, columns, filters)))
-    few = filters >= 256 and columns <= filters // 4
-    found = re.search(rf"= f32\[{turned}\]\S* (dot|fusion)\(", run.as_text())
-    assert bool(found) == few
-
-
-def test_gradients_of_products_with_large_filters():
-    for a, b in zip(
-        in_double(convolution.conv_taps, (4, 2, 2, 16), (3, 3), 256),
-        in_double(convolution.conv_lax, (4, 2, 2, 16), (3, 3), 256),
-        strict=True,
-    ):
-        assert a.shape == b.shape
-        close(a, b, 1e-12)
-
-
-@pytest.mark.parametrize("kernel", [(3, 3), (5, 3), (1, 1)])
-@pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 2), (3, 2)])
+@pytest.mark.parametrize("kernel", [(3, 3), (5, 3)])
+@pytest.mark.parametrize("size", [(1, 1), (1, 2), (3, 2)])
 def test_taps_equal_lax_convolution(size, kernel):
     shape = (3, *size, 2)
     for a, b in zip(
@@ -417,28 +372,6 @@ def test_group_norm_equals_flax():
     }
     want = flax.apply(variables, x.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0)
     close(ours.apply(variables, x), want)
-
-
-@pytest.mark.slow
-def test_padded_rows_do_not_enter_batch_statistics():
-    module = networks.make_model(ModelConfig("vgg11", "batch"), 10, (32, 32, 3))
-    model = networks.from_flax(module)
-    x = jax.random.normal(jax.random.key(0), (4, 32, 32, 3))
-    variables = jax.jit(model.init)(jax.random.key(1), x)
-    mask = jnp.array([True, True, False, False])
-    train = jax.jit(model.train)
-    _, first = train(variables, x, mask, jax.random.key(2))
-    _, second = train(variables, x.at[2:].set(5.0), mask, jax.random.key(2))
-    jax.tree.map(
-        lambda a, b: close(a, b, 1e-5), first["batch_stats"], second["batch_stats"]
-    )
-    _, third = train(variables, x.at[:2].set(5.0), mask, jax.random.key(2))
-    stats = zip(
-        jax.tree.leaves(first["batch_stats"]),
-        jax.tree.leaves(third["batch_stats"]),
-        strict=True,
-    )
-    assert any(not np.allclose(a, b) for a, b in stats)
 
 
 def test_every_name_that_settings_accept_has_a_network():

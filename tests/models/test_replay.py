@@ -37,26 +37,17 @@ def case(x, w, strides=None, padding="SAME", numbers=None, **more):
     return x, w, convolution(numbers, window_strides=strides, padding=padding, **more)
 
 
-GROUPS, DEPTH = {"feature_group_count": 3}, {"feature_group_count": 6}
-APART = {"lhs_dilation": (2, 3)}
+GROUPS = {"feature_group_count": 3}
 BOTH = {"lhs_dilation": (2, 2), "rhs_dilation": (1, 2), "feature_group_count": 2}
 CONVOLUTIONS = {
     "1-D": case((3, 9, 8), (3, 8, 5)),
-    "1-D, 5 taps": case((3, 9, 9), (5, 9, 4)),
     "1-D, strides": case((3, 11, 2), (4, 2, 5), (3,), ((2, 1),)),
     "3x3": case((3, 7, 6, 9), (3, 3, 9, 4)),
-    "3x3, 64 channels": case((2, 7, 6, 64), (3, 3, 64, 4), padding="VALID"),
-    "1x1": case((3, 4, 4, 5), (1, 1, 5, 4)),
     "one pixel": case((3, 1, 1, 5), (3, 3, 5, 4)),
-    "even kernel": case((3, 6, 5, 3), (2, 4, 3, 4)),
     "strides": case((3, 8, 7, 3), (3, 3, 3, 4), (2, 2)),
-    "unequal strides": case((3, 8, 9, 3), (3, 3, 3, 4), (2, 3), "VALID"),
     "uneven padding": case((3, 5, 6, 9), (3, 3, 9, 4), None, ((2, 0), (0, 3))),
-    "cut off": case((3, 8, 7, 3), (3, 3, 3, 4), None, ((-1, 2), (1, -2))),
     "dilation": case((3, 9, 8, 3), (3, 2, 3, 4), (1, 2), rhs_dilation=(2, 3)),
     "groups": case((3, 5, 6, 6), (3, 3, 2, 12), (2, 1), **GROUPS),
-    "depthwise": case((3, 5, 6, 6), (3, 3, 1, 12), **DEPTH),
-    "apart": case((3, 4, 5, 3), (3, 3, 3, 4), None, ((2, 1), (1, 2)), **APART),
     "apart, groups": case((3, 4, 5, 4), (3, 3, 2, 6), None, ((1, 2), (2, 2)), **BOTH),
     "channels first": case((3, 9, 7, 6), (4, 9, 3, 3), (1, 2), numbers=FIRST),
     "3-D": case((2, 4, 5, 3, 2), (3, 2, 3, 2, 4), (1, 2, 1)),
@@ -82,7 +73,7 @@ def close_with_gradients(expected, found, *given):
 
 
 # Minimal filtering and taps, in two dimensions; all else is the same in both forms.
-SLICES = ("1-D", "3x3", "3x3, 64 channels", "one pixel", "uneven padding", "groups")
+SLICES = ("3x3", "one pixel", "groups")
 
 
 @pytest.mark.parametrize(
@@ -102,10 +93,8 @@ def test_convolutions_equal_lax_in_float64(name, form):
 POOLS = {
     "2x2": ((2, 2), (2, 2), "VALID", (3, 6, 8, 5)),
     "2x2, odd": ((2, 2), (2, 2), "VALID", (3, 7, 5, 5)),
-    "2x2, same": ((2, 2), (2, 2), "SAME", (3, 7, 5, 5)),
     "2x2, padded": ((2, 2), (2, 2), ((1, 1), (1, 1)), (3, 6, 5, 5)),
     "3x3, overlapping": ((3, 3), (2, 2), "SAME", (3, 8, 7, 5)),
-    "1-D": ((3,), (2,), "VALID", (3, 9, 4)),
     "3-D": ((2, 1, 2), (2, 1, 1), "VALID", (2, 4, 3, 5, 2)),
 }
 

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import tsfl_jax
 from tests import problems
 from tests.rules.test_rules import event
 from tsfl_jax.config import Config, replace
@@ -120,13 +119,3 @@ def test_lost_models_give_their_weight_to_the_others():
 def test_wrong_settings(changes, message):
     with pytest.raises(UserError, match=message):
         prepare(replace(Config(), changes))
-
-
-@pytest.mark.slow
-def test_the_adaptive_rule_in_a_run():
-    changes = {"num_intervals": 4, "num_clients": 4, "batch_size": 8, "lr": 0.03}
-    changes |= {"schedule.data_size": 40, "data.validation": 200, "devices": 1}
-    config = replace(Config(), changes | {"algorithm": "dms_adaptive"})
-    history = tsfl_jax.simulate(config).history
-    np.testing.assert_allclose(history["rho"].sum(1), 1, rtol=1e-5)
-    assert np.isfinite(history["coupling"]).all()

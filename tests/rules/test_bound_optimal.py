@@ -10,7 +10,6 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
-from tsfl_jax.experiment import sweeps
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.rules.base import Situation
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
@@ -130,33 +129,3 @@ def test_the_rule_in_a_run_is_the_minimum_of_what_it_reports():
         assert best.valid
         np.testing.assert_allclose(found["rho"][t], best.rho, atol=1e-5)
     assert found["rho"].max() <= 2 / N * (1 + 1e-6)
-
-
-@pytest.mark.slow
-def test_a_free_rider_that_echoes_is_measured_like_the_others():
-    config = small(algorithm="bound_optimal", num_intervals=2, momentum=0.0, lr=0.003)
-    config.schedule.free_riders, config.schedule.free_riding = 1, "echo"
-    found = tsfl_jax.simulate(config).history
-    assert np.isfinite(found["client_variance"]).all()
-    assert (
-        np.ptp(found["rho"], axis=1) > 1e-4
-    ).any()  # not the equal weights of a missing measurement
-
-
-@pytest.mark.slow
-def test_several_devices_give_the_result_of_one():
-    rhos = []
-    for devices in (1, 2):
-        config = small(algorithm="bound_optimal", num_intervals=2, devices=devices)
-        rhos.append(tsfl_jax.simulate(config).history["rho"])
-    np.testing.assert_allclose(*rhos, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_it_shares_a_program_with_rules_that_measure_nothing():
-    swept = {"algorithm": ["bound_optimal", "dms", "fedavg"]}
-    result = sweeps.run(small(num_intervals=2), swept)
-    measured = np.isfinite(result.history["grad_square"]).all(axis=1)
-    estimated = np.isfinite(result.history["smoothness"]).all(axis=1)
-    assert measured.tolist() == [True, False, False]
-    assert estimated.tolist() == [True, True, False]

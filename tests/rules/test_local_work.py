@@ -224,12 +224,3 @@ def test_jit_and_vmap_change_nothing():
     momentum = jnp.array([0.0, 0.5, 0.9])
     problems.same_in_lanes(local_work.accumulation, steps, momentum)
     problems.same_in_lanes(local_work.nova_weights, share, 1.0 * steps)
-
-
-def test_float64_is_used_where_it_is_on():
-    with jax.enable_x64(True):
-        steps = jnp.array([1, 10, 10_000])
-        found = local_work.accumulation(steps, 0.99)
-        assert found.dtype == jnp.float64
-        expected = slow_accumulation(steps, 0.99)
-        np.testing.assert_allclose(found, expected, rtol=1e-13)

@@ -8,13 +8,11 @@ import pytest
 
 import tsfl_jax
 from tests import problems
-from tests.experiment.test_runner import small
 from tests.rules.test_local_work import slow_proximal
 from tests.rules.test_rules import HP, TAU, close, run
 from tsfl_jax import rules
 from tsfl_jax.config import Config
 from tsfl_jax.data.quadratic import Quadratic
-from tsfl_jax.experiment import sweeps
 from tsfl_jax.experiment.workload import draw_workload
 from tsfl_jax.rules.base import Counts, Event, Situation
 from tsfl_jax.rules.scaffold import ControlVariates
@@ -119,22 +117,6 @@ def test_of_several_deliveries_in_one_buffer_the_last_decides():
         [6],
         [4],
     ]
-
-
-@pytest.mark.slow
-def test_repeated_deliveries_stay_bounded_by_the_gradients():
-    # Gradients w_k − w_i* along 50 buffers of clients [0, 0, 0, 1], c_i as they are.
-    rule, optima = rules.AGGREGATORS["scaffold"], np.array([1.0, -1.0])
-    state = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1))
-    client, w = np.array([0, 0, 0, 1]), 3.0
-    for _ in range(50):
-        c, own = float(state.common["w"][0]), np.asarray(state.own["w"])[:, 0]
-        update = -0.5 * (w - optima[client] + c - own[client])
-        updates = {"params": {"w": jnp.asarray(update[:, None], jnp.float32)}}
-        delta, state = rule.combine(updates, state, happened(client), HPARAMS)
-        w += float(delta["params"]["w"][0])
-        assert np.abs(state.own["w"]).max() < 10
-    assert w == pytest.approx(0, abs=1e-3)
 
 
 def test_the_control_variates_are_those_of_the_download():
@@ -247,21 +229,3 @@ def test_fednova_does_not_guess_the_work(optimizer, words):
     with pytest.raises(UserError, match=words) as error:
         rho(config, optimizer=optimizer)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.slow
-def test_every_lane_of_a_sweep_has_the_sizes_of_its_own_clients():
-    def given(seed):
-        found = small(algorithm="scaffold", num_intervals=3, seed=seed, lr=0.1)
-        found.schedule.size_groups = "uniform(8,64)"
-        # Half of the clients at first: the sizes of the others count all the same.
-        found.schedule.dropout = 0.5
-        return found
-
-    result = sweeps.run(given(0), {"seed": [0, 1]})
-    assert len({row["split_sha"] for row in result.rows}) == 2
-    for lane, seed in enumerate((0, 1)):
-        single = tsfl_jax.simulate(given(seed))
-        for name in ("train_loss", "test_loss"):
-            got, want = result.history[name][lane], single.history[name]
-            np.testing.assert_allclose(got, want, rtol=1e-5)

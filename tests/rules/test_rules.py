@@ -1,7 +1,6 @@
 """Every aggregation rule: numbers by hand, limit cases, and a slow reference."""
 
 import functools
-import io
 from types import SimpleNamespace
 
 import chex
@@ -529,31 +528,6 @@ def test_mappings_agree(name, block):
     _, state, history = usual(name)
     _, other, measured = run(name, mapping="vmap", block=block)
     close((state, history), (other, measured), atol=ROUNDING.get(name, 1e-5))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["scaffold", "median"])
-def test_several_devices_give_the_result_of_one(name):
-    # Five clients over two devices, one place stays empty.
-    changes = {"num_clients": 5, "algorithm": name, "momentum": 0.5}
-    one = tsfl_jax.simulate(small(**changes, devices=1))
-    two = tsfl_jax.simulate(small(**changes, devices=2))
-    assert two.summary["num_devices"] == 2
-    for key in ("test_loss", "train_loss", "rho"):
-        np.testing.assert_allclose(
-            two.history[key], one.history[key], rtol=2e-3, atol=2e-3
-        )
-    close(two.params, one.params, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_sweep_over_rules_that_share_no_program_reports_why():
-    stream = io.StringIO()
-    settings = small(num_intervals=2, mu=0.0)
-    swept = {"algorithm": ["median", "fedavg"]}
-    result = sweeps.run(settings, swept, stream=stream)
-    assert [row["algorithm"] for row in result.rows] == swept["algorithm"]
-    assert "2 programs, because of" in stream.getvalue()
 
 
 # Yogi's moments begin at 10⁻⁶, Adam's at 0; FedAT keeps a model per tier, FedBuff and

@@ -112,9 +112,3 @@ def test_jit_and_vmap_change_nothing():
     lag = jnp.array([[0, 1, 7], [5, 5, 5], [100, 20, 3]])
     kind, a = jnp.array([1, 2, 3]), jnp.array([0.0, 0.5, 0.9])
     problems.same_in_lanes(staleness.staleness_factor, lag, kind, a, a)
-
-
-def test_float64_is_used_where_it_is_on():
-    with jax.enable_x64(True):
-        factor = staleness.staleness_factor(jnp.array([1, 10, 10_000]), 3, 0.0, 0.0)
-        assert factor.dtype == jnp.float64

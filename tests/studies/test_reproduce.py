@@ -1,7 +1,6 @@
 """The paper's tables and figures: values, formats, and a small cell from end to end."""
 
 import csv
-import io
 
 import jax
 import numpy as np
@@ -134,24 +133,6 @@ def test_cases_are_chosen_and_the_table_grows(tmp_path, monkeypatch):
     assert seen[4:] == [0, 1, 2, 3]
     text = (tmp_path / "table1.md").read_text()
     assert text.count("| Case 1 |") == 4 and "of 4 cells" not in text
-
-
-@pytest.mark.slow
-def test_synthetic_cells_have_the_data_of_each_seed(tmp_path, monkeypatch):
-    """A lane of a cell has the data that its settings describe."""
-    monkeypatch.setitem(settings.PAPER, "small", SMALL)
-    monkeypatch.setattr(reproduce, "ALGORITHMS", ("fedavg",))
-    changes = ("data.name=synthetic", "data.train_size=200", "data.test_size=20")
-    given = reproduce.parse(
-        ["table1", "--seeds=2", "--intervals=1", f"--out={tmp_path / 'out'}"]
-        + [f"--set={change}" for change in changes]
-    )
-    cell = paper_results.Cell("small", "Case 3", "mnist", (1.0, 2.0, 3.0, 4.0))
-    reproduce.run_cell(cell, given, io.StringIO())
-    with open(tmp_path / "out/cells/small/results.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    seeds = {(row["seed"], row["data_sha"]) for row in rows}
-    assert len(seeds) == 2 and len({digest for _, digest in seeds}) == 2
 
 
 def test_all_devices_are_requested_before_jax_starts(monkeypatch, tmp_path):

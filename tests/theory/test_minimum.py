@@ -149,7 +149,7 @@ def test_weights_that_fall_with_the_iterations_and_beat_dms():
 # ---- Against other solvers ----
 
 
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", range(6))
 def test_same_minimum_as_a_general_solver(seed):
     rng = np.random.default_rng(seed)
     n, intervals = ((3, 1), (4, 2), (6, 3))[seed % 3]
@@ -182,24 +182,6 @@ def test_same_minimum_as_a_general_solver(seed):
     check_feasible(found, tau, c)
 
 
-@pytest.mark.parametrize("limit", [3.0, 1.5])
-@pytest.mark.parametrize("smoothness", [4.5, 1.0])  # B < 0, B > 0
-def test_no_point_of_a_grid_is_better(limit, smoothness):
-    scalars = dict(smoothness=smoothness, weight_limit=limit)
-    c = constants(3, [3.0, 1.0, 0.5], [0.1, 0.3, 0.0], **scalars)
-    tau, steps = np.array([1, 2, 4]), 40
-    found = solve(tau, c)
-    grid = [
-        (i / steps, j / steps, (steps - i - j) / steps)
-        for i in range(steps + 1)
-        for j in range(steps + 1 - i)
-    ]
-    grid = [rho for rho in grid if max(rho) <= limit / 3 + 1e-12]
-    best = min(bound(rho, tau, c) for rho in grid)
-    assert found.value <= best * (1 + 1e-14)
-    assert best <= found.value * (1 + 1e-3)
-
-
 def exact_fill(a, b, u):
     """`water_filling.fill` in rational arithmetic."""
     if len(a) * u <= 1:
@@ -230,7 +212,7 @@ def exact_fill(a, b, u):
 fill = jax.jit(simplex.fill)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_fill_equals_rational_arithmetic(data):
     dtype = data.draw(st.sampled_from(DTYPES))
@@ -269,18 +251,6 @@ def test_without_variance_the_cheapest_clients_are_full():
     c = c._replace(weight_limit=2.0, smoothness=1.0)  # B > 0, W outweighs f
     rho = solve(TAU, c).rho
     np.testing.assert_allclose(rho, [0, 0, 0, 1 / 3, 1 / 3, 1 / 3], rtol=1e-15)
-
-
-def test_some_without_variance():
-    """Client 1 gets the rest once the others' slopes have grown to its own."""
-    c = constants(3, [8.0, 0.0, 8.0], 0.0, weight_limit=6.0)
-    tau = [1, 2, 2]
-    found = solve(tau, c)
-    assert found.converged and found.rho[2] == 0 < found.rho[0] < 1
-    line = optimize.minimize_scalar(
-        lambda x: bound([x, 1 - x, 0], tau, c), bounds=(0, 1), options=dict(xatol=1e-12)
-    )
-    np.testing.assert_allclose(found.rho[0], line.x, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -335,36 +305,6 @@ def test_a_bound_that_is_valid_for_some_weights_only():
     np.testing.assert_allclose(found.value, bound(found.rho, tau, c), rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("smoothness", "sign"), [(1.5, -1), (1.25, 0), (0.5, 1)], ids=["B<0", "B=0", "B>0"]
-)
-def test_every_sign_of_b(smoothness, sign):
-    c = constants(
-        lr=0.125, smoothness=smoothness, weight_limit=5.4, grad_variance=np.arange(6.0)
-    )
-    tau = np.stack([TAU, TAU[::-1]])
-    W = parts(np.full((2, 6), 1 / 6), tau, c)[1]
-    assert np.sign(np.round(W - 1, 14)) == sign
-    found = solve(tau, c)
-    assert found.valid and found.converged
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        rho = random_feasible(rng, tau, c)
-        assert bound(rho, tau, c) >= found.value * (1 - 1e-14)
-
-
-@pytest.mark.parametrize("power", [-90, -40, 40, 90])
-def test_units_do_not_matter_in_float32(power):
-    """g is homogeneous in these four; a power of two leaves every bit of ρ."""
-    c = constants(grad_variance=np.arange(1.0, 7), dissimilarity=np.arange(6) / 9)
-    names = "distance", "grad_sq_norm", "grad_variance", "dissimilarity"
-    scaled = c._replace(**{k: getattr(c, k) * 2.0**power for k in names})
-    here, there = solve(TAU, c, np.float32), solve(TAU, scaled, np.float32)
-    np.testing.assert_array_equal(here.rho, there.rho)
-    assert there.value == here.value * np.float32(2) ** power
-    assert there.converged
-
-
 @pytest.mark.parametrize("lr", [1e-6, 1e-3, 1e-1])
 @pytest.mark.parametrize("variance", [1e-6, 1.0, 1e6])
 def test_float32_finds_nearly_the_same_weights(lr, variance):
@@ -404,7 +344,7 @@ def problems(draw):
     return dtype, rng.integers(0, draw(st.integers(1, 6)), (intervals, n)), c
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems(), st.integers(0, 2**32 - 1))
 def test_feasible_certified_and_not_above_others(problem, seed):
     dtype, tau, c = problem
@@ -425,22 +365,6 @@ def test_feasible_certified_and_not_above_others(problem, seed):
     for _ in range(10):
         other = bound(random_feasible(rng, tau, c), tau, c)
         assert f / W <= other + loss * size
-
-
-@settings(max_examples=60, deadline=None)
-@given(problems(), st.randoms(use_true_random=False))
-def test_the_order_of_clients_does_not_matter(problem, random):
-    _, tau, c = problem
-    order = list(range(tau.shape[1]))
-    random.shuffle(order)
-    moved = c._replace(
-        grad_variance=c.grad_variance[order], dissimilarity=c.dissimilarity[order]
-    )
-    here, there = solve(tau, c), solve(tau[:, order], moved)
-    if here.valid and parts(here.rho, tau, c)[1] > 1e-3:
-        np.testing.assert_allclose(here.value, there.value, rtol=1e-11)
-        if (c.grad_variance > 0).all():  # else there may be several minima
-            np.testing.assert_allclose(here.rho[:, order], there.rho, atol=1e-6)
 
 
 @pytest.mark.parametrize("scalars", [PAPER | dict(smoothness=2.6), FRIENDLY])
@@ -496,11 +420,6 @@ def test_one_interval_with_and_without_its_axis():
     assert kkt_residual(flat.rho, TAU, c) == kkt_residual(deep.rho, TAU[None], c)
 
 
-def test_intervals_with_the_same_clients_get_the_same_weights():
-    rho = solve(np.stack([TAU, TAU, TAU]), constants(distance=9.0)).rho
-    np.testing.assert_array_equal(rho, np.stack([rho[0]] * 3))
-
-
 def test_compiled_and_batched_give_the_same():
     rng = np.random.default_rng(0)
     tau = rng.integers(0, 5, (4, 2, 6)).astype(np.float32)
@@ -526,30 +445,6 @@ def test_a_gradient_is_refused_rather_than_wrong():
 
 
 # ---- Errors ----
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(lr=0.0), r"lr = 0.0: expected 0 < η < ∞"),
-        (dict(smoothness=-1.0), r"smoothness = -1.0: expected 0 < L < ∞"),
-        (dict(grad_sq_norm=np.nan), r"grad_sq_norm = nan: expected 0 ≤ G² < ∞"),
-        (dict(weight_limit=0.5), r"weight_limit = 0.5: expected 1 ≤ θ < ∞"),
-        (dict(weight_limit=np.inf), r"without a limit"),
-        (dict(distance="far"), r"distance = far: expected"),
-        (dict(grad_variance=np.array([1, 1, -1, 1, 1, 1])), r"grad_variance\[2\] = -1"),
-        (
-            dict(dissimilarity=np.ones(5)),
-            r"dissimilarity has shape \[5\]: expected \[6",
-        ),
-        (dict(dissimilarity=0.1), r"dissimilarity has shape \[\]: expected \[6"),
-        (dict(lr=np.ones(6)), r"lr has shape \[6\]: expected \[\]"),
-    ],
-)
-def test_wrong_constants_are_named_in_one_line(changes, message):
-    with pytest.raises(UserError, match=message) as error:
-        bound_optimal_weights(TAU, constants()._replace(**changes))
-    assert "\n" not in str(error.value)
 
 
 def test_wrong_shapes_are_named_in_one_line():

@@ -220,31 +220,6 @@ def test_real_draws():
         distributions.draw_real(("unifrm(0,1)",), group, rng, flag="--f")
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"N": 0}, "num_clients=0: must be a whole number >= 1"),
-        ({"draws": 0}, "^draws=0: must be >= 1"),
-        ({"size": [1, 2]}, r"\[1, 2\]: expected 6 numbers"),
-        ({"size": [1, 2, 3, 4, 5, 0]}, "expected 6 numbers >= 1"),
-        ({"jitter": -0.1}, r"timeline.jitter=-0.1: must be in \[0, 10\]"),
-        ({"jitter": math.nan}, "timeline.jitter=nan"),
-        ({"dropout": 1.0}, r"schedule.dropout=1.0: must be in \[0, 1\)"),
-        ({"speed": ()}, "timeline.speed has 0 entries"),
-        ({"upload": ("constant(1)",) * 7}, "timeline.upload has 7 entries"),
-        ({"speed": ("constant(0)",)}, r"speed=constant\(0\): client 0 gets 0 s, .*> 0"),
-        ({"speed": ("constant(1)", "constant(-2)")}, "client 3 gets -2 s"),
-        ({"download": ("constant(-1)",)}, "timeline.download.*-1 s, .*>= 0"),
-        ({"speed": ("lognormal(1e6,1000)",)}, "timeline.speed.*expected a finite"),
-        ({"speed": ("norml(1,1)",)}, "timeline.speed: .*did you mean 'normal"),
-    ],
-)
-def test_wrong_settings(kwargs, message):
-    with pytest.raises(UserError, match=message) as error:
-        draw(**kwargs)
-    assert "\n" not in str(error.value)
-
-
 SPEEDS, ONLINE = "client,seconds\n", "client,start,end\n"
 
 

@@ -193,24 +193,6 @@ def test_an_echo_is_the_global_model():
     assert not history.diverged.any() and history.samples.sum() == 0
 
 
-@pytest.mark.slow
-def test_visitors_stay_away_in_every_other_block(tmp_path):
-    settings = riding("visit", "fedavg", small(algorithm="fedavg", num_intervals=12))
-    settings.schedule.dropout = 0.0
-    times = workload.draw_workload(settings).schedule
-    np.testing.assert_array_equal(times.tau, times.reported)
-    gone = (times.tau == 0).all(axis=0, where=np.arange(12)[:, None] // 5 == 1)
-    assert gone.sum() == 1
-    honest = small(algorithm="fedavg", num_intervals=12)
-    before = workload.draw_workload(honest).schedule.tau
-    other_blocks = np.arange(12) // 5 != 1
-    np.testing.assert_array_equal(times.tau[other_blocks], before[other_blocks])
-    result = tsfl_jax.simulate(settings, workdir=tmp_path)
-    (visitor,) = np.flatnonzero(gone)
-    assert (result.history["rho"][5:10, visitor] == 0).all()
-    assert not result.history["selected"][5:10, visitor].any()
-
-
 def test_free_riders_of_a_timeline_are_clients():
     for framework in ("fedbuff", "sfl"):
         times = workload.draw_workload(riding("echo", "", timed(framework))).schedule
@@ -239,27 +221,3 @@ def test_k_of_all_work_is_of_what_clients_report():
     # All are away in the second five intervals.
     times = workload.draw_workload(riding("visit", "", settings, 4)).schedule
     assert times.threshold.tolist() == [2.5] * 5 + [0]
-
-
-@pytest.mark.slow
-def test_an_echo_in_a_timeline_runs():
-    settings = riding("echo", "", timed("afl"))
-    result = tsfl_jax.simulate(settings)
-    lazy = result.history["samples"] == 0
-    assert lazy.any() and not lazy.all()
-    assert result.summary["diverged_at"] is None
-    accuracy = result.history["test_accuracy"]
-    assert np.isfinite(accuracy[-1])
-
-
-@pytest.mark.slow
-def test_a_sweep_over_the_number_of_free_riders():
-    settings = small(algorithm="fedavg", num_intervals=2)
-    swept = tsfl_jax.sweep(settings, {"schedule.free_riders": [0, 1]})
-    trained = [row["samples_trained"] for row in swept.rows]
-    done = []
-    for number in (0, 1):
-        settings.schedule.free_riders = number
-        times = workload.draw_workload(settings).schedule
-        done.append((times.tau * times.size).sum())
-    assert trained == done and trained[0] > trained[1]

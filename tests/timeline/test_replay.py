@@ -16,7 +16,7 @@ from tests.engine.test_scan import DATA, MAPPINGS, PROBLEM, SIZE, TAU, as_refere
 from tests.experiment.test_runner import files, same
 from tests.timeline.test_timeline import fleet_of
 from tsfl_jax import config, sections
-from tsfl_jax.experiment import assemble, prepare, runner
+from tsfl_jax.experiment import assemble, runner
 from tsfl_jax.report import files as report
 from tsfl_jax.timeline import FRAMEWORKS, replay
 from tsfl_jax.timeline.trace import Trace
@@ -312,17 +312,6 @@ def case(name):
     return trace, schedule, hp, start, state, history
 
 
-@pytest.mark.slow
-def test_the_cases_are_what_they_are_for():
-    trace = case("fedbuff")[0]
-    rows = [row.tolist() for row in trace.client]
-    assert any(a == b == 0 for row in rows for a, b in zip(row, row[1:], strict=False))
-    for name in CASES:
-        schedule = case(name)[1]
-        assert schedule.delivery.lag.max() >= 2 and schedule.snapshots >= 2, name
-    assert set(case("fedat")[0].group) == {0, 1, 2}
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_replay_matches_plain_reference(name):
     trace, schedule, hp, start, state, history = case(name)
@@ -528,59 +517,6 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
     same(files(tmp_path / "killed"), files(tmp_path / "whole"))
     assert len(whole.history["rho"]) == updates
     chex.assert_trees_all_equal(resumed.params, whole.params)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "framework",
-    [
-        "fedbuff",
-        pytest.param("fedat", marks=pytest.mark.slow),
-        pytest.param("safa", marks=pytest.mark.slow),
-    ],
-)
-def test_several_devices_give_the_result_of_one(framework):
-    # Two clients each over 2 devices, and over 3, one of which has nothing to do.
-    one, *others = (
-        tsfl_jax.simulate(timed(framework, devices=count)) for count in (1, 2, 3)
-    )
-    for count, many in zip((2, 3), others, strict=True):
-        assert many.summary["num_devices"] == count
-        for name in ("test_loss", "train_loss", "rho", "selected", "samples"):
-            np.testing.assert_allclose(
-                many.history[name], one.history[name], rtol=2e-3, atol=2e-3
-            )
-        chex.assert_trees_all_close(many.params, one.params, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "framework", [pytest.param("tsfl", marks=pytest.mark.slow), "afl"]
-)
-def test_a_sweep_over_seeds_equals_single_runs(framework, tmp_path):
-    settings = timed(framework)
-    settings.timeline.jitter = 0.0
-    # Speeds from a file are those of every seed, so that all are lanes of a program.
-    speeds = "client,seconds\n0,0.3\n1,0.45\n2,0.7\n3,0.95\n"
-    (tmp_path / "speeds.csv").write_text(speeds)
-    settings.timeline.speeds = str(tmp_path / "speeds.csv")
-    swept = tsfl_jax.sweep(settings, {"seed": [0, 3]})
-    for lane, seed in enumerate((0, 3)):
-        settings.seed = seed
-        single = tsfl_jax.simulate(settings)
-        for name in ("test_loss", "train_loss", "rho"):
-            np.testing.assert_allclose(
-                swept.history[name][lane],
-                single.history[name],
-                rtol=1e-5,
-                atol=1e-5,
-                err_msg=name,
-            )
-        times = prepare.prepare(settings).workload.schedule
-        np.testing.assert_array_equal(swept.history["tau"][lane], times.tau)
-        assert swept.rows[lane]["final_test_loss"] == pytest.approx(
-            single.summary["final_test_loss"], rel=1e-5
-        )
 
 
 @pytest.mark.slow

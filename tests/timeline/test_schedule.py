@@ -226,32 +226,6 @@ def test_trace_that_cannot_be_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"kind": "cas1"}, "kind=cas1: .*did you mean 'case1"),
-        ({"kind": "case1", "T": 0}, "num_intervals=0: must be a whole number >= 1"),
-        ({"kind": "case1", "N": 0}, "num_clients=0: must be a whole number >= 1"),
-        ({"kind": "case1", "size": 0}, "data_size=0: must be a whole number >= 1"),
-        ({"kind": "case1", "upload_above": -1}, "upload_above=-1: must be .* >= 0"),
-        ({"kind": "case1", "dropout": 1.0}, r"dropout=1.0: must be in \[0, 1\)"),
-        ({"kind": "case1", "dropout": float("nan")}, "dropout=nan"),
-        ({"kind": "explicit"}, "needs --config.schedule.tau"),
-        ({"kind": "explicit", "tau": (1,) * 21}, "21 entries for .*num_clients=20"),
-        ({"kind": "explicit", "tau": (1, -2)}, "-2 is not a whole number >= 0"),
-        ({"kind": "explicit", "tau": (1.5,)}, "1.5 is not a whole number"),
-        ({"kind": "distribution"}, "needs --config.schedule.tau_groups"),
-        ({"kind": "trace"}, "needs --config.schedule.trace"),
-        ({"kind": "trace", "size_groups": ("constant(1)",)}, "size_groups cannot go"),
-        ({"kind": "case1", "size_groups": ("constant(1)",) * 21}, "size_groups has 21"),
-    ],
-)
-def test_wrong_settings(kwargs, message):
-    with pytest.raises(UserError, match=message) as error:
-        make(**kwargs)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("norml(2,1)", "unknown distribution 'norml'; did you mean 'normal"),

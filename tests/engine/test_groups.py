@@ -107,7 +107,7 @@ def test_only_clients_that_work_or_count_are_visited():
 
 
 @pytest.mark.parametrize(
-    "train_all", [True, pytest.param(False, marks=pytest.mark.slow)]
+    "train_all", [pytest.param(t, marks=pytest.mark.slow) for t in (True, False)]
 )
 def test_many_clients_have_the_same_bits_on_any_number_of_devices(train_all):
     def simulate(count):

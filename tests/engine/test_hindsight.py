@@ -88,7 +88,10 @@ def test_without_validation_nothing_changes():
     [
         ({"algorithm": "oracle"}, "validation=0: --config.algorithm=oracle chooses"),
         ({"measure_regret": True}, "validation=0: --config.measure_regret=True mea"),
-        ({"oracle.steps": 3}, "oracle.steps=3: would be ignored; it belongs to"),
+        (
+            {"oracle.steps": 3},
+            "oracle.steps=3: would be ignored .*it belongs to or",
+        ),
         ({"data.validation": 1200}, "validation=1200 leaves 238 samples: the clients"),
         ({"data.validation": 1438}, "validation=1438: there are only 1438"),
     ],
@@ -195,7 +198,7 @@ def test_the_oracle_is_never_worse_than_fedavg_in_an_interval():
 
 @pytest.mark.parametrize(
     "name",
-    ["fedavg", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fednova", "krum"))],
+    [pytest.param(n, marks=pytest.mark.slow) for n in ("fedavg", "fednova", "krum")],
 )
 def test_measuring_changes_no_result(name):
     measured = with_validation(algorithm=name)

@@ -222,6 +222,7 @@ def test_same_seed_same_bits_other_seed_other_result():
         chex.assert_trees_all_equal(runs[0].params, runs[2].params)
 
 
+@pytest.mark.slow
 def test_lock_step_has_a_static_structure():
     """Under vmap in one chunk every loop's length is known before the program runs."""
 

@@ -77,6 +77,7 @@ def test_a_client_whose_weight_underflowed_is_trained_for_its_share():
     assert on_device.skipped.tolist() == [False, False, True]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=9), st.integers(1, 4))
 def test_clients_are_dealt_inside_a_program_as_before_it(work, number):

@@ -374,7 +374,7 @@ def test_slips(tmp_path, launch):
     for flags, words in (
         (["--explain=compile", "--sweep=seed=0:2"], "--explain describes the sweep"),
         (["--explain", "--sweep=lr=-1"], "lane lr=-1"),
-        (["--explain", "--processes=2"], "leave out --processes"),
+        (["--explain", "--processes=2"], "leave it out"),
         (["--explain=all"], "estimate|compile"),
     ):
         config = "--config=" + str(ROOT / "configs/digits_case3.py")

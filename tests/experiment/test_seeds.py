@@ -53,14 +53,6 @@ def test_times_of_a_changed_file_are_another_experiment(tmp_path):
     assert "times" not in prepare(small()).fingerprints
 
 
-def test_runs_without_them_are_the_same_experiments_as_before():
-    prepared = prepare(small())
-    assert not [n for n in identity.identity_of(prepared) if n.startswith("seeds")]
-    other = prepare(small(**{"seeds.model": 1}))
-    assert identity.identity_of(other)["seeds.model"] == 1
-    assert identity.signature(other) == identity.signature(prepared)
-
-
 def test_ranges():
     prepare(small(**{"seeds.model": 2**32 - 1}))
     with pytest.raises(UserError, match=r"--config.seeds.split=-2: must be"):

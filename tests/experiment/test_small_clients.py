@@ -22,7 +22,9 @@ def trained(parts, batch_size, **changes):
     )
 
 
-@pytest.mark.parametrize("mapping", ["sequential", "vmap"])
+@pytest.mark.parametrize(
+    "mapping", ["sequential", pytest.param("vmap", marks=pytest.mark.slow)]
+)
 def test_a_short_batch_is_the_whole_of_a_small_client(mapping):
     """Two samples in a batch of up to 10 or 1,000 are as in a batch of two."""
     parts = [[3, 7]]
@@ -39,6 +41,7 @@ def test_a_short_batch_is_the_whole_of_a_small_client(mapping):
         assert any("1 of 1 clients" in note for note in found.summary["notes"])
 
 
+@pytest.mark.slow
 def test_a_natural_split_runs():
     """Sizes 70, 68 and 2 with B = 10: 7 + 7 + 1 steps, every sample once."""
     parts = [range(70), range(70, 138), [150, 151]]

@@ -93,7 +93,7 @@ def test_aggregation_in_ones_own_loop_is_in_float32(name):
 
 
 @pytest.mark.parametrize(
-    "convolution", ["fast", pytest.param("slices", marks=pytest.mark.slow)]
+    "convolution", [pytest.param(c, marks=pytest.mark.slow) for c in ("fast", "slices")]
 )
 def test_products_are_what_the_setting_says_on_every_device(convolution):
     """A GPU takes TF32 for products that do not say more: float32 has to be said."""
@@ -131,7 +131,7 @@ def test_an_unknown_precision_is_answered():
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param("bounds", marks=pytest.mark.slow), "quotient"]
+    "method", [pytest.param(m, marks=pytest.mark.slow) for m in ("bounds", "quotient")]
 )
 def test_estimates_of_a_short_step_are_those_of_float32(method):
     """A step of 3e-4 ‖g‖ vanishes in bfloat16's 8 bits: L was ten times too small."""

@@ -41,9 +41,8 @@ def loss_and_variables(module):
     ("cell", "options"),
     [
         (nn.GRUCell, {"reverse": True}),
-        (nn.OptimizedLSTMCell, {"unroll": 3}),
+        pytest.param(nn.OptimizedLSTMCell, {"unroll": 3}, marks=pytest.mark.slow),
         pytest.param(nn.LSTMCell, {}, marks=pytest.mark.slow),
-        pytest.param(nn.SimpleCell, {"unroll": 3}, marks=pytest.mark.slow),
         pytest.param(nn.LSTMCell, {"reverse": True}, marks=pytest.mark.slow),
     ],
 )

@@ -219,6 +219,7 @@ def test_what_stays_slow_is_a_note_and_lax_leaves_all():
     )
 
 
+@pytest.mark.slow
 def test_an_own_network_trains_as_with_lax():
     results = []
     for form in ("auto", "lax"):

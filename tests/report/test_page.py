@@ -178,6 +178,7 @@ def test_a_sweep_counts_what_diverged_and_takes_it_into_no_mean(tmp_path):
     check_whole(page.make_page([tmp_path / "sweep"]))
 
 
+@pytest.mark.slow
 def test_bytes_count_each_delivery_of_a_client_in_one_update(tmp_path):
     """Under FedBuff a fast client delivers several times: the run as the sweep."""
     config = Config(num_intervals=6, num_clients=5, batch_size=8, devices=1)

@@ -86,6 +86,7 @@ def test_means_over_seeds_and_paired_differences_by_hand(sweep):
         assert grouped[point] == pytest.approx(float(one), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_points_that_are_no_product_are_runs_of_their_own_length():
     points = [{"lr": 0.1, "num_intervals": 2}, {"lr": 0.2, "num_intervals": 3}]
     result = tsfl_jax.sweep(replace(Config(), SMALL), points)

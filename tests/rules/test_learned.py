@@ -3,10 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-import tsfl_jax
 from tests import problems
 from tests.rules.test_rules import event
-from tsfl_jax import config
 from tsfl_jax.rules import learned
 from tsfl_jax.rules.base import Outcome
 
@@ -38,8 +36,8 @@ def test_features_have_no_unit():
 
 
 def weights(happened=HAPPENED, losses=LOSS, **theta):
-    plain = {f"theta_{name}": 0.0 for name in learned.FEATURES}
-    hp = problems.hparams(**plain | {f"theta_{n}": v for n, v in theta.items()})
+    plain = {f"learned__{name}": 0.0 for name in learned.FEATURES}
+    hp = problems.hparams(**plain | {f"learned__{n}": v for n, v in theta.items()})
     found, state = learned.learned_weights(Outcome(losses, None), (), happened, hp)
     assert state == ()
     return found.rho
@@ -62,9 +60,3 @@ def test_unknown_losses_and_nobody_present():
     np.testing.assert_allclose(weights(losses=0 * LOSS).sum(), 1, rtol=1e-6)
     away = event([0, 0, 0, 0])
     np.testing.assert_array_equal(weights(away), np.zeros(4))
-
-
-def test_the_published_theta_is_the_default():
-    found = {name: getattr(config.LearnedConfig(), name) for name in learned.FEATURES}
-    hp = tsfl_jax.HParams(*[0.0] * 9)
-    assert found == {n: getattr(hp, f"theta_{n}") for n in learned.FEATURES}

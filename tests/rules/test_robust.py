@@ -340,6 +340,7 @@ def test_no_trim_and_no_iteration_are_the_mean():
         np.testing.assert_allclose(flat(w), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @every_rule
 def test_jit_and_vmap_change_nothing(name):
     rng = np.random.default_rng(0)

@@ -307,8 +307,8 @@ def test_the_order_of_clients_does_not_matter(name):
 @every_rule
 def test_no_client_works(name):
     start, state, history = run(name, np.zeros_like(TAU))
-    same = chex.assert_trees_all_equal(start, state)
-    assert same is not None and not history.diverged.any()
+    chex.assert_trees_all_equal(start, state)
+    assert not history.diverged.any()
     assert history.samples.sum() == history.rho.sum() == 0
     assert np.isfinite(history.test_loss).all()
 
@@ -329,9 +329,8 @@ ROUNDING = {"fedadam": 2e-4, "fedyogi": 2e-4}
 ALONE = np.array([[0, 0, 4, 0, 0], [0] * 5, [0] * 5])
 
 
-# One of each kind in the fast suite: estimated constants, gradients, control variates,
-# a step of the server, all updates at once.
-KINDS = {"dms", "bound_optimal", "scaffold", "fedavgm", "median"}
+# Estimated constants, and a step of the server.
+KINDS = {"dms", "fedavgm"}
 
 
 @pytest.mark.parametrize(
@@ -344,7 +343,8 @@ KINDS = {"dms", "bound_optimal", "scaffold", "fedavgm", "median"}
 )
 def test_one_client_alone_is_followed(name):
     # SCAFFOLD has no control variates yet; FedAvgM's first step is the update itself.
-    hp = problems.changed(HP._replace(mu=jnp.float32(0)), gamma=0.0)
+    hp = HP._replace(mu=jnp.float32(0))
+    hp = problems.changed(hp, gamma=0.0, fedavgm__lr=1.0)
     _, state, history = run(name, ALONE, hp=hp)
     _, single, _ = run("fedavg", ALONE, hp=hp)
     close(state.params, single.params, rtol=1e-5, atol=1e-6)
@@ -372,10 +372,16 @@ LIMITS = {  # rule: hyper-parameters with which it is FedAvg, and when
 }
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n in ("fedbuff", "trimmed_mean")))
+        for n in LIMITS
+    ],
+)
 def test_limit_cases_are_fedavg(name):
     changes, tau, size = LIMITS[name]
-    hp = HP._replace(**{k: jnp.float32(v) for k, v in changes.items()})
+    hp = problems.changed(HP, **changes)
     _, state, history = run(name, tau, hp=hp, size=size)
     _, plain, _ = run("fedavg", tau, hp=hp, size=size)
     close(state.params, plain.params, rtol=1e-5, atol=2e-6)
@@ -488,7 +494,7 @@ def reference_of(start, name, hp, trace, unit="step"):
         trace,
         SIZES,
         jax.random.fold_in(jax.random.key(0), 1),
-        {k: float(v) for k, v in hp._asdict().items()},
+        problems.numbers_of(hp),
         name,
         4,
         unit,
@@ -496,6 +502,7 @@ def reference_of(start, name, hp, trace, unit="step"):
 
 
 SLOWER = {"fednova", "scaffold, momentum", "fedyogi", "multi_krum", "geometric_median"}
+SLOWER |= {"trimmed_mean", "fedbuff", "krum"}
 
 
 @pytest.mark.parametrize(
@@ -504,8 +511,7 @@ SLOWER = {"fednova", "scaffold, momentum", "fedyogi", "multi_krum", "geometric_m
 )
 def test_matches_plain_reference(case):
     name = case.split(",")[0]
-    changes = {k: jnp.float32(v) for k, v in REFERENCE[case].items()}
-    hp = HP._replace(mu=jnp.float32(0), **changes)
+    hp = problems.hparams(**{"momentum": 0.9, "lr": 0.03} | REFERENCE[case])
     start, state, _ = run(name, hp=hp)
     versions = reference_of(start, name, hp, in_step(TAU))
     got = as_reference(state.params)

@@ -199,6 +199,7 @@ def test_folders_with_other_samples_are_refused(tmp_path, monkeypatch):
         compare.run_frameworks(entries, 1, tmp_path)
 
 
+@pytest.mark.slow
 def test_data_that_depend_on_the_seed_are_drawn_for_each(tmp_path):
     """A run of a comparison has the data that its config.json describes."""
     changes = SMALL | {"data.name": "synthetic", "data.train_size": 200}

@@ -73,6 +73,7 @@ def test_wrong_input(capsys):
         assert error.startswith("tsfl reproduce: ") and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(settings.PAPER, "small", SMALL)
     cells = {

@@ -135,7 +135,7 @@ def free_rider_of(settings):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param("claim", marks=pytest.mark.slow), "echo"]
+    "kind", [pytest.param(k, marks=pytest.mark.slow) for k in ("claim", "echo")]
 )
 def test_dms_believes_those_who_report_much(kind):
     settings = equal_work(kind)

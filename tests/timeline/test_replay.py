@@ -18,6 +18,7 @@ from tests.timeline.test_timeline import fleet_of
 from tsfl_jax import config, sections
 from tsfl_jax.experiment import assemble, runner
 from tsfl_jax.report import files as report
+from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.timeline import FRAMEWORKS, replay
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Delivery, Schedule
@@ -229,8 +230,9 @@ def in_form_of_deliveries(schedule):
 @pytest.mark.parametrize(
     ("algorithm", "mapping", "block"),
     [
-        ("dms", "sequential", 1),  # L, G², σ² estimated too
-        pytest.param("fedavg", "vmap", 5, marks=pytest.mark.slow),
+        # L, G², σ² estimated too.
+        pytest.param("dms", "sequential", 1, marks=pytest.mark.slow),
+        ("fedavg", "vmap", 5),
         pytest.param("fedprox", "sequential", 1, marks=pytest.mark.slow),
         pytest.param("fedasync", "sequential", 1, marks=pytest.mark.slow),
     ],
@@ -299,6 +301,9 @@ CASES = {  # name: framework and its settings, rule, tiers, hyper-parameters
 }
 
 
+FAST = {"afl", "fedbuff", "fedat"}
+
+
 @functools.cache
 def case(name):
     """A case's trace, schedule and reference."""
@@ -312,7 +317,10 @@ def case(name):
     return trace, schedule, hp, start, state, history
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in CASES],
+)
 def test_replay_matches_plain_reference(name):
     trace, schedule, hp, start, state, history = case(name)
     _, algorithm, groups, _ = CASES[name]
@@ -466,7 +474,8 @@ def timed(framework, **changes) -> config.Config:
     settings.timeline.jitter = 0.2
     if framework in ("afl", "fedbuff", "safa"):
         settings.staleness.kind = "polynomial"
-    settings.constants = sections.ConstantsConfig(1.0, 2.0, 1.0)
+    if AGGREGATORS[values["algorithm"]].uses_constants:
+        settings.constants = sections.ConstantsConfig(1.0, 2.0, 1.0)
     for name, value in own.items():
         setattr(settings.timeline, name, value)
     for name, value in values.items():
@@ -476,10 +485,7 @@ def timed(framework, **changes) -> config.Config:
 
 @pytest.mark.parametrize(
     "framework",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n not in ("tsfl", "fedbuff")))
-        for n in OWN
-    ],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n != "fedbuff")) for n in OWN],
 )
 def test_every_framework_runs(framework, tmp_path):
     result = tsfl_jax.simulate(timed(framework), workdir=tmp_path)

@@ -336,6 +336,7 @@ def test_more_samples_than_a_client_can_count_are_refused():
     assert steps.dtype == np.int64 and (steps[:, 0] == 2**31 // 44 * 6).all()
 
 
+@pytest.mark.slow
 def test_samples_are_counted_in_64_bits():
     config = small(kind="explicit", tau=(2, 1))
     result = tsfl_jax.simulate(config)

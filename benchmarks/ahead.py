@@ -8,6 +8,7 @@ extra ``[aot]``.
 """
 
 import argparse
+import dataclasses
 import glob
 import importlib.util
 import os
@@ -196,7 +197,8 @@ def main() -> None:
     config = grid.changed(config, grid.parse_settings(options.set))
     validate.validate(config)
     folder = start()
-    config = backend.for_backend(config, "gpu")
+    chosen = backend.formulation(config, "gpu")
+    config = dataclasses.replace(config, **chosen._asdict(), devices=1)
     host = backend.start_jax(config)
     prepared = prepare.prepare_validated(config, own_hooks.Own())
     arrays = programs.make_arrays(prepared, host, runs=False)

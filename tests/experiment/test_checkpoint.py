@@ -255,13 +255,6 @@ def test_renamed_and_swapped_files_give_way(folder, move, found, words):
         _assert_same_bits(restored[1], _tree(found))
 
 
-def test_a_folder_of_an_earlier_version_is_refused(tmp_path):
-    (tmp_path / "10" / "arrays").mkdir(parents=True)
-    with pytest.raises(UserError, match="earlier version; choose another") as error:
-        _restore(tmp_path)
-    assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
-
-
 _SAVE_FOR_EVER = """
 import sys, itertools, numpy as np, pathlib
 from tsfl_jax.experiment import checkpoint

@@ -73,6 +73,10 @@ def text(content):
     return lambda path: path.write_text(content)
 
 
+def raw(content):
+    return lambda path: path.write_bytes(content)
+
+
 def folder_instead(path):
     gone(path)
     path.mkdir()
@@ -123,30 +127,38 @@ def arrays(**changes):
 
 NEWEST, CONFIG = "checkpoints/6.npz", "config.json"
 DAMAGED = "damaged and left out: "
-REWRITTEN = "config.json is missing or changed; it is written anew"
 AFRESH = "no intact checkpoint in"
 
 # (what is damaged, how, words of a notice). The run ends with the same files as before.
 RECOVERED = [
     (NEWEST, flip_number, DAMAGED),
     (NEWEST, cut, DAMAGED),
+    (NEWEST, text(""), DAMAGED),
     (NEWEST, arrays(about=None), DAMAGED),
+    (NEWEST, arrays(sha256=None), DAMAGED),
     (NEWEST, renamed("8.npz"), "8.npz is of interval 6"),
+    (NEWEST, renamed("5.npz"), "5.npz is of interval 6"),
     (NEWEST, copied("1000000.npz"), "1000000.npz is of interval 6"),
+    (NEWEST, swapped("4.npz"), "6.npz is of interval 4"),
     (NEWEST, swapped("4.npz"), AFRESH),
     (NEWEST, gone, "resuming after interval 4 of 6"),
+    ("checkpoints", gone, ""),
     ("checkpoints", lambda p: [cut(q) for q in p.iterdir()], AFRESH),
-    (CONFIG, text(""), REWRITTEN),
-    (CONFIG, text("[" * 100_000), REWRITTEN),
-    (CONFIG, gone, REWRITTEN),
-    (CONFIG, edited(lr=0.5), REWRITTEN),
+    ("metrics.jsonl", gone, ""),
     ("metrics.jsonl", cut, ""),
+    ("metrics.jsonl", text("[1]\n" * 6), ""),
+    ("summary.json", text("{}"), ""),
     ("summary.json", cut, ""),
+    ("summary.json", gone, ""),
     ("summary.json", edited(best_test_accuracy=0.99, num_intervals=9), ""),
+    ("model.npz", gone, ""),
     ("model.npz", text("no archive"), ""),
+    ("clients.npz", gone, ""),
     ("clients.npz", arrays(rho=None), ""),
     (".lock", text("process 1 on another host"), ""),
+    (".metrics.jsonl.1234", text('{"interval": 1}\n'), ""),
     ("checkpoints/.6.npz.1234", text("half a file"), ""),
+    ("notes.txt", text("mine"), ""),
 ]
 SINGLE = {"compile_seconds", "train_seconds", "samples_per_second"}
 
@@ -172,9 +184,12 @@ def test_damage_that_is_recovered(exp, whole, tmp_path, name, damage, words):
 # (what is damaged, how, words of the refusal). Nothing is changed.
 REFUSED = [
     (CONFIG, text("[1]"), "config.json is missing or damaged"),
+    (CONFIG, raw(b"\xff\xfe\x00"), "config.json is missing or damaged"),
+    (CONFIG, cut, "config.json is missing or damaged"),
     (CONFIG, gone, "config.json is missing or damaged"),
     (CONFIG, folder_instead, "config.json is missing or damaged"),
     (CONFIG, edited(lr=0.5), "lr: 0.5 → 0.02"),
+    (CONFIG, edited(data=3), "data.name: – → "),
     (".lock", folder_instead, "Is a directory"),
     ("lanes", lambda p: p.mkdir(), "holds a sweep"),
 ]
@@ -197,7 +212,6 @@ def test_damage_that_cannot_be_recovered_is_refused(
 
 # (what is damaged, how, words): the file cannot be replaced.
 BLOCKED = [
-    (CONFIG, folder_instead, "config.json"),
     ("metrics.jsonl", folder_instead, "metrics.jsonl"),
     ("clients.npz", folder_instead, "clients.npz"),
     (NEWEST, folder_instead, "cannot use .*6.npz: Is a directory"),
@@ -247,12 +261,24 @@ T, N = 6, 4
 READERS = [
     (CURVES, METRICS, gone, "metrics.jsonl: No such file"),
     (CURVES, METRICS, lambda p: flip(p, 0), "line 1: not JSON"),
+    (CURVES, METRICS, raw(b"\xff\n"), "line 1: not JSON"),
     (CURVES, METRICS, text("[1]\n"), NO_ROW),
+    (CURVES, METRICS, text('{"interval": "a"}\n'), NO_ROW),
     (CURVES, METRICS, text('{"interval": 1, "test_loss": "a"}\n'), NO_ROW),
+    (CURVES, METRICS, text("[" * 100_000 + "\n"), "line 1: not JSON"),
+    (CURVES, CONFIG, text("[1]"), ""),
     (CURVES, "summary.json", text("null"), ""),
+    (CURVES, "summary.json", cut, ""),
     (PARTS, "clients.npz", gone, "cannot read .*clients.npz"),
+    (PARTS, "clients.npz", cut, "cannot read .*clients.npz"),
     (PARTS, "clients.npz", flip, "cannot read .*clients.npz"),
+    (PARTS, "clients.npz", text("no archive"), "cannot read .*clients.npz"),
     (PARTS, "clients.npz", arrays(rho=None), r"expected tau and rho of one shape"),
+    (PARTS, "clients.npz", arrays(tau=np.zeros(6)), "expected tau and rho of one"),
+    (PARTS, "clients.npz", arrays(tau=np.array([{}])), "cannot read .*clients.npz"),
+    (PARTS, CONFIG, text('"a"'), ""),
+    (EVENTS, METRICS, gone, "metrics.jsonl: No such file"),
+    (EVENTS, METRICS, text("{}\n"), NO_ROW),
     (EVENTS, METRICS, text('{"interval": 1, "test_loss": []}\n'), NO_ROW),
 ]
 
@@ -279,8 +305,11 @@ LANES = [
     flip_number,
     cut,
     folder_instead,
+    renamed("b.npz"),
     arrays(lane=None),
+    arrays(lane=np.array("b")),
     arrays(rho=None),
+    arrays(more=np.ones(3)),
     arrays(tau=np.array([{}])),
 ]
 

@@ -5,11 +5,9 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -45,6 +43,21 @@ POWER = VALUE
 def thing(s):
     return jax.vmap(lambda tau: tau**POWER)(s.tau)
 """,
+    "helper of a helper": """
+def first(x):
+    return x + VALUE
+def second(x):
+    return first(x)
+thing = lambda x: second(x)
+""",
+    "wraps": """
+def twice(f):
+    @functools.wraps(f)
+    def called(x):
+        return VALUE * f(x)
+    return called
+thing = twice(optax.global_norm)
+""",
     "partial": """
 def rate(x, y):
     return x * y
@@ -56,6 +69,12 @@ RATE = VALUE
 def thing(x):
     return RATE * x
 """,
+    "custom derivative": """
+@jax.custom_vjp
+def thing(x):
+    return x
+thing.defvjp(lambda x: (x, None), lambda _, g: (VALUE * g,))
+""",
     "object": """
 class Loss:
     def __init__(self, rate):
@@ -64,6 +83,12 @@ class Loss:
         return self.rate * outputs[:, 0]
 thing = Loss(VALUE).__call__
 """,
+    "dataclass": """
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    rate: int
+thing = Rule(VALUE)
+""",
     "linen module": """
 class Net(nn.Module):
     @nn.compact
@@ -71,6 +96,7 @@ class Net(nn.Module):
         return nn.Dense(VALUE)(x)
 thing = nn.remat(Net)()
 """,
+    "field of a linen module": "thing = nn.Dense(2, bias_init=lambda *_: VALUE)",
     "nnx module": """
 class Net(nnx.Module):
     def __init__(self, rngs):
@@ -78,6 +104,8 @@ class Net(nnx.Module):
         self.act = lambda x: VALUE * x
 thing = Net(nnx.Rngs(0))
 """,
+    "key": "thing = jax.random.key(VALUE)",
+    "collection": 'thing = {"a": [1, (2, {"b", "c", "dVALUE"})], "e": None}',
     "optimizer": "thing = optax.adam(optax.cosine_decay_schedule(0.1, VALUE))",
     "rule": """
 POWER = VALUE
@@ -130,8 +158,6 @@ def test_another_process_gives_the_same_texts():
 
 
 def test_parts_of_libraries():
-    assert describe(optax.adam) == "optax._src.alias.adam"
-    assert describe(jnp.tanh) == "jax.numpy.tanh" and describe(max) == "builtins.max"
     assert describe(optax.adam(1e-3)) == describe(optax.adam(1e-3))
     assert describe(optax.adam(1e-3)) != describe(optax.adam(1e-2))
     assert describe(AGGREGATORS["fedavg"]) != describe(AGGREGATORS["fedasync"])
@@ -139,22 +165,6 @@ def test_parts_of_libraries():
     assert describe(small) != describe(large)
     ones = np.ones(3, np.float32)
     assert describe(ones) == describe(ones.copy()) != describe(jax.numpy.zeros(3))
-
-
-def test_use_changes_no_text():
-    made = thing("jit")
-    text = describe(made)
-    made(2.0)
-    assert describe(made) == text
-
-
-def test_what_refers_to_itself_and_what_is_in_c_has_a_text():
-    loop = [1]
-    loop.append(loop)
-    assert describe(loop) == describe(loop)
-    assert describe(threading.Lock()) == describe(threading.Lock())  # not seen
-    one, other = (np.random.default_rng(seed) for seed in (0, 1))
-    assert describe(one.normal) != describe(other.normal)
 
 
 def small():

@@ -41,9 +41,6 @@ def build(config: Config, **own: Any) -> Experiment:
     Args:
       config: all settings.
       **own: fields of `own_hooks.Own`.
-
-    Raises:
-      UserError: a setting, file or data set that cannot work, in one line.
     """
     config, parts = accepted(config, **own)
     mesh = backend.start_jax(config)
@@ -76,11 +73,7 @@ def build(config: Config, **own: Any) -> Experiment:
 
 
 def exact_of(prepared: Prepared) -> quadratic.Exact:
-    """The true constants of quadratic data, with w⁰ = 0, as these clients hold them.
-
-    Raises:
-      UserError: another model, or data sizes that vary in time.
-    """
+    """The true constants of quadratic data, with w⁰ = 0, as these clients hold them."""
     dataset, times = prepared.dataset, prepared.workload.schedule
     if prepared.network.name != "quadratic":
         raise UserError(

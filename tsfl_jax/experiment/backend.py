@@ -6,7 +6,6 @@ the alternatives. JAX's persistent compilation cache lets the second launch of a
 skip XLA.
 """
 
-import dataclasses
 import math
 import os
 import pathlib
@@ -55,12 +54,6 @@ def formulation(config: Config, backend: str) -> Formulation:
     )
 
 
-def for_backend(config: Config, backend: str) -> Config:
-    """The config with what is "auto" chosen for a backend that is not in use."""
-    chosen = formulation(config, backend)
-    return dataclasses.replace(config, **chosen._asdict(), devices=1)
-
-
 # FLOP; larger steps use the processor well one after another. The second is for uneven
 # work, of which at most half is frozen steps.
 _SMALL_STEP, _TINY_STEP = 2**20, 2**16
@@ -74,12 +67,7 @@ def cheaper_side_by_side(
     So it is where a mini-batch step is so small that what a loop costs counts: with no
     step frozen, since all clients do the same number of steps, or with steps so tiny
     that frozen ones cost less than the loop. Kernels of convolutions are left out,
-    since one per client is slow on a CPU.
-
-    Args:
-      params: shapes of the network's parameters.
-      steps: mini-batch steps of each client.
-      batch_size: B.
+    since one per client is slow on a CPU. `params` are shapes.
     """
     leaves = jax.tree.leaves(params)
     dense = all(len(leaf.shape) <= 2 for leaf in leaves)
@@ -92,12 +80,7 @@ def cheaper_side_by_side(
 
 
 def start_jax(config: Config) -> Mesh:
-    """Start the devices and the compilation cache of a config; returns the mesh.
-
-    Raises:
-      UserError: too many devices, or numbers of 64 bits: random draws and sums would be
-        others.
-    """
+    """Start the devices and the compilation cache of a config; returns the mesh."""
     if jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
         raise UserError(
             "JAX is set to 64 bits (JAX_ENABLE_X64, jax_enable_x64), and training is "
@@ -134,24 +117,15 @@ def default_folder() -> pathlib.Path:
     return pathlib.Path(root) / "tsfl_jax" / "xla"
 
 
-def _writable(folder: pathlib.Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
-
-
 def use_cache(choice: str) -> pathlib.Path | None:
     """Switch the compilation cache on for this process, or leave it as it is.
 
     Args:
-      choice: "auto": the folder that JAX is configured with
-        (``$JAX_COMPILATION_CACHE_DIR``, `jax.config`), else `default_folder` where
-        that can be written; "off": nothing is changed; anything else: the folder.
+      choice: a folder; "auto": that of JAX's configuration, else `default_folder` where
+        that can be written; "off": nothing is changed.
 
     Returns:
       The folder in use; None: no cache.
-
-    Raises:
-      UserError: no folder's name, or a chosen folder that cannot be written.
     """
     if not choice.strip():  # as a path this would be the current folder
         raise UserError(
@@ -162,7 +136,8 @@ def use_cache(choice: str) -> pathlib.Path | None:
         return pathlib.Path(configured) if configured else None
     folder = default_folder() if choice == "auto" else pathlib.Path(choice)
     try:
-        _writable(folder.expanduser())
+        folder.expanduser().mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder.expanduser()).close()
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         if choice == "auto":
             return None

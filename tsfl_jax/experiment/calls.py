@@ -6,7 +6,7 @@ lanes are requested together.
 """
 
 import contextlib
-import hashlib
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Collection
@@ -33,13 +33,9 @@ def finished_lanes(
     notice: Notice,
     metrics: Collection[str] = (),
 ) -> dict[str, dict]:
-    """Lanes that are whole on the disk, as {digest: arrays}; others are left out.
+    """Lanes that are whole on the disk, as {digest: arrays}; others get a notice.
 
-    Args:
-      folder: of these files.
-      names: digests of the lanes.
-      notice: gets a line for each lane that is left out.
-      metrics: names of the user's own, and of what else was asked for.
+    `metrics` are names of the user's own, and of what else was asked for.
     """
     always = {*scan.History._fields} - {*scan.OPTIONAL}
     wanted = always | {*OF_LANE, *metrics}
@@ -63,21 +59,6 @@ def write_lane(folder: pathlib.Path, name: str, history: dict[str, np.ndarray]) 
     files.write_arrays(folder / f"{name}.npz", arrays, compress=True)
 
 
-def path_of(
-    folder: pathlib.Path, names: list[str], count: int, extra: str
-) -> pathlib.Path:
-    """The folder of a running call's checkpoints.
-
-    Args:
-      folder: of all running calls.
-      names: digests of its lanes.
-      count: lanes with the idle ones.
-      extra: what else the bits depend on.
-    """
-    text = f"{names}{count}{extra}"
-    return folder / hashlib.sha256(text.encode()).hexdigest()[:20]
-
-
 def run_call(
     compiled: Compiled,
     arrays: Arrays,
@@ -92,38 +73,25 @@ def run_call(
       compiled: their program.
       arrays: theirs.
       path: folder of the call's checkpoints; None keeps nothing.
-      show: called after each chunk; of the first one after a resumption the history is
-        the whole one so far.
-      stop: called after each chunk but the last; True saves and raises.
+      show: called after each chunk, and first with all that a checkpoint has.
+      stop: as in `saves.train`.
       notice: called with one line for a damaged checkpoint.
 
     Returns:
       History ``[L, T, …]`` and seconds of the chunks.
-
-    Raises:
-      KeyboardInterrupt: `stop` was true.
     """
     total = compiled.program.intervals
     done, finished = saves.nothing(arrays.start, compiled.call.out_info[1], total, 1), 0
     identity = {"call": path.name if path else ""}  # a digest of all that matters
+    save = None
     if path is not None:
+        save = functools.partial(checkpoint.save, path, identity=identity)
         found = checkpoint.restore_latest(path, done, identity, notice)
         finished, done = found or (finished, done)
     if finished:
         history = jax.tree.map(lambda a: a[:, :finished], done.history)
         show(Chunk(0, finished, done.state, history, float(done.seconds)))
     written = checkpoint.Written(time.perf_counter(), 0.1)  # the first after 5 s
-    for chunk in compiled.chunks(arrays, done.state, finished):
-        done = saves.added(done, chunk, chunk.last, axis=1)
-        show(chunk)
-        if chunk.last == total:
-            break
-        stopping, begun = stop(), time.perf_counter()
-        if path is not None and (stopping or written.due(begun)):
-            now = done._replace(state=chunk.state)
-            checkpoint.save(path, chunk.last, now, identity)
-            ended = time.perf_counter()
-            written = checkpoint.Written(ended, ended - begun)
-        if stopping:
-            raise KeyboardInterrupt
+    given = compiled, arrays, done, finished, lambda chunk, *_: show(chunk), stop
+    _, done = saves.train(*given, save, written, axis=1)
     return done.history, float(done.seconds)

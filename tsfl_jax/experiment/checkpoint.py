@@ -25,6 +25,7 @@ from tsfl_jax.types import UserError
 KEEP = 2  # the newest, and one to fall back on when that is damaged
 SHARE = 0.02  # of the wall time
 _MOST_SECONDS = 300.0  # between two saves, whatever they cost
+AFRESH = "choose another --workdir, or delete that folder to start afresh"
 _ABOUT, _DIGEST = "about", "sha256"  # beside the leaves, which are numbered
 
 
@@ -50,9 +51,6 @@ def save(folder: pathlib.Path, interval: int, state: Any, identity: dict) -> Non
       interval: finished intervals ≥ 0; an existing checkpoint of it is replaced.
       state: pytree of arrays and numbers, without PRNG keys.
       identity: what the experiment is, as JSON values; `restore_latest` compares it.
-
-    Raises:
-      UserError: the folder cannot be written, or the disk is full.
     """
     state = jax.device_get(state)
     about = {"interval": interval, "identity": identity, "layout": _layout(state)}
@@ -84,17 +82,9 @@ def restore_latest(
     Returns:
       The interval, and the template's structure with NumPy leaves, bit for bit as
       saved.
-
-    Raises:
-      UserError: another experiment's checkpoint, or an earlier version's.
     """
     if not folder.is_dir():
         return None
-    if any(path.is_dir() and path.name.isdecimal() for path in folder.iterdir()):
-        raise UserError(
-            f"{folder} holds checkpoints of an earlier version; choose another "
-            "--workdir, or delete that folder to start afresh"
-        )
     intervals = _intervals(folder)
     for interval in reversed(intervals):
         try:
@@ -127,24 +117,33 @@ def _read(path: pathlib.Path, interval: int) -> tuple[dict, list[np.ndarray]]:
     return about, [arrays[str(number)] for number in range(len(arrays))]
 
 
+def changed(old: dict, new: dict) -> dict[str, str]:
+    """Settings of two experiments that differ, as {name: "name: old → new"}."""
+    before, after = (
+        {n: json.dumps(value, ensure_ascii=False) for n, value in flat(one).items()}
+        for one in (old, new)
+    )
+    both = {n: (before.get(n, "–"), after.get(n, "–")) for n in after | before}
+    return {n: f"{n}: {a} → {b}" for n, (a, b) in both.items() if a != b}
+
+
+def shown(changes: list[str]) -> str:
+    """The first three changes, and how many more there are."""
+    more = [f"and {len(changes) - 3} more"] if len(changes) > 3 else []
+    return "; ".join(changes[:3] + more)
+
+
 def _check_same_experiment(
     folder: pathlib.Path, about: dict, identity: dict, template: Any
 ) -> None:
     asked = json.loads(json.dumps(identity))  # tuples are lists there
-    old, new = (
-        {n: json.dumps(value, ensure_ascii=False) for n, value in flat(one).items()}
-        for one in (about["identity"], asked)
-    )
-    changed = [k for k in old | new if old.get(k) != new.get(k)]
-    shown = [f"{k}: {old.get(k, '–')} → {new.get(k, '–')}" for k in changed[:3]]
-    if len(changed) > 3:
-        shown.append(f"and {len(changed) - 3} more")
-    if not changed and _layout(template) != about["layout"]:
-        shown = ["the saved arrays have other names, shapes or types"]
-    if shown:
+    found = [*changed(about["identity"], asked).values()]
+    if not found and _layout(template) != about["layout"]:
+        found = ["the saved arrays have other names, shapes or types"]
+    if found:
         raise UserError(
-            f"{folder} holds a checkpoint of another experiment ({'; '.join(shown)});"
-            " choose another --workdir, or delete that folder to start afresh"
+            f"{folder} holds a checkpoint of another experiment ({shown(found)}); "
+            f"{AFRESH}"
         )
 
 

@@ -248,14 +248,7 @@ def sweep_text(
     mesh: Mesh,
     lanes_per_call: int,
 ) -> str:
-    """What a sweep would do, in lines of at most 99 characters.
-
-    Args:
-      points: of all lanes.
-      several: all lanes.
-      mesh: the devices.
-      lanes_per_call: as for `sweeps.run`.
-    """
+    """What a sweep would do, in lines of at most 99 characters."""
     counts = [
         f"{name} × {len({str(p[name]) for p in points if name in p})}"
         for name in grid.names_of(points)

@@ -8,7 +8,6 @@ from typing import Any
 from tsfl_jax.config import Config
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import assemble, runner, sweeps
-from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.report import files
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, Dataset
@@ -75,20 +74,12 @@ def sweep(
     config: Config,
     swept: Mapping[str, Sequence] | Sequence[Mapping],
     *,
-    model: Any = None,
-    dataset: Dataset | None = None,
-    optimizer: optimizers.Optimizer | None = None,
-    aggregator: Aggregator | None = None,
-    loss: Callable[[Array, Array], Array] | None = None,
-    metrics: Mapping[str, Callable[[Array, Array], Array]] | None = None,
-    augment: Callable[..., Any] | None = None,
-    client_step: Callable[..., Any] | None = None,
-    partition: Any = None,
     workdir: str | pathlib.Path | None = None,
     lanes_per_call: int = 0,
     stop: Callable[[], bool] = lambda: False,
     watch: sweeps.Watch = lambda done: None,
     verbose: bool = False,
+    **own: Any,
 ) -> sweeps.SweepResult:
     """Run or resume a sweep: one run per point, as lanes of compiled programs.
 
@@ -97,14 +88,13 @@ def sweep(
       swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``,
         for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``,
         where what a point lacks keeps the config's value.
-      model, dataset, optimizer, aggregator, loss: of all lanes, as in `simulate`.
-      metrics, augment, client_step, partition: likewise.
       workdir: folder for tables, figures and finished lanes; the same call with the
         same folder resumes. None keeps everything in memory.
       lanes_per_call: lanes of one compiled call; 0 chooses by the device.
       stop: called after each chunk of intervals; True raises KeyboardInterrupt.
       watch: called after each call with the histories of finished lanes, by lane.
       verbose: print progress on stderr.
+      **own: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
 
     Returns:
       `SweepResult`: a row per lane, and histories with a leading axis of lanes.
@@ -112,8 +102,6 @@ def sweep(
     Raises:
       UserError: a setting or value that cannot work, in one line.
     """
-    own = Own(model, dataset, optimizer, aggregator, loss, metrics, augment)
-    own = own._replace(client_step=client_step, partition=partition)
     return sweeps.run(
         config,
         swept,
@@ -122,5 +110,5 @@ def sweep(
         stop=stop,
         watch=watch,
         stream=sys.stderr if verbose else None,
-        **own._asdict(),
+        **own,
     )

@@ -37,9 +37,6 @@ def value(text: str, kind: type, shown: str) -> Any:
       text: the value as written.
       kind: type of the setting.
       shown: what the user wrote, for messages.
-
-    Raises:
-      UserError: not of that type.
     """
     if kind is bool:
         if text.lower() not in ("true", "false"):
@@ -64,9 +61,6 @@ def values(text: str, kind: type, shown: str) -> list:
         are not within parentheses.
       kind: type of the setting.
       shown: what the user wrote, for messages.
-
-    Raises:
-      UserError: not of that type, or too many.
     """
     found = []
     for part in map(str.strip, re.split(r",(?![^(]*\))", text)):
@@ -120,9 +114,6 @@ def parse(texts: Iterable[str], flag: str = "--sweep") -> dict[str, list]:
     Args:
       texts: of the command line.
       flag: that they were given to, for messages.
-
-    Raises:
-      UserError: an unknown setting, a value that is not of its type, none or twice.
     """
     axes: dict[str, list] = {}
     for text in texts:
@@ -138,11 +129,7 @@ def parse(texts: Iterable[str], flag: str = "--sweep") -> dict[str, list]:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Parse command-line settings, such as ``["lr=0.01"]``, one value each.
-
-    Raises:
-      UserError: as in `parse`; several values; the algorithm or the seed.
-    """
+    """Parse command-line settings, such as ``["lr=0.01"]``, one value each."""
     found = parse(texts, "--set")
     for name, several in found.items():
         if len(several) > 1 or name in ("algorithm", "seed"):
@@ -156,9 +143,6 @@ def read_points(path: str) -> Points:
     Args:
       path: a list of points in YAML or JSON, ``[{lr: 0.1, seed: 3}, …]``, or a CSV
         file with a column for each setting; an empty cell keeps the config's value.
-
-    Raises:
-      UserError: it cannot be read, or holds no points.
     """
     import yaml  # JSON is YAML, too
 
@@ -219,9 +203,6 @@ def points(
 
     Returns:
       {setting: value} of every lane; of a product, the last axis is the fastest.
-
-    Raises:
-      UserError: what cannot be swept, or no points.
     """
     if isinstance(swept, str) or not isinstance(swept, Iterable):
         raise UserError(

@@ -29,11 +29,8 @@ def group(
 ) -> tuple[list[list[int]], list[str]]:
     """Group experiments that share a program.
 
-    Args:
-      several: the experiments.
-      finished: indices; a group in which all have finished is left out. The finished
-        ones of a group belong to it all the same, so that a call that was interrupted
-        goes on in the program in which it began.
+    A group in which all have finished is left out. The finished ones of a group belong
+    to it all the same, so that an interrupted call goes on in its program.
 
     Returns:
       Indices of each group, in order of appearance; and why there is more than one
@@ -89,11 +86,7 @@ def make_lanes(
 ) -> programs.Arrays:
     """The arrays of some members; idle copies of the last one fill up to `count`.
 
-    Args:
-      group: the program that they are lanes of.
-      several: the members, at most `count`.
-      count: lanes of a call.
-      runs: False: the arrays are for compiling alone, so that no pilot is run.
+    With `runs` false they are for compiling alone, so that no pilot is run.
     """
     busy = len(several)
     several = several + several[-1:] * (count - busy)

@@ -30,10 +30,7 @@ def _state_of(prepared: Prepared) -> scan.State:
 def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]:
     """Estimate bytes on every device by purpose, from shapes; without activations.
 
-    Args:
-      prepared: the experiment.
-      num_devices: that share the test set and the clients.
-      width: models that a device trains side by side.
+    `width` is the number of models that a device trains side by side.
     """
     dataset, state = prepared.dataset, _state_of(prepared)
     model, trained = _bytes(state.params), _bytes(state.params["params"])
@@ -63,13 +60,7 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
 def check(prepared: Prepared, num_devices: int) -> None:
     """Check an optimizer and that a run can fit, before anything is on a device.
 
-    Args:
-      prepared: the experiment.
-      num_devices: that share the clients. CPU devices share the host's memory; of other
-        devices only the part on the host is checked.
-
-    Raises:
-      UserError: the optimizer does not work, or there is less memory than needed.
+    CPU devices share the host's memory; of others only the host's part is checked.
     """
     config, network = prepared.config, prepared.network
     optimizers.check(prepared.optimizer, prepared.hparams, network.params["params"])

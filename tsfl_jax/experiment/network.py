@@ -96,9 +96,6 @@ def make_network(
 
     Returns:
       The network, and "sequential" or "vmap".
-
-    Raises:
-      UserError: no network for samples of this kind.
     """
     mapping, form = backend.formulation(config, jax.default_backend())
     made = {} if made is None else made
@@ -113,10 +110,5 @@ def make_network(
 
 
 def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
-    """Bytes of a float32 model down and up; twice as many with control variates.
-
-    Args:
-      parameters: number of them.
-      rule: of the run.
-    """
+    """Bytes of a float32 model down and up; twice as many with control variates."""
     return 2 * 4 * parameters * (1 if rule.correction is None else 2)

@@ -48,11 +48,7 @@ _TAKEN |= {*SETTINGS}  # columns of a sweep that has several values
 
 
 def check_metrics(metrics: Any) -> None:
-    """Check that no metric has the name of something else in the history.
-
-    Raises:
-      UserError: one has.
-    """
+    """Check that no metric has the name of something else in the history."""
     for name in metrics or ():
         if name in _TAKEN:
             raise UserError(
@@ -69,9 +65,6 @@ def checked(augment: Any, client_step: Any, dataset: Dataset, batch_size: int) -
       client_step: `hooks.Step` → `hooks.Stepped`.
       dataset: for the shape of a sample.
       batch_size: B.
-
-    Raises:
-      UserError: no function, or one that changes a shape or a dtype.
     """
     given: tuple[Any, Any] = augment, client_step
     if client_step is not None and not callable(client_step):

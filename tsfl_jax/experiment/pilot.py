@@ -49,19 +49,13 @@ def _estimate(
 
 
 def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
-    """All clients ``[N]``, who take part with all they hold.
-
-    Args:
-      prepared: an experiment.
-      width: columns of its index table, at least.
-    """
-    rows = prepared.partition.indices
+    """All clients ``[N]``, with all they hold, in at least `width` columns of rows."""
+    rows, count = prepared.partition.indices, prepared.partition.capacity
     extra = max(width - rows.shape[1], 0)
-    count = np.asarray(prepared.partition.capacity, np.int32)
     return local.Client(
         jnp.arange(len(rows), dtype=jnp.int32),
         jnp.ones(len(rows), jnp.int32),
-        jnp.asarray(count),
+        jnp.asarray(count, jnp.int32),
         jnp.asarray(np.pad(rows, ((0, 0), (0, extra)))),
     )
 

@@ -161,10 +161,6 @@ class Compiled(NamedTuple):
         """Bytes on every device as the compiler reports them; {} where it does not."""
         return memory_of(self.call)
 
-    def cost(self) -> dict[str, float]:
-        """XLA's cost analysis of one call: "flops", "bytes accessed", …"""
-        return self.call.cost_analysis() or {}
-
 
 def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
     """Bytes of a compiled call on every device; {} where the compiler is silent."""
@@ -182,19 +178,16 @@ def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
 def recipe_of(
     several: list[Prepared], rules: tuple[Aggregator, ...], lanes: str = ""
 ) -> Recipe:
-    """What shapes a program that can run all of these experiments.
+    """What shapes a program for experiments that differ in arrays only.
 
-    Args:
-      several: experiments that differ in arrays only.
-      rules: theirs, each once.
-      lanes: "" one experiment; else how lanes run: "sequential" or "vmap".
+    `rules` are theirs, each once; `lanes` is "" for one experiment, else how lanes run:
+    "sequential" or "vmap".
     """
     config, measures = several[0].config, several[0].config.measure_clients
     # A mini-batch has no more rows than the largest client holds samples.
     most = max(int(p.partition.capacity.max()) for p in several)
     batch_size, iteration = min(config.batch_size, most), config.schedule.iteration
-    schedules, even = [p.workload.schedule for p in several], _even(several)
-
+    schedules, first = [p.workload.schedule for p in several], several[0].steps.flat[0]
     estimating = {p.rule for p in several if pilot.when(p) == "interval"}
     return Recipe(
         batch_size=batch_size,
@@ -205,7 +198,8 @@ def recipe_of(
         mapping=several[0].mapping,
         block=min(config.client_chunk or config.num_clients, config.num_clients),
         longest=max(int(p.steps.max()) for p in several),
-        even=even and config.train_all,  # else some clients stop at 0 steps
+        # Without train_all some clients stop at 0 steps.
+        even=config.train_all and all((p.steps == first).all() for p in several),
         proximal=optimizers.terms_of(several[0].hparams).mu,
         lr_varies=any(p.config.lr_schedule != "constant" for p in several),
         probes=Probes(
@@ -217,12 +211,6 @@ def recipe_of(
         train_all=config.train_all,
         lanes=lanes,
     )
-
-
-def _even(several: list[Prepared]) -> bool:
-    """Whether all clients do the same number of steps in all intervals."""
-    first = several[0].steps.flat[0]
-    return all(p.steps.min() == p.steps.max() == first for p in several)
 
 
 def rules_of(several: list[Prepared]) -> tuple[Aggregator, ...]:
@@ -249,13 +237,7 @@ def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Progra
 
 
 def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
-    """The arrays of one experiment.
-
-    Args:
-      prepared: the experiment.
-      mesh: the devices that share its clients.
-      runs: False: they are for compiling alone, so that no pilot is run.
-    """
+    """The arrays of one experiment; without `runs` for compiling alone, no pilot."""
     problem = make_problem(prepared, mesh)
     init_key, key = keys_of(prepared)
     size = jnp.asarray(prepared.partition.capacity, jnp.float32)
@@ -315,13 +297,8 @@ def make_inputs(
 ) -> scan.Inputs:
     """Inputs of all intervals on the host, ``[T + R − 1, ...]``.
 
-    The last R − 1 fill up the last chunk, in whatever interval a run goes on: an
-    earlier version may have saved it in another one.
-
-    Args:
-      prepared: one experiment.
-      num_devices: that share the clients.
-      chunk: R; None: as `chunk_of` chooses for this experiment.
+    The last R − 1 fill up the last chunk, in whatever interval a run goes on.
+    `chunk` is R; None: as `chunk_of` chooses for this experiment.
     """
     times = prepared.workload.schedule
     inputs = scan.Inputs(

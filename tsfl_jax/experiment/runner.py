@@ -1,6 +1,7 @@
 """Run or resume an experiment: chunks of intervals, progress, files, checkpoints."""
 
 import contextlib
+import functools
 import pathlib
 import time
 from collections.abc import Callable
@@ -10,13 +11,15 @@ import jax
 import numpy as np
 
 from tsfl_jax import trees
-from tsfl_jax.config import flat
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import assemble, checkpoint, saves
+from tsfl_jax.experiment.program import Chunk
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, results, runs, table
 from tsfl_jax.timeline import replay
 from tsfl_jax.types import Array, Params, UserError
+
+_PROVENANCE = ("compile_seconds", "device", "backend", "processor", "versions")
 
 
 class Result(NamedTuple):
@@ -51,12 +54,6 @@ class Result(NamedTuple):
         return results.run_figure(self.history, self.summary)
 
 
-def _empty(exp: assemble.Experiment) -> saves.Progress:
-    made, start = exp.program, exp.arrays.start
-    _, chunk = jax.eval_shape(made.run, *made.arguments(exp.arrays, start, 0))
-    return saves.nothing(start, chunk, made.intervals)
-
-
 def _opened(
     exp: assemble.Experiment,
     workdir: str | pathlib.Path,
@@ -66,62 +63,41 @@ def _opened(
 ) -> tuple[pathlib.Path, int, saves.Progress]:
     """The locked folder, and where a run in it stands."""
     folder, finished = report.prepare_workdir(workdir), 0
-    notice = progress.warn_to(stream)
     stack.enter_context(report.lock(folder))
     if (folder / "lanes").is_dir():
         raise UserError(f"{folder} holds a sweep; choose another --workdir")
-    refused, found = _other_settings(folder, exp), None
+    _check_settings(folder, exp)
     if exp.checkpoint:
-        try:
-            found = checkpoint.restore_latest(
-                folder / "checkpoints", done, exp.identity, notice
-            )
-        except UserError as error:
-            raise UserError(refused or str(error)) from error
-    if found is None and refused:
-        raise UserError(refused)
-    if found is not None:
-        if refused:  # the checkpoint's digest proves what the experiment is
-            notice(
-                f"{folder / 'config.json'} is missing or changed; it is written anew"
-            )
-        finished, done = found
-        progress.log(
-            stream, f"resuming after interval {finished} of {exp.program.intervals}"
-        )
+        notice, saved = progress.warn_to(stream), folder / "checkpoints"
+        found = checkpoint.restore_latest(saved, done, exp.identity, notice)
+        finished, done = found or (0, done)
+    if finished:
+        total = exp.program.intervals
+        progress.log(stream, f"resuming after interval {finished} of {total}")
     return folder, finished, done
 
 
-def _followed(finished: int, done: saves.Progress) -> tuple[int, saves.Progress]:
-    """Where the first process stands; its clock stays its own."""
-    shared = (np.int32(finished), done.state, done.history)
-    finished, state, history = devices.from_first(shared)
-    return int(finished), done._replace(state=state, history=history)
-
-
-def _other_settings(folder: pathlib.Path, exp: assemble.Experiment) -> str:
-    """Why config.json says that the folder is another experiment's; "" if it is not."""
+def _check_settings(folder: pathlib.Path, exp: assemble.Experiment) -> None:
+    """Refuse a folder whose config.json is another experiment's, missing or damaged."""
     path = folder / "config.json"
     if not path.exists() and not (folder / "metrics.jsonl").exists():
-        return ""
+        return
     found = report.read_json(path)
     if not found:
-        return (
+        raise UserError(
             f"{path} is missing or damaged, so that nothing says which experiment "
-            f"{folder} holds; choose another --workdir, or delete that folder to start "
-            "afresh"
+            f"{folder} holds; {checkpoint.AFRESH}"
         )
-    old, new = flat(found), flat(report.plain(exp.settings))
-    names = [n for n in dict.fromkeys([*new, *old]) if n not in exp.unread]
     changed = [
-        f"{n}: {old.get(n)} → {new.get(n)}" for n in names if old.get(n) != new.get(n)
+        text
+        for name, text in checkpoint.changed(found, report.plain(exp.settings)).items()
+        if name not in exp.unread
     ]
-    if not changed:
-        return ""
-    return (
-        f"{folder} holds another experiment ({'; '.join(changed[:3])}); choose "
-        "another --workdir, or delete that folder to start afresh"
-    )
+    if changed:
+        raise UserError(
+            f"{folder} holds another experiment ({checkpoint.shown(changed)}); "
+            f"{checkpoint.AFRESH}"
+        )
 
 
 def _begin(
@@ -131,8 +107,11 @@ def _begin(
     stack: contextlib.ExitStack,
 ) -> tuple[pathlib.Path | None, int, saves.Progress]:
     """Where the run stands, the same in all processes; the first one has the folder."""
-    done, finished = _empty(exp), 0
-    devices.connect(exp.program.mesh)
+    made, finished = exp.program, 0
+    given = made.arguments(exp.arrays, exp.arrays.start, 0)
+    _, chunk = jax.eval_shape(made.run, *given)
+    done = saves.nothing(exp.arrays.start, chunk, made.intervals)
+    devices.connect(made.mesh)
     # Of several processes the first one reads and writes; the others follow it.
     folder, refused = None, None
     try:
@@ -142,10 +121,11 @@ def _begin(
         refused = error
     if devices.any_process(refused is not None):
         raise refused or UserError("process 0 has stopped and says why")
-    finished, done = _followed(finished, done)
+    shared = (np.int32(finished), done.state, done.history)
+    first, state, history = devices.from_first(shared)
     if folder is not None:
         report.write_json(folder / "config.json", exp.settings)
-    return folder, finished, done
+    return folder, int(first), done._replace(state=state, history=history)
 
 
 def run(
@@ -182,8 +162,9 @@ def run(
         summary["notes"] += negative_variances(done.state.params)
         if folder is not None:
             if not compile_seconds:  # finished by an earlier process
+                # What only that process knew; all results are of the history.
                 old = report.read_json(folder / "summary.json") or {}
-                summary |= _provenance(old)
+                summary |= {n: old[n] for n in _PROVENANCE if n in old}
             write_results(folder, exp, history, done.state.params, summary)
     more = {
         "virtual_time": exp.workload.seconds[:finished],
@@ -208,38 +189,27 @@ def _train(
     """Run the remaining chunks; finished intervals, progress, seconds of compiling."""
     total = exp.program.intervals
     if folder is not None:
-        saves.write_rows(exp, folder, finished, done)
+        rows = saves.rows_of(exp, done.history, finished)
+        report.write_metrics(folder / "metrics.jsonl", rows)
     if finished >= total or done.state.diverged:
         return finished, done, 0.0
     compiled = exp.program.compile(exp.arrays, done.state, stream)
-    written = checkpoint.Written()
+    save = None if folder is None else functools.partial(saves.write, exp, folder)
     with progress.bar(stream, total, finished) as advance:
-        for chunk in compiled.chunks(exp.arrays, done.state, finished):
-            lost = bool(chunk.history.diverged[-1])
-            # After a total loss nothing more happens: forget the empty intervals.
-            kept = exp.program.chunk
-            kept = int(np.argmax(chunk.history.diverged)) + 1 if lost else kept
-            before, finished = finished, min(chunk.first + kept, chunk.last)
-            done = saves.added(done, chunk, finished)
-            ended = finished == total or lost
-            stopping = not ended and devices.any_process(stop())
-            due = folder is not None and written.due(clock())
-            if ended or stopping or due:  # else the state stays on the devices
-                since = clock()
-                done = done._replace(state=jax.device_get(chunk.state))
-                if folder is not None:
-                    saves.write(exp, folder, finished, done)
-                written = checkpoint.Written(clock(), clock() - since)
-            samples = int(done.history.samples[before:finished].sum(dtype=np.int64))
+
+        def show(chunk: Chunk, finished: int, done: saves.Progress) -> None:
+            history = jax.tree.map(lambda a: a[:finished], done.history)
+            samples = int(history.samples[chunk.first :].sum(dtype=np.int64))
             words = progress.results_text(
-                last_measured(done.history.test_accuracy[:finished]),
-                last_measured(done.history.train_loss[:finished]),
+                last_measured(history.test_accuracy), last_measured(history.train_loss)
             )
-            advance(finished - before, samples, chunk.seconds, words)
-            if stopping:
-                raise KeyboardInterrupt
-            if ended:
-                break
+            advance(finished - chunk.first, samples, chunk.seconds, words)
+
+        given = compiled, exp.arrays, done, finished, show, stop, save
+        finished, done = saves.train(*given, checkpoint.Written(), clock)
+    done = done._replace(state=jax.device_get(done.state))
+    if save is not None:
+        save(finished, done)
     return finished, done, compiled.seconds
 
 
@@ -348,16 +318,6 @@ def _weights_notes(history: dict[str, Any]) -> tuple[str, ...]:
         f"in {count} of {len(worked)} intervals the rule's weights were NaN or their "
         "sum was not positive, so that the model stayed as it was",
     )
-
-
-def _provenance(old: dict[str, Any]) -> dict[str, Any]:
-    """The entries of an old summary that only the process that trained could know.
-
-    All results are computed from the history instead: a summary may be edited.
-    """
-    kinds = {"compile_seconds": float, "device": str, "backend": str, "versions": dict}
-    kinds["processor"] = str
-    return {n: old[n] for n, kind in kinds.items() if isinstance(old.get(n), kind)}
 
 
 def write_results(

@@ -8,15 +8,16 @@ and the one after which a run is stopped are written in any case.
 
 import math
 import pathlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from tsfl_jax.engine import scan
+from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import assemble, checkpoint
-from tsfl_jax.experiment.program import Chunk
+from tsfl_jax.experiment.program import Arrays, Chunk, Compiled
 from tsfl_jax.report import files as report
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
@@ -47,13 +48,9 @@ class Progress(NamedTuple):
 
 
 def nothing(start: scan.State, chunk: Any, intervals: int, axis: int = 0) -> Progress:
-    """The progress before the first interval.
+    """The progress before the first of T intervals.
 
-    Args:
-      start: w^0 and the rule's state.
-      chunk: shapes and types of the history of one call.
-      intervals: T.
-      axis: of the intervals: 1 where lanes come first.
+    `chunk` has shapes and types of the history of one call, its intervals on `axis`.
     """
     history = jax.tree.map(
         lambda a: np.zeros((*a.shape[:axis], intervals, *a.shape[axis + 1 :]), a.dtype),
@@ -71,6 +68,59 @@ def added(done: Progress, chunk: Chunk, last: int, axis: int = 0) -> Progress:
     for whole, part in zip(*parts, strict=True):
         whole[new] = part[length]
     return done._replace(seconds=done.seconds + chunk.seconds)
+
+
+def train(
+    compiled: Compiled,
+    arrays: Arrays,
+    done: Progress,
+    finished: int,
+    show: Callable[[Chunk, int, Progress], None],
+    stop: Callable[[], bool],
+    save: Callable[[int, Progress], None] | None,
+    written: checkpoint.Written,
+    clock: Callable[[], float] = time.perf_counter,
+    axis: int = 0,
+) -> tuple[int, Progress]:
+    """Run the remaining chunks of a run or of a call of lanes.
+
+    Args:
+      compiled: the program.
+      arrays: what it runs on.
+      done: the progress until interval `finished`.
+      finished: see there.
+      show: called after each chunk with the intervals that have finished.
+      stop: called after each chunk but the last; True saves and raises.
+      save: called where it is due, not at the end; None: nothing is kept.
+      written: when the last save was.
+      clock: seconds; it decides when a save is due.
+      axis: of the intervals: 1 where lanes come first.
+
+    Returns:
+      Finished intervals and the progress, its state on the devices.
+
+    Raises:
+      KeyboardInterrupt: `stop` was true.
+    """
+    for chunk in compiled.chunks(arrays, done.state, finished):
+        finished, diverged = chunk.last, chunk.history.diverged
+        lost = axis == 0 and bool(diverged[-1])
+        if lost:  # nothing more happens: forget the empty intervals
+            finished = chunk.first + int(np.argmax(diverged)) + 1
+        done = added(done, chunk, finished, axis)
+        ended = lost or finished == compiled.program.intervals
+        stopping = not ended and devices.any_process(stop())
+        if save and not ended and (stopping or written.due(clock())):
+            since = clock()
+            done = done._replace(state=jax.device_get(chunk.state))
+            save(finished, done)
+            written = checkpoint.Written(clock(), clock() - since)
+        show(chunk, finished, done)
+        if stopping:
+            raise KeyboardInterrupt
+        if ended:
+            return finished, done._replace(state=chunk.state)
+    return finished, done
 
 
 def rows_of(
@@ -100,18 +150,11 @@ def _plain(values: np.ndarray) -> list:
     return [v if math.isfinite(v) else None for v in plain]
 
 
-def write_rows(
-    exp: assemble.Experiment, folder: pathlib.Path, finished: int, done: Progress
-) -> None:
-    """Write metrics.jsonl."""
-    rows = rows_of(exp, done.history, finished)
-    report.write_metrics(folder / "metrics.jsonl", rows)
-
-
 def write(
     exp: assemble.Experiment, folder: pathlib.Path, finished: int, done: Progress
 ) -> None:
-    """Write the checkpoint, then the rows: these are never ahead of it."""
+    """Write the checkpoint, then metrics.jsonl, which is never ahead of it."""
     if exp.checkpoint:
         checkpoint.save(folder / "checkpoints", finished, done, exp.identity)
-    write_rows(exp, folder, finished, done)
+    rows = rows_of(exp, done.history, finished)
+    report.write_metrics(folder / "metrics.jsonl", rows)

@@ -1,25 +1,21 @@
 """Whether a part of the user's own changed: what it is, as a name and a digest.
 
-A function is its compiled code, its defaults, what it closes over, and those globals it
-names that are callables, numbers, text, arrays or collections. A class is its members,
-an object its class and attributes. Of Python, installed packages and tsfl_jax the code
-is left out, so that those may be upgraded.
+A function is its compiled code, its defaults, what it closes over, and the functions,
+numbers, text and arrays that it names in its own module; an object its class and
+attributes. Code of Python, installed packages and tsfl_jax is left out, so that those
+may be upgraded.
 
-NOT seen: what is reached as an attribute of a module or of a global object, such as
-``helpers.scale(x)``; what objects keep in C and do not pickle; files.
+NOT seen: what is reached as an attribute of a module, such as ``helpers.scale(x)``;
+properties; what objects keep in C or in slots; files.
 """
 
-import contextlib
 import functools
 import hashlib
-import inspect
 import pathlib
 import sys
 import types
-from collections.abc import Mapping, Set
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,21 +24,17 @@ from tsfl_jax import data
 
 _PLAIN = (bool, bytes, complex, float, int, str, type(None), type(...))
 _ARRAYS = (np.ndarray, np.generic, jax.Array)
-_COLLECTIONS = (dict, frozenset, list, set, tuple, types.MappingProxyType)
+_COLLECTIONS = (frozenset, list, set, tuple)
 _HOLDERS = {  # by what they hold
     classmethod: ("__func__",),
-    functools.cached_property: ("func",),
     functools.partial: ("func", "args", "keywords"),
-    property: ("fget",),
     staticmethod: ("__func__",),
-    types.BuiltinMethodType: ("__self__", "__name__"),
     types.CodeType: ("co_code", "co_names", "co_varnames", "co_consts"),
     types.MethodType: ("__func__", "__self__"),
 }
-_FOLLOWED = (*_PLAIN, *_ARRAYS, *_COLLECTIONS, *_HOLDERS)
 # What JAX and Flax keep in objects for themselves.
 _PRIVATE = {"_jit_info", "_object__state", "_pytree__state", "_trace_state"}
-_PRIVATE_IN_LINEN = {"_id", "_parent_ref", "_state", "parent", "scope"}
+_PRIVATE |= {"_id", "_parent_ref", "_state", "parent", "scope"}
 
 
 def describe(thing: Any) -> str:
@@ -73,14 +65,15 @@ def _text(thing: Any, done: dict[int, tuple[Any, str]]) -> str:
 
 def _name(thing: Any) -> str:
     """Module and name of a function, class or module; an object has none."""
-    name = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
-    if not isinstance(name, str):
-        return ""
+    name = getattr(thing, "__qualname__", None)
+    return f"{_module(thing)}.{name}" if isinstance(name, str) else ""
+
+
+def _module(thing: Any) -> str:
     # A user's wrapper of a library's function has the module of that in `__module__`.
     space = thing.__globals__ if isinstance(thing, types.FunctionType) else {}
-    module = space.get("__name__") or getattr(thing, "__module__", None)
-    module = module or type(thing).__module__
-    return f"{module}.{name}"
+    found = space.get("__name__") or getattr(thing, "__module__", None)
+    return found or type(thing).__module__
 
 
 def _is_library(module: str) -> bool:
@@ -94,41 +87,28 @@ def _is_library(module: str) -> bool:
 def _parts(thing: Any) -> list[Any]:
     """What tells a thing from others of its name."""
     if isinstance(thing, _ARRAYS):
-        return _parts_of_array(thing)
-    module, _, name = _name(thing).rpartition(".")
-    library = _is_library(module)
-    if library and getattr(sys.modules.get(module), name, None) is thing:
-        return []
+        key = jnp.issubdtype(thing.dtype, jax.dtypes.prng_key)
+        return [data.fingerprint(jax.random.key_data(thing) if key else thing)]
     for kind, names in _HOLDERS.items():
         if isinstance(thing, kind):
             return [getattr(thing, n) for n in names]
+    library = _is_library(_module(thing))
     if isinstance(thing, types.FunctionType):
-        return _parts_of_function(thing, library)
+        held = [c.cell_contents for c in thing.__closure__ or ()]
+        held += [thing.__defaults__, thing.__kwdefaults__]
+        named = _named(thing.__globals__, _names(thing.__code__))
+        return held if library else [thing.__code__, *held, *named]
     if isinstance(thing, type):
-        members = vars(thing)
-        return [type(thing), *thing.__bases__, *_followed(members, members.keys())]
+        if library and getattr(sys.modules.get(_module(thing)), thing.__name__, None):
+            return []  # else a library has made it of a user's, as nn.remat does
+        return [*thing.__bases__, *_named(vars(thing), {*vars(thing)})]
     if isinstance(thing, dict | types.MappingProxyType):
-        return [type(thing), *thing.items()]
+        return [*thing.items()]
     if isinstance(thing, _COLLECTIONS):
         return [type(thing), *thing]
-    return [type(thing), *_state(thing)]
-
-
-def _parts_of_array(array: Any) -> list[Any]:
-    if array.dtype == object:
-        return array.tolist()
-    key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return [data.fingerprint(jax.random.key_data(array) if key else array)]
-
-
-def _parts_of_function(thing: types.FunctionType, library: bool) -> list[Any]:
-    code, cells = thing.__code__, thing.__closure__ or ()
-    if code.co_filename.startswith("<@beartype") or "jaxtyping" in _name(thing):
-        return [inspect.unwrap(thing)]  # checks of annotations change no result
-    held = [c.cell_contents for c in cells if c != types.CellType()]  # an empty one
-    held += [thing.__defaults__, thing.__kwdefaults__]
-    named = _followed(thing.__globals__, _names(code))
-    return held if library else [code, *held, *named]
+    state = {"__wrapped__": getattr(thing, "__wrapped__", None)}  # by jax.jit
+    state |= {n: v for n, v in getattr(thing, "__dict__", {}).items() if n[:2] != "__"}
+    return [type(thing), *((n, state[n]) for n in sorted(state.keys() - _PRIVATE))]
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -137,26 +117,12 @@ def _names(code: types.CodeType) -> set[str]:
     return {*code.co_names}.union(*map(_names, inner))
 
 
-def _followed(space: Mapping[str, Any], names: Set[str]) -> list[Any]:
-    """Globals or members of some names, as far as they are followed."""
+def _named(space: Any, names: set[str]) -> list[Any]:
+    """Globals or members of some names, without modules and other objects."""
+    followed = (*_PLAIN, *_ARRAYS, *_COLLECTIONS, dict, *_HOLDERS)
     return [
         (name, space[name])
         for name in sorted(space.keys() & names)
         if callable(space[name])
-        or (isinstance(space[name], _FOLLOWED) and not name.startswith("__"))
+        or (isinstance(space[name], followed) and not name.startswith("__"))
     ]
-
-
-def _state(thing: Any) -> list[Any]:
-    """Attributes of an object; of one without, what it would be pickled to."""
-    state: Any = object.__getstate__(thing)  # with slots a tuple of two
-    found = dict[str, Any]()
-    for part in state if isinstance(state, tuple) else (state,):
-        found |= part or {}
-    private = _PRIVATE | (_PRIVATE_IN_LINEN if isinstance(thing, nn.Module) else set())
-    private |= {n for n in found if n.startswith("__") and n != "__wrapped__"}
-    if found:
-        return sorted((n, found[n]) for n in found.keys() - private)
-    with contextlib.suppress(Exception):  # of a lock, a generator, …
-        return [thing.__reduce_ex__(2)]
-    return []

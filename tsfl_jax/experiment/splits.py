@@ -25,10 +25,7 @@ def given(
 ) -> tuple[Int[np.ndarray, "V"] | None, given_partition.Lists | None]:
     """The validation samples, and each client's samples where they are not drawn.
 
-    Args:
-      config: all settings.
-      own: lists of indices per client; None: as the settings say.
-      dataset: all samples.
+    `own` are lists of indices per client; None: as the settings say.
     """
     held = held_out(config, dataset)
     kind, clients = config.partition.kind, config.num_clients

@@ -12,7 +12,7 @@ import json
 import pathlib
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import IO, Any, NamedTuple
 
@@ -38,7 +38,6 @@ from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.experiment.program import Chunk
 from tsfl_jax.experiment.runner import history_notes, regret_of, scores_of
-from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report import bands, files, progress, results, sweeps, table
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
@@ -167,28 +166,9 @@ def _cut(history: dict) -> dict:
 def run(
     config: Config, swept: Mapping[str, Sequence] | Sequence[Mapping], **options: Any
 ) -> SweepResult:
-    """Run or resume a sweep.
+    """Run or resume a sweep, with `options` as `from_python.sweep` has them.
 
-    Args:
-      config: all settings that are not swept.
-      swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``,
-        for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``,
-        where a setting that a point lacks keeps the config's value.
-      workdir: folder for files; None keeps everything in memory.
-      lanes_per_call: lanes of one compiled call; 0 chooses, see `lanes_of_call`.
-      stream: where progress is printed; None: nowhere.
-      stop: called after each chunk of intervals; True ends the sweep with
-        KeyboardInterrupt. Finished lanes are kept, and where the others stand.
-      watch: called after each call of lanes with the histories of all that have
-        finished, by lane.
-      model, dataset, optimizer, aggregator, loss: as in `from_python.simulate`.
-      metrics, augment, client_step, partition: likewise.
-
-    Returns:
-      `SweepResult`.
-
-    Raises:
-      UserError: a setting or value that cannot work, in one line.
+    Progress goes to the option `stream`; None: nowhere.
     """
     validate(config)
     given = Own(**{n: options.pop(n) for n in Own._fields if n in options})
@@ -242,11 +222,7 @@ def run_validated(
 
 
 def _opened(workdir: str | pathlib.Path, stack: contextlib.ExitStack) -> pathlib.Path:
-    """The locked folder; its folder lanes/ exists.
-
-    Raises:
-      UserError: it cannot be written, is in use, or holds a single run.
-    """
+    """The locked folder; its folder lanes/ exists."""
     folder = files.prepare_workdir(workdir)
     stack.enter_context(files.lock(folder))
     if any((folder / n).exists() for n in ("config.json", "metrics.jsonl")):
@@ -267,10 +243,6 @@ class _Sweep(NamedTuple):
     stream: IO[str] | None
     stop: Callable[[], bool]
     watch: Watch
-
-    def configs(self) -> list[Config]:
-        """Settings of all lanes."""
-        return [prepared.config for prepared in self.several]
 
     def metrics(self) -> tuple[str, ...]:
         """Names of the user's own metrics, the same in all lanes."""
@@ -295,20 +267,16 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     done = {}
     if every.folder is not None:
         warn = progress.warn_to(stream)
-        lanes_folder = every.folder / "lanes"
         wanted = every.metrics() + every.asked()
-        found = calls.finished_lanes(lanes_folder, names, warn, wanted)
-        workloads = {n: p.workload for n, p in zip(names, several, strict=True)}
-        # Files of earlier versions do not say who delivers.
-        done = {n: _cut(h | _delivering(workloads[n])) for n, h in found.items()}
-    rows = {i: every.row(i, done[n]) for i, n in enumerate(names) if n in done}
-    if done:
-        progress.log(stream, f"{len(rows)} lanes were finished already")
+        found = calls.finished_lanes(every.folder / "lanes", names, warn, wanted)
+        done = {i: _cut(found[n]) for i, n in enumerate(names) if n in found}
+    rows = {i: every.row(i, history) for i, history in done.items()}
     groups, causes = lanes.group(several, finished=rows)
     for cause in causes:
         progress.log(stream, f"{len(groups)} programs, because of {cause}")
     if done:
-        every.watch(_by_lane(names, done))
+        progress.log(stream, f"{len(rows)} lanes were finished already")
+        every.watch(dict(done))
     lengths = [len(p.steps) for p in several]
     total, first = sum(lengths), sum(lengths[lane] for lane in rows)
     with progress.bar(stream, total, first) as advance:
@@ -318,9 +286,9 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
                 every, members, lanes_per_call, show, done
             ):
                 for index, history in zip(indices, histories, strict=True):
-                    done[names[index]] = _cut(history)
-                    rows[index] = every.row(index, done[names[index]])
-                every.watch(_by_lane(names, done))
+                    done[index] = _cut(history)
+                    rows[index] = every.row(index, done[index])
+                every.watch(dict(sorted(done.items())))
                 if every.folder is not None and len(rows) < len(several):
                     ordered = [rows[i] for i in sorted(rows)]
                     about = f"{len(rows)} of {len(several)} lanes so far"
@@ -330,7 +298,7 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
                     raise KeyboardInterrupt
     if every.folder is not None:  # of calls that another division into calls replaced
         shutil.rmtree(every.folder / _RUNNING, ignore_errors=True)
-    return [done[name] for name in names]
+    return [done[lane] for lane in range(len(several))]
 
 
 def _shown(
@@ -355,34 +323,19 @@ def _shown(
     return show
 
 
-def _by_lane(
-    names: list[str], done: Mapping[str, dict[str, np.ndarray]]
-) -> dict[int, dict[str, np.ndarray]]:
-    """Histories of the lanes that have finished."""
-    return {lane: done[name] for lane, name in enumerate(names) if name in done}
-
-
 def _run_group(
     every: _Sweep,
     members: list[int],
     lanes_per_call: int,
     show: Callable[[list[int], Chunk], None],
-    done: dict[str, dict[str, np.ndarray]],
+    done: Collection[int],
 ) -> Iterator[tuple[list[int], list[dict[str, np.ndarray]]]]:
-    """Run the lanes of one program, a call at a time; indices and histories.
-
-    Args:
-      every: the sweep.
-      members: lanes of the program, finished ones among them.
-      lanes_per_call: 0 chooses.
-      show: from `_shown`.
-      done: histories of finished lanes by digest; grows while this runs.
-    """
+    """Run those lanes of one program that are not done, a call at a time."""
     several, stream = every.several, every.stream
     memory.check(several[members[0]], every.mesh.size)
     group = lanes.make_group([several[i] for i in members], every.mesh)
     count = min(lanes_per_call or lanes_of_call(group), len(members))
-    todo = [i for i in members if every.names[i] not in done]
+    todo = [i for i in members if i not in done]
     begun = _path_of(every, group, todo[:count], count)
     if begun is None or not begun.exists():  # else it goes on with its idle lanes
         count = min(count, len(todo))
@@ -422,18 +375,13 @@ def _histories(
             "virtual_time": workload.seconds,
             "seconds": np.float64(seconds / len(indices)),
         }
-        one |= _delivering(workload)
+        if workload.schedule.delivery is not None:
+            one[calls.CLIENT] = np.asarray(workload.schedule.delivery.client)
         if every.folder is not None:
             folder = every.folder / "lanes"
             calls.write_lane(folder, every.names[index], one)
         found.append(one)
     return found
-
-
-def _delivering(workload: Workload) -> dict[str, np.ndarray]:
-    """The client of each slot, ``[T, K]``, where clients do not start together."""
-    delivery = workload.schedule.delivery
-    return {} if delivery is None else {calls.CLIENT: np.asarray(delivery.client)}
 
 
 def _path_of(
@@ -450,19 +398,13 @@ def _path_of(
     names = [every.names[i] for i in indices]
     # In their order the states of several rules are kept side by side.
     rules = list(dict.fromkeys(p.config.algorithm for p in group.members))
-    extra = f"{devices}{rules}"
-    return calls.path_of(every.folder / _RUNNING, names, count, extra)
+    text = f"{names}{count}{devices}{rules}"
+    return every.folder / _RUNNING / hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def _about(several: list[Prepared]) -> str:
     names = [f"{p.dataset.name}, {p.network.name}" for p in several]
     return "; ".join(dict.fromkeys(names))
-
-
-def _series_of(history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What is one number per interval, ``[T]``."""
-    length = history["virtual_time"].shape
-    return {name: a for name, a in history.items() if a.shape == length}
 
 
 def _result(
@@ -479,7 +421,10 @@ def _result(
     ]
     same = {f: len({h[f].shape for h in histories}) == 1 for f in fields}
     whole = {f: np.stack([h[f] for h in histories]) for f in fields if same[f]}
-    series = [_series_of(history) for history in histories]
+    series = [
+        {n: a for n, a in one.items() if a.shape == one["virtual_time"].shape}
+        for one in histories
+    ]
     result = SweepResult(rows, whole, swept, series)
     if folder is not None:
         settings = {"config": dataclasses.asdict(config), "lanes": every.points}

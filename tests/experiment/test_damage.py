@@ -92,10 +92,6 @@ def renamed(name):
     return lambda path: path.rename(path.with_name(name))
 
 
-def copied(name):
-    return lambda path: shutil.copy(path, path.with_name(name))
-
-
 def swapped(name):
     def swap(path):
         other, aside = path.with_name(name), path.with_name("aside")
@@ -133,27 +129,17 @@ AFRESH = "no intact checkpoint in"
 RECOVERED = [
     (NEWEST, flip_number, DAMAGED),
     (NEWEST, cut, DAMAGED),
-    (NEWEST, text(""), DAMAGED),
-    (NEWEST, arrays(about=None), DAMAGED),
-    (NEWEST, arrays(sha256=None), DAMAGED),
     (NEWEST, renamed("8.npz"), "8.npz is of interval 6"),
-    (NEWEST, renamed("5.npz"), "5.npz is of interval 6"),
-    (NEWEST, copied("1000000.npz"), "1000000.npz is of interval 6"),
-    (NEWEST, swapped("4.npz"), "6.npz is of interval 4"),
     (NEWEST, swapped("4.npz"), AFRESH),
     (NEWEST, gone, "resuming after interval 4 of 6"),
     ("checkpoints", gone, ""),
     ("checkpoints", lambda p: [cut(q) for q in p.iterdir()], AFRESH),
     ("metrics.jsonl", gone, ""),
     ("metrics.jsonl", cut, ""),
-    ("metrics.jsonl", text("[1]\n" * 6), ""),
-    ("summary.json", text("{}"), ""),
     ("summary.json", cut, ""),
     ("summary.json", gone, ""),
     ("summary.json", edited(best_test_accuracy=0.99, num_intervals=9), ""),
     ("model.npz", gone, ""),
-    ("model.npz", text("no archive"), ""),
-    ("clients.npz", gone, ""),
     ("clients.npz", arrays(rho=None), ""),
     (".lock", text("process 1 on another host"), ""),
     (".metrics.jsonl.1234", text('{"interval": 1}\n'), ""),
@@ -185,7 +171,6 @@ def test_damage_that_is_recovered(exp, whole, tmp_path, name, damage, words):
 REFUSED = [
     (CONFIG, text("[1]"), "config.json is missing or damaged"),
     (CONFIG, raw(b"\xff\xfe\x00"), "config.json is missing or damaged"),
-    (CONFIG, cut, "config.json is missing or damaged"),
     (CONFIG, gone, "config.json is missing or damaged"),
     (CONFIG, folder_instead, "config.json is missing or damaged"),
     (CONFIG, edited(lr=0.5), "lr: 0.5 → 0.02"),

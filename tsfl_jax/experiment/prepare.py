@@ -453,23 +453,19 @@ def data_key(config: Config) -> str:
     return f"{config.data}{config.quadratic}{own}"
 
 
+_OF_ALL_LANES = {
+    "measure_regret": "it is recorded for all lanes or for none",
+    "train_all": "all lanes share it, and no model depends on it",
+    "devices": "all lanes run on the same devices",
+}
+
+
 def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]:
     """Prepare several validated configs; those with the same data share one copy."""
     own, several = own or Own(), []
-    if len({config.measure_regret for config in configs}) > 1:
-        raise UserError(
-            "--sweep measure_regret: it is recorded for all lanes or for none; set "
-            "--config.measure_regret"
-        )
-    if len({config.train_all for config in configs}) > 1:
-        raise UserError(
-            "--sweep train_all: all lanes share it, and no model depends on it; set "
-            "--config.train_all"
-        )
-    if len({config.devices for config in configs}) > 1:
-        raise UserError(
-            "--sweep devices: all lanes run on the same devices; set --config.devices"
-        )
+    for name, why in _OF_ALL_LANES.items():
+        if len({getattr(config, name) for config in configs}) > 1:
+            raise UserError(f"--sweep {name}: {why}; set --config.{name}")
     rule_settings.check_read(configs, own)
     shared: dict[str, tuple[Dataset, str]] = {}
     made: dict[str, Network] = {}

@@ -88,7 +88,8 @@ def _parts(thing: Any) -> list[Any]:
     """What tells a thing from others of its name."""
     if isinstance(thing, _ARRAYS):
         key = jnp.issubdtype(thing.dtype, jax.dtypes.prng_key)
-        return [data.fingerprint(jax.random.key_data(thing) if key else thing)]
+        plain: Any = jax.random.key_data(jnp.asarray(thing)) if key else thing
+        return [data.fingerprint(plain)]
     for kind, names in _HOLDERS.items():
         if isinstance(thing, kind):
             return [getattr(thing, n) for n in names]

@@ -8,6 +8,7 @@ from typing import Any
 from tsfl_jax.config import Config
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import assemble, runner, sweeps
+from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.report import files
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, Dataset
@@ -55,18 +56,9 @@ def simulate(
     """
     if workdir is not None:
         files.folder_of(workdir)  # before the work
-    exp = assemble.build(
-        config,
-        model=model,
-        dataset=dataset,
-        optimizer=optimizer,
-        aggregator=aggregator,
-        loss=loss,
-        metrics=metrics,
-        augment=augment,
-        client_step=client_step,
-        partition=partition,
-    )
+    own = Own(model, dataset, optimizer, aggregator, loss, metrics, augment)
+    own = own._replace(client_step=client_step, partition=partition)
+    exp = assemble.build(config, **own._asdict())
     return runner.run(exp, workdir, sys.stderr if verbose else None)
 
 

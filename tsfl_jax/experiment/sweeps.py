@@ -104,9 +104,8 @@ def lanes_of_call(group: lanes.Group) -> int:
     device's memory, as the compiler reports the memory of one lane.
     """
     members = group.members
-    few = min(ONE_CALL, len(members))
     if most_lanes(members[0]) == ONE_CALL:
-        return few
+        return min(ONE_CALL, len(members))
     stats = jax.devices()[0].memory_stats() or {}
     one = lanes.make_lanes(group, members[:1], 1, runs=False)
     memory = group.program.compile(one).memory()
@@ -248,11 +247,6 @@ class _Sweep(NamedTuple):
         """Names of the user's own metrics, the same in all lanes."""
         return tuple(self.several[0].own.metrics or ())
 
-    def asked(self) -> tuple[str, ...]:
-        """Fields of the engine's history that are there only if asked for."""
-        regret = self.several[0].config.measure_regret
-        return scan.REGRET if regret else ()
-
     def row(self, lane: int, history: dict) -> dict:
         """The lane's line of the tables."""
         size = self.mesh.size
@@ -267,7 +261,8 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
     done = {}
     if every.folder is not None:
         warn = progress.warn_to(stream)
-        wanted = every.metrics() + every.asked()
+        regret = several[0].config.measure_regret
+        wanted = every.metrics() + (scan.REGRET if regret else ())
         found = calls.finished_lanes(every.folder / "lanes", names, warn, wanted)
         done = {i: _cut(found[n]) for i, n in enumerate(names) if n in found}
     rows = {i: every.row(i, history) for i, history in done.items()}

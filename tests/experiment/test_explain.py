@@ -14,9 +14,9 @@ from tests.launches import ROOT
 from tests.test_launch import SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import backend, explain, prepare, program
+from tsfl_jax.experiment import backend, explain, memory, prepare, program
 from tsfl_jax.report import timeline
-from tsfl_jax.timeline import FRAMEWORKS, segments, ticks
+from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous, ticks
 from tsfl_jax.timeline.fleet import exact, online_in
 from tsfl_jax.timeline.trace import COUNTED, GIVEN_UP, LOST, OPEN
 from tsfl_jax.types import UserError
@@ -144,6 +144,43 @@ def test_bars_fill_the_time_of_every_client(name):
         windows = [online_in(exact(fleet), i, 0, until) for i in range(5)]
         offline = 5 * end - sum(b - a for w in windows for a, b in w) / ticks.SECOND
         assert total[segments.OFFLINE] == pytest.approx(offline / 5 / end, abs=1e-6)
+
+
+def begun_by(name, fleet, monkeypatch):
+    """The simulation, and every task as the framework began it."""
+    begun = []
+
+    def record(begin):
+        def recorded(*args, **kwargs):
+            begun.append(begin(*args, **kwargs))
+            return begun[-1]
+
+        return recorded
+
+    with monkeypatch.context() as patched:
+        for module in (synchronous, asynchronous):
+            patched.setattr(module, "begin", record(module.begin))
+        return FRAMEWORKS[name].simulate(fleet, **ALL[name]), begun
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "tsfl"])
+def test_tasks_are_those_that_the_framework_began(name, monkeypatch):
+    for seed in range(12):
+        fleet = random_fleet(seed)
+        (trace, seen), begun = begun_by(name, fleet, monkeypatch)
+        last = ticks.of(trace.time[-1])
+        # SAFA begins an offline client's task anew, with the model of the next round.
+        begun = {(d.client, d.number): d for d in begun}
+        expected = sorted(key for key, d in begun.items() if d.start < last)
+        assert [(t.client, t.number) for t in seen] == expected
+        lost = {
+            (t.client, t.number) for t in seen if t.lost and t.arrival <= trace.time[-1]
+        }
+        found = {(t.client, t.number) for t in seen if t.fate == LOST}
+        # safa gives up tasks before it knows that they are lost, fedcs late ones.
+        stopped = {(t.client, t.number) for t in seen if t.fate == GIVEN_UP}
+        assert found == lost - stopped
+        assert not stopped or name in ("safa", "fedcs")
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -334,6 +371,12 @@ def test_many_clients_are_thinned_out():
     assert max(map(len, chart.splitlines())) <= 100
 
 
+def test_sizes_for_a_person():
+    assert memory.size_text(1023) == "1023 B"
+    assert memory.size_text(1536) == "1.5 KiB"
+    assert memory.size_text(5 * 1024**3) == "5.0 GiB"
+
+
 @pytest.mark.parametrize(
     "framework",
     [
@@ -374,8 +417,8 @@ def test_slips(tmp_path, launch):
     for flags, words in (
         (["--explain=compile", "--sweep=seed=0:2"], "--explain describes the sweep"),
         (["--explain", "--sweep=lr=-1"], "lane lr=-1"),
-        (["--explain", "--processes=2"], "leave it out"),
-        (["--explain=all"], "estimate|compile"),
+        (["--explain", "--processes=2"], "one process; leave it out"),
+        (["--explain=all"], "invalid choice: 'all'"),
     ):
         config = "--config=" + str(ROOT / "configs/digits_case3.py")
         code, out, err = launch(config, *flags, cwd=tmp_path)

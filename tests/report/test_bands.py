@@ -74,15 +74,6 @@ def test_color_is_one_setting_and_dashes_another():
 
 def test_settings_of_single_rules():
     """Dashes are the same in all colors, if there are enough of them for that."""
-    points = [{"algorithm": "fedavg", "lr": lr, "gamma": 0.5} for lr in (0.1, 0.3)]
-    points += [
-        {"algorithm": "fedasync", "lr": lr, "gamma": g}
-        for lr in (0.1, 0.3)
-        for g in (0.2, 0.5)
-    ]
-    first, second, *others = plot_style.styles_of(points)
-    assert first["linestyle"] == others[1]["linestyle"]
-    assert second["linestyle"] == others[3]["linestyle"]
     points = [{"algorithm": "dms", "dms.coupling": c} for c in range(5)]
     points += [{"algorithm": "fedprox", "mu": c} for c in range(5)]
     looks = plot_style.styles_of(points)
@@ -112,9 +103,6 @@ def test_four_lines_share_axes_and_five_have_panels():
     many = bands.of_sweep(*sweep_of(lr=[0.1, 0.2, 0.3, 0.4, 0.5]), "many")
     titles = [axes.get_title() for axes in many.axes if axes.get_title()]
     assert titles == [f"lr={v}" for v in (0.1, 0.2, 0.3, 0.4, 0.5)]
-    product = sweep_of(algorithm=["dms", "fedavg", "fedprox"], lr=[0.1, 0.2])
-    both = bands.of_sweep(*product, "both")
-    assert [axes.get_title() for axes in both.axes] == ["lr=0.1", "lr=0.2"]
 
 
 def test_legends_are_outside_and_accuracies_within_their_range():

@@ -1,7 +1,7 @@
 """Curves of a sweep: a line and a confidence band for each group of runs.
 
 Runs that differ only in their seed are one group. Up to four lines share one pair of
-axes; more are spread over small panels with the same scales.
+axes; more have small panels of their own, with the others in gray.
 """
 
 import pathlib
@@ -80,36 +80,41 @@ def bands(
     curves = {name: scale * values for name, values in curves.items()}
     means = {n: confidence_interval(v, omit=True)[0] for n, v in curves.items()}
     best = sorted(curves, key=lambda n: _end(means[n], losses), reverse=True)[:MOST]
-    shown = {name: values for name, values in curves.items() if name in best}
+    shown = [name for name in curves if name in best]
     looks = plot_style.styles_of([settings[name] for name in shown])
-    styles = dict(zip(shown, looks, strict=True))
-    several = len(shown) > _TOGETHER
-    panels = _panels_of({n: settings[n] for n in shown}) if several else {"": [*shown]}
-    late = 0 if several else _late([means[name] for name in shown])
-    figure, grid = _grid(panels, 2 if late else 1, len(shown))
-    for axes, (heading, labels) in zip(grid, panels.items(), strict=False):
-        for name in shown:
-            if name not in labels:
-                x = np.arange(1, len(means[name]) + 1)
+    panels = [[n] for n in shown] if len(shown) > _TOGETHER else [shown]
+    figure, grid = _grid(panels)
+    for axes, labels in zip(grid, panels, strict=True):
+        last = 0
+        for name, look in zip(shown, looks, strict=True):
+            x, last = np.arange(1, len(means[name]) + 1), max(last, len(means[name]))
+            if name in labels:
+                label = plot_style.name_of(name)
+                plot_style.plot_mean(axes, x, curves[name], look, label)
+            else:
                 plot_style.plot_line(axes, x, means[name], plot_style.FAINT)
-        _plot(axes, {name: shown[name] for name in labels}, styles)
-        axes.set_title(plot_style.escape(heading), fontsize="small")
-    if late:
-        _plot(grid[1], shown, styles, late)
-    for axes in grid if not losses else []:
-        plot_style.accuracy_axis(axes)
+        plot_style.interval_axis(axes, np.arange(1, last + 1))
+        axes.label_outer()
+        if len(panels) > 1:
+            axes.set_title(_heading(labels), fontsize="small")
+        if not losses:
+            plot_style.accuracy_axis(axes)
     figure.supylabel("test loss" if losses else "test accuracy in %", fontsize="medium")
     most = max(map(len, curves.values()), default=0)
     notes = [f"mean and 95 % confidence of {most} lanes"] if most > 1 else []
     if len(curves) > len(shown):
         notes.append(f"the best {len(shown)} of {len(curves)}")
-    known = {}  # each line once; panels of one line have it in their title
-    for axes in grid if not several or len(panels) < len(shown) else []:
-        lines, labels = axes.get_legend_handles_labels()
-        known |= dict(zip(labels, lines, strict=True))
-    plot_style.legend_below(figure, list(known.values()), [*known], "; ".join(notes))
+    lines, labels = (
+        grid[0].get_legend_handles_labels() if len(panels) == 1 else ([], [])
+    )
+    plot_style.legend_below(figure, lines, labels, "; ".join(notes))
     figure.suptitle(plot_style.title(title))
     return figure
+
+
+def _heading(labels: Sequence[str]) -> str:
+    """The settings of a panel's line, one below the other."""
+    return "\n".join(map(plot_style.name_of, labels)).replace(", ", "\n")
 
 
 def _end(mean: np.ndarray, losses: bool) -> float:
@@ -119,72 +124,17 @@ def _end(mean: np.ndarray, losses: bool) -> float:
 
 
 def _grid(
-    panels: Mapping[str, list[str]], number: int, lines: int
+    panels: Sequence[Sequence[str]],
 ) -> "tuple[matplotlib.figure.Figure, list[matplotlib.axes.Axes]]":
-    """A figure and the axes of its panels; `number` of them for a single panel."""
-    if len(panels) == 1:
-        figure, grid = plot_style.figure_of(3.4, ncols=number)
-        return figure, list(np.ravel(grid))
+    """A figure and the axes of its panels, with the same scales."""
     columns = min(len(panels), 3 if len(panels) <= 9 else 4)
     rows = -(-len(panels) // columns)
-    legend = 0 if len(panels) == lines else 0.09 * lines
-    above = 0.15 * max(title.count("\n") for title in panels)
-    height = 1.3 + legend + ((1.9 if rows == 1 else 1.55) + above) * rows
+    above = 0.15 * max(_heading(labels).count("\n") for labels in panels)
+    height = (
+        3.4 if len(panels) == 1 else 1.3 + (1.9 if rows == 1 else 1.55 + above) * rows
+    )
     shape = {"nrows": rows, "ncols": columns, "sharex": True, "sharey": True}
-    figure, grid = plot_style.figure_of(height, **shape)
-    every = list(np.ravel(grid))
-    for axes in every[len(panels) :]:
+    figure, grid = plot_style.figure_of(height, **shape, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
         axes.set_axis_off()
-    return figure, every[: len(panels)]
-
-
-def _plot(
-    axes: "matplotlib.axes.Axes",
-    curves: Curves,
-    styles: Mapping[str, plot_style.Style],
-    first: int = 1,
-) -> None:
-    """Plot lines and bands of the groups from interval `first` on."""
-    last = max((values.shape[1] for values in curves.values()), default=0)
-    for name, values in curves.items():
-        values = values[:, first - 1 :]
-        interval = np.arange(first, first + values.shape[1])
-        label = plot_style.name_of(name)
-        plot_style.plot_mean(axes, interval, values, styles[name], label)
-    plot_style.interval_axis(axes, np.arange(first, last + 1), first)
-    axes.label_outer()
-
-
-def _late(means: list[np.ndarray]) -> int:
-    """The first interval of a closer look; 0: there is none.
-
-    The last half of the intervals, where the rise before them hides the differences.
-    """
-    length = max(map(len, means), default=0)
-    first = length // 2 + 1
-    means = [mean for mean in means if np.isfinite(mean[first - 1 :]).any()]
-    if length < 10 or not means:
-        return 0
-    whole = max(np.nanmax(mean) - np.nanmin(mean) for mean in means)
-    end = np.concatenate([mean[first - 1 :] for mean in means])
-    return first if np.nanmax(end) - np.nanmin(end) < whole / 3 else 0
-
-
-def _panels_of(settings: Settings) -> dict[str, list[str]]:
-    """Titles of panels and their lines, which have the same value of one setting.
-
-    The setting is the one with the fewest values that leaves at most four lines in a
-    panel; without one, each line has its own, titled with all of its settings.
-    """
-    differing = plot_style.varied(list(settings.values()))
-    best: dict[str, list[str]] = {}
-    for name, values in differing.items() if len(differing) > 1 else ():
-        parts = {
-            f"{name}={value}": [n for n, own in settings.items() if own[name] == value]
-            for value in values
-        }
-        fits = max(map(len, parts.values())) <= _TOGETHER and len(parts) < len(settings)
-        if fits and (not best or len(parts) < len(best)):
-            best = parts
-    alone = {plot_style.name_of(n).replace(", ", "\n"): [n] for n in settings}
-    return best or alone
+    return figure, list(grid.flat[: len(panels)])

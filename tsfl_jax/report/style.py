@@ -28,9 +28,8 @@ _RC_FILE = pathlib.Path(__file__).with_name("figures.mplstyle")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-NAMES: dict[
-    str, str
-] = {  # of rules and frameworks in figures and tables; others are shown as they are
+# Of rules and frameworks in figures and tables; others are shown as they are.
+NAMES = {
     "dms": "DMS",
     "fedavg": "FedAvg",
     "fedprox": "FedProx",
@@ -77,18 +76,10 @@ def line_style(color: str, linestyle: Any, marker: str) -> Style:
 
 
 def style_at(index: int, dashes: int | None = None) -> Style:
-    """The look of line `index`; its first 64 differ in color or dashes.
-
-    Args:
-      index: ≥ 0, chooses the color, and the dashes if they are not given.
-      dashes: chooses the dashes.
-    """
+    """The look of line `index`; the first 64 differ in color or dashes, or as given."""
     dashes = index + index // len(_COLORS) if dashes is None else dashes
-    return line_style(
-        _COLORS[index % len(_COLORS)],
-        _DASHES[dashes % len(_DASHES)],
-        _MARKERS[index % len(_MARKERS)],
-    )
+    looks = zip((index, dashes, index), (_COLORS, _DASHES, _MARKERS), strict=True)
+    return line_style(*(several[i % len(several)] for i, several in looks))
 
 
 # Rules keep their looks in all figures, and frameworks those of their rules.
@@ -104,13 +95,6 @@ def style_of(label: str, index: int) -> Style:
     return style_at(_PLACES.get(label, index))
 
 
-def varied(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The settings that differ between some lines, with their values in order."""
-    names = dict.fromkeys(name for one in settings for name in one)
-    found = {n: list(dict.fromkeys(one.get(n) for one in settings)) for n in names}
-    return {name: values for name, values in found.items() if len(values) > 1}
-
-
 def styles_of(settings: Sequence[Mapping[str, Any]]) -> list[Style]:
     """A style for each line: color = one setting, dashes = all others.
 
@@ -118,23 +102,19 @@ def styles_of(settings: Sequence[Mapping[str, Any]]) -> list[Style]:
       settings: of each line, what distinguishes it, ``{"algorithm": "dms"}``.
 
     Returns:
-      Styles in the same order. The algorithm has the colors, else the first setting;
-      the combinations of all others have the dashes, the same in all colors if there
-      are enough of them. Where each line has a color of its own it has its own dashes.
+      Styles in the same order. The algorithm has the colors, else the first setting.
+      Where each line has a color of its own it has its own dashes.
     """
-    differing = varied(settings)
+    names = dict.fromkeys(name for one in settings for name in one)
+    differing = [n for n in names if len({str(one.get(n)) for one in settings}) > 1]
     first = "algorithm" if "algorithm" in differing else next(iter(differing), "")
     values = [str(one.get(first)) for one in settings]
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
-    if places.keys() <= _PLACES.keys():
-        places = _PLACES
+    places = _PLACES if places.keys() <= _PLACES.keys() else places
     colors = [places[value] for value in values]
-    if len(set(colors)) == len(colors):
+    dashes = [colors[:i].count(color) for i, color in enumerate(colors)]
+    if not any(dashes):
         return [style_at(color) for color in colors]
-    rest = [str([one.get(n) for n in differing if n != first]) for one in settings]
-    dashes = [list(dict.fromkeys(rest)).index(text) for text in rest]
-    if max(dashes) >= len(_DASHES):
-        dashes = [colors[:i].count(color) for i, color in enumerate(colors)]
     if len(set(colors)) > len(_COLORS) or max(dashes) >= len(_DASHES):
         return [style_at(i) for i in range(len(settings))]
     return [style_at(c, d) for c, d in zip(colors, dashes, strict=True)]

@@ -27,28 +27,24 @@ class _Look(NamedTuple):
 
     ink: str  # character, or two that alternate
     label: str
-    bar: style.Style
+    face: str
+    hatch: str = ""
+    edge: str = "#222222"
     half: float = 0.38  # of the bar's height
 
-
-def _bar(
-    face: str, hatch: str, edge: str = "#222222", width: float = 0.4
-) -> style.Style:
-    return {"facecolor": face, "hatch": hatch, "edgecolor": edge, "linewidth": width}
+    def bar(self) -> style.Style:
+        look = {"facecolor": self.face, "hatch": self.hatch, "edgecolor": self.edge}
+        return look | {"linewidth": 0.4}
 
 
 # The colors of Okabe and Ito; in grey, hatches and lightness distinguish them.
 LOOKS = {
-    segments.DOWNLOAD: _Look("<", "download", _bar("#56B4E9", "////")),
-    segments.ITERATION: _Look(
-        "█▓",
-        "local iteration",
-        _bar("#0072B2", "", "#FFFFFF", 0.6),  # the edge is between dark boxes
-    ),
-    segments.UNFINISHED: _Look("░", "unfinished iteration", _bar("#FFFFFF", "xxxx")),
-    segments.UPLOAD: _Look(">", "upload", _bar("#E69F00", "")),
-    segments.WAITING: _Look("·", "waiting", _bar("#E6E6E6", "", "#999999"), 0.14),
-    segments.OFFLINE: _Look(" ", "offline", _bar("#FFFFFF", "....", "#999999"), 0.14),
+    segments.DOWNLOAD: _Look("<", "download", "#56B4E9", "////"),
+    segments.ITERATION: _Look("█▓", "local iteration", "#0072B2", "", "#FFFFFF"),
+    segments.UNFINISHED: _Look("░", "unfinished iteration", "#FFFFFF", "xxxx"),
+    segments.UPLOAD: _Look(">", "upload", "#E69F00"),
+    segments.WAITING: _Look("·", "waiting", "#E6E6E6", "", "#999999", 0.14),
+    segments.OFFLINE: _Look(" ", "offline", "#FFFFFF", "....", "#999999", 0.14),
 }
 
 
@@ -79,8 +75,8 @@ def window(timeline: Timeline) -> float:
     end = float(timeline.updates[: 4 if timeline.seconds else 8][-1])
     first: dict[int, float] = {}
     for task in timeline.tasks:
-        if task.client not in first and task.arrival < math.inf:
-            first[task.client] = task.arrival
+        if task.arrival < math.inf:
+            first.setdefault(task.client, task.arrival)
     if first:
         # The slowest clients would leave too little width for the others.
         end = max(end, 1.5 * float(np.quantile(list(first.values()), 0.9)))
@@ -89,12 +85,12 @@ def window(timeline: Timeline) -> float:
 
 def chosen(timeline: Timeline, most: int) -> list[int]:
     """Clients of a chart, by tier: all, or `most` of them at even distances."""
-    clients = sorted({s.client for s in timeline.found})
-    if len(clients) > most:
-        index = np.linspace(0, len(clients) - 1, most).round().astype(int)
-        clients = [clients[i] for i in index]
+    clients = np.array(sorted({s.client for s in timeline.found}))
+    number = min(most, len(clients))
+    places = np.linspace(0, len(clients) - 1, number).round().astype(int)
     last = max(timeline.tier.values(), default=0) + 1
-    return sorted(clients, key=lambda i: (timeline.tier.get(i, last), i))
+    few = clients[places].tolist()
+    return sorted(few, key=lambda i: (timeline.tier.get(i, last), i))
 
 
 def losses(timeline: Timeline, end: float) -> list[tuple[int, float]]:
@@ -104,21 +100,6 @@ def losses(timeline: Timeline, end: float) -> list[tuple[int, float]]:
         for task in timeline.tasks
         if task.fate in (LOST, GIVEN_UP) and task.stop <= end
     ]
-
-
-def _characters(
-    timeline: Timeline, end: float, client: int, columns: int
-) -> np.ndarray:
-    """The activity of a client in the middle of each character's time."""
-    mine = (segment[1:] for segment in timeline.found if segment.client == client)
-    row, number = np.full(columns, " "), 0
-    middle = (np.arange(columns) + 0.5) * end / columns
-    for kind, first, last in sorted(mine, key=lambda part: part[1]):
-        ink = LOOKS[kind].ink
-        if kind == segments.ITERATION:
-            ink, number = ink[number % 2], number + 1
-        row[(middle >= first) & (middle < last)] = ink
-    return row
 
 
 def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
@@ -133,49 +114,50 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
       Lines with the global updates, at most 20 clients, the time, a legend.
     """
     clients = chosen(timeline, _ROWS)
-    names = [f"client {i}" for i in clients]
+    names = {i: f"client {i}" for i in clients}
     if timeline.tier:
-        names = [f"client {i} tier {timeline.tier.get(i, '?')}" for i in clients]
-    margin = max(map(len, [*names, "updates"])) + 1
+        names = {i: f"client {i} tier {timeline.tier.get(i, '?')}" for i in clients}
+    margin = max(map(len, [*names.values(), "updates"])) + 1
     columns = width - margin
-    rows = [_characters(timeline, end, client, columns) for client in clients]
-    marks = np.full(columns, " ")
-    marks[_column(updates_until(timeline, end), end, columns)] = "|"
-    for client, seconds in losses(timeline, end):
-        if client in clients:
-            rows[clients.index(client)][_column(seconds, end, columns)] = "x"
-    right = f"{end:.4g} {'s' if timeline.seconds else 'intervals'}"
-    lines = [f"{'updates':<{margin}}{''.join(marks)}"]
-    lines += [f"{n:<{margin}}{''.join(r)}" for n, r in zip(names, rows, strict=True)]
-    lines.append(f"{'':<{margin}}0{right:>{columns - 1}}")
-    lines.append(textwrap.fill(_legend(timeline, end, clients), width))
-    return "\n".join(line.rstrip() for line in lines)
+    rows = {name: np.full(columns, " ") for name in ["updates", *names.values()]}
 
+    def column(at: Any) -> Any:  # the characters that end then, or the nearest ones
+        found = np.ceil(np.divide(at, end) * columns).astype(int) - 1
+        return np.clip(found, 0, columns - 1)
 
-def _column(at: np.ndarray | float, end: float, columns: int) -> Any:
-    """The characters that end at these times, or the nearest ones."""
-    return np.clip(
-        np.ceil(np.divide(at, end) * columns).astype(int) - 1, 0, columns - 1
+    rows["updates"][column(updates_until(timeline, end))] = "|"
+    middle, number = (
+        (np.arange(columns) + 0.5) * end / columns,
+        dict.fromkeys(names, -1),
     )
+    used = set()
+    for client, kind, first, last in sorted(timeline.found, key=lambda s: s.start):
+        if client in names and first < end:
+            used.add(kind)
+            ink = LOOKS[kind].ink
+            number[client] += kind == segments.ITERATION
+            seen = (middle >= first) & (middle < last)
+            rows[names[client]][seen] = ink[number[client] % len(ink)]
+    for client, at in losses(timeline, end):
+        if client in names:
+            rows[names[client]][column(at)] = "x"
+    lines = [f"{name:<{margin}}{''.join(row)}" for name, row in rows.items()]
+    right = f"{end:.4g} {'s' if timeline.seconds else 'intervals'}"
+    lines.append(f"{'':<{margin}}0{right:>{columns - 1}}")
+    shown = [
+        f"{look.ink.strip() or 'blank:'} {_label(kind, timeline)}"
+        for kind, look in LOOKS.items()
+        if kind in used
+    ]
+    shown += ["x lost or given up"] if losses(timeline, end) else []
+    lines.append(textwrap.fill(", ".join([*shown, "| global update"]), width))
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _label(kind: str, line: Timeline) -> str:
     if kind == segments.WAITING and not line.seconds:
         return f"rest of H = {line.most}"
     return LOOKS[kind].label
-
-
-def _legend(timeline: Timeline, end: float, clients: list[int]) -> str:
-    """The characters that the text uses, explained."""
-    used = {s.kind for s in timeline.found if s.start < end and s.client in clients}
-    shown = [
-        f"{look.ink.strip() or 'blank:'} {_label(kind, timeline)}"
-        for kind, look in LOOKS.items()
-        if kind in used
-    ]
-    if losses(timeline, end):
-        shown.append("x lost or given up")
-    return ", ".join([*shown, "| global update"])
 
 
 def plot_timeline(
@@ -207,7 +189,7 @@ def figure_of(
     axes.grid(visible=False)
     found = plot_bars(axes, line, clients, end)
     handles = [
-        Patch(**look.bar, label=_label(kind, line))
+        Patch(**look.bar(), label=_label(kind, line))
         for kind, look in LOOKS.items()
         if kind in found
     ]
@@ -236,15 +218,13 @@ def plot_bars(
             parts.setdefault((clients.index(client), kind), []).append((first, width))
     for (row, kind), ranges in parts.items():
         half = LOOKS[kind].half
-        axes.broken_barh(ranges, (row - half, 2 * half), **LOOKS[kind].bar, zorder=2)
+        axes.broken_barh(ranges, (row - half, 2 * half), **LOOKS[kind].bar(), zorder=2)
     return {kind for _, kind in parts}
 
 
 def plot_updates(axes: "matplotlib.axes.Axes", at: np.ndarray, rows: int) -> None:
-    """Plot the global updates as vertical lines."""
+    """Plot the global updates as vertical lines, in front if there are few."""
     few = len(at) <= _LINES  # more of them in front would hide the bars
-    if few:  # a white border, so that the line is visible on dark bars
-        axes.vlines(at, -0.7, rows - 0.4, color="#FFFFFF", linewidth=1.8, zorder=3)
     look = {"color": "#000000", "linewidth": 0.9 if few else 0.5, "zorder": 1 + 2 * few}
     axes.vlines(at, -0.7, rows - 0.4, **look, label="global update")
 

@@ -197,6 +197,8 @@ def test_bytes_count_each_delivery_of_a_client_in_one_update(tmp_path):
     assert (tau > 0).sum() < count
     assert done.summary["bytes_moved"] == model * count
     assert swept.rows[0]["bytes_moved"] == model * count
+    labelled = swept.to_xarray()["bytes_moved"]
+    assert labelled.item() == model * count and labelled.attrs["units"] == "B"
 
 
 def test_studies_show_their_tables_and_figures(tmp_path):

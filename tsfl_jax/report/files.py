@@ -44,14 +44,13 @@ def new_workdir(root: _Path, label: str) -> pathlib.Path:
     Raises:
       UserError: the folder cannot be made.
     """
-    label = re.sub(r"[^\w.+-]+", "_", label)
-    name = f"{label}-{time.strftime('%Y%m%d-%H%M')}"
-    root = prepare_workdir(root)
-    for number in itertools.count(1):
-        path = root / (name if number == 1 else f"{name}-{number}")
+    name = re.sub(r"[^\w.+-]+", "_", f"{label}-{time.strftime('%Y%m%d-%H%M')}")
+    path = prepare_workdir(root) / name
+    for number in itertools.count(2):
         with contextlib.suppress(FileExistsError):
             path.mkdir()  # fails if another run made it first
             break
+        path = path.with_name(f"{name}-{number}")
     return path
 
 
@@ -154,8 +153,8 @@ def replacing(path: _Path) -> Iterator[IO[bytes]]:
 
 def write_json(path: _Path, obj: Any) -> None:
     """Write strict JSON: arrays as lists, NaN and ±inf as null; key order is kept."""
-    text = json.dumps(plain(obj), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_text(path, text)
+    text = json.dumps(plain(obj), indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(path, f"{text}\n")
 
 
 def write_text(path: _Path, text: str) -> None:
@@ -217,8 +216,8 @@ def parse_json(text: str | bytes) -> dict | None:
 
 def write_metrics(path: _Path, rows: Iterable[dict]) -> None:
     """Write the whole of metrics.jsonl, one object per interval."""
-    with replacing(path) as file:
-        file.write(_lines(rows))
+    lines = (json.dumps(plain(row), allow_nan=False) for row in rows)
+    write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def read_metrics(path: _Path) -> list[dict]:
@@ -232,27 +231,17 @@ def read_metrics(path: _Path) -> list[dict]:
         lines = pathlib.Path(path).read_bytes().splitlines(keepends=True)
     rows = []
     for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if line.endswith(b"\n"):  # else it is incomplete
-                raise UserError(f"{path}, line {number}: not JSON") from error
+        row = parse_json(line)
+        if row is None and not line.endswith(b"\n"):  # incomplete
             continue
-        if not _is_row(row):
+        row = row or {}
+        kinds = {type(value) for value in row.values()} - {int, float, type(None)}
+        if kinds or type(row.get("interval")) is not int:
             raise UserError(
-                f"{path}, line {number}: expected an object with an interval and "
-                "numbers or null"
+                f"{path}, line {number}: not JSON of an interval and numbers or null"
             )
         rows.append(row)
     return rows
-
-
-def _is_row(row: Any) -> bool:
-    return (
-        isinstance(row, dict)
-        and type(row.get("interval")) is int
-        and all(v is None or type(v) in (int, float) for v in row.values())
-    )
 
 
 def write_arrays(
@@ -274,10 +263,9 @@ def read_arrays(path: _Path) -> dict[str, np.ndarray]:
     try:
         # Opened here: np.load alone leaves a damaged file open.
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            return dict(arrays)
     except Exception as error:  # zipfile and zlib raise their own kinds
-        reason = one_line(error)
-        raise UserError(f"cannot read {path}: {reason}") from error
+        raise UserError(f"cannot read {path}: {one_line(error)}") from error
 
 
 def versions() -> dict[str, str | None]:
@@ -318,20 +306,6 @@ def plain(obj: Any) -> Any:
     if hasattr(obj, "__array__"):
         return plain(np.asarray(obj).tolist())
     return str(obj) if isinstance(obj, os.PathLike) else obj
-
-
-def _lines(rows: Iterable[dict]) -> bytes:
-    return "".join(f"{_line(row)}\n" for row in rows).encode()
-
-
-_encode = json.JSONEncoder(allow_nan=False).encode
-
-
-def _line(row: dict) -> str:
-    try:  # most rows are plain already, and there may be many
-        return _encode(row)
-    except (TypeError, ValueError):
-        return _encode(plain(row))
 
 
 def _commit(checkout: pathlib.Path) -> str | None:

@@ -111,22 +111,25 @@ def plot_participation(workdir: _PathLike) -> pathlib.Path:
     Raises:
       UserError: clients.npz is missing or unreadable.
     """
-    folder = pathlib.Path(workdir)
-    tau, rho = _clients(folder / "clients.npz")
-    intervals, clients = max(len(tau), 1), tau.shape[1]
+    path = pathlib.Path(workdir) / "clients.npz"
+    arrays = files.read_arrays(path)
+    tau, rho = (arrays.get(name, np.zeros(0)) for name in ("tau", "rho"))
+    if tau.ndim != 2 or rho.shape != tau.shape:
+        raise UserError(f"cannot read {path}: expected tau and rho of one shape [T, N]")
+    rho, clients = np.nan_to_num(rho), tau.shape[1]
     few = clients <= _FEW_CLIENTS
     order = np.arange(clients) if few else np.argsort(tau.sum(0), kind="stable")
     panels = {
         "selected in\n% of intervals": 100 * (rho > 0),
         "mean weight ρ, %\n(dashed: 1/N)": 100 * rho,
-        "mean local\niterations τ": tau,
+        "mean local\niterations τ": tau.astype(float),
     }
     figure, grid = plot_style.figure_of(4.4, nrows=3, sharex=True)
     # One collection of lines: thousands of bars would take seconds.
     width = (0.8 if few else 1) * 72 * 0.9 * figure.get_figwidth() / clients  # points
     look = {"linewidth": width, "antialiased": few, "color": "#56B4E9"}
     for axes, (name, values) in zip(grid, panels.items(), strict=True):
-        heights = values.sum(0)[order] / intervals
+        heights = values.sum(0)[order] / max(len(tau), 1)
         axes.vlines(np.arange(clients), 0, heights, **look)
         axes.set_ylabel(name)
         axes.set_ylim(bottom=0)
@@ -134,17 +137,8 @@ def plot_participation(workdir: _PathLike) -> pathlib.Path:
     grid[2].set_xlim(-0.7, clients - 0.3)
     grid[2].set_xlabel("client" if few else "client, in order of mean τ")
     grid[2].xaxis.set_major_locator(plot_style.whole_numbers())
-    figure.suptitle(_title(_about(folder)))
-    return plot_style.save(figure, folder / "participation.png")
-
-
-def _clients(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
-    """τ and ρ of clients.npz, float64 [T, N]."""
-    arrays = files.read_arrays(path)
-    tau, rho = (arrays.get(name, np.zeros(0)) for name in ("tau", "rho"))
-    if tau.ndim != 2 or rho.shape != tau.shape:
-        raise UserError(f"cannot read {path}: expected tau and rho of one shape [T, N]")
-    return tau.astype(float), np.nan_to_num(rho)
+    figure.suptitle(_title(_about(path.parent)))
+    return plot_style.save(figure, path.with_name("participation.png"))
 
 
 def _about(folder: pathlib.Path) -> dict[str, str]:
@@ -157,7 +151,6 @@ def _about(folder: pathlib.Path) -> dict[str, str]:
 
 
 def _title(about: dict[str, str]) -> str:
-    algorithm = plot_style.NAMES.get(about["algorithm"], about["algorithm"])
     seed = about["seed"] and f"seed {about['seed']}"
-    parts = filter(None, [about["data"], algorithm, seed])
-    return plot_style.escape(", ".join(parts))
+    parts = (about["data"], about["algorithm"], seed)
+    return ", ".join(plot_style.name_of(part) for part in parts if part)

@@ -40,12 +40,14 @@ UNITS = {
     "final_test_loss": "nat",
     "seconds": "s",
     "samples_trained": "sample",
+    "bytes_moved": "B",
     "diverged_at": "interval",
 }
 # Results of a whole run that a sweep's table has.
 SCORES = (
     *("best_test_accuracy", "final_test_accuracy", "final_test_loss"),
     *("diverged_at", "mean_regret", "mean_gap", "seconds", "samples_trained"),
+    "bytes_moved",
 )
 _FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
 

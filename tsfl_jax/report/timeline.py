@@ -126,11 +126,8 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
         return np.clip(found, 0, columns - 1)
 
     rows["updates"][column(updates_until(timeline, end))] = "|"
-    middle, number = (
-        (np.arange(columns) + 0.5) * end / columns,
-        dict.fromkeys(names, -1),
-    )
-    used = set()
+    middle = (np.arange(columns) + 0.5) * end / columns
+    number, used = dict.fromkeys(names, -1), set()
     for client, kind, first, last in sorted(timeline.found, key=lambda s: s.start):
         if client in names and first < end:
             used.add(kind)

@@ -240,7 +240,7 @@ CURVES, PARTS, EVENTS = (
     tensorboard.write_events,
 )
 METRICS = "metrics.jsonl"
-NO_ROW = "line 1: expected an object with an interval and numbers"
+NO_ROW = "line 1: not JSON of an interval and numbers"
 T, N = 6, 4
 # (program, what is damaged, how, words of the refusal; "" the program can do without)
 READERS = [

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from studies import arena, arena_report, fleets, study
+from studies import arena, fleets, study
 from studies.fleets import BOUNDS, FleetNumbers
 from studies.significance import p_text, paired_p
 from studies.study import Changes
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, prepare, sweeps
-from tsfl_jax.report import files
+from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, spread
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arguments
@@ -217,7 +217,7 @@ def rows_of(several: Sequence[Confirmed]) -> list[dict[str, str]]:
     """The table: numbers of each fleet, and differences."""
     rows = []
     for one in several:
-        win, lose = map(arena_report.name_of, one.way)
+        win, lose = map(style.name_of, one.way)
         rows.append(
             {"difference": f"{win} − {lose}"}
             | {name: f"{value:g}" for name, value in one.numbers._asdict().items()}

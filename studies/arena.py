@@ -23,7 +23,7 @@ from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, own_hooks, prepare, sweeps
 from tsfl_jax.experiment.network import bytes_per_delivery
-from tsfl_jax.report import files
+from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import curves_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arguments
@@ -221,7 +221,7 @@ def tune(
     score = np.array([[found[rule, rate] for rate in rates] for rule in rules])
     chosen = [rates[i] for i in score.argmax(axis=1)]
     table = [
-        {"rule": arena_report.name_of(rule)}
+        {"rule": style.name_of(rule)}
         | {f"η = {r:g}": f"{100 * s:.2f}" for r, s in zip(rates, one, strict=True)}
         | {"chosen": f"{rate:g}"}
         for rule, one, rate in zip(rules, score, chosen, strict=True)
@@ -237,8 +237,8 @@ class Plan(NamedTuple):
     cells: list[Cell]
     rules: list[str]
     seeds: int
-    lanes: list[dict[str, Any]]  # in order of cell, rule, seed
-    shares: list[Float[np.ndarray, "N C"]]  # in order of cell, seed
+    lanes: dict[tuple[int, str, int], dict[str, Any]]  # (cell, rule, seed) -> settings
+    shares: dict[tuple[int, int], Float[np.ndarray, "N C"]]  # (cell, seed) ->
     of_class: Float[np.ndarray, "C"]
     target: float
     margin: float  # of a race, in points; 0: none
@@ -251,26 +251,27 @@ def make_plan(
     """All lanes of the arena; writes the traces of the fleets."""
     cells = [Cell(fleet, split) for fleet in given.fleets for split in given.splits]
     folder = files.prepare_workdir(given.out / "fleets", "--out")
-    points = [
-        point_of(config, cell, dataset, seed, folder)
-        for cell in cells
+    points = {
+        (number, seed): point_of(config, cell, dataset, seed, folder)
+        for number, cell in enumerate(cells)
         for seed in range(given.seeds)
-    ]
-    shares = client_shares(config, points, dataset)
-    by_cell = [points[i : i + given.seeds] for i in range(0, len(points), given.seeds)]
-    lanes = [
-        point | {"algorithm": rule} | ({"lr": rates[rule]} if rates else {})
-        for several in by_cell
+    }
+    shares = client_shares(config, list(points.values()), dataset)
+    lanes = {
+        (number, rule, seed): points[number, seed]
+        | {"algorithm": rule}
+        | ({"lr": rates[rule]} if rates else {})
+        for number in range(len(cells))
         for rule in given.rules
-        for point in several
-    ]
+        for seed in range(given.seeds)
+    }
     labels = dataset.y_test
     return Plan(
         cells,
         list(given.rules),
         given.seeds,
         lanes,
-        shares,
+        dict(zip(points, shares, strict=True)),
         np.bincount(labels, minlength=dataset.num_classes) / len(labels),
         given.target or TARGET[given.data],
         given.race,
@@ -281,16 +282,12 @@ def make_plan(
 def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) -> Arena:
     """The arena as far as it was run."""
     found, seeds = {}, range(plan.seeds)
+    runs = {key: done[i] for i, key in enumerate(plan.lanes) if i in done}
     for number in range(len(plan.cells)):
-        first = number * len(plan.rules) * plan.seeds
-        lanes = {
-            rule: [done.get(first + i * plan.seeds + s) for s in seeds]
-            for i, rule in enumerate(plan.rules)
-        }
         there = {
-            rule: [lane for lane in several if lane]
-            for rule, several in lanes.items()
-            if all(several)
+            rule: [runs[number, rule, s] for s in seeds]
+            for rule in plan.rules
+            if all((number, rule, s) in runs for s in seeds)
         }
         stopped = dict.fromkeys(there, -1)
         if plan.margin and arena_report.BASE in there:
@@ -302,9 +299,8 @@ def judge(plan: Plan, done: Mapping[int, Mapping[str, Any]], parameters: int) ->
         for rule, several in there.items():
             sent = float(bytes_per_delivery(parameters, AGGREGATORS[rule]))
             for seed in seeds:
-                shares = plan.shares[number * plan.seeds + seed]
-                options = (sent, plan.target, stopped[rule])
-                made = lane_of(several[seed], shares, plan.of_class, *options)
+                options = (plan.of_class, sent, plan.target, stopped[rule])
+                made = lane_of(several[seed], plan.shares[number, seed], *options)
                 found[number, rule, seed] = made
     names = [(cell.fleet, cell.split) for cell in plan.cells]
     return Arena(names, plan.rules, plan.seeds, plan.target, found)
@@ -318,7 +314,8 @@ def run_arena(
     out = given.out
     rates = tune(config, given.rules, dataset, out) if given.tune else {}
     plan = make_plan(config, dataset, given, rates)
-    first = prepare.prepare(grid.changed(config, plan.lanes[0]), dataset=dataset)
+    lanes = list(plan.lanes.values())
+    first = prepare.prepare(grid.changed(config, lanes[0]), dataset=dataset)
     weights = jax.tree.leaves(first.network.params["params"])
     parameters = sum(int(np.prod(leaf.shape)) for leaf in weights)
     about = arguments.joined(
@@ -332,13 +329,13 @@ def run_arena(
     )
 
     def show(done: Mapping[int, Mapping[str, Any]]) -> None:
-        whole = len(done) == len(plan.lanes)
+        whole = len(done) == len(lanes)
         arena_report.write(out, judge(plan, done, parameters), about, whole)
 
     one_program = [r for r in plan.rules if not AGGREGATORS[r].stacks]
     sweeps.run(
         config,
-        plan.lanes,
+        lanes,
         dataset=dataset,
         metrics=metrics_of(dataset.num_classes),
         workdir=out / "lanes",

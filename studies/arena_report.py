@@ -73,11 +73,6 @@ class Arena(NamedTuple):
         return found
 
 
-def name_of(rule: str) -> str:
-    """The written name of a rule."""
-    return style.name_of(rule)
-
-
 def compare(
     scores: Float[np.ndarray, "rules n"],
     against: int,
@@ -91,11 +86,31 @@ def compare(
     return p, [STOPPED if s else v for s, v in zip(stopped, found, strict=True)]
 
 
-def best_of(
-    means: Float[np.ndarray, "rules"], stopped: Bool[np.ndarray, "rules"]
-) -> int:
-    """The place of the largest mean, of the rules that were not stopped."""
-    return int(np.where(stopped, -np.inf, means).argmax())
+def _verdicts(
+    scores: Float[np.ndarray, "rules n"],
+    base: int | None,
+    stopped: Bool[np.ndarray, "rules"],
+) -> list[dict[str, str]]:
+    """Each rule's columns against FedAvg, None where it has not run, and the best."""
+    top = int(np.where(stopped, -np.inf, scores.mean(axis=1)).argmax())
+    p, against = [np.nan] * len(scores), ["–"] * len(scores)
+    if base is not None:
+        p, against = compare(scores, base, stopped)
+    p_top, against_top = compare(scores, top, stopped)
+    gaps = ["–"] * len(scores)
+    for i in range(len(scores)):
+        if base is not None and i != base and not stopped[i]:
+            gaps[i] = spread(100 * (scores[i] - scores[base]), "+.2f")
+    return [
+        {
+            "− FedAvg": gaps[i],
+            "p": p_text(p[i]),
+            "against FedAvg": against[i],
+            "p, best": p_text(p_top[i]),
+            "against the best": "the best" if i == top else against_top[i],
+        }
+        for i in range(len(scores))
+    ]
 
 
 def ranks(
@@ -129,30 +144,19 @@ def cell_rows(arena: Arena) -> list[dict[str, str]]:
             continue
         scores, out = final[cell, there], stopped[cell, there]
         names = [arena.rules[i] for i in there]
-        top = best_of(scores.mean(axis=1), out)
-        base, p, against = None, [np.nan] * len(names), ["–"] * len(names)
-        if BASE in names:  # while the study runs it may be missing
-            base = names.index(BASE)
-            p, against = compare(scores, base, out)
-        p_top, against_top = compare(scores, top, out)
+        base = names.index(BASE) if BASE in names else None  # while the study runs
+        verdicts = _verdicts(scores, base, out)
         for i in np.argsort(order[cell, there], kind="stable"):
             rule = there[i]
             last = ended[cell, rule].max()
-            gap = "–"
-            if base is not None and i != base and not out[i]:
-                gap = spread(100 * (scores[i] - scores[base]), "+.2f")
             rows.append(
                 {
                     "fleet": fleet,
                     "split": split,
-                    "rule": name_of(names[i]),
+                    "rule": style.name_of(names[i]),
                     "rank": f"{order[cell, rule]:g}",
                     "accuracy, %": spread(100 * scores[i]),
-                    "− FedAvg": gap,
-                    "p": p_text(p[i]),
-                    "against FedAvg": against[i],
-                    "p, best": p_text(p_top[i]),
-                    "against the best": "the best" if i == top else against_top[i],
+                    **verdicts[i],
                     "worst tenth, %": spread(100 * worst[cell, rule]),
                     "time to target": _number(seconds[cell, rule], out[i]),
                     "MB to target": _number(sent[cell, rule], out[i]),
@@ -194,28 +198,21 @@ def rule_rows(arena: Arena) -> list[dict[str, str]]:
     out, base = np.asarray(stopped.any(axis=0)), arena.rules.index(BASE)
     order = ranks(scores, stopped).mean(axis=0)
     pooled = scores.mean(axis=0)  # [rules, S]
-    top = best_of(pooled.mean(axis=1), out)
-    p, against = compare(pooled, base, out)
-    p_top, against_top = compare(pooled, top, out)
+    verdicts = _verdicts(pooled, base, out)
     means = np.where(out, np.nan, scores.mean(axis=2))  # [cells, rules]
     wilcoxon = holm([signed_rank_p(m - means[:, base]) for m in means.T])
     counts = _counts(scores, base, stopped)
     rows = []
     for i in np.argsort(order, kind="stable"):
         better, worse = counts[i]
-        gap = 100 * (pooled[i] - pooled[base])
         reached = f"{100 * np.isfinite(seconds[:, i]).mean():.0f}"
         whole = not out[i]
         rows.append(
             {
-                "rule": name_of(arena.rules[i]),
+                "rule": style.name_of(arena.rules[i]),
                 "mean rank": f"{order[i]:.1f}",
                 "accuracy, %": spread(100 * pooled[i]) if whole else "–",
-                "− FedAvg": spread(gap, "+.2f") if whole and i != base else "–",
-                "p": p_text(p[i]),
-                "against FedAvg": "–" if i == base else against[i],
-                "p, best": p_text(p_top[i]),
-                "against the best": "the best" if i == top else against_top[i],
+                **verdicts[i],
                 "p over cells": p_text(wilcoxon[i]),
                 "better in": f"{better}",
                 "worse in": f"{worse}",
@@ -282,7 +279,7 @@ def plot(arena: Arena, path: pathlib.Path, about: str) -> list[pathlib.Path]:
             look = {"ha": "center", "va": "center", "fontsize": 5.5}
             text = f"{rank:.0f}{signs.get(verdicts[x][rule], '')}"
             axes.text(x, y, text, color="white" if dark else "black", **look)
-    axes.set_yticks(range(len(rows)), [name_of(arena.rules[i]) for i in rows])
+    axes.set_yticks(range(len(rows)), [style.name_of(arena.rules[i]) for i in rows])
     splits = [split for _, split in cells]
     axes.set_xticks(range(len(cells)), splits, rotation=90, fontsize="x-small")
     _fleet_titles(axes, [fleet for fleet, _ in cells])

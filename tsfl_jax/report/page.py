@@ -62,7 +62,7 @@ def best_target(runs: Sequence[Run]) -> float | None:
 
 
 def results_of(runs: Sequence[Run], target: float | None) -> pd.DataFrame:
-    """A row per run; results of those that diverged or were stopped are NaN.
+    """A row per run; results of those that diverged are NaN.
 
     Args:
       runs: in any order.
@@ -121,13 +121,13 @@ def _distinct(values: pd.Series) -> str:
 
 
 def notes_of(runs: Sequence[Run]) -> list[str]:
-    """Notes of the runs, and which ended early, each once."""
+    """Notes of the runs, and which diverged, each once."""
     found = []
     for run in runs:
         notes = run.facts.get("notes") or []
         found += notes.split("; ") if isinstance(notes, str) else notes
-        for why in {left_out(run.facts)} - {""}:
-            found.append(f"{why} in interval {run.facts[f'{why}_at']}")
+        if left_out(run.facts):
+            found.append(f"{DIVERGED} in interval {run.facts['diverged_at']}")
     counts = {note: found.count(note) for note in found}
     return [f"{note} ({n} runs)" if n > 1 else note for note, n in counts.items()]
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.launches import ROOT
+from tsfl_jax import cli, interrupts
 
 COMMANDS = {
     "launch.py": [sys.executable, "launch.py"],
@@ -46,3 +47,11 @@ def test_the_request_to_end_saves_as_ctrl_c(tmp_path):
     assert run.returncode == 130
     assert f"--workdir={tmp_path} resumes" in errors.splitlines()[-1]
     assert any((tmp_path / "checkpoints").iterdir())
+
+
+def test_an_interrupt_that_python_has_ignored_is_not_lost(monkeypatch):
+    monkeypatch.setattr(interrupts, "_asked", [])
+    with pytest.raises(KeyboardInterrupt):
+        interrupts._raise(signal.SIGINT, None)  # as in a callback, which drops it
+    with pytest.raises(KeyboardInterrupt):
+        cli._interrupts()

@@ -252,12 +252,14 @@ def test_constants_are_for_rules_that_ask_for_them():
         (tsfl_jax.rule(by_smoothness), "constants"),
         (tsfl_jax.rule(jax.jit(by_smoothness)), "constants"),
         (tsfl_jax.rule(lambda s: s.size * s.constants[0]), "constants"),
-        (tsfl_jax.rule(tsfl_jax.AGGREGATORS["dms"].weights), "constants"),
         (tsfl_jax.rule(lambda s: s.size / s.gradients.variance), "gradients"),
         (tsfl_jax.rule(lambda s: s.size, update=by_event), "constants"),
     ):
         with pytest.raises(tsfl_jax.UserError, match=f"{what}, .*uses_{what}=True"):
             tsfl_jax.aggregate(rule, {"w": jnp.ones((2, 1))}, {"w": jnp.zeros(1)})
+    with pytest.raises(tsfl_jax.UserError, match=r"expected sections=\(DMS,\)"):
+        dms = tsfl_jax.rule(tsfl_jax.AGGREGATORS["dms"].weights)
+        tsfl_jax.aggregate(dms, {"w": jnp.ones((2, 1))}, {"w": jnp.zeros(1)})
     with pytest.raises(tsfl_jax.UserError, match="situation.constants"):
         tsfl_jax.simulate(small(), aggregator=tsfl_jax.rule(by_smoothness))
     rule = tsfl_jax.rule(jax.jit(by_smoothness), uses_constants=True)

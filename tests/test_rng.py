@@ -90,6 +90,7 @@ def test_only_one_module_makes_generators_and_keys():
     # Every stream is used; those whose names are put together are listed here.
     whole = {f"synthetic {p}" for p in ("prototypes", "train samples", "test samples")}
     whole |= {"train subset", "test subset"}
+    whole |= {"learned weights"}  # of studies/learned.py
     assert names_asked_for() | whole == set(rng.STREAMS)
 
 

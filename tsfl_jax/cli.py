@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from tsfl_jax import command, config_files
+from tsfl_jax import command, config_files, interrupts
 from tsfl_jax.config import SETTINGS, Config, flat, replace
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import (
@@ -178,6 +178,7 @@ def _check_workdir(path: pathlib.Path) -> None:
 
 def _interrupts() -> Callable[[], bool]:
     """Make the first Ctrl-C or SIGTERM end the run after its chunk, the second now."""
+    interrupts.check()
     asked: list[bool] = []
 
     def handler(number: int, frame: Any) -> None:

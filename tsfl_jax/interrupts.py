@@ -17,9 +17,24 @@ def _stopped(number: int, frame: Any) -> None:
     os._exit(130)
 
 
+_asked: list[int] = []  # signals since `release`
+
+
+def _raise(number: int, frame: Any) -> None:
+    del frame
+    _asked.append(number)
+    raise KeyboardInterrupt
+
+
 def release() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _raise)
+
+
+def check() -> None:
+    """Raise a KeyboardInterrupt that was lost: Python ignores one in JAX's callbacks."""
+    if _asked:
+        raise KeyboardInterrupt
 
 
 _COMMANDS = ("tsfl", "tsfl.exe", "launch.py")

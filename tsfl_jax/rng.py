@@ -64,7 +64,6 @@ STREAMS = {
     "optimizer keys": 43,
     "collection keys": 44,
     "linearity": 29,  # of an optimizer, tried out on the host, with seed 0
-    "sweep points": 32,  # on the host; the seed is that of the sweep file
     "framework": 42,  # on the host, of a framework that draws
     "fleet of numbers": 40,  # on the host, of studies
     "variance intervals": 41,  # on the host, of confidence intervals, with seed 0

@@ -120,6 +120,8 @@ def _builder(name: str, root: pathlib.Path) -> Builder:
 
     try:
         return tfds.builder(name, data_dir=root)
+    except ImportError:  # TensorFlow is not installed
+        raise
     except Exception as error:  # it reads dataset_info.json
         raise UserError(_damaged(root / name, name, error)) from error
 

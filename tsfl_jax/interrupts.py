@@ -32,7 +32,7 @@ def release() -> None:
 
 
 def check() -> None:
-    """Raise a KeyboardInterrupt that was lost: Python ignores one in JAX's callbacks."""
+    """Raise a KeyboardInterrupt that was lost: Python drops one in JAX's callbacks."""
     if _asked:
         raise KeyboardInterrupt
 

@@ -4,6 +4,7 @@ For sweeps over several seeds of ``seeds.*``: an analysis of variance with rando
 effects of the sources, and the power of t tests with the variance that was found.
 """
 
+import bisect
 import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -93,10 +94,16 @@ def seeds_needed(
     """
     if deviation <= difference / 100:
         return 2  # beyond what the noncentral t distribution is computed for
-    number = 2
-    while power(number, difference / deviation, paired=paired, alpha=alpha) < wanted:
-        number += 1
-    return number
+
+    def enough(number: int) -> bool:
+        effect = difference / deviation
+        return power(number, effect, paired=paired, alpha=alpha) >= wanted
+
+    # Of a variance of one degree of freedom the upper end can ask for millions.
+    most = 2
+    while not enough(most):
+        most *= 2
+    return bisect.bisect_left(range(most), True, lo=2, key=enough)
 
 
 def _mean_squares(values: Float[np.ndarray, "..."]) -> dict[Effect, tuple[float, int]]:

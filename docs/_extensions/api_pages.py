@@ -27,7 +27,7 @@ FOLDERS = [
     "experiment",
     "studies",
 ]
-MODULES = ("types", "config", "rng", "trees", "validate")
+MODULES = ("types", "components", "sections", "config", "rng", "trees", "validate")
 
 
 def title(text: str, mark: str = "=") -> str:

@@ -425,6 +425,7 @@ COMMANDS = [
     ("run", f"--workdir={LONG}", "too long"),
     ("run", "--workdir=/dev/null/x", "choose another --workdir"),
     ("run", "--workdir=~nobody-here/x", "~nobody-here"),
+    ("run", "--explain --config.fedasync.gamma=0.3", "would be ignored with"),
     ("run", "--explain=fast", "--explain: invalid choice: 'fast'"),
     ("run", "--sweep=seed", "expected setting=values"),
     ("run", "--sweep=sed=0:3", "did you mean 'seed'"),

@@ -21,7 +21,6 @@ from tsfl_jax.experiment import (
     explain,
     grid,
     lane_notes,
-    own_hooks,
     prepare,
     program,
     runner,
@@ -55,8 +54,8 @@ def _make_parser(name: str) -> argparse.ArgumentParser:
     add("--sweep_file", metavar="FILE", default="", help=about)
     about = "sweep: lanes of one compiled call; 0 chooses"
     add("--lanes_per_call", metavar="L", type=int, default=0, help=about)
-    about = "do not train: print and plot timeline, work, padding and memory; compile "
-    about += "also asks the compiler for the memory, and measures one call"
+    about = "do not train: print and plot timeline, work and memory; compile also asks "
+    about += "the compiler for the memory"
     both = ("estimate", "compile")
     add("--explain", nargs="?", const="estimate", choices=both, help=about)
     about = "several processes: how many; 0 as Slurm, Open MPI or Kubernetes say"
@@ -225,7 +224,7 @@ def _explain(given: Given, config: Config) -> None:
     """Print and plot what a run would do, and do not run it."""
     mesh = backend.start_jax(config)
     progress.log(sys.stderr, "preparing data and model …")
-    prepared = prepare.prepare_validated(config, own_hooks.Own())
+    prepared = prepare.prepare(config)
     known, compiled = explain.of_prepared(prepared, mesh), None
     _print_notes(known.notes)
     if given.explain == "compile":

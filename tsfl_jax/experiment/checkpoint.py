@@ -4,8 +4,8 @@ A file is whole or absent. It holds the leaves of a tree, a text with the interv
 what the experiment is, and one SHA-256 digest of all that, so that a damaged, renamed
 or swapped file is noticed. Nothing in it is a pickle.
 
-Orbax 0.12.8 was measured instead: 110 ms per save of a small run, where this takes 5,
-and as many lines of code.
+Orbax 0.12.8 was tried instead: 62 to 106 ms per save of 6,400 numbers, where this takes
+1 to 3, and 200 to 245 ms of five million, where this takes 96.
 """
 
 import hashlib

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Num
 
 from tsfl_jax.config import Config
 from tsfl_jax.data import in_memory
@@ -18,7 +18,7 @@ from tsfl_jax.experiment.own_hooks import Own, input_dtype
 from tsfl_jax.models import networks, replay, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.types import Dataset, Params, UserError
+from tsfl_jax.types import Array, Dataset, Params, UserError
 
 
 class Network(NamedTuple):
@@ -112,3 +112,8 @@ def make_network(
 def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
     """Bytes of a float32 model down and up; twice as many with control variates."""
     return 2 * 4 * parameters * (1 if rule.correction is None else 2)
+
+
+def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray, "T N"]:
+    """Who delivers: a free rider may have weight without any local iteration."""
+    return (np.asarray(tau) > 0) | (np.asarray(rho) > 0)

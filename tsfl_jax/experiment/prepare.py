@@ -290,8 +290,8 @@ def prepare_validated(
     """Draw and make everything of a validated config.
 
     Args:
-      config: all settings.
-      own: the user's own parts.
+      config: all settings, from `adopted`.
+      own: the user's own parts, likewise.
       data_fingerprint: that of ``own.dataset``, which was checked then; "": neither.
       networks: of experiments with the same own network and measures, see
         `make_network`.
@@ -299,7 +299,6 @@ def prepare_validated(
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    config, own = adopted(config, own)
     _check_rule(config, own)
     dataset = own.dataset
     if dataset is None:

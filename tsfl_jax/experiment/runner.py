@@ -13,6 +13,7 @@ import numpy as np
 from tsfl_jax import trees
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import assemble, checkpoint, saves
+from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.program import Chunk
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, results, runs, table
@@ -229,8 +230,7 @@ def summarize(
     """The content of summary.json; `history` has the finished intervals only."""
     samples = int(history.samples.sum(dtype=np.int64))
     tau = exp.workload.schedule.tau[: len(history.diverged)]
-    # A free rider may have weight without any local iteration.
-    deliveries = int(((tau > 0) | (history.rho > 0)).sum())
+    deliveries = int(delivers(tau, history.rho).sum())
     return (
         exp.labels
         | {"num_intervals": len(history.diverged)}
@@ -337,8 +337,8 @@ def write_results(
     )
     arrays = {"tau": tau, "size": sizes, "rho": rho, "selected": selected}
     if times.delivery is not None:  # one cell above may be of several deliveries
-        there = (np.asarray(times.tau)[:finished] > 0) | (np.asarray(history.rho) > 0)
-        arrays["deliveries"] = replay.dense(there.astype(np.int32), times, clients)
+        there = delivers(times.tau[:finished], history.rho).astype(np.int32)
+        arrays["deliveries"] = replay.dense(there, times, clients)
     if times.delivery is None and not np.isnan(history.grad_square).all():
         arrays |= {
             "variance": np.asarray(history.client_variance),

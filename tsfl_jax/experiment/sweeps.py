@@ -33,7 +33,7 @@ from tsfl_jax.experiment import (
 )
 from tsfl_jax.experiment.backend import depends_on_devices, start_jax
 from tsfl_jax.experiment.identity import identity_of, settings_of
-from tsfl_jax.experiment.network import bytes_per_delivery
+from tsfl_jax.experiment.network import bytes_per_delivery, delivers
 from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.experiment.program import Chunk
@@ -123,7 +123,7 @@ def _row(
     fingerprints = {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
     scores = scores_of(history)
     end = scores["diverged_at"]
-    there = (history["tau"][:end] > 0) | (history["rho"][:end] > 0)
+    there = delivers(history["tau"][:end], history["rho"][:end])
     sizes = [a.size for a in jax.tree.leaves(prepared.network.params["params"])]
     delivery = bytes_per_delivery(sum(sizes), prepared.rule)
     return (
@@ -217,7 +217,7 @@ def run_validated(
         names = [_digest(p) for p in several]
         swept = grid.names_of(points)
         every = _Sweep(points, swept, several, names, mesh, folder, stream, stop, watch)
-        return _result(config, every, _train(every, lanes_per_call))
+        return _result(config, every, *_train(every, lanes_per_call))
 
 
 def _opened(workdir: str | pathlib.Path, stack: contextlib.ExitStack) -> pathlib.Path:
@@ -253,8 +253,10 @@ class _Sweep(NamedTuple):
         return _row(lane, self.several[lane], self.swept, history, size)
 
 
-def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
-    """Histories of all lanes, from the folder or trained and kept there."""
+def _train(
+    every: _Sweep, lanes_per_call: int
+) -> tuple[list[dict], list[dict[str, np.ndarray]]]:
+    """Rows and histories of all lanes, from the folder or trained and kept there."""
     several, names, stream = every.several, every.names, every.stream
     for note in lane_notes.merged([p.notes for p in several]):
         progress.log(stream, f"note: {note}")
@@ -293,7 +295,8 @@ def _train(every: _Sweep, lanes_per_call: int) -> list[dict[str, np.ndarray]]:
                     raise KeyboardInterrupt
     if every.folder is not None:  # of calls that another division into calls replaced
         shutil.rmtree(every.folder / _RUNNING, ignore_errors=True)
-    return [done[lane] for lane in range(len(several))]
+    lanes_in_order = range(len(several))
+    return [rows[i] for i in lanes_in_order], [done[i] for i in lanes_in_order]
 
 
 def _shown(
@@ -403,11 +406,13 @@ def _about(several: list[Prepared]) -> str:
 
 
 def _result(
-    config: Config, every: _Sweep, histories: list[dict[str, np.ndarray]]
+    config: Config,
+    every: _Sweep,
+    rows: list[dict],
+    histories: list[dict[str, np.ndarray]],
 ) -> SweepResult:
     """Rows and histories of all lanes; written to the folder."""
     swept, folder = every.swept, every.folder
-    rows = [every.row(lane, history) for lane, history in enumerate(histories)]
     notes = lane_notes.without_effect(every.points, histories)
     for note in notes:
         progress.log(every.stream, f"note: {note}")

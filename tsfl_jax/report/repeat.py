@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import re
-import runpy
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from tsfl_jax import config_files
 from tsfl_jax.config import flat
 from tsfl_jax.report import files
+from tsfl_jax.types import UserError
 
 
 @functools.cache
@@ -20,8 +20,8 @@ def _experiments() -> dict[str, dict[str, Any]]:
     found = {}
     for name in config_files.known():
         try:
-            config = runpy.run_path(config_files.find(name))["get_config"]()
-        except TypeError:
+            config = config_files.load(name)
+        except UserError:
             continue  # its get_config() needs an argument, as papers.py
         found[name] = files.plain(flat(dataclasses.asdict(config)))
     return found

@@ -132,8 +132,7 @@ def curves_of(history: Mapping[Any, Any], classes: int) -> Float[np.ndarray, "*L
 
     Args:
       history: of one or more runs, or their table: ``test_accuracy`` in [0, 1], NaN
-        where not tested,
-        and ``diverged``, whether the run had lost every model by then.
+        where not tested, and ``diverged``: the run had lost every model by then.
       classes: number of them, ≥ 1.
     """
     found = np.array(history["test_accuracy"], float)

@@ -1,16 +1,17 @@
 """Whether a part of the user's own changed: what it is, as a name and a digest.
 
-A function is its compiled code, its defaults, what it closes over, and the functions,
-numbers, text and arrays that it names in its own module; an object its class and
-attributes. Code of Python, installed packages and tsfl_jax is left out, so that those
-may be upgraded.
+A function or class is its source text; a function also its defaults and what it closes
+over; an object its class and attributes. The source of Python, installed packages and
+tsfl_jax is left out, so that those may be upgraded.
 
-NOT seen: what is reached as an attribute of a module, such as ``helpers.scale(x)``;
-properties; what objects keep in C or in slots; files.
+NOT seen: what a function reads from its module, such as a global number or a helper
+function; attributes in C or in slots; files. Functions typed into a prompt have no
+source: of them the byte code counts.
 """
 
 import functools
 import hashlib
+import inspect
 import pathlib
 import sys
 import types
@@ -24,14 +25,6 @@ from tsfl_jax import data
 
 _PLAIN = (bool, bytes, complex, float, int, str, type(None), type(...))
 _ARRAYS = (np.ndarray, np.generic, jax.Array)
-_COLLECTIONS = (frozenset, list, set, tuple)
-_HOLDERS = {  # by what they hold
-    classmethod: ("__func__",),
-    functools.partial: ("func", "args", "keywords"),
-    staticmethod: ("__func__",),
-    types.CodeType: ("co_code", "co_names", "co_varnames", "co_consts"),
-    types.MethodType: ("__func__", "__self__"),
-}
 # What JAX and Flax keep in objects for themselves.
 _PRIVATE = {"_jit_info", "_object__state", "_pytree__state", "_trace_state"}
 _PRIVATE |= {"_id", "_parent_ref", "_state", "parent", "scope"}
@@ -57,31 +50,31 @@ def _text(thing: Any, done: dict[int, tuple[Any, str]]) -> str:
         texts = [_text(part, done) for part in _parts(thing)]
         texts = sorted(texts) if isinstance(thing, frozenset | set) else texts
         digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass"))
-        words = [_name(thing) or _name(type(thing))]
+        named = thing if hasattr(thing, "__qualname__") else type(thing)
+        words = [f"{_module(named)}.{named.__qualname__}"]
         words += [digest.hexdigest()[:16]] if texts else []
         done[id(thing)] = thing, " ".join(words)
     return done[id(thing)][1]
 
 
-def _name(thing: Any) -> str:
-    """Module and name of a function, class or module; an object has none."""
-    name = getattr(thing, "__qualname__", None)
-    return f"{_module(thing)}.{name}" if isinstance(name, str) else ""
-
-
 def _module(thing: Any) -> str:
     # A user's wrapper of a library's function has the module of that in `__module__`.
     space = thing.__globals__ if isinstance(thing, types.FunctionType) else {}
-    found = space.get("__name__") or getattr(thing, "__module__", None)
-    return found or type(thing).__module__
+    return space.get("__name__") or getattr(thing, "__module__", None) or ""
 
 
-def _is_library(module: str) -> bool:
-    """Whether a module is Python's, installed or of this package, not a user's."""
-    top = module.partition(".")[0]
+def _source(thing: Any) -> str:
+    """The text of a user's function or class; of a library's the name is enough."""
+    top = _module(thing).partition(".")[0]
     file = getattr(sys.modules.get(top), "__file__", None) or ""
     installed = {"dist-packages", "site-packages"} & {*pathlib.Path(file).parts}
-    return bool(installed) or top == "tsfl_jax" or top in sys.stdlib_module_names
+    if installed or top == "tsfl_jax" or top in sys.stdlib_module_names:
+        return ""
+    try:
+        return inspect.getsource(getattr(thing, "__code__", thing))
+    except (OSError, TypeError):
+        code = getattr(thing, "__code__", None)
+        return "" if code is None else f"{code.co_code.hex()} {code.co_consts}"
 
 
 def _parts(thing: Any) -> list[Any]:
@@ -90,40 +83,19 @@ def _parts(thing: Any) -> list[Any]:
         key = jnp.issubdtype(thing.dtype, jax.dtypes.prng_key)
         plain: Any = jax.random.key_data(jnp.asarray(thing)) if key else thing
         return [data.fingerprint(plain)]
-    for kind, names in _HOLDERS.items():
-        if isinstance(thing, kind):
-            return [getattr(thing, n) for n in names]
-    library = _is_library(_module(thing))
     if isinstance(thing, types.FunctionType):
         held = [c.cell_contents for c in thing.__closure__ or ()]
-        held += [thing.__defaults__, thing.__kwdefaults__]
-        named = _named(thing.__globals__, _names(thing.__code__))
-        return held if library else [thing.__code__, *held, *named]
+        return [_source(thing), *held, thing.__defaults__, thing.__kwdefaults__]
     if isinstance(thing, type):
-        if library and getattr(sys.modules.get(_module(thing)), thing.__name__, None):
-            return []  # else a library has made it of a user's, as nn.remat does
-        return [*thing.__bases__, *_named(vars(thing), {*vars(thing)})]
+        return [_source(thing), *thing.__bases__] if thing is not object else []
+    if isinstance(thing, types.MethodType):
+        return [thing.__func__, thing.__self__]
+    if isinstance(thing, functools.partial):
+        return [thing.func, thing.args, thing.keywords]
     if isinstance(thing, dict | types.MappingProxyType):
         return [*thing.items()]
-    if isinstance(thing, _COLLECTIONS):
+    if isinstance(thing, frozenset | list | set | tuple):
         return [type(thing), *thing]
     state = {"__wrapped__": getattr(thing, "__wrapped__", None)}  # by jax.jit
     state |= {n: v for n, v in getattr(thing, "__dict__", {}).items() if n[:2] != "__"}
     return [type(thing), *((n, state[n]) for n in sorted(state.keys() - _PRIVATE))]
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Names in code and in the functions inside of it."""
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return {*code.co_names}.union(*map(_names, inner))
-
-
-def _named(space: Any, names: set[str]) -> list[Any]:
-    """Globals or members of some names, without modules and other objects."""
-    followed = (*_PLAIN, *_ARRAYS, *_COLLECTIONS, dict, *_HOLDERS)
-    return [
-        (name, space[name])
-        for name in sorted(space.keys() & names)
-        if callable(space[name])
-        or (isinstance(space[name], followed) and not name.startswith("__"))
-    ]

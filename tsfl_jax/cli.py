@@ -7,7 +7,7 @@ import math
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import jax
@@ -20,7 +20,6 @@ from tsfl_jax.experiment import (
     backend,
     explain,
     grid,
-    lane_notes,
     prepare,
     program,
     runner,
@@ -204,11 +203,6 @@ def _resumable(workdir: str | pathlib.Path) -> Iterator[None]:
         raise command.Ended(f"stopped{again}", 130) from error
 
 
-def _print_notes(notes: Iterable[str]) -> None:
-    for note in dict.fromkeys(notes):
-        progress.log(sys.stderr, f"note: {note}")
-
-
 def _points(given: Given) -> grid.Points:
     """The points of the sweep that the flags ask for."""
     axes = grid.parse(given.sweep)
@@ -226,7 +220,8 @@ def _explain(given: Given, config: Config) -> None:
     progress.log(sys.stderr, "preparing data and model …")
     prepared = prepare.prepare(config)
     known, compiled = explain.of_prepared(prepared, mesh), None
-    _print_notes(known.notes)
+    for note in known.notes:
+        progress.log(sys.stderr, f"note: {note}")
     if given.explain == "compile":
         arrays = program.make_arrays(prepared, mesh)
         run = program.make_program([prepared], mesh).compile(arrays, stream=sys.stderr)
@@ -238,21 +233,6 @@ def _explain(given: Given, config: Config) -> None:
     words = explain.text(known, compiled)
     files = f"{'files':<15}{', '.join(map(str, paths))}"
     progress.log(sys.stdout, f"{words}\n{files}\n\n{known.chart()}")
-
-
-def _explain_sweep(given: Given, config: Config, points: grid.Points) -> None:
-    """Print what a sweep would do, and do not run it."""
-    if given.explain == "compile":
-        raise UserError(
-            "--explain=compile and --sweep: only one experiment can be compiled; "
-            "--explain describes the sweep"
-        )
-    configs = [grid.changed(config, values) for values in points]
-    mesh = backend.start_jax(config)
-    progress.log(sys.stderr, "preparing data and model …")
-    several = prepare.prepare_all(configs)
-    _print_notes(lane_notes.merged([prepared.notes for prepared in several]))
-    print(explain.sweep_text(points, several, mesh, given.lanes_per_call))
 
 
 def _sweep(given: Given, config: Config, points: grid.Points) -> None:
@@ -313,6 +293,8 @@ def main(name: str, texts: list[str]) -> None:
     """
     given, config = parse(name, texts)
     points = _points(given) if given.sweep or given.sweep_file else None
+    if points and given.explain:
+        raise UserError("--explain: describes one experiment; leave out --sweep")
     if given.processes != 1 and (points or given.explain):
         raise UserError(
             "--processes: a sweep or an explanation runs in one process; leave it out"
@@ -327,9 +309,7 @@ def main(name: str, texts: list[str]) -> None:
     _join(given, config)
     if given.workdir and devices.first():
         _check_workdir(pathlib.Path(given.workdir))
-    if points and given.explain:
-        _explain_sweep(given, config, points)
-    elif given.explain:
+    if given.explain:
         _explain(given, config)
     elif points:
         _sweep(given, config, points)

@@ -377,19 +377,11 @@ def test_sizes_for_a_person():
     assert memory.size_text(5 * 1024**3) == "5.0 GiB"
 
 
-@pytest.mark.parametrize(
-    "framework",
-    [
-        pytest.param("none", marks=pytest.mark.slow),
-        "tsfl",
-        pytest.param("afl", marks=pytest.mark.slow),
-    ],
-)
-def test_the_command_line_trains_nothing(framework, tmp_path, launch):
+def test_the_command_line_trains_nothing(tmp_path, launch):
     code, out, err = launch(
         *SMALL,
         "--explain",
-        f"--config.timeline.framework={framework}",
+        "--config.timeline.framework=tsfl",
         "--config.schedule.interval_seconds=3",
         cwd=tmp_path,
     )
@@ -402,21 +394,9 @@ def test_the_command_line_trains_nothing(framework, tmp_path, launch):
     assert "interval 1" not in err and "accuracy" not in out
 
 
-def test_a_sweep_is_explained(tmp_path, launch):
-    swept = ["--sweep=seed=0:3", "--sweep=batch_size=2,4", "--lanes_per_call=2"]
-    code, out, err = launch(*SMALL, "--explain", *swept, cwd=tmp_path)
-    assert code == 0, err
-    assert "6 lanes: seed × 3, batch_size × 2" in out
-    assert "programs       2, because of batch_size=2, 4" in out
-    assert out.count("3 lanes in 2 calls of 2, clients one after another, ≥ ") == 2
-    assert max(map(len, out.splitlines())) <= 99
-    assert not list(tmp_path.iterdir()), "nothing is trained or written"
-
-
 def test_slips(tmp_path, launch):
     for flags, words in (
-        (["--explain=compile", "--sweep=seed=0:2"], "--explain describes the sweep"),
-        (["--explain", "--sweep=lr=-1"], "lane lr=-1"),
+        (["--explain", "--sweep=seed=0:2"], "describes one experiment; leave out"),
         (["--explain", "--processes=2"], "one process; leave it out"),
         (["--explain=all"], "invalid choice: 'all'"),
     ):

@@ -534,3 +534,14 @@ def test_a_damaged_file_of_a_call_is_left_out(tmp_path):
     stream = io.StringIO()
     sweeps.run(small(algorithm="fedavg"), seeds, **options, stream=stream)
     assert "no intact checkpoint in" in stream.getvalue()
+
+
+def test_notes_that_differ_in_numbers_are_one_line():
+    notes = [
+        [f"{share} % of the samples, labeled {labels}: harmless", "same for all"]
+        for share, labels in (("2", "3"), ("0.96", "1, 4"), ("11", "4, 0"))
+    ]
+    assert sweeps._merged(notes) == [
+        f"{notes[0][0]} (with other numbers in 2 of 3 runs)",
+        "same for all",
+    ]

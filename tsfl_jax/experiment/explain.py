@@ -1,11 +1,10 @@
-"""Explain a run or a sweep before training: its work, timeline, memory and programs.
+"""Explain a run before training: its work, timeline and memory.
 
 Nothing is compiled here. `report.timeline` shows the timeline.
 """
 
 import math
 import textwrap
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Int
 
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import backend, grid, lanes, memory, sweeps
+from tsfl_jax.experiment import backend, memory
 from tsfl_jax.experiment.identity import labels_of, settings_of
 from tsfl_jax.experiment.prepare import (
     Prepared,
@@ -23,7 +22,6 @@ from tsfl_jax.experiment.prepare import (
     prepare_validated,
 )
 from tsfl_jax.experiment.workload import Workload
-from tsfl_jax.report import progress
 from tsfl_jax.report.timeline import Timeline, figure_of, gantt, losses, window
 from tsfl_jax.timeline import FRAMEWORKS, replay, segments
 from tsfl_jax.timeline.trace import Trace
@@ -117,17 +115,13 @@ def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:
         work=_work_of(prepared),
         timeline=_timeline(prepared.workload),
         memory=memory.estimate(prepared, mesh.size, width),
-        devices=_devices(mesh),
+        devices=f"{mesh.size} × {mesh.devices.flat[0].platform.upper()}",
         width=width,
         updates_per_call=chunk_of(prepared),
         schedule=times,
         trace=prepared.workload.trace,
         notes=prepared.notes,
     )
-
-
-def _devices(mesh: Mesh) -> str:
-    return f"{mesh.size} × {mesh.devices.flat[0].platform.upper()}"
 
 
 def _width(prepared: Prepared, mesh: Mesh) -> int:
@@ -187,13 +181,6 @@ def _memory_text(rows: dict[str, int]) -> str:
     return ", ".join(f"{name} {memory.size_text(count)}" for name, count in ordered)
 
 
-def _lines(table: dict[str, str]) -> str:
-    return "\n".join(
-        textwrap.fill(f"{n:<{_NAME}}{words}", _COLUMNS, subsequent_indent=" " * _NAME)
-        for n, words in table.items()
-    )
-
-
 def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
     """Format an explanation as text, in lines of at most 99 characters.
 
@@ -239,35 +226,7 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
     }
     if compiled is not None:
         table["  compiled"] = _memory_text(compiled)
-    return _lines(table)
-
-
-def sweep_text(
-    points: Sequence[dict[str, Any]],
-    several: list[Prepared],
-    mesh: Mesh,
-    lanes_per_call: int,
-) -> str:
-    """What a sweep would do, in lines of at most 99 characters."""
-    counts = [
-        f"{name} × {len({str(p[name]) for p in points if name in p})}"
-        for name in grid.names_of(points)
-    ]
-    groups, causes = lanes.group(several)
-    why = f", because of {'; '.join(causes)}" if causes else ""
-    table = {
-        "sweep": f"{len(points):,} lanes: {', '.join(counts)}",
-        "programs": f"{len(groups)}{why}",
-    }
-    for number, members in enumerate(groups, start=1):
-        first = several[members[0]]
-        count = min(lanes_per_call or sweeps.most_lanes(first), len(members))
-        rows = memory.estimate(first, mesh.size, _width(first, mesh))
-        shared = sum(rows[n] for n in ("training samples", "test samples"))
-        size = memory.size_text(shared + count * (sum(rows.values()) - shared))
-        table[f"  program {number}"] = (
-            f"{len(members)} lanes in {-(-len(members) // count)} calls of {count}, "
-            f"clients {progress.MAPPED[first.mapping]}, "
-            f"≥ {size} on a device without activations"
-        )
-    return _lines(table | {"devices": _devices(mesh)})
+    return "\n".join(
+        textwrap.fill(f"{n:<{_NAME}}{words}", _COLUMNS, subsequent_indent=" " * _NAME)
+        for n, words in table.items()
+    )

@@ -8,8 +8,10 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import pathlib
+import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -27,7 +29,6 @@ from tsfl_jax.engine import scan
 from tsfl_jax.experiment import (
     calls,
     grid,
-    lane_notes,
     lanes,
     memory,
 )
@@ -258,7 +259,7 @@ def _train(
 ) -> tuple[list[dict], list[dict[str, np.ndarray]]]:
     """Rows and histories of all lanes, from the folder or trained and kept there."""
     several, names, stream = every.several, every.names, every.stream
-    for note in lane_notes.merged([p.notes for p in several]):
+    for note in _merged([p.notes for p in several]):
         progress.log(stream, f"note: {note}")
     done = {}
     if every.folder is not None:
@@ -297,6 +298,19 @@ def _train(
         shutil.rmtree(every.folder / _RUNNING, ignore_errors=True)
     lanes_in_order = range(len(several))
     return [rows[i] for i in lanes_in_order], [done[i] for i in lanes_in_order]
+
+
+def _merged(notes: Sequence[Sequence[str]]) -> list[str]:
+    """The notes of all lanes; of those that differ in numbers only, the first one."""
+    alike: dict[str, list[str]] = {}
+    for note in itertools.chain(*notes):
+        alike.setdefault(re.sub(r"\d[\d., ]*", "#", note), []).append(note)
+    return [
+        found[0]
+        if len(set(found)) == 1
+        else f"{found[0]} (with other numbers in {len(found) - 1} of {len(notes)} runs)"
+        for found in alike.values()
+    ]
 
 
 def _shown(
@@ -413,9 +427,6 @@ def _result(
 ) -> SweepResult:
     """Rows and histories of all lanes; written to the folder."""
     swept, folder = every.swept, every.folder
-    notes = lane_notes.without_effect(every.points, histories)
-    for note in notes:
-        progress.log(every.stream, f"note: {note}")
     fields = [
         n for n in histories[0] if n != "seconds" and all(n in h for h in histories)
     ]
@@ -436,5 +447,5 @@ def _result(
         }
         files.write_json(folder / "sweep.json", settings)
         about = _about(every.several)
-        sweeps.write_sweep(folder, swept, rows, result._runs(), about, notes)
+        sweeps.write_sweep(folder, swept, rows, result._runs(), about)
     return result

@@ -18,7 +18,7 @@ import numpy as np
 
 from tsfl_jax import config
 from tsfl_jax.engine import client, devices, scan
-from tsfl_jax.experiment import assemble, program
+from tsfl_jax.experiment import program, runner
 from tsfl_jax.models import networks
 from tsfl_jax.report import files
 from tsfl_jax.sections import ModelConfig
@@ -51,9 +51,9 @@ def changed(c: config.Config, settings: dict) -> config.Config:
     return c
 
 
-def make_experiment(model: str, **settings) -> assemble.Experiment:
+def make_experiment(model: str, **settings) -> runner.Experiment:
     """The experiment of `make_config`."""
-    return assemble.build(make_config(model, **settings))
+    return runner.build(make_config(model, **settings))
 
 
 def first_chunk(
@@ -74,13 +74,13 @@ def first_chunk(
     return run, compiled
 
 
-def compiled(exp: assemble.Experiment, evaluate: bool = False) -> Callable[[], None]:
+def compiled(exp: runner.Experiment, evaluate: bool = False) -> Callable[[], None]:
     """The first chunk of an experiment as a function without arguments."""
     return first_chunk(exp.program, exp.arrays, evaluate)[0]
 
 
 def torch_interval(
-    name: str, exp: assemble.Experiment, best: bool = False
+    name: str, exp: runner.Experiment, best: bool = False
 ) -> Callable[[], None] | None:
     """The first interval as a PyTorch loop over clients; None without PyTorch.
 
@@ -100,7 +100,7 @@ def torch_interval(
         np.asarray(problem.rows),
         inputs.tau[0],
         inputs.size[0],
-        **{setting: exp.settings[setting] for setting in names},
+        **{setting: config.get(exp.prepared.config, setting) for setting in names},
     )
 
 

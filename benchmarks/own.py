@@ -16,7 +16,7 @@ import tsfl_jax
 from benchmarks import common
 from tsfl_jax import config
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import assemble
+from tsfl_jax.experiment import runner
 
 
 class TwoConvolutions(nn.Module):
@@ -129,9 +129,9 @@ def config_of(work: Work, **settings) -> config.Config:
     return common.make_config("vgg11", **fixed | settings)
 
 
-def _experiment(work: Work, form: str) -> assemble.Experiment:
+def _experiment(work: Work, form: str) -> runner.Experiment:
     made = config_of(work, convolution=form)
-    return assemble.build(made, model=work.network, dataset=data(work))
+    return runner.build(made, model=work.network, dataset=data(work))
 
 
 def measure(name: str, forms: list[str], repeats: int) -> dict:

@@ -18,7 +18,7 @@ from flax import linen as nn
 import tsfl_jax
 from benchmarks import common, own
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import assemble
+from tsfl_jax.experiment import runner
 
 
 class Perceptron(nn.Module):
@@ -59,7 +59,7 @@ def round_seconds(work: own.Work, rounds: int, present: float, limit: int) -> fl
     tau[: round(present * work.clients)] = 1
     config = own.config_of(work, schedule__tau=tuple(tau.tolist()), devices=limit)
     dataset = tsfl_jax.make_dataset(x, y, x[:10], y[:10])
-    exp = assemble.build(config, model=work.network, dataset=dataset)
+    exp = runner.build(config, model=work.network, dataset=dataset)
     run, seconds = common.compiled(exp), []
     for _ in range(rounds + 1):
         begun = time.perf_counter()

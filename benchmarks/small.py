@@ -313,11 +313,11 @@ def host_rows(intervals: int, repeats: int) -> list[dict]:
 
 def host(kind: str, intervals: int) -> None:
     """Print CPU seconds of T intervals of logistic regression: program and host."""
-    from tsfl_jax.experiment import assemble, runner
+    from tsfl_jax.experiment import runner
 
     # What the program reports then is CPU time: others may hold the cores.
     program.time = types.SimpleNamespace(perf_counter=time.process_time)
-    exp = assemble.build(make_config("logistic", intervals))
+    exp = runner.build(make_config("logistic", intervals))
     with tempfile.TemporaryDirectory() as folder, open("/dev/null", "w") as stream:
         begun, cpu = time.perf_counter(), time.process_time()
         workdir = f"{folder}/run" if kind == "files" else None

@@ -1,7 +1,7 @@
 """Every client its own quadratic, all constants of Theorem 1 known exactly.
 
 Reproduces: nothing; for what a rule does where w*, Γ, σ², G² and L are no estimates
-(`assemble.exact_of`). The test loss is F(w) − F(w*); clients with 1 and with 4
+(`network.exact_of`). The test loss is F(w) − F(w*); clients with 1 and with 4
 iterations pull in opposite directions, so that many rules end beside w*.
 Expected: test loss after 50 intervals, mean of seeds 0 to 4 (range): dms 0.096 (0.052
 to 0.142), fedasync 0.055, fedavg 0.045 (0.022 to 0.070), fednova 0.004.

@@ -20,7 +20,7 @@ from tsfl_jax.config import Config, get
 from tsfl_jax.data.quadratic import Exact
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, sweeps
-from tsfl_jax.experiment.assemble import exact_of
+from tsfl_jax.experiment.network import exact_of
 from tsfl_jax.experiment.prepare import load_dataset, prepare
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style

@@ -19,7 +19,7 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax.config import Config, replace
-from tsfl_jax.experiment import assemble, runner
+from tsfl_jax.experiment import runner
 
 PATH = pathlib.Path(__file__).with_name("pinned.json")
 SMALL = {
@@ -70,7 +70,7 @@ def _sweep() -> dict[str, np.ndarray]:
 
 def _resumed() -> dict[str, np.ndarray]:
     """Ended by a signal after the first call of two intervals, and resumed."""
-    exp = assemble.build(_config())
+    exp = runner.build(_config())
     with tempfile.TemporaryDirectory() as folder:
         with pytest.raises(KeyboardInterrupt):
             runner.run(exp, pathlib.Path(folder), stop=lambda: True)

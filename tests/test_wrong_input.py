@@ -16,7 +16,7 @@ import pytest
 
 import tsfl_jax
 from tsfl_jax import __main__, config, host_memory, interrupts
-from tsfl_jax.experiment import assemble, prepare
+from tsfl_jax.experiment import prepare, runner
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
@@ -525,7 +525,7 @@ def test_what_was_not_foreseen_to_be_too_much(
     def full(*arguments, **more):
         raise error
 
-    monkeypatch.setattr(assemble, "build", full)
+    monkeypatch.setattr(runner, "build", full)
     monkeypatch.setattr(files, "prepare_workdir", full)
     pathlib.Path("a").mkdir()
     pathlib.Path("a/metrics.jsonl").write_text("")

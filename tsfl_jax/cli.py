@@ -15,16 +15,7 @@ import jax
 from tsfl_jax import command, config_files, interrupts
 from tsfl_jax.config import SETTINGS, Config, flat, replace
 from tsfl_jax.engine import devices, processes
-from tsfl_jax.experiment import (
-    assemble,
-    backend,
-    explain,
-    grid,
-    prepare,
-    program,
-    runner,
-    sweeps,
-)
+from tsfl_jax.experiment import backend, explain, grid, prepare, program, runner, sweeps
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, timeline
 from tsfl_jax.types import UserError, nearest
@@ -153,7 +144,7 @@ def _label(given: Given, config: Config) -> str:
     return f"{name}-{config.algorithm}-seed{config.seed}"
 
 
-def _headline(exp: assemble.Experiment) -> str:
+def _headline(exp: runner.Experiment) -> str:
     labels, intervals = exp.labels, exp.program.intervals
     clients = len(exp.arrays.problem.client)
     number = labels["num_devices"]
@@ -237,16 +228,16 @@ def _explain(given: Given, config: Config) -> None:
 
 def _sweep(given: Given, config: Config, points: grid.Points) -> None:
     """All lanes, then the summary."""
-    configs = [grid.changed(config, values) for values in points]
+    for values in points:  # before a folder is made
+        grid.changed(config, values)
     workdir = report.folder_of(
         given.workdir or report.new_workdir("runs", _label(given, config))
     )
     print(f"{len(points)} lanes; results in {workdir}", file=sys.stderr)
     with _resumable(workdir):
-        sweeps.run_validated(
+        sweeps.run(
             config,
             points,
-            configs,
             workdir=workdir,
             lanes_per_call=given.lanes_per_call,
             stream=sys.stderr,
@@ -259,8 +250,8 @@ def _train(given: Given, config: Config) -> None:
     """Run one experiment; of several processes the first prints and writes files."""
     stream = sys.stderr if devices.first() else None
     progress.log(stream, "preparing data and model …")
-    exp = assemble.build(config)
-    for note in exp.notes:
+    exp = runner.build(config)
+    for note in exp.prepared.notes:
         progress.log(stream, f"note: {note}")
     workdir = given.workdir or "runs"
     if not given.workdir and devices.first():
@@ -272,7 +263,9 @@ def _train(given: Given, config: Config) -> None:
     jax.distributed.shutdown()  # waits for the others; nothing, if there are none
     if stream is not None:
         print(progress.summary_text(result.summary, workdir))
-        for note in result.summary["notes"][len(exp.notes) :]:  # of the results
+        for note in result.summary["notes"][
+            len(exp.prepared.notes) :
+        ]:  # of the results
             progress.log(stream, f"note: {note}")
     lost = result.summary["diverged_at"]
     if lost is not None:

@@ -15,7 +15,7 @@ from tests.reference import at_quadratic
 from tsfl_jax.config import Config
 from tsfl_jax.data import quadratic
 from tsfl_jax.engine import client
-from tsfl_jax.experiment import assemble
+from tsfl_jax.experiment import network
 from tsfl_jax.experiment.prepare import prepare, prepare_all
 from tsfl_jax.models import model as model_of
 from tsfl_jax.models import networks
@@ -41,7 +41,7 @@ def settings(**changes) -> Config:
 
 
 def known(config: Config) -> quadratic.Exact:
-    return assemble.exact_of(prepare(config))
+    return network.exact_of(prepare(config))
 
 
 def test_exact_by_hand():
@@ -216,7 +216,7 @@ def test_runs_converge_beside_the_optimum(algorithm):
 def test_bound_of_gradients_holds_along_the_way():
     config = settings(batch_size=2, lr=0.5)  # η = 1/L, the largest that is allowed
     prepared = prepare(config)
-    found = assemble.exact_of(prepared)
+    found = network.exact_of(prepared)
     held = prepared.dataset.x_train[prepared.partition.indices]
     rng, lam, w = np.random.default_rng(0), found.curvature, np.zeros((6, 5))
     for step in range(200):

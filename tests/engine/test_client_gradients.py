@@ -11,7 +11,7 @@ from tests.data.test_quadratic import settings
 from tests.engine.test_constants import SAMPLES, parts, sample_gradients, setting
 from tests.reference import at_quadratic
 from tsfl_jax.engine import client, devices, probes
-from tsfl_jax.experiment.assemble import exact_of
+from tsfl_jax.experiment.network import exact_of
 from tsfl_jax.experiment.prepare import prepare
 
 DRAWS = 1500

@@ -14,7 +14,7 @@ import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import assemble, backend
+from tsfl_jax.experiment import identity, prepare, runner
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
 
@@ -124,7 +124,8 @@ GRADIENTS = AGGREGATORS["fedavg"]._replace(uses_gradients=True)
     ],
 )
 def test_whose_last_bits_depend_on_the_number_of_devices(changes, aggregator, expected):
-    assert backend.depends_on_devices(small(**changes), aggregator) is expected
+    prepared = prepare.prepare(small(**changes), aggregator=aggregator)
+    assert identity.depends_on_devices(prepared) is expected
 
 
 @pytest.mark.slow
@@ -132,7 +133,7 @@ def test_no_operation_is_split_over_a_pool_of_threads():
     """Clients use all cores already."""
     config = tsfl_jax.Config(algorithm="fedavg", num_intervals=2, num_clients=2)
     config.model.hidden, config.schedule.data_size = 1500, 64
-    made = assemble.build(config)
+    made = runner.build(config)
     arguments = made.program.arguments(made.arrays, made.arrays.start, 0)
     lowered = made.program.lower(*arguments)
     options = devices.compiler_options(made.program.mesh)

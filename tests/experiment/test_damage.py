@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.experiment.test_runner import files, same, small
-from tsfl_jax.experiment import assemble, calls, runner
+from tsfl_jax.experiment import calls, checkpoint, runner, summary
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs, tensorboard
 from tsfl_jax.types import UserError
@@ -17,22 +17,16 @@ from tsfl_jax.types import UserError
 
 @pytest.fixture(scope="module")
 def exp():
-    return assemble.build(small(measure_clients=True))
+    return runner.build(small(measure_clients=True))
 
 
 @pytest.fixture(scope="module")
 def whole(exp, tmp_path_factory):
     """A finished run of 6 intervals; it keeps the checkpoints 4 and 6."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    runner.run(exp, folder, clock=lambda: 0.0)  # a save takes no time: all are due
-    return folder
-
-
-@pytest.fixture(scope="module")
-def bare(exp, tmp_path_factory):
-    """The same without checkpoints."""
-    folder = tmp_path_factory.mktemp("bare") / "run"
-    runner.run(exp._replace(checkpoint=False), folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "now", lambda: 0.0)  # all saves are due
+        runner.run(exp, folder)
     return folder
 
 
@@ -41,7 +35,7 @@ def quick(monkeypatch, request):
     """Pictures take most of the time of a finished run."""
     if "figures" not in request.fixturenames:
         for name in ("plot_curves", "plot_participation"):
-            monkeypatch.setattr(runner.runs, name, lambda folder: None)
+            monkeypatch.setattr(summary.runs, name, lambda folder: None)
 
 
 # Damages: functions of a path
@@ -81,11 +75,6 @@ def folder_instead(path):
     gone(path)
     path.mkdir()
     (path / "file").write_text("")
-
-
-def file_instead(path):
-    gone(path)
-    path.write_text("a file")
 
 
 def renamed(name):
@@ -132,7 +121,6 @@ RECOVERED = [
     (NEWEST, renamed("8.npz"), "8.npz is of interval 6"),
     (NEWEST, swapped("4.npz"), AFRESH),
     (NEWEST, gone, "resuming after interval 4 of 6"),
-    ("checkpoints", gone, ""),
     ("checkpoints", lambda p: [cut(q) for q in p.iterdir()], AFRESH),
     ("metrics.jsonl", gone, ""),
     ("metrics.jsonl", cut, ""),
@@ -169,12 +157,7 @@ def test_damage_that_is_recovered(exp, whole, tmp_path, name, damage, words):
 
 # (what is damaged, how, words of the refusal). Nothing is changed.
 REFUSED = [
-    (CONFIG, text("[1]"), "config.json is missing or damaged"),
-    (CONFIG, raw(b"\xff\xfe\x00"), "config.json is missing or damaged"),
-    (CONFIG, gone, "config.json is missing or damaged"),
-    (CONFIG, folder_instead, "config.json is missing or damaged"),
-    (CONFIG, edited(lr=0.5), "lr: 0.5 → 0.02"),
-    (CONFIG, edited(data=3), "data.name: – → "),
+    ("checkpoints", gone, "holds a run without checkpoints; choose another"),
     (".lock", folder_instead, "Is a directory"),
     ("lanes", lambda p: p.mkdir(), "holds a sweep"),
 ]
@@ -182,10 +165,9 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "damage", "words"), REFUSED)
 def test_damage_that_cannot_be_recovered_is_refused(
-    exp, bare, tmp_path, name, damage, words
+    exp, whole, tmp_path, name, damage, words
 ):
-    """Without checkpoints nothing else says what the folder holds."""
-    folder = pathlib.Path(shutil.copytree(bare, tmp_path / "run"))
+    folder = pathlib.Path(shutil.copytree(whole, tmp_path / "run"))
     damage(folder / name)
     before = {p: p.is_file() and p.read_bytes() for p in folder.rglob("*")}
     with pytest.raises(UserError, match=words) as error:
@@ -200,7 +182,6 @@ BLOCKED = [
     ("metrics.jsonl", folder_instead, "metrics.jsonl"),
     ("clients.npz", folder_instead, "clients.npz"),
     (NEWEST, folder_instead, "cannot use .*6.npz: Is a directory"),
-    ("checkpoints", file_instead, "cannot write to .*checkpoints"),
 ]
 
 

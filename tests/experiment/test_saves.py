@@ -7,15 +7,7 @@ import pytest
 import tsfl_jax
 from tests.experiment.test_runner import files, same, small
 from tsfl_jax.engine import scan
-from tsfl_jax.experiment import (
-    assemble,
-    backend,
-    checkpoint,
-    lanes,
-    prepare,
-    runner,
-    saves,
-)
+from tsfl_jax.experiment import backend, checkpoint, lanes, prepare, runner, summary
 from tsfl_jax.report import files as report
 
 T = 40
@@ -28,7 +20,7 @@ def plain(**changes):
 
 @pytest.fixture(scope="module")
 def exp():
-    return assemble.build(plain(num_intervals=T, report_every=1))
+    return runner.build(plain(num_intervals=T, report_every=1))
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +43,7 @@ class Clock:
             self.now += save
 
         monkeypatch.setattr(checkpoint, "save", slow)
+        monkeypatch.setattr(checkpoint, "now", self)
 
     def __call__(self):
         return self.now
@@ -63,7 +56,7 @@ class Clock:
 
 def test_saving_takes_its_share_of_the_time(exp, whole, tmp_path, monkeypatch):
     clock = Clock(monkeypatch, chunk=1.0, save=0.2)
-    runner.run(exp, tmp_path, stop=clock.stop, clock=clock)
+    runner.run(exp, tmp_path, stop=clock.stop)
     # 0.2 s are 2 % of 10 s. The first chunk and the end are saved in any case.
     assert clock.saved == [1, 11, 21, 31, T]
     same(files(tmp_path), files(whole))
@@ -74,7 +67,7 @@ def test_rows_are_plain_numbers(exp, whole):
     always = [n for n in scan.History._fields if n not in scan.OPTIONAL]
     history = scan.History(**{n: np.full((T, 4), np.nan, np.float32) for n in always})
     history = jax.tree.map(lambda a: a[:, 0], history)
-    found = saves.rows_of(exp, history, T)
+    found = summary.rows_of(exp.prepared, history)
     read = report.read_metrics(whole / "metrics.jsonl")
     assert [row.keys() for row in found] == [row.keys() for row in read]
     assert found == [report.plain(row) for row in found]
@@ -95,7 +88,7 @@ def test_an_end_between_two_saves(exp, whole, tmp_path, monkeypatch, killed):
         return True
 
     with pytest.raises(SystemError if killed else KeyboardInterrupt):
-        runner.run(exp, tmp_path, stop=stop, clock=clock)
+        runner.run(exp, tmp_path, stop=stop)
     written = report.read_metrics(tmp_path / "metrics.jsonl")
     assert clock.saved == ([1, 11] if killed else [1, 11, 16])
     rows = report.read_metrics(whole / "metrics.jsonl")
@@ -114,9 +107,9 @@ def test_a_run_goes_on_in_the_middle_of_a_chunk(exp, whole, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         runner.run(exp, tmp_path, stop=stop)
-    other = assemble.build(plain(num_intervals=T, report_every=10))
+    other = runner.build(plain(num_intervals=T, report_every=10))
     # The chunk's length is part of the settings if it was asked for.
-    runner.run(other._replace(identity=exp.identity, settings=exp.settings), tmp_path)
+    runner.run(other._replace(identity=exp.identity), tmp_path)
     same(files(tmp_path), files(whole))
 
 

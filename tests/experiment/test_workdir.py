@@ -15,7 +15,7 @@ import tsfl_jax
 from tests.experiment.test_runner import files, same, small
 from tsfl_jax import cli
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import assemble, backend, runner
+from tsfl_jax.experiment import backend, runner
 from tsfl_jax.report import files as report
 from tsfl_jax.types import UserError
 
@@ -30,7 +30,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def exp():
-    return assemble.build(small())
+    return runner.build(small())
 
 
 # The lock
@@ -153,7 +153,7 @@ def test_an_edited_accuracy_is_not_believed(exp, whole, tmp_path):
 def stopped_on(count, workdir, monkeypatch, **settings):
     """A run that was stopped after its first chunk, on so many devices."""
     on(count, monkeypatch)
-    exp = assemble.build(small(devices=0, **settings))
+    exp = runner.build(small(devices=0, **settings))
     with pytest.raises(KeyboardInterrupt):
         runner.run(exp, workdir, stop=lambda: True)
 
@@ -170,8 +170,8 @@ def test_a_run_resumes_on_another_number_of_devices_with_the_same_bits(
 ):
     stopped_on(2, tmp_path / "cut", monkeypatch)
     on(1, monkeypatch)
-    runner.run(assemble.build(small(devices=0)), tmp_path / "cut")
-    runner.run(assemble.build(small(devices=0)), tmp_path / "whole")
+    runner.run(runner.build(small(devices=0)), tmp_path / "cut")
+    runner.run(runner.build(small(devices=0)), tmp_path / "whole")
     same(files(tmp_path / "cut"), files(tmp_path / "whole"))
 
 
@@ -179,6 +179,6 @@ def test_a_run_resumes_on_another_number_of_devices_with_the_same_bits(
 def test_clients_side_by_side_resume_on_as_many_devices_only(tmp_path, monkeypatch):
     stopped_on(2, tmp_path, monkeypatch, mapping="vmap")
     on(1, monkeypatch)
-    exp = assemble.build(small(devices=0, mapping="vmap"))
+    exp = runner.build(small(devices=0, mapping="vmap"))
     with pytest.raises(UserError, match="devices that share the clients: 2 → 1"):
         runner.run(exp, tmp_path)

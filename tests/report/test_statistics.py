@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tsfl_jax.experiment import runner
+from tsfl_jax.experiment import summary
 from tsfl_jax.report import sweeps
 
 
@@ -40,5 +40,6 @@ def test_an_infinite_regret_is_in_the_mean():
     rows = [lane(0.1, 0.9, mean_regret=value, seed=seed) for seed, value in regrets]
     assert "inf (1 of 2)" in sweeps.sweep_table(["lr", "seed"], rows)
     history = {"regret": np.array([np.inf, np.nan, 0.1]), "gap": np.array([0.2, 0.4])}
-    found = runner.regret_of(history)
-    assert found == {"mean_regret": np.inf, "mean_gap": pytest.approx(0.3)}
+    measured = {"test_accuracy": np.ones(2), "test_loss": np.ones(2)}
+    found = summary.scores_of(history | measured | {"diverged": np.zeros(2, bool)})
+    assert found["mean_regret"] == np.inf and found["mean_gap"] == pytest.approx(0.3)

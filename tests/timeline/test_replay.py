@@ -16,7 +16,7 @@ from tests.engine.test_scan import DATA, MAPPINGS, PROBLEM, SIZE, TAU, as_refere
 from tests.experiment.test_runner import files, same
 from tests.timeline.test_timeline import fleet_of
 from tsfl_jax import config, sections
-from tsfl_jax.experiment import assemble, runner
+from tsfl_jax.experiment import runner
 from tsfl_jax.report import files as report
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.timeline import FRAMEWORKS, replay
@@ -511,7 +511,7 @@ def test_every_framework_runs(framework, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
-    exp = assemble.build(timed("afl"))
+    exp = runner.build(timed("afl"))
     updates = exp.program.intervals
     assert updates % exp.program.chunk and updates > exp.program.chunk
     with pytest.raises(KeyboardInterrupt):

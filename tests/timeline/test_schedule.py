@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tsfl_jax
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import assemble, prepare, runner
+from tsfl_jax.experiment import prepare, runner, summary
 from tsfl_jax.theory import bounds
 from tsfl_jax.timeline import distributions, schedule
 from tsfl_jax.types import UserError
@@ -343,14 +343,15 @@ def test_samples_are_counted_in_64_bits():
     assert result.history["samples"].dtype == np.int64
     assert result.history["samples"].tolist() == [132] * 3
     # As many as clients may train on, each of them: more than 32 bits hold.
-    exp = assemble.build(config)
+    exp = runner.build(config)
     program, arrays = exp.program, exp.arrays
     arguments = program.arguments(arrays, arrays.start, 0)
     _, history = jax.eval_shape(program.run, *arguments)
     assert history.samples.shape == (3, 2)
     filled = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), history)
     filled = filled._replace(samples=np.full((3, 2), 2**31 - 1, np.int32))
-    assert runner.summarize(exp, filled, 1.0, 1.0)["samples_trained"] == 6 * (2**31 - 1)
+    found = summary.summarize(exp.prepared, exp.labels, filled, 1.0, 1.0)
+    assert found["samples_trained"] == 6 * (2**31 - 1)
 
 
 def test_a_trace_that_changes_is_read_again(tmp_path):

@@ -10,7 +10,7 @@ import math
 import os
 import pathlib
 import tempfile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,8 +19,6 @@ from jaxtyping import Int
 
 from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
-from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Params, UserError
 
 
@@ -90,25 +88,6 @@ def start_jax(config: Config) -> Mesh:
     devices.start(config.devices)
     use_cache(config.compile_cache)
     return devices.make_mesh(config.devices, config.num_clients)
-
-
-def depends_on_devices(config: Config, aggregator: Any) -> bool:
-    """Whether the last bits of a run depend on how many CPU devices share the clients.
-
-    Clients one after another give the same bits on any number of devices, except where
-    the bound is minimized or weights are chosen in hindsight: XLA rounds the weights of
-    these solvers, and L by power iteration in every interval, by the program around.
-    """
-    rule = AGGREGATORS.get(config.algorithm) if aggregator is None else aggregator
-    known = config.constants
-    iterates = known.when == "interval" and known.estimator != "quotient"
-    solves = isinstance(rule, Aggregator) and (
-        rule.uses_gradients
-        or rule.hindsight is not None
-        or (rule.uses_constants and iterates)
-    )
-    mapping = formulation(config, "cpu").mapping
-    return solves or config.measure_regret or mapping != "sequential"
 
 
 def default_folder() -> pathlib.Path:

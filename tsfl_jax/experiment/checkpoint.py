@@ -1,5 +1,9 @@
 """Checkpoints of a run or of a call of a sweep: one .npz per saved interval.
 
+A save waits until the last one has cost at most 2 % of the wall time, but no longer
+than five minutes: what a killed run loses is bounded by that wait and one call. The
+first call, the last one and the one after which a run is stopped are saved in any case.
+
 A file is whole or absent. It holds the leaves of a tree, a text with the interval and
 what the experiment is, and one SHA-256 digest of all that, so that a damaged, renamed
 or swapped file is noticed. Nothing in it is a pickle.
@@ -11,6 +15,7 @@ Orbax 0.12.8 was tried instead: 62 to 106 ms per save of 6,400 numbers, where th
 import hashlib
 import json
 import pathlib
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +24,8 @@ import numpy as np
 from absl import logging
 
 from tsfl_jax.config import flat
+from tsfl_jax.engine import scan
+from tsfl_jax.experiment.program import Chunk
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
@@ -27,6 +34,9 @@ SHARE = 0.02  # of the wall time
 _MOST_SECONDS = 300.0  # between two saves, whatever they cost
 AFRESH = "choose another --workdir, or delete that folder to start afresh"
 _ABOUT, _DIGEST = "about", "sha256"  # beside the leaves, which are numbered
+
+
+now = time.perf_counter  # seconds; they decide when a save is due
 
 
 class Written(NamedTuple):
@@ -38,6 +48,43 @@ class Written(NamedTuple):
     def due(self, now: float) -> bool:
         """Whether the last save has cost at most `SHARE` of the time since it ended."""
         return now - self.at >= min(self.cost / SHARE, _MOST_SECONDS)
+
+
+class Progress(NamedTuple):
+    """All that a checkpoint holds."""
+
+    state: scan.State
+    history: scan.History  # [T, ...], lanes [L, T, ...]; filled up to those finished
+    seconds: np.float64  # time spent in compiled calls so far
+    finished: np.int64  # intervals
+
+    def known(self, axis: int = 0) -> scan.History:
+        """The history of the finished intervals."""
+        part = (*(slice(None),) * axis, slice(int(self.finished)))
+        return jax.tree.map(lambda a: a[part], self.history)
+
+    def added(self, chunk: Chunk, last: int, axis: int = 0) -> "Progress":
+        """Add a chunk until interval `last`; the history in place."""
+        before = (slice(None),) * axis
+        new = (*before, slice(chunk.first, last))
+        length = (*before, slice(last - chunk.first))
+        parts = map(jax.tree.leaves, (self.history, chunk.history))
+        for whole, part in zip(*parts, strict=True):
+            whole[new] = part[length]
+        seconds = self.seconds + chunk.seconds
+        return Progress(chunk.state, self.history, seconds, np.int64(last))
+
+
+def nothing(start: scan.State, chunk: Any, intervals: int, axis: int = 0) -> Progress:
+    """The progress before the first of T intervals.
+
+    `chunk` has shapes and types of the history of one call, its intervals on `axis`.
+    """
+    history = jax.tree.map(
+        lambda a: np.zeros((*a.shape[:axis], intervals, *a.shape[axis + 1 :]), a.dtype),
+        chunk,
+    )
+    return Progress(jax.device_get(start), history, np.float64(0), np.int64(0))
 
 
 def save(folder: pathlib.Path, interval: int, state: Any, identity: dict) -> None:
@@ -117,33 +164,22 @@ def _read(path: pathlib.Path, interval: int) -> tuple[dict, list[np.ndarray]]:
     return about, [arrays[str(number)] for number in range(len(arrays))]
 
 
-def changed(old: dict, new: dict) -> dict[str, str]:
-    """Settings of two experiments that differ, as {name: "name: old → new"}."""
-    before, after = (
-        {n: json.dumps(value, ensure_ascii=False) for n, value in flat(one).items()}
-        for one in (old, new)
-    )
-    both = {n: (before.get(n, "–"), after.get(n, "–")) for n in after | before}
-    return {n: f"{n}: {a} → {b}" for n, (a, b) in both.items() if a != b}
-
-
-def shown(changes: list[str]) -> str:
-    """The first three changes, and how many more there are."""
-    more = [f"and {len(changes) - 3} more"] if len(changes) > 3 else []
-    return "; ".join(changes[:3] + more)
-
-
 def _check_same_experiment(
     folder: pathlib.Path, about: dict, identity: dict, template: Any
 ) -> None:
-    asked = json.loads(json.dumps(identity))  # tuples are lists there
-    found = [*changed(about["identity"], asked).values()]
+    before, after = (
+        {n: json.dumps(value, ensure_ascii=False) for n, value in flat(one).items()}
+        for one in (about["identity"], json.loads(json.dumps(identity)))
+    )
+    both = {n: (before.get(n, "–"), after.get(n, "–")) for n in after | before}
+    found = [f"{n}: {a} → {b}" for n, (a, b) in both.items() if a != b]
     if not found and _layout(template) != about["layout"]:
         found = ["the saved arrays have other names, shapes or types"]
     if found:
+        more = [f"and {len(found) - 3} more"] if len(found) > 3 else []
         raise UserError(
-            f"{folder} holds a checkpoint of another experiment ({shown(found)}); "
-            f"{AFRESH}"
+            f"{folder} holds a checkpoint of another experiment "
+            f"({'; '.join(found[:3] + more)}); {AFRESH}"
         )
 
 

@@ -7,14 +7,13 @@ import math
 import textwrap
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, memory
-from tsfl_jax.experiment.identity import labels_of, settings_of
+from tsfl_jax.experiment.identity import labels_of, values_of
 from tsfl_jax.experiment.prepare import (
     Prepared,
     accepted,
@@ -102,16 +101,14 @@ def explain(config: Config, **own: Any) -> Explanation:
 
 def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:
     """Explain a prepared experiment on the devices of a mesh."""
-    settings, times = settings_of(prepared), prepared.workload.schedule
+    settings, times = values_of(prepared), prepared.workload.schedule
     width = _width(prepared, mesh)
     return Explanation(
         settings=settings,
         labels=labels_of(prepared),
         updates=len(prepared.steps),
         seconds=float(prepared.workload.seconds[-1]),
-        parameters=sum(
-            a.size for a in jax.tree.leaves(prepared.network.params["params"])
-        ),
+        parameters=prepared.network.size,
         work=_work_of(prepared),
         timeline=_timeline(prepared.workload),
         memory=memory.estimate(prepared, mesh.size, width),
@@ -132,7 +129,7 @@ def _width(prepared: Prepared, mesh: Mesh) -> int:
 
 
 def _work_of(prepared: Prepared) -> Work:
-    times, settings = prepared.workload.schedule, settings_of(prepared)
+    times, settings = prepared.workload.schedule, values_of(prepared)
     clients, works = len(prepared.partition.capacity), times.tau > 0
     delivers = (replay.claimed(times) > 0).astype(int)
     lag = replay.staleness(times)

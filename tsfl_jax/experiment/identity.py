@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from tsfl_jax import data
-from tsfl_jax.config import WITHOUT_EFFECT, flat
-from tsfl_jax.config import settings_of as config_settings
+from tsfl_jax.config import WITHOUT_EFFECT, flat, settings_of
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import rule_settings
+from tsfl_jax.experiment.network import bytes_per_delivery
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.experiment.source_digest import describe
 
@@ -41,17 +41,29 @@ def labels_of(prepared: Prepared) -> dict[str, Any]:
         "convolution": network.convolution,
         "seed": config.seed,
         "fingerprints": prepared.fingerprints,
+        "num_parameters": network.size,
+        "bytes_per_delivery": bytes_per_delivery(network.size, prepared.rule),
     }
 
 
-def settings_of(prepared: Prepared) -> dict[str, Any]:
+def values_of(prepared: Prepared) -> dict[str, Any]:
     """All settings by name, ``{"data.name": "mnist"}``."""
     return flat(dataclasses.asdict(prepared.config))
 
 
-def unread(prepared: Prepared) -> frozenset[str]:
-    """Settings that cannot change this experiment's result, whatever they are."""
-    return WITHOUT_EFFECT | rule_settings.unread(prepared.config, prepared.rule)
+def depends_on_devices(prepared: Prepared) -> bool:
+    """Whether the last bits of a run depend on how many devices share the clients.
+
+    Clients one after another give the same bits on any number of devices, except where
+    the bound is minimized or weights are chosen in hindsight: XLA rounds the weights of
+    these solvers, and L by power iteration in every interval, by the program around.
+    Side by side, the width of a block can change a client's own training.
+    """
+    rule, known = prepared.rule, prepared.config.constants
+    iterates = known.when == "interval" and known.estimator != "quotient"
+    solves = rule.uses_gradients or rule.hindsight is not None
+    solves = solves or (rule.uses_constants and iterates)
+    return solves or prepared.config.measure_regret or prepared.mapping == "vmap"
 
 
 def identity_of(prepared: Prepared) -> dict[str, Any]:
@@ -61,8 +73,9 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     described = {
         f"own {n}": describe(part) for n, part in own.items() if part is not None
     }
-    without = unread(prepared)
-    settings = {n: v for n, v in settings_of(prepared).items() if n not in without}
+    config = prepared.config
+    without = WITHOUT_EFFECT | rule_settings.unread(config, prepared.rule)
+    settings = {n: v for n, v in values_of(prepared).items() if n not in without}
     found = {name: getattr(jax.config, name) for name in _JAX}
     changed = {n: str(v) for n, v in found.items() if v != _JAX[n]}
     version = {"identity version": _VERSION}
@@ -71,7 +84,7 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
 
 def signature(prepared: Prepared) -> dict[str, str]:
     """What experiments must have in common to be lanes of one program."""
-    values, declared = settings_of(prepared), config_settings(prepared.config)
+    values, declared = values_of(prepared), settings_of(prepared.config)
     fixed = {n: str(values[n]) for n, (_, known) in declared.items() if known.static}
     rule, own, counts = prepared.rule, prepared.own.aggregator, counts_of(prepared)
     own = None if own is None else describe(own)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Num
 
 from tsfl_jax.config import Config
-from tsfl_jax.data import in_memory
+from tsfl_jax.data import in_memory, quadratic
 from tsfl_jax.data.quadratic import Quadratic, curvature
 from tsfl_jax.experiment import backend
 from tsfl_jax.experiment.own_hooks import Own, input_dtype
@@ -29,6 +29,11 @@ class Network(NamedTuple):
     convolution: str  # a key of `convolution.CONVOLUTIONS`
     params: Params  # shapes of its variables
     notes: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of trained parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params["params"]))
 
 
 def curvature_of(config: Config, shape: tuple[int, ...]) -> Float[np.ndarray, "d"]:
@@ -117,3 +122,11 @@ def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
 def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray, "T N"]:
     """Who delivers: a free rider may have weight without any local iteration."""
     return (np.asarray(tau) > 0) | (np.asarray(rho) > 0)
+
+
+def exact_of(prepared: Any) -> quadratic.Exact:
+    """The true constants of quadratic data, with w⁰ = 0, as these clients hold them."""
+    config, x = prepared.config, prepared.dataset.x_train
+    curved, split = curvature_of(config, x.shape[1:]), prepared.partition
+    held, start = (split.indices, split.capacity), np.zeros(len(curved))
+    return quadratic.exact(x, *held, curved, config.batch_size, start)

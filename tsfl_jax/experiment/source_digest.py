@@ -50,7 +50,7 @@ def _text(thing: Any, done: dict[int, tuple[Any, str]]) -> str:
         texts = [_text(part, done) for part in _parts(thing)]
         texts = sorted(texts) if isinstance(thing, frozenset | set) else texts
         digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass"))
-        named = thing if hasattr(thing, "__qualname__") else type(thing)
+        named: Any = thing if hasattr(thing, "__qualname__") else type(thing)
         words = [f"{_module(named)}.{named.__qualname__}"]
         words += [digest.hexdigest()[:16]] if texts else []
         done[id(thing)] = thing, " ".join(words)

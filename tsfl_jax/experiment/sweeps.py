@@ -6,7 +6,6 @@ resumes, and a larger one reuses what a smaller one has run.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -23,22 +22,21 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tsfl_jax import host_memory
-from tsfl_jax.config import Config
-from tsfl_jax.config import settings_of as settings_of_config
+from tsfl_jax.config import Config, settings_of
 from tsfl_jax.engine import scan
-from tsfl_jax.experiment import (
-    calls,
-    grid,
-    lanes,
-    memory,
+from tsfl_jax.experiment import calls, checkpoint, grid, lanes, memory, summary
+from tsfl_jax.experiment.backend import start_jax
+from tsfl_jax.experiment.identity import (
+    depends_on_devices,
+    identity_of,
+    labels_of,
+    values_of,
 )
-from tsfl_jax.experiment.backend import depends_on_devices, start_jax
-from tsfl_jax.experiment.identity import identity_of, settings_of
-from tsfl_jax.experiment.network import bytes_per_delivery, delivers
+from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
-from tsfl_jax.experiment.program import Chunk
-from tsfl_jax.experiment.runner import history_notes, regret_of, scores_of
+from tsfl_jax.experiment.program import Arrays, Chunk, Compiled
+from tsfl_jax.experiment.runner import train
 from tsfl_jax.report import bands, files, progress, results, sweeps, table
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
@@ -91,23 +89,15 @@ def _digest(prepared: Prepared) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def most_lanes(prepared: Prepared) -> int:
-    """Most lanes of a call, as far as it is known without compiling."""
-    stats = jax.devices()[0].memory_stats() or {}
-    one_by_one = prepared.mapping == "sequential" or "bytes_limit" not in stats
-    return ONE_CALL if one_by_one else sys.maxsize
-
-
 def lanes_of_call(group: lanes.Group) -> int:
     """Choose the number of lanes of one compiled call.
 
     Sequential lanes: a few. Lanes side by side (vmapped): what fits into 80 % of the
     device's memory, as the compiler reports the memory of one lane.
     """
-    members = group.members
-    if most_lanes(members[0]) == ONE_CALL:
+    members, stats = group.members, jax.devices()[0].memory_stats() or {}
+    if members[0].mapping == "sequential" or "bytes_limit" not in stats:
         return min(ONE_CALL, len(members))
-    stats = jax.devices()[0].memory_stats() or {}
     one = lanes.make_lanes(group, members[:1], 1, runs=False)
     memory = group.program.compile(one).memory()
     free = 0.8 * stats["bytes_limit"] - memory["arguments"]
@@ -115,32 +105,26 @@ def lanes_of_call(group: lanes.Group) -> int:
     return max(1, min(fits, len(members)))
 
 
-def _row(
-    lane: int, prepared: Prepared, swept: list[str], history: dict, num_devices: int
-) -> dict:
+def _row(lane: int, every: "_Sweep", history: dict) -> dict:
     """One line of results.csv."""
-    settings = settings_of(prepared)
-    values = {"lane": lane} | {name: settings[name] for name in swept}
-    fingerprints = {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
-    scores = scores_of(history)
-    end = scores["diverged_at"]
-    there = delivers(history["tau"][:end], history["rho"][:end])
-    sizes = [a.size for a in jax.tree.leaves(prepared.network.params["params"])]
-    delivery = bytes_per_delivery(sum(sizes), prepared.rule)
+    prepared = every.several[lane]
+    settings, labels = values_of(prepared), labels_of(prepared)
+    scores = summary.scores_of(history)
+    there = delivers(history["tau"], history["rho"])[: scores["diverged_at"]]
     return (
-        values
+        {"lane": lane}
+        | {name: settings[name] for name in every.swept}
         | scores
-        | regret_of(history)
         | {
             "seconds": float(history["seconds"]),
-            "notes": "; ".join((*prepared.notes, *history_notes(history))),
+            "notes": "; ".join((*prepared.notes, *summary.history_notes(history))),
             "data": prepared.dataset.name,
-            "num_devices": num_devices,
-            "bytes_moved": delivery * int(there.sum()),
+            "num_devices": every.mesh.size,
+            "bytes_moved": labels["bytes_per_delivery"] * int(there.sum()),
             "samples_trained": int(history["samples"].astype(np.int64).sum()),
         }
-        | fingerprints
-        | {k: v for k, v in settings.items() if k not in values}
+        | {f"{k}_sha": v for k, v in prepared.fingerprints.items()}
+        | {k: v for k, v in settings.items() if k not in every.swept}
     )
 
 
@@ -163,30 +147,46 @@ def _cut(history: dict) -> dict:
     }
 
 
-def run(
-    config: Config, swept: Mapping[str, Sequence] | Sequence[Mapping], **options: Any
-) -> SweepResult:
-    """Run or resume a sweep, with `options` as `from_python.sweep` has them.
-
-    Progress goes to the option `stream`; None: nowhere.
-    """
-    validate(config)
-    given = Own(**{n: options.pop(n) for n in Own._fields if n in options})
-    config, own = adopted(config, given)
-    points = grid.points(swept, settings_of_config(config))
-    if given.aggregator is not None and "algorithm" in grid.names_of(points):
-        raise UserError(
-            "--sweep algorithm: would be ignored with aggregator=, the rule of all "
-            "lanes; leave one of them out"
-        )
-    configs = [grid.changed(config, values) for values in points]
-    return run_validated(config, points, configs, **options, **own._asdict())
-
-
-def run_validated(
+def sweep(
     config: Config,
-    points: list[dict[str, Any]],
-    configs: list[Config],
+    swept: Mapping[str, Sequence] | Sequence[Mapping],
+    *,
+    workdir: str | pathlib.Path | None = None,
+    lanes_per_call: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+    watch: Watch = lambda done: None,
+    verbose: bool = False,
+    **own: Any,
+) -> SweepResult:
+    """Run or resume a sweep: one run per point, as lanes of compiled programs.
+
+    Args:
+      config: all settings that are not swept.
+      swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``,
+        for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``,
+        where what a point lacks keeps the config's value.
+      workdir: folder for tables, figures and finished lanes; the same call with the
+        same folder resumes. None keeps everything in memory.
+      lanes_per_call: lanes of one compiled call; 0 chooses by the device.
+      stop: called after each chunk of intervals; True raises KeyboardInterrupt.
+      watch: called after each call with the histories of finished lanes, by lane.
+      verbose: print progress on stderr.
+      **own: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
+
+    Returns:
+      `SweepResult`: a row per lane, and histories with a leading axis of lanes.
+
+    Raises:
+      UserError: a setting or value that cannot work, in one line.
+    """
+    options = {"lanes_per_call": lanes_per_call, "stop": stop, "watch": watch} | own
+    stream = sys.stderr if verbose else None
+    return run(config, swept, workdir=workdir, stream=stream, **options)
+
+
+def run(
+    config: Config,
+    swept: Mapping[str, Sequence] | Sequence[Mapping],
     *,
     workdir: str | pathlib.Path | None = None,
     lanes_per_call: int = 0,
@@ -195,7 +195,16 @@ def run_validated(
     watch: Watch = lambda done: None,
     **own: Any,
 ) -> SweepResult:
-    """Run or resume a sweep of validated configs, one per point; see `run`."""
+    """Run or resume a sweep, see `sweep`; progress goes to `stream`; None: nowhere."""
+    validate(config)
+    config, parts = adopted(config, Own(**own))
+    points = grid.points(swept, settings_of(config))
+    if own.get("aggregator") is not None and "algorithm" in grid.names_of(points):
+        raise UserError(
+            "--sweep algorithm: would be ignored with aggregator=, the rule of all "
+            "lanes; leave one of them out"
+        )
+    configs = [grid.changed(config, values) for values in points]
     if workdir is not None:
         files.folder_of(workdir)  # before the work
     # Before anything else uses JAX.
@@ -214,11 +223,11 @@ def run_validated(
     )
     with contextlib.ExitStack() as stack:
         folder = None if workdir is None else _opened(workdir, stack)
-        several = prepare_all(configs, Own(**own))
+        several = prepare_all(configs, parts)
         names = [_digest(p) for p in several]
-        swept = grid.names_of(points)
-        every = _Sweep(points, swept, several, names, mesh, folder, stream, stop, watch)
-        return _result(config, every, *_train(every, lanes_per_call))
+        given = lanes_per_call, mesh, folder, stream, stop, watch
+        every = _Sweep(points, grid.names_of(points), several, names, *given)
+        return _result(config, every, *_train(every))
 
 
 def _opened(workdir: str | pathlib.Path, stack: contextlib.ExitStack) -> pathlib.Path:
@@ -238,6 +247,7 @@ class _Sweep(NamedTuple):
     swept: list[str]  # names of the swept settings
     several: list[Prepared]
     names: list[str]  # digest of each lane
+    lanes_per_call: int  # 0 chooses
     mesh: Mesh
     folder: pathlib.Path | None
     stream: IO[str] | None
@@ -248,14 +258,9 @@ class _Sweep(NamedTuple):
         """Names of the user's own metrics, the same in all lanes."""
         return tuple(self.several[0].own.metrics or ())
 
-    def row(self, lane: int, history: dict) -> dict:
-        """The lane's line of the tables."""
-        size = self.mesh.size
-        return _row(lane, self.several[lane], self.swept, history, size)
-
 
 def _train(
-    every: _Sweep, lanes_per_call: int
+    every: _Sweep,
 ) -> tuple[list[dict], list[dict[str, np.ndarray]]]:
     """Rows and histories of all lanes, from the folder or trained and kept there."""
     several, names, stream = every.several, every.names, every.stream
@@ -268,7 +273,7 @@ def _train(
         wanted = every.metrics() + (scan.REGRET if regret else ())
         found = calls.finished_lanes(every.folder / "lanes", names, warn, wanted)
         done = {i: _cut(found[n]) for i, n in enumerate(names) if n in found}
-    rows = {i: every.row(i, history) for i, history in done.items()}
+    rows = {i: _row(i, every, history) for i, history in done.items()}
     groups, causes = lanes.group(several, finished=rows)
     for cause in causes:
         progress.log(stream, f"{len(groups)} programs, because of {cause}")
@@ -280,12 +285,10 @@ def _train(
     with progress.bar(stream, total, first) as advance:
         show = _shown(every, rows, advance)
         for members in groups:
-            for indices, histories in _run_group(
-                every, members, lanes_per_call, show, done
-            ):
+            for indices, histories in _run_group(every, members, show, done):
                 for index, history in zip(indices, histories, strict=True):
                     done[index] = _cut(history)
-                    rows[index] = every.row(index, done[index])
+                    rows[index] = _row(index, every, done[index])
                 every.watch(dict(sorted(done.items())))
                 if every.folder is not None and len(rows) < len(several):
                     ordered = [rows[i] for i in sorted(rows)]
@@ -338,15 +341,14 @@ def _shown(
 def _run_group(
     every: _Sweep,
     members: list[int],
-    lanes_per_call: int,
     show: Callable[[list[int], Chunk], None],
     done: Collection[int],
 ) -> Iterator[tuple[list[int], list[dict[str, np.ndarray]]]]:
     """Run those lanes of one program that are not done, a call at a time."""
-    several, stream = every.several, every.stream
+    several = every.several
     memory.check(several[members[0]], every.mesh.size)
     group = lanes.make_group([several[i] for i in members], every.mesh)
-    count = min(lanes_per_call or lanes_of_call(group), len(members))
+    count = min(every.lanes_per_call or lanes_of_call(group), len(members))
     todo = [i for i in members if i not in done]
     begun = _path_of(every, group, todo[:count], count)
     if begun is None or not begun.exists():  # else it goes on with its idle lanes
@@ -355,43 +357,60 @@ def _run_group(
     for first in range(0, len(todo), count):
         indices = todo[first : first + count]
         arrays = lanes.make_lanes(group, [several[i] for i in indices], count)
-        compiled = compiled or group.program.compile(arrays, stream=stream)
+        compiled = compiled or group.program.compile(arrays, stream=every.stream)
         path = _path_of(every, group, indices, count)
-        history, seconds = calls.run_call(
-            compiled,
-            arrays,
-            path,
-            functools.partial(show, indices),
-            every.stop,
-            progress.warn_to(stream),
-        )
-        named = history.named(every.metrics())
-        found = _histories(every, indices, named, seconds)
+        yield indices, _run_call(every, compiled, arrays, indices, path, show)
         if path is not None:
             shutil.rmtree(path, ignore_errors=True)
-        yield indices, found
 
 
-def _histories(
+def _run_call(
     every: _Sweep,
+    compiled: Compiled,
+    arrays: Arrays,
     indices: list[int],
-    named: dict[str, Any],
-    seconds: float,
+    path: pathlib.Path | None,
+    show: Callable[[list[int], Chunk], None],
 ) -> list[dict[str, np.ndarray]]:
-    """The histories of a call's lanes, each written to its file."""
-    found = []
+    """Histories of lanes, from the checkpoint of an earlier process if there is one."""
+    total, chunk = compiled.program.intervals, compiled.call.out_info[1]
+    done = checkpoint.nothing(arrays.start, chunk, total, 1)
+    identity = {"call": path.name if path else ""}  # a digest of all that matters
+    if path is not None:
+        notice = progress.warn_to(every.stream)
+        found = checkpoint.restore_latest(path, done, identity, notice)
+        done = found[1] if found else done
+
+    def save(done: checkpoint.Progress) -> None:
+        assert path is not None
+        checkpoint.save(path, int(done.finished), done, identity)
+
+    if done.finished:
+        known, last = done.known(1), int(done.finished)
+        show(indices, Chunk(0, last, done.state, known, float(done.seconds)))
+    written = checkpoint.Written(checkpoint.now(), 0.1)  # the first after 5 s
+    done = train(
+        compiled,
+        arrays,
+        done,
+        lambda chunk, _: show(indices, chunk),
+        every.stop,
+        save if path else None,
+        written,
+        axis=1,
+    )
+    found, named = [], done.history.named(every.metrics())
     for lane, index in enumerate(indices):
         workload = every.several[index].workload
         one = {name: a[lane] for name, a in named.items()} | {
             "tau": workload.schedule.tau,
             "virtual_time": workload.seconds,
-            "seconds": np.float64(seconds / len(indices)),
+            "seconds": np.float64(done.seconds / len(indices)),
         }
         if workload.schedule.delivery is not None:
             one[calls.CLIENT] = np.asarray(workload.schedule.delivery.client)
         if every.folder is not None:
-            folder = every.folder / "lanes"
-            calls.write_lane(folder, every.names[index], one)
+            calls.write_lane(every.folder / "lanes", every.names[index], one)
         found.append(one)
     return found
 
@@ -404,9 +423,7 @@ def _path_of(
     if every.folder is None or not first.config.checkpoint:
         return None
     files.prepare_workdir(every.folder / _RUNNING)
-    # The width of a block can change last bits, and so can some rules.
-    depends = depends_on_devices(first.config, first.own.aggregator)
-    devices = every.mesh.size if depends or first.mapping == "vmap" else ""
+    devices = every.mesh.size if depends_on_devices(first) else ""
     names = [every.names[i] for i in indices]
     # In their order the states of several rules are kept side by side.
     rules = list(dict.fromkeys(p.config.algorithm for p in group.members))
@@ -439,13 +456,7 @@ def _result(
     result = SweepResult(rows, whole, swept, series)
     if folder is not None:
         settings = {"config": dataclasses.asdict(config), "lanes": every.points}
-        settings |= {
-            "device": jax.devices()[0].device_kind,
-            "backend": jax.default_backend(),
-            "processor": files.processor(),
-            "versions": files.versions(),
-        }
-        files.write_json(folder / "sweep.json", settings)
+        files.write_json(folder / "sweep.json", settings | summary.where_run())
         about = _about(every.several)
         sweeps.write_sweep(folder, swept, rows, result._runs(), about)
     return result

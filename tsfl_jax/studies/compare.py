@@ -19,7 +19,7 @@ from jaxtyping import Float
 from tsfl_jax import config_files, data, timeline
 from tsfl_jax.config import Config, flat, get
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import assemble, grid, prepare, runner
+from tsfl_jax.experiment import grid, prepare, runner
 from tsfl_jax.report import files, progress
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.report.statistics import (
@@ -136,9 +136,9 @@ def _run_one(
     config: Config, dataset: Dataset, workdir: pathlib.Path
 ) -> tuple[runner.Result, dict]:
     """One run, new, resumed or reused; and a summary of its timeline."""
-    exp = assemble.build(config, dataset=dataset)
+    exp = runner.build(config, dataset=dataset)
     # Of the schedule and not of the trace: free riders do not do what they report.
-    times = exp.workload.schedule
+    times = exp.prepared.workload.schedule
     stale = replay.staleness(times)
     facts = {
         "updates": len(times.tau),

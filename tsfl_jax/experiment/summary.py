@@ -1,0 +1,183 @@
+"""What a run's files and a sweep's rows say of a history: results, notes, rows."""
+
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tsfl_jax.engine import scan
+from tsfl_jax.experiment.network import delivers
+from tsfl_jax.experiment.prepare import Prepared
+from tsfl_jax.report import files as report
+from tsfl_jax.report import runs
+from tsfl_jax.timeline import replay
+from tsfl_jax.types import Array, Params
+
+# Columns of metrics.jsonl beside the interval and its virtual time.
+_COLUMNS = (
+    "test_accuracy",
+    "test_loss",
+    "train_loss",
+    "threshold",
+    "num_selected",
+    "weight_entropy",
+    "smoothness",
+    "grad_sq_norm",
+    "grad_variance",
+    "grad_square",
+    "coupling",
+    "num_dropped",
+)
+# And those that are there only if asked for.
+_ASKED = ("validation_loss", "regret", "gap")
+
+
+def last_measured(values: Array | np.ndarray) -> float:
+    """The last value that is not NaN; NaN if there is none."""
+    values = np.asarray(values)
+    measured = values[~np.isnan(values)]
+    return float(measured[-1]) if len(measured) else float("nan")
+
+
+def where_run() -> dict[str, Any]:
+    """What this process runs on."""
+    return {
+        "device": jax.devices()[0].device_kind,
+        "backend": jax.default_backend(),
+        "processor": report.processor(),
+        "versions": report.versions(),
+    }
+
+
+def summarize(
+    prepared: Prepared,
+    labels: dict[str, Any],
+    history: scan.History,
+    seconds: float,
+    compile_seconds: float,
+) -> dict[str, Any]:
+    """The content of summary.json; `history` has the finished intervals only."""
+    samples = int(history.samples.sum(dtype=np.int64))
+    tau, named = prepared.workload.schedule.tau, history._asdict()
+    deliveries = int(delivers(tau[: len(history.diverged)], history.rho).sum())
+    return (
+        labels
+        | {"num_intervals": len(history.diverged)}
+        | scores_of(named)
+        | {
+            "compile_seconds": compile_seconds,
+            "train_seconds": seconds,
+            "samples_trained": samples,
+            "samples_per_second": samples / seconds if seconds else float("nan"),
+            "bytes_moved": labels["bytes_per_delivery"] * deliveries,
+            "num_dropped": int(history.num_dropped.sum()),
+            "notes": [*prepared.notes, *history_notes(named)],
+        }
+        | where_run()
+    )
+
+
+def scores_of(history: dict[str, Any]) -> dict[str, Any]:
+    """Best and last accuracy, last loss, interval of a total loss, mean regret."""
+    accuracy, lost = history["test_accuracy"], np.flatnonzero(history["diverged"])
+    measured = accuracy[~np.isnan(accuracy)]
+    found = {
+        "best_test_accuracy": float(measured.max()) if len(measured) else float("nan"),
+        "final_test_accuracy": last_measured(accuracy),
+        "final_test_loss": last_measured(history["test_loss"]),
+        "diverged_at": int(lost[0]) + 1 if len(lost) else None,
+    }
+    for name in ("regret", "gap"):
+        values = history.get(name)
+        if values is not None:  # over the measured intervals
+            known = np.asarray(values, np.float64)[~np.isnan(values)]
+            found[f"mean_{name}"] = float(known.mean()) if len(known) else float("nan")
+    return found
+
+
+def history_notes(history: dict[str, Any]) -> list[str]:
+    """Notes on what a run's numbers alone do not say."""
+    found, lost = [], np.asarray(history["diverged"])
+    endless = np.isinf(np.asarray(history["test_loss"]))
+    if endless.any():
+        found.append(
+            f"the test loss was infinite or NaN in {endless.sum()} tested intervals, "
+            f"first in interval {np.argmax(endless) + 1}, although the weights were "
+            "finite"
+        )
+    worked = (np.asarray(history["samples"]) > 0).any(axis=1) & ~lost
+    total = np.asarray(history["rho"], np.float64).sum(axis=1)
+    count = int((worked & ~(total > 0)).sum())  # NaN is not > 0
+    if count:
+        found.append(
+            f"in {count} of {len(worked)} intervals the rule's weights were NaN or "
+            "their sum was not positive, so that the model stayed as it was"
+        )
+    return found
+
+
+def rows_of(prepared: Prepared, history: scan.History) -> list[dict[str, Any]]:
+    """One plain dict per finished interval, as in metrics.jsonl."""
+    finished, own = len(history.rho), tuple(prepared.own.metrics or ())
+    columns: dict[str, Sequence] = {"interval": range(1, finished + 1)}
+    columns["virtual_time"] = prepared.workload.seconds[:finished].tolist()
+    named = history.named(own)
+    for name in (*_COLUMNS, *(n for n in _ASKED if n in named), *own):
+        columns[name] = _plain(named[name])
+    return [
+        dict(zip(columns, row, strict=True))
+        for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def _plain(values: np.ndarray) -> list:
+    """Numbers as JSON has them: None for NaN and ±inf."""
+    plain = values.tolist()
+    if np.isfinite(values).all():
+        return plain
+    return [v if math.isfinite(v) else None for v in plain]
+
+
+def write_results(
+    folder: pathlib.Path,
+    prepared: Prepared,
+    history: scan.History,
+    params: Params,
+    summary: dict[str, Any],
+) -> None:
+    """Write all files but the metrics; `history` has the finished intervals only."""
+    finished, times = len(history.rho), prepared.workload.schedule
+    clients = len(prepared.partition.capacity)
+    per_client = {"tau": times.tau, "rho": history.rho, "selected": history.selected}
+    if times.delivery is not None:  # one cell may be of several deliveries
+        there = delivers(times.tau[:finished], history.rho)
+        per_client["deliveries"] = there.astype(np.int32)
+    if history.slope is not None:
+        per_client["slope"] = np.nan_to_num(np.asarray(history.slope))  # 0: not there
+    arrays = {
+        name: replay.dense(np.asarray(a)[:finished], times, clients)
+        for name, a in per_client.items()
+    }
+    arrays["size"] = replay.dense(times.size[:finished], times, clients, np.maximum)
+    if times.delivery is None and not np.isnan(history.grad_square).all():
+        arrays |= {
+            "variance": np.asarray(history.client_variance),
+            "dissimilarity": np.asarray(history.client_dissimilarity),
+        }
+    report.write_arrays(folder / "clients.npz", arrays, compress=True)
+    report.write_arrays(folder / "model.npz", named_arrays(params))
+    report.write_json(folder / "summary.json", summary)
+    runs.plot_curves(folder)
+    runs.plot_participation(folder)
+
+
+def named_arrays(params: Params) -> dict[str, np.ndarray]:
+    """Flax variables as one flat dict, ``{"params/Dense_0/kernel": array}``."""
+    leaves = jax.tree.leaves_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in leaves
+    }

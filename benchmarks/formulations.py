@@ -16,6 +16,7 @@ from collections.abc import Callable
 import jax
 
 from benchmarks import ahead, common
+from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend
 
@@ -72,7 +73,7 @@ def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
             if theirs
             else "no PyTorch"
         )
-        chosen = backend.choose(jax.default_backend())
+        chosen = backend.formulation(Config(), jax.default_backend())
         rows.append(
             {
                 "network": name,

@@ -644,14 +644,3 @@ def test_settings_that_a_given_optimizer_would_ignore_are_refused(settings):
         tsfl_jax.simulate(config, optimizer=optax.sgd(0.05))
     # A function of the hyper-parameters may read them.
     tsfl_jax.simulate(config, optimizer=lambda h: optax.sgd(h.lr))
-
-
-def test_sizes_of_a_trace_that_are_not_used_are_noted(tmp_path):
-    rows = [f"{t},{i},1,{10 + i}" for t in range(2) for i in range(4)]
-    file = tmp_path / "trace.csv"
-    file.write_text("\n".join(["interval,client,tau,size", *rows]))
-    config = replace(small(), {"schedule.kind": "trace", "schedule.trace": str(file)})
-    config.schedule.data_size = tsfl_jax.Config().schedule.data_size
-    lists = np.arange(200).reshape(4, 50)
-    notes = tsfl_jax.simulate(config, partition=lists).summary["notes"]
-    assert any("trace.csv are not used" in note for note in notes)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import jax
 
 from tsfl_jax import command, config_files, interrupts
-from tsfl_jax.config import SETTINGS, Config, flat, replace
+from tsfl_jax.config import SETTINGS, Config, flat, replace, value
 from tsfl_jax.engine import devices, processes
 from tsfl_jax.experiment import backend, explain, grid, prepare, program, runner, sweeps
 from tsfl_jax.report import files as report
@@ -87,7 +87,7 @@ def parse(name: str, texts: list[str]) -> tuple[Given, Config]:
     for flag, text in vars(given).items():
         if flag.startswith("config."):
             setting, shown = flag.removeprefix("config."), f"--{flag}={text}"
-            changes[setting] = grid.value(text, SETTINGS[setting][0], shown)
+            changes[setting] = value(text, SETTINGS[setting][0], shown)
     config = replace(config_files.load(given.config, "--config="), changes)
     validate(config)
     return given, config

@@ -4,6 +4,7 @@
 that of the flag and of the sweep, such as "fedasync.gamma".
 """
 
+import ast
 import copy
 import dataclasses
 import functools
@@ -16,6 +17,7 @@ from tsfl_jax import components
 from tsfl_jax.components import Settings
 from tsfl_jax.rules import SECTIONS
 from tsfl_jax.sections import General
+from tsfl_jax.types import UserError
 
 
 def _extended(kind: type, sections: dict[str, type]) -> type:
@@ -50,6 +52,29 @@ WITHOUT_EFFECT = frozenset(name for name, (_, s) in SETTINGS.items() if not s.ef
 def get(config: Config, name: str) -> Any:
     """The value of a setting by its flat name."""
     return functools.reduce(getattr, name.split("."), config)
+
+
+def value(text: str, kind: type, shown: str) -> Any:
+    """One value of a setting from its text, such as ``0.1``, ``true`` or ``(1,4)``.
+
+    Args:
+      text: the value as written.
+      kind: type of the setting.
+      shown: what the user wrote, for messages.
+    """
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise UserError(f"{shown}: {text!r} is neither True nor False")
+        return text.lower() == "true"
+    try:
+        found = ast.literal_eval(text) if kind is tuple else kind(text)
+    except (ValueError, SyntaxError, TypeError):
+        found = None
+    if not isinstance(found, kind):
+        names = {int: "a whole number", float: "a number"}
+        expected = names.get(kind, "a tuple of whole numbers like (1,4)")
+        raise UserError(f"{shown}: {text!r} is not {expected}")
+    return found
 
 
 def seed_of(config: Config, source: str) -> int:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks import ahead, structure
+from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend
 from tsfl_jax.types import UserError
 
@@ -38,7 +39,7 @@ def test_the_compiler_for_gpus_is_asked_for(monkeypatch):
 
 def compiled(network, **work):
     """One interval with the defaults on a GPU."""
-    best = backend.choose("gpu")
+    best = backend.formulation(Config(), "gpu")
     return structure.compiled(
         network=network, mapping=best.mapping, form=best.convolution, **work
     )

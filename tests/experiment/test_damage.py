@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.experiment.test_runner import files, same, small
-from tsfl_jax.experiment import calls, checkpoint, runner, summary
+from tsfl_jax.experiment import checkpoint, runner, summary, sweeps
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs, tensorboard
 from tsfl_jax.types import UserError
@@ -282,13 +282,13 @@ LANES = [
 
 @pytest.mark.parametrize("damage", LANES)
 def test_damaged_lanes_are_left_out(whole, tmp_path, damage):
-    names = {*calls.scan.History._fields, "tau", "virtual_time", "seconds"}
-    names -= {*calls.scan.OPTIONAL}  # only where they were asked for
+    names = {*sweeps.scan.History._fields, "tau", "virtual_time", "seconds"}
+    names -= {*sweeps.scan.OPTIONAL}  # only where they were asked for
     lane = {name: np.ones((T, N)) for name in names}
     report.write_arrays(tmp_path / "a.npz", lane | {"lane": np.array("a")})
     notices = []
-    found = calls.finished_lanes(tmp_path, ["a"], notices.append)
+    found = sweeps._finished_lanes(tmp_path, ["a"], notices.append)
     assert set(found["a"]) == names and not notices
     damage(tmp_path / "a.npz")
-    assert calls.finished_lanes(tmp_path, ["a", "b"], notices.append) == {}
+    assert sweeps._finished_lanes(tmp_path, ["a", "b"], notices.append) == {}
     assert len(notices) == 1 and "runs again" in notices[0]

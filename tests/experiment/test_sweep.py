@@ -114,7 +114,7 @@ def test_ranges_of_numbers(text, values):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr=log(0,1,3)", "log needs numbers > 0"),
+        ("lr=log(0,1,3)", "and ends > 0"),
         ("lr=log(1,2)", r"expected log\(first,last,count\)"),
         ("lr=lin(1,2,1)", "a count from 2 to"),
         ("lr=0.1:0.2", "expected first:end:step"),

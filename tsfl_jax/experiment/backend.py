@@ -38,14 +38,9 @@ _ACCELERATOR = Formulation("vmap", "slices")
 _CPU = Formulation("sequential", "fast")
 
 
-def choose(backend: str) -> Formulation:
-    """Choose the formulation for a backend: "cpu", "gpu", …"""
-    return _CPU if backend == "cpu" else _ACCELERATOR
-
-
 def formulation(config: Config, backend: str) -> Formulation:
-    """The formulation of a config; what is "auto" is chosen for the backend."""
-    best = choose(backend)
+    """The formulation of a config on "cpu", "gpu", …; "auto" is the backend's."""
+    best = _CPU if backend == "cpu" else _ACCELERATOR
     return Formulation(
         best.mapping if config.mapping == "auto" else config.mapping,
         best.convolution if config.convolution == "auto" else config.convolution,

@@ -1,6 +1,5 @@
 """The points of a sweep: ``seed=0:10`` → values, a file of points, their product."""
 
-import ast
 import csv
 import itertools
 import math
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tsfl_jax.components import Settings
-from tsfl_jax.config import SETTINGS, Config, replace
+from tsfl_jax.config import SETTINGS, Config, replace, value
 from tsfl_jax.types import UserError, one_line
 from tsfl_jax.validate import suggestion, validate
 
@@ -20,7 +19,6 @@ Points = list[dict[str, Any]]  # {setting: value} of each lane
 MOST_LANES = 100_000
 _DIGITS = 8  # of a computed value: 0.3, not 0.30000000000000004
 _SPACED = re.compile(r"(lin|log)\((.*)\)")
-_KINDS = {int: "a whole number", float: "a number"}
 
 
 def kind_of(name: str, shown: str, settings: Settings = SETTINGS) -> type:
@@ -28,28 +26,6 @@ def kind_of(name: str, shown: str, settings: Settings = SETTINGS) -> type:
     if name not in settings:
         raise UserError(f"{shown}: there is no such setting{suggestion(name)}")
     return settings[name][0]
-
-
-def value(text: str, kind: type, shown: str) -> Any:
-    """One value of a setting from its text, such as ``0.1``, ``true`` or ``(1,4)``.
-
-    Args:
-      text: the value as written.
-      kind: type of the setting.
-      shown: what the user wrote, for messages.
-    """
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise UserError(f"{shown}: {text!r} is neither True nor False")
-        return text.lower() == "true"
-    try:
-        found = ast.literal_eval(text) if kind is tuple else kind(text)
-    except (ValueError, SyntaxError, TypeError):
-        found = None
-    if not isinstance(found, kind):
-        expected = _KINDS.get(kind, "a tuple of whole numbers like (1,4)")
-        raise UserError(f"{shown}: {text!r} is not {expected}")
-    return found
 
 
 def values(text: str, kind: type, shown: str) -> list:
@@ -65,9 +41,9 @@ def values(text: str, kind: type, shown: str) -> list:
     found = []
     for part in map(str.strip, re.split(r",(?![^(]*\))", text)):
         spaced = _SPACED.fullmatch(part)
-        if kind in _KINDS and spaced:
+        if kind in (int, float) and spaced:
             found += _spaced(spaced[1], spaced[2].split(","), kind, shown)
-        elif kind in _KINDS and ":" in part:
+        elif kind in (int, float) and ":" in part:
             found += _range(part.split(":"), kind, shown)
         else:
             found.append(value(part, kind, shown))
@@ -76,26 +52,28 @@ def values(text: str, kind: type, shown: str) -> list:
 
 def _spaced(name: str, texts: list[str], kind: type, shown: str) -> list:
     """``lin(first,last,count)`` or ``log(first,last,count)``, with both ends."""
-    if len(texts) != 3:
-        raise UserError(f"{shown}: expected {name}(first,last,count)")
-    first, last = (value(text, float, shown) for text in texts[:2])
-    count = value(texts[2], int, shown)
+    numbers = [value(text, float, shown) for text in texts]
     least = 0 if name == "log" else -math.inf
-    if not all(least < end < math.inf for end in (first, last)):
-        needed = "> 0; lin takes any" if name == "log" else "that are finite"
-        raise UserError(f"{shown}: {name} needs numbers {needed}")
-    if not 2 <= count <= MOST_LANES:
-        raise UserError(f"{shown}: {name} needs a count from 2 to {MOST_LANES:,}")
+    if (
+        len(numbers) != 3
+        or not all(least < end < math.inf for end in numbers[:2])
+        or numbers[2] not in range(2, MOST_LANES + 1)
+    ):
+        raise UserError(
+            f"{shown}: expected {name}(first,last,count), a count from 2 to "
+            f"{MOST_LANES:,}{' and ends > 0; lin takes any' * (name == 'log')}"
+        )
     space = np.geomspace if name == "log" else np.linspace
-    return [_rounded(number, kind) for number in space(first, last, count).tolist()]
+    first, last, count = numbers
+    return [_rounded(number, kind) for number in space(first, last, int(count))]
 
 
 def _range(texts: list[str], kind: type, shown: str) -> list:
     """``first:end`` (whole numbers) or ``first:end:step``, without the end."""
     numbers = [value(text, kind, shown) for text in texts]
-    needed = "first:end or first:end:step" if kind is int else "first:end:step"
     numbers += [1] if kind is int and len(numbers) == 2 else []
     if len(numbers) != 3 or not all(map(math.isfinite, numbers)) or not numbers[2]:
+        needed = "first:end or first:end:step" if kind is int else "first:end:step"
         raise UserError(f"{shown}: expected {needed}")
     first, end, step = numbers
     # 0.1:0.3:0.1 ends before 0.3, whatever rounding makes of it.

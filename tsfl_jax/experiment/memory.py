@@ -70,15 +70,11 @@ def check(prepared: Prepared, num_devices: int) -> None:
     else:
         needed = sum(rows[n] for n in _DATA) + 2 * rows["state after a call"]
     most = max(rows, key=rows.__getitem__)
-    setting = f"model.name={network.name}"
-    if most in ("training samples", "test samples"):
-        setting = f"data.name={config.data.name}"
-    elif most in ("index table", "stacked models"):
-        setting = f"num_clients={config.num_clients}"
-    elif network.name in ("mlp", "mnist_cnn", "mnist_dropout_cnn"):
-        setting = f"model.hidden={config.model.hidden}"
     host_memory.require(
-        f"--config.{setting}", needed, f"training (the largest part: {most})"
+        f"--config.model.name={network.name}, num_clients={config.num_clients}, "
+        f"data.name={config.data.name}",
+        needed,
+        f"training (the largest part: {most})",
     )
 
 

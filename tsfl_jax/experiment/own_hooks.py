@@ -49,12 +49,10 @@ _TAKEN |= {*SETTINGS}  # columns of a sweep that has several values
 
 def check_metrics(metrics: Any) -> None:
     """Check that no metric has the name of something else in the history."""
-    for name in metrics or ():
-        if name in _TAKEN:
-            raise UserError(
-                f"metrics: {name!r} is a name of the history or of a setting; use "
-                "another"
-            )
+    for name in _TAKEN & {*(metrics or ())}:
+        raise UserError(
+            f"metrics: {name!r} is a name of the history or of a setting; use another"
+        )
 
 
 def checked(augment: Any, client_step: Any, dataset: Dataset, batch_size: int) -> Hooks:
@@ -66,28 +64,24 @@ def checked(augment: Any, client_step: Any, dataset: Dataset, batch_size: int) -
       dataset: for the shape of a sample.
       batch_size: B.
     """
-    given: tuple[Any, Any] = augment, client_step
-    if client_step is not None and not callable(client_step):
-        raise UserError(
-            f"client_step={client_step!r}: expected a function of a "
-            "tsfl_jax.engine.hooks.Step"
-        )
-    if augment is None:
-        return Hooks(*given)
     expected = "expected a function (key, x, y) -> (x, y), same shapes and dtypes"
-    if not callable(augment):
-        raise UserError(f"augment={augment!r}: {expected}")
-    shape = (batch_size, *dataset.x_train.shape[1:])
-    x = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
-    y = jax.ShapeDtypeStruct((batch_size,), np.int32)
-    key = jax.eval_shape(lambda: rng.key(0))
-    _, found = tracing.attempt("augment fails", expected, augment, key, x, y)
-    wanted = [(a.shape, a.dtype) for a in (x, y)]
-    got = [(a.shape, a.dtype) for a in jax.tree.leaves(found)]
-    if got != wanted:
-        text = [f"{dtype}{list(shape)}" for shape, dtype in got]
-        raise UserError(
-            f"augment gives {', '.join(text)} for {x.dtype}{list(x.shape)}, "
-            f"int32{list(y.shape)}; {expected}"
+    given = {
+        f"client_step={client_step!r}: expected a function of a Step": client_step,
+        f"augment={augment!r}: {expected}": augment,
+    }
+    for message, hook in given.items():
+        if hook is not None and not callable(hook):
+            raise UserError(message)
+    if augment is not None:
+        shape = (batch_size, *dataset.x_train.shape[1:])
+        x = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
+        y = jax.ShapeDtypeStruct((batch_size,), np.int32)
+        key = jax.eval_shape(lambda: rng.key(0))
+        _, found = tracing.attempt("augment fails", expected, augment, key, x, y)
+        wanted, got = (
+            ", ".join(f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(several))
+            for several in ((x, y), found)
         )
-    return Hooks(*given)
+        if got != wanted:
+            raise UserError(f"augment gives {got} for {wanted}; {expected}")
+    return Hooks(augment, client_step)

@@ -118,51 +118,32 @@ def load_dataset(config: Config) -> Dataset:
     return data.load(d, config.seed)
 
 
-def _side_by_side(
-    config: Config, network: Network, mapping: str, steps: Int[np.ndarray, "T N"]
-) -> tuple[str, tuple[str, ...]]:
-    """The mapping for this work, and a note if it is not the backend's usual one.
-
-    Only for one device by choice: side by side, the last bits depend on how many
-    devices share the clients, which must not follow from the machine.
-    """
-    chosen = config.mapping == "auto" and config.devices == 1
-    if not chosen or mapping != "sequential" or config.client_chunk:
-        return mapping, ()
-    params = network.params["params"]
-    if not backend.cheaper_side_by_side(params, steps, config.batch_size):
-        return mapping, ()
-    whom = "every client" if steps.min() == steps.max() else "the longest client"
-    note = (
-        f"a small network and {steps.max():,} steps for {whom}: clients are "
-        "trained side by side, equal to --config.mapping=sequential within rounding"
-    )
-    return "vmap", (note,)
-
-
 def _mapping_of(
     config: Config, network: Network, mapping: str, steps: Int[np.ndarray, "T N"]
 ) -> tuple[str, tuple[str, ...]]:
-    """The mapping for this work, and notes on it."""
-    mapping, notes = _side_by_side(config, network, mapping, steps)
-    return mapping, notes + _skipping_notes(config, mapping, steps.shape[1])
+    """The mapping for this work, and notes on it.
 
-
-def _skipping_notes(config: Config, mapping: str, clients: int) -> tuple[str, ...]:
-    """What it means that clients without weight are not trained."""
-    if config.train_all:
-        return ()
-    if mapping == "vmap" and not 0 < config.client_chunk < clients:
-        return (
-            "train_all=False saves no time here: clients are trained side by side, for "
-            "as long as the longest; --config.mapping=sequential trains one after "
-            "another",
+    Side by side on a CPU only for one device by choice: there the last bits depend on
+    how many devices share the clients, which must not follow from the machine.
+    """
+    notes = ()
+    if not config.train_all:
+        notes += (
+            "train_all=False: clients whose weight is 0 are not trained, so that "
+            "train_loss, samples and num_dropped are of the others (side by side this "
+            "saves no time)",
         )
-    return (
-        "train_all=False: clients whose weight is 0 are not trained, so that "
-        "train_loss, samples and num_dropped are of the others, and the work and time "
-        "of a plan are upper limits",
+    chosen = config.mapping == "auto" and config.devices == 1
+    if not chosen or mapping != "sequential" or config.client_chunk:
+        return mapping, notes
+    params = network.params["params"]
+    if not backend.cheaper_side_by_side(params, steps, config.batch_size):
+        return mapping, notes
+    note = (
+        f"a small network and at most {steps.max():,} steps for a client: clients are "
+        "trained side by side, equal to --config.mapping=sequential within rounding"
     )
+    return "vmap", (note, *notes)
 
 
 def _capacity(workload: Workload) -> Int[np.ndarray, "N"]:
@@ -187,16 +168,10 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     claimed = replay.claimed(times).astype(np.int64)
     samples = claimed * (size if iteration == "pass" else config.batch_size)
     if samples.max(initial=0) > INT32_MAX:
-        t, place = np.unravel_index(samples.argmax(), samples.shape)
-        i = place if times.delivery is None else times.delivery.client[t, place]
-        framework = config.timeline.framework
-        given = f"schedule.kind={config.schedule.kind}"
-        given = given if framework == "none" else f"timeline.framework={framework}"
         raise UserError(
-            f"--config.{given}: client {i} does τ = {claimed[t, place]} local "
-            f"iterations of {samples[t, place] // claimed[t, place]} samples in "
-            f"interval {t}, {samples[t, place]} samples; a client can train on at most "
-            f"{INT32_MAX} in one interval; choose a smaller τ or fewer samples"
+            f"a client does τ = {claimed.max()} local iterations on {samples.max()} "
+            f"samples in an interval, expected at most {INT32_MAX}; choose a smaller τ "
+            "or fewer samples"
         )
     return tau * each
 
@@ -334,34 +309,33 @@ def prepare_validated(
         mapping=mapping,
         held_out=held_out,
         own=own._replace(dataset=None),
-        fingerprints=_fingerprints(dataset, split, times, data_fingerprint)
+        fingerprints=_fingerprints(config, dataset, split, times, data_fingerprint)
         | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
-        | _times(config, times)
         | own_hooks.start_of(own.model),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
 
 
 def _fingerprints(
-    dataset: Dataset, split: Partition, times: Schedule, data_fingerprint: str
+    config: Config,
+    dataset: Dataset,
+    split: Partition,
+    times: Schedule,
+    data_fingerprint: str,
 ) -> dict[str, str]:
     """Digests of the drawn arrays by what they are."""
     drawn = times._replace(seconds=None, snapshots=None, notes=())
     classes = np.asarray(dataset.num_classes, np.int64)
-    return {
+    found = {
         "data": data_fingerprint or data.fingerprint(*dataset[1:5]),
         "scale": data.fingerprint(dataset.mean, dataset.std, classes),
         "split": data.fingerprint(split.indices, split.capacity),
         "schedule": data.fingerprint(*jax.tree.leaves(drawn)),
     }
-
-
-def _times(config: Config, times: Schedule) -> dict[str, str]:
-    """Digest of the virtual times that follow from files, whose contents may change."""
-    files = config.timeline.speeds or config.timeline.availability
-    if times.seconds is None or not files:
-        return {}
-    return {"times": data.fingerprint(times.seconds)}
+    changing = config.timeline.speeds or config.timeline.availability  # files
+    if times.seconds is not None and changing:
+        found["times"] = data.fingerprint(times.seconds)
+    return found
 
 
 def evaluated(prepared: Prepared) -> Bool[np.ndarray, "T"]:

@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from tsfl_jax import host_memory
 from tsfl_jax.config import Config, settings_of
 from tsfl_jax.engine import scan
-from tsfl_jax.experiment import calls, checkpoint, grid, lanes, memory, summary
+from tsfl_jax.experiment import checkpoint, grid, lanes, memory, summary
 from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.identity import (
     depends_on_devices,
@@ -41,6 +41,9 @@ from tsfl_jax.report import bands, files, progress, results, sweeps, table
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
+OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
+CLIENT = "client"  # who delivers, in lanes whose clients do not start together
+_NAME = "lane"  # the digest again: a file's name is not proof of its content
 _RUNNING = "running"  # folder of the checkpoints of running calls
 ONE_CALL = 4  # lanes that run one after another: a killed call loses their work
 
@@ -141,7 +144,7 @@ def _cut(history: dict) -> dict:
             np.nan if np.issubdtype(a.dtype, np.floating) else 0,
             a,
         ).astype(a.dtype)
-        if a.ndim and name not in ("tau", "virtual_time", "diverged", calls.CLIENT)
+        if a.ndim and name not in ("tau", "virtual_time", "diverged", CLIENT)
         else a
         for name, a in history.items()
     }
@@ -271,7 +274,7 @@ def _train(
         warn = progress.warn_to(stream)
         regret = several[0].config.measure_regret
         wanted = every.metrics() + (scan.REGRET if regret else ())
-        found = calls.finished_lanes(every.folder / "lanes", names, warn, wanted)
+        found = _finished_lanes(every.folder / "lanes", names, warn, wanted)
         done = {i: _cut(found[n]) for i, n in enumerate(names) if n in found}
     rows = {i: _row(i, every, history) for i, history in done.items()}
     groups, causes = lanes.group(several, finished=rows)
@@ -336,6 +339,32 @@ def _shown(
         advance(intervals, samples, chunk.seconds, words if best[0] else "no accuracy")
 
     return show
+
+
+def _finished_lanes(
+    folder: pathlib.Path,
+    names: list[str],
+    notice: Callable[[str], None],
+    metrics: Collection[str] = (),
+) -> dict[str, dict]:
+    """Lanes that are whole on the disk, as {digest: arrays}; others get a notice.
+
+    `metrics` are names of the user's own, and of what else was asked for.
+    """
+    always = {*scan.History._fields} - {*scan.OPTIONAL}
+    wanted = always | {*OF_LANE, *metrics}
+    found = {}
+    for name in names:
+        path = folder / f"{name}.npz"
+        if not path.exists():
+            continue
+        with contextlib.suppress(UserError):
+            lane = files.read_arrays(path)
+            if str(lane.pop(_NAME, "")) == name and wanted == set(lane) - {CLIENT}:
+                found[name] = lane
+        if name not in found:
+            notice(f"{path} is damaged or of an earlier version; that lane runs again")
+    return found
 
 
 def _run_group(
@@ -408,9 +437,12 @@ def _run_call(
             "seconds": np.float64(done.seconds / len(indices)),
         }
         if workload.schedule.delivery is not None:
-            one[calls.CLIENT] = np.asarray(workload.schedule.delivery.client)
+            one[CLIENT] = np.asarray(workload.schedule.delivery.client)
         if every.folder is not None:
-            calls.write_lane(every.folder / "lanes", every.names[index], one)
+            name = every.names[index]
+            lane = one | {_NAME: np.array(name)}
+            path = every.folder / "lanes" / f"{name}.npz"
+            files.write_arrays(path, lane, compress=True)
         found.append(one)
     return found
 

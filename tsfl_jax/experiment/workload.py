@@ -5,7 +5,6 @@ framework. The workload is drawn once, in `prepare`, and carried.
 """
 
 import inspect
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -13,15 +12,13 @@ from jaxtyping import Float, Int
 
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config, seed_of
-from tsfl_jax.report import progress
 from tsfl_jax.rules import SECTIONS
 from tsfl_jax.timeline import free_riders, replay, schedule, ticks
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
 from tsfl_jax.types import Schedule, UserError
 
-# Events of a simulated timeline: refused, announced; seconds that one takes.
-_MOST_EVENTS, _MANY_EVENTS, _EVENT_SECONDS = 2e7, 1e6, 2e-5
+_MOST_EVENTS = 2e7  # of a simulated timeline: minutes
 
 
 class Workload(NamedTuple):
@@ -62,14 +59,18 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
         drawn = _draw_by_cases(config)
         if held is not None:
             size = np.broadcast_to(held.astype(np.int32), drawn.tau.shape)
-            notes = drawn.notes + _unused_sizes(config, drawn, size)
-            drawn = drawn._replace(size=size, notes=notes)
+            drawn = drawn._replace(size=size)
         workload = Workload(drawn)
     else:
         size, notes = _draw_sizes(config)
         size = size if held is None else held.astype(size.dtype)
         fleet = _draw_fleet(config, size)
-        notes += _gaps(config.timeline.availability, fleet)
+        missing = sum(len(windows) == 0 for windows in fleet.online)
+        if config.timeline.availability and missing:
+            notes += (
+                f"{config.timeline.availability}: {missing} of {len(fleet.online)} "
+                "clients have no row and are always online",
+            )
         trace, tasks = simulate_timeline(config, fleet)
         times = replay.schedule_of(trace, size)._replace(notes=notes)
         workload = Workload(times, fleet, trace, tasks, size)
@@ -78,19 +79,6 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
         times = _with_free_riders(config, times)
     times = times._replace(notes=times.notes + _idle_notes(config, times))
     return workload._replace(schedule=times)
-
-
-def _unused_sizes(
-    config: Config, drawn: Schedule, held: Int[np.ndarray, "T N"]
-) -> tuple[str, ...]:
-    """A note on sizes in a trace, where each client's samples are given."""
-    listed = (drawn.size != config.schedule.data_size).any()  # else: no such column
-    if config.schedule.kind != "trace" or not listed or (drawn.size == held).all():
-        return ()
-    return (
-        f"the sizes in {config.schedule.trace} are not used: each client's samples are "
-        "given",
-    )
 
 
 def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
@@ -122,19 +110,12 @@ def _idle_notes(config: Config, drawn: Schedule) -> tuple[str, ...]:
     """
     s, works = config.schedule, drawn.tau > 0
     if not works.any():
-        causes = {
-            "tau": str(tuple(s.tau)) if s.tau else "",
-            "tau_groups": s.tau_groups,
-            "trace": s.trace,
-            "upload_above": s.upload_above,
-            "dropout": s.dropout,
-            "free_riders": s.free_riders,
-        }
-        given = [f"--config.schedule.{n}={v}" for n, v in causes.items() if v]
+        names = ("tau", "tau_groups", "trace", "upload_above", "dropout", "free_riders")
+        given = {n: getattr(s, n) for n in ("kind", *names) if getattr(s, n)}
+        shown = ", ".join(f"--config.schedule.{n}={v}" for n, v in given.items())
         raise UserError(
-            f"{', '.join(given) or f'--config.schedule.kind={s.kind}'}: no client does "
-            f"a local iteration in any of {len(works)} intervals; let some clients "
-            "have τ >= 1 that is not lost"
+            f"{shown}: no client does a local iteration in any of {len(works)} "
+            "intervals; let some clients have τ >= 1 that is not lost"
         )
     client = np.arange(works.shape[1])
     if drawn.delivery is not None:
@@ -193,29 +174,7 @@ def _draw_sizes(config: Config) -> tuple[Int[np.ndarray, "N"], tuple[str, ...]]:
         size_groups=groups(s.size_groups),
         rng=rng.generator(seed_of(config, "fleet"), "schedule"),
     )
-    return drawn.size[0], drawn.notes + _unused_kind(config)
-
-
-def _unused_kind(config: Config) -> tuple[str, ...]:
-    """A note on a kind of schedule that was chosen beside a framework."""
-    kind = config.schedule.kind
-    if kind == Config().schedule.kind:
-        return ()
-    return (
-        f"schedule.kind={kind} has no effect with a framework: speeds decide τ, and "
-        "each client has schedule.data_size samples or those of schedule.size_groups",
-    )
-
-
-def _gaps(path: str, fleet: Fleet) -> tuple[str, ...]:
-    """A note on clients that a file of hours leaves out."""
-    missing = sum(len(windows) == 0 for windows in fleet.online) if path else 0
-    if not missing:
-        return ()
-    return (
-        f"{path}: {missing} of {len(fleet.online)} clients have no row and are always "
-        "online",
-    )
+    return drawn.size[0], drawn.notes
 
 
 def _draw_fleet(config: Config, size: Int[np.ndarray, "N"]) -> Fleet:
@@ -260,7 +219,7 @@ def simulate_timeline(config: Config, fleet: Fleet) -> Simulation:
 
 
 def _check_events(config: Config, events: float) -> None:
-    """Refuse a timeline that takes too long to simulate; announce a long one."""
+    """Refuse a timeline that takes too long to simulate."""
     t, seconds = config.timeline, config.schedule.interval_seconds
     if not events <= _MOST_EVENTS:
         given = f"speeds={t.speeds}" if t.speeds else f"speed={t.speed}"
@@ -269,10 +228,4 @@ def _check_events(config: Config, events: float) -> None:
             f"{events:.2g} tasks and iterations in {config.num_intervals * seconds:g} "
             f"virtual seconds, expected at most {_MOST_EVENTS:.0g}; choose slower "
             "clients, or fewer or shorter intervals"
-        )
-    if events > _MANY_EVENTS:
-        progress.log(
-            sys.stderr,
-            f"simulating about {events:.2g} tasks and iterations of the timeline, "
-            f"roughly {events * _EVENT_SECONDS:.0f} s …",
         )

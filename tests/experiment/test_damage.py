@@ -117,22 +117,13 @@ AFRESH = "no intact checkpoint in"
 # (what is damaged, how, words of a notice). The run ends with the same files as before.
 RECOVERED = [
     (NEWEST, flip_number, DAMAGED),
-    (NEWEST, cut, DAMAGED),
-    (NEWEST, renamed("8.npz"), "8.npz is of interval 6"),
     (NEWEST, swapped("4.npz"), AFRESH),
     (NEWEST, gone, "resuming after interval 4 of 6"),
-    ("checkpoints", lambda p: [cut(q) for q in p.iterdir()], AFRESH),
     ("metrics.jsonl", gone, ""),
-    ("metrics.jsonl", cut, ""),
-    ("summary.json", cut, ""),
-    ("summary.json", gone, ""),
     ("summary.json", edited(best_test_accuracy=0.99, num_intervals=9), ""),
-    ("model.npz", gone, ""),
     ("clients.npz", arrays(rho=None), ""),
     (".lock", text("process 1 on another host"), ""),
-    (".metrics.jsonl.1234", text('{"interval": 1}\n'), ""),
     ("checkpoints/.6.npz.1234", text("half a file"), ""),
-    ("notes.txt", text("mine"), ""),
 ]
 SINGLE = {"compile_seconds", "train_seconds", "samples_per_second"}
 
@@ -152,7 +143,6 @@ def test_damage_that_is_recovered(exp, whole, tmp_path, name, damage, words):
     for key in before.keys() | summary.keys() - SINGLE:
         if key not in SINGLE:
             assert summary[key] == before[key], key
-    assert runner.run(exp, folder).summary["num_intervals"] == 6  # and all is well
 
 
 # (what is damaged, how, words of the refusal). Nothing is changed.
@@ -228,23 +218,13 @@ READERS = [
     (CURVES, METRICS, gone, "metrics.jsonl: No such file"),
     (CURVES, METRICS, lambda p: flip(p, 0), "line 1: not JSON"),
     (CURVES, METRICS, raw(b"\xff\n"), "line 1: not JSON"),
-    (CURVES, METRICS, text("[1]\n"), NO_ROW),
     (CURVES, METRICS, text('{"interval": "a"}\n'), NO_ROW),
-    (CURVES, METRICS, text('{"interval": 1, "test_loss": "a"}\n'), NO_ROW),
     (CURVES, METRICS, text("[" * 100_000 + "\n"), "line 1: not JSON"),
     (CURVES, CONFIG, text("[1]"), ""),
-    (CURVES, "summary.json", text("null"), ""),
-    (CURVES, "summary.json", cut, ""),
     (PARTS, "clients.npz", gone, "cannot read .*clients.npz"),
-    (PARTS, "clients.npz", cut, "cannot read .*clients.npz"),
     (PARTS, "clients.npz", flip, "cannot read .*clients.npz"),
-    (PARTS, "clients.npz", text("no archive"), "cannot read .*clients.npz"),
     (PARTS, "clients.npz", arrays(rho=None), r"expected tau and rho of one shape"),
-    (PARTS, "clients.npz", arrays(tau=np.zeros(6)), "expected tau and rho of one"),
     (PARTS, "clients.npz", arrays(tau=np.array([{}])), "cannot read .*clients.npz"),
-    (PARTS, CONFIG, text('"a"'), ""),
-    (EVENTS, METRICS, gone, "metrics.jsonl: No such file"),
-    (EVENTS, METRICS, text("{}\n"), NO_ROW),
     (EVENTS, METRICS, text('{"interval": 1, "test_loss": []}\n'), NO_ROW),
 ]
 
@@ -270,12 +250,9 @@ def test_programs_that_read_damaged_files(
 LANES = [
     flip_number,
     cut,
-    folder_instead,
     renamed("b.npz"),
-    arrays(lane=None),
     arrays(lane=np.array("b")),
     arrays(rho=None),
-    arrays(more=np.ones(3)),
     arrays(tau=np.array([{}])),
 ]
 

@@ -40,7 +40,9 @@ def test_strict_promotion_and_search_for_nans_change_nothing(rule, framework):
         jax.tree.map(np.testing.assert_array_equal, plain.params, other.params)
 
 
-@pytest.mark.parametrize("setting", ["strict", "nans"])
+@pytest.mark.parametrize(
+    "setting", ["strict", pytest.param("nans", marks=pytest.mark.slow)]
+)
 def test_a_sweep(setting):
     with (
         jax.numpy_dtype_promotion("strict" if setting == "strict" else "standard"),
@@ -87,19 +89,16 @@ def test_another_default_generator_changes_nothing():
     jax.tree.map(np.testing.assert_array_equal, plain.params, other.params)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
+def test_a_run_does_not_resume_under_another_arithmetic(tmp_path):
+    config = config_of("fedavg")
+    tsfl_jax.simulate(config, workdir=tmp_path)
+    for setting in (
         lambda: jax.threefry_partitionable(False),
         lambda: jax.default_prng_impl("rbg"),
         lambda: jax.default_matmul_precision("bfloat16"),
-    ],
-)
-def test_a_run_does_not_resume_under_another_arithmetic(setting, tmp_path):
-    config = config_of("fedavg")
-    tsfl_jax.simulate(config, workdir=tmp_path)
-    with setting(), pytest.raises(tsfl_jax.UserError, match="jax_"):
-        tsfl_jax.simulate(config, workdir=tmp_path)
+    ):
+        with setting(), pytest.raises(tsfl_jax.UserError, match="jax_"):
+            tsfl_jax.simulate(config, workdir=tmp_path)
 
 
 def test_weights_under_strict_promotion():

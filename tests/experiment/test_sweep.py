@@ -478,7 +478,7 @@ def test_an_interrupted_call_goes_on_inside_and_tables_grow(tmp_path, whole, cap
 
 @pytest.mark.parametrize(
     ("seeds", "at_once", "stopped_at", "asked"),
-    [(3, 4, 1, 2), (3, 4, 2, 0), (2, 2, 2, 0)],
+    [(3, 4, 1, 2), pytest.param(3, 4, 2, 0, marks=pytest.mark.slow)],
 )
 def test_a_call_goes_on_with_the_states_of_its_rules(
     tmp_path, seeds, at_once, stopped_at, asked

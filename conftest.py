@@ -5,17 +5,15 @@ import os
 
 import jax
 import jaxlib
-import jaxtyping
 import pytest
-
-import tests.checked  # noqa: F401, named below
 
 # What is imported and collected stays to the end: looking through it for garbage again
 # and again was a quarter of the collection's time.
 gc.disable()
 
-# Modules whose annotations are checked at run time, shapes and dtypes included; before
-# the package is imported. Not fleets and frameworks, which answer wrong types.
+# Modules whose annotations `CHECK_ANNOTATIONS=1 pytest` checks at run time, shapes and
+# dtypes included; before the package is imported. Not by itself: it is two fifths of the
+# suite's time. Not fleets and frameworks, which answer wrong types.
 CHECKED = [
     "tsfl_jax.data",
     "tsfl_jax.engine",
@@ -47,7 +45,10 @@ CHECKED = [
     "tsfl_jax.timeline.segments",
     "tsfl_jax.trees",
 ]
-jaxtyping.install_import_hook(CHECKED, "tests.checked.checked")
+if os.environ.get("CHECK_ANNOTATIONS"):
+    import jaxtyping
+
+    jaxtyping.install_import_hook(CHECKED, "tests.checked.checked")
 
 from tests import launches  # noqa: E402
 from tsfl_jax.engine import devices  # noqa: E402

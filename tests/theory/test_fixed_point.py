@@ -12,7 +12,7 @@ from tsfl_jax.theory import bounds, fixed_point
 from tsfl_jax.theory.bounds import BoundConstants
 
 DTYPES = (np.float32, np.float64)
-modest = settings(max_examples=60, deadline=None)
+modest = settings(max_examples=30, deadline=None)
 solve = jax.jit(fixed_point.theorem2_weights, static_argnames="max_iterations")
 
 

@@ -15,7 +15,7 @@ from tsfl_jax.theory.bounds import BoundConstants
 from tsfl_jax.types import UserError
 
 DTYPES = (np.float32, np.float64)
-modest = settings(max_examples=60, deadline=None)
+modest = settings(max_examples=30, deadline=None)
 bound = jax.jit(bounds.theorem1_bound, static_argnums=3)
 derivative = jax.jit(bounds.printed_derivative, static_argnums=3)
 slope_of_bound = jax.jit(jax.grad(lambda *args: bounds.theorem1_bound(*args).total))

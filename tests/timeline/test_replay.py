@@ -180,7 +180,7 @@ def traces(draw):
     return trace_of(client, version, iterations, task)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(traces())
 def test_every_delivery_reads_its_version_from_the_smallest_pool(trace):
     schedule = replay.schedule_of(trace, SIZES)

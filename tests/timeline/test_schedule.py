@@ -116,7 +116,7 @@ def test_size_groups_replace_the_sizes_of_a_case():
 MIXED = ("uniform(1,6)", "lognormal(3,1)", "normal(4,2)")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=5)
 @given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 9))
 def test_a_longer_run_extends_a_shorter_one(T, more, seed):
     for kind, kwargs in (

@@ -23,7 +23,7 @@ OPTIONS = {
     "esync": {"horizon": 300, "iterations": 2},
     "safa": {"horizon": 300, "iterations": 3, "fraction": 0.6, "lag": 1},
 }
-SEEDS = range(60)
+SEEDS = range(10)
 
 
 def tenths(seed):

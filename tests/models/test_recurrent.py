@@ -109,10 +109,11 @@ def carried(jaxpr):
     for equation in jaxpr.eqns:
         for body in replay._bodies(equation.params):
             yield from carried(body)
-        if equation.primitive.name == "scan":
-            first = equation.params["num_consts"]
-            end = first + equation.params["num_carry"]
-            yield from (v.aval.shape for v in equation.invars[first:end])
+            if equation.primitive.name == "scan":
+                pairs = zip(body.outvars, equation.outvars, strict=True)
+                shapes = ((step.aval.shape, whole.aval.shape) for step, whole in pairs)
+                # What is stacked instead has an axis of time outside.
+                yield from (step for step, whole in shapes if step == whole)
 
 
 def test_no_gradient_of_a_weight_is_added_up_in_the_loop():

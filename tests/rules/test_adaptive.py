@@ -20,7 +20,10 @@ def weights(t, **changes):
     happened = event(TAU)
     situation = happened.situation._replace(interval=jnp.int32(t))
     hp = problems.hparams(coupling=0.02, **changes)
-    return AGGREGATORS["dms"].weights(situation, hp)
+    return by_dms(situation, hp)
+
+
+by_dms = jax.jit(AGGREGATORS["dms"].weights)
 
 
 def test_decays_by_hand():
@@ -40,9 +43,7 @@ def test_decays_by_hand():
             for i, s in enumerate(happened)
         ]
         hp = problems.hparams(coupling=0.0, decay_time=4.0, decay=1)
-        kept.append(
-            [bool(AGGREGATORS["dms"].weights(s, hp).selected[0]) for s in happened]
-        )
+        kept.append([bool(by_dms(s, hp).selected[0]) for s in happened])
     assert 0 < sum(kept[0]) < 20 and all(kept[1])
 
 
@@ -52,13 +53,18 @@ def adapted(target, scale, t=0, present=None, coupling=0.1, **changes):
     if present is not None:
         happened = happened._replace(present=jnp.array(present))
 
+    hp = problems.hparams(coupling=coupling, drop=0.0, adapt=2.0, **changes)
+    return _adapted(jnp.float32(target), jnp.float32(scale), happened, hp)
+
+
+@jax.jit
+def _adapted(target, scale, happened, hp):
     def objective(rho):
         away = rho[0] - target
         return away**2, jnp.zeros(4).at[0].set(2 * away)
 
     outcome = Outcome(jnp.ones(4), objective)
-    hp = problems.hparams(coupling=coupling, drop=0.0, adapt=2.0, **changes)
-    return adaptive.adaptive_weights(outcome, jnp.float32(scale), happened, hp)
+    return adaptive.adaptive_weights(outcome, scale, happened, hp)
 
 
 def test_the_adaptive_factor_moves_to_the_smaller_loss_by_hand():

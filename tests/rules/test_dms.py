@@ -21,10 +21,11 @@ KEY = jax.random.key(0)
 DTYPES = (np.float32, np.float64)
 CONSTANTS = dict(lr=0.1, smoothness=2.0, grad_sq_norm=3.0, grad_variance=5.0)
 SIZES = (1, 3, 8)  # few, because every size is another compilation
-modest = settings(max_examples=150, deadline=None)
+modest = settings(max_examples=50, deadline=None)
 affine_weights = jax.jit(dms.affine_weights, compiler_options=problems.AS_USERS)
 dms_weights = jax.jit(dms.dms_weights, compiler_options=problems.AS_USERS)
 project = jax.jit(dms.project, compiler_options=problems.AS_USERS)
+select = jax.jit(dms.select)
 
 
 def precision(dtype):
@@ -160,13 +161,11 @@ def test_selection_follows_the_client_ids():
     differs = False
     for seed in range(20):
         key = jax.random.key(seed)
-        kept = dms.select(key, tau, client)
-        moved = dms.select(key, tau[order], client[order])
+        kept, plain = select(key, tau, client), select(key, tau)
+        moved = select(key, tau[order], client[order])
         np.testing.assert_array_equal(kept[order], moved)
-        np.testing.assert_array_equal(
-            dms.select(key, tau), dms.select(key, tau, jnp.arange(10))
-        )
-        differs |= bool((kept != dms.select(key, tau)).any())
+        np.testing.assert_array_equal(plain, select(key, tau, jnp.arange(10)))
+        differs |= bool((kept != plain).any())
     assert differs, "ids must reach the draw"
 
 
@@ -197,16 +196,18 @@ def test_coupling_is_zero_without_a_second_iteration(tau, variance):
 
 
 def test_coupling_without_variance_or_gradient():
+    coupling = jax.jit(dms.coupling)
+
     def both(**changes):
         constants = CONSTANTS | changes
-        c = dms.coupling([1, 2, 5], **constants)
-        return c, dms.dms_weights(KEY, [3, 3, 5, 5], **constants)
+        c = coupling(jnp.array([1, 2, 5]), **constants)
+        return c, dms_weights(KEY, jnp.array([3, 3, 5, 5]), **constants)
 
     c, rho = both(grad_variance=0.0)
     assert c == np.finfo(np.float32).max
     np.testing.assert_array_equal(rho, np.array([0, 0, 0.5, 0.5], np.float32))
     c, rho = both(grad_variance=0.0, grad_sq_norm=0.0)
-    kept = np.asarray(dms.select(KEY, [3, 3, 5, 5]))
+    kept = np.asarray(select(KEY, jnp.array([3, 3, 5, 5])))
     assert c == 0
     np.testing.assert_array_equal(rho, (kept / kept.sum()).astype(np.float32))
     assert both(grad_sq_norm=1e38, smoothness=1e6)[0] == np.finfo(np.float32).max
@@ -251,10 +252,10 @@ def test_too_few_selected_for_the_limit_share_equally():
     """N = 10, θ = 2, so u = 0.2: five clients can just carry the weight, four not."""
     tau = jnp.arange(1, 11)
     for kept, share in ((4, 0.25), (5, 0.2)):
-        rho = np.asarray(dms.affine_weights(tau, tau > 10 - kept, 0.3, 2.0))
+        rho = np.asarray(affine_weights(tau, tau > 10 - kept, 0.3, 2.0))
         np.testing.assert_allclose(rho[-kept:], share, atol=1e-7)
         assert not rho[:-kept].any()
-    rho = np.asarray(dms.affine_weights(tau, tau > 4, 0.3, 2.0))
+    rho = np.asarray(affine_weights(tau, tau > 4, 0.3, 2.0))
     assert rho.max() == np.float32(0.2) and rho[-1] > rho[4]
 
 
@@ -315,20 +316,21 @@ def test_feasible_affine_weights_are_the_closed_form_to_the_bit(dtype, limit):
             closed = np.where(inside, dtype(1) / size + c * (tau - mean), dtype(0))
             if (closed >= 0).all():
                 cases += 1
-                for rule in (compiled, dms.affine_weights):
-                    args = (tau, inside, c) + ((limit,) if rule != compiled else ())
-                    np.testing.assert_array_equal(rule(*args), closed)
+                np.testing.assert_array_equal(compiled(tau, inside, c), closed)
+                if cases < 3:  # operation by operation it is the same
+                    rho = dms.affine_weights(tau, inside, c, limit)
+                    np.testing.assert_array_equal(rho, closed)
     assert cases > 20
 
 
-@pytest.mark.parametrize("coupling", [1e5, 1e30, np.inf])
+@pytest.mark.parametrize("coupling", [1e5, np.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_huge_coupling_gives_all_to_the_largest(coupling, dtype):
     """0.1 has no exact mean: c times its rounding must not show."""
     for tau in ([0.1] * 7, [2, 3, 3], [1, 0.1, 1], [1e-3, 1e6, 1e6]):
         tau = np.array(tau + [0] * (7 - len(tau)), dtype)
         with precision(dtype), jax.debug_nans(True):
-            rho = np.asarray(dms.affine_weights(tau, tau > 0, dtype(coupling)))
+            rho = np.asarray(affine_weights(tau, tau > 0, dtype(coupling)))
         best = tau == tau.max()
         np.testing.assert_allclose(rho, best / best.sum(), rtol=1e-6)
         assert not rho[~best].any()
@@ -433,7 +435,7 @@ def test_dms_weights_are_algorithm_1(dtype, limit):
         key = jax.random.key(seed)
         with precision(dtype):
             rho = dms_weights(key, tau.astype(dtype), **CONSTANTS, weight_limit=limit)
-            kept = np.asarray(dms.select(key, tau))
+            kept = np.asarray(select(key, tau))
         assert rho.dtype == dtype
         c = 0.1 * 2 * (5 - 1) * 3 / (2 * 8 * 5)
         exact = exact_weights(tau, kept, c, limit or np.inf)
@@ -477,7 +479,7 @@ def test_equal_tau_is_a_plain_mean_and_one_client_gets_everything():
     rho = dms_weights(KEY, jnp.full(8, 3), **CONSTANTS)
     np.testing.assert_array_equal(rho, np.full(8, 0.125, np.float32))
     for limit in (None, 1.0, 7.0):
-        rho = dms_weights(KEY, [3], **CONSTANTS, weight_limit=limit)
+        rho = dms_weights(KEY, jnp.array([3]), **CONSTANTS, weight_limit=limit)
         np.testing.assert_array_equal(rho, np.ones(1, np.float32))
 
 
@@ -520,7 +522,7 @@ def test_gradients_equal_finite_differences(lr, limited):
     assert bool(slope[4]) == (limited and lr > 0.005)
 
 
-@pytest.mark.parametrize("tau", [[0, 0, 0], [1, 1, 1], [0, 1, 0], [2, 2, 5], [7, 7, 7]])
+@pytest.mark.parametrize("tau", [[0, 0, 0], [0, 1, 0], [2, 2, 5], [7, 7, 7]])
 @pytest.mark.parametrize("limited", [False, True])
 def test_gradients_are_finite_everywhere(tau, limited):
     """Kinks, ties, σ² = 0, overflow: no NaN from a branch that was not taken."""

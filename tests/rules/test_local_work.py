@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import problems
-from tsfl_jax.engine import optimizers
 from tsfl_jax.rules import local_work
 
 modest = settings(max_examples=60, deadline=None)
@@ -127,47 +126,6 @@ def test_accumulation_with_a_proximal_term_agrees_with_the_loop(momentum, alpha)
     assert expected[-1] < 0.999 * slow_proximal(steps, m, 0.0)[-1]
     found = accumulation(jnp.array(steps), momentum, alpha)
     np.testing.assert_allclose(found, expected, rtol=5e-5)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "changes"),
-    [
-        (optax.sgd(0.1), {}),
-        (optax.sgd(0.1, momentum=0.9), {"momentum": 0.9}),
-        (optax.sgd(0.1, momentum=0.9), {"momentum": 0.9, "mu": 0.3}),
-        (lambda h: optax.sgd(h.lr, momentum=h.momentum), {"momentum": 0.5, "mu": 1.0}),
-    ],
-)
-def test_measured_accumulation_is_that_of_sgd(optimizer, changes):
-    hp = problems.hparams(lr=0.1, **changes)
-    steps = jnp.array([0, 1, 7, 40])
-    measure = local_work.measured_accumulation(optimizers.as_factory(optimizer), 64)
-    expected = accumulation(steps, hp.momentum, hp.lr * hp.mu)
-    np.testing.assert_allclose(measure(steps, hp), 0.1 * expected, rtol=1e-5)
-
-
-def test_measured_accumulation_follows_a_schedule():
-    # η = 1, ½, ½, ¼ …: after 1, 3 and 4 steps 1, 2, 2.25.
-    schedule = optax.piecewise_constant_schedule(1.0, {1: 0.5, 3: 0.5})
-    measure = local_work.measured_accumulation(lambda h: optax.sgd(schedule), 4)
-    found = measure(jnp.array([1, 3, 4]), problems.hparams())
-    np.testing.assert_allclose(found, [1, 2, 2.25], rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "linear"),
-    [
-        (optax.sgd(1e-5), True),
-        (optax.sgd(0.1, momentum=0.9, nesterov=True), True),
-        (optax.sgd(optax.cosine_decay_schedule(0.1, 20)), True),
-        (optax.adam(1e-3), False),
-        (optax.sign_sgd(0.1), False),
-        (optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), False),
-        (optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(1e-3)), False),
-    ],
-)
-def test_which_optimizers_are_linear(optimizer, linear):
-    assert local_work.is_linear(optimizer) == linear
 
 
 def test_nova_weights_by_hand():

@@ -232,11 +232,8 @@ def _make_rule(
     """The rule, the sweepable scalars and notes on rule and optimizer."""
     rule = rule_settings.rule_of(config, own)
     hparams = hparams_of(config, rule)
-    ours = own.aggregator is None
-    if own.client_step is not None and ours:
-        rule_settings.check_client_step(config, rule)
-    if own.optimizer is not None and ours:
-        rule = rule_settings.with_optimizer(config, rule, own.optimizer, hparams, times)
+    if own.aggregator is None:
+        rule_settings.check_steps(config, rule, own)
     notes = rule_settings.notes(config, rule, times)
     params = network.params["params"]
     notes += rule_settings.optimizer_notes(config, own, rule, hparams, params)

@@ -6,20 +6,17 @@ Which settings a rule reads is declared beside it, `Aggregator.sections`.
 import dataclasses
 from typing import Any
 
-import jax
-import numpy as np
 import optax
 
 from tsfl_jax import components
 from tsfl_jax.components import listed, section_of
 from tsfl_jax.config import SETTINGS, Config, get
-from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.rules import AGGREGATORS, SECTIONS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.oracle import Oracle
-from tsfl_jax.timeline import FRAMEWORKS, readers, replay
+from tsfl_jax.timeline import FRAMEWORKS, readers
 from tsfl_jax.types import HParams, Params, Schedule, UserError
 
 
@@ -237,44 +234,15 @@ def optimizer_notes(
     return found
 
 
-def check_client_step(config: Config, rule: Aggregator) -> None:
+def check_steps(config: Config, rule: Aggregator, own: Own) -> None:
     """Check that a rule can do with clients whose steps it does not know.
 
     Raises:
       UserError: it knows what SGD does and counts on it.
     """
-    if rule.correction is not None or rule.adapted is not None:
+    given = [n for n in ("optimizer", "client_step") if getattr(own, n) is not None]
+    if rule.counts_on_sgd and given:
         raise UserError(
-            f"--config.algorithm={config.algorithm}: it is made for the steps of SGD; "
-            "leave out client_step="
+            f"--config.algorithm={config.algorithm}: it is made for the steps of the "
+            f"package's own SGD; leave out {given[0]}="
         )
-
-
-def with_optimizer(
-    config: Config,
-    rule: Aggregator,
-    optimizer: optimizers.Optimizer,
-    hparams: HParams,
-    times: Schedule,
-) -> Aggregator:
-    """A rule of ours for clients with an optimizer of the user's own."""
-    named = f"--config.algorithm={config.algorithm}"
-    if rule.correction is not None:
-        raise UserError(
-            f"{named}: its control variates are made for SGD; leave out optimizer="
-        )
-    if rule.adapted is None:
-        return rule
-    factory = optimizers.as_factory(optimizer)
-    try:
-        number = {"w": jax.ShapeDtypeStruct((), np.float32)}
-        optimizers.check(factory, hparams, number)
-    except UserError as error:
-        raise UserError(
-            f"{named} measures its normalizer ‖a_i‖₁ on a model of one parameter: "
-            f"{error}"
-        ) from error
-    steps = replay.claimed(times) * local.steps_per_iteration(
-        times.size, config.batch_size, config.schedule.iteration
-    )
-    return rule.adapted(factory, hparams, int(steps.max()))

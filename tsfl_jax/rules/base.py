@@ -144,10 +144,9 @@ class Aggregator(NamedTuple):
     discounts: bool = False
     # hyper-parameters -> whether no L, G², σ² are needed, although `uses_constants`.
     needs_none: Callable[[HParams], bool] = lambda hparams: False
-    # (optimizer of the clients, a function of HParams; HParams; most steps) -> the rule
-    # for clients with that optimizer; raises `UserError`. None: any will do. Not None:
-    # it counts on the steps of SGD, so that there can be no `client_step`.
-    adapted: Callable[[Any, HParams, int], Any] | None = None
+    # Whether it counts on the steps of the package's own SGD: no `optimizer=` and
+    # `client_step=` then.
+    counts_on_sgd: bool = False
 
     @property
     def stacks(self) -> bool:

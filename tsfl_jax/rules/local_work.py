@@ -4,16 +4,11 @@ FedNova divides updates by that, and SCAFFOLD's control variates. All functions 
 and work under jit, vmap and grad; values are not checked.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from tsfl_jax import rng
 from tsfl_jax.types import HParams
 
 
@@ -94,62 +89,3 @@ def nova_weights(
     amount = jnp.where(worked, work, 1)
     share = jnp.where(worked, share, 0)
     return (share * amount).sum() * (share / amount)
-
-
-def _path(
-    transformation: optax.GradientTransformation,
-    gradients: Float[Array, "s"],
-    mu: ArrayLike = 0.0,
-) -> Float[Array, "s"]:
-    """w⁰ − w after each of these gradients, w being one number that starts at 0."""
-
-    def step(carry: tuple, gradient: Float[Array, ""]) -> tuple:
-        w, state = carry
-        pulled = {"w": gradient + mu * w["w"]}
-        updates, state = transformation.update(pulled, state, w)
-        w: Any = optax.apply_updates(w, updates)
-        return (w, state), -w["w"]
-
-    w = {"w": jnp.zeros((), gradients.dtype)}
-    return lax.scan(step, (w, transformation.init(w)), gradients)[1]
-
-
-def measured_accumulation(
-    optimizer: Callable[[HParams], optax.GradientTransformation], most: int
-) -> Callable[[Int[Array, "N"], HParams], Float[Array, "N"]]:
-    """Measure the Σ_k a_k of `accumulation` on any linear optimizer by unit gradients.
-
-    Args:
-      optimizer: hyper-parameters → optax transformation for which `is_linear` holds.
-      most: most steps ≥ 1 of any client.
-
-    Returns:
-      (steps ≤ most, `HParams`) → Σ_k a_k times the learning rate.
-    """
-
-    def work(steps: Int[Array, "N"], hparams: HParams) -> Float[Array, "N"]:
-        path = _path(optimizer(hparams), jnp.ones(most), hparams.mu)
-        return jnp.concatenate([jnp.zeros(1), path])[steps]
-
-    return work
-
-
-def is_linear(transformation: optax.GradientTransformation, steps: int = 24) -> bool:
-    """Test whether w − w⁰ is a fixed linear function of the gradients.
-
-    It is for SGD with any momentum and schedule, but not for Adam, with clipping or
-    with weight decay.
-    """
-    draws = rng.generator(0, "linearity").normal(size=(2, steps))
-    one, two = jnp.asarray(draws, jnp.float32)
-    w, zero = {"w": jnp.ones(())}, {"w": jnp.zeros(())}
-    first, second = _path(transformation, one), _path(transformation, two)
-    pairs = [
-        (_path(transformation, 1e3 * one) / 1e3, first),
-        (_path(transformation, 1e-3 * one) * 1e3, first),
-        (_path(transformation, one + two), first + second),
-    ]
-    still: Any = transformation.update(zero, transformation.init(w), w)[0]
-    slack = 1e-4 * jnp.abs(first).max()
-    near = all(bool((jnp.abs(a - b) <= slack).all()) for a, b in pairs)
-    return near and bool(slack > 0) and bool(still["w"] == 0)

@@ -106,5 +106,6 @@ SCAFFOLD = Aggregator(
     combine=_combine,
     sent=lambda state: state.common,
     correction=_correction,
+    counts_on_sgd=True,
     sections=(Server, FedAvg, Staleness),
 )

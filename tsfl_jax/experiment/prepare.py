@@ -19,7 +19,7 @@ from tsfl_jax.config import Config, replace, with_sections
 from tsfl_jax.data import in_memory
 from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import nans, optimizers
+from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.experiment import backend, own_hooks, rule_settings, splits
 from tsfl_jax.experiment.network import Network, curvature_of, make_network
@@ -351,8 +351,6 @@ def chunk_of(prepared: Prepared) -> int:
     On a timeline R is the number of updates that happen in R intervals on average. The
     last call is filled up: on a timeline, or where no divisor of T is near R.
     """
-    if nans.wanted():
-        return 1
     config, updates = prepared.config, len(prepared.steps)
     most = min(config.report_every or _by_work(prepared), config.num_intervals)
     if config.timeline.framework != "none":

@@ -19,7 +19,7 @@ from tsfl_jax import rng
 from tsfl_jax.config import seed_of
 from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, evaluation, nans, optimizers, scan
+from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.recipe import Parts, Probes, Recipe
 from tsfl_jax.experiment import pilot
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
@@ -128,34 +128,15 @@ class Compiled(NamedTuple):
         while first < program.intervals:
             arguments = program.arguments(arrays, now, first)
             begun = time.perf_counter()
-            kept = nans.wanted() and jax.device_get(arguments[0])
-            with jax.debug_nans(False):  # in a history NaN stands for "not measured"
+            # In a history NaN stands for "not measured", whatever jax_debug_nans says.
+            with jax.debug_nans(False):
                 now, history = jax.block_until_ready(self.call(*arguments))
             seconds = time.perf_counter() - begun
             length = min(program.chunk, program.intervals - first)  # without padding
             at = (slice(None),) * bool(program.recipe.lanes) + (slice(length),)
             history = jax.tree.map(lambda a, at=at: a[at], jax.device_get(history))
-            if kept:
-                before = program.chunk_of_arrays(arrays, jax.device_put(kept), first)
-                self.find_nan(before, now, history)
             yield Chunk(first, first + length, now, history, seconds)
             first += length
-
-    def find_nan(
-        self, arguments: tuple, now: scan.State, history: scan.History
-    ) -> None:
-        """Raise FloatingPointError if a call of one interval has made a NaN."""
-        lost = (history.num_dropped > 0) | np.isinf(history.test_loss)
-        if self.program.recipe.lanes and lost.any():
-            raise FloatingPointError(
-                f"lane {np.flatnonzero(lost)[0]} of this call lost a client's model or "
-                "its test loss; with jax_debug_nans run it alone to see where"
-            )
-        if lost.any():
-            state, key, hparams, problem, inputs = arguments
-            first = jax.tree.map(lambda a: np.asarray(a[0]), inputs)
-            given = self.program.parts, state, key, hparams, problem, first
-            nans.search(*given, after=now.params)
 
     def memory(self) -> dict[str, int]:
         """Bytes on every device as the compiler reports them; {} where it does not."""

@@ -320,7 +320,7 @@ CALLS = [
     (run(workdir=LONG), "too long"),
     (run(workdir="a\0b"), "zero byte"),
     (run(workdir="~no-such-user/x"), "~no-such-user"),
-    (run(TOO_WIDE), "--config.model.hidden=2000000000: training"),
+    (run(TOO_WIDE), "--config.model.hidden=2000000000, model.name=mlp"),
     (run({"devices": 100_000}), "--config.devices=100000: "),
     (run(SYNTHETIC | {"data.shape": (10**5, 10**5)}), "--config.data.shape="),
     (swept(None), "got None"),

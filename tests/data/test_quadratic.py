@@ -363,19 +363,11 @@ def test_settings_that_would_be_ignored():
         prepare(config)
 
 
-def test_constants_of_other_splits_and_of_none():
+def test_constants_of_other_splits():
     iid = known(settings(partition__kind="iid"))
     # Each client has samples of all others: Γ shrinks, the noise grows.
     assert iid.dissimilarity.mean() < 0.5 and iid.grad_variance.mean() > 1
     np.testing.assert_allclose(iid.optimum, known(settings()).optimum, atol=1e-6)
-    config = settings()
-    config.schedule.size_groups = "uniform(4,12)"
-    with pytest.raises(UserError, match="sizes vary in time"):
-        known(config)
-    config = Config(num_intervals=2, num_clients=4)
-    config.schedule.data_size = 64
-    with pytest.raises(UserError, match="known of --config.model.name=quadratic"):
-        known(config)
 
 
 def test_constants_on_a_timeline():

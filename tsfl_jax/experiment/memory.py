@@ -71,8 +71,8 @@ def check(prepared: Prepared, num_devices: int) -> None:
         needed = sum(rows[n] for n in _DATA) + 2 * rows["state after a call"]
     most = max(rows, key=rows.__getitem__)
     host_memory.require(
-        f"--config.model.name={network.name}, num_clients={config.num_clients}, "
-        f"data.name={config.data.name}",
+        f"--config.model.hidden={config.model.hidden}, model.name={network.name}, "
+        f"num_clients={config.num_clients}, data.name={config.data.name}",
         needed,
         f"training (the largest part: {most})",
     )

@@ -323,20 +323,16 @@ def _shown(
     every: _Sweep, rows: Mapping[int, dict], advance: progress.Advance
 ) -> Callable[[list[int], Chunk], None]:
     """A function of a call's lanes and a chunk of theirs, which advances the bar."""
-    tested = [(row["best_test_accuracy"], lane) for lane, row in rows.items()]
-    best = max((pair for pair in tested if pair[0] > 0), default=(0.0, 0))
+    best = max((row["best_test_accuracy"] for row in rows.values()), default=0.0)
 
     def show(indices: list[int], chunk: Chunk) -> None:
         nonlocal best
         history, count = chunk.history, len(indices)  # without the idle lanes
         accuracy = np.where(history.diverged, np.nan, history.test_accuracy)[:count]
-        highest = np.nan_to_num(accuracy).max(axis=1).tolist()
-        best = max(best, *zip(highest, indices, strict=True))
-        point = ", ".join(f"{k}={v}" for k, v in every.points[best[1]].items())
-        words = f"best accuracy {100 * best[0]:.1f} % ({point})"
+        best = float(np.nanmax([*accuracy.flat, best, 0.0]))
+        words = f"best accuracy {100 * best:.1f} %" if best else "no accuracy"
         samples = int(np.sum(history.samples[:count], dtype=np.int64))
-        intervals = count * (chunk.last - chunk.first)
-        advance(intervals, samples, chunk.seconds, words if best[0] else "no accuracy")
+        advance(count * (chunk.last - chunk.first), samples, chunk.seconds, words)
 
     return show
 

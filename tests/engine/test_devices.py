@@ -14,7 +14,7 @@ import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import identity, prepare, runner
+from tsfl_jax.experiment import backend, identity, prepare, runner
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
 

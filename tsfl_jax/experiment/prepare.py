@@ -168,10 +168,12 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     claimed = replay.claimed(times).astype(np.int64)
     samples = claimed * (size if iteration == "pass" else config.batch_size)
     if samples.max(initial=0) > INT32_MAX:
+        t, place = np.unravel_index(samples.argmax(), samples.shape)
+        i = place if times.delivery is None else times.delivery.client[t, place]
         raise UserError(
-            f"a client does τ = {claimed.max()} local iterations on {samples.max()} "
-            f"samples in an interval, expected at most {INT32_MAX}; choose a smaller τ "
-            "or fewer samples"
+            f"client {i} does τ = {claimed[t, place]} local iterations in interval {t},"
+            f" {samples[t, place]} samples; expected at most {INT32_MAX}; choose a "
+            "smaller τ or fewer samples"
         )
     return tau * each
 

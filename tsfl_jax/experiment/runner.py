@@ -188,7 +188,7 @@ def run(
     delivery = workload.schedule.delivery
     return Result(
         done.state.params,
-        history.named(exp.prepared.own.metrics or ())
+        history.named(tuple(exp.prepared.own.metrics or ()))
         | {
             "virtual_time": workload.seconds[:finished],
             # On the host, where an integer has 64 bits.

@@ -121,6 +121,6 @@ def test_figure_2(tmp_path, monkeypatch, capsys):
     by_name = {(r["δ"], r["framework"]): r for r in rows}
     assert by_name["0.25", "SFL"]["s per update"] == "1.00"
     assert by_name["2.25", "SFL"]["s per update"] == "2.00"
-    assert by_name["2.25", "T-SFL, FedAvg"]["saved per round, %"] == "50"
+    assert by_name["2.25", "T-SFL"]["saved per round, %"] == "50"
     text = (tmp_path / "fig2b.md").read_text()
     assert text.startswith("digits, data.name=digits, model.name=mlp, ")

@@ -16,6 +16,7 @@ import numpy as np
 from tsfl_jax.report import files
 from tsfl_jax.report.statistics import confidence_interval
 from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.timeline import FRAMEWORKS
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -28,34 +29,16 @@ _RC_FILE = pathlib.Path(__file__).with_name("figures.mplstyle")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# Of rules and frameworks in figures and tables; others are shown as they are.
+_RULES = {name: rule.label or name for name, rule in AGGREGATORS.items()}
+_FRAMEWORKS = {name: framework.label or name for name, framework in FRAMEWORKS.items()}
+# Of rules, frameworks, and frameworks with a rule, "tsfl_dms", in figures and tables;
+# others are shown as they are.
 NAMES = {
-    "dms": "DMS",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "fedasync": "FedAsync",
-    "fedbuff": "FedBuff",
-    "fedat": "FedAT",
-    "fednova": "FedNova",
-    "bound_optimal": "minimizer of the bound",
-    "scaffold": "SCAFFOLD",
-    "fedavgm": "FedAvgM",
-    "fedadam": "FedAdam",
-    "fedyogi": "FedYogi",
-    "trimmed_mean": "trimmed mean",
-    "geometric_median": "geometric median",
-    "krum": "Krum",
-    "multi_krum": "multi-Krum",
-    "dms_adaptive": "adaptive DMS",
-    "learned": "learned weights",
-    "tsfl_dms": "T-SFL, DMS",
-    "tsfl": "T-SFL, FedAvg",
-    "afl": "AFL, FedAsync",
-    "sfl": "SFL",
-    "fedcs": "FedCS",
-    "esync": "ESync",
-    "safa": "SAFA",
+    f"{name}_{rule}": f"{framework}, {label}"
+    for name, framework in _FRAMEWORKS.items()
+    for rule, label in _RULES.items()
 }
+NAMES |= _FRAMEWORKS | _RULES
 # The colors of Okabe and Ito, distinct for color-blind readers.
 _COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#CC79A7"),
@@ -82,16 +65,12 @@ def style_at(index: int, dashes: int | None = None) -> Style:
     return line_style(*(several[i % len(several)] for i, several in looks))
 
 
-# Rules keep their looks in all figures, and frameworks those of their rules.
-_PLACES = {rule: place for place, rule in enumerate(AGGREGATORS)} | {
-    "tsfl_dms": list(AGGREGATORS).index("dms"),
-    "tsfl": list(AGGREGATORS).index("fedavg"),
-    "afl": list(AGGREGATORS).index("fedasync"),
-}
+# Rules keep their looks in all figures.
+_PLACES = {rule: place for place, rule in enumerate(AGGREGATORS)}
 
 
 def style_of(label: str, index: int) -> Style:
-    """The style of a rule or framework; other labels have that of the index."""
+    """The style of a rule; other labels have that of the index."""
     return style_at(_PLACES.get(label, index))
 
 

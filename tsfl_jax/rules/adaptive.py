@@ -102,4 +102,5 @@ DMS_ADAPTIVE = Aggregator(
     uses_validation=True,
     needs_none=RULE.needs_none,
     sections=(DMS, DMSAdaptive),
+    label="adaptive DMS",
 )

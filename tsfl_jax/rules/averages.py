@@ -144,12 +144,13 @@ def tiered(
 
 _BY_SIZE = (FedAvg, Staleness)
 
-FEDAVG = Aggregator(size_weights, sections=_BY_SIZE)
-FEDPROX = Aggregator(size_weights, proximal=True, sections=_BY_SIZE)
+FEDAVG = Aggregator(size_weights, sections=_BY_SIZE, label="FedAvg")
+FEDPROX = Aggregator(size_weights, proximal=True, sections=_BY_SIZE, label="FedProx")
 FEDASYNC = Aggregator(
     stale_uniform_weights,
     update=mix,
     sections=(FedAsync, Staleness),
+    label="FedAsync",
     discounts=True,
 )
 # w^{t+1} = w^t + η_g (1/K) Σ_i s(lag_i)(w_i − base_i): Nguyen et al., "Federated
@@ -159,6 +160,7 @@ FEDBUFF = Aggregator(
     update=server_step,
     deltas=True,
     sections=(Server, Staleness),
+    label="FedBuff",
     discounts=True,
 )
-FEDAT = Aggregator(size_weights, _tier_models, tiered, sections=_BY_SIZE)
+FEDAT = Aggregator(size_weights, _tier_models, tiered, sections=_BY_SIZE, label="FedAT")

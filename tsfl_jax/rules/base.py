@@ -139,6 +139,7 @@ class Aggregator(NamedTuple):
     correction: Callable[[Any, Params, Array], Params] | None = None
     # Components whose settings its functions read, `HParams.of`.
     sections: tuple[type, ...] = ()
+    label: str = ""  # its name in figures and tables; "": that of its table
     # Whether staleness lets weight go to the global model, Σ ρ < 1; else to the other
     # clients of the update.
     discounts: bool = False

@@ -60,5 +60,9 @@ def _weights(situation: Situation, hparams: HParams) -> Weights:
 
 
 BOUND_OPTIMAL = Aggregator(
-    _weights, uses_constants=True, uses_gradients=True, sections=(BoundOptimal,)
+    _weights,
+    uses_constants=True,
+    uses_gradients=True,
+    sections=(BoundOptimal,),
+    label="minimizer of the bound",
 )

@@ -170,5 +170,9 @@ def _coupling_given(hparams: HParams) -> bool:
 
 
 RULE = Aggregator(
-    dms_rule, uses_constants=True, needs_none=_coupling_given, sections=(DMS,)
+    dms_rule,
+    uses_constants=True,
+    needs_none=_coupling_given,
+    sections=(DMS,),
+    label="DMS",
 )

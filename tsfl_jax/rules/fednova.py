@@ -37,5 +37,9 @@ def fednova_weights(situation: Situation, hparams: HParams) -> Weights:
 
 
 FEDNOVA = Aggregator(
-    fednova_weights, deltas=True, counts_on_sgd=True, sections=(FedNova,)
+    fednova_weights,
+    deltas=True,
+    counts_on_sgd=True,
+    sections=(FedNova,),
+    label="FedNova",
 )

@@ -103,4 +103,5 @@ LEARNED = Aggregator(
     equal_weights,
     hindsight=learned_weights,
     sections=(Learned,),
+    label="learned weights",
 )

@@ -329,7 +329,7 @@ def krum_notes(
 
 
 MEDIAN = robust_mean(coordinate_median)
-TRIMMED_MEAN = robust_mean(trimmed_mean, TrimmedMean)
-GEOMETRIC_MEDIAN = robust_mean(geometric_median)
-KRUM = robust_mean(krum, Krum)
-MULTI_KRUM = robust_mean(multi_krum, Krum)
+TRIMMED_MEAN = robust_mean(trimmed_mean, TrimmedMean)._replace(label="trimmed mean")
+GEOMETRIC_MEDIAN = robust_mean(geometric_median)._replace(label="geometric median")
+KRUM = robust_mean(krum, Krum)._replace(label="Krum")
+MULTI_KRUM = robust_mean(multi_krum, Krum)._replace(label="multi-Krum")

@@ -108,4 +108,5 @@ SCAFFOLD = Aggregator(
     correction=_correction,
     counts_on_sgd=True,
     sections=(Server, FedAvg, Staleness),
+    label="SCAFFOLD",
 )

@@ -93,6 +93,6 @@ def _yogi(own: FedOpt) -> optax.GradientTransformation:
     return optax.yogi(own.lr, b1=own.momentum, b2=own.second, eps=own.floor)
 
 
-FEDAVGM = server_optimizer(_sgd, FedAvgM)
-FEDADAM = server_optimizer(_adam, FedOpt)
-FEDYOGI = server_optimizer(_yogi, FedOpt)
+FEDAVGM = server_optimizer(_sgd, FedAvgM)._replace(label="FedAvgM")
+FEDADAM = server_optimizer(_adam, FedOpt)._replace(label="FedAdam")
+FEDYOGI = server_optimizer(_yogi, FedOpt)._replace(label="FedYogi")

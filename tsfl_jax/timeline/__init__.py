@@ -23,6 +23,7 @@ class Framework(NamedTuple):
     # Of a `Fleet` and what its arguments name: settings of ``timeline``, and
     # `horizon`, `iterations`, `num_intervals`, `interval`, `rng`.
     simulate: Callable[..., Simulation]
+    label: str = ""  # its name in figures and tables; "": that of its table
     # Of the same: about how many events it simulates; see `events`.
     events: Callable[..., float] = events.of_arrivals
     late: bool = False  # whether a delivery can be of an earlier global model
@@ -38,19 +39,20 @@ class Framework(NamedTuple):
 
 
 FRAMEWORKS = {
-    "sfl": Framework(sfl, events.of_tiers),
-    "tsfl": Framework(tsfl, events.of_clock),
-    "afl": Framework(afl, late=True, alike=lambda own, clients: True),
+    "sfl": Framework(sfl, "SFL", events.of_tiers),
+    "tsfl": Framework(tsfl, "T-SFL", events.of_clock),
+    "afl": Framework(afl, "AFL", late=True, alike=lambda own, clients: True),
     "fedbuff": Framework(
-        fedbuff, late=True, alike=lambda own, clients: own.buffer == 1
+        fedbuff, "FedBuff", late=True, alike=lambda own, clients: own.buffer == 1
     ),
     "fedat": Framework(
-        fedat, events.of_tiers, late=True, alike=lambda own, clients: True
+        fedat, "FedAT", events.of_tiers, late=True, alike=lambda own, clients: True
     ),
-    "fedcs": Framework(fedcs, events.of_selection),
-    "esync": Framework(esync, events.of_tiers),
+    "fedcs": Framework(fedcs, "FedCS", events.of_selection),
+    "esync": Framework(esync, "ESync", events.of_tiers),
     "safa": Framework(
         safa,
+        "SAFA",
         events.of_quota,
         late=True,
         alike=lambda own, clients: own.fraction * clients <= 1,

@@ -63,7 +63,6 @@ STREAMS = {
     # Of a client in training, only where its optimizer or a collection holds keys.
     "optimizer keys": 43,
     "collection keys": 44,
-    "linearity": 29,  # of an optimizer, tried out on the host, with seed 0
     "framework": 42,  # on the host, of a framework that draws
     "fleet of numbers": 40,  # on the host, of studies
     "variance intervals": 41,  # on the host, of confidence intervals, with seed 0

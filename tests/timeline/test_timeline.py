@@ -895,12 +895,6 @@ def test_settings_that_a_framework_does_not_read_are_refused(name):
             check_read([config], Own())
 
 
-def test_a_long_simulation_is_announced(monkeypatch, capsys):
-    monkeypatch.setattr(workload, "_MANY_EVENTS", 100)
-    workload.draw_workload(timed("afl"))
-    assert "simulating about" in capsys.readouterr().err
-
-
 def test_very_many_iterations_of_a_task():
     fleet = fleet_of([[1.0, 3.0]])._replace(upload=np.zeros((1, 2)))
     many = 2**21 + 1

@@ -177,6 +177,7 @@ def run(
         done, compile_seconds = _train(exp, folder, done, stream, stop)
         history, times = done.known(), (float(done.seconds), compile_seconds)
         found = summary.summarize(exp.prepared, exp.labels, history, *times)
+        found["notes"] += summary.negative_variances(jax.device_get(done.state.params))
         if folder is not None:
             if not compile_seconds:  # finished by an earlier process
                 # What only that process knew; all results are of the history.

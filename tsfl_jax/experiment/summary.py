@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from tsfl_jax import trees
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared
@@ -117,6 +118,18 @@ def history_notes(history: dict[str, Any]) -> list[str]:
             "their sum was not positive, so that the model stayed as it was"
         )
     return found
+
+
+def negative_variances(variables: Params) -> list[str]:
+    """A note where a running variance of the model is negative, infinite or NaN."""
+    names = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+        for path, leaf in jax.tree.leaves_with_path(trees.parted(variables)[1])
+        if "var" in jax.tree_util.keystr(path[-1:])
+    }
+    wrong = [n for n, a in names.items() if not ((a >= 0) & np.isfinite(a)).all()]
+    start = "negative or infinite at the end of the run: "
+    return [start + ", ".join(wrong)] if wrong else []
 
 
 def rows_of(prepared: Prepared, history: scan.History) -> list[dict[str, Any]]:

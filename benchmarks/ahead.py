@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks import roofline, thunks
 from tsfl_jax import config_files, validate
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, grid, own_hooks, prepare
+from tsfl_jax.experiment import backend, custom_hooks, grid, prepare
 from tsfl_jax.experiment import program as programs
 from tsfl_jax.types import UserError
 
@@ -197,10 +197,10 @@ def main() -> None:
     config = grid.changed(config, grid.parse_settings(options.set))
     validate.validate(config)
     folder = start()
-    chosen = backend.formulation(config, "gpu")
+    chosen = backend.implementation(config, "gpu")
     config = dataclasses.replace(config, **chosen._asdict(), devices=1)
     host = backend.start_jax(config)
-    prepared = prepare.prepare_validated(config, own_hooks.Own())
+    prepared = prepare.prepare_validated(config, custom_hooks.Own())
     arrays = programs.make_arrays(prepared, host, runs=False)
     program = programs.make_program([prepared], make_mesh(options.target))
     print(text(compile_ahead(program, arrays, options.target, folder)))

@@ -12,7 +12,7 @@ import tempfile
 
 from benchmarks import common
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import lanes, own_hooks, prepare, program, sweeps
+from tsfl_jax.experiment import custom_hooks, lanes, prepare, program, sweeps
 from tsfl_jax.experiment.backend import start_jax
 
 CASES = {
@@ -36,7 +36,7 @@ def compiled(model: str, rules: list[str], cache: str) -> list[program.Compiled]
         return [exp.program.compile(exp.arrays)]
     configs = [common.make_config(model, algorithm=r, **several) for r in rules]
     mesh = start_jax(configs[0])
-    prepared = prepare.prepare_all(configs, own_hooks.Own())
+    prepared = prepare.prepare_all(configs, custom_hooks.Own())
     found = []
     for indices in lanes.group(prepared)[0]:
         members = [prepared[i] for i in indices]

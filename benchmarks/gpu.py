@@ -18,11 +18,11 @@ PARTS = (
     (
         "Formulations, small networks",
         300,
-        "formulations --models mnist_cnn fashion_cnn",
+        "implementations --models mnist_cnn fashion_cnn",
     ),
     ("Against PyTorch", 300, "interval --repeats 5"),
     ("Lanes", 180, "lanes --lanes 1 10 40"),
-    ("Large networks", 300, "formulations --models vgg11 resnet18"),
+    ("Large networks", 300, "implementations --models vgg11 resnet18"),
     ("Clients", 120, "clients --repeats 3"),
     ("Compilation", 200, "compile --repeats 1"),
     ("Evaluation and estimates", 120, "shares --repeats 5"),

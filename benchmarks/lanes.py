@@ -10,7 +10,7 @@ from collections.abc import Callable
 from benchmarks import common
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, lanes
-from tsfl_jax.experiment.own_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, load_dataset, prepare_all
 
 WORK = {"schedule__kind": "case1", "schedule__data_size": 256}

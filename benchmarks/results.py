@@ -47,7 +47,7 @@ def cases() -> dict[str, tsfl_jax.Config]:
             data__train_size=512,
             data__test_size=128,
         )
-    found["mapping vmap"] = small(mapping="vmap", client_chunk=3)
+    found["mapping vmap"] = small(mapping="vmap", client_block=3)
     for framework in FRAMEWORKS:
         config = small(algorithm="fedavg", timeline__framework=framework)
         config.num_intervals = 8

@@ -3,7 +3,7 @@
 The largest |eigenvalue| of the Hessian of each client's F_i at w^t, by
 `scipy.sparse.linalg.eigsh` with Hessian-vector products over all of the client's
 samples, and what every ``constants.estimator`` says there: mean and standard deviation
-of its ratio to the largest of the probed clients, for w⁰ and models after intervals
+of its ratio to the largest of the estimated clients, for w⁰ and models after intervals
 of FedAvg. ``--set data.name=idx data.dir=FOLDER model.name=mnist_cnn …`` measures
 another experiment than that of the digits.
 """
@@ -22,11 +22,11 @@ import tsfl_jax
 from benchmarks import common
 from tsfl_jax import config as settings
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import probes
-from tsfl_jax.engine.recipe import Parts, Probes, Recipe
-from tsfl_jax.experiment import backend, grid, pilot, prepare, program
+from tsfl_jax.engine import estimates
+from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
+from tsfl_jax.experiment import backend, grid, initial_estimates, prepare, program
 
-_PILOT = ("bounds", pilot.DRAWS)
+_INITIAL = ("bounds", initial_estimates.DRAWS)
 
 
 def largest_curvatures(model, variables, problem, sizes) -> np.ndarray:
@@ -63,17 +63,19 @@ def largest_curvatures(model, variables, problem, sizes) -> np.ndarray:
     return np.array(found)
 
 
-def estimates(prepared, variables, problem, repeats: int) -> dict[str, np.ndarray]:
-    """L, G² and σ² by estimator, ``[repeats]`` each; the last as a pilot does."""
-    clients = pilot.clients_of(prepared)
+def estimated(prepared, variables, problem, repeats: int) -> dict[str, np.ndarray]:
+    """L, G² and σ² by estimator, ``[repeats]`` each; the last is the initial one."""
+    clients = initial_estimates.clients_of(prepared)
     keys = jax.random.split(jax.random.key(1), repeats)
     found = {}
-    for method, draws in [(m, 1) for m in settings.ESTIMATORS] + [_PILOT]:
-        recipe = Recipe(prepared.config.batch_size, 1, probes=Probes(method=method))
-        parts = Parts(prepared.network.model, prepared.rule, prepared.optimizer, recipe)
+    for method, draws in [(m, 1) for m in settings.ESTIMATORS] + [_INITIAL]:
+        spec = ProgramSpec(
+            prepared.config.batch_size, 1, estimates=Estimates(method=method)
+        )
+        parts = Parts(prepared.network.model, prepared.rule, prepared.optimizer, spec)
 
         def one(key, parts=parts, draws=draws):
-            return probes.estimate_constants(
+            return estimates.estimate_constants(
                 parts, variables, key, clients, problem.samples, prepared.hparams, draws
             )
 
@@ -99,7 +101,7 @@ def rows_of(config: tsfl_jax.Config, after: list[int], repeats: int) -> list[dic
             arrays.problem,
             prepared.partition.capacity,
         )
-        for method, found in estimates(
+        for method, found in estimated(
             prepared, variables, arrays.problem, repeats
         ).items():
             ratio = found.smoothness / exact.max()

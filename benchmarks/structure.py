@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 
 from benchmarks import ahead, common, lanes, own
 from tsfl_jax.experiment import backend, prepare, program
+from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.lanes import make_group, make_lanes
-from tsfl_jax.experiment.own_hooks import Own
 
 MAPPINGS = ("vmap", "sequential")
 FORMS = ("slices", "fast", "lax")

@@ -106,7 +106,7 @@ def _launches(thunks: list[Thunk]) -> int:
 
 
 def _training_loop(thunks: list[Thunk]) -> Thunk | None:
-    """Of the loops without an inner loop, the last large one: probes come before it."""
+    """Of the loops without an inner loop, the last large one; estimates come first."""
     loops = [t for t in _outside_branches(thunks) if t.kind == "While"]
     loops = [t for t in loops if all(i.kind != "While" for i in walk(t.held()))]
     most = max((kernels([t]) for t in loops), default=0)

@@ -222,7 +222,7 @@ def _work(pipe, arguments):
 def make_best(name, images, labels, rows, tau, size, processes=2, **settings):
     """`make_interval` in the fastest set-up of PyTorch that was found on a CPU.
 
-    Processes with one thread each, channels_last, fused SGD. The clients are dealt so
+    Processes with one thread each, channels_last, fused SGD. The clients are spread so
     that the processes have about equal work. They end with this process.
     """
     loads, shares = [0] * processes, [[] for _ in range(processes)]

@@ -21,7 +21,7 @@ from studies.arena_report import Arena, Lane
 from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import grid, own_hooks, prepare, sweeps
+from tsfl_jax.experiment import custom_hooks, grid, prepare, sweeps
 from tsfl_jax.experiment.network import bytes_per_delivery
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import curves_of
@@ -126,7 +126,9 @@ def client_shares(
     found = []
     for point in points:
         changed = grid.changed(config, dict(point))
-        made = prepare.prepare_validated(changed, own_hooks.Own(dataset=dataset), "-")
+        made = prepare.prepare_validated(
+            changed, custom_hooks.Own(dataset=dataset), "-"
+        )
         found.append(fleets.shares_of(made.config, dataset, made.partition.capacity))
     return found
 

@@ -5,7 +5,7 @@ scored by how far they are from Tables 1 and 2. DMS is not run until that is dec
 then it is, with FedAvg, under the two nearest readings; what concerns DMS alone is
 varied under the nearest.
 
-Readings are run in rungs: all of them with little work, the nearest of each rung with
+Readings are run in stages: all of them with little work, the nearest of each stage with
 more (successive halving: Jamieson and Talwalkar, "Non-stochastic Best Arm
 Identification and Hyperparameter Optimization", AISTATS 2016), and so does the one that
 the package uses. Every finished lane is kept, so the same command goes on where it was
@@ -47,7 +47,7 @@ class Reading(NamedTuple):
 class Rung(NamedTuple):
     """How much work the remaining readings get."""
 
-    keep: int  # the nearest so many of the rung before; 0: all
+    keep: int  # the nearest so many of the stage before; 0: all
     cells: tuple[str, ...]  # names of experiments, as in `paper_results.CELLS`
     algorithms: tuple[str, ...]
     seeds: int
@@ -86,7 +86,7 @@ def _reading(momentum: float, inputs: str, split: str, network: str = "") -> Rea
     return Reading(label, changes)
 
 
-# The one in use stays in all rungs, so that the nearest can be compared with it.
+# The one in use stays in all stages, so that the nearest can be compared with it.
 IN_USE = "momentum 0.9, inputs in [0, 1], Dirichlet(0.5)"
 # Most plausible first.
 READINGS: tuple[Reading, ...] = (
@@ -129,7 +129,7 @@ class DmsChoice(NamedTuple):
 
     label: str
     changes: Mapping[str, Any]
-    # A cell of the first rung, 0 the first and −1 the last; or an experiment's name.
+    # A cell of the first stage, 0 the first and −1 the last; or an experiment's name.
     cell: int | str = 0
 
 
@@ -158,8 +158,8 @@ def changed_by(readings: Sequence[Reading]) -> set[str]:
     return {"dms.by_size", "fedavg.by_size"}.union(*several)
 
 
-def rungs(cells: Sequence[str], count: int) -> tuple[Rung, ...]:
-    """The rungs for so many readings.
+def stages(cells: Sequence[str], count: int) -> tuple[Rung, ...]:
+    """The stages for so many readings.
 
     On the first data set FedAvg alone in the first and the last cell for all; all three
     baselines for a third; a second seed for three. Then the other cells for two, and
@@ -182,7 +182,7 @@ def rungs(cells: Sequence[str], count: int) -> tuple[Rung, ...]:
 
 
 def pairs_of(steps: Sequence[Rung]) -> list[tuple[str, str]]:
-    """All (cell, algorithm) of these rungs, each once."""
+    """All (cell, algorithm) of these stages, each once."""
     return list(
         dict.fromkeys((c, a) for r in steps for c in r.cells for a in r.algorithms)
     )
@@ -270,7 +270,7 @@ def calibration_rows(
         if at < 0:
             continue
         score = distance(measured, reading.label, pairs_of(steps[: at + 1]))
-        row = {"reading": reading.label, "rung": str(at + 1)}
+        row = {"reading": reading.label, "stage": str(at + 1)}
         row["distance, points"] = f"{score:.2f}" if np.isfinite(score) else "–"
         for cell in dict.fromkeys(c for step in steps for c in step.cells):
             for a in BASELINES:
@@ -311,7 +311,7 @@ def final_row(
 
 
 def cell_of(choice: DmsChoice, cells: Sequence[str]) -> str:
-    """The experiment in which a choice is tried; cells are those of the first rung."""
+    """The experiment in which a choice is tried; cells are those of the first stage."""
     return choice.cell if isinstance(choice.cell, str) else cells[choice.cell]
 
 
@@ -332,7 +332,7 @@ class Calibration(NamedTuple):
     """What is run, and where its files are."""
 
     load: Load  # the settings of a cell
-    cells: Sequence[str]  # the first and the last are those of the first rung
+    cells: Sequence[str]  # the first and the last are those of the first stage
     readings: Sequence[Reading]  # the most plausible first
     seeds: int  # of the second stage
     workdir: pathlib.Path  # of finished lanes
@@ -364,19 +364,19 @@ def _attempt(
 
 
 def choose(study: Calibration, steps: Sequence[Rung]) -> list[Reading]:
-    """Run the rungs; the readings of the last one, the nearest first."""
+    """Run the stages; the readings of the last one, the nearest first."""
     measured: dict[Key, Measured] = {}
     reached: dict[str, int] = {}
     left, about = list(study.readings), f"{study.about}. Distance: root mean square of"
-    about += " FedAvg, FedProx and FedAsync minus the paper's, over what the rung ran;"
+    about += " FedAvg, FedProx and FedAsync minus the paper's, over what the stage ran;"
     about += f" accuracies: {OVER_SEEDS}, of each run's best."
-    for at, rung in enumerate(steps):
-        best = left[: rung.keep or None]
+    for at, stage in enumerate(steps):
+        best = left[: stage.keep or None]
         left = best + [r for r in left[len(best) :] if r.label == IN_USE]
         for reading in left:
             reached[reading.label] = at
-            for cell in rung.cells:
-                work = (cell, rung.algorithms, rung.seeds)
+            for cell in stage.cells:
+                work = (cell, stage.algorithms, stage.seeds)
                 for key, one in _attempt(study, reading, *work).items():
                     if key not in measured or len(one.best) > len(measured[key].best):
                         measured[key] = one  # that of more seeds
@@ -426,7 +426,7 @@ def run_calibration(study: Calibration) -> list[pathlib.Path]:
       UserError: no reading could be run.
     """
     out = files.prepare_workdir(study.out, "--out")
-    steps = rungs(study.cells, len(study.readings))
+    steps = stages(study.cells, len(study.readings))
     best = choose(study, steps[: study.num_rungs or None])[:2]
     names = ["calibration"]
     if not study.num_rungs and confirm(study, best, steps[0].cells):
@@ -454,14 +454,14 @@ def parse(texts: list[str]) -> argparse.Namespace:
     parser.prog = "python -m studies.calibrate"
     about = "only the first so many readings (12), or from the 13th on (12:)"
     parser.add_argument("--readings", default=":", help=about)
-    about = "only the first so many rungs, without DMS (default: all)"
-    parser.add_argument("--rungs", type=int, default=0, help=about)
+    about = "only the first so many stages, without DMS (default: all)"
+    parser.add_argument("--stages", type=int, default=0, help=about)
     about = "folder of the tables, if not OUT"
     parser.add_argument("--table", type=pathlib.Path, help=about)
     given = reproduce.parsed(parser, texts)
     given.readings = chosen(parser, given.readings)
-    if given.rungs < 0:
-        parser.error("--rungs must be at least 0")
+    if given.stages < 0:
+        parser.error("--stages must be at least 0")
     study.check_free(given.set, changed_by(given.readings), "calibrate")
     return given
 
@@ -485,7 +485,7 @@ def main(texts: list[str]) -> None:
             given.out / "cells" / "calibrate",
             given.table or given.out,
             arguments.joined(", ".join(data), note, device),
-            given.rungs,
+            given.stages,
         )
     )
     for path in made:

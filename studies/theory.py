@@ -4,7 +4,7 @@ From the files of a run that measured its clients (``--config.measure_clients=tr
 the four items of Theorem 1's bound after every interval, and the weights that the run
 used beside those of Corollary 1, of Theorem 2 as printed and of the bound's minimizer.
 
-Γ_i and ‖w⁰ − w*‖² are estimated from gradients, see `engine.probes`.
+Γ_i and ‖w⁰ − w*‖² are estimated from gradients, see `engine.estimates`.
 """
 
 import pathlib

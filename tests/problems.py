@@ -187,14 +187,14 @@ def run(
         model,
         rule,
         optimizer,
-        scan.Recipe(
+        scan.ProgramSpec(
             batch_size=batch_size,
             iteration=iteration,
             passes=passes,
             mapping=mapping,
             block=block,
             longest=int(steps.max()),
-            probes=_probes(rule, estimates),
+            estimates=_estimates(rule, estimates),
             train_all=train_all,
         ),
     )
@@ -208,15 +208,15 @@ def run(
 
 
 @functools.cache
-def _compiled(model, rule, optimizer, recipe):
+def _compiled(model, rule, optimizer, spec):
     """One for all tests that run the same program: traced and compiled once a shape."""
-    return jax.jit(scan.make_run(model, (rule,), optimizer, recipe))
+    return jax.jit(scan.make_run(model, (rule,), optimizer, spec))
 
 
-def _probes(rule, estimates: bool) -> scan.Probes:
+def _estimates(rule, estimates: bool) -> scan.Estimates:
     """Those of a program of one rule, with constants to be estimated or not."""
     constants = estimates and rule.uses_constants
-    return scan.Probes((constants,), (rule.uses_gradients,))
+    return scan.Estimates((constants,), (rule.uses_gradients,))
 
 
 @functools.cache
@@ -259,13 +259,13 @@ def replayed(
         mlp(),
         rule,
         optimizers.sgd,
-        scan.Recipe(
+        scan.ProgramSpec(
             batch_size=batch_size,
             iteration=iteration,
             passes=passes,
             mapping=mapping,
             block=block,
-            probes=_probes(rule, estimates),
+            estimates=_estimates(rule, estimates),
         ),
     )
     counts = base.Counts(prob.rows.shape[0], groups)

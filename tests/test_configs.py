@@ -110,7 +110,7 @@ def test_runs_two_intervals_on_synthetic_data_of_its_shape(name, tmp_path):
     # On a timeline the model is tested by the clock, not at every update.
     tested = loss if chosen.timeline.framework == "none" else loss[-1:]
     assert np.isfinite(tested).all()
-    assert result.summary["num_dropped"] == 0
+    assert result.summary["num_discarded"] == 0
     assert result.summary["samples_trained"] > 0
 
 

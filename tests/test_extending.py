@@ -17,7 +17,7 @@ import pytest
 import tsfl_jax
 from tests import examples
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import lanes, own_hooks, prepare
+from tsfl_jax.experiment import custom_hooks, lanes, prepare
 from tsfl_jax.rules.base import weights_of
 
 TEXT = examples.text("architecture.md")
@@ -47,8 +47,8 @@ def test_a_rule():
     variables, _ = run("aggregation rule")
     history = variables["result"].history
     np.testing.assert_allclose(history["rho"].sum(axis=1), 1, rtol=1e-6)
-    situation = types.SimpleNamespace(tau=np.array([1, 0, 2]), size=np.array([1, 1, 9]))
-    weights = variables["rule"].weights(situation, None)
+    info = types.SimpleNamespace(tau=np.array([1, 0, 2]), size=np.array([1, 1, 9]))
+    weights = variables["rule"].weights(info, None)
     np.testing.assert_allclose(weights.rho, [1 / 4, 0, 3 / 4], rtol=1e-6)
 
 
@@ -99,9 +99,9 @@ class Root:
     power: float = setting(0.5, "p in ρ_i ∝ |D_i|^p", low=0, high=1)
 
 
-def weights(situation, hparams):
-    share = jnp.float32(situation.size) ** hparams.of(Root).power
-    return weights_of(normalized(share, situation.tau), situation.tau)
+def weights(info, hparams):
+    share = jnp.float32(info.size) ** hparams.of(Root).power
+    return weights_of(normalized(share, info.tau), info.tau)
 
 
 ROOT = Aggregator(weights, sections=(Root,))
@@ -178,8 +178,8 @@ class Power:
 
     beta: float = tsfl_jax.setting(0.9, "β in ρ_i ∝ τ_i^β", low=0)
 
-    def weights(self, situation):
-        return situation.tau**self.beta
+    def weights(self, info):
+        return info.tau**self.beta
 
 
 def small():
@@ -204,7 +204,7 @@ def test_a_custom_component_is_a_rule_that_can_be_swept():
 
 
 def test_a_swept_component_is_traced_once():
-    config, own = prepare.adopted(small(), own_hooks.Own(aggregator=Power()))
+    config, own = prepare.adopted(small(), custom_hooks.Own(aggregator=Power()))
     configs = [tsfl_jax.config.replace(config, {"power.beta": b}) for b in (0.1, 0.5)]
     several = prepare.prepare_all(configs, own)
     [members], _ = lanes.group(several)
@@ -218,7 +218,7 @@ def test_a_swept_component_is_traced_once():
 
 
 def test_arrays_of_another_shape_are_answered_in_one_line():
-    def combine(updates, state, event, hparams):
+    def combine(updates, state, received, hparams):
         return updates, state
 
     rules = {

@@ -83,7 +83,7 @@ SETTINGS = [
     ("checkpoint", "yes", "expected bool", {}),
     ("checkpoint", 1, "expected bool", {}),
     ("devices", -1, ">= 0", {}),
-    ("client_chunk", -1, ">= 0", {}),
+    ("client_block", -1, ">= 0", {}),
     ("mapping", "pmap", "sequential", {}),
     ("convolution", "fft", "slices", {}),
     ("compile_cache", "a\0b", "zero byte", {}),

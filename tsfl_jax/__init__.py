@@ -7,9 +7,9 @@ and Optimizations". The symbols are explained in `tsfl_jax.types`. The names:
   Running        simulate, sweep, explain, as_function, Result, SweepResult,
                  Explanation
   Data, models   make_dataset, Dataset, Model
-  Own rules      component, setting, rule, init_rule, aggregate, Aggregator, Situation,
-                 Outcome, Event, Weights, Counts, AGGREGATORS, rules, from_optax,
-                 to_optax
+  Own rules      component, setting, rule, init_rule, aggregate, Aggregator, RoundInfo,
+                 ClientOutputs, Received, Weights, Counts, AGGREGATORS, rules,
+                 from_optax, to_optax
   DMS            dms, dms_weights, affine_weights, coupling, filter_probability
   Theory         theory, BoundConstants, bound_optimal_weights, kkt_residual,
                  theorem1_bound, theorem2_weights, theorem4_bound
@@ -36,12 +36,13 @@ from tsfl_jax.models.networks import Model
 from tsfl_jax.rules import AGGREGATORS, dms
 from tsfl_jax.rules.base import (
     Aggregator,
+    ClientOutputs,
     Counts,
-    Event,
-    Outcome,
-    Situation,
+    Received,
+    RoundInfo,
     Weights,
 )
+from tsfl_jax.rules.custom import aggregate, init_rule, rule
 from tsfl_jax.rules.dms import (
     affine_weights,
     coupling,
@@ -49,7 +50,6 @@ from tsfl_jax.rules.dms import (
     filter_probability,
 )
 from tsfl_jax.rules.optax_aggregators import from_optax, to_optax
-from tsfl_jax.rules.own import aggregate, init_rule, rule
 from tsfl_jax.theory import (
     BoundConstants,
     bound_optimal_weights,
@@ -69,13 +69,13 @@ __all__ = [
     "Config",
     "Counts",
     "Dataset",
-    "Event",
+    "Received",
     "Explanation",
     "HParams",
     "Model",
-    "Outcome",
+    "ClientOutputs",
     "Result",
-    "Situation",
+    "RoundInfo",
     "SweepResult",
     "UserError",
     "Weights",

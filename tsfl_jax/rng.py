@@ -52,7 +52,7 @@ STREAMS = {
     "gradients batches": 27,
     "gradients dropout": 28,
     "online samples": 30,  # new samples of a client in every interval
-    "pilot": 31,  # L, G², σ² at w⁰
+    "initial estimates": 31,  # L, G², σ² at w⁰
     "validation": 36,  # on the host, samples that no client holds
     "learned weights": 37,  # on the host, of the search for θ
     # Of an initial nnx module: all its streams but parameters and dropout.

@@ -292,7 +292,7 @@ class General:
     mapping: str = setting(
         "auto", "clients one after another or side by side", MAPPINGS, static=True
     )
-    client_chunk: int = setting(
+    client_block: int = setting(
         0, "clients trained side by side under vmap; 0: all", low=0, static=True
     )
     convolution: str = setting(

@@ -51,15 +51,15 @@ rule            how w^{t+1} is made of the clients' models; ``algorithm`` names 
 snapshot        an earlier global model, kept for clients that still train from it; P
 assignment      which clients each device trains
 block           clients trained side by side (vmapped) on a device
-formulation     how clients are run and convolutions computed
-probe           an estimate from gradients at w^t: L, G², σ², σ_i²
-pilot           a probe before training, at w⁰
+implementation     how clients are run and convolutions computed
+estimate           an estimate from gradients at w^t: L, G², σ², σ_i²
+initial estimate           an estimate before training, at w⁰
 regret          validation loss above that of the best weights of the interval
 row             D indices of the samples that a client owns; M: all samples
 sweep point     one combination of swept settings
 lane            an experiment on the leading axis of a sweep's compiled program; L
 workload        schedule, fleet and trace of one experiment, drawn once
-recipe          what shapes the compiled program
+spec          what shapes the compiled program
 free rider      a client that reports work it did not do
 =============== =================================================================
 """

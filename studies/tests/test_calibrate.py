@@ -1,4 +1,4 @@
-"""The calibration: chosen by the baselines alone, in rungs, resumable."""
+"""The calibration: chosen by the baselines alone, in stages, resumable."""
 
 import csv
 
@@ -59,14 +59,14 @@ def test_distance_by_hand():
 
 
 def test_rungs():
-    first, second, third, fourth = calibrate.rungs(CELLS, 17)
+    first, second, third, fourth = calibrate.stages(CELLS, 17)
     assert first == calibrate.Rung(0, CELLS[::2], ("fedavg",), 1)
     assert second.keep == 6 and second.cells == CELLS[::2] and second.seeds == 1
     assert third == calibrate.Rung(3, CELLS[::2], calibrate.BASELINES, 2)
     assert fourth == calibrate.Rung(2, CELLS, calibrate.BASELINES, 1)
-    assert len(calibrate.rungs(CELLS[:2], 17)) == 3
+    assert len(calibrate.stages(CELLS[:2], 17)) == 3
     fashion = ("fashion_mnist_case1", "fashion_mnist_case2")
-    several = calibrate.rungs((CELLS[0], fashion[0], *CELLS[1:], fashion[1]), 17)
+    several = calibrate.stages((CELLS[0], fashion[0], *CELLS[1:], fashion[1]), 17)
     assert several[:4] == (first, second, third, fourth)
     assert several[4] == calibrate.Rung(2, fashion[:1], ("fedavg",), 1)
 
@@ -115,7 +115,7 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     ]
     first_dms = next(i for i, call in enumerate(invented) if "dms" in call[2])
     baselines, last = invented[:first_dms], invented[first_dms:]
-    # The baselines of all rungs are over when DMS begins; only FedAvg is run again.
+    # The baselines of all stages are over when DMS begins; only FedAvg is run again.
     assert [c[0] for c in baselines[:10]] == [n for n in "edcba" for _ in range(2)]
     assert {call[0] for call in baselines[10:16]} == set("abc")
     assert all("dms" not in call[2] for call in baselines)
@@ -131,7 +131,7 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert {call[3] for call in few} == {2} and few[5][1] == "mnist_case3"
     rows = rows_of(paths[1])
     assert [row["reading"] for row in rows] == ["a", "c", "b", "d", "e"]
-    assert [row["rung"] for row in rows] == ["4", "4", "3", "1", "1"]
+    assert [row["stage"] for row in rows] == ["4", "4", "3", "1", "1"]
     # Two seeds a point apart in Cases 1 and 3, so 1.5 above there; 1 above in Case 2.
     distance = np.sqrt((6 * 1.5**2 + 3 * 1.0) / 9)
     assert rows[0]["distance, points"] == f"{distance:.2f}"
@@ -151,7 +151,7 @@ def test_only_the_first_rungs_and_no_dms(tmp_path, invented):
     assert [path.name for path in paths] == ["calibration.md", "calibration.csv"]
     assert [c[0] for c in invented] == [n for n in "edcba" for _ in range(2)]
     assert {call[2:4] for call in invented} == {(("fedavg",), 1)}
-    assert {row["rung"] for row in rows_of(paths[1])} == {"1"}
+    assert {row["stage"] for row in rows_of(paths[1])} == {"1"}
 
 
 def test_readings_on_the_command_line(capsys):
@@ -170,15 +170,15 @@ def test_readings_on_the_command_line(capsys):
             chosen(f"--readings={text}")
         assert f"--readings={text}: expected" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        chosen("--rungs", "-1")
-    assert "--rungs must be at least 0" in capsys.readouterr().err
+        chosen("--stages", "-1")
+    assert "--stages must be at least 0" in capsys.readouterr().err
 
 
 def test_the_reading_in_use_stays_in_all_rungs(tmp_path, invented, monkeypatch):
     monkeypatch.setattr(calibrate, "IN_USE", "e")
     paths = run(tmp_path)
     rows = rows_of(paths[1])
-    assert [(row["reading"], row["rung"]) for row in rows] == [
+    assert [(row["reading"], row["stage"]) for row in rows] == [
         *(("a", "4"), ("c", "4"), ("e", "4")),
         *(("b", "2"), ("d", "1")),
     ]

@@ -39,7 +39,7 @@ def test_the_compiler_for_gpus_is_asked_for(monkeypatch):
 
 def compiled(network, **work):
     """One interval with the defaults on a GPU."""
-    best = backend.formulation(Config(), "gpu")
+    best = backend.implementation(Config(), "gpu")
     return structure.compiled(
         network=network, mapping=best.mapping, form=best.convolution, **work
     )

@@ -18,7 +18,7 @@ SHORT = {
     "shares": ["--clients", "4", "--repeats", "1"],
     "clients": ["--clients", "2", "4", "--repeats", "1"],
     "compile": ["--repeats", "1", "--programs", "MNIST CNN, FedAvg"],
-    "formulations": [
+    "implementations": [
         *("--models", "mnist_cnn", "--clients", "2"),
         *("--size", "32", "--repeats", "1"),
     ],

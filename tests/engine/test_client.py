@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from tests import problems
 from tsfl_jax.engine import client, optimizers
-from tsfl_jax.engine.recipe import Parts, Recipe
+from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS
 
@@ -23,8 +23,8 @@ def one_client(tau, size, i=0):
 
 
 def make(model, optimizer=optimizers.sgd, **options):
-    recipe = Recipe(**{"batch_size": 4, "passes": 5} | options)
-    parts = Parts(model, AGGREGATORS["fedavg"], optimizer, recipe)
+    spec = ProgramSpec(**{"batch_size": 4, "passes": 5} | options)
+    parts = Parts(model, AGGREGATORS["fedavg"], optimizer, spec)
     variables = model.init(jax.random.key(0), jnp.zeros((1, 5)))
     samples = PROBLEM.samples._replace(mean=jnp.zeros(()), inverse_std=jnp.ones(()))
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from tests.data.test_quadratic import settings
 from tests.engine.test_constants import SAMPLES, parts, sample_gradients, setting
 from tests.reference import at_quadratic
-from tsfl_jax.engine import client, devices, probes
+from tsfl_jax.engine import client, devices, estimates
 from tsfl_jax.experiment.network import exact_of
 from tsfl_jax.experiment.prepare import prepare
 
@@ -26,7 +26,7 @@ def clients_of(absent=3):
 
 
 def measure(model, variables, clients, key, axis=None):
-    return probes.client_gradients(
+    return estimates.client_gradients(
         parts(model, 4, axis), variables, key, clients, SAMPLES
     )
 
@@ -56,8 +56,8 @@ def test_rows_that_are_padded_for_other_lanes_change_nothing():
 @pytest.mark.parametrize("kept", [None, 7])
 def test_estimates_are_unbiased(monkeypatch, kept):
     if kept:  # 7 of the 18 entries of a gradient stand for all
-        monkeypatch.setattr(probes, "_KEPT", 12 * kept)
-        monkeypatch.setattr(probes, "_LEAST", 1)
+        monkeypatch.setattr(estimates, "_KEPT", 12 * kept)
+        monkeypatch.setattr(estimates, "_LEAST", 1)
     model, variables, clients = clients_of()
     keys = jax.random.split(jax.random.key(0), DRAWS)
     draw = jax.jit(jax.vmap(lambda key: measure(model, variables, clients, key)))
@@ -74,7 +74,7 @@ def test_estimates_are_unbiased(monkeypatch, kept):
 
 def test_whole_data_in_a_batch_give_exact_values():
     model, variables, clients = clients_of()
-    got = probes.client_gradients(
+    got = estimates.client_gradients(
         parts(model, 12), variables, jax.random.key(0), clients, SAMPLES
     )
     there = np.asarray(clients.tau) > 0
@@ -89,7 +89,7 @@ def test_only_participants_have_a_share():
     nan = jnp.full_like(SAMPLES.x[:1], jnp.nan)
     samples = SAMPLES._replace(x=jnp.concatenate([SAMPLES.x, nan]))
     row = clients.row.at[3].set(len(SAMPLES.x))
-    spoiled = probes.client_gradients(
+    spoiled = estimates.client_gradients(
         parts(model, 4),
         variables,
         jax.random.key(0),
@@ -155,8 +155,8 @@ def test_estimates_of_clients_whose_constants_are_known(convexity):
     def draw(key):
         given = parts(prepared.network.model, B), start, key, clients, stored
         return (
-            probes.client_gradients(*given),
-            probes.estimate_constants(*given, hparams),
+            estimates.client_gradients(*given),
+            estimates.estimate_constants(*given, hparams),
         )
 
     draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(1), DRAWS))

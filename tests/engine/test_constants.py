@@ -8,8 +8,8 @@ import numpy as np
 
 from tests import problems
 from tsfl_jax import rng
-from tsfl_jax.engine import client, optimizers, probes
-from tsfl_jax.engine.recipe import Parts, Probes, Recipe
+from tsfl_jax.engine import client, estimates, optimizers
+from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS
 
@@ -31,9 +31,9 @@ def setting(hidden=0, num=12):
 
 
 def parts(model, batch_size, axis=None, method="quotient"):
-    probed = Probes(method=method)
-    recipe = Recipe(batch_size=batch_size, passes=1, axis=axis, probes=probed)
-    return Parts(model, AGGREGATORS["dms"], optimizers.sgd, recipe)
+    estimated = Estimates(method=method)
+    spec = ProgramSpec(batch_size=batch_size, passes=1, axis=axis, estimates=estimated)
+    return Parts(model, AGGREGATORS["dms"], optimizers.sgd, spec)
 
 
 def sample_gradients(variables, rows):
@@ -46,8 +46,8 @@ def sample_gradients(variables, rows):
     return np.concatenate([(x[:, :, None] * p[:, None]).reshape(len(y), -1), p], axis=1)
 
 
-def estimates(model, variables, clients, key, lr=0.1, batch_size=4, method="quotient"):
-    return probes.estimate_constants(
+def measured(model, variables, clients, key, lr=0.1, batch_size=4, method="quotient"):
+    return estimates.estimate_constants(
         parts(model, batch_size, method=method),
         variables,
         key,
@@ -61,7 +61,7 @@ def test_variance_and_square_norm_are_unbiased():
     model, variables, clients = setting(num=1)
     keys = jax.random.split(jax.random.key(0), 4000)
     got = jax.jit(
-        jax.vmap(lambda key: estimates(model, variables, clients, key, batch_size=4))
+        jax.vmap(lambda key: measured(model, variables, clients, key, batch_size=4))
     )(keys)
     g = sample_gradients(variables, np.asarray(clients.row[0]))
     variance = np.square(g - g.mean(0)).sum(1).mean() / 4  # of a mean of four draws
@@ -75,7 +75,7 @@ def test_variance_and_square_norm_are_unbiased():
 def test_identical_samples_have_no_variance_and_exact_norm():
     model, variables, clients = setting()
     clients = clients._replace(row=jnp.zeros((12, 12), jnp.int32))
-    got = jax.jit(lambda key: estimates(model, variables, clients, key))(
+    got = jax.jit(lambda key: measured(model, variables, clients, key))(
         jax.random.key(0)
     )
     exact = np.square(sample_gradients(variables, np.array([0]))).sum()
@@ -88,7 +88,7 @@ def test_smoothness_is_the_curvature_along_the_gradient():
     model, variables, clients = setting()
     clients = clients._replace(row=jnp.zeros((12, 12), jnp.int32))
     lr = 1e-2
-    got = jax.jit(lambda key: estimates(model, variables, clients, key, lr=lr))(
+    got = jax.jit(lambda key: measured(model, variables, clients, key, lr=lr))(
         jax.random.key(0)
     )
     first = sample_gradients(variables, np.array([0]))[0]
@@ -128,7 +128,7 @@ def test_power_iteration_finds_the_largest_curvature_of_any_probed_client():
     exact = largest_curvatures(variables, rows)
     one = jax.tree.map(lambda a: a[2:3], clients)
     got, along_the_gradient = (
-        jax.jit(lambda k, m=m: estimates(model, variables, one, k, 1e-3, method=m))(
+        jax.jit(lambda k, m=m: measured(model, variables, one, k, 1e-3, method=m))(
             jax.random.key(0)
         )
         for m in ("power", "quotient")
@@ -139,7 +139,7 @@ def test_power_iteration_finds_the_largest_curvature_of_any_probed_client():
     np.testing.assert_allclose(got.grad_sq_norm, square, rtol=1e-4)
     assert float(got.grad_variance) == 0.0
     everyone = jax.jit(
-        lambda key: estimates(model, variables, clients, key, 1e-3, method="bounds")
+        lambda key: measured(model, variables, clients, key, 1e-3, method="bounds")
     )(jax.random.key(0))
     np.testing.assert_allclose(everyone.smoothness, exact.max(), rtol=0.02)
     squares = np.square(sample_gradients(variables, np.arange(12))).sum(1)
@@ -154,13 +154,13 @@ def test_several_draws_are_averaged_by_client_before_the_largest_is_taken():
     def one(client, draw):
         stream = jax.random.fold_in(rng.fold(jax.random.key(0), "constants"), client.id)
         key = jax.random.fold_in(stream, draw)
-        return probes._power(own, variables, key, client, SAMPLES, hparams)
+        return estimates._power(own, variables, key, client, SAMPLES, hparams)
 
     one_by_one = [jax.tree.map(lambda a, i=i: a[i], clients) for i in range(4)]
     found = [one(client, draw) for client in one_by_one for draw in range(3)]
     drawn = jax.tree.map(lambda *a: np.stack(a).reshape(4, 3), *found)
     expected = jax.tree.map(lambda a: a.mean(axis=1).max(), drawn)
-    got = probes.estimate_constants(
+    got = estimates.estimate_constants(
         own, variables, jax.random.key(0), clients, SAMPLES, hparams, 3
     )
     chex.assert_trees_all_close(got, expected, rtol=1e-4)
@@ -171,7 +171,7 @@ def test_power_iteration_has_unbiased_variance_and_square_norm():
     model, variables, clients = setting(num=1)
     keys = jax.random.split(jax.random.key(1), 1000)
     got = jax.jit(
-        jax.vmap(lambda key: estimates(model, variables, clients, key, method="power"))
+        jax.vmap(lambda key: measured(model, variables, clients, key, method="power"))
     )(keys)
     g = sample_gradients(variables, np.asarray(clients.row[0]))
     variance = np.square(g - g.mean(0)).sum(1).mean() / 4
@@ -188,7 +188,7 @@ def test_only_participants_are_probed():
     own = np.asarray(clients.row[5])
     x = jnp.full_like(SAMPLES.x, jnp.nan).at[own].set(SAMPLES.x[own])
     alone = clients._replace(tau=jnp.zeros(12, jnp.int32).at[5].set(2))
-    got = probes.estimate_constants(
+    got = estimates.estimate_constants(
         parts(model, 4),
         variables,
         jax.random.key(0),
@@ -198,5 +198,5 @@ def test_only_participants_are_probed():
     )
     assert all(np.isfinite(v) and v > 0 for v in got)
     absent = clients._replace(tau=jnp.zeros(12, jnp.int32))
-    got = estimates(model, variables, absent, jax.random.key(0))
+    got = measured(model, variables, absent, jax.random.key(0))
     assert [float(v) for v in got] == [0.0, 0.0, 0.0]

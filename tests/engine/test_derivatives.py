@@ -19,9 +19,9 @@ LINEAR = networks.from_flax(networks.MLP(3, 0))  # smooth: no ReLU
 
 def final_loss(rho, lr, clip_norm, mapping="vmap"):
     """The test loss after two intervals with fixed weights."""
-    rule = Aggregator(lambda situation, hparams: weights_of(rho, situation.tau))
-    recipe = scan.Recipe(batch_size=4, passes=2, mapping=mapping, block=3, longest=4)
-    run = scan.make_run(LINEAR, (rule,), optimizers.sgd, recipe)
+    rule = Aggregator(lambda info, hparams: weights_of(rho, info.tau))
+    spec = scan.ProgramSpec(batch_size=4, passes=2, mapping=mapping, block=3, longest=4)
+    run = scan.make_run(LINEAR, (rule,), optimizers.sgd, spec)
     hparams = problems.hparams(momentum=0.5)._replace(lr=lr, clip_norm=clip_norm)
     start = scan.init_state(
         LINEAR, rule, jax.random.key(0), jnp.zeros((1, 5)), Counts(3, 1)

@@ -21,7 +21,7 @@ from tsfl_jax.types import UserError
 
 def test_clients_are_dealt_to_and_fro_by_work():
     # In order of work: 2, 0, 3, 1, 4. Device 0 gets 2, 1, 4 and device 1 gets 0, 3.
-    slots = devices.deal(np.array([[7, 3, 9, 5, 1]]), 2)
+    slots = devices.assign(np.array([[7, 3, 9, 5, 1]]), 2)
     assert slots.tolist() == [[2, 1, 4, 0, 3, 5]]  # 5 = N marks the empty place
 
 
@@ -29,7 +29,7 @@ def test_clients_are_dealt_to_and_fro_by_work():
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.integers(1, 8))
 def test_each_client_is_dealt_once_and_evenly(work, num_devices):
     work = np.array([work])
-    slots = devices.deal(work, num_devices)[0]
+    slots = devices.assign(work, num_devices)[0]
     assert sorted(s for s in slots if s < work.size) == list(range(work.size))
     padded = np.append(work[0], 0)
     loads = padded[slots.reshape(num_devices, -1)].sum(axis=1)
@@ -63,7 +63,7 @@ def test_spoiled_clients_are_counted_over_all_devices():
     data = problems.dataset(samples=400)
     settings = small(algorithm="fedavg", devices=2, lr=1e30)
     result = tsfl_jax.simulate(settings, dataset=data)
-    assert result.summary["num_dropped"] == 4
+    assert result.summary["num_discarded"] == 4
     assert result.summary["diverged_at"] == 1
 
 

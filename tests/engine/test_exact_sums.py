@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from tests import problems
 from tests.engine.test_scan import INPUTS as LIMITS
 from tsfl_jax.engine import client, devices, exact_sums, mapping
-from tsfl_jax.engine.recipe import Recipe
+from tsfl_jax.engine.program_spec import ProgramSpec
 
 
 def terms(spread, number=300):
@@ -97,9 +97,9 @@ def test_ten_thousand_clients_that_do_not_move_leave_the_model():
 
     @jax.jit
     def run(rho):
-        recipe = Recipe(batch_size=1, passes=1)
+        spec = ProgramSpec(batch_size=1, passes=1)
         on_device = mapping.DeviceClients(clients, ids, rho, one)
-        return mapping.weighted_updates(train, on_device, params, recipe)[0]
+        return mapping.weighted_updates(train, on_device, params, spec)[0]
 
     weighted = run(rho)
     np.testing.assert_array_equal(weighted.moved["w"], 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tsfl_jax
 from tests.experiment.test_runner import small
 from tsfl_jax.engine import client, devices, interval, mapping
-from tsfl_jax.engine.recipe import Recipe
+from tsfl_jax.engine.program_spec import ProgramSpec
 from tsfl_jax.experiment import prepare, program
 
 
@@ -25,7 +25,7 @@ def test_a_group_is_on_one_device_whole_and_does_not_depend_on_their_number(
     present = min(present, number)
     size = int(devices.group_size(present))
     assert size == 1 if present <= 64 else present / size >= 32
-    slots = devices.deal(work, num_devices)[0].reshape(num_devices, -1)
+    slots = devices.assign(work, num_devices)[0].reshape(num_devices, -1)
     assert sorted(s for s in slots.flat if s < number) == list(range(number))
     for own in slots:
         for place in range(0, len(own), size):
@@ -39,22 +39,22 @@ def test_a_group_is_on_one_device_whole_and_does_not_depend_on_their_number(
 def test_side_by_side_no_entry_is_empty_but_to_fill_up(num_devices):
     """One entry more than a block has room for would be trained as another block."""
     for number in (64, 65, 100, 1000):
-        slots = devices.deal(np.ones((1, number), int), num_devices, grouped=False)
+        slots = devices.assign(np.ones((1, number), int), num_devices, grouped=False)
         assert slots.shape[1] == num_devices * -(-number // num_devices)
-    assert devices.deal(np.ones((1, 1000), int), 1).shape == (1, 1000)
+    assert devices.assign(np.ones((1, 1000), int), 1).shape == (1, 1000)
 
 
 def test_a_hundred_clients_side_by_side_are_one_block():
     config = small(num_clients=100, num_intervals=1, batch_size=2, mapping="vmap")
     config.devices, config.schedule.data_size = 1, 4
-    recipe = Recipe(batch_size=2, passes=1, mapping="vmap", block=100, longest=4)
+    spec = ProgramSpec(batch_size=2, passes=1, mapping="vmap", block=100, longest=4)
     arrays = program.make_arrays(prepare.prepare(config), devices.make_mesh(1, 100))
     inputs = jax.tree.map(lambda a: a[0], arrays.inputs)
     clients = interval.participants(arrays.problem, inputs)
     on_device = mapping.device_clients(
-        recipe, clients, inputs.assigned, jnp.ones(100) / 100
+        spec, clients, inputs.assigned, jnp.ones(100) / 100
     )
-    assert mapping._in_blocks(on_device, recipe.block).index.shape == (1, 100)
+    assert mapping._in_blocks(on_device, spec.block).index.shape == (1, 100)
 
 
 def weighted(tau, rho, updates, visited=None):
@@ -71,13 +71,13 @@ def weighted(tau, rho, updates, visited=None):
         result = client.LocalResult(jnp.float32(1), jnp.int32(1), jnp.bool_(True))
         return mapping.Trained({"w": updates[c.id]}, start, result)
 
-    recipe = Recipe(batch_size=1, passes=1)
-    assigned = jnp.asarray(devices.deal(np.array([tau]), 1)[0])
+    spec = ProgramSpec(batch_size=1, passes=1)
+    assigned = jnp.asarray(devices.assign(np.array([tau]), 1)[0])
 
     @jax.jit
     def run(rho):
-        on_device = mapping.device_clients(recipe, clients, assigned, rho)
-        return mapping.weighted_updates(train, on_device, start, recipe)
+        on_device = mapping.device_clients(spec, clients, assigned, rho)
+        return mapping.weighted_updates(train, on_device, start, spec)
 
     found = run(jnp.asarray(rho, jnp.float32))
     jax.effects_barrier()

@@ -231,7 +231,9 @@ def test_lock_step_has_a_static_structure():
             problems.mlp(classes=DATA.num_classes),
             (AGGREGATORS["dms"],),
             optimizers.sgd,
-            scan.Recipe(batch_size=4, passes=5, mapping=mapping, block=5, longest=15),
+            scan.ProgramSpec(
+                batch_size=4, passes=5, mapping=mapping, block=5, longest=15
+            ),
         )
         start = problems.run("dms", DATA, PROBLEM, INPUTS)[0]
         arguments = (start, jax.random.key(0), problems.hparams(), PROBLEM, INPUTS)
@@ -250,7 +252,7 @@ def test_intervals_in_pieces_equal_one_scan():
             problems.mlp(),
             (AGGREGATORS["dms"],),
             optimizers.sgd,
-            scan.Recipe(batch_size=4, passes=5),
+            scan.ProgramSpec(batch_size=4, passes=5),
         )
     )
     state, key = whole[0], jax.random.fold_in(jax.random.key(0), 1)
@@ -274,7 +276,7 @@ def test_non_finite_client_is_dropped_and_the_others_go_on(mapping, block):
     one = problems.inputs(TAU * ONLY_FIRST, SIZE)
     options = {"mapping": mapping, "block": block, "limits": INPUTS}
     _, state, history = problems.run("fedavg", DATA, prob, one, **options)
-    assert history.num_dropped.tolist() == [1, 0, 0]
+    assert history.num_discarded.tolist() == [1, 0, 0]
     assert not history.diverged.any()
     # The same as if client 1 had stayed away.
     away = problems.inputs(TAU * ONLY_FIRST * np.array([1, 0, 1, 1, 1]), SIZE)
@@ -302,8 +304,8 @@ def test_without_a_client_of_negative_weight_the_others_are_scaled(mapping, bloc
             model, start, local.LocalResult(zero, jnp.int32(0), finite)
         )
 
-    recipe = scan.Recipe(batch_size=4, passes=1, mapping=mapping, block=block)
-    weighted, _ = mappings.weighted_updates(train, on_device, start, recipe)
+    spec = scan.ProgramSpec(batch_size=4, passes=1, mapping=mapping, block=block)
+    weighted, _ = mappings.weighted_updates(train, on_device, start, spec)
     assert (float(weighted.asked), float(weighted.kept)) == (1, 2)
     # (1·[1, 3] + 1·[2, 6]) · 1/2
     assert weighted.moved["w"].tolist() == [1.5, 4.5]
@@ -316,7 +318,7 @@ def test_total_loss_freezes_the_last_good_model(mapping, block):
         "fedavg", DATA, PROBLEM, INPUTS, hp=hp, mapping=mapping, block=block
     )
     assert history.diverged.tolist() == [True, True, True]
-    assert history.num_dropped[0] == 4
+    assert history.num_discarded[0] == 4
     chex.assert_trees_all_equal(start.params, state.params)
 
 
@@ -338,8 +340,8 @@ def test_a_lost_client_s_share_counts_where_its_weight_is_zero(mapping, block):
         result = local.LocalResult(jnp.float32(0), jnp.int32(0), finite)
         return mappings.Trained({"w": jnp.ones(1)}, start, result)
 
-    recipe = scan.Recipe(batch_size=4, passes=1, mapping=mapping, block=block)
-    weighted, _ = mappings.weighted_updates(train, on_device, start, recipe)
+    spec = scan.ProgramSpec(batch_size=4, passes=1, mapping=mapping, block=block)
+    weighted, _ = mappings.weighted_updates(train, on_device, start, spec)
     assert float(weighted.moved["w"][0]) == 1  # that of the other alone
 
 
@@ -360,7 +362,7 @@ def test_losing_all_weighted_clients_keeps_the_model_and_goes_on():
         "dms", DATA, prob, problems.inputs(tau, size), **options
     )
     assert history.rho[0].tolist() == [0, 0, 0, 1, 0]
-    assert history.num_dropped.tolist() == [1, 0, 0]
+    assert history.num_discarded.tolist() == [1, 0, 0]
     assert not history.diverged.any()
     _, kept, _ = problems.run(
         "dms", DATA, prob, problems.inputs(tau * ONLY_FIRST, size), **options

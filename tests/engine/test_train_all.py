@@ -15,7 +15,7 @@ from tests.engine.test_scan import DATA, MAPPINGS, PROBLEM, SIZE, TAU
 from tests.experiment.test_runner import small
 from tsfl_jax.engine import devices, mapping
 from tsfl_jax.engine.client import Client
-from tsfl_jax.engine.recipe import Recipe
+from tsfl_jax.engine.program_spec import ProgramSpec
 from tsfl_jax.experiment import prepare
 from tsfl_jax.types import UserError
 
@@ -65,9 +65,9 @@ def test_a_client_whose_weight_underflowed_is_trained_for_its_share():
     clients = Client(
         jnp.arange(3), jnp.array([2, 1, 3]), jnp.full(3, 8), PROBLEM.rows[:3]
     )
-    recipe = Recipe(batch_size=4, passes=3, train_all=False)
+    spec = ProgramSpec(batch_size=4, passes=3, train_all=False)
     rho, shares = jnp.array([0.0, 1.0, 0.0]), jnp.array([0.5, 0.5, 0.0])
-    on_device = mapping.device_clients(recipe, clients, jnp.arange(3), rho, shares)
+    on_device = mapping.device_clients(spec, clients, jnp.arange(3), rho, shares)
     # In order of work, 2·2 steps of client 0, 1·2 of client 1 and none of client 2.
     assert on_device.place.tolist() == [0, 1, 2]
     assert on_device.clients.tau.tolist() == [2, 1, 0]
@@ -81,14 +81,14 @@ def test_a_client_whose_weight_underflowed_is_trained_for_its_share():
 def test_clients_are_dealt_inside_a_program_as_before_it(work, number):
     places = -(-len(work) // number)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:number]), (devices.AXIS,))
-    dealt = jax.shard_map(
-        lambda work: devices.dealt(work, places, devices.AXIS),
+    assigned = jax.shard_map(
+        lambda work: devices.assign_again(work, places, devices.AXIS),
         mesh=mesh,
         in_specs=PartitionSpec(),
         out_specs=PartitionSpec(devices.AXIS),
     )
-    before = devices.deal(np.array([work]), number)[0]
-    np.testing.assert_array_equal(jax.jit(dealt)(jnp.array(work)), before)
+    before = devices.assign(np.array([work]), number)[0]
+    np.testing.assert_array_equal(jax.jit(assigned)(jnp.array(work)), before)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ import os, signal, sys
 workdir, last = sys.argv[1], int(sys.argv[2])
 count = 0
 
-def hook(event, arguments):
+def hook(received, arguments):
     global count
-    if event not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"):
+    if received not in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"):
         return
     if workdir in str(arguments[0]):
         count += 1

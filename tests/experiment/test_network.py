@@ -4,7 +4,7 @@ import numpy as np
 
 import tsfl_jax
 from tsfl_jax import config
-from tsfl_jax.experiment import network, own_hooks, prepare
+from tsfl_jax.experiment import custom_hooks, network, prepare
 
 
 def digits(**changes):
@@ -18,7 +18,7 @@ def test_lanes_with_an_own_metric_share_one_network(monkeypatch):
     monkeypatch.setattr(
         network, "_known_network", lambda *given: traced.append(given) or real(*given)
     )
-    own = own_hooks.Own(metrics={"highest": lambda outputs, labels: outputs.max(-1)})
+    own = custom_hooks.Own(metrics={"highest": lambda outputs, labels: outputs.max(-1)})
     several = prepare.prepare_all([digits(seed=s) for s in range(3)], own)
     assert len(traced) == 1
     assert all(one.network.params is several[0].network.params for one in several)
@@ -26,7 +26,7 @@ def test_lanes_with_an_own_metric_share_one_network(monkeypatch):
 
 
 def test_lanes_with_other_networks_do_not():
-    own = own_hooks.Own(metrics={"zero": lambda outputs, labels: 0 * outputs[:, 0]})
+    own = custom_hooks.Own(metrics={"zero": lambda outputs, labels: 0 * outputs[:, 0]})
     narrow, wide = prepare.prepare_all([digits(), digits(**{"model.hidden": 8})], own)
     assert narrow.network.params != wide.network.params
 

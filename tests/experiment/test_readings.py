@@ -14,10 +14,10 @@ from tsfl_jax.config import (
 from tsfl_jax.data import partition
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import interval
-from tsfl_jax.experiment import pilot, prepare
+from tsfl_jax.experiment import initial_estimates, prepare
 from tsfl_jax.experiment.identity import identity_of
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.rules.base import Situation
+from tsfl_jax.rules.base import RoundInfo
 from tsfl_jax.sections import PartitionConfig
 from tsfl_jax.timeline.schedule import make_schedule
 from tsfl_jax.types import Constants, UserError
@@ -28,7 +28,7 @@ TAU, SIZE = [1, 3, 4, 4], [64, 64, 32, 96]
 def weights(algorithm="dms", tau=TAU, t=0, seed=0, threshold=np.nan, **changes):
     """A rule's decision; two mini-batch steps in a local iteration."""
     tau = jnp.array(tau)
-    situation = Situation(
+    info = RoundInfo(
         key=jax.random.key(seed),
         client=jnp.arange(len(tau)),
         tau=tau,
@@ -41,7 +41,7 @@ def weights(algorithm="dms", tau=TAU, t=0, seed=0, threshold=np.nan, **changes):
         threshold=jnp.float32(threshold),
     )
     hp = problems.hparams(lr=0.04, **changes)
-    return AGGREGATORS[algorithm].weights(situation, hp)
+    return AGGREGATORS[algorithm].weights(info, hp)
 
 
 def test_coupling_in_both_units():
@@ -169,13 +169,15 @@ def test_new_samples_have_the_classes_of_the_old_ones():
     labels = data.y_train
     order = np.argsort(labels, kind="stable")
     count = np.bincount(labels)
-    pools = local.Pools(np.cumsum(count) - count, count, order)
+    class_index = local.ClassIndex(np.cumsum(count) - count, count, order)
     key = jax.random.key(0)
     same = interval.renewed(problem, key, jnp.int32(0))
     assert same is problem
     rows = [
         np.asarray(
-            interval.renewed(problem._replace(pools=pools), key, jnp.int32(t)).rows
+            interval.renewed(
+                problem._replace(class_index=class_index), key, jnp.int32(t)
+            ).rows
         )
         for t in range(40)
     ]
@@ -183,7 +185,7 @@ def test_new_samples_have_the_classes_of_the_old_ones():
         np.testing.assert_array_equal(labels[new], labels[problem.rows])
     assert len(np.unique(np.stack(rows))) == 120  # all samples, not those of the rows
     assert (rows[0] != rows[1]).mean() > 0.8
-    moved = problem._replace(pools=pools, client=problem.client[::-1])
+    moved = problem._replace(class_index=class_index, client=problem.client[::-1])
     other = np.asarray(interval.renewed(moved, key, jnp.int32(0)).rows)
     assert (other[1] == rows[0][1]).all() and (other[0] != rows[0][0]).any()
 
@@ -248,7 +250,10 @@ def test_how_constants_are_estimated_belongs_to_rules_that_use_them():
     ],
 )
 def test_when_constants_are_estimated(changes, expected):
-    assert pilot.when(prepare.prepare(replace(Config(), SMALL | changes))) == expected
+    assert (
+        initial_estimates.when(prepare.prepare(replace(Config(), SMALL | changes)))
+        == expected
+    )
 
 
 @pytest.mark.parametrize(

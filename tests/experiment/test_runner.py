@@ -83,7 +83,7 @@ def test_files_of_a_run(finished):
         "grad_variance",
         "grad_square",
         "coupling",
-        "num_dropped",
+        "num_discarded",
     ]
     for t, row in enumerate(rows):
         assert set(row) == {"interval", "virtual_time", *measured}
@@ -175,7 +175,7 @@ def test_total_loss_stops_the_run_with_the_last_good_model(tmp_path):
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.params))
     rows = report.read_metrics(tmp_path / "metrics.jsonl")
     assert len(rows) == 1
-    assert rows[0]["num_dropped"] == 4
+    assert rows[0]["num_discarded"] == 4
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["diverged_at"] == 1
     # Asking again does not go on from there.
@@ -293,7 +293,7 @@ def test_counters_and_dropout_of_own_modules():
     data = problems.dataset(samples=300)
     result = tsfl_jax.simulate(small(algorithm="fedasync"), model=Net(), dataset=data)
     assert result.params["counters"]["calls"] == 3
-    assert result.summary["num_dropped"] == 0
+    assert result.summary["num_discarded"] == 0
 
 
 def test_evaluation_now_and_then():

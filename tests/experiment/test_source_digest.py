@@ -95,7 +95,7 @@ thing = Net(nnx.Rngs(0))
     "key": "thing = jax.random.key(VALUE)",
     "collection": 'thing = {"a": [1, (2, {"b", "c", "dVALUE"})], "e": None}',
     "optimizer": "thing = optax.adam(optax.cosine_decay_schedule(0.1, VALUE))",
-    "rule": "thing = tsfl_jax.rule(lambda situation: situation.tau**VALUE)",
+    "rule": "thing = tsfl_jax.rule(lambda info: info.tau**VALUE)",
 }
 
 

@@ -244,10 +244,10 @@ def test_splits_and_cases_are_lanes_of_one_program(whole):
 
 @pytest.mark.slow
 def test_own_parts_work_in_lanes_and_are_distinguished(tmp_path):
-    def weights(situation, hparams):
-        return tsfl_jax.AGGREGATORS["fedavg"].weights(situation, hparams)
+    def weights(info, hparams):
+        return tsfl_jax.AGGREGATORS["fedavg"].weights(info, hparams)
 
-    def update(mean, params, state, event, hparams):
+    def update(mean, params, state, received, hparams):
         state = jax.tree.map(lambda s, m: 0.5 * s + m, state, mean["params"])
         return {**mean, "params": state}, state
 

@@ -54,7 +54,9 @@ def test_values_and_derivatives_equal_those_of_jax(cell, options):
         several = jax.tree.map(lambda w: jnp.stack([w, 2 * w]), variables)
 
         def found(loss):
-            def both(v):  # the derivative of a derivative goes forward, as in `probes`
+            def both(
+                v,
+            ):  # the derivative of a derivative goes forward, as in `estimates`
                 value, gradient = jax.value_and_grad(loss)(v)
                 return value, gradient, jax.jvp(jax.grad(loss), (v,), (v,))[1]
 

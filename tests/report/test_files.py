@@ -139,8 +139,8 @@ def test_a_full_disk_is_reported_in_one_line(tmp_path, monkeypatch):
 def test_metrics_round_trip(tmp_path):
     path = tmp_path / "metrics.jsonl"
     rows = [
-        {"interval": 1, "virtual_time": 1.0, "test_accuracy": None, "num_dropped": 0},
-        {"interval": 2, "virtual_time": 2.0, "test_accuracy": 0.5, "num_dropped": 1},
+        {"interval": 1, "virtual_time": 1.0, "test_accuracy": None, "num_discarded": 0},
+        {"interval": 2, "virtual_time": 2.0, "test_accuracy": 0.5, "num_discarded": 1},
     ]
     files.write_metrics(path, rows)
     assert files.read_metrics(path) == rows
@@ -216,7 +216,7 @@ def test_summary_text_is_aligned_and_complete():
         "compile_seconds": 4.06,
         "train_seconds": 12.34,
         "samples_per_second": 18345.4,
-        "num_dropped": 0,
+        "num_discarded": 0,
         "diverged_at": None,
     }
     text = progress.summary_text(summary, "runs/x")
@@ -231,7 +231,7 @@ def test_summary_text_is_aligned_and_complete():
 
 
 def test_summary_text_reports_trouble_and_needs_no_key():
-    trouble = {"num_dropped": 4, "diverged_at": 12, "best_test_accuracy": np.nan}
+    trouble = {"num_discarded": 4, "diverged_at": 12, "best_test_accuracy": np.nan}
     text = progress.summary_text(trouble)
     assert "4 client models" in text
     assert "interval 12" in text

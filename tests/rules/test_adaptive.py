@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 
 from tests import problems
-from tests.rules.test_rules import event
+from tests.rules.test_rules import received
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.rules import AGGREGATORS, adaptive
-from tsfl_jax.rules.base import Outcome
+from tsfl_jax.rules.base import ClientOutputs
 from tsfl_jax.types import UserError
 
 TAU = [1, 3, 4, 4]
 
 
 def weights(t, **changes):
-    happened = event(TAU)
-    situation = happened.situation._replace(interval=jnp.int32(t))
+    happened = received(TAU)
+    info = happened.info._replace(interval=jnp.int32(t))
     hp = problems.hparams(coupling=0.02, **changes)
-    return by_dms(situation, hp)
+    return by_dms(info, hp)
 
 
 by_dms = jax.jit(AGGREGATORS["dms"].weights)
@@ -37,7 +37,7 @@ def test_decays_by_hand():
     # In late intervals no client is dropped; in early ones client 0 sometimes is.
     kept = []
     for t in (0, 400):
-        happened = [event(TAU).situation for _ in range(20)]
+        happened = [received(TAU).info for _ in range(20)]
         happened = [
             s._replace(interval=jnp.int32(t), key=jax.random.key(i))
             for i, s in enumerate(happened)
@@ -49,7 +49,7 @@ def test_decays_by_hand():
 
 def adapted(target, scale, t=0, present=None, coupling=0.1, **changes):
     """The adaptive rule where F_val = (ρ_0 − target)²."""
-    happened = event(TAU)
+    happened = received(TAU)
     if present is not None:
         happened = happened._replace(present=jnp.array(present))
 
@@ -63,8 +63,8 @@ def _adapted(target, scale, happened, hp):
         away = rho[0] - target
         return away**2, jnp.zeros(4).at[0].set(2 * away)
 
-    outcome = Outcome(jnp.ones(4), objective)
-    return adaptive.adaptive_weights(outcome, scale, happened, hp)
+    outputs = ClientOutputs(jnp.ones(4), objective)
+    return adaptive.adaptive_weights(outputs, scale, happened, hp)
 
 
 def test_the_adaptive_factor_moves_to_the_smaller_loss_by_hand():

@@ -11,7 +11,7 @@ import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
 from tsfl_jax.experiment.prepare import prepare
-from tsfl_jax.rules.base import Situation
+from tsfl_jax.rules.base import RoundInfo
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.theory.minimum import bound_optimal_weights
@@ -23,14 +23,12 @@ APART = jnp.array([0.4, -0.1, jnp.nan, 0.2, 1.0])  # an estimate may be below 0
 HP = problems.hparams(lr=0.02, weight_limit=3.0)
 
 
-def situation(
-    tau=TAU, variance=VARIANCE, apart=APART, square=0.8, L=5.0, square_norm=7.0
-):
+def info(tau=TAU, variance=VARIANCE, apart=APART, square=0.8, L=5.0, square_norm=7.0):
     zeros = jnp.zeros_like(tau)
     constants = Constants(jnp.float32(L), jnp.float32(square_norm), jnp.float32(9.0))
     gradients = ClientGradients(variance, apart, jnp.float32(square))
     client = jnp.arange(len(tau))
-    return Situation(
+    return RoundInfo(
         jax.random.key(0),
         client,
         tau,
@@ -58,7 +56,7 @@ def known(theta, L=5.0, square=0.8):
 
 def test_weights_are_the_minimum_for_what_was_measured():
     # ηL = 0.1, so θ = 1/(ηL) − 1 = 9 in the bound, and 3 for the weights.
-    rho = BOUND_OPTIMAL.weights(situation(), HP).rho
+    rho = BOUND_OPTIMAL.weights(info(), HP).rho
     best = bound_optimal_weights(TAU, known(9.0), limit=3.0)
     np.testing.assert_allclose(rho, best.rho, atol=1e-6)
     assert rho[2] == 0 and rho.dtype == jnp.float32 and rho.max() <= 0.6 * (1 + 1e-6)
@@ -72,7 +70,7 @@ def test_weights_are_the_minimum_for_what_was_measured():
 @pytest.mark.parametrize(("L", "theta"), [(5.0, 9.0), (10.5, 5.0)])
 def test_without_a_limit_theta_is_the_tightest(L, theta):
     free = problems.changed(HP, weight_limit=jnp.inf)
-    rho = BOUND_OPTIMAL.weights(situation(L=L), free).rho
+    rho = BOUND_OPTIMAL.weights(info(L=L), free).rho
     best = bound_optimal_weights(TAU, known(theta, L))
     assert best.valid
     np.testing.assert_allclose(rho, best.rho, atol=1e-5)
@@ -97,13 +95,13 @@ def test_tightest_limit_by_hand():
     ],
 )
 def test_without_a_bound_the_participants_get_equal_weights(changes):
-    rho = BOUND_OPTIMAL.weights(situation(**changes), HP).rho
+    rho = BOUND_OPTIMAL.weights(info(**changes), HP).rho
     np.testing.assert_allclose(rho, [0.25, 0.25, 0, 0.25, 0.25])
 
 
 def test_no_client_has_weight_in_an_interval_without_work():
     nan = jnp.full(5, jnp.nan)
-    empty = situation(jnp.zeros(5, int), nan, nan, jnp.nan, 0.0, 0.0)
+    empty = info(jnp.zeros(5, int), nan, nan, jnp.nan, 0.0, 0.0)
     assert BOUND_OPTIMAL.weights(empty, HP).rho.tolist() == [0] * 5
 
 

@@ -261,8 +261,8 @@ def test_too_few_selected_for_the_limit_share_equally():
 
 @modest
 @given(situations())
-def test_affine_weights_are_the_exact_ones(situation):
-    tau, selected, coupling, limit = situation
+def test_affine_weights_are_the_exact_ones(info):
+    tau, selected, coupling, limit = info
     with precision(tau.dtype.type):
         rho = affine_weights(tau, selected, coupling, limit)
     rho = np.asarray(rho)
@@ -287,8 +287,8 @@ def test_affine_weights_are_the_exact_ones(situation):
 
 @modest
 @given(situations(), st.randoms(use_true_random=False))
-def test_the_order_of_clients_does_not_matter(situation, random):
-    tau, selected, coupling, limit = situation
+def test_the_order_of_clients_does_not_matter(info, random):
+    tau, selected, coupling, limit = info
     order = list(range(tau.size))
     random.shuffle(order)
     with precision(tau.dtype.type):

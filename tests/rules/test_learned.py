@@ -4,18 +4,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests import problems
-from tests.rules.test_rules import event
+from tests.rules.test_rules import received
 from tsfl_jax.rules import learned
-from tsfl_jax.rules.base import Outcome
+from tsfl_jax.rules.base import ClientOutputs
 
-HAPPENED = event([1, 0, 4, 2], [10, 99, 20, 30], lag=[0, 0, 3, 1])
+HAPPENED = received([1, 0, 4, 2], [10, 99, 20, 30], lag=[0, 0, 3, 1])
 LOSS = jnp.array([2.0, jnp.nan, 1.0, 3.0])
 
 
 def test_features_by_hand():
     """max τ = 4, mean |D| = 20, mean loss = 2, one quarter of the run is over."""
-    situation = HAPPENED.situation._replace(interval=jnp.int32(5))
-    found = learned.features(situation, LOSS, HAPPENED.present, jnp.float32(20.0))
+    info = HAPPENED.info._replace(interval=jnp.int32(5))
+    found = learned.features(info, LOSS, HAPPENED.present, jnp.float32(20.0))
     log = np.log
     want = [
         [0.25, 0.75 * 0.25, log(0.5), 0.0, 0.0],
@@ -27,18 +27,18 @@ def test_features_by_hand():
 
 
 def test_features_have_no_unit():
-    scaled = event([3, 0, 12, 6], [70, 693, 140, 210], lag=[0, 0, 3, 1])
+    scaled = received([3, 0, 12, 6], [70, 693, 140, 210], lag=[0, 0, 3, 1])
     pairs = ((HAPPENED, LOSS), (scaled, 9 * LOSS))
-    one, other = (
-        learned.features(e.situation, loss, e.present, 1.0) for e, loss in pairs
-    )
+    one, other = (learned.features(e.info, loss, e.present, 1.0) for e, loss in pairs)
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def weights(happened=HAPPENED, losses=LOSS, **theta):
     plain = {f"learned__{name}": 0.0 for name in learned.FEATURES}
     hp = problems.hparams(**plain | {f"learned__{n}": v for n, v in theta.items()})
-    found, state = learned.learned_weights(Outcome(losses, None), (), happened, hp)
+    found, state = learned.learned_weights(
+        ClientOutputs(losses, None), (), happened, hp
+    )
     assert state == ()
     return found.rho
 
@@ -58,5 +58,5 @@ def test_unknown_losses_and_nobody_present():
         weights(losses=missing, tau=1.0), weights(tau=1.0), rtol=1e-6
     )
     np.testing.assert_allclose(weights(losses=0 * LOSS).sum(), 1, rtol=1e-6)
-    away = event([0, 0, 0, 0])
+    away = received([0, 0, 0, 0])
     np.testing.assert_array_equal(weights(away), np.zeros(4))

@@ -85,7 +85,7 @@ def test_in_a_simulation_as_the_others_alone(three, mapping, sweep):
     if sweep:  # both rules in one program
         points = {"algorithm": ["fednova", "fedavg"]}
         found = tsfl_jax.sweep(nova, points, dataset=dataset, partition=lists)
-        assert (found.history["num_dropped"] == 1).all()
+        assert (found.history["num_discarded"] == 1).all()
         losses = found.history["test_loss"][:, 0]
         single = tsfl_jax.simulate(nova, dataset=dataset, partition=lists)
         # Another program: without optimization, as in tests, its loss is the next
@@ -94,7 +94,7 @@ def test_in_a_simulation_as_the_others_alone(three, mapping, sweep):
         assert losses[1] == pytest.approx(alone.history["test_loss"][0], rel=1e-5)
         return
     found = tsfl_jax.simulate(nova, dataset=dataset, partition=lists)
-    assert found.history["num_dropped"].tolist() == [1]
+    assert found.history["num_discarded"].tolist() == [1]
     # Both alone have ‖a‖ = 30; with all three τ_eff is 62/3.
     leaves = map(jax.tree.leaves, (found.params, first, alone.params))
     for one, start, other in zip(*leaves, strict=True):

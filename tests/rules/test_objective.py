@@ -14,7 +14,7 @@ from tsfl_jax import rules
 from tsfl_jax.config import Config
 from tsfl_jax.data.quadratic import Quadratic
 from tsfl_jax.experiment.workload import draw_workload
-from tsfl_jax.rules.base import Counts, Event, Situation
+from tsfl_jax.rules.base import Counts, Received, RoundInfo
 from tsfl_jax.rules.scaffold import ControlVariates
 from tsfl_jax.types import Constants, Dataset, UserError
 
@@ -80,11 +80,11 @@ def test_scaffold_in_one_step_is_weighted_sgd():
     assert max(jnp.abs(a).max() for a in jax.tree.leaves(state.server.own)) > 1e-2
 
 
-def happened(client, steps=None, sent=None) -> Event:
+def happened(client, steps=None, broadcast=None) -> Received:
     client = jnp.array(client, jnp.int32)
     steps = jnp.ones_like(client) if steps is None else jnp.array(steps)
     same = jnp.ones_like(client)
-    situation = Situation(
+    info = RoundInfo(
         key=jax.random.key(0),
         client=client,
         tau=same,
@@ -94,7 +94,7 @@ def happened(client, steps=None, sent=None) -> Event:
         group=jnp.int32(0),
         constants=Constants(1.0, 1.0, 1.0),
     )
-    return Event(situation, same / len(client), same > 0, sent)
+    return Received(info, same / len(client), same > 0, broadcast)
 
 
 HPARAMS = problems.hparams(lr=0.5)
@@ -105,13 +105,13 @@ def test_of_several_deliveries_in_one_buffer_the_last_decides():
     rule = rules.AGGREGATORS["scaffold"]
     state = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1))
     updates = {"params": {"w": jnp.array([[-1.0], [-3.0], [-2.0], [-8.0]])}}
-    event = happened([0, 0, 1, 0], [1, 1, 1, 2])
-    delta, state = rule.combine(updates, state, event, HPARAMS)
+    received = happened([0, 0, 1, 0], [1, 1, 1, 2])
+    delta, state = rule.combine(updates, state, received, HPARAMS)
     assert state.own["w"].tolist() == [[8], [4]]
     assert state.common["w"].tolist() == [6]
     assert delta["params"]["w"].tolist() == [-3.5]
     # One that is lost does not decide.
-    lost = event._replace(present=jnp.array([True, True, True, False]))
+    lost = received._replace(present=jnp.array([True, True, True, False]))
     start = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1))
     assert rule.combine(updates, start, lost, HPARAMS)[1].own["w"].tolist() == [
         [6],
@@ -124,10 +124,12 @@ def test_the_control_variates_are_those_of_the_download():
     rule = rules.AGGREGATORS["scaffold"]
     own, size = {"w": jnp.array([[2.0], [8.0]])}, jnp.ones(2)
     state = ControlVariates({"w": jnp.array([5.0])}, own, size)
-    sent = {"w": jnp.array([[1.0]])}
-    assert rule.correction(state, {"w": jnp.array([1.0])}, 0)["w"].tolist() == [-1]
+    broadcast = {"w": jnp.array([[1.0]])}
+    assert rule.gradient_correction(state, {"w": jnp.array([1.0])}, 0)[
+        "w"
+    ].tolist() == [-1]
     updates = {"params": {"w": jnp.array([[-4.0]])}}
-    _, state = rule.combine(updates, state, happened([0], [2], sent), HPARAMS)
+    _, state = rule.combine(updates, state, happened([0], [2], broadcast), HPARAMS)
     assert state.own["w"].tolist() == [[5], [8]]
     assert state.common["w"].tolist() == [6.5]
 

@@ -8,7 +8,7 @@ import pytest
 from tests.experiment.test_runner import small
 from tsfl_jax import config, sections
 from tsfl_jax.experiment import prepare, rule_settings
-from tsfl_jax.experiment.own_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.rules import AGGREGATORS, SECTIONS
 from tsfl_jax.rules.averages import Server
 from tsfl_jax.rules.base import Aggregator

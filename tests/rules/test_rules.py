@@ -17,7 +17,7 @@ from tests.timeline.test_replay import SIZES, damaged
 from tsfl_jax import config
 from tsfl_jax.experiment import lanes, prepare, sweeps
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.rules.base import Counts, Event, Situation
+from tsfl_jax.rules.base import Counts, Received, RoundInfo
 from tsfl_jax.types import Constants, Schedule
 
 RULES = list(AGGREGATORS)
@@ -67,11 +67,11 @@ def numbers(tree):
     return np.asarray(tree["params"]["w"]).tolist()
 
 
-def event(tau, size=None, *, rho=None, lag=None, group=0, client=None, steps=None):
-    """A situation by hand and who is present; τ steps each."""
+def received(tau, size=None, *, rho=None, lag=None, group=0, client=None, steps=None):
+    """A info by hand and who is present; τ steps each."""
     tau = jnp.array(tau, jnp.int32)
     zeros = jnp.zeros_like(tau)
-    situation = Situation(
+    info = RoundInfo(
         key=jax.random.key(0),
         client=jnp.arange(len(tau)) if client is None else jnp.array(client),
         tau=tau,
@@ -82,17 +82,17 @@ def event(tau, size=None, *, rho=None, lag=None, group=0, client=None, steps=Non
         constants=Constants(1.0, 1.0, 1.0),
     )
     rho = jnp.zeros(len(tau)) if rho is None else jnp.array(rho)
-    return Event(situation, rho, tau > 0)
+    return Received(info, rho, tau > 0)
 
 
 def weights(name, happened, **changes):
     hp = problems.hparams(**changes)
-    return AGGREGATORS[name].weights(happened.situation, hp).rho
+    return AGGREGATORS[name].weights(happened.info, hp).rho
 
 
 def update(name, mean, old, state=(), happened=None, **changes):
     hp = problems.hparams(**changes)
-    happened = event([1]) if happened is None else happened
+    happened = received([1]) if happened is None else happened
     return AGGREGATORS[name].update(mean, old, state, happened, hp)
 
 
@@ -104,10 +104,10 @@ def combine(name, updates, happened, state=(), **changes):
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedat", "scaffold", "fedavgm"])
 def test_weights_by_size(name):
     # Client 1 is absent: 10/40 and 30/40.
-    happened = event([1, 0, 5], [10, 20, 30])
+    happened = received([1, 0, 5], [10, 20, 30])
     np.testing.assert_allclose(weights(name, happened), [0.25, 0, 0.75])
     # Polynomial staleness with a = 1: 1/(1 + 2) for client 2, so 10 : 10.
-    late = event([1, 0, 5], [10, 20, 30], lag=[0, 0, 2])
+    late = received([1, 0, 5], [10, 20, 30], lag=[0, 0, 2])
     got = weights(name, late, staleness__kind=1, staleness__a=1.0)
     np.testing.assert_allclose(got, [0.5, 0, 0.5], rtol=1e-6)
 
@@ -115,20 +115,20 @@ def test_weights_by_size(name):
 @pytest.mark.parametrize("name", ["fedasync", "fedbuff"])
 def test_staleness_is_lost_to_the_global_model(name):
     # Half a vote each; one late by 1 and a = 1 halves the second.
-    happened = event([2, 0, 3], [10, 20, 30], lag=[0, 0, 1])
+    happened = received([2, 0, 3], [10, 20, 30], lag=[0, 0, 1])
     got = weights(name, happened, staleness__kind=1, staleness__a=1.0)
     np.testing.assert_allclose(got, [0.5, 0, 0.25], rtol=1e-6)
 
 
 def test_dms_by_hand():
     # Equal τ: no client is filtered, and every weight is the same.
-    np.testing.assert_allclose(weights("dms", event([2, 2, 2, 2])), 0.25)
+    np.testing.assert_allclose(weights("dms", received([2, 2, 2, 2])), 0.25)
     # c = η L (H − 1) G²/(2 N σ²) = 0.1 · 1 · 2 · 1/(2 · 2 · 1) = 0.05; τ − mean = ±1.
     # Client 0, with τ = 1 < K = 2, is dropped with a chance of 1/3.
     for seed in range(20):
-        happened = event([1, 3])
-        situation = happened.situation._replace(key=jax.random.key(seed))
-        got = weights("dms", Event(situation, None, None), grad_sq_norm=1.0)
+        happened = received([1, 3])
+        info = happened.info._replace(key=jax.random.key(seed))
+        got = weights("dms", Received(info, None, None), grad_sq_norm=1.0)
         kept = float(got[0]) > 0
         np.testing.assert_allclose(got, [0.45, 0.55] if kept else [0, 1], rtol=1e-6)
 
@@ -140,12 +140,12 @@ def test_replacement(name):
 
 def test_fedasync_by_hand():
     # γ = 0.75: 0.75 · 4 + 0.25 · 8 = 5.
-    happened = event([1], rho=[1.0])
+    happened = received([1], rho=[1.0])
     assert numbers(
         update("fedasync", params(8.0), params(4.0), (), happened, gamma=0.75)[0]
     ) == [5]
     # Half as fresh, Σ ρ w = 0.5 · 8: 4 + 0.25 · 0.5 · (8 − 4) = 4.5.
-    happened = event([1], rho=[0.5])
+    happened = received([1], rho=[0.5])
     assert numbers(
         update("fedasync", params(4.0), params(4.0), (), happened, gamma=0.75)[0]
     ) == [4.5]
@@ -161,24 +161,24 @@ def test_fedat_by_hand():
     # Two tiers from w = 0. Tier 0 delivers 4, T = (1, 0): 0 · 4 + 1 · w_1 = 0.
     rule, old = AGGREGATORS["fedat"], params(0.0)
     state = rule.init(old, Counts(3, 2))
-    new, state = update("fedat", params(4.0), old, state, event([1], group=0))
+    new, state = update("fedat", params(4.0), old, state, received([1], group=0))
     assert numbers(new) == [0]
     # Tier 1 delivers 8, T = (1, 1): (4 + 8)/2.
-    new, state = update("fedat", params(8.0), new, state, event([1], group=1))
+    new, state = update("fedat", params(8.0), new, state, received([1], group=1))
     assert numbers(new) == [6]
     # Tier 0 delivers 5 and 2, T = (3, 1): 1/4 · 2 + 3/4 · 8.
-    new, state = update("fedat", params(5.0), new, state, event([1], group=0))
-    new, state = update("fedat", params(2.0), new, state, event([1], group=0))
+    new, state = update("fedat", params(5.0), new, state, received([1], group=0))
+    new, state = update("fedat", params(2.0), new, state, received([1], group=0))
     assert numbers(new) == [6.5]
     assert state[1].tolist() == [3, 1]
 
 
 def test_fednova_by_hand():
     # p = 1/4, 3/4; 2 and 4 steps: τ_eff = 2/4 + 12/4 = 3.5; ρ = 3.5/4/2, 3.5·3/4/4.
-    happened = event([2, 4, 0], [10, 30, 50])
+    happened = received([2, 4, 0], [10, 30, 50])
     np.testing.assert_allclose(weights("fednova", happened), [0.4375, 0.65625, 0])
     # Momentum 0.5: 1 + 1.5 = 2.5 for two steps, 1 for one; p = 1/2: τ_eff = 1.75.
-    got = weights("fednova", event([2, 1]), momentum=0.5)
+    got = weights("fednova", received([2, 1]), momentum=0.5)
     np.testing.assert_allclose(got, [0.875 / 2.5, 0.875], rtol=1e-6)
 
 
@@ -186,7 +186,7 @@ def test_scaffold_by_hand():
     # η = 0.5; three clients know of each other, two take part, equal sizes.
     old, rule = params(0.0), AGGREGATORS["scaffold"]
     state = rule.init(old, Counts(3, 1))
-    happened = event([2, 0, 4], rho=[0.5, 0, 0.5])
+    happened = received([2, 0, 4], rho=[0.5, 0, 0.5])
     updates = stacked([-2.0], [0.0], [-8.0])
     delta, state = combine("scaffold", updates, happened, state, lr=0.5)
     # Δ = −5. c_0 = 2/(0.5 · 2) = 2, c_2 = 8/(0.5 · 4) = 4; c = (2 + 4)/3 = 2.
@@ -194,11 +194,13 @@ def test_scaffold_by_hand():
     assert state.common["w"].tolist() == [2]
     assert state.own["w"].tolist() == [[2], [0], [4]]
     # c − c_i is added to the gradients.
-    sent = rule.sent(state)
-    corrections = [rule.correction(state, sent, jnp.int32(i))["w"] for i in range(3)]
+    broadcast = rule.broadcast(state)
+    corrections = [
+        rule.gradient_correction(state, broadcast, jnp.int32(i))["w"] for i in range(3)
+    ]
     assert np.array(corrections).tolist() == [[0], [2], [-2]]
     # Client 1 alone, in another place, 1 step of −3: c_1 = 0 − 2 + 6 = 4, c += 4/3.
-    happened = event([0, 1], rho=[0, 1.0], client=[0, 1])
+    happened = received([0, 1], rho=[0, 1.0], client=[0, 1])
     delta, state = combine("scaffold", stacked([0.0], [-3.0]), happened, state, lr=0.5)
     np.testing.assert_allclose(state[0]["w"], [10 / 3], rtol=1e-6)
     assert state[1]["w"].tolist() == [[2], [4], [4]]
@@ -207,7 +209,9 @@ def test_scaffold_by_hand():
 
 def test_scaffold_gives_the_weight_of_lost_clients_to_the_others():
     state = AGGREGATORS["scaffold"].init(params(0.0), Counts(2, 1))
-    happened = event([1, 1], rho=[0.5, 0.5])._replace(present=jnp.array([True, False]))
+    happened = received([1, 1], rho=[0.5, 0.5])._replace(
+        present=jnp.array([True, False])
+    )
     delta, state = combine("scaffold", stacked([2.0], [0.0]), happened, state)
     assert numbers(delta) == [2] and state[1]["w"][1] == 0
 
@@ -266,16 +270,18 @@ def test_fedyogi_by_hand():
 def test_robust_rules_by_hand(name, want):
     # Client 1 is absent; its row must not count.
     updates = stacked([1.0, 0.0], [77.0, 77.0], [2.0, -1.0], [9.0, 5.0])
-    got, _ = combine(name, updates, event([1, 0, 2, 1]), trim=0.34)
+    got, _ = combine(name, updates, received([1, 0, 2, 1]), trim=0.34)
     assert numbers(got) == want
     np.testing.assert_allclose(
-        weights(name, event([1, 0, 2, 1])), [1 / 3, 0, 1 / 3, 1 / 3], rtol=1e-6
+        weights(name, received([1, 0, 2, 1])), [1 / 3, 0, 1 / 3, 1 / 3], rtol=1e-6
     )
 
 
 def test_geometric_median_by_hand():
     # Two of three in the same place: that is where the sum of distances is least.
-    got, _ = combine("geometric_median", stacked([1.0], [1.0], [4.0]), event([1, 1, 1]))
+    got, _ = combine(
+        "geometric_median", stacked([1.0], [1.0], [4.0]), received([1, 1, 1])
+    )
     # From the mean 2, weights 1, 1, 1/2: w = 8/5 at first; then nearer to 1.
     assert 1 < numbers(got)[0] < 1.05
 
@@ -283,7 +289,7 @@ def test_geometric_median_by_hand():
 def test_integer_leaves_have_no_update():
     updates = {"count": jnp.zeros((3, 2), jnp.int32), "w": jnp.array([[1.0], [2], [4]])}
     for name in ("median", "krum"):
-        got, _ = combine(name, updates, event([1, 1, 1]))
+        got, _ = combine(name, updates, received([1, 1, 1]))
         assert got["count"].tolist() == [0, 0] and got["count"].dtype == jnp.int32
 
 
@@ -409,7 +415,7 @@ LOST = np.array([[2, 4, 2, 3, 1], [0] * 5, [0] * 5])
 def test_a_spoiled_client_is_left_out(name):
     clean, bad = damaged(1)
     start, state, history = run(name, LOST, bad)
-    assert history.num_dropped.tolist() == [1, 0, 0]
+    assert history.num_discarded.tolist() == [1, 0, 0]
     assert not history.diverged.any()
     assert all(
         np.isfinite(a).all() for a in jax.tree.leaves((state, history.test_loss))
@@ -447,7 +453,7 @@ def test_a_spoiled_client_is_left_out(name):
 def test_losing_all_clients_freezes_the_model(name):
     hp = HP._replace(lr=jnp.float32(np.inf))
     start, state, history = run(name, hp=hp)
-    assert history.diverged.all() and history.num_dropped[0] == 4
+    assert history.diverged.all() and history.num_discarded[0] == 4
     chex.assert_trees_all_equal(start.params, state.params)
     chex.assert_trees_all_equal(start.server, state.server)
 

@@ -93,8 +93,8 @@ def test_by_hand_where_b_is_zero():
 
 @modest
 @given(situations(), st.booleans())
-def test_the_weights_satisfy_the_printed_equation(situation, theorem_3):
-    tau, known, selected = situation
+def test_the_weights_satisfy_the_printed_equation(info, theorem_3):
+    tau, known, selected = info
     selected |= not theorem_3
     with precision(np.float64):
         found = jax.tree.map(np.asarray, solve(tau, known, selected))
@@ -114,9 +114,9 @@ def test_theorem_2_is_theorem_3_with_all_clients_selected():
 
 @modest
 @given(situations(equal=True))
-def test_differences_are_those_of_corollary_1(situation):
+def test_differences_are_those_of_corollary_1(info):
     """Equal σ_i and Γ_i; over intervals too, which share H and the three sums."""
-    tau, known, selected = situation
+    tau, known, selected = info
     with precision(np.float64):
         found = jax.tree.map(np.asarray, solve(tau, known, selected))
         slope = dms.coupling(

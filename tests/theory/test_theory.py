@@ -114,8 +114,8 @@ def test_coefficients_by_hand():
 
 @modest
 @given(situations(), st.booleans())
-def test_bound_is_that_of_loops(situation, repaired):
-    rho, tau, known = situation
+def test_bound_is_that_of_loops(info, repaired):
+    rho, tau, known = info
     with precision(np.float64):
         found = jax.tree.map(np.asarray, bound(rho, tau, known, repaired))
     X, Y, Z, W = by_loops(rho, tau, known, repaired)
@@ -367,8 +367,8 @@ def compare_signs(rho, tau, known):
 
 @modest
 @given(situations())
-def test_the_gradient_of_the_bound_has_a_plus(situation):
-    compare_signs(*situation)
+def test_the_gradient_of_the_bound_has_a_plus(info):
+    compare_signs(*info)
 
 
 # Of the constants, nothing but these rounded values is known; they were fitted to them.

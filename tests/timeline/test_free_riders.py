@@ -148,7 +148,9 @@ def test_dms_believes_those_who_report_much(kind):
     assert (rho[:, free_rider] > rho[:, honest].max(axis=1) + 0.1).all()
     work = times.tau.sum(axis=1) * 32
     np.testing.assert_array_equal(result.history["samples"], work)
-    assert result.summary["num_dropped"] == 0 and result.summary["diverged_at"] is None
+    assert (
+        result.summary["num_discarded"] == 0 and result.summary["diverged_at"] is None
+    )
 
 
 def free_rider_with_seed(settings, seed):
@@ -176,7 +178,7 @@ def test_an_echo_is_the_global_model():
         np.testing.assert_allclose(got, value, rtol=2e-4, atol=2e-5)
     # Its weight is what its samples are worth: 7 of 10 + 12 + 7 + 9.
     np.testing.assert_allclose(history.rho[0, 2], 7 / 38, rtol=1e-6)
-    assert history.num_dropped.sum() == 0
+    assert history.num_discarded.sum() == 0
     # An interval by echoes alone leaves the model as it is, but for rounding.
     alone = np.array([[0, 0, 4, 0, 0]] * 3, np.int32)
     echoes = Schedule(alone * 0, size, reported=alone)

@@ -399,7 +399,7 @@ def test_a_damaged_delivery_is_left_out_and_the_pool_unharmed():
     _, state, history = problems.replayed("fedbuff", bad, schedule, hp=hp)
     theirs = (schedule.delivery.client == 1) & (schedule.tau > 0)
     assert theirs.any() and not (theirs | (schedule.tau == 0)).all(axis=1).any()
-    np.testing.assert_array_equal(history.num_dropped, theirs.sum(axis=1))
+    np.testing.assert_array_equal(history.num_discarded, theirs.sum(axis=1))
     assert not history.diverged.any()
     # The same as if it had delivered nothing.
     away = schedule._replace(tau=np.where(theirs, 0, schedule.tau).astype(np.int32))
@@ -506,7 +506,7 @@ def test_every_framework_runs(framework, tmp_path):
         assert not clients["rho"][clients["tau"] == 0].any()
         worked = clients["tau"].sum(axis=1) * 32
     np.testing.assert_array_equal(result.history["samples"], worked)
-    assert result.summary["num_dropped"] == 0
+    assert result.summary["num_discarded"] == 0
 
 
 @pytest.mark.slow

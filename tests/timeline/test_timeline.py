@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import workload
-from tsfl_jax.experiment.own_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.rule_settings import check_read
 from tsfl_jax.timeline import FRAMEWORKS, Framework, readers, replay, segments, trace
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact

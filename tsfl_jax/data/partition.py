@@ -69,12 +69,16 @@ def make_partition(
     _check_memory(capacity, len(np.unique(labels)), settings.kind)
     sharing = int(capacity.sum()) > len(labels)
     if settings.kind == "iid":
-        pools, counts, notes = [rng.permutation(len(labels))], capacity[:, None], ()
+        class_index, counts, notes = (
+            [rng.permutation(len(labels))],
+            capacity[:, None],
+            (),
+        )
     else:
-        pools, counts, notes = _by_class(labels, capacity, settings, sharing, rng)
+        class_index, counts, notes = _by_class(labels, capacity, settings, sharing, rng)
     if sharing:
         notes += (_shared(int(capacity.sum()), len(labels)),)
-    return _partition(counts, pools, notes, rng)
+    return _partition(counts, class_index, notes, rng)
 
 
 def _partly_iid(
@@ -165,11 +169,11 @@ def _by_class(
     kind, k = settings.kind, settings.classes_per_client
     classes, inverse = np.unique(labels, return_inverse=True)
     members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
-    pools = [rng.permutation(samples) for samples in members]
-    stock = np.array([len(pool) for pool in pools])
+    class_index = [rng.permutation(samples) for samples in members]
+    stock = np.array([len(pool) for pool in class_index])
     if kind == "label":
         _check_label(capacity, stock, classes)
-        return pools, np.diag(capacity), ()
+        return class_index, np.diag(capacity), ()
     if kind == "dirichlet":
         shares = _dirichlet(settings.alpha, len(capacity), len(stock), rng)
     else:
@@ -180,7 +184,7 @@ def _by_class(
         fitted = class_counts.round_rows(class_counts.fit(real, stock), capacity)
     counts = class_counts.settle(fitted, shares, stock, sharing, rng)
     chosen = shares > 0 if kind == "shards" else np.ones(shares.shape, bool)
-    return pools, counts, _notes(wanted, counts, classes, chosen, k)
+    return class_index, counts, _notes(wanted, counts, classes, chosen, k)
 
 
 def _check_stock(
@@ -322,14 +326,14 @@ def _notes(
 
 def _partition(
     counts: Int[np.ndarray, "N C"],
-    pools: list[Int[np.ndarray, "_"]],
+    class_index: list[Int[np.ndarray, "_"]],
     notes: tuple[str, ...],
     rng: np.random.Generator,
 ) -> Partition:
-    """Assign samples: client i gets counts[i, c] of pools[c]."""
+    """Assign samples: client i gets counts[i, c] of class_index[c]."""
     N = len(counts)
     owner, sample = [], []
-    for c, pool in enumerate(pools):
+    for c, pool in enumerate(class_index):
         # The clients in random order take the next samples of the class, starting again
         # at its end: no client gets one twice, and all are used equally often.
         order = rng.permutation(N)

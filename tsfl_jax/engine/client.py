@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import hooks
-from tsfl_jax.engine.recipe import Parts
+from tsfl_jax.engine.program_spec import Parts
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
 from tsfl_jax.types import Array as AnyArray
@@ -34,7 +34,7 @@ class Samples(NamedTuple):
     inverse_std: Float[Array, "..."]  # like mean
 
 
-class Pools(NamedTuple):
+class ClassIndex(NamedTuple):
     """All training samples by class, for clients that get new ones."""
 
     first: Int[AnyArray, "C"]  # place of a class's first sample in `order`
@@ -60,7 +60,7 @@ class Start(NamedTuple):
 
     variables: Params  # the global model it downloaded
     key: PRNGKey  # of its random streams
-    correction: Params | None = None  # added to each gradient (SCAFFOLD)
+    gradient_correction: Params | None = None  # added to each gradient (SCAFFOLD)
 
 
 class LocalResult(NamedTuple):
@@ -217,8 +217,8 @@ def _found(
         gradient = jax.tree.map(
             lambda g, w, w0: g + mu * (w - w0), gradient, params, anchor
         )
-    if start.correction is not None:
-        gradient = optax.tree.add(gradient, start.correction)
+    if start.gradient_correction is not None:
+        gradient = optax.tree.add(gradient, start.gradient_correction)
     return hooks.Found(gradient, changed, loss)
 
 
@@ -243,7 +243,7 @@ def _step(
 ) -> _Carry:
     """Step k of a client: of SGD, or of the user's own kind."""
     model, variables = parts.model, carry.variables
-    mu = hparams.mu if parts.recipe.proximal else None
+    mu = hparams.mu if parts.spec.proximal else None
 
     def gradient(params: Params) -> hooks.Found:
         at = {**variables, "params": params}
@@ -307,21 +307,21 @@ def train(
     Returns:
       The client's variables, which may hold NaN, and its `LocalResult`.
     """
-    recipe, optimizer = parts.recipe, parts.optimizer(hparams)
+    spec, optimizer = parts.spec, parts.optimizer(hparams)
     work = client.tau * steps_per_iteration(
-        client.size, recipe.batch_size, recipe.iteration
+        client.size, spec.batch_size, spec.iteration
     )
     order_key, dropout_key = rng.keys(start.key, "sample order", "training dropout")
-    batches = -(-client.size // recipe.batch_size)  # in one pass
+    batches = -(-client.size // spec.batch_size)  # in one pass
 
     def step(k: Any, place: Any, rows: Int[Array, "B"], carry: _Carry) -> _Carry:
-        mask = place * recipe.batch_size + jnp.arange(recipe.batch_size) < client.size
+        mask = place * spec.batch_size + jnp.arange(spec.batch_size) < client.size
         batch = batch_of(samples, rows, mask, jax.random.fold_in(dropout_key, k))
         batch = _augmented(parts.hooks, start.key, k, batch)
         return _step(parts, optimizer, start, hparams, carry, batch, k)
 
     def one_pass(number: Int[Array, ""] | int, carry: _Carry) -> _Carry:
-        rows = _draw_pass(order_key, client, number, recipe.batch_size)
+        rows = _draw_pass(order_key, client, number, spec.batch_size)
         first = number * batches
         count = jnp.minimum(batches, work - first)
         return lax.fori_loop(
@@ -329,17 +329,17 @@ def train(
         )
 
     def in_step(k: Int[Array, ""], carry: _Carry) -> _Carry:
-        number, place = jnp.minimum(k // batches, recipe.passes - 1), k % batches
+        number, place = jnp.minimum(k // batches, spec.passes - 1), k % batches
         new = step(k, place, orders[number, place], carry)
         # `where`, never α·update: a NaN in the frozen branch must not leak.
-        return new if recipe.even else optax.tree.where(k < work, new, carry)
+        return new if spec.even else optax.tree.where(k < work, new, carry)
 
     carry = _begun(optimizer, start)
     if limit is None:  # only the passes that this client makes are drawn
         carry = lax.fori_loop(0, -(-work // batches), one_pass, carry)
     else:
         orders = jax.vmap(_draw_pass, (None, None, 0, None))(
-            order_key, client, jnp.arange(recipe.passes), recipe.batch_size
+            order_key, client, jnp.arange(spec.passes), spec.batch_size
         )
         carry = lax.fori_loop(0, limit, in_step, carry)
     finite = jnp.asarray(losses.all_finite(carry.variables))

@@ -212,28 +212,28 @@ def group_size(number: Any) -> Any:
 
 
 def _place(rank: Any, group: Any, num_devices: int) -> tuple[Any, Any]:
-    """(device, entry there) of the client of a rank: groups are dealt to and fro."""
+    """(device, entry there) of the client of a rank: groups are assigned to and fro."""
     number = rank // group
     turn, device = number // num_devices, number % num_devices
     device = device + (turn % 2) * (num_devices - 1 - 2 * device)
     return device, turn * group + rank % group
 
 
-def dealt(
+def assign_again(
     work: Int[Array, "N"], places: int, axis: str | None, *, grouped: bool = True
 ) -> Int[Array, "K"]:
-    """The clients of this device as `deal` assigns them, inside a program.
+    """The clients of this device as `assign` assigns them, inside a program.
 
     Where the work is known only once the weights are.
 
     Args:
       work: mini-batch steps of every client.
-      places: K, entries of every device, as in `deal`.
+      places: K, entries of every device, as in `assign`.
       axis: mesh axis of the D devices; None: one.
-      grouped: as in `deal`.
+      grouped: as in `assign`.
     """
     number = work.shape[0]
-    order = jnp.argsort(-work).astype(jnp.int32)  # stable, as in `deal`
+    order = jnp.argsort(-work).astype(jnp.int32)  # stable, as in `assign`
     group = group_size((work > 0).sum()) if grouped else 1
     device, entry = _place(jnp.arange(number), group, count(axis))
     here = device == (0 if axis is None else lax.axis_index(axis))
@@ -241,10 +241,10 @@ def dealt(
     return jnp.full(places, number, jnp.int32).at[entry].set(order, mode="drop")
 
 
-def deal(
+def assign(
     work: Int[np.ndarray, "T N"], num_devices: int, *, grouped: bool = True
 ) -> Int[np.ndarray, "T DK"]:
-    """Assign clients to devices: in order of work, in groups dealt back and forth.
+    """Assign clients to devices: in order of work, in groups assigned back and forth.
 
     Args:
       work: mini-batch steps of every client.

@@ -27,18 +27,18 @@ from tsfl_jax.engine import (
     devices,
     evaluation,
     exact_sums,
-    hindsight,
+    from_updates,
     mapping,
     optimizers,
 )
-from tsfl_jax.engine.probes import probe
-from tsfl_jax.engine.recipe import Parts, Recipe
+from tsfl_jax.engine.estimates import estimate
+from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.models.losses import all_finite, weight_entropy
 from tsfl_jax.rules.base import (
     Aggregator,
-    Event,
-    Outcome,
-    Situation,
+    ClientOutputs,
+    Received,
+    RoundInfo,
     Weights,
     combined,
     decided,
@@ -64,7 +64,9 @@ class State(NamedTuple):
     # No client's model was finite, or not the new global one; params: the last good.
     diverged: Bool[Array, ""]
     snapshots: Params | None = None  # [P, ...], earlier models that clients start from
-    sent: Params | None = None  # [P, ...], what the rule had sent with those models
+    broadcast: Params | None = (
+        None  # [P, ...], what the rule had broadcast with those models
+    )
 
 
 class Problem(NamedTuple):
@@ -75,7 +77,7 @@ class Problem(NamedTuple):
     rows: Int[Array, "N D"]  # which samples each client may use
     client: Int[Array, "N"]  # ids, which name the clients' random streams
     # Clients get new samples in every interval, of the classes of those in their rows.
-    pools: local.Pools | None = None
+    class_index: local.ClassIndex | None = None
     # Samples that no client holds; None: there are none. Lanes have their own.
     validation: evaluation.HeldOut | None = None
 
@@ -87,7 +89,7 @@ class Inputs(NamedTuple):
     tau: Int[Array, "... N"]  # local iterations
     size: Int[Array, "... N"]  # samples held
     evaluate: Bool[Array, "..."]
-    # Clients that this device trains; N marks an empty entry, see `devices.deal`.
+    # Clients that this device trains; N marks an empty entry, see `devices.assign`.
     assigned: Int[Array, "... K"]
     # Local iterations that clients report; None: those they did, τ.
     reported: Int[Array, "... N"] | None = None
@@ -97,7 +99,7 @@ class Inputs(NamedTuple):
 
 
 # Fields of `History` that are None unless they were asked for.
-REGRET = hindsight.Regret._fields
+REGRET = from_updates.Regret._fields
 OPTIONAL = ("metrics", *REGRET)
 
 
@@ -115,7 +117,7 @@ class History(NamedTuple):
     grad_variance: Array | float  # σ²
     grad_square: Float[Array, "..."]  # ‖∇F(w^t)‖²
     coupling: Float[Array, "..."]  # c
-    num_dropped: Int[Array, "..."]  # clients with τ > 0 whose model was not finite
+    num_discarded: Int[Array, "..."]  # clients with τ > 0 whose model was not finite
     samples: Int[Array, "... N"]  # samples trained on; their sum needs 64 bits
     diverged: Bool[Array, "..."]  # from the interval on in which all models were lost
     rho: Float[Array, "... N"]
@@ -125,7 +127,7 @@ class History(NamedTuple):
     metrics: Float[Array, "... m"] | None = (
         None  # of the user's own; None: there are none
     )
-    # See `hindsight.Regret`; None: not measured.
+    # See `from_updates.Regret`; None: not measured.
     validation_loss: Float[Array, "..."] | None = None
     regret: Float[Array, "..."] | None = None
     gap: Float[Array, "..."] | None = None
@@ -149,7 +151,7 @@ def run_interval(
     """One interval of all clients: Algorithm 1.
 
     Args:
-      parts: network, rule, optimizer and recipe.
+      parts: network, rule, optimizer and spec.
       state: w^t and what goes with it.
       key: of the run.
       hparams: scalars that may be swept.
@@ -159,19 +161,21 @@ def run_interval(
     Returns:
       The state with w^{t+1}, and the record of the interval.
     """
-    if parts.recipe.lr_varies:
+    if parts.spec.lr_varies:
         hparams = optimizers.in_interval(hparams, jnp.asarray(inputs.interval))
     streams = rng.keys(key, "training", "estimates", "rule")
     problem = renewed(problem, key, inputs.interval)
-    train_key, probe_key, rule_key = jax.vmap(
+    train_key, estimate_key, rule_key = jax.vmap(
         lambda stream: jax.random.fold_in(stream, inputs.interval)
     )(streams)
     clients = participants(problem, inputs)
     reported = inputs.tau if inputs.reported is None else inputs.reported
     claimed = clients._replace(tau=reported)
-    estimates = probe(parts, state.params, probe_key, claimed, problem.samples, hparams)
-    situation = observe(parts.recipe, rule_key, claimed, inputs, estimates)
-    weights = decided(parts.rule, situation, hparams)
+    estimates = estimate(
+        parts, state.params, estimate_key, claimed, problem.samples, hparams
+    )
+    info = observe(parts.spec, rule_key, claimed, inputs, estimates)
+    weights = decided(parts.rule, info, hparams)
     # Whether updates are measured against the models they started from, not w^t.
     moved = bool(parts.rule.deltas) or parts.rule.combine is not None
 
@@ -184,15 +188,15 @@ def run_interval(
         return mapping.Trained(model, origin, result)
 
     counts = weights.rho, weights.shares
-    on_device = mapping.device_clients(parts.recipe, clients, inputs.assigned, *counts)
-    sent = None
+    on_device = mapping.device_clients(parts.spec, clients, inputs.assigned, *counts)
+    broadcast = None
     if inputs.delivery is not None:
-        sent = trees.take(state.sent, clients.snapshot)
-    event = Event(situation, weights.rho, situation.tau > 0, sent, weights.shares)
+        broadcast = trees.take(state.broadcast, clients.snapshot)
+    received = Received(info, weights.rho, info.tau > 0, broadcast, weights.shares)
     arrived = train_and_combine(
-        parts, state, train, on_device, event, hparams, (weights, problem)
+        parts, state, train, on_device, received, hparams, (weights, problem)
     )
-    tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.recipe.axis)
+    tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.spec.axis)
     new = advance(parts, state, arrived, tally, inputs.delivery, hparams)
     scores = evaluate_if_due(parts, new.params, problem, inputs.evaluate)
     return new, record(new, scores, tally, arrived, estimates)
@@ -209,18 +213,18 @@ def participants(problem: Problem, inputs: Inputs) -> local.Client:
 
 
 def observe(
-    recipe: Recipe,
+    spec: ProgramSpec,
     key: PRNGKey,
     claimed: local.Client,
     inputs: Inputs,
     estimates: tuple[Constants, ClientGradients],
-) -> Situation:
-    """What a rule may see: the work that clients claim, ages, and the probes."""
+) -> RoundInfo:
+    """What a rule may see: the work that clients claim, ages, and the estimates."""
     delivery, threshold = inputs.delivery, inputs.threshold
     per_iteration = local.steps_per_iteration(
-        claimed.size, recipe.batch_size, recipe.iteration
+        claimed.size, spec.batch_size, spec.iteration
     )
-    return Situation(
+    return RoundInfo(
         key,
         claimed.id,
         claimed.tau,
@@ -237,17 +241,17 @@ def observe(
 def renewed(problem: Problem, key: PRNGKey, interval: Int[Array, ""]) -> Problem:
     """The problem with the samples that clients hold in this interval.
 
-    The same as before, or with `Problem.pools` a random sample of the same class for
+    The same as before, or with `class_index` a random sample of the same class for
     each, drawn with replacement: what a client holds changes, and its shares of the
     classes do not.
     """
-    if problem.pools is None:
+    if problem.class_index is None:
         return problem
     stream = jax.random.fold_in(rng.fold(key, "online samples"), interval)
     rows, client = jnp.asarray(problem.rows), jnp.asarray(problem.client)
     keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(client)
     drawn = jax.vmap(lambda k: jax.random.uniform(k, rows.shape[1:]))(keys)
-    first, count, order = map(jnp.asarray, problem.pools)
+    first, count, order = map(jnp.asarray, problem.class_index)
     label = problem.samples.y[rows]
     place = jnp.floor(drawn * count[label]).astype(jnp.int32)
     place = first[label] + jnp.minimum(place, count[label] - 1)
@@ -267,16 +271,20 @@ def start_of(
       client: one client.
     """
     rule, variables = parts.rule, state.params
-    sent = None if rule.sent is None else rule.sent(state.server)
+    broadcast = None if rule.broadcast is None else rule.broadcast(state.server)
     stream = keys[1]
     if client.task is not None:
         stream = jax.random.fold_in(keys[0], client.task)
-        variables, sent = trees.take((state.snapshots, state.sent), client.snapshot)
-    correction = None
-    if rule.correction is not None:
-        correction = rule.correction(state.server, sent, client.id)
+        variables, broadcast = trees.take(
+            (state.snapshots, state.broadcast), client.snapshot
+        )
+    gradient_correction = None
+    if rule.gradient_correction is not None:
+        gradient_correction = rule.gradient_correction(
+            state.server, broadcast, client.id
+        )
     key = jax.random.fold_in(stream, client.id)
-    return local.Start(variables, key, correction)
+    return local.Start(variables, key, gradient_correction)
 
 
 class Arrived(NamedTuple):
@@ -285,11 +293,11 @@ class Arrived(NamedTuple):
     mean: Params  # Σ ρ_i w_i, or w^t plus the combined update; of the parameters
     others: Params  # all other collections, a mean of the clients' own
     server: Any  # the rule's state
-    event: Event
+    received: Received
     weights: Weights  # those of the rule, or the ones it chose after training
     kept: Array  # > 0: a model that counts was finite
     results: local.LocalResult  # [K], of this device's clients
-    regret: hindsight.Regret | None = None  # None: not measured
+    regret: from_updates.Regret | None = None  # None: not measured
 
 
 def train_and_combine(
@@ -297,7 +305,7 @@ def train_and_combine(
     state: State,
     train: mapping.TrainOne,
     on_device: mapping.DeviceClients,
-    event: Event,
+    received: Received,
     hparams: HParams,
     given: tuple[Weights, Problem],
 ) -> Arrived:
@@ -306,46 +314,48 @@ def train_and_combine(
     By weights: Σ_i ρ_i w_i = (Σ ρ) w^t + Σ_i ρ_i (w_i − w^t), or with the rule's
     `deltas` w^t + Σ_i ρ_i (w_i − base_i), base_i being the model that client i started
     from. By the rule's `combine`: w^t + Δ, with Δ made of all updates. By the rule's
-    `hindsight`: as by weights, with ρ chosen of what training gave. All that is of the
+    `from_updates`: as by weights, ρ chosen from what training gave. All that is of the
     parameters; other collections become a mean of the clients' own, `mean_values`.
     """
-    rule, recipe = parts.rule, parts.recipe
+    rule, spec = parts.rule, parts.spec
     weights, problem = given
     params, others = trees.parted(state.params)
     by_weights = not rule.stacks
-    if by_weights and not recipe.regret:
+    if by_weights and not spec.regret:
         weighted, results = mapping.weighted_updates(
-            train, on_device, state.params, recipe
+            train, on_device, state.params, spec
         )
         mean = mean_of(rule, params, weighted, hparams)
         others, kept = weighted.others, weighted.kept
-        return Arrived(mean, others, state.server, event, weights, kept, results)
-    own, results = mapping.stacked_updates(train, on_device, recipe)
-    updates, there = mapping.gathered(own, results, on_device, event, recipe.axis)
+        return Arrived(mean, others, state.server, received, weights, kept, results)
+    own, results = mapping.stacked_updates(train, on_device, spec)
+    updates, there = mapping.gathered(own, results, on_device, received, spec.axis)
     held = problem.samples, problem.validation
-    objective = hindsight.objective(parts, state.params, updates, *held)
+    objective = from_updates.objective(parts, state.params, updates, *held)
     update, server, kept = None, state.server, None
     if by_weights:
-        weighted = mapping.weighted_stack(own, on_device, results, state.params, recipe)
+        weighted = mapping.weighted_stack(own, on_device, results, state.params, spec)
         mean, kept = mean_of(rule, params, weighted, hparams), weighted.kept
     elif rule.combine is not None:
         update, server = combined(rule, updates, state.server, there, hparams)
-        event, mean = there, optax.tree.add(params, trees.parted(update)[0])
+        received, mean = there, optax.tree.add(params, trees.parted(update)[0])
     else:
-        assert rule.hindsight is not None
-        outcome = Outcome(losses_of(results, on_device, there, recipe.axis), objective)
-        weights, server = rule.hindsight(outcome, state.server, there, hparams)
-        event = there = there._replace(rho=weights.rho, shares=weights.shares)
+        assert rule.from_updates is not None
+        outputs = ClientOutputs(
+            losses_of(results, on_device, there, spec.axis), objective
+        )
+        weights, server = rule.from_updates(outputs, state.server, there, hparams)
+        received = there = there._replace(rho=weights.rho, shares=weights.shares)
         moved = trees.weighted(trees.parted(updates)[0], weights.rho)
         mean = optax.tree.add(params, moved)
     others = others_of(others, updates, update, weights.rho, there.present)
     kept = there.present.sum() if kept is None else kept
     regret = None
-    if recipe.regret:
-        at = hindsight.objective(parts, state.params, updates, *held, update)
+    if spec.regret:
+        at = from_updates.objective(parts, state.params, updates, *held, update)
         assert at is not None, "checked before the run"
-        regret = hindsight.regret_of(at, there, update is None, hparams)
-    return Arrived(mean, others, server, event, weights, kept, results, regret)
+        regret = from_updates.regret_of(at, there, update is None, hparams)
+    return Arrived(mean, others, server, received, weights, kept, results, regret)
 
 
 def mean_of(
@@ -362,14 +372,14 @@ def mean_of(
 def losses_of(
     results: local.LocalResult,
     on_device: mapping.DeviceClients,
-    event: Event,
+    received: Received,
     axis: str | None,
 ) -> Float[Array, "N"]:
     """The mean sample loss of each client's training; NaN: not present."""
     own = jnp.where(results.finite, results.loss, 0.0), results.samples
-    own = trees.scattered(own, on_device.place, event.rho.shape[0])
+    own = trees.scattered(own, on_device.place, received.rho.shape[0])
     loss, samples = devices.total(own, axis)
-    return jnp.where(event.present, loss / jnp.maximum(samples, 1), jnp.nan)
+    return jnp.where(received.present, loss / jnp.maximum(samples, 1), jnp.nan)
 
 
 class Tally(NamedTuple):
@@ -415,7 +425,7 @@ def advance(
     """
     rule, old = parts.rule, trees.parted(state.params)[0]
     params, server = rule.update(
-        arrived.mean, old, arrived.server, arrived.event, hparams
+        arrived.mean, old, arrived.server, arrived.received, hparams
     )
     if arrived.others:
         params = {**params, **arrived.others}
@@ -429,18 +439,18 @@ def advance(
     new = optax.tree.where(updated & finite, new, last)
     if delivery is None:
         return new
-    sent = None if rule.sent is None else rule.sent(new.server)
-    snapshots, sent = trees.put(
-        (state.snapshots, state.sent), delivery.keep, (new.params, sent)
+    broadcast = None if rule.broadcast is None else rule.broadcast(new.server)
+    snapshots, broadcast = trees.put(
+        (state.snapshots, state.broadcast), delivery.keep, (new.params, broadcast)
     )
-    return new._replace(snapshots=snapshots, sent=sent)
+    return new._replace(snapshots=snapshots, broadcast=broadcast)
 
 
 def evaluate_if_due(
     parts: Parts, params: Params, problem: Problem, due: Bool[Array, ""]
 ) -> evaluation.Scores:
     """Accuracy, loss and metrics of w^{t+1} on the test set; NaN if it is not due."""
-    axis = parts.recipe.axis
+    axis = parts.spec.axis
     return lax.cond(
         due,
         lambda w: evaluation.evaluate(
@@ -473,7 +483,7 @@ def record(
         grad_variance=constants.grad_variance,
         grad_square=gradients.square,
         coupling=weights.coupling,
-        num_dropped=tally.dropped,
+        num_discarded=tally.dropped,
         samples=tally.samples,
         diverged=new.diverged,
         rho=weights.rho,

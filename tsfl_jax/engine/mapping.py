@@ -25,8 +25,8 @@ from jaxtyping import Bool, Float, Int
 from tsfl_jax import trees
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Client, LocalResult, steps_per_iteration
-from tsfl_jax.engine.recipe import Recipe
-from tsfl_jax.rules.base import Event
+from tsfl_jax.engine.program_spec import ProgramSpec
+from tsfl_jax.rules.base import Received
 from tsfl_jax.types import Array, Params, UserError
 
 
@@ -65,27 +65,27 @@ class DeviceClients(NamedTuple):
 
 
 def device_clients(
-    recipe: Recipe,
+    spec: ProgramSpec,
     clients: Client,
     assigned: Int[Array, "K"],
     rho: Float[Array, "N"],
     shares: Float[Array, "N"] | None = None,
 ) -> DeviceClients:
-    """The clients that this device trains; see `devices.deal` for `assigned`.
+    """The clients that this device trains; see `devices.assign` for `assigned`.
 
-    Without `Recipe.train_all` clients without weight get τ = 0, if any client has some,
-    and all clients are dealt to the devices anew.
+    Without `train_all` clients without weight get τ = 0, if any client has some,
+    and all clients are assigned to the devices anew.
     """
     number, skipped = rho.shape[0], None
-    if not recipe.train_all:
+    if not spec.train_all:
         counts = ClientWeight(rho, shares).counts
         counts |= ~counts.any()  # weights of 0 alone are a mistake, which a run notes
         skipped = ~counts & (clients.tau > 0)
         clients = clients._replace(tau=jnp.where(skipped, 0, clients.tau))
-    work, grouped = jnp.asarray(_work(recipe, clients)), recipe.mapping == "sequential"
+    work, grouped = jnp.asarray(_work(spec, clients)), spec.mapping == "sequential"
     if skipped is not None:
-        axis, places = recipe.axis, len(assigned)
-        assigned = devices.dealt(work, places, axis, grouped=grouped)
+        axis, places = spec.axis, len(assigned)
+        assigned = devices.assign_again(work, places, axis, grouped=grouped)
     real = assigned < number
     here = jnp.where(real, assigned, 0)
     own = trees.take(clients, here)
@@ -94,17 +94,17 @@ def device_clients(
         own,
         jnp.where(real, assigned, number),
         jnp.where(real, rho[here], 0.0),
-        _work(recipe, own),
+        _work(spec, own),
         None if shares is None else jnp.where(real, shares[here], 0.0),
         None if skipped is None else real & skipped[here],
         devices.group_size((work > 0).sum()) if grouped else 1,
     )
 
 
-def _work(recipe: Recipe, clients: Client) -> Int[Array, "K"]:
+def _work(spec: ProgramSpec, clients: Client) -> Int[Array, "K"]:
     """Mini-batch steps of each client."""
     return clients.tau * steps_per_iteration(
-        clients.size, recipe.batch_size, recipe.iteration
+        clients.size, spec.batch_size, spec.iteration
     )
 
 
@@ -178,10 +178,10 @@ def _client(on_device: DeviceClients, index: Array, real: Any) -> Client:
     return found._replace(tau=jnp.where(real, found.tau, 0))
 
 
-def _limit(blocks: _Blocks, own: Array, recipe: Recipe) -> Array | int:
+def _limit(blocks: _Blocks, own: Array, spec: ProgramSpec) -> Array | int:
     """The number known to the compiler if all clients are in one block, else `own`."""
-    if recipe.longest is not None and blocks.limit.shape[0] == 1:
-        return recipe.longest
+    if spec.longest is not None and blocks.limit.shape[0] == 1:
+        return spec.longest
     return own
 
 
@@ -191,7 +191,7 @@ def _flat(tree: Any, num_clients: int) -> Any:
 
 
 def stacked_updates(
-    train: TrainOne, on_device: DeviceClients, recipe: Recipe
+    train: TrainOne, on_device: DeviceClients, spec: ProgramSpec
 ) -> tuple[Params, LocalResult]:
     """Train every client and return every update: memory grows with K.
 
@@ -215,12 +215,12 @@ def stacked_updates(
         )
         return made, result
 
-    if recipe.mapping == "sequential":
+    if spec.mapping == "sequential":
         return lax.map(lambda client: one(client, None), on_device.clients)
-    blocks = _in_blocks(on_device, recipe.block)
+    blocks = _in_blocks(on_device, spec.block)
 
     def several(block: _Blocks) -> tuple[Params, LocalResult]:
-        limit = _limit(blocks, block.limit, recipe)
+        limit = _limit(blocks, block.limit, spec)
         return jax.vmap(lambda i, real: one(_client(on_device, i, real), limit))(
             block.index, block.real
         )
@@ -232,23 +232,23 @@ def gathered(
     own: Params,
     results: LocalResult,
     on_device: DeviceClients,
-    event: Event,
+    received: Received,
     axis: str | None,
-) -> tuple[Params, Event]:
+) -> tuple[Params, Received]:
     """All clients' updates ``[N, ...]`` on every device, and who is present.
 
     Args:
       own: updates of this device's clients ``[K, ...]``.
       results: likewise.
       on_device: which clients they are.
-      event: of the interval; N of its weights.
+      received: of the interval; N of its weights.
       axis: mesh axis of the devices; None: one.
     """
     # Every device gets what each has: its own in their places and 0 elsewhere.
     there = own, results.finite.astype(jnp.int32)
-    there = trees.scattered(there, on_device.place, event.rho.shape[0])
+    there = trees.scattered(there, on_device.place, received.rho.shape[0])
     updates, finite = devices.total(there, axis)
-    return updates, event._replace(present=(finite > 0) & event.present)
+    return updates, received._replace(present=(finite > 0) & received.present)
 
 
 # (entry, whether it is real, limit of `client.train`) -> what came out
@@ -295,16 +295,16 @@ def _in_turn(
 
 
 def _side_by_side(
-    train: _TrainEntry, on_device: DeviceClients, template: Params, recipe: Recipe
+    train: _TrainEntry, on_device: DeviceClients, template: Params, spec: ProgramSpec
 ) -> tuple[exact_sums.Sum, LocalResult]:
     """The sum of the terms of all entries, in blocks."""
-    blocks = _in_blocks(on_device, recipe.block)
+    blocks = _in_blocks(on_device, spec.block)
     group = devices.group_size(on_device.place.shape[0])
 
     def several(
         total: exact_sums.Sum, block: _Blocks
     ) -> tuple[exact_sums.Sum, LocalResult]:
-        limit = _limit(blocks, block.limit, recipe)
+        limit = _limit(blocks, block.limit, spec)
 
         def one(i: Array, real: Bool[Array, ""]) -> tuple[Array, LocalResult]:
             trained = train(i, real, limit)
@@ -338,14 +338,14 @@ def _grouped(terms: Float[Array, "n m"], size: int) -> Float[Array, "g m"]:
 
 
 def _summed(
-    train: _TrainEntry, on_device: DeviceClients, template: Params, recipe: Recipe
+    train: _TrainEntry, on_device: DeviceClients, template: Params, spec: ProgramSpec
 ) -> tuple["Weighted", LocalResult]:
     """Σ ρ_i (w_i − start_i) over all devices."""
-    if recipe.mapping == "sequential":
+    if spec.mapping == "sequential":
         total, results = _in_turn(train, on_device, template)
     else:
-        total, results = _side_by_side(train, on_device, template, recipe)
-    found = _finished(total, results.finite, on_device.weight, template, recipe.axis)
+        total, results = _side_by_side(train, on_device, template, spec)
+    found = _finished(total, results.finite, on_device.weight, template, spec.axis)
     return found, results
 
 
@@ -354,13 +354,13 @@ def weighted_stack(
     on_device: DeviceClients,
     results: LocalResult,
     template: Params,
-    recipe: Recipe,
+    spec: ProgramSpec,
 ) -> "Weighted":
     """Σ ρ_i (w_i − start_i) of updates that are stacked, as `weighted_updates` has it.
 
     Args:
       updates: of this device's clients, from `stacked_updates`.
-      on_device, template, recipe: as in `weighted_updates`.
+      on_device, template, spec: as in `weighted_updates`.
       results: of the clients.
     """
 
@@ -369,7 +369,7 @@ def weighted_stack(
         update, result = trees.take((updates, results), index)
         return Trained(update, jax.tree.map(jnp.zeros_like, update), result)
 
-    return _summed(read, on_device, template, recipe)[0]
+    return _summed(read, on_device, template, spec)[0]
 
 
 class Weighted(NamedTuple):
@@ -437,7 +437,7 @@ def _like(template: Params, whole: Float[Array, "m"]) -> Params:
 
 
 def weighted_updates(
-    train: TrainOne, on_device: DeviceClients, template: Params, recipe: Recipe
+    train: TrainOne, on_device: DeviceClients, template: Params, spec: ProgramSpec
 ) -> tuple[Weighted, LocalResult]:
     """Train every client and return Σ ρ_i (w_i − start_i) over the finite models.
 
@@ -452,7 +452,7 @@ def weighted_updates(
       on_device: this device's clients, at most `exact_sums.MOST_TERMS` over all
         devices.
       template: the global model, for shapes and dtypes.
-      recipe: mapping, block, longest client and mesh axis.
+      spec: mapping, block, longest client and mesh axis.
 
     Returns:
       `Weighted` and every client's `LocalResult` ``[K]``.
@@ -460,7 +460,7 @@ def weighted_updates(
     Raises:
       UserError: too many clients.
     """
-    number = on_device.rho.shape[0] * devices.count(recipe.axis)
+    number = on_device.rho.shape[0] * devices.count(spec.axis)
     if number > exact_sums.MOST_TERMS:
         raise UserError(
             f"{number:,} clients in one interval: their updates are added up exactly "
@@ -471,4 +471,4 @@ def weighted_updates(
     def entry(index: Array, real: Any, limit: Array | int | None) -> Trained:
         return train(_client(on_device, index, real), limit)
 
-    return _summed(entry, on_device, template, recipe)
+    return _summed(entry, on_device, template, spec)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Num
 
 from tsfl_jax import trees
 from tsfl_jax.engine import devices
-from tsfl_jax.engine.client import Pools
+from tsfl_jax.engine.client import ClassIndex
 from tsfl_jax.engine.evaluation import HeldOut
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import (
@@ -29,7 +29,7 @@ from tsfl_jax.engine.interval import (
     State,
     run_interval,
 )
-from tsfl_jax.engine.recipe import Parts, Probes, Recipe
+from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator, Counts, one_of
 from tsfl_jax.types import Array as AnyArray
@@ -40,9 +40,9 @@ __all__ = [
     "REGRET",
     "History",
     "Inputs",
-    "Probes",
+    "Estimates",
     "Problem",
-    "Recipe",
+    "ProgramSpec",
     "State",
     "init_state",
     "make_run",
@@ -74,16 +74,18 @@ def _over_lanes(run: Run, lanes: str) -> Run:
             state: State,
             key: PRNGKey,
             hparams: HParams,
-            split: tuple[AnyArray, HeldOut | None, Pools | None],
+            split: tuple[AnyArray, HeldOut | None, ClassIndex | None],
             own: Inputs,
         ) -> tuple[State, History]:
             mine = own._replace(interval=inputs.interval, evaluate=inputs.evaluate)
-            rows, validation, pools = split
-            held = problem._replace(rows=rows, validation=validation, pools=pools)
+            rows, validation, class_index = split
+            held = problem._replace(
+                rows=rows, validation=validation, class_index=class_index
+            )
             return run(state, key, hparams, held, mine)
 
         own = inputs._replace(interval=None, evaluate=None)
-        split = problem.rows, problem.validation, problem.pools
+        split = problem.rows, problem.validation, problem.class_index
         each = state, key, hparams, split, own
         if lanes == "vmap":
             return jax.vmap(one)(*each)
@@ -115,15 +117,15 @@ def init_state(
     state = State(params, server, jnp.bool_(False))
     if not snapshots:
         return state
-    sent = None if rule.sent is None else rule.sent(server)
-    return State(*state[:3], *trees.repeated((params, sent), snapshots))
+    broadcast = None if rule.broadcast is None else rule.broadcast(server)
+    return State(*state[:3], *trees.repeated((params, broadcast), snapshots))
 
 
 def make_run(
     model: Model,
     rules: tuple[Aggregator, ...],
     optimizer: Callable[[HParams], optax.GradientTransformation],
-    recipe: Recipe,
+    spec: ProgramSpec,
     mesh: Mesh | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008
 ) -> Run:
@@ -133,7 +135,7 @@ def make_run(
       model: the network.
       rules: aggregation rules that the program can run; ``hparams.rule`` picks one.
       optimizer: hyper-parameters → optax transformation of the clients.
-      recipe: all else that shapes the program.
+      spec: all else that shapes the program.
       mesh: devices that share the clients, with the axis `devices.AXIS`; None: one.
       hooks: functions of the user's own inside of training.
 
@@ -141,8 +143,8 @@ def make_run(
       ``run(state, key, hparams, problem, inputs[R]) -> (state, history[R])``, pure and
       to be jitted by the caller.
     """
-    recipe = dataclasses.replace(recipe, axis=None if mesh is None else devices.AXIS)
-    parts = Parts(model, one_of(rules), optimizer, recipe, hooks)
+    spec = dataclasses.replace(spec, axis=None if mesh is None else devices.AXIS)
+    parts = Parts(model, one_of(rules), optimizer, spec, hooks)
 
     def intervals(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
@@ -154,10 +156,10 @@ def make_run(
         with trees.arithmetic():
             return lax.scan(body, state, inputs)
 
-    run = _over_lanes(intervals, recipe.lanes) if recipe.lanes else intervals
+    run = _over_lanes(intervals, spec.lanes) if spec.lanes else intervals
     if mesh is None:
         return run
-    inputs = LANES_INPUTS_SPEC if recipe.lanes else INPUTS_SPEC
+    inputs = LANES_INPUTS_SPEC if spec.lanes else INPUTS_SPEC
     return jax.shard_map(
         run,
         mesh=mesh,

@@ -1,7 +1,7 @@
-"""What depends on the backend: formulations, devices and the compilation cache.
+"""What depends on the backend: implementations, devices and the compilation cache.
 
-The table of formulations follows docs/performance.md; ``--config.mapping`` and
-``--config.convolution`` override it, and ``python -m benchmarks.formulations`` measures
+The table of implementations follows docs/performance.md; ``--config.mapping`` and
+``--config.convolution`` override it; ``python -m benchmarks.implementations`` measures
 the alternatives. JAX's persistent compilation cache lets the second launch of a program
 skip XLA.
 """
@@ -38,8 +38,8 @@ _ACCELERATOR = Formulation("vmap", "slices")
 _CPU = Formulation("sequential", "fast")
 
 
-def formulation(config: Config, backend: str) -> Formulation:
-    """The formulation of a config on "cpu", "gpu", …; "auto" is the backend's."""
+def implementation(config: Config, backend: str) -> Formulation:
+    """The implementation of a config on "cpu", "gpu", …; "auto" is the backend's."""
     best = _CPU if backend == "cpu" else _ACCELERATOR
     return Formulation(
         best.mapping if config.mapping == "auto" else config.mapping,

@@ -124,7 +124,7 @@ def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:
 def _width(prepared: Prepared, mesh: Mesh) -> int:
     """Models that a device trains side by side."""
     slots = prepared.steps.shape[1]
-    block = prepared.config.client_chunk or slots
+    block = prepared.config.client_block or slots
     return 1 if prepared.mapping == "sequential" else min(block, -(-slots // mesh.size))
 
 

@@ -52,12 +52,12 @@ def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
         prepared = prepare_validated(config, parts)
         arrays = program.make_arrays(prepared, devices.make_mesh(1, config.num_clients))
     rules = program.rules_of([prepared])
-    recipe = program.recipe_of([prepared], rules)
+    spec = program.recipe_of([prepared], rules)
     # The term of μ stays where μ = 0, and clients where ρ_i = 0, for their derivatives;
     # and τ may be changed.
-    recipe = dataclasses.replace(recipe, proximal=True, train_all=True, even=False)
+    spec = dataclasses.replace(spec, proximal=True, train_all=True, even=False)
     model = prepared.network.model
-    run = scan.make_run(model, rules, prepared.optimizer, recipe, hooks=prepared.hooks)
+    run = scan.make_run(model, rules, prepared.optimizer, spec, hooks=prepared.hooks)
     updates = len(prepared.steps)  # without those that fill up a chunk
     inputs = jax.tree.map(lambda leaf: leaf[:updates], arrays.inputs)
     given = arrays.start, arrays.key, arrays.hparams, arrays.problem, inputs

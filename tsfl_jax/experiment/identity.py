@@ -61,7 +61,7 @@ def depends_on_devices(prepared: Prepared) -> bool:
     """
     rule, known = prepared.rule, prepared.config.constants
     iterates = known.when == "interval" and known.estimator != "quotient"
-    solves = rule.uses_gradients or rule.hindsight is not None
+    solves = rule.uses_gradients or rule.from_updates is not None
     solves = solves or (rule.uses_constants and iterates)
     return solves or prepared.config.measure_regret or prepared.mapping == "vmap"
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, scan
-from tsfl_jax.experiment import pilot
+from tsfl_jax.experiment import initial_estimates
 from tsfl_jax.experiment import program as programs
 from tsfl_jax.experiment.identity import signature
 from tsfl_jax.experiment.prepare import Prepared
@@ -86,7 +86,7 @@ def make_lanes(
 ) -> programs.Arrays:
     """The arrays of some members; idle copies of the last one fill up to `count`.
 
-    With `runs` false they are for compiling alone, so that no pilot is run.
+    With `runs` false they are for compiling alone, so that no initial estimate is run.
     """
     busy = len(several)
     several = several + several[-1:] * (count - busy)
@@ -114,7 +114,7 @@ def make_lanes(
         if runs:
             own = jax.tree.map(lambda a, i=i: a[i], start)
             known = p, group.problem.samples, own, keys[i][1]
-            found = pilot.fill(*known, group.members[0], group.width)
+            found = initial_estimates.fill(*known, group.members[0], group.width)
         number, settings = np.int32(rules.index(p.rule)), arrays(p.config, kinds)
         hparams.append(found._replace(rule=number, settings=settings))
     hparams += hparams[-1:] * (count - busy)
@@ -122,13 +122,15 @@ def make_lanes(
     rows = [np.pad(r, ((0, 0), (0, group.width - r.shape[1]))) for r in tables]
     rows = devices.place(mesh, np.stack(rows), scan.WHOLE)
     held = _stacked([programs.held_out_of(p) for p in several])
-    pools = _stacked([programs.pools_of(p) for p in several])
-    held, pools = devices.place(mesh, (held, pools), scan.WHOLE)
+    class_index = _stacked([programs.class_index_of(p) for p in several])
+    held, class_index = devices.place(mesh, (held, class_index), scan.WHOLE)
     return programs.Arrays(
         start=jax.device_get(state),
         key=train_keys,
         hparams=_stacked(hparams),
-        problem=group.problem._replace(rows=rows, validation=held, pools=pools),
+        problem=group.problem._replace(
+            rows=rows, validation=held, class_index=class_index
+        ),
         inputs=_make_lanes_inputs(group, several, busy),
     )
 

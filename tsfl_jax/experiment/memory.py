@@ -6,7 +6,7 @@ import jax
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.engine import optimizers, scan
-from tsfl_jax.experiment.own_hooks import input_dtype
+from tsfl_jax.experiment.custom_hooks import input_dtype
 from tsfl_jax.experiment.prepare import Prepared, counts_of
 
 _DATA = ("training samples", "index table", "test samples")
@@ -43,7 +43,7 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
         "index table": prepared.partition.indices.nbytes,
         "test samples": (dataset.x_test.nbytes + dataset.y_test.nbytes) // num_devices,
         "global model": model,
-        "earlier models": _bytes((state.snapshots, state.sent)),
+        "earlier models": _bytes((state.snapshots, state.broadcast)),
         "server state": _bytes(state.server),
         "clients in training": width * (model + trained + _bytes(optimizer)),
     }

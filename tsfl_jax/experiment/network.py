@@ -14,7 +14,7 @@ from tsfl_jax.config import Config
 from tsfl_jax.data import in_memory, quadratic
 from tsfl_jax.data.quadratic import Quadratic, curvature
 from tsfl_jax.experiment import backend
-from tsfl_jax.experiment.own_hooks import Own, input_dtype
+from tsfl_jax.experiment.custom_hooks import Own, input_dtype
 from tsfl_jax.models import networks, replay, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.rules.base import Aggregator
@@ -102,7 +102,7 @@ def make_network(
     Returns:
       The network, and "sequential" or "vmap".
     """
-    mapping, form = backend.formulation(config, jax.default_backend())
+    mapping, form = backend.implementation(config, jax.default_backend())
     made = {} if made is None else made
     x = dataset.x_train
     key = f"{config.model}{config.quadratic}{form}{x.shape[1:]}{x.dtype}"
@@ -116,7 +116,7 @@ def make_network(
 
 def bytes_per_delivery(parameters: int, rule: Aggregator) -> int:
     """Bytes of a float32 model down and up; twice as many with control variates."""
-    return 2 * 4 * parameters * (1 if rule.correction is None else 2)
+    return 2 * 4 * parameters * (1 if rule.gradient_correction is None else 2)
 
 
 def delivers(tau: Num[Array, "T N"], rho: Num[Array, "T N"]) -> Bool[np.ndarray, "T N"]:

@@ -21,14 +21,14 @@ from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
-from tsfl_jax.experiment import backend, own_hooks, rule_settings, splits
+from tsfl_jax.experiment import backend, custom_hooks, rule_settings, splits
+from tsfl_jax.experiment.custom_hooks import Own, input_dtype
 from tsfl_jax.experiment.network import Network, curvature_of, make_network
-from tsfl_jax.experiment.own_hooks import Own, input_dtype
 from tsfl_jax.experiment.workload import Workload, draw_workload, groups
 from tsfl_jax.models import flop, precision
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
-from tsfl_jax.rules.own import rule_of_component
+from tsfl_jax.rules.custom import rule_of_component
 from tsfl_jax.sections import LR_SCHEDULES
 from tsfl_jax.timeline import FRAMEWORKS, replay
 from tsfl_jax.types import (
@@ -130,11 +130,11 @@ def _mapping_of(
     if not config.train_all:
         notes += (
             "train_all=False: clients whose weight is 0 are not trained, so that "
-            "train_loss, samples and num_dropped are of the others (side by side this "
+            "train_loss, samples, num_discarded are of the others (side by side this "
             "saves no time)",
         )
     chosen = config.mapping == "auto" and config.devices == 1
-    if not chosen or mapping != "sequential" or config.client_chunk:
+    if not chosen or mapping != "sequential" or config.client_block:
         return mapping, notes
     params = network.params["params"]
     if not backend.cheaper_side_by_side(params, steps, config.batch_size):
@@ -289,8 +289,10 @@ def prepare_validated(
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
     split = splits.draw_split(config, dataset, capacity, lists, held_out)
     rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
-    own_hooks.check_metrics(own.metrics)
-    hooks = own_hooks.checked(own.augment, own.client_step, dataset, config.batch_size)
+    custom_hooks.check_metrics(own.metrics)
+    hooks = custom_hooks.checked(
+        own.augment, own.client_step, dataset, config.batch_size
+    )
     model = precision.with_precision(network.model, config.precision)
     network = network._replace(model=model)
     mapping, mapping_notes = _mapping_of(config, network, mapping, steps)
@@ -310,7 +312,7 @@ def prepare_validated(
         own=own._replace(dataset=None),
         fingerprints=_fingerprints(config, dataset, split, times, data_fingerprint)
         | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
-        | own_hooks.start_of(own.model),
+        | custom_hooks.start_of(own.model),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
 

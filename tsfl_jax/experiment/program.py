@@ -20,8 +20,8 @@ from tsfl_jax.config import seed_of
 from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
-from tsfl_jax.engine.recipe import Parts, Probes, Recipe
-from tsfl_jax.experiment import pilot
+from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
+from tsfl_jax.experiment import initial_estimates
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
 from tsfl_jax.report import progress
 from tsfl_jax.rules.base import Aggregator, one_of
@@ -29,7 +29,7 @@ from tsfl_jax.types import Array, HParams, PRNGKey
 
 
 class Arrays(NamedTuple):
-    """What a program runs on; lanes have a leading axis ``[L]``, see `Recipe`."""
+    """What a program runs on; lanes have a leading axis ``[L]``, see `ProgramSpec`."""
 
     start: scan.State  # w^0 and the rule's state, on the host: a call takes its own
     key: PRNGKey  # of the seed; the run folds its streams from it
@@ -58,13 +58,13 @@ class Program(NamedTuple):
     chunk: int  # R, of one call
 
     @property
-    def recipe(self) -> Recipe:
+    def spec(self) -> ProgramSpec:
         """What shapes the program."""
-        return self.parts.recipe
+        return self.parts.spec
 
     def chunk_of_arrays(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
         """What `run` takes for the chunk from interval `first` on, wherever it is."""
-        part, lanes = slice(first, first + self.chunk), bool(self.recipe.lanes)
+        part, lanes = slice(first, first + self.chunk), bool(self.spec.lanes)
         shared = arrays.inputs.interval[part], arrays.inputs.evaluate[part]
         own = arrays.inputs._replace(interval=None, evaluate=None)
         inputs = jax.tree.map(lambda a: a[:, part] if lanes else a[part], own)
@@ -73,7 +73,7 @@ class Program(NamedTuple):
 
     def specs(self) -> tuple:
         """How the devices share the arguments of `run`."""
-        inputs = scan.LANES_INPUTS_SPEC if self.recipe.lanes else scan.INPUTS_SPEC
+        inputs = scan.LANES_INPUTS_SPEC if self.spec.lanes else scan.INPUTS_SPEC
         return scan.WHOLE, scan.WHOLE, scan.WHOLE, scan.PROBLEM_SPEC, inputs
 
     def arguments(self, arrays: Arrays, state: scan.State, first: int) -> tuple:
@@ -133,7 +133,7 @@ class Compiled(NamedTuple):
                 now, history = jax.block_until_ready(self.call(*arguments))
             seconds = time.perf_counter() - begun
             length = min(program.chunk, program.intervals - first)  # without padding
-            at = (slice(None),) * bool(program.recipe.lanes) + (slice(length),)
+            at = (slice(None),) * bool(program.spec.lanes) + (slice(length),)
             history = jax.tree.map(lambda a, at=at: a[at], jax.device_get(history))
             yield Chunk(first, first + length, now, history, seconds)
             first += length
@@ -158,7 +158,7 @@ def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
 
 def recipe_of(
     several: list[Prepared], rules: tuple[Aggregator, ...], lanes: str = ""
-) -> Recipe:
+) -> ProgramSpec:
     """What shapes a program for experiments that differ in arrays only.
 
     `rules` are theirs, each once; `lanes` is "" for one experiment, else how lanes run:
@@ -169,21 +169,21 @@ def recipe_of(
     most = max(int(p.partition.capacity.max()) for p in several)
     batch_size, iteration = min(config.batch_size, most), config.schedule.iteration
     schedules, first = [p.workload.schedule for p in several], several[0].steps.flat[0]
-    estimating = {p.rule for p in several if pilot.when(p) == "interval"}
-    return Recipe(
+    estimating = {p.rule for p in several if initial_estimates.when(p) == "interval"}
+    return ProgramSpec(
         batch_size=batch_size,
         iteration=iteration,
         passes=max(
             local.most_passes(s.tau, s.size, batch_size, iteration) for s in schedules
         ),
         mapping=several[0].mapping,
-        block=min(config.client_chunk or config.num_clients, config.num_clients),
+        block=min(config.client_block or config.num_clients, config.num_clients),
         longest=max(int(p.steps.max()) for p in several),
         # Without train_all some clients stop at 0 steps.
         even=config.train_all and all((p.steps == first).all() for p in several),
         proximal=optimizers.terms_of(several[0].hparams).mu,
         lr_varies=any(p.config.lr_schedule != "constant" for p in several),
-        probes=Probes(
+        estimates=Estimates(
             constants=tuple(rule in estimating for rule in rules),
             gradients=tuple(bool(r.uses_gradients or measures) for r in rules),
             method=config.constants.estimator if estimating else "quotient",
@@ -202,15 +202,15 @@ def rules_of(several: list[Prepared]) -> tuple[Aggregator, ...]:
 def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Program:
     """The program of experiments that differ in arrays only; see `recipe_of`."""
     first, rules = several[0], rules_of(several)
-    recipe = recipe_of(several, rules, lanes)
+    spec = recipe_of(several, rules, lanes)
     optimizer = first.optimizer
     if optimizer is optimizers.sgd:
         terms = optimizers.terms_of(first.hparams)
         optimizer = functools.partial(optimizers.sgd, terms=terms)
     network, hooks = first.network.model, first.hooks
     return Program(
-        run=scan.make_run(network, rules, optimizer, recipe, mesh, hooks),
-        parts=Parts(network, one_of(rules), optimizer, recipe, hooks),
+        run=scan.make_run(network, rules, optimizer, spec, mesh, hooks),
+        parts=Parts(network, one_of(rules), optimizer, spec, hooks),
         mesh=mesh,
         intervals=len(first.steps),
         chunk=chunk_of(first),
@@ -218,7 +218,7 @@ def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Progra
 
 
 def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
-    """The arrays of one experiment; without `runs` for compiling alone, no pilot."""
+    """The arrays of one experiment; without `runs` only for compiling."""
     problem = make_problem(prepared, mesh)
     init_key, key = keys_of(prepared)
     size = jnp.asarray(prepared.partition.capacity, jnp.float32)
@@ -229,7 +229,7 @@ def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
     inputs = make_inputs(prepared, mesh.size)
     hparams = prepared.hparams
     if runs:
-        hparams = pilot.fill(prepared, problem.samples, start.params, key)
+        hparams = initial_estimates.fill(prepared, problem.samples, start.params, key)
     return Arrays(jax.device_get(start), key, hparams, problem, inputs)
 
 
@@ -247,7 +247,7 @@ def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
         test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size),
         rows=prepared.partition.indices,
         client=np.arange(prepared.config.num_clients, dtype=np.int32),
-        pools=pools_of(prepared),
+        class_index=class_index_of(prepared),
         validation=held_out_of(prepared),
     )
     return devices.place(mesh, problem, scan.PROBLEM_SPEC)
@@ -259,7 +259,7 @@ def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
     return None if rows is None else evaluation.make_held_out(rows)
 
 
-def pools_of(prepared: Prepared) -> local.Pools | None:
+def class_index_of(prepared: Prepared) -> local.ClassIndex | None:
     """All training samples by class, without those for validation; None: not online."""
     if not prepared.config.partition.online:
         return None
@@ -270,7 +270,7 @@ def pools_of(prepared: Prepared) -> local.Pools | None:
     count = np.bincount(labels).astype(np.int32)
     first = np.cumsum(count, dtype=np.int32) - count
     order = rest[np.argsort(labels, kind="stable")].astype(np.int32)
-    return local.Pools(first, count, order)
+    return local.ClassIndex(first, count, order)
 
 
 def make_inputs(
@@ -287,7 +287,7 @@ def make_inputs(
         tau=times.tau,
         size=times.size,
         evaluate=evaluated(prepared),
-        assigned=devices.deal(
+        assigned=devices.assign(
             prepared.steps, num_devices, grouped=prepared.mapping == "sequential"
         ),
         reported=times.reported,

@@ -12,7 +12,7 @@ from tsfl_jax import components
 from tsfl_jax.components import listed, section_of
 from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.engine import optimizers
-from tsfl_jax.experiment.own_hooks import Own
+from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.rules import AGGREGATORS, SECTIONS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.oracle import Oracle

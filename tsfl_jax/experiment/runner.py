@@ -44,7 +44,7 @@ class Experiment(NamedTuple):
 
 
 def build(config: Config, **own: Any) -> Experiment:
-    """Make everything of an experiment; `own` are fields of `own_hooks.Own`."""
+    """Make everything of an experiment; `own` are fields of `custom_hooks.Own`."""
     config, parts = accepted(config, **own)
     mesh = backend.start_jax(config)
     prepared = prepare_validated(config, parts)
@@ -108,7 +108,7 @@ def simulate(
     workdir: str | pathlib.Path | None = None,
     verbose: bool = False,
 ) -> Result:
-    """Run one experiment from Python; docs/own.md has an example of each argument.
+    """Run one experiment from Python; docs/custom.md has an example of each argument.
 
     Args:
       config: all settings.

@@ -30,7 +30,7 @@ _COLUMNS = (
     "grad_variance",
     "grad_square",
     "coupling",
-    "num_dropped",
+    "num_discarded",
 )
 # And those that are there only if asked for.
 _ASKED = ("validation_loss", "regret", "gap")
@@ -74,7 +74,7 @@ def summarize(
             "samples_trained": samples,
             "samples_per_second": samples / seconds if seconds else float("nan"),
             "bytes_moved": labels["bytes_per_delivery"] * deliveries,
-            "num_dropped": int(history.num_dropped.sum()),
+            "num_discarded": int(history.num_discarded.sum()),
             "notes": [*prepared.notes, *history_notes(named)],
         }
         | where_run()

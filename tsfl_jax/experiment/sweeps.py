@@ -26,6 +26,7 @@ from tsfl_jax.config import Config, settings_of
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment import checkpoint, grid, lanes, memory, summary
 from tsfl_jax.experiment.backend import start_jax
+from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.identity import (
     depends_on_devices,
     identity_of,
@@ -33,7 +34,6 @@ from tsfl_jax.experiment.identity import (
     values_of,
 )
 from tsfl_jax.experiment.network import delivers
-from tsfl_jax.experiment.own_hooks import Own
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.experiment.program import Arrays, Chunk, Compiled
 from tsfl_jax.experiment.runner import train

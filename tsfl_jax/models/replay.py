@@ -1,4 +1,4 @@
-"""A network of anyone's, with convolutions, pools and loops in the forms that are fast.
+"""A network of anyone's, with convolutions, pools and loops in fast forms.
 
 The network is traced to a jaxpr, which is evaluated again operation by operation, with
 `lax.conv_general_dilated`, `lax.reduce_window` and `lax.scan` replaced, before anything

@@ -44,8 +44,8 @@ def summary_text(
         table["time"] += f", {s.get('compile_seconds', 0):.1f} s compiling"
     if math.isfinite(s.get("samples_per_second", math.nan)):
         table["speed"] = f"{s['samples_per_second']:,.0f} samples/s"
-    if s.get("num_dropped"):
-        table["dropped"] = f"{s['num_dropped']:,} client models that were not finite"
+    if s.get("num_discarded"):
+        table["dropped"] = f"{s['num_discarded']:,} client models that were not finite"
     if "diverged_at" in s:
         table["stopped"] = f"no model was finite in interval {s['diverged_at']};"
         table["stopped"] += " the model before it is kept; try a smaller lr"

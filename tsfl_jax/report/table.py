@@ -27,7 +27,7 @@ UNITS = {
     "train_loss": "nat",
     "threshold": "iteration",
     "num_selected": "client",
-    "num_dropped": "client",
+    "num_discarded": "client",
     "weight_entropy": "nat",
     "samples": "sample",
     "tau": "iteration",

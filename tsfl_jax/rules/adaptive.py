@@ -18,9 +18,9 @@ from jaxtyping import Array, Bool, Float
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.base import (
     Aggregator,
+    ClientOutputs,
     Counts,
-    Event,
-    Outcome,
+    Received,
     Weights,
     of_present,
 )
@@ -66,7 +66,7 @@ def _apart(one: Float[Array, "N"], other: Float[Array, "N"]) -> Bool[Array, ""]:
 
 
 def adaptive_weights(
-    outcome: Outcome, scale: Any, event: Event, hparams: HParams
+    outputs: ClientOutputs, scale: Any, received: Received, hparams: HParams
 ) -> tuple[Weights, Float[Array, ""]]:
     """Weights of DMS with s·κ or s/κ, whichever has the smaller F_val, and that s.
 
@@ -74,14 +74,14 @@ def adaptive_weights(
     with a large c, s would otherwise stay at 1 for good. It stays where no s makes a
     difference, as with one client or equal τ.
     """
-    objective = outcome.validation
+    objective = outputs.validation
     assert objective is not None, "the rule declares that it uses it"
     own = hparams.of(DMSAdaptive)
     factor = jnp.asarray(own.adapt)
 
     def weights(scale: Float[Array, ""]) -> Weights:
-        found = scaled_dms(event.situation, hparams, scale, own.by_size)
-        return found._replace(rho=of_present(found.rho, event.present))
+        found = scaled_dms(received.info, hparams, scale, own.by_size)
+        return found._replace(rho=of_present(found.rho, received.present))
 
     tried = jnp.clip(jnp.stack([scale / factor, scale * factor]), LEAST, 1.0)
     rho = lax.map(lambda scale: weights(scale).rho, tried)
@@ -97,7 +97,7 @@ def adaptive_weights(
 DMS_ADAPTIVE = Aggregator(
     dms_rule,
     init=_whole,
-    hindsight=adaptive_weights,
+    from_updates=adaptive_weights,
     uses_constants=True,
     uses_validation=True,
     needs_none=RULE.needs_none,

@@ -15,8 +15,8 @@ from tsfl_jax.components import component, setting
 from tsfl_jax.rules.base import (
     Aggregator,
     Counts,
-    Event,
-    Situation,
+    Received,
+    RoundInfo,
     Weights,
     normalized,
     weights_of,
@@ -48,7 +48,7 @@ class Server:
     lr: float = setting(1.0, "η_g", above=0)
 
 
-def size_weights(situation: Situation, hparams: HParams) -> Weights:
+def size_weights(info: RoundInfo, hparams: HParams) -> Weights:
     """Weights by data size, ρ_i ∝ |D_i| s(lag_i): FedAvg, FedProx.
 
     With ``fedavg.by_size=False`` it is 1 instead of |D_i|.
@@ -61,28 +61,28 @@ def size_weights(situation: Situation, hparams: HParams) -> Weights:
     sized, late = jnp.asarray(hparams.of(FedAvg).by_size) != 0, hparams.of(Staleness)
     # Proportions of an exponential s are of differences of lags alone; from the least
     # one on, as e^(−lag) is 0 in float32 from lags of about 300 on.
-    least = jnp.where(situation.tau > 0, situation.lag, _NEVER).min()
+    least = jnp.where(info.tau > 0, info.lag, _NEVER).min()
     exponential = jnp.asarray(late.kind) == EXPONENTIAL
     since = jnp.where(exponential & (least < _NEVER), least, 0)
-    share = jnp.where(sized, situation.size, 1) * of_lag(situation.lag - since, late)
-    return weights_of(normalized(share, situation.tau), situation.tau)
+    share = jnp.where(sized, info.size, 1) * of_lag(info.lag - since, late)
+    return weights_of(normalized(share, info.tau), info.tau)
 
 
-def stale_uniform_weights(situation: Situation, hparams: HParams) -> Weights:
+def stale_uniform_weights(info: RoundInfo, hparams: HParams) -> Weights:
     """Equal weights less staleness, ρ_i = s(lag_i)/n: FedAsync, FedBuff.
 
     n is the number of clients with τ > 0. What staleness takes away stays with the
     global model: Σ ρ may be below 1. If a model is lost, the others have
     s(lag_i)/(n − 1): one that is stale does not count for a fresh one.
     """
-    share = normalized(jnp.ones_like(situation.size), situation.tau)
-    late = of_lag(situation.lag, hparams.of(Staleness))
-    found = weights_of(share * late, situation.tau)
+    share = normalized(jnp.ones_like(info.size), info.tau)
+    late = of_lag(info.lag, hparams.of(Staleness))
+    found = weights_of(share * late, info.tau)
     return found._replace(shares=share)
 
 
 def mix(
-    mean: Params, params: Params, state: Any, event: Event, hparams: HParams
+    mean: Params, params: Params, state: Any, received: Received, hparams: HParams
 ) -> tuple[Params, Any]:
     """Mix the mean into the global model: FedAsync.
 
@@ -93,7 +93,7 @@ def mix(
     """
     gain = 1 - hparams.of(FedAsync).gamma
     # Σ ρ = 1 but for rounding where nothing is stale: then the weights are γ, 1 − γ.
-    share = trees.settled(event.rho.sum())
+    share = trees.settled(received.rho.sum())
 
     def mixed(m: Array, w: Array) -> Array:
         return (1 - gain * share).astype(w.dtype) * w + gain * m
@@ -102,10 +102,10 @@ def mix(
 
 
 def server_step(
-    mean: Params, params: Params, state: Any, event: Event, hparams: HParams
+    mean: Params, params: Params, state: Any, received: Received, hparams: HParams
 ) -> tuple[Params, Any]:
     """Step of the server: w^{t+1} = w^t + η_g (m − w^t) with m = w^t + Δ."""
-    del event
+    del received
 
     def step(m: Array, w: Array) -> Array:
         return w + hparams.of(Server).lr * (m - w)
@@ -120,7 +120,7 @@ def _tier_models(params: Params, counts: Counts) -> tuple[Params, Float[Array, "
 
 
 def tiered(
-    mean: Params, params: Params, state: Any, event: Event, hparams: HParams
+    mean: Params, params: Params, state: Any, received: Received, hparams: HParams
 ) -> tuple[Params, Any]:
     """Give more weight to tiers that deliver less often: FedAT.
 
@@ -131,7 +131,7 @@ def tiered(
     """
     del params, hparams
     models, delivered = state
-    group = event.situation.group
+    group = received.info.group
     models = trees.put(models, group, mean)
     delivered = delivered.at[group].add(1)
     share = delivered[::-1] / delivered.sum()

@@ -21,7 +21,7 @@ from tsfl_jax.components import arrays, section_of
 from tsfl_jax.types import ClientGradients, Constants, HParams, Params, PRNGKey
 
 
-class Situation(NamedTuple):
+class RoundInfo(NamedTuple):
     """What a rule's weights may depend on in an interval.
 
     A client may have done less than it reports; rules see what it reports.
@@ -52,15 +52,15 @@ class Weights(NamedTuple):
     shares: Float[Array, "N"] | None = None
 
 
-class Event(NamedTuple):
+class Received(NamedTuple):
     """What is known when the models have arrived."""
 
-    situation: Situation
+    info: RoundInfo
     rho: Float[Array, "N"]
     present: Bool[Array, "N"]  # takes part; for a `combine`, with a finite model
-    # [N, ...], what each client downloaded with its model (`Aggregator.sent`); None:
+    # [N, ...], downloaded with the model (`Aggregator.broadcast`); None:
     # what the state holds now, for all of them.
-    sent: Params | None = None
+    broadcast: Params | None = None
     shares: Float[Array, "N"] | None = None  # as in `Weights`
 
 
@@ -71,7 +71,7 @@ Objective = Callable[
 ]
 
 
-class Outcome(NamedTuple):
+class ClientOutputs(NamedTuple):
     """What training gave, for weights that are chosen after it."""
 
     loss: Float[
@@ -95,10 +95,10 @@ def no_state(params: Params, counts: Counts) -> tuple:
 
 
 def replace(
-    mean: Params, params: Params, state: Any, event: Event, hparams: HParams
+    mean: Params, params: Params, state: Any, received: Received, hparams: HParams
 ) -> tuple[Params, Any]:
     """Replace the global model: w^{t+1} = Σ_i ρ_i w_i."""
-    del params, event, hparams
+    del params, received, hparams
     return mean, state
 
 
@@ -108,10 +108,10 @@ class Aggregator(NamedTuple):
     Other collections of a model, such as batch statistics, do not pass through it.
     """
 
-    weights: Callable[[Situation, HParams], Weights]
+    weights: Callable[[RoundInfo, HParams], Weights]
     init: Callable[[Params, Counts], Any] = no_state
-    # (Σ ρ_i w_i, w^t, state, event, hparams) -> (w^{t+1}, state)
-    update: Callable[[Params, Params, Any, Event, HParams], tuple[Params, Any]] = (
+    # (Σ ρ_i w_i, w^t, state, received, hparams) -> (w^{t+1}, state)
+    update: Callable[[Params, Params, Any, Received, HParams], tuple[Params, Any]] = (
         replace
     )
     uses_constants: bool = False  # whether the weights depend on L, G², σ²
@@ -120,23 +120,27 @@ class Aggregator(NamedTuple):
     # Whether `update` gets w^t + Σ ρ_i (w_i − base_i) instead, base_i being the model
     # that client i started from; Σ ρ need not be 1. A tuple: of each rule of `one_of`.
     deltas: bool | tuple[bool, ...] = False
-    # (w_i − base_i [N, ...], state, event, hparams) -> (Δ, state): where no weights can
+    # (w_i − base_i [N, ...], state, received, hparams) -> (Δ, state): if no weights can
     # say how the updates are combined. `update` then gets w^t + Δ. Stacks all models.
-    combine: Callable[[Params, Any, Event, HParams], tuple[Params, Any]] | None = None
+    combine: Callable[[Params, Any, Received, HParams], tuple[Params, Any]] | None = (
+        None
+    )
     # Whether `combine` also gets "others", the clients' own values [N, ...] of other
     # collections, and gives what these become; else they become `mean_values`.
     combines_others: bool = False
-    # (outcome, state, event, hparams) -> (weights, state): those that count instead of
+    # (outputs, state, received, hparams) -> (weights, state): they count instead of
     # `weights`, chosen after training; 0 where not present. Stacks all models.
-    hindsight: Callable[[Outcome, Any, Event, HParams], tuple[Weights, Any]] | None = (
-        None
+    from_updates: (
+        Callable[[ClientOutputs, Any, Received, HParams], tuple[Weights, Any]] | None
+    ) = None
+    uses_validation: bool = (
+        False  # whether `from_updates` reads `ClientOutputs.validation`
     )
-    uses_validation: bool = False  # whether `hindsight` reads `Outcome.validation`
     # state -> what a client downloads with the model. Kept with earlier models, so that
     # a client that is not in step uses what there was when it downloaded.
-    sent: Callable[[Any], Params] | None = None
+    broadcast: Callable[[Any], Params] | None = None
     # (state, what it downloaded, client id) -> what that client adds to each gradient.
-    correction: Callable[[Any, Params, Array], Params] | None = None
+    gradient_correction: Callable[[Any, Params, Array], Params] | None = None
     # Components whose settings its functions read, `HParams.of`.
     sections: tuple[type, ...] = ()
     label: str = ""  # its name in figures and tables; "": that of its table
@@ -152,7 +156,7 @@ class Aggregator(NamedTuple):
     @property
     def stacks(self) -> bool:
         """Whether it needs all updates at once; then it has a program of its own."""
-        return self.combine is not None or self.hindsight is not None
+        return self.combine is not None or self.from_updates is not None
 
 
 def with_defaults(rule: Aggregator, hparams: HParams) -> HParams:
@@ -161,21 +165,21 @@ def with_defaults(rule: Aggregator, hparams: HParams) -> HParams:
     return hparams._replace(settings=found | dict(hparams.settings))
 
 
-def check_weights(rho: types.Array, situation: Situation) -> None:
+def check_weights(rho: types.Array, info: RoundInfo) -> None:
     """Raise `UserError` unless ρ is a number per client; costs nothing under jit."""
     try:
-        chex.assert_shape(rho, situation.tau.shape)
+        chex.assert_shape(rho, info.tau.shape)
     except AssertionError:
         raise types.UserError(
             f"the rule's weights have shape {list(jnp.shape(rho))}; expected "
-            f"{list(situation.tau.shape)}, a number per client"
+            f"{list(info.tau.shape)}, a number per client"
         ) from None
 
 
-def decided(rule: Aggregator, situation: Situation, hparams: HParams) -> Weights:
+def decided(rule: Aggregator, info: RoundInfo, hparams: HParams) -> Weights:
     """A rule's weights, checked."""
-    found = rule.weights(situation, hparams)
-    check_weights(found.rho, situation)
+    found = rule.weights(info, hparams)
+    check_weights(found.rho, info)
     return found
 
 
@@ -247,17 +251,17 @@ def model_at(
 
 
 def combined(
-    rule: Any, updates: Params, state: Any, event: "Event", hparams: HParams
+    rule: Any, updates: Params, state: Any, received: "Received", hparams: HParams
 ) -> tuple[Params, Any]:
     """A rule's `combine`: Δ of the parameters, "others" beside it, and the state."""
     moved, rest = trees.parted(updates)
     if rule.combines_others or not rest:
-        delta, state = rule.combine(updates, state, event, hparams)
+        delta, state = rule.combine(updates, state, received, hparams)
         _check_update(delta, updates)
         return delta, state
-    delta, state = rule.combine(moved, state, event, hparams)
+    delta, state = rule.combine(moved, state, received, hparams)
     _check_update(delta, moved)
-    values = mean_values(rest["others"], event.rho, event.present)
+    values = mean_values(rest["others"], received.rho, received.present)
     return {**delta, "others": values}, state
 
 
@@ -318,15 +322,15 @@ def of_present(
     return kept * jnp.where(total > 0, scale, 1.0)
 
 
-def equal_weights(situation: Situation, hparams: HParams) -> Weights:
+def equal_weights(info: RoundInfo, hparams: HParams) -> Weights:
     """1/n for each of the n clients that take part.
 
-    Also what a rule with `hindsight` has until it has chosen its own, and one whose
+    Also what a rule with `from_updates` has until it has chosen its own, and one whose
     `combine` is no weighted mean.
     """
     del hparams
-    rho = normalized(jnp.ones_like(situation.size), situation.tau)
-    return weights_of(rho, situation.tau)
+    rho = normalized(jnp.ones_like(info.size), info.tau)
+    return weights_of(rho, info.tau)
 
 
 def one_of(rules: Sequence[Aggregator]) -> Aggregator:
@@ -336,7 +340,7 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
     that of its rule.
 
     Args:
-      rules: without `combine`, `hindsight`, `sent` and `correction`, if there is more
+      rules: rules that only have weights, if there is more
         than one.
     """
     if len(rules) == 1:
@@ -346,15 +350,21 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
     def init(params: Params, counts: Counts) -> tuple:
         return tuple(make(params, counts) for make in inits)
 
-    def weights(situation: Situation, hparams: HParams) -> Weights:
+    def weights(info: RoundInfo, hparams: HParams) -> Weights:
         branches = [_with_shares(rule.weights) for rule in rules]
-        return lax.switch(hparams.rule, branches, situation, hparams)
+        return lax.switch(hparams.rule, branches, info, hparams)
 
     def update(
-        mean: Params, params: Params, states: tuple, event: Event, hparams: HParams
+        mean: Params,
+        params: Params,
+        states: tuple,
+        received: Received,
+        hparams: HParams,
     ) -> tuple[Params, tuple]:
         branches = [_on_its_state(rule, inits.index(rule.init)) for rule in rules]
-        return lax.switch(hparams.rule, branches, mean, params, states, event, hparams)
+        return lax.switch(
+            hparams.rule, branches, mean, params, states, received, hparams
+        )
 
     deltas = tuple(rule.deltas for rule in rules)
     return rules[0]._replace(
@@ -369,12 +379,12 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
 
 
 def _with_shares(
-    weights: Callable[[Situation, HParams], Weights],
-) -> Callable[[Situation, HParams], Weights]:
+    weights: Callable[[RoundInfo, HParams], Weights],
+) -> Callable[[RoundInfo, HParams], Weights]:
     """The function with the shares filled in, so that all have the same structure."""
 
-    def filled(situation: Situation, hparams: HParams) -> Weights:
-        found = weights(situation, hparams)
+    def filled(info: RoundInfo, hparams: HParams) -> Weights:
+        found = weights(info, hparams)
         return found._replace(
             shares=found.rho if found.shares is None else found.shares
         )
@@ -386,9 +396,13 @@ def _on_its_state(rule: Aggregator, place: int) -> Callable:
     """The rule's `update` where its state is one of several."""
 
     def update(
-        mean: Params, params: Params, states: tuple, event: Event, hparams: HParams
+        mean: Params,
+        params: Params,
+        states: tuple,
+        received: Received,
+        hparams: HParams,
     ) -> tuple[Params, tuple]:
-        new, state = rule.update(mean, params, states[place], event, hparams)
+        new, state = rule.update(mean, params, states[place], received, hparams)
         return new, (*states[:place], state, *states[place + 1 :])
 
     return update

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from tsfl_jax.components import changed, component, setting
-from tsfl_jax.rules.base import Aggregator, Situation, Weights, weights_of
+from tsfl_jax.rules.base import Aggregator, RoundInfo, Weights, weights_of
 from tsfl_jax.rules.dms_rule import check_limit
 from tsfl_jax.theory.bounds import BoundConstants, estimated
 from tsfl_jax.theory.minimum import bound_optimal_weights
@@ -28,7 +28,7 @@ class BoundOptimal:
         check_limit("bound_optimal.weight_limit", self.weight_limit)
 
 
-def _weights(situation: Situation, hparams: HParams) -> Weights:
+def _weights(info: RoundInfo, hparams: HParams) -> Weights:
     """The weights that minimize Theorem 1's bound of this interval: T = 1, from w^t.
 
     The constants are estimated from gradients at w^t, see `bounds.estimated`. τ_i are
@@ -37,8 +37,8 @@ def _weights(situation: Situation, hparams: HParams) -> Weights:
     equal weights. Source: `theory.minimum`.
     """
     weight_limit = hparams.of(BoundOptimal).weight_limit
-    tau, constants = jnp.asarray(situation.tau), situation.constants
-    measured = situation.gradients
+    tau, constants = jnp.asarray(info.tau), info.constants
+    measured = info.gradients
     assert measured is not None, "the table of rules declares that this rule uses them"
     present = tau > 0
     known = estimated(

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from tsfl_jax.components import changed, component, setting
 from tsfl_jax.rules import dms
-from tsfl_jax.rules.base import Aggregator, Situation, Weights, normalized
+from tsfl_jax.rules.base import Aggregator, RoundInfo, Weights, normalized
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import HParams, UserError
 
@@ -110,25 +110,25 @@ def check_sizes(settings: DMS, flag: str) -> None:
         )
 
 
-def decay_factor(situation: Situation, settings: DMS) -> Float[Array, ""]:
+def decay_factor(info: RoundInfo, settings: DMS) -> Float[Array, ""]:
     """What is left of c and P_i in interval t: 1, e^(−t/T_c) or 1/(1 + t/T_c)."""
-    age = jnp.asarray(situation.interval) / settings.decay_time
+    age = jnp.asarray(info.interval) / settings.decay_time
     several = jnp.stack([jnp.ones_like(age), jnp.exp(-age), 1 / (1 + age)])
     return several[jnp.asarray(settings.decay)]
 
 
-def dms_rule(situation: Situation, hparams: HParams) -> Weights:
+def dms_rule(info: RoundInfo, hparams: HParams) -> Weights:
     """Weights of DMS: Algorithm 1, equations (6)–(9); the parts are in `dms`.
 
     The settings ``dms.*`` depart from the paper where it is silent: c as a number, in
     steps, or falling; P_i times a factor; K given; no projection; ρ_i times |D_i|.
     """
-    factor = decay_factor(situation, hparams.of(DMS))
-    return scaled_dms(situation, hparams, factor, hparams.of(DMS).by_size)
+    factor = decay_factor(info, hparams.of(DMS))
+    return scaled_dms(info, hparams, factor, hparams.of(DMS).by_size)
 
 
 def scaled_dms(
-    situation: Situation,
+    info: RoundInfo,
     hparams: HParams,
     factor: Float[Array, ""],
     by_size: AnyArray | float,
@@ -138,17 +138,17 @@ def scaled_dms(
     `by_size` 1: times |D_i|.
     """
     settings = hparams.of(DMS)
-    key, tau, constants = situation.key, situation.tau, situation.constants
-    late = situation.interval >= jnp.asarray(settings.late)
+    key, tau, constants = info.key, info.tau, info.constants
+    late = info.interval >= jnp.asarray(settings.late)
     drop = jnp.where(late, settings.drop_late, settings.drop) * factor
     selected = dms.select(
         key,
         tau,
-        situation.client,
-        threshold_value=situation.threshold,
+        info.client,
+        threshold_value=info.threshold,
         drop=drop,
     )
-    work = jnp.where(jnp.asarray(settings.unit) > 0, situation.steps, tau)
+    work = jnp.where(jnp.asarray(settings.unit) > 0, info.steps, tau)
     coupling = dms.coupling(work, lr=hparams.lr, **constants._asdict())
     given = jnp.asarray(settings.coupling)
     coupling = jnp.where(jnp.isnan(given), coupling, given)
@@ -157,9 +157,9 @@ def scaled_dms(
     coupling = coupling * jnp.where(late, settings.coupling_late, 1.0) * factor
     raw = jnp.asarray(settings.project) == 0
     rho = dms.affine_weights(work, selected, coupling, settings.weight_limit, raw)
-    sized = normalized(rho * situation.size, tau)
+    sized = normalized(rho * info.size, tau)
     rho = jnp.where(jnp.asarray(by_size) == 1, sized, rho.astype(jnp.float32))
-    threshold = jnp.asarray(situation.threshold, jnp.float32)
+    threshold = jnp.asarray(info.threshold, jnp.float32)
     own = jnp.isnan(threshold)
     threshold = jnp.where(own, dms.threshold(tau), threshold).astype(jnp.float32)
     return Weights(rho, selected, threshold, coupling)

@@ -4,7 +4,7 @@ from typing import Any
 
 from tsfl_jax.components import component
 from tsfl_jax.rules import local_work
-from tsfl_jax.rules.base import Aggregator, Situation, Weights, normalized, weights_of
+from tsfl_jax.rules.base import Aggregator, RoundInfo, Weights, normalized, weights_of
 from tsfl_jax.types import HParams, UserError
 
 
@@ -22,7 +22,7 @@ class FedNova:
             )
 
 
-def fednova_weights(situation: Situation, hparams: HParams) -> Weights:
+def fednova_weights(info: RoundInfo, hparams: HParams) -> Weights:
     """Weights of updates divided by their work: FedNova.
 
     w^{t+1} = w^t + τ_eff Σ_i p_i (w_i − base_i)/‖a_i‖₁, p_i = |D_i|/Σ|D_j|. Wang et
@@ -30,10 +30,10 @@ def fednova_weights(situation: Situation, hparams: HParams) -> Weights:
     Optimization", NeurIPS 2020. If a model is lost, the others share its p_i; τ_eff is
     that of all who took part.
     """
-    share = normalized(situation.size, situation.tau)
-    work = local_work.of_sgd(situation.steps, hparams)
+    share = normalized(info.size, info.tau)
+    work = local_work.of_sgd(info.steps, hparams)
     rho = local_work.nova_weights(share, work)
-    return weights_of(rho, situation.tau)._replace(shares=share)
+    return weights_of(rho, info.tau)._replace(shares=share)
 
 
 FEDNOVA = Aggregator(

@@ -22,9 +22,9 @@ from tsfl_jax import types
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.base import (
     Aggregator,
-    Event,
-    Outcome,
-    Situation,
+    ClientOutputs,
+    Received,
+    RoundInfo,
     Weights,
     equal_weights,
     weights_of,
@@ -57,7 +57,7 @@ def _mean(values: Float[Array, "N"], present: Bool[Array, "N"]) -> Float[Array, 
 
 
 def features(
-    situation: Situation,
+    info: RoundInfo,
     loss: Float[types.Array, "N"],
     present: Bool[Array, "N"],
     intervals: types.Scalar,
@@ -65,18 +65,18 @@ def features(
     """The features of `FEATURES`, 0 where a client is not present.
 
     Args:
-      situation: τ, sizes, lags and the interval t.
+      info: τ, sizes, lags and the interval t.
       loss: mean sample loss of each client's training; NaN or 0: not known, feature 0.
       present: clients that may have weight.
       intervals: T of the run.
     """
-    tau = jnp.asarray(situation.tau, jnp.float32)
+    tau = jnp.asarray(info.tau, jnp.float32)
     most = jnp.where(present, tau, 0.0).max()
     share = tau / jnp.where(most > 0, most, 1.0)
-    left = 1 - jnp.asarray(situation.interval) / jnp.maximum(intervals, 1)
-    size = jnp.asarray(situation.size, jnp.float32)
+    left = 1 - jnp.asarray(info.interval) / jnp.maximum(intervals, 1)
+    size = jnp.asarray(info.size, jnp.float32)
     size = jnp.log(jnp.maximum(size, 1.0) / _mean(size, present))
-    lag = jnp.asarray(situation.lag, jnp.float32)
+    lag = jnp.asarray(info.lag, jnp.float32)
     known = present & jnp.isfinite(loss) & (loss > 0)
     relative = jnp.where(known, loss, 1.0) / _mean(jnp.where(known, loss, 0.0), known)
     relative = jnp.where(known, jnp.clip(jnp.log(relative), -_MOST, _MOST), 0.0)
@@ -85,23 +85,23 @@ def features(
 
 
 def learned_weights(
-    outcome: Outcome, state: tuple, event: Event, hparams: HParams
+    outputs: ClientOutputs, state: tuple, received: Received, hparams: HParams
 ) -> tuple[Weights, tuple]:
     """ρ = softmax(θ · features) over the present clients."""
-    situation, present = event.situation, event.present
-    found = features(situation, outcome.loss, present, hparams.lr_total)
+    info, present = received.info, received.present
+    found = features(info, outputs.loss, present, hparams.lr_total)
     settings = hparams.of(Learned)
     theta = jnp.stack([jnp.asarray(getattr(settings, name)) for name in FEATURES])
     score = jnp.where(present, found @ theta.astype(jnp.float32), -jnp.inf)
     some = present.any()
     rho = jax.nn.softmax(jnp.where(some, score, 0.0))
     rho = jnp.where(present, rho, 0.0)
-    return weights_of(rho, situation.tau), state
+    return weights_of(rho, info.tau), state
 
 
 LEARNED = Aggregator(
     equal_weights,
-    hindsight=learned_weights,
+    from_updates=learned_weights,
     sections=(Learned,),
     label="learned weights",
 )

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from tsfl_jax.rules import own
+from tsfl_jax.rules import custom
 from tsfl_jax.rules.base import (
     Aggregator,
     Counts,
-    Event,
-    Situation,
+    Received,
+    RoundInfo,
     Weights,
     weights_of,
 )
@@ -36,10 +36,10 @@ def _aggregating() -> Any:
     return aggregating
 
 
-def _equal_weights(situation: Situation, hparams: HParams) -> Weights:
+def _equal_weights(info: RoundInfo, hparams: HParams) -> Weights:
     del hparams
-    there = (situation.tau > 0).astype(jnp.float32)
-    return weights_of(there / jnp.maximum(there.sum(), 1.0), situation.tau)
+    there = (info.tau > 0).astype(jnp.float32)
+    return weights_of(there / jnp.maximum(there.sum(), 1.0), info.tau)
 
 
 def from_optax(aggregator: Any, *, pseudo_gradients: bool = True) -> Aggregator:
@@ -70,13 +70,15 @@ def from_optax(aggregator: Any, *, pseudo_gradients: bool = True) -> Aggregator:
     sign = -1.0 if pseudo_gradients else 1.0
 
     def combine(
-        updates: Params, state: Any, event: Event, hparams: HParams
+        updates: Params, state: Any, received: Received, hparams: HParams
     ) -> tuple[Params, Any]:
         del hparams
 
         def filled(u: Array) -> Array:
-            mask = event.present.reshape(event.present.shape + (1,) * (u.ndim - 1))
-            count = jnp.maximum(event.present.sum(), 1).astype(u.dtype)
+            mask = received.present.reshape(
+                received.present.shape + (1,) * (u.ndim - 1)
+            )
+            count = jnp.maximum(received.present.sum(), 1).astype(u.dtype)
             mean = jnp.where(mask, u, jnp.zeros_like(u)).sum(axis=0) / count
             return jnp.where(mask, u, mean) * jnp.asarray(sign, u.dtype)
 
@@ -108,7 +110,7 @@ def to_optax(rule: Aggregator, num_clients: int) -> Any:
     """
 
     def init(params: Params) -> Any:
-        return own.init_rule(rule, params, num_clients)
+        return custom.init_rule(rule, params, num_clients)
 
     def update(
         gradients: Params, state: Any, params: Params | None = None, **extra: Any
@@ -116,7 +118,7 @@ def to_optax(rule: Aggregator, num_clients: int) -> Any:
         if params is None:
             raise UserError("update(gradients, state, params): the rule needs params")
         updates = jax.tree.map(jnp.negative, gradients)
-        new, state = own.aggregate(rule, updates, params, state, **extra)
+        new, state = custom.aggregate(rule, updates, params, state, **extra)
         return optax.tree.sub(new, params), state
 
     return _aggregating().Aggregator(init, update)

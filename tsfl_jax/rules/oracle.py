@@ -26,10 +26,10 @@ from jaxtyping import Array, Bool, Float, Int
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.base import (
     Aggregator,
-    Event,
+    ClientOutputs,
     Objective,
-    Outcome,
-    Situation,
+    Received,
+    RoundInfo,
     Weights,
     equal_weights,
     normalized,
@@ -65,13 +65,11 @@ class _Search(NamedTuple):
     length: Float[Array, ""]  # of the next step, in weight per slope
 
 
-def starting_weights(
-    situation: Situation, present: Bool[Array, "N"]
-) -> Float[Array, "2 N"]:
+def starting_weights(info: RoundInfo, present: Bool[Array, "N"]) -> Float[Array, "2 N"]:
     """Where the oracle's search starts: equal weights, and those of FedAvg ∝ |D_i|."""
     there = present.astype(jnp.int32)
-    equal = normalized(jnp.ones_like(situation.size), there)
-    return jnp.stack([equal, normalized(situation.size, there)])
+    equal = normalized(jnp.ones_like(info.size), there)
+    return jnp.stack([equal, normalized(info.size, there)])
 
 
 def _moved(point: Point, length: Array, present: Bool[Array, "N"]) -> Array:
@@ -170,18 +168,18 @@ def lengths(hparams: HParams) -> tuple[Int[Array, ""], Float[Array, ""]]:
 
 
 def oracle_weights(
-    outcome: Outcome, state: tuple, event: Event, hparams: HParams
+    outputs: ClientOutputs, state: tuple, received: Received, hparams: HParams
 ) -> tuple[Weights, tuple]:
     """ρ = argmin F_val(Σ_i ρ_i w_i) on the simplex, from equal and FedAvg's weights."""
-    assert outcome.validation is not None, "the rule declares that it uses it"
-    starts = starting_weights(event.situation, event.present)
-    found, _ = search(outcome.validation, starts, event.present, *lengths(hparams))
-    return weights_of(found.rho, event.situation.tau), state
+    assert outputs.validation is not None, "the rule declares that it uses it"
+    starts = starting_weights(received.info, received.present)
+    found, _ = search(outputs.validation, starts, received.present, *lengths(hparams))
+    return weights_of(found.rho, received.info.tau), state
 
 
 ORACLE = Aggregator(
     equal_weights,
-    hindsight=oracle_weights,
+    from_updates=oracle_weights,
     uses_validation=True,
     sections=(Oracle,),
 )

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.averages import Server, server_step
-from tsfl_jax.rules.base import Aggregator, Event, equal_weights
+from tsfl_jax.rules.base import Aggregator, Received, equal_weights
 from tsfl_jax.timeline import replay
 from tsfl_jax.trees import inexact
 from tsfl_jax.types import HParams, Params, Schedule, UserError
@@ -287,12 +287,12 @@ def robust_mean(mean: Callable[..., Params], kind: type | None = None) -> Aggreg
     """
 
     def combine(
-        updates: Params, state: tuple, event: Event, hparams: HParams
+        updates: Params, state: tuple, received: Received, hparams: HParams
     ) -> tuple[Params, tuple]:
         leaves, tree = jax.tree.flatten(updates)
         # Integer leaves have no mean; their update is 0.
         trim = (hparams.of(kind).trim,) if kind else ()
-        found = iter(mean([u for u in leaves if inexact(u)], event.present, *trim))
+        found = iter(mean([u for u in leaves if inexact(u)], received.present, *trim))
         leaves = [next(found) if inexact(u) else u[0] for u in leaves]
         return jax.tree.unflatten(tree, leaves), state
 

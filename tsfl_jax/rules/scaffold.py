@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from tsfl_jax import trees
 from tsfl_jax.rules import local_work
 from tsfl_jax.rules.averages import FedAvg, Server, server_step, size_weights
-from tsfl_jax.rules.base import Aggregator, Counts, Event
+from tsfl_jax.rules.base import Aggregator, Counts, Received
 from tsfl_jax.rules.staleness import Staleness
 from tsfl_jax.types import HParams, Params
 
@@ -35,13 +35,13 @@ def _control_variates(params: Params, counts: Counts) -> ControlVariates:
 
 
 def _correction(
-    state: ControlVariates, sent: Params, client: Int[Array, ""] | int
+    state: ControlVariates, broadcast: Params, client: Int[Array, ""] | int
 ) -> Params:
     """What client i adds to its gradients: c − c_i, with the c of its download.
 
     c_i needs no memory: nothing but the client's own deliveries changes it.
     """
-    return jax.tree.map(lambda c, each: c - each[client], sent, state.own)
+    return jax.tree.map(lambda c, each: c - each[client], broadcast, state.own)
 
 
 def _weighted_sum(
@@ -53,7 +53,7 @@ def _weighted_sum(
 
 
 def _combine(
-    updates: Params, state: ControlVariates, event: Event, hparams: HParams
+    updates: Params, state: ControlVariates, received: Received, hparams: HParams
 ) -> tuple[Params, ControlVariates]:
     """The mean update Δ and the new control variates: Algorithm 1, option II.
 
@@ -68,32 +68,32 @@ def _combine(
     with the c_i of before this update.
     """
     _, own, size = state
-    present, situation = event.present, event.situation
-    work = local_work.of_sgd(situation.steps, hparams)
+    present, info = received.present, received.info
+    work = local_work.of_sgd(info.steps, hparams)
     worked = present & (work > 0)
     scale = jnp.where(worked, 1.0 / (hparams.lr * jnp.where(worked, work, 1.0)), 0.0)
-    client, clients = situation.client, size.shape[0]
+    client, clients = info.client, size.shape[0]
     turn = jnp.arange(client.shape[0])
     latest = jnp.full(clients, -1).at[client].max(jnp.where(worked, turn, -1))
     # An empty slot names client 0; what does not count is written nowhere.
     where = jnp.where(worked & (latest[client] == turn), client, clients)
-    sent = event.sent
-    if sent is None:
-        sent = trees.repeated(state.common, 1)
+    broadcast = received.broadcast
+    if broadcast is None:
+        broadcast = trees.repeated(state.common, 1)
 
     def renewed(each: Array, c: Array, update: Array) -> Array:
         along = scale.reshape((-1,) + (1,) * (update.ndim - 1)).astype(update.dtype)
         fresh = each[client] - c - along * update
         return each.at[where].set(fresh, mode="drop")
 
-    own = jax.tree.map(renewed, own, sent, updates["params"])
-    size = size.at[where].set(situation.size.astype(size.dtype), mode="drop")
+    own = jax.tree.map(renewed, own, broadcast, updates["params"])
+    size = size.at[where].set(info.size.astype(size.dtype), mode="drop")
     share = size / size.sum()
     # Summed again each time: c must not drift from the c_i. In full precision, since
     # an error of c stays in each client's gradients.
     common = jax.tree.map(lambda each: _weighted_sum(share, each), own)
     # The share of clients that were lost on the way goes to the others.
-    rho = jnp.where(present, event.rho, 0.0)
+    rho = jnp.where(present, received.rho, 0.0)
     rho = rho / jnp.where(rho.sum() > 0, rho.sum(), 1.0)
     delta = jax.tree.map(lambda u: _weighted_sum(rho, u), updates)
     return delta, ControlVariates(common, own, size)
@@ -104,8 +104,8 @@ SCAFFOLD = Aggregator(
     _control_variates,
     server_step,
     combine=_combine,
-    sent=lambda state: state.common,
-    correction=_correction,
+    broadcast=lambda state: state.common,
+    gradient_correction=_correction,
     counts_on_sgd=True,
     sections=(Server, FedAvg, Staleness),
     label="SCAFFOLD",

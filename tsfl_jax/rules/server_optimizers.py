@@ -15,7 +15,7 @@ import optax
 
 from tsfl_jax.components import arrays, changed, component, setting
 from tsfl_jax.rules.averages import FedAvg, size_weights
-from tsfl_jax.rules.base import Aggregator, Counts, Event
+from tsfl_jax.rules.base import Aggregator, Counts, Received
 from tsfl_jax.rules.staleness import Staleness
 from tsfl_jax.types import HParams, Params
 
@@ -69,9 +69,9 @@ def server_optimizer(
         return make(arrays(kind())).init(params)
 
     def update(
-        mean: Params, params: Params, state: Any, event: Event, hparams: HParams
+        mean: Params, params: Params, state: Any, received: Received, hparams: HParams
     ) -> tuple[Params, Any]:
-        del event
+        del received
         pseudo = jax.tree.map(jnp.subtract, params, mean)
         change, state = make(hparams.of(kind)).update(pseudo, state, params)
         return optax.apply_updates(params, change), state

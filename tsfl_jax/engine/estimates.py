@@ -1,9 +1,9 @@
-"""Probes: what is estimated from gradients at w^t before the clients train.
+"""Estimates: what is estimated from gradients at w^t before the clients train.
 
-A probe is computed only if a rule uses it and it was not given, or if the user asked
+A estimate is computed only if a rule uses it and it was not given, or if the user asked
 for it (side by side in `vmap` lanes: if any of their rules uses it).
 
-L, G² and σ² of DMS, by ``Probes.method``. "quotient": a few clients compute three
+L, G² and σ² of DMS, by ``Estimates.method``. "quotient": a few clients compute three
 mini-batch gradients each at (or next to) w^t:
 
 - g1, g2 on two independent mini-batches at w^t: E‖g‖² and ½‖g1 − g2‖², the latter
@@ -11,7 +11,7 @@ mini-batch gradients each at (or next to) w^t:
 - g3 on the first mini-batch at w^t − η g1: ‖g3 − g1‖ / (η‖g1‖), the Lipschitz quotient
   along the step actually taken: a lower bound of L for the loss of that mini-batch.
 
-G² and σ² are means over the probed clients, L their maximum (smoothness must hold for
+G² and σ² are means over these clients, L their maximum (smoothness must hold for
 every client). For the losses F_i the estimate of L is a bound on neither side: one
 direction is too low, a mini-batch and the maximum over clients too high. Measured bias
 is in docs/theory.md, and smaller for "power", which takes 13 gradients per client: from
@@ -47,10 +47,10 @@ from jaxtyping import Bool, Float, Int
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, exact_sums
-from tsfl_jax.engine.recipe import Parts
+from tsfl_jax.engine.program_spec import Parts
 from tsfl_jax.types import Array, ClientGradients, Constants, HParams, Params, PRNGKey
 
-PROBED_CLIENTS = 8  # for L, G², σ², unless all are asked for
+ESTIMATING_CLIENTS = 8  # for L, G², σ², unless all are asked for
 POWER_STEPS = 5
 # Numbers kept of all clients' gradients together: 32 MB for the two of each, and more
 # only if 4,096 clients or more keep the least.
@@ -58,7 +58,7 @@ _KEPT = 2**22
 _LEAST = 1024  # of one gradient
 
 
-def probe(
+def estimate(
     parts: Parts,
     variables: Params,
     key: PRNGKey,
@@ -92,10 +92,10 @@ def probe(
 
     missing = jnp.full(clients.tau.shape, jnp.nan, jnp.float32)
     nothing = ClientGradients(missing, missing, jnp.float32(jnp.nan))
-    probes = parts.recipe.probes
+    estimates = parts.spec.estimates
     return (
-        _if_used(probes.constants, completed, given, hparams),
-        _if_used(probes.gradients, measured, nothing, hparams),
+        _if_used(estimates.constants, completed, given, hparams),
+        _if_used(estimates.gradients, measured, nothing, hparams),
     )
 
 
@@ -120,19 +120,19 @@ def estimate_constants(
     """Estimate L, G² and σ² at the global model; see the module docstring.
 
     Args:
-      parts, variables, key, samples, hparams: as in `probe`; η is the length of the
+      parts, variables, key, samples, hparams: as in `estimate`; η is the length of the
         step that measures L.
-      clients: leading axis ``[N]``; only those with τ > 0 are probed, at most
-        `PROBED_CLIENTS` of them unless ``Probes.method`` is "bounds".
+      clients: leading axis ``[N]``; only those with τ > 0 are estimated, at most
+        `ESTIMATING_CLIENTS` of them unless ``Estimates.method`` is "bounds".
       draws: estimates of each client that are averaged before the largest is taken,
         which is too large where they vary.
 
     Returns:
       `Constants` of float32 scalars; zeros if no client takes part.
     """
-    axis, method = parts.recipe.axis, parts.recipe.probes.method
+    axis, method = parts.spec.axis, parts.spec.estimates.method
     number, of_all = clients.tau.shape[0], method == "bounds"
-    number = number if of_all else min(number, PROBED_CLIENTS)
+    number = number if of_all else min(number, ESTIMATING_CLIENTS)
     of_client = _quotient if method == "quotient" else _power
 
     def one(key: PRNGKey, client: local.Client) -> Constants:
@@ -152,7 +152,7 @@ def estimate_constants(
         lambda item: _mean_of(draws, one, *item),
         (keys[chosen], trees.take(clients, chosen)),
         # Side by side where clients train so: a loop would be launched by the host.
-        batch_size=min(parts.recipe.width, number) if parts.recipe.width > 1 else None,
+        batch_size=min(parts.spec.width, number) if parts.spec.width > 1 else None,
     )
     found = jax.tree.map(lambda a: jnp.where(taking_part, a, 0.0), found)
     largest = jax.tree.map(jnp.max, found)
@@ -194,7 +194,7 @@ def _drawn_gradients(
 
     A mini-batch keeps its samples and its dropout.
     """
-    batch_size = parts.recipe.batch_size
+    batch_size = parts.spec.batch_size
     draw_key, dropout_key = rng.keys(key, "constants batches", "constants dropout")
     places = jax.random.randint(draw_key, (number, batch_size), 0, client.size)
     no_padding = jnp.ones(batch_size, bool)
@@ -308,16 +308,16 @@ def client_gradients(
     in the products, drawn anew in every interval: still unbiased.
 
     Args:
-      parts, variables, key, samples: as in `probe`.
+      parts, variables, key, samples: as in `estimate`.
       clients: leading axis ``[N]``; those with τ = 0 have no share in F.
 
     Returns:
       `ClientGradients`, float32; NaN for clients with τ = 0.
     """
-    recipe, number, present = parts.recipe, clients.tau.shape[0], clients.tau > 0
+    spec, number, present = parts.spec, clients.tau.shape[0], clients.tau > 0
     stream, common = rng.keys(key, "gradients", "gradients entries")
     entries, scale = _entries(common, variables["params"], number)
-    own = devices.own_share(number, recipe.axis)
+    own = devices.own_share(number, spec.axis)
     keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
     here = own % number
     taking_part = (own < number) & present[here]
@@ -334,10 +334,10 @@ def client_gradients(
         return lax.cond(works, measured, nothing)
 
     items = (keys[here], trees.take(clients, here), taking_part)
-    found = lax.map(one, items, batch_size=recipe.width if recipe.width > 1 else None)
+    found = lax.map(one, items, batch_size=spec.width if spec.width > 1 else None)
     # Entries at `number` or more are dropped.
     found = trees.scattered(found, jnp.where(own < number, own, number), number)
-    variance, kept = devices.total(found, recipe.axis)
+    variance, kept = devices.total(found, spec.axis)
     return _products(variance, kept, scale, clients.size, present)
 
 
@@ -361,7 +361,7 @@ def _two_gradients(
     entries: Int[Array, "m"] | None,
 ) -> tuple[Float[Array, ""], Float[Array, "2 m"]]:
     """(½‖g_1 − g_2‖², kept entries of g_1 and g_2) of one client."""
-    batch_size = parts.recipe.batch_size
+    batch_size = parts.spec.batch_size
     order_key, noise_key = rng.keys(key, "gradients batches", "gradients dropout")
     draw = jax.vmap(lambda b: local.pass_order(order_key, client, b))
     orders = draw(jnp.arange(2))[:, :batch_size]

@@ -17,7 +17,7 @@ from tsfl_jax.types import HParams
 
 
 @dataclasses.dataclass(frozen=True)
-class Probes:
+class Estimates:
     """Which estimates at w^t a program must be able to make, per rule of the program.
 
     Attributes:
@@ -32,7 +32,7 @@ class Probes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class ProgramSpec:
     """All that shapes a compiled program besides the shapes of its arrays.
 
     Attributes:
@@ -48,14 +48,14 @@ class Recipe:
       proximal: whether gradients get μ(w − w^t); False if μ = 0.
       lr_varies: whether η follows a schedule over intervals; False only if it is
         constant everywhere.
-      probes: which estimates the program can make.
+      estimates: which estimates the program can make.
       regret: whether the regret of the weights is measured in every interval.
       train_all: whether clients whose weight is 0 are trained, too. The model does not
         depend on it, the record of the training does, and so does whether a run in
         which all models are lost counts as diverged. True for a rule that `stacks`.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
-        ``validation`` and ``pools`` and all inputs but interval and evaluate:
+        ``validation`` and ``class_index`` and all inputs but interval and evaluate:
         "sequential" or "vmap".
       axis: mesh axis of devices that share the clients; set by `scan.make_run`.
     """
@@ -69,7 +69,7 @@ class Recipe:
     even: bool = False
     proximal: bool = True
     lr_varies: bool = False
-    probes: Probes = Probes()
+    estimates: Estimates = Estimates()
     regret: bool = False
     train_all: bool = True
     lanes: str = ""
@@ -82,11 +82,11 @@ class Recipe:
 
 
 class Parts(NamedTuple):
-    """What a program is put together from; static, as the recipe."""
+    """What a program is put together from; static, as the spec."""
 
     model: Model
     rule: Aggregator
     # Hyper-parameters → optax transformation of the clients, fresh in every interval.
     optimizer: Callable[[HParams], optax.GradientTransformation]
-    recipe: Recipe
+    spec: ProgramSpec
     hooks: Hooks = Hooks()

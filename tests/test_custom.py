@@ -1,4 +1,4 @@
-"""The examples of docs/own.md run, each as it stands, and what they rest on."""
+"""The examples of docs/custom.md run, each as it stands, and what they rest on."""
 
 import functools
 import json
@@ -17,14 +17,14 @@ import tsfl_jax
 from tests import examples
 from tsfl_jax.config import replace
 from tsfl_jax.engine import optimizers
-from tsfl_jax.experiment import lanes, own_hooks, prepare
+from tsfl_jax.experiment import custom_hooks, lanes, prepare
 from tsfl_jax.models import networks
 from tsfl_jax.report import collect
 from tsfl_jax.rules import averages, own
 from tsfl_jax.sections import LR_SCHEDULES
 from tsfl_jax.types import Constants, UserError
 
-EXAMPLES = examples.examples("own.md", r"^## (.+?)\n(.*?)(?=^## |\Z)")
+EXAMPLES = examples.examples("custom.md", r"^## (.+?)\n(.*?)(?=^## |\Z)")
 
 
 def run(title: str) -> tuple[dict, str]:
@@ -162,8 +162,8 @@ def test_without_a_model_that_counts_the_global_one_stays(name):
 def test_weights_that_cannot_be_used_are_counted(number, normalize):
     """In the two intervals of a short run; the model stays as it was."""
 
-    def weights(situation):
-        return jnp.where(situation.interval == 0, jnp.ones(4), number)
+    def weights(info):
+        return jnp.where(info.interval == 0, jnp.ones(4), number)
 
     chosen = small()
     chosen.num_intervals = 3
@@ -178,46 +178,46 @@ def test_weights_that_cannot_be_used_are_counted(number, normalize):
     assert not any("the rule's weights" in n for n in known.summary["notes"])
 
 
-@pytest.mark.parametrize("by", ["update", "hindsight"])
+@pytest.mark.parametrize("by", ["update", "from_updates"])
 def test_a_model_that_the_rule_makes_infinite_is_not_taken(by):
     """The last good model is kept, and the run ends there, as where clients diverge."""
 
-    def update(mean, params, state, event, hparams):
-        late = event.situation.interval == 1
+    def update(mean, params, state, received, hparams):
+        late = received.info.interval == 1
         return jax.tree.map(lambda w: jnp.where(late, jnp.inf, w), mean), state
 
-    def hindsight(outcome, state, event, hparams):
-        late = event.situation.interval == 1
-        return event_weights(event)._replace(
-            rho=jnp.where(late, jnp.nan, event.rho)
+    def from_updates(outputs, state, received, hparams):
+        late = received.info.interval == 1
+        return event_weights(received)._replace(
+            rho=jnp.where(late, jnp.nan, received.rho)
         ), state
 
-    def event_weights(event):
+    def event_weights(received):
         missing = jnp.float32(jnp.nan)
-        return tsfl_jax.Weights(event.rho, event.present, missing, missing)
+        return tsfl_jax.Weights(received.rho, received.present, missing, missing)
 
-    fields = {"update": update} if by == "update" else {"hindsight": hindsight}
+    fields = {"update": update} if by == "update" else {"from_updates": from_updates}
     rule = tsfl_jax.AGGREGATORS["fedavg"]._replace(**fields)
     chosen = small()
     chosen.num_intervals = 3
     result = tsfl_jax.simulate(chosen, aggregator=rule)
-    assert result.summary["diverged_at"] == 2 and result.summary["num_dropped"] == 0
+    assert result.summary["diverged_at"] == 2 and result.summary["num_discarded"] == 0
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.params))
     first, last = result.history["test_loss"]
     assert np.isfinite(first) and first == last
 
 
 def test_own_weights_have_a_border():
-    situation = own.Situation(
+    info = own.RoundInfo(
         *(None, None, jnp.array([1, 0, 3]), jnp.ones(3), None, None, None, None)
     )
     hparams = tsfl_jax.HParams()
-    weights = tsfl_jax.rule(lambda s, h: s.size * h.lr).weights(situation, hparams)
+    weights = tsfl_jax.rule(lambda s, h: s.size * h.lr).weights(info, hparams)
     np.testing.assert_allclose(weights.rho, [0.5, 0, 0.5])
     plain = tsfl_jax.rule(lambda s: s.size * 3, normalize=False)
-    np.testing.assert_allclose(plain.weights(situation, hparams).rho, [3, 0, 3])
+    np.testing.assert_allclose(plain.weights(info, hparams).rho, [3, 0, 3])
     with pytest.raises(tsfl_jax.UserError, match=r"shape \[2\]; expected \[3\]"):
-        tsfl_jax.rule(lambda s: jnp.ones(2)).weights(situation, hparams)
+        tsfl_jax.rule(lambda s: jnp.ones(2)).weights(info, hparams)
     with pytest.raises(tsfl_jax.UserError, match="expected a function"):
         tsfl_jax.rule(3)
     with pytest.raises(tsfl_jax.UserError, match="expected a field"):
@@ -232,7 +232,7 @@ def test_own_weights_have_a_border():
         lambda *both: both[0].tau ** (2 + 0 * both[1].lr),
     ]
     for weights in several:
-        found = tsfl_jax.rule(weights).weights(situation, hparams).rho
+        found = tsfl_jax.rule(weights).weights(info, hparams).rho
         np.testing.assert_allclose(found, [0.1, 0, 0.9])
     for weights in (lambda: 3, lambda s, h, power: s.tau, lambda s, *, power: s.tau):
         with pytest.raises(tsfl_jax.UserError, match="others need a default"):
@@ -242,11 +242,11 @@ def test_own_weights_have_a_border():
 def test_constants_are_for_rules_that_ask_for_them():
     """Without being asked for they are not estimated: NaN weights, unless refused."""
 
-    def by_event(mean, params, state, event, hparams):
-        return mean * event.situation.constants.smoothness, state
+    def by_event(mean, params, state, received, hparams):
+        return mean * received.info.constants.smoothness, state
 
-    def by_smoothness(situation):
-        return situation.size / (1 + situation.constants.smoothness * situation.tau)
+    def by_smoothness(info):
+        return info.size / (1 + info.constants.smoothness * info.tau)
 
     for rule, what in (
         (tsfl_jax.rule(by_smoothness), "constants"),
@@ -260,7 +260,7 @@ def test_constants_are_for_rules_that_ask_for_them():
     with pytest.raises(tsfl_jax.UserError, match=r"expected sections=\(DMS,\)"):
         dms = tsfl_jax.rule(tsfl_jax.AGGREGATORS["dms"].weights)
         tsfl_jax.aggregate(dms, {"w": jnp.ones((2, 1))}, {"w": jnp.zeros(1)})
-    with pytest.raises(tsfl_jax.UserError, match="situation.constants"):
+    with pytest.raises(tsfl_jax.UserError, match="info.constants"):
         tsfl_jax.simulate(small(), aggregator=tsfl_jax.rule(by_smoothness))
     rule = tsfl_jax.rule(jax.jit(by_smoothness), uses_constants=True)
     config = small()
@@ -364,7 +364,7 @@ def test_outputs_that_are_no_numbers_are_no_results(tmp_path):
     given = {"model": Broken(), "loss": of_known, "workdir": tmp_path}
     result = tsfl_jax.simulate(small(), **given)
     summary, history = result.summary, result.history
-    assert summary["diverged_at"] is None and summary["num_dropped"] == 0
+    assert summary["diverged_at"] is None and summary["num_discarded"] == 0
     assert (history["test_accuracy"] == 0).all()  # it was the share of class 0
     assert (history["test_loss"] == np.inf).all()
     assert summary["final_test_loss"] == np.inf
@@ -564,7 +564,7 @@ def test_schedules_of_the_learning_rate_share_a_program():
     for kind, decay in (("constant", 0.1), ("cosine", 0.2), ("steps", 0.3)):
         config = small()
         config.lr_schedule, config.lr_decay = kind, decay
-        several.append(prepare.prepare_validated(config, own_hooks.Own()))
+        several.append(prepare.prepare_validated(config, custom_hooks.Own()))
     groups, causes = lanes.group(several)
     assert groups == [[0, 1, 2]] and not causes
 

@@ -15,11 +15,11 @@ from jaxtyping import Array, Float, Num
 from tsfl_jax import rng, trees
 from tsfl_jax.rules.base import (
     Aggregator,
+    ClientOutputs,
     Counts,
-    Event,
     Objective,
-    Outcome,
-    Situation,
+    Received,
+    RoundInfo,
     Weights,
     check_weights,
     combined,
@@ -45,7 +45,7 @@ from tsfl_jax.types import (
 class _NotEstimated:
     """In place of estimates for a rule that does not say that it uses them."""
 
-    what: str  # field of `Situation`
+    what: str  # field of `RoundInfo`
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # JAX and copy ask for those
@@ -60,29 +60,29 @@ class _NotEstimated:
 
     def _error(self) -> UserError:
         return UserError(
-            f"the rule reads situation.{self.what}, which are estimated only for rules "
+            f"the rule reads info.{self.what}, which are estimated only for rules "
             f"that say so; expected tsfl_jax.rule(..., uses_{self.what}=True)"
         )
 
 
-def _known(situation: Situation, fields: dict[str, Any]) -> Situation:
-    """The situation without estimates that the rule did not ask for.
+def _known(info: RoundInfo, fields: dict[str, Any]) -> RoundInfo:
+    """The info without estimates that the rule did not ask for.
 
     They are not computed for it: they would be NaN, and so would ρ.
     """
     for what in ("constants", "gradients"):
         if not fields.get(f"uses_{what}"):
-            situation = situation._replace(**{what: _NotEstimated(what)})
-    return situation
+            info = info._replace(**{what: _NotEstimated(what)})
+    return info
 
 
 def _of_known(function: Callable[..., Any], fields: dict[str, Any]) -> Callable:
-    """A rule's `update`, `combine` or `hindsight`, whose event has what is known."""
+    """A rule's `update`, `combine` or `from_updates`, whose `Received` is complete."""
 
     def called(*arguments: Any) -> Any:
-        *first, event, hparams = arguments
-        event = event._replace(situation=_known(event.situation, fields))
-        return function(*first, event, hparams)
+        *first, received, hparams = arguments
+        received = received._replace(info=_known(received.info, fields))
+        return function(*first, received, hparams)
 
     return called
 
@@ -96,7 +96,7 @@ def _takes_hparams(weights: Any) -> bool:
     Raises:
       UserError: not a function of one or two arguments.
     """
-    wanted = "expected a function of (situation) or (situation, hparams)"
+    wanted = "expected a function of (info) or (info, hparams)"
     if not callable(weights):
         raise UserError(f"rule({weights!r}): {wanted}")
     try:
@@ -124,12 +124,12 @@ def rule(
     returns.
 
     Args:
-      weights: (`Situation`) or (`Situation`, `HParams`) → v ≥ 0, ``[N]``, or `Weights`,
+      weights: (`RoundInfo`) or (`RoundInfo`, `HParams`) → v ≥ 0, ``[N]``, or `Weights`,
         which are used as they are. A pure function of JAX arrays.
       normalize: False: ρ = v, still 0 where τ_i = 0.
       **fields: other fields of `Aggregator`, such as `update` or `deltas`.
-        ``uses_constants=True`` for a rule that reads ``situation.constants``, and
-        ``uses_gradients=True`` for ``situation.gradients``.
+        ``uses_constants=True`` for a rule that reads ``info.constants``, and
+        ``uses_gradients=True`` for ``info.gradients``.
 
     Raises:
       UserError: not a function of one or two arguments, or no such field; when it runs,
@@ -143,20 +143,20 @@ def rule(
                 f"{', '.join(Aggregator._fields[1:])}"
             )
 
-    def found(situation: Situation, hparams: HParams) -> Weights:
-        situation = _known(situation, fields)
-        made = weights(situation, hparams) if several else weights(situation)
+    def found(info: RoundInfo, hparams: HParams) -> Weights:
+        info = _known(info, fields)
+        made = weights(info, hparams) if several else weights(info)
         if isinstance(made, Weights):
             return made
         value = jnp.asarray(made, jnp.float32)
-        check_weights(value, situation)
+        check_weights(value, info)
         if normalize:
-            return weights_of(normalized(value, situation.tau), situation.tau)
-        return weights_of(jnp.where(situation.tau > 0, value, 0.0), situation.tau)
+            return weights_of(normalized(value, info.tau), info.tau)
+        return weights_of(jnp.where(info.tau > 0, value, 0.0), info.tau)
 
     own: dict[str, Any] = {
         name: _of_known(fields[name], fields)
-        for name in ("update", "combine", "hindsight")
+        for name in ("update", "combine", "from_updates")
         if fields.get(name) is not None
     }
     return Aggregator(found, **(fields | own))
@@ -167,8 +167,8 @@ def rule_of_component(kind: type) -> Aggregator:
     """Make a rule of a `component` whose methods are functions of an `Aggregator`.
 
     A method gets its settings as they are in the program, then what that function
-    gets: ``weights(self, situation)`` or ``weights(self, situation, hparams)``, and
-    ``update(self, mean, params, state, event, hparams)``. Class attributes are the
+    gets: ``weights(self, info)`` or ``weights(self, info, hparams)``, and
+    ``update(self, mean, params, state, received, hparams)``. Class attributes are the
     other fields, such as ``deltas = True``.
 
     Raises:
@@ -178,7 +178,7 @@ def rule_of_component(kind: type) -> Aggregator:
     if "weights" not in found:
         raise UserError(
             f"aggregator={kind.__name__}(…): expected a component with a method "
-            "weights(self, situation)"
+            "weights(self, info)"
         )
 
     def of_settings(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -186,11 +186,11 @@ def rule_of_component(kind: type) -> Aggregator:
 
     several = _takes_hparams(functools.partial(found.pop("weights"), None))
 
-    def weights(situation: Situation, hparams: HParams) -> Any:
+    def weights(info: RoundInfo, hparams: HParams) -> Any:
         more = (hparams,) if several else ()
-        return kind.weights(hparams.of(kind), situation, *more)
+        return kind.weights(hparams.of(kind), info, *more)
 
-    for name in {"update", "combine", "hindsight"} & set(found):
+    for name in {"update", "combine", "from_updates"} & set(found):
         found[name] = of_settings(found[name])
     fields: dict[str, Any] = {"sections": (kind,)} | found
     return rule(weights, **fields)
@@ -264,12 +264,12 @@ def aggregate(
     key = rng.key(0) if key is None else key
     columns = _columns(number, tau, size, steps, lag)
     tier, constants = jnp.int32(group), hparams.constants
-    situation = Situation(key, *columns, tier, constants, gradients)
+    info = RoundInfo(key, *columns, tier, constants, gradients)
     bare = not _has_collections(params)
     updates, params = _variables(updates), _variables(params)
     known = jnp.full(number, jnp.nan) if losses is None else jnp.asarray(losses)
     measured = known.astype(jnp.float32), _of_variables(validation, bare)
-    new, state = _applied(rule, updates, params, state, situation, hparams, measured)
+    new, state = _applied(rule, updates, params, state, info, hparams, measured)
     return (new["params"] if bare else new), state
 
 
@@ -327,12 +327,12 @@ def _applied(
     updates: Params,
     params: Params,
     state: Any,
-    situation: Situation,
+    info: RoundInfo,
     hparams: HParams,
     measured: tuple[Array, Callable[[Params], Array] | None],
 ) -> tuple[Params, Any]:
     """w^{t+1} and the rule's state; `measured` are the clients' losses and F_val."""
-    weights, present = decided(rule, situation, hparams), situation.tau > 0
+    weights, present = decided(rule, info, hparams), info.tau > 0
     rho = weights.rho
     present &= _finite(updates)
     counts, before = present.any(), state
@@ -340,25 +340,25 @@ def _applied(
     updates = jax.tree.map(
         lambda u: jnp.where(_column(present, u), u, jnp.zeros_like(u)), updates
     )
-    event = Event(situation, rho, present, shares=weights.shares)
-    if rule.hindsight is not None:
-        outcome = Outcome(measured[0], _objective(updates, params, measured[1]))
-        weights, state = rule.hindsight(outcome, state, event, hparams)
+    received = Received(info, rho, present, shares=weights.shares)
+    if rule.from_updates is not None:
+        outputs = ClientOutputs(measured[0], _objective(updates, params, measured[1]))
+        weights, state = rule.from_updates(outputs, state, received, hparams)
         rho = weights.rho
-        event = event._replace(rho=rho, shares=weights.shares)
+        received = received._replace(rho=rho, shares=weights.shares)
     total, (old, others) = jnp.float32(1.0), trees.parted(params)
     update = None
     if rule.combine is not None:
-        update, state = combined(rule, updates, state, event, hparams)
+        update, state = combined(rule, updates, state, received, hparams)
         moved = trees.parted(update)[0]
     else:
         shares = of_present(rho, present, weights.shares)
         moved = trees.weighted(trees.parted(updates)[0], shares)
-        if rule.hindsight is None:
+        if rule.from_updates is None:
             counts = jnp.where(present, rho, 0.0).sum() > 0
             total = total if rule.deltas else trees.settled(rho.sum())
     mean = trees.map_inexact(lambda w, m: total.astype(w.dtype) * w + m, old, moved)
-    new, state = rule.update(mean, old, state, event, hparams)
+    new, state = rule.update(mean, old, state, received, hparams)
     if others:
         new = {**new, **others_of(others, updates, update, rho, present)}
     # Where no model counts, the global model and the state stay, as in a simulation.

@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from tsfl_jax.engine import devices, exact_sums
 from tsfl_jax.engine.client import Samples, scaled
 from tsfl_jax.engine.evaluation import HeldOut
-from tsfl_jax.engine.recipe import Parts
+from tsfl_jax.engine.program_spec import Parts
 from tsfl_jax.rules import oracle
-from tsfl_jax.rules.base import Event, Objective, model_at, of_present
+from tsfl_jax.rules.base import Objective, Received, model_at, of_present
 from tsfl_jax.types import Array, HParams, Params
 
 
@@ -47,7 +47,7 @@ def objective(
     """
     if held is None:
         return None
-    axis = parts.recipe.axis
+    axis = parts.spec.axis
     params, updates, combined = lax.stop_gradient((params, updates, combined))
     rows, mask = jnp.asarray(held.rows), jnp.asarray(held.mask)
     number = rows.shape[0]
@@ -95,7 +95,7 @@ class Regret(NamedTuple):
 
 
 def regret_of(
-    objective: Objective, event: Event, by_weights: bool, hparams: HParams
+    objective: Objective, received: Received, by_weights: bool, hparams: HParams
 ) -> Regret:
     """The regret of an interval's weights, before the server's own step.
 
@@ -110,21 +110,21 @@ def regret_of(
 
     Args:
       objective: from `objective`, with Δ unless `by_weights`.
-      event: ρ and who is present, with a finite model.
+      received: ρ and who is present, with a finite model.
       by_weights: whether ρ makes the model, not Δ.
       hparams: steps of the search.
 
     Returns:
       `Regret`; NaN where no client is present.
     """
-    present, count = event.present, event.present.shape[0]
-    rho = of_present(event.rho, present, event.shares)
+    present, count = received.present, received.present.shape[0]
+    rho = of_present(received.rho, present, received.shares)
     simple = (jnp.abs(rho.sum() - 1) < 1e-5) & (rho >= -1e-6).all() & by_weights
     first = rho
     if not by_weights:
         first = jnp.zeros(count + 1).at[-1].set(1.0)
     more = 0 if by_weights else 1
-    starts = oracle.starting_weights(event.situation, present)
+    starts = oracle.starting_weights(received.info, present)
     starts = jnp.concatenate([first[None], jnp.pad(starts, ((0, 0), (0, more)))])
     best, at = oracle.search(
         objective,

@@ -1,6 +1,6 @@
 """L, G² and σ² once, at w⁰, before training: ``constants.when="once"``, the default.
 
-Algorithm 1 of the paper takes G and σ as inputs. A pilot is what a user would do to
+Algorithm 1 of the paper takes G and σ as inputs. This is what a user would do to
 know them: gradients of all clients at the initial model, and then they are fixed.
 """
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, probes
-from tsfl_jax.engine.recipe import Parts, Probes, Recipe
+from tsfl_jax.engine import devices, estimates
+from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.experiment.rule_settings import needs_constants
 from tsfl_jax.types import Constants, HParams, Params, PRNGKey
@@ -43,7 +43,7 @@ def _estimate(
 ) -> Constants:
     """The estimates at w⁰."""
     with trees.arithmetic():  # as in `scan.make_run`
-        return probes.estimate_constants(
+        return estimates.estimate_constants(
             parts, params, key, clients, samples, hparams, DRAWS
         )
 
@@ -75,27 +75,29 @@ def fill(
     like: Prepared | None = None,
     width: int = 0,
 ) -> HParams:
-    """The hyper-parameters with constants of a pilot in place of missing ones.
+    """The hyper-parameters with estimated constants in place of missing ones.
 
     Args:
-      prepared: an experiment; its hyper-parameters unless it asks for a pilot.
+      prepared: an experiment; its hyper-parameters unless it asks for estimates.
       samples: the training samples, on all devices.
       params: its w⁰.
       key: of the seed.
-      like: another one of the same program, whose compiled pilot is used.
+      like: another one of the same program, whose compiled initial estimate is used.
       width: columns of the index tables of that program, at least.
     """
     hparams = prepared.hparams
     if when(prepared) != "once":
         return hparams
     first = prepared if like is None else like
-    probed = Probes(method=prepared.config.constants.estimator)
+    estimated = Estimates(method=prepared.config.constants.estimator)
     clients = clients_of(prepared, width)
     widest = min(prepared.config.batch_size, clients.row.shape[-1])
-    recipe = Recipe(widest, 1, probes=probed)
-    parts = Parts(first.network.model, first.rule, first.optimizer, recipe)
+    spec = ProgramSpec(widest, 1, estimates=estimated)
+    parts = Parts(first.network.model, first.rule, first.optimizer, spec)
     # The same program on however many devices, so that it has the bits of one.
-    own = _on_one_device((samples, params, rng.fold(key, "pilot"), clients, hparams))
+    own = _on_one_device(
+        (samples, params, rng.fold(key, "initial estimates"), clients, hparams)
+    )
     found = devices.from_first(jax.device_get(_estimate(parts, *own)))
     pairs = zip(hparams.constants, found, strict=True)
     whole = [jnp.float32(f if np.isnan(g) else g) for g, f in pairs]

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.formulations``: which mapping and convolution win here.
+"""``python -m benchmarks.implementations``: which mapping and convolution win here.
 
 One interval of FedAvg, τ = 1, batch 32, of every combination, taken in turns; the
 table in `experiment.backend` follows it. On a GPU with PyTorch it also runs the loop
@@ -73,7 +73,7 @@ def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
             if theirs
             else "no PyTorch"
         )
-        chosen = backend.formulation(Config(), jax.default_backend())
+        chosen = backend.implementation(Config(), jax.default_backend())
         rows.append(
             {
                 "network": name,

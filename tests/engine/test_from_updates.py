@@ -12,11 +12,11 @@ from tests.engine.test_scan import DATA, PROBLEM
 from tests.experiment.test_runner import small
 from tsfl_jax import config, rng
 from tsfl_jax.data import partition, validation
-from tsfl_jax.engine import evaluation, hindsight, optimizers, scan
-from tsfl_jax.engine.recipe import Parts, Recipe
+from tsfl_jax.engine import evaluation, from_updates, optimizers, scan
+from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.experiment import lanes, prepare, program
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.rules.base import Event, Situation
+from tsfl_jax.rules.base import Received, RoundInfo
 from tsfl_jax.types import Constants, UserError
 
 
@@ -67,9 +67,11 @@ def test_no_client_holds_a_validation_sample():
     # Online: what is drawn anew has no validation samples either.
     settings = config.replace(with_validation(), {"partition.online": True})
     prepared = prepare.prepare(settings)
-    pools, labels = program.pools_of(prepared), prepared.dataset.y_train
-    assert sorted(pools.order) == sorted(np.setdiff1d(np.arange(len(labels)), found[0]))
-    assert (np.diff(labels[pools.order]) >= 0).all()
+    class_index, labels = program.class_index_of(prepared), prepared.dataset.y_train
+    assert sorted(class_index.order) == sorted(
+        np.setdiff1d(np.arange(len(labels)), found[0])
+    )
+    assert (np.diff(labels[class_index.order]) >= 0).all()
 
 
 def test_without_validation_nothing_changes():
@@ -114,10 +116,10 @@ def objective_of(combined=None):
         lambda w: jnp.asarray(draw.normal(size=(3, *w.shape)), jnp.float32), params
     )
     held = evaluation.make_held_out(np.arange(30, 50))
-    parts = Parts(model, AGGREGATORS["oracle"], optimizers.sgd, Recipe(4, 1))
+    parts = Parts(model, AGGREGATORS["oracle"], optimizers.sgd, ProgramSpec(4, 1))
     given = parts, params, updates, PROBLEM.samples, held
     combined = None if combined is None else jax.tree.map(combined, updates)
-    return jax.jit(hindsight.objective(*given, combined)), params, updates
+    return jax.jit(from_updates.objective(*given, combined)), params, updates
 
 
 def test_slopes_are_finite_differences_and_the_loss_that_of_the_model():
@@ -152,11 +154,11 @@ def test_a_lost_model_of_negative_weight_has_its_weight_given_to_the_others():
     size = jnp.ones(3, jnp.int32)
     given = Constants(1.0, 1.0, 1.0)
     key = jax.random.key(0)
-    situation = Situation(key, size, size, size, size, 0 * size, jnp.int32(0), given)
+    info = RoundInfo(key, size, size, size, size, 0 * size, jnp.int32(0), given)
     present = jnp.array([False, True, True])
-    event = Event(situation, jnp.array([-1.0, 1.0, 1.0]), present)
-    found = hindsight.regret_of(
-        lambda rho: (jnp.vdot(slope, rho), slope), event, True, problems.hparams()
+    received = Received(info, jnp.array([-1.0, 1.0, 1.0]), present)
+    found = from_updates.regret_of(
+        lambda rho: (jnp.vdot(slope, rho), slope), received, True, problems.hparams()
     )
     np.testing.assert_allclose(found.validation_loss, 3.0)
     np.testing.assert_allclose(found.gap, 1.0)  # all weight to the second client
@@ -164,8 +166,8 @@ def test_a_lost_model_of_negative_weight_has_its_weight_given_to_the_others():
     np.testing.assert_allclose(found.regret, 1.0, rtol=1e-5)
     assert np.isnan(found.slope[0])
     for rho, regret in (([0, 0, 1.0], 2.0), ([0, 1.0, 0], 0.0)):
-        other = event._replace(rho=jnp.array(rho))
-        found = hindsight.regret_of(
+        other = received._replace(rho=jnp.array(rho))
+        found = from_updates.regret_of(
             lambda rho: (jnp.vdot(slope, rho), slope), other, True, problems.hparams()
         )
         np.testing.assert_allclose(found.regret, regret, atol=1e-5)

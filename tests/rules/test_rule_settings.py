@@ -12,10 +12,10 @@ from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.rules import AGGREGATORS, SECTIONS
 from tsfl_jax.rules.averages import Server
 from tsfl_jax.rules.base import Aggregator
-from tsfl_jax.rules.robust import Krum, krum_notes
+from tsfl_jax.rules.robust import Krum
 from tsfl_jax.rules.server_optimizers import FedAvgM
 from tsfl_jax.sections import FRAMEWORKS
-from tsfl_jax.types import UserError
+from tsfl_jax.types import Schedule, UserError
 
 # Written down once more: the components whose settings the rules read.
 BY_SIZE = {"fedavg", "staleness"}
@@ -217,12 +217,17 @@ def test_krum_needs_more_than_twice_the_clients_that_may_be_wrong(name):
 
 def test_krum_counts_what_the_server_sees():
     """f = ⌊0.4 n⌋: n = 10 is too few (4), n = 9 and 7 are not (3 and 2), 8 is (3)."""
-    notes = krum_notes
-    [note] = notes("krum", 0.4, np.array([10, 9, 8, 7, 0]))
+
+    def notes(*clients):
+        tau = (np.arange(10) < np.array(clients)[:, None]).astype(np.int32)
+        given = config.Config(algorithm="krum"), AGGREGATORS["krum"]
+        return Krum(trim=0.4).notes(*given, Schedule(tau, np.ones_like(tau)))
+
+    [note] = notes(10, 9, 8, 7, 0)
     assert "in 2 of 4 updates, of 8 to 10 clients" in note
-    assert notes("krum", 0.4, np.array([9, 7])) == ()
+    assert notes(9, 7) == ()
     with pytest.raises(UserError, match="of n = 10 clients .* f = 4"):
-        notes("krum", 0.4, np.array([8, 10]))
+        notes(8, 10)
     # A client that does nothing and says that it did is one of them.
     echo = small(algorithm="krum", num_clients=7)
     echo.schedule.kind, echo.schedule.tau = "explicit", (2,)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tsfl_jax.rules import dms
 from tsfl_jax.theory import bounds, fixed_point, minimum
 from tsfl_jax.theory.bounds import BoundConstants
 
@@ -37,67 +36,6 @@ def assert_nan_for(function, good, changes):
         for value in values:
             leaves = found(**{name: value})
             assert all(np.isnan(x).all() for x in leaves), (name, value, leaves)
-
-
-def test_the_parts_of_dms():
-    tau = [[0, -1, 2, 4, 4], [0, np.nan, 2, 4, 4], [0, 1, 2, 4, np.inf]]
-    assert_nan_for(dms.threshold, {"tau": TAU}, {"tau": tau})
-    assert_nan_for(
-        dms.filter_probability,
-        {"tau": TAU, "threshold_value": 2.0},
-        {"tau": tau, "threshold_value": [-1.0]},
-    )
-    assert_nan_for(
-        dms.coupling,
-        dict(tau=TAU, lr=0.1, smoothness=2.0, grad_sq_norm=3.0, grad_variance=5.0),
-        {
-            "tau": tau,
-            "lr": [-0.1, np.nan, np.inf],
-            "smoothness": [-2.0, np.inf],
-            "grad_sq_norm": [-3.0, np.inf],
-            "grad_variance": [-1.0, np.nan, np.inf],
-        },
-    )
-    for raw in (False, True):
-        assert_nan_for(
-            lambda raw=raw, **kwargs: dms.affine_weights(
-                selected=ALL, raw=raw, **kwargs
-            ),
-            {"tau": TAU, "coupling": 0.01, "weight_limit": 2.0},
-            {"tau": tau, "coupling": [-1.0, np.nan], "weight_limit": [0.9, np.nan]},
-        )
-    assert_nan_for(
-        lambda **kwargs: dms.project(mask=jnp.array(TAU) > 0, **kwargs),
-        {"v": [np.nan, 0.1, 0.2, 0.3, 0.4], "upper": 0.5},  # NaN outside the mask
-        {
-            "v": [[0, np.inf, 0, 0, 0], [0, 0, np.nan, 0, 0]],
-            "upper": [-1.0, 0.0, np.nan],
-        },
-    )
-
-
-def test_no_client_is_selected():
-    chosen = jax.jit(
-        lambda tau, K, drop: dms.select(KEY, tau, threshold_value=K, drop=drop)
-    )
-    tau = jnp.array(TAU)
-    np.testing.assert_array_equal(chosen(tau, np.nan, 0.0), tau > 0)
-    for changed in ((tau.at[1].set(-1), 2.0, 0.0), (tau, -1.0, 0.0), (tau, 2.0, -0.1)):
-        assert not chosen(*changed).any()
-
-
-def test_dms_as_a_whole():
-    scalars = dict(lr=0.1, smoothness=2.0, grad_sq_norm=3.0, grad_variance=5.0)
-    assert_nan_for(
-        lambda **kwargs: dms.dms_weights(KEY, **kwargs),
-        {"tau": TAU, "weight_limit": 2.0} | scalars,
-        {
-            "grad_variance": [-1.0, np.inf],
-            "lr": [np.inf],
-            "weight_limit": [0.5],
-            "tau": [[0, -1, 2, 4, 4]],
-        },
-    )
 
 
 @pytest.mark.parametrize("repaired", [False, True])

@@ -21,11 +21,10 @@ once for both products. Layout ``[C, H, W, B]`` as in `convolution`.
 """
 
 import functools
-from collections.abc import Iterable
-from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
@@ -42,13 +41,6 @@ Outputs = Float[Array, "F _ _ B"]
 Saved = tuple[Float[Array, "n wC P"], Float[Array, "n wC F"], Kernel]
 
 
-def _times(polynomial: list[Fraction], root: int) -> list[Fraction]:
-    """Coefficients, lowest first, of a polynomial times (x − root)."""
-    raised = [Fraction(0), *polynomial]
-    lowered = [-root * c for c in polynomial] + [Fraction(0)]
-    return [a + b for a, b in zip(raised, lowered, strict=True)]
-
-
 def cook_toom(
     taps: int, points: tuple[int, ...] = POINTS
 ) -> tuple[Matrix, Matrix, Matrix]:
@@ -57,31 +49,17 @@ def cook_toom(
     Row i of G evaluates the filter at point i, divided by Π_{j≠i} (p_i − p_j); column
     i of Aᵀ holds the point's powers; row i of Bᵀ the coefficients of Π_{j≠i} (x − p_j).
     """
+    at = np.array(points, float)  # small integers: all but the division is exact
+    others = [np.delete(at, i) for i in range(len(at))]
 
-    def powers(count: int) -> list[list[Fraction]]:
-        rows = [[Fraction(p) ** e for e in range(count)] for p in points]
-        return [*rows, [Fraction(0)] * (count - 1) + [Fraction(1)]]  # the point ∞
+    def powers(count: int) -> np.ndarray:
+        return np.vstack([np.vander(at, count, increasing=True), np.eye(count)[-1]])
 
-    def product(without: int | None = None) -> list[Fraction]:
-        polynomial = [Fraction(1)]
-        for point in points:
-            if point != without:
-                polynomial = _times(polynomial, point)
-        return polynomial
-
-    def scale(point: int) -> Fraction:
-        coefficients = product(point)
-        return sum((c * point**e for e, c in enumerate(coefficients)), Fraction(0))
-
-    scales = [scale(p) for p in points] + [Fraction(1)]
-    g = [[v / s for v in row] for row, s in zip(powers(taps), scales, strict=True)]
-    bt = [[*product(p), Fraction(0)] for p in points] + [product()]
-    a = powers(len(points) + 2 - taps)
-
-    def plain(rows: Iterable[Iterable[Fraction]]) -> Matrix:
-        return [[float(v) for v in row] for row in rows]
-
-    return plain(zip(*a, strict=True)), plain(g), plain(bt)
+    scales = [np.prod(p - rest) for p, rest in zip(at, others, strict=True)]
+    g = powers(taps) / np.array([*scales, 1.0])[:, None]  # the last point is ∞
+    bt = [[*np.poly(rest)[::-1], 0.0] for rest in others] + [[*np.poly(at)[::-1]]]
+    a = powers(len(at) + 2 - taps)
+    return a.T.tolist(), g.tolist(), np.array(bt).tolist()
 
 
 MATRICES = {taps: cook_toom(taps) for taps in (3, 5)}

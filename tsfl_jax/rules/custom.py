@@ -1,6 +1,5 @@
 """A rule of the user's own from a function of weights, and any rule in any loop."""
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Num
 
-from tsfl_jax import rng, trees
+from tsfl_jax import rng, trees, types
 from tsfl_jax.rules.base import (
     Aggregator,
     ClientOutputs,
@@ -40,53 +39,6 @@ from tsfl_jax.types import (
 )
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _NotEstimated:
-    """In place of estimates for a rule that does not say that it uses them."""
-
-    what: str  # field of `RoundInfo`
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # JAX and copy ask for those
-            raise AttributeError(name)
-        raise self._error()
-
-    def __iter__(self) -> Any:
-        raise self._error()
-
-    def __getitem__(self, index: Any) -> Any:
-        raise self._error()
-
-    def _error(self) -> UserError:
-        return UserError(
-            f"the rule reads info.{self.what}, which are estimated only for rules "
-            f"that say so; expected tsfl_jax.rule(..., uses_{self.what}=True)"
-        )
-
-
-def _known(info: RoundInfo, fields: dict[str, Any]) -> RoundInfo:
-    """The info without estimates that the rule did not ask for.
-
-    They are not computed for it: they would be NaN, and so would ρ.
-    """
-    for what in ("constants", "gradients"):
-        if not fields.get(f"uses_{what}"):
-            info = info._replace(**{what: _NotEstimated(what)})
-    return info
-
-
-def _of_known(function: Callable[..., Any], fields: dict[str, Any]) -> Callable:
-    """A rule's `update`, `combine` or `from_updates`, whose `Received` is complete."""
-
-    def called(*arguments: Any) -> Any:
-        *first, received, hparams = arguments
-        received = received._replace(info=_known(received.info, fields))
-        return function(*first, received, hparams)
-
-    return called
-
-
 def _takes_hparams(weights: Any) -> bool:
     """Whether a function of weights takes `HParams` as well.
 
@@ -99,20 +51,33 @@ def _takes_hparams(weights: Any) -> bool:
     wanted = "expected a function of (info) or (info, hparams)"
     if not callable(weights):
         raise UserError(f"rule({weights!r}): {wanted}")
-    try:
-        several = inspect.signature(weights).parameters.values()
-    except ValueError:  # some compiled functions have none
-        return False
-    kind = inspect.Parameter
-    open_ended = any(p.kind is kind.VAR_POSITIONAL for p in several)
-    stars = (kind.VAR_POSITIONAL, kind.VAR_KEYWORD)
-    named = [p for p in several if p.kind not in stars]
-    placed = [p for p in named if p.kind is not kind.KEYWORD_ONLY]
-    needed = [p for p in named if p.default is kind.empty]
-    unplaced = any(p.kind is kind.KEYWORD_ONLY for p in needed)
-    if unplaced or len(needed) > 2 or not (placed or open_ended):
+    several = inspect.signature(weights).parameters.values()
+    placed = [
+        p for p in several if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    needed = sum(p.default is p.empty for p in placed)
+    if not placed or needed > 2:
         raise UserError(f"rule({weights!r}): {wanted}; others need a default")
-    return open_ended or len(needed) == 2 or "hparams" in [p.name for p in placed[1:2]]
+    return needed == 2 or "hparams" in [p.name for p in placed[1:2]]
+
+
+def _called(weights: Callable[..., Any], fields: dict[str, Any], *given: Any) -> Any:
+    """What a function of weights gives, without estimates that it did not ask for.
+
+    They are not computed for it: they would be NaN, and so would ρ.
+    """
+    asked = {w for w in ("constants", "gradients") if fields.get(f"uses_{w}")}
+    hidden = dict.fromkeys({"constants", "gradients"} - asked)
+    try:
+        return weights(given[0]._replace(**hidden), *given[1:])
+    except (AttributeError, TypeError) as error:
+        if not hidden or "NoneType" not in str(error):
+            raise
+        raise UserError(
+            f"the rule's weights fail ({types.one_line(error, 200)}); info."
+            "constants and info.gradients are estimated only for rules that say "
+            "so: tsfl_jax.rule(..., uses_constants=True), uses_gradients=True"
+        ) from error
 
 
 def rule(
@@ -144,8 +109,8 @@ def rule(
             )
 
     def found(info: RoundInfo, hparams: HParams) -> Weights:
-        info = _known(info, fields)
-        made = weights(info, hparams) if several else weights(info)
+        more = (hparams,) if several else ()
+        made = _called(weights, fields, info, *more)
         if isinstance(made, Weights):
             return made
         value = jnp.asarray(made, jnp.float32)
@@ -154,12 +119,7 @@ def rule(
             return weights_of(normalized(value, info.tau), info.tau)
         return weights_of(jnp.where(info.tau > 0, value, 0.0), info.tau)
 
-    own: dict[str, Any] = {
-        name: _of_known(fields[name], fields)
-        for name in ("update", "combine", "from_updates")
-        if fields.get(name) is not None
-    }
-    return Aggregator(found, **(fields | own))
+    return Aggregator(found, **fields)
 
 
 @functools.lru_cache(maxsize=64)
@@ -207,7 +167,8 @@ def init_rule(
       num_clients: N.
       groups: tiers of FedAT.
     """
-    params, _ = trees.parted(_variables(params))
+    known = isinstance(params, dict) and "params" in params
+    params, _ = trees.parted(params if known else {"params": params})
     return rule.init(params, Counts(num_clients, groups))
 
 
@@ -258,67 +219,40 @@ def aggregate(
     Raises:
       UserError: a rule that needs `gradients` or `validation`, without them.
     """
-    _check_given(rule, gradients, validation)
+    if (rule.uses_gradients and gradients is None) or (
+        rule.uses_validation and validation is None
+    ):
+        what = "gradients" if rule.uses_gradients else "validation"
+        raise UserError(f"aggregate: expected {what}=, which the rule's weights need")
     hparams = with_defaults(rule, HParams() if hparams is None else hparams)
     number = len(jax.tree.leaves(updates)[0])
-    key = rng.key(0) if key is None else key
-    columns = _columns(number, tau, size, steps, lag)
-    tier, constants = jnp.int32(group), hparams.constants
-    info = RoundInfo(key, *columns, tier, constants, gradients)
-    bare = not _has_collections(params)
-    updates, params = _variables(updates), _variables(params)
-    known = jnp.full(number, jnp.nan) if losses is None else jnp.asarray(losses)
-    measured = known.astype(jnp.float32), _of_variables(validation, bare)
-    new, state = _applied(rule, updates, params, state, info, hparams, measured)
-    return (new["params"] if bare else new), state
-
-
-def _check_given(
-    rule: Aggregator, gradients: ClientGradients | None, validation: Any
-) -> None:
-    """Raise `UserError` for a rule that lacks what its weights depend on."""
-    if rule.uses_gradients and gradients is None:
-        raise UserError(
-            "aggregate: this rule's weights depend on the clients' gradients; expected "
-            "gradients=, a tsfl_jax.types.ClientGradients"
-        )
-    if rule.uses_validation and validation is None:
-        raise UserError(
-            "aggregate: this rule chooses its weights by a loss on samples of the "
-            "server; expected validation=, a function of the parameters"
-        )
-
-
-def _of_variables(
-    loss: Callable[[Params], Array] | None, bare: bool
-) -> Callable[[Params], Array] | None:
-    """The loss as a function of Flax variables; `bare`: it takes the collection."""
-    if loss is None or not bare:
-        return loss
-    return lambda variables: loss(variables["params"])
-
-
-def _columns(
-    number: int, tau: Any, size: Any, steps: Any, lag: Any
-) -> tuple[Array, Array, Array, Array, Array]:
-    """Ids, τ, sizes, steps and lags ``[N]`` int32, with their defaults."""
 
     def column(value: Any, default: Any) -> Array:
-        return jnp.asarray(default if value is None else value, jnp.int32)
+        filled = jnp.full(number, default) if value is None else value
+        return jnp.asarray(filled, jnp.int32)
 
-    ones = jnp.ones(number, jnp.int32)
-    tau = column(tau, ones)
-    ids = jnp.arange(number, dtype=jnp.int32)
-    return ids, tau, column(size, ones), column(steps, tau), column(lag, 0 * ones)
-
-
-def _has_collections(params: Params) -> bool:
-    return isinstance(params, dict) and "params" in params
-
-
-def _variables(params: Params) -> Params:
-    """The tree as Flax variables, whose collection "params" is what rules optimize."""
-    return params if _has_collections(params) else {"params": params}
+    tau = column(tau, 1)
+    info = RoundInfo(
+        key=rng.key(0) if key is None else key,
+        client=jnp.arange(number, dtype=jnp.int32),
+        tau=tau,
+        size=column(size, 1),
+        steps=tau if steps is None else column(steps, 0),
+        lag=column(lag, 0),
+        group=jnp.int32(group),
+        constants=hparams.constants,
+        gradients=gradients,
+    )
+    known = jnp.full(number, jnp.nan) if losses is None else jnp.asarray(losses)
+    loss = known.astype(jnp.float32)
+    if isinstance(params, dict) and "params" in params:
+        measured = loss, validation
+        return _applied(rule, updates, params, state, info, hparams, measured)
+    # The tree is the collection "params" of Flax variables, which is what rules change.
+    measured = loss, validation and (lambda variables: validation(variables["params"]))
+    trees_of = {"params": updates}, {"params": params}
+    new, state = _applied(rule, *trees_of, state, info, hparams, measured)
+    return new["params"], state
 
 
 @trees.arithmetic()

@@ -16,10 +16,9 @@ over all clients. ``dms.constants="interval"`` estimates them anew in every inte
 β_i: selected, S: the selected with τ_i > 0, c: coupling, θ: weight limit, u = θ/N;
 other symbols are in `types`. All functions are pure and work under jit, vmap and grad.
 All raise `UserError` for a wrong shape and, except while tracing, a value out of its
-range. While tracing, such a value gives NaN, and `select` then selects no client.
+range.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,50 +29,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tsfl_jax import trees
 from tsfl_jax.theory import simplex
-from tsfl_jax.theory.bounds import check
+from tsfl_jax.theory.bounds import check, shape_of
 from tsfl_jax.types import Numbers, PRNGKey, UserError
 
 
-def _vector(
-    name: str,
-    value: Numbers,
-    valid: Callable[[np.ndarray], Any],
-    expected: str,
-    shape: tuple[int, ...] | None = None,
-) -> Array:
-    """Convert `value` to a JAX array ``[N]``, checked."""
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{name} = {value!r}: expected [N] {expected}") from None
-    if array.ndim != 1 or array.size == 0:
-        found = list(array.shape)
-        raise UserError(f"{name} has shape {found}: expected [N], N ≥ 1, {expected}")
-    check(name, array, shape or array.shape, valid, expected)
-    return array
-
-
-def _check_key(key: Any) -> None:
-    """Raise `UserError` for anything but one PRNG key."""
-    try:
-        number = jax.eval_shape(jax.random.uniform, key)
-    except (TypeError, ValueError):
-        number = None
-    if number is None or number.shape:
-        shown = " ".join(repr(key).split())
-        raise UserError(f"key = {shown}: expected one PRNG key, like jax.random.key(0)")
-
-
 def _tau(tau: Numbers, *scalars: Numbers) -> Float[Array, "N"]:
-    """Convert τ to the floating dtype that it and the scalars promote to."""
+    """τ in the floating dtype that it and the scalars promote to, checked."""
+    found = shape_of("tau", tau, "[N]")
     expected = "finite local iterations ≥ 0 (0 = absent)"
-    array = _vector("tau", tau, lambda x: x >= 0, expected)
+    if len(found) != 1 or not found[0]:
+        raise UserError(f"tau has shape {list(found)}: expected [N], N ≥ 1, {expected}")
+    check("tau", tau, found, lambda x: x >= 0, expected)
+    array = jnp.asarray(tau)
     return array.astype(jnp.result_type(float, array, *scalars))
-
-
-def _counts(tau: Float[Array, "N"]) -> Bool[Array, ""]:
-    """Whether τ are finite and ≥ 0, which is checked by value while tracing, too."""
-    return jnp.all((tau >= 0) & (tau < jnp.inf))
 
 
 def _num_clients(tau: Float[Array, "N"]) -> Float[Array, ""]:
@@ -94,8 +62,7 @@ def threshold(tau: Numbers) -> Float[Array, ""]:
     """
     tau = _tau(tau)
     # A mean can round to just above the maximum; then (8) could drop every client.
-    mean = jnp.minimum(tau.sum() / _num_clients(tau), tau.max())
-    return jnp.where(_counts(tau), mean, jnp.nan)
+    return jnp.minimum(tau.sum() / _num_clients(tau), tau.max())
 
 
 @trees.arithmetic()
@@ -119,8 +86,7 @@ def filter_probability(
     tau = _tau(tau)
     mean = _given_or(threshold_value, tau)
     most = jnp.where(tau.max() > 0, tau.max(), 1.0)  # 0/0 would reach gradients
-    chance = jnp.where(tau < mean, (mean - tau) / most, 0.0)
-    return jnp.where(_counts(tau) & ~jnp.isnan(mean), chance, jnp.nan)
+    return jnp.where(tau < mean, (mean - tau) / most, 0.0)
 
 
 def select(
@@ -145,16 +111,12 @@ def select(
       β. True where τ_i ≥ K > 0; False where τ_i = 0, as such a client has nothing to
       deliver.
     """
-    _check_key(key)
     check("drop", drop, (), lambda x: (x >= 0) & (x <= 1), "a factor in [0, 1]")
     tau = _tau(tau)
-    drop = jnp.asarray(drop)
-    drop = jnp.where((drop >= 0) & (drop <= 1), drop, jnp.nan)
-    chance = filter_probability(tau, threshold_value) * drop
+    chance = filter_probability(tau, threshold_value) * jnp.asarray(drop)
     client = jnp.arange(tau.shape[0]) if client is None else client
-    ids = _vector("client", client, np.isfinite, "integer ids", tau.shape)
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise UserError(f"client has dtype {ids.dtype}: expected integer ids")
+    check("client", client, tau.shape, lambda x: x % 1 == 0, "integer ids")
+    ids = jnp.asarray(client, int)
 
     # float32 for every τ, so that precision does not change which clients are kept.
     def uniform(client: Int[Array, ""]) -> Float[Array, ""]:
@@ -171,8 +133,7 @@ def _given_or(given: Numbers | None, tau: Float[Array, "N"]) -> Float[Array, ""]
     check("threshold_value", given, (), lambda x: ~(x < 0), "K ≥ 0", finite=False)
     value = jnp.asarray(given, tau.dtype)
     # Above H, as where only slow clients can upload, it would drop all of them.
-    within = jnp.where(value < 0, jnp.nan, jnp.minimum(value, tau.max()))
-    return jnp.where(jnp.isnan(value), own, within)
+    return jnp.where(jnp.isnan(value), own, jnp.minimum(value, tau.max()))
 
 
 @trees.arithmetic()
@@ -201,7 +162,8 @@ def coupling(
       c ≥ 0, per local iteration, finite. 0 if H ≤ 1 or G² = 0, even if σ² = 0.
       If σ² = 0 otherwise, or on overflow, the dtype's largest number, with gradient 0:
       `affine_weights` then gives all weight to the largest τ, the limit for c → ∞.
-      While tracing, η = 0 gives 0, for rates that end there.
+      While tracing, η = 0 gives 0, for rates that end there, and an L, G² or σ² that
+      is not finite NaN.
     """
     scalars = (lr, smoothness, grad_sq_norm, grad_variance)
     check("lr", lr, (), lambda x: x > 0, "0 < η < ∞")
@@ -223,9 +185,8 @@ def coupling(
     apart = infinite | zero
     quotient = jnp.where(apart, 0.0, above) / jnp.where(apart, 1.0, below)
     found = jnp.where(infinite, jnp.finfo(tau.dtype).max, quotient)
-    given = jnp.stack([eta, L, G2, variance])
-    good = _counts(tau) & jnp.all((given >= 0) & (given < jnp.inf))
-    return jnp.where(good, found, jnp.nan)
+    # Known while tracing, too: an estimate of a gradient that overflowed.
+    return jnp.where(jnp.isfinite(jnp.stack([L, G2, variance])).all(), found, jnp.nan)
 
 
 def project(v: Numbers, mask: Numbers, upper: Numbers) -> Float[Array, "N"]:
@@ -244,14 +205,14 @@ def project(v: Numbers, mask: Numbers, upper: Numbers) -> Float[Array, "N"]:
     Returns:
       ρ, floating. Where M·u ≤ 1 (up to rounding) 1/M each; all 0 if M = 0.
     """
-    v = _vector("v", v, np.isfinite, "finite numbers")
-    kept = _vector("mask", mask, np.isfinite, "booleans", v.shape).astype(bool)
+    shape = shape_of("v", v, "[N] finite numbers")
+    check("v", v, shape, np.isfinite, "finite numbers")
+    check("mask", mask, shape, np.isfinite, "booleans")
     check("upper", upper, (), lambda x: x > 0, "u > 0", finite=False)
+    v, kept = jnp.asarray(v), jnp.asarray(mask, bool)
     dtype = jnp.result_type(float, v, upper)
     limit = jnp.minimum(jnp.asarray(upper, dtype), 1.0)
-    rho = simplex.project(v.astype(dtype), jnp.ones((), dtype), kept, limit)
-    good = (limit > 0) & jnp.all(~kept | jnp.isfinite(v))
-    return jnp.where(good, rho, jnp.nan)
+    return simplex.project(v.astype(dtype), jnp.ones((), dtype), kept, limit)
 
 
 @trees.arithmetic()
@@ -289,8 +250,8 @@ def affine_weights(
     theta = "θ ≥ 1, or None"
     check("weight_limit", weight_limit, (), lambda x: x >= 1, theta, finite=False)
     tau = _tau(tau, coupling, weight_limit)
-    kept = _vector("selected", selected, np.isfinite, "booleans", tau.shape)
-    inside = kept.astype(bool) & (tau > 0)
+    check("selected", selected, tau.shape, np.isfinite, "booleans")
+    inside = jnp.asarray(selected, bool) & (tau > 0)
     # inf·0 is NaN; the largest finite number gives the same weights.
     c = jnp.minimum(jnp.asarray(coupling, tau.dtype), jnp.finfo(tau.dtype).max)
     limit = jnp.asarray(weight_limit, tau.dtype) / _num_clients(tau)
@@ -308,9 +269,7 @@ def affine_weights(
     feasible &= jnp.all(~inside | ((affine >= 0) & (affine <= limit)))
     # The projection does not depend on a common shift, so it needs c·τ only.
     rho = simplex.project(tau, c, inside, jnp.minimum(limit, 1.0))
-    weights = jnp.where(inside, jnp.where(feasible | raw, affine, rho), 0.0)
-    good = _counts(tau) & (c >= 0) & (jnp.asarray(weight_limit) >= 1)
-    return jnp.where(good, weights, jnp.nan)
+    return jnp.where(inside, jnp.where(feasible | raw, affine, rho), 0.0)
 
 
 @trees.arithmetic()

@@ -14,14 +14,7 @@ import optax
 from jaxtyping import Array
 
 from tsfl_jax.rules import custom
-from tsfl_jax.rules.base import (
-    Aggregator,
-    Counts,
-    Received,
-    RoundInfo,
-    Weights,
-    weights_of,
-)
+from tsfl_jax.rules.base import Aggregator, Counts, Received, equal_weights
 from tsfl_jax.types import HParams, Params, UserError
 
 
@@ -34,12 +27,6 @@ def _aggregating() -> Any:
             "a newer optax (0.2.8 has it)"
         ) from error
     return aggregating
-
-
-def _equal_weights(info: RoundInfo, hparams: HParams) -> Weights:
-    del hparams
-    there = (info.tau > 0).astype(jnp.float32)
-    return weights_of(there / jnp.maximum(there.sum(), 1.0), info.tau)
 
 
 def from_optax(aggregator: Any, *, pseudo_gradients: bool = True) -> Aggregator:
@@ -90,7 +77,7 @@ def from_optax(aggregator: Any, *, pseudo_gradients: bool = True) -> Aggregator:
         del counts
         return aggregator.init(params["params"])
 
-    return Aggregator(_equal_weights, init, combine=combine)
+    return Aggregator(equal_weights, init, combine=combine)
 
 
 def to_optax(rule: Aggregator, num_clients: int) -> Any:

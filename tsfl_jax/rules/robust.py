@@ -6,7 +6,7 @@ hold anything, including NaN. Sums are made in float32 or better. Each function 
 leaves ``[...]`` of the same dtypes, zeros if n = 0; `trim` is ``[]`` in [0, 0.5), the
 share of clients that may be wrong, f = ⌊trim·n⌋. All functions are pure and work under
 jit and vmap; they raise `UserError` for wrong shapes and dtypes, and do not check
-values.
+values. In each, `models` is such a pytree, `present` ``[N]`` bool.
 """
 
 from collections.abc import Callable
@@ -97,16 +97,6 @@ def coordinate_median(models: Params, present: Bool[ArrayLike, "N"]) -> Params:
     w = med{w_i : i present}. Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust
     Distributed Learning: Towards Optimal Statistical Rates", ICML 2018, Algorithm 1,
     Option I.
-
-    Args:
-      models: floating leaves ``[N, ...]``, finite where present.
-      present: ``[N]`` bool.
-
-    Returns:
-      w, leaves ``[...]`` of the same dtypes; zeros if no client is present.
-
-    Raises:
-      UserError: wrong shapes or dtypes.
     """
     models, mask, n = _checked(models, present)
     return _middle(models, mask, jnp.maximum(n - 1, 0) // 2)
@@ -120,16 +110,6 @@ def trimmed_mean(
     `trim` is the paper's β; 0 is the plain mean. Yin, Chen, Ramchandran, Bartlett,
     "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
     2018, Algorithm 1, Option II.
-
-    Args:
-      models, present: as in `coordinate_median`.
-      trim: ``[]`` in [0, 0.5), share of clients that may be wrong, f = ⌊trim·n⌋.
-
-    Returns:
-      w, leaves ``[...]`` of the same dtypes; zeros if no client is present.
-
-    Raises:
-      UserError: wrong shapes or dtypes.
     """
     models, mask, n = _checked(models, present)
     return _middle(models, mask, _left_out(trim, n))
@@ -157,7 +137,7 @@ def geometric_median(
     iteration; farther than 1e19, where float32's squares end, β = 0.
 
     Args:
-      models, present: as in `coordinate_median`.
+      models, present: as in the other functions.
       weights: α ≥ 0 of any sum, not read where absent; None: equal ones.
       iterations: ``[]`` ≥ 0, integer.
       smoothing: ν ``[]`` > 0, in the unit of ‖w‖.
@@ -214,15 +194,6 @@ def krum(models: Params, present: Bool[ArrayLike, "N"], trim: ArrayLike) -> Para
     nearest neighbors have equal sums, so the first of them wins. Blanchard, El Mhamdi,
     Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant Gradient
     Descent", NIPS 2017, section 4; it requires 2f + 2 < n.
-
-    Args:
-      models, present, trim: as in `trimmed_mean`.
-
-    Returns:
-      w, leaves ``[...]`` of the same dtypes; zeros if no client is present.
-
-    Raises:
-      UserError: wrong shapes or dtypes.
     """
     models, order, count = _krum_order(models, present, trim)
     return jax.tree.map(lambda x: jnp.where(count > 0, x[order[0]], 0), models)
@@ -235,15 +206,6 @@ def multi_krum(
 
     w = 1/m Σ w_i; of equal sums, the first clients. Source as in `krum`, Multi-Krum,
     which leaves m open.
-
-    Args:
-      models, present, trim: as in `trimmed_mean`.
-
-    Returns:
-      w, leaves ``[...]`` of the same dtypes; zeros if no client is present.
-
-    Raises:
-      UserError: wrong shapes or dtypes.
     """
     models, order, count = _krum_order(models, present, trim)
     best = jnp.zeros(order.shape, bool).at[order].set(jnp.arange(order.size) < count)
@@ -271,8 +233,21 @@ class Krum:
         self, config: Any, rule: Aggregator, schedule: Schedule
     ) -> tuple[str, ...]:
         """Notes on updates with 2f + 2 ≥ n; raises `UserError` if they all are."""
-        there = (replay.claimed(schedule) > 0).sum(axis=1)
-        return krum_notes(config.algorithm, self.trim, there)
+        n = (replay.claimed(schedule) > 0).sum(axis=1)
+        n = n[n > 0]
+        f = np.floor(self.trim * n * (1 + 1e-6)).astype(int)
+        if not (few := 2 * f + 2 >= n).any():
+            return ()
+        if few.all():
+            raise UserError(
+                f"--config.krum.trim={self.trim}: {config.algorithm} needs 2f + 2 < n, "
+                f"but of n = {n.max()} clients in one update f = {f.max()} may be "
+                "wrong; lower it, or have more clients deliver at once"
+            )
+        return (
+            f"{config.algorithm}: in {few.sum()} of {n.size} updates, of {n[few].min()}"
+            f" to {n[few].max()} clients, 2f + 2 < n does not hold",
+        )
 
 
 def robust_mean(mean: Callable[..., Params], kind: type | None = None) -> Aggregator:
@@ -302,29 +277,6 @@ def robust_mean(mean: Callable[..., Params], kind: type | None = None) -> Aggreg
         combine=combine,
         combines_others=True,
         sections=(Server, kind) if kind else (Server,),
-    )
-
-
-def krum_notes(
-    name: str, trim: float, clients: Int[np.ndarray, "T"]
-) -> tuple[str, ...]:
-    """Notes on updates with 2f + 2 ≥ n; raises `UserError` if they all are."""
-    n = clients[clients > 0]
-    f = np.floor(trim * n * (1 + 1e-6)).astype(int)
-    few = 2 * f + 2 >= n  # n = 10 may be too few where 9 are enough, as f is floored
-    if few.all() and n.size:
-        n, f = np.sort(n), np.sort(f)
-        raise UserError(
-            f"--config.krum.trim={trim}: {name} needs 2f + 2 < n, but of n = {n[-1]} "
-            f"clients in one update f = {f[-1]} may be wrong; lower it, or have more "
-            "clients deliver at once"
-        )
-    if not few.any():
-        return ()
-    least, most = n[few].min(), n[few].max()
-    return (
-        f"{name}: in {few.sum()} of {n.size} updates, of {least} to {most} clients, "
-        "2f + 2 < n does not hold",
     )
 
 

@@ -3,7 +3,6 @@
 import functools
 import json
 import pathlib
-import sys
 
 import flax.linen as nn
 import jax
@@ -54,53 +53,14 @@ def test_a_rule_in_a_loop():
     ]
 
 
-@pytest.mark.slow
-def test_aggregators_of_optax():
-    variables, _ = run("Aggregators of optax")
-    assert variables["result"].history["test_accuracy"][-1] > 0
-    krum, updates = variables["krum"], {"w": jnp.array([[1.0], [1.1], [0.9], [40.0]])}
-    params = {"w": jnp.zeros(1)}
-    gradients = jax.tree.map(jnp.negative, updates)
-    moved, _ = krum.update(gradients, krum.init(params), params)
-    assert 0.9 <= float(moved["w"][0]) <= 1.1
-
-
-def test_an_aggregator_of_optax_by_hand():
-    """Updates 1, NaN and 3: the mean of the others is in the place of the second."""
-    from optax.experimental import aggregating
-
-    start = {"w": jnp.zeros(1)}
-    updates = {"w": jnp.array([[1.0], [jnp.nan], [3.0]])}
-    mean = aggregating.average_per_element_updates()
-    stepped = aggregating.process(optax.identity(), mean, optax.sgd(1.0))
-    for made, pseudo in ((mean, False), (stepped, True)):
-        rule = tsfl_jax.from_optax(made, pseudo_gradients=pseudo)
-        state = tsfl_jax.init_rule(rule, start, num_clients=3)
-        moved, _ = tsfl_jax.aggregate(rule, updates, start, state)
-        np.testing.assert_allclose(moved["w"], [2.0], rtol=1e-6)
-    with pytest.raises(tsfl_jax.UserError, match="expected an Aggregator of optax"):
-        tsfl_jax.from_optax(3)
-    back = tsfl_jax.to_optax(tsfl_jax.AGGREGATORS["fedavg"], num_clients=3)
-    gradients = jax.tree.map(jnp.negative, updates)
-    change, _ = back.update(gradients, back.init(start), start)
-    np.testing.assert_allclose(change["w"], [2.0], rtol=1e-6)
-    with pytest.raises(tsfl_jax.UserError, match="the rule needs params"):
-        back.update(gradients, back.init(start))
-
-
 def test_batch_statistics_become_the_mean_whatever_the_server_s_step():
     """Variances 0.4 and 0.015 as updates of 1: a step of 2 would leave −0.2."""
-    from optax.experimental import aggregating
-
     start = {"params": {"w": jnp.zeros(1)}, "batch_stats": {"var": jnp.ones(2)}}
     updates = {
         "params": {"w": jnp.array([[1.0], [3.0]])},
         "batch_stats": {"var": jnp.array([[-0.5, -0.98], [-0.7, -0.99]])},
     }
-    mean = aggregating.average_per_element_updates()
-    steps = aggregating.process(optax.identity(), mean, optax.sgd(2.0))
     rules = {n: tsfl_jax.AGGREGATORS[n] for n in ("fedbuff", "median", "scaffold")}
-    rules["optax"] = tsfl_jax.from_optax(steps)
     hparams = tsfl_jax.HParams(settings={"server": averages.Server(lr=2.0)})
     for name, rule in rules.items():
         state = tsfl_jax.init_rule(rule, start, num_clients=2)
@@ -267,12 +227,6 @@ def test_constants_are_for_rules_that_ask_for_them():
     updates, start = {"w": jnp.asarray([4.0, 9.0])}, {"w": jnp.zeros(())}
     moved, _ = tsfl_jax.aggregate(rule, updates, start, tau=[1, 3], hparams=given)
     assert float(moved["w"]) == pytest.approx((4 / 2 + 9 / 4) / (1 / 2 + 1 / 4))
-
-
-def test_optax_without_aggregators_is_reported(monkeypatch):
-    monkeypatch.setitem(sys.modules, "optax.experimental", None)
-    with pytest.raises(tsfl_jax.UserError, match="install a newer optax"):
-        tsfl_jax.to_optax(tsfl_jax.AGGREGATORS["krum"], 4)
 
 
 def test_a_model_of_nnx():

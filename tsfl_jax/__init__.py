@@ -8,8 +8,7 @@ and Optimizations". The symbols are explained in `tsfl_jax.types`. The names:
                  Explanation
   Data, models   make_dataset, Dataset, Model
   Own rules      component, setting, rule, init_rule, aggregate, Aggregator, RoundInfo,
-                 ClientOutputs, Received, Weights, Counts, AGGREGATORS, rules,
-                 from_optax, to_optax
+                 ClientOutputs, Received, Weights, Counts, AGGREGATORS, rules
   DMS            dms, dms_weights, affine_weights, coupling, filter_probability
   Theory         theory, BoundConstants, bound_optimal_weights, kkt_residual,
                  theorem1_bound, theorem2_weights, theorem4_bound
@@ -49,7 +48,6 @@ from tsfl_jax.rules.dms import (
     dms_weights,
     filter_probability,
 )
-from tsfl_jax.rules.optax_aggregators import from_optax, to_optax
 from tsfl_jax.theory import (
     BoundConstants,
     bound_optimal_weights,
@@ -89,7 +87,6 @@ __all__ = [
     "dms_weights",
     "explain",
     "filter_probability",
-    "from_optax",
     "init_rule",
     "kkt_residual",
     "make_dataset",
@@ -102,7 +99,6 @@ __all__ = [
     "theorem2_weights",
     "theorem4_bound",
     "theory",
-    "to_optax",
 ]
 
 

@@ -17,9 +17,6 @@ Timelines without training are in `tsfl_jax.timeline`, tables and figures in
 `tsfl_jax.report`. The command line: ``tsfl --help``.
 """
 
-import warnings
-from typing import Any
-
 import tsfl_jax.interrupts  # noqa: F401  # first, for Ctrl-C while importing
 
 # isort: split
@@ -105,12 +102,3 @@ __all__ = [
 def __dir__() -> list[str]:
     """The names meant for users; submodules are not listed."""
     return sorted([*__all__, "__version__"])
-
-
-def __getattr__(name: str) -> Any:
-    """Names that moved into a namespace, for one more release."""
-    if name in ("project", "select", "threshold"):
-        message = f"tsfl_jax.{name} is deprecated; use tsfl_jax.dms.{name}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return getattr(dms, name)
-    raise AttributeError(f"module 'tsfl_jax' has no attribute {name!r}")

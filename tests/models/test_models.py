@@ -160,18 +160,6 @@ def test_quarters_equal_convolution_and_pooling(size, kernel, channels):
         close(a, b, 1e-12)
 
 
-def test_quarters_share_a_tied_maximum_with_the_first():
-    x, w = jnp.ones((1, 6, 6, 1)), jnp.ones((3, 3, 1, 1))
-    y, back = jax.vjp(pooling.conv_pool_quarters, x, w)
-    g = back(jnp.ones_like(y))[0][0, :, :, 0]
-    # Every window's gradient goes to its first place: the kernel at rows 0 and 2.
-    want = np.zeros((6, 6))
-    for i in (0, 2):
-        for j in (0, 2):
-            want[i : i + 3, j : j + 3] += 1
-    np.testing.assert_array_equal(g, want)
-
-
 def test_winograd_is_chosen_only_where_it_exists():
     x, k = jnp.zeros((32, 8, 8, 2)), jnp.zeros((3, 3, 32, 5))
     assert winograd.applies(x, k, 1, True)
@@ -376,25 +364,6 @@ def test_group_norm_equals_flax():
 
 def test_every_name_that_settings_accept_has_a_network():
     assert set(networks.MODELS) == {*sections.MODELS} - {"quadratic"}
-
-
-def test_a_new_network_is_a_module_and_a_name(monkeypatch):
-    """The worked example of docs/architecture.md."""
-
-    class Linear(nn.Module):
-        num_classes: int
-
-        @nn.compact
-        def __call__(self, x):
-            return nn.Dense(self.num_classes)(x.reshape(x.shape[0], -1))
-
-    factory = lambda k, settings, form: Linear(k)  # noqa: E731
-    monkeypatch.setitem(networks.MODELS, "linear", factory)
-    module = networks.make_model(ModelConfig("linear"), 3, (4, 4, 1))
-    model = networks.from_flax(module)
-    x = jnp.ones((2, 4, 4, 1))
-    variables = model.init(jax.random.key(0), x)
-    assert model.predict(variables, x).shape == (2, 3)
 
 
 def test_samples_that_a_network_cannot_take():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tsfl_jax.models import networks, replay
+from tsfl_jax.models import flop, networks, replay
 
 
 class Own(nn.Module):
@@ -109,7 +109,7 @@ def test_predictions_have_derivatives_forward():
 def carried(jaxpr):
     """Shapes of what the scans of a jaxpr hand from one step to the next."""
     for equation in jaxpr.eqns:
-        for body in replay._bodies(equation.params):
+        for body in flop.bodies(equation.params):
             yield from carried(body)
             if equation.primitive.name == "scan":
                 pairs = zip(body.outvars, equation.outvars, strict=True)

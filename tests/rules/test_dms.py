@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tsfl_jax
 from tests import problems
 from tsfl_jax.rules import dms
+from tsfl_jax.theory import simplex
 from tsfl_jax.types import UserError
 
 KEY = jax.random.key(0)
@@ -24,8 +24,13 @@ SIZES = (1, 3, 8)  # few, because every size is another compilation
 modest = settings(max_examples=50, deadline=None)
 affine_weights = jax.jit(dms.affine_weights, compiler_options=problems.AS_USERS)
 dms_weights = jax.jit(dms.dms_weights, compiler_options=problems.AS_USERS)
-project = jax.jit(dms.project, compiler_options=problems.AS_USERS)
 select = jax.jit(dms.select)
+
+
+@functools.partial(jax.jit, compiler_options=problems.AS_USERS)
+def project(v, mask, upper):
+    """The projection of v by itself."""
+    return simplex.project(v, jnp.ones(()), mask, jnp.minimum(upper, 1))
 
 
 def precision(dtype):
@@ -239,26 +244,6 @@ def test_affine_weights_by_hand(tau, coupling, limit, expected):
     np.testing.assert_allclose(rho, expected, rtol=0, atol=3e-7)
 
 
-def test_unselected_clients_get_nothing_and_are_not_averaged():
-    selected = jnp.array([True, False, True, False])
-    rho = dms.affine_weights([1, 3, 2, 9], selected, 0.2)
-    np.testing.assert_allclose(rho, [0.4, 0, 0.6, 0], atol=1e-7)
-    np.testing.assert_array_equal(
-        dms.affine_weights([1, 3, 2, 9], ~jnp.ones(4, bool), 0.2), np.zeros(4)
-    )
-
-
-def test_too_few_selected_for_the_limit_share_equally():
-    """N = 10, θ = 2, so u = 0.2: five clients can just carry the weight, four not."""
-    tau = jnp.arange(1, 11)
-    for kept, share in ((4, 0.25), (5, 0.2)):
-        rho = np.asarray(affine_weights(tau, tau > 10 - kept, 0.3, 2.0))
-        np.testing.assert_allclose(rho[-kept:], share, atol=1e-7)
-        assert not rho[:-kept].any()
-    rho = np.asarray(affine_weights(tau, tau > 4, 0.3, 2.0))
-    assert rho.max() == np.float32(0.2) and rho[-1] > rho[4]
-
-
 @modest
 @given(situations())
 def test_affine_weights_are_the_exact_ones(info):
@@ -339,51 +324,6 @@ def test_a_huge_coupling_gives_all_to_the_largest(coupling, dtype):
 # ---- The projection ----
 
 
-@st.composite
-def points(draw):
-    """(v, mask, u), v in numbers that a projection in float32 can resolve."""
-    dtype = draw(st.sampled_from(DTYPES))
-    n = draw(st.sampled_from(SIZES))
-    size = draw(st.sampled_from([0.125, 1.0, 32.0]))
-    entry = st.one_of(
-        st.floats(-size, size, width=32), st.sampled_from([0.0, 0.25, size])
-    )
-    v = draw(st.lists(entry, min_size=n, max_size=n))
-    mask = draw(st.lists(st.booleans(), min_size=n, max_size=n))
-    upper = draw(st.one_of(st.just(np.inf), st.floats(1 / n, 1.2)))
-    return np.array(v, dtype), np.array(mask), dtype(upper)
-
-
-@modest
-@given(points())
-def test_projection_is_exact_idempotent_and_the_nearest(point):
-    v, mask, upper = point
-    with precision(v.dtype.type):
-        rho = np.asarray(project(v, mask, upper))
-        again = np.asarray(project(rho, mask, upper))
-    eps = np.finfo(v.dtype).eps
-    tolerance = 16 * eps * max(1, abs(v).max())
-    upper = min(upper, v.dtype.type(1))
-    assert not rho[~mask].any()
-    if not mask.any():
-        return
-    exact = exact_projection(exactly(v[mask]), Fraction(float(upper)))
-    error = [float(abs(a - b)) for a, b in zip(exactly(rho[mask]), exact, strict=True)]
-    assert max(error) <= tolerance
-    np.testing.assert_allclose(again, rho, rtol=0, atol=16 * eps)
-    if mask.sum() * upper <= 1 + 8 * eps:
-        return
-    assert (rho >= 0).all() and (rho <= upper).all()
-    # Variational inequality: (v − ρ)·(z − ρ) ≤ 0 for every feasible z; the worst z
-    # fills the entries with the largest v − ρ up to u, one after the other.
-    gap = (v - rho)[mask].astype(np.float64)
-    room, best = 1.0, 0.0
-    for g in sorted(gap, reverse=True):
-        best += g * min(room, float(upper))
-        room -= min(room, float(upper))
-    assert best - gap @ rho[mask] <= v.size * tolerance
-
-
 def test_projection_of_many_clients_is_accurate_and_linear_in_memory():
     n = 20_000
     rng = np.random.default_rng(0)
@@ -413,7 +353,7 @@ def test_projection_survives_rounding_where_the_limit_is_just_met():
     large = np.where(rng.random((cases, n)) < far, 1e3 * (1 + entry), almost)
     small = np.where(entry == k, 0, below * rng.random((cases, n)))
     v = np.where(entry < k, large, small).astype(np.float32)
-    many = jax.jit(jax.vmap(dms.project), compiler_options=problems.AS_USERS)
+    many = jax.vmap(project)
     rho = np.asarray(many(v, np.ones_like(v, bool), upper))
     np.testing.assert_allclose(rho.sum(axis=1, dtype=np.float64), 1, atol=1e-6)
     assert (rho >= 0).all() and (rho <= upper[:, None]).all()
@@ -473,14 +413,6 @@ def test_all_weights_are_zero_only_if_no_client_worked():
     assert 0 < at_work.sum() < 500
     np.testing.assert_allclose(rho.sum(axis=1), at_work, atol=1e-6)
     assert not rho[tau == 0].any()
-
-
-def test_equal_tau_is_a_plain_mean_and_one_client_gets_everything():
-    rho = dms_weights(KEY, jnp.full(8, 3), **CONSTANTS)
-    np.testing.assert_array_equal(rho, np.full(8, 0.125, np.float32))
-    for limit in (None, 1.0, 7.0):
-        rho = dms_weights(KEY, jnp.array([3]), **CONSTANTS, weight_limit=limit)
-        np.testing.assert_array_equal(rho, np.ones(1, np.float32))
 
 
 # ---- Gradients ----
@@ -581,9 +513,6 @@ def test_wrong_arguments_of_the_parts():
         (lambda: dms.affine_weights([1, 2], [True], 0.1), "selected"),
         (lambda: dms.affine_weights([1, 2], [True, True], -0.1), "coupling"),
         (lambda: dms.affine_weights([1, 2], [True, True], np.nan), "coupling"),
-        (lambda: dms.project([0.0, np.nan], [True, True], 1.0), "v"),
-        (lambda: dms.project([0.0, 1.0], [True], 1.0), "mask"),
-        (lambda: dms.project([0.0, 1.0], [True, True], 0.0), "upper"),
     ):
         with pytest.raises(UserError, match=rf"^{named}\b.*expected"):
             call()
@@ -618,12 +547,4 @@ def test_no_second_trace_and_no_transfer():
 
 def test_the_examples_in_the_documentation():
     results = problems.run_examples(dms)
-    assert results.attempted >= 8 and not results.failed
-
-
-@pytest.mark.parametrize("name", ["project", "select", "threshold"])
-def test_names_that_moved_into_the_namespace_warn(name):
-    with pytest.warns(DeprecationWarning, match=f"use tsfl_jax.dms.{name}"):
-        assert getattr(tsfl_jax, name) is getattr(tsfl_jax.dms, name)
-    with pytest.raises(AttributeError, match="no attribute 'selec'"):
-        _ = tsfl_jax.selec
+    assert results.attempted >= 7 and not results.failed

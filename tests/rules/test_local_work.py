@@ -7,53 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests import problems
 from tsfl_jax.rules import local_work
 
-modest = settings(max_examples=60, deadline=None)
 accumulation = jax.jit(local_work.accumulation)
 
 
 @jax.jit
 def nova_weights(share, steps, momentum):
     return local_work.nova_weights(share, accumulation(steps, momentum))
-
-
-N = 5  # clients in the random tests: one size, one compilation
-counts = st.lists(st.integers(0, 300), min_size=N, max_size=N).map(np.array)
-momenta = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.99, 0.999])
-
-
-def slow_accumulation(steps, momentum):
-    """Unit gradients, counted as the velocity lets them into the model."""
-    result = []
-    for s in steps:
-        v = w = 0.0
-        for _ in range(int(s)):
-            v = momentum * v + 1
-            w += v
-        result.append(w)
-    return np.array(result)
-
-
-def slow_nova(share, steps, momentum):
-    work = slow_accumulation(steps, momentum)
-    effective = sum(float(p) * a for p, a in zip(share, work, strict=True))
-    return np.array(
-        [effective * float(p) / a if a else 0 for p, a in zip(share, work, strict=True)]
-    )
-
-
-def test_accumulation_by_hand():
-    """m = ½: 1, 1 + 1.5, + 1.75, + 1.875; m = 0: s; m = 1: s(s + 1)/2."""
-    steps = jnp.arange(5)
-    found = accumulation(steps, 0.5)
-    np.testing.assert_array_equal(found, [0, 1, 2.5, 4.25, 6.125])
-    np.testing.assert_array_equal(accumulation(steps, 0.0), [0, 1, 2, 3, 4])
-    np.testing.assert_array_equal(accumulation(steps, 1.0), [0, 1, 3, 6, 10])
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99, 0.9999])
@@ -66,13 +29,6 @@ def test_accumulation_is_fine_in_float32(momentum):
         m = Fraction(float(np.float32(momentum)))
         exact = (s - m * (1 - m**s) / (1 - m)) / (1 - m)
         np.testing.assert_allclose(float(a), float(exact), rtol=1e-6)
-
-
-@modest
-@given(counts, momenta)
-def test_accumulation_agrees_with_the_loop(steps, momentum):
-    expected = slow_accumulation(steps, float(np.float32(momentum)))
-    np.testing.assert_allclose(accumulation(steps, momentum), expected, rtol=2e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
@@ -109,50 +65,15 @@ def slow_proximal(steps, momentum, alpha):
     return np.array(found)[list(steps)]
 
 
-def test_accumulation_with_a_proximal_term_by_hand():
-    # α = ½, m = 0: 1, 1 + ½, + ¼: [1 − (1 − α)^s]/α. m = ½: v = 1, then ½ + 1 − ½.
-    steps = jnp.arange(4)
-    np.testing.assert_array_equal(accumulation(steps, 0.0, 0.5), [0, 1, 1.5, 1.75])
-    # u = 1, v = 1, u = 2, v = ½ + 1 − 1 = ½.
-    np.testing.assert_array_equal(accumulation(steps, 0.5, 0.5), [0, 1, 2, 2.5])
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
-@pytest.mark.parametrize("alpha", [1e-6, 3e-4, 0.003, 0.1, 0.9])
+@pytest.mark.parametrize("alpha", [0.0, 1e-6, 3e-4, 0.003, 0.1, 0.9])
 def test_accumulation_with_a_proximal_term_agrees_with_the_loop(momentum, alpha):
     steps = [0, 1, 2, 3, 7, 50, 333, 4000]
     m, a = float(np.float32(momentum)), float(np.float32(alpha))
     expected = slow_proximal(steps, m, a)
-    assert expected[-1] < 0.999 * slow_proximal(steps, m, 0.0)[-1]
+    assert not alpha or expected[-1] < 0.999 * slow_proximal(steps, m, 0.0)[-1]
     found = accumulation(jnp.array(steps), momentum, alpha)
     np.testing.assert_allclose(found, expected, rtol=5e-5)
-
-
-def test_nova_weights_by_hand():
-    """τ_eff = ½·1 + ½·4 = 2.5; ρ = 2.5·½/1, 2.5·½/4. m = ½: a = 1, 2.5, 1.75."""
-    share, steps = jnp.array([0.5, 0.5]), jnp.array([1, 4])
-    np.testing.assert_array_equal(nova_weights(share, steps, 0.0), [1.25, 0.3125])
-    share, steps = jnp.array([0.5, 0.5, 0.0]), jnp.array([1, 2, 0])
-    expected = np.float32([0.875, 0.35, 0])
-    np.testing.assert_allclose(nova_weights(share, steps, 0.5), expected, rtol=1e-6)
-
-
-@modest
-@given(counts, momenta, st.integers(0, 10**6))
-def test_nova_weights_agree_with_the_loop(steps, momentum, seed):
-    share = np.random.default_rng(seed).dirichlet(np.ones(N)).astype(np.float32)
-    expected = slow_nova(share, steps, float(np.float32(momentum)))
-    found = nova_weights(share, steps, momentum)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert not np.asarray(found)[steps == 0].any()
-
-
-@modest
-@given(st.integers(1, 10_000), momenta, st.integers(0, 10**6))
-def test_equal_steps_keep_the_shares(steps, momentum, seed):
-    share = np.random.default_rng(seed).dirichlet(np.ones(N)).astype(np.float32)
-    found = nova_weights(share, np.full(N, steps), momentum)
-    np.testing.assert_allclose(found, share, rtol=1e-6)
 
 
 def test_nova_weights_remove_the_objective_inconsistency():

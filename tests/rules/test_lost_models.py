@@ -45,11 +45,6 @@ def test_a_stale_model_does_not_count_for_a_fresh_one():
         assert alone == pytest.approx(0.1 * factor)
 
 
-def test_fedavg_weighs_the_others_by_their_sizes():
-    found = applied("fedavg", [np.nan, 1.0, 4.0], size=[50, 30, 10])
-    assert found == pytest.approx(30 / 40 + 4 * 10 / 40)
-
-
 @pytest.fixture(scope="module")
 def three():
     """Data of three clients; the samples of the first overflow."""

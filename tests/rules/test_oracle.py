@@ -37,18 +37,6 @@ def equal(present):
     return jnp.array([present / present.sum()])
 
 
-def test_a_line_by_hand():
-    """F = 3ρ_1 + ρ_2 + 2ρ_3: all weight to the second; without it, to the third."""
-    linear = jnp.array([3.0, 1.0, 2.0])
-    for present, want in (([1, 1, 1], [0, 1, 0]), ([1, 0, 1], [0, 0, 1])):
-        there = jnp.array(present, bool)
-        found, first = searched(jnp.zeros((3, 3)), linear, equal(present), there)
-        np.testing.assert_allclose(found.rho, want, atol=1e-6)
-        np.testing.assert_allclose(found.loss, linear @ jnp.array(want, float))
-        np.testing.assert_allclose(first.loss, linear @ equal(present)[0], rtol=1e-6)
-        np.testing.assert_array_equal(first.slope, linear)
-
-
 def test_a_parabola_by_hand():
     """½(x − 0.3)² with x = ρ_2 of two: ρ = (0.7, 0.3), reached in two steps.
 

@@ -85,17 +85,16 @@ def slow_trimmed(x, present, trim):
     return np.array(result)
 
 
-def slow_weiszfeld(x, present, weights, iterations, smoothing):
+def slow_weiszfeld(x, present, iterations, smoothing):
     rows = [np.asarray(r, float) for r, p in zip(x, present, strict=True) if p]
-    alpha = [float(a) for a, p in zip(weights, present, strict=True) if p]
 
     def average(beta):
         return sum(b * r for b, r in zip(beta, rows, strict=True)) / sum(beta)
 
-    w = average(alpha)
+    w = average([1.0] * len(rows))
     for _ in range(iterations):
         far = [max(smoothing, np.sqrt(((w - r) ** 2).sum())) for r in rows]
-        w = average([a / d for a, d in zip(alpha, far, strict=True)])
+        w = average([1 / d for d in far])
     return w
 
 
@@ -112,43 +111,6 @@ def slow_krum(x, present, trim):
 
 # ---- Hand-worked numbers ----
 
-FOUR = jnp.array([[1.0, 5.0], [2.0, 3.0], [9.0, 4.0], [3.0, -7.0]])
-ALL_FOUR = jnp.ones(4, bool)
-
-
-def test_median_by_hand():
-    """1 2 3 9 -> 2.5, −7 3 4 5 -> 3.5; without the third: 1 2 3, −7 3 5."""
-    np.testing.assert_array_equal(median(FOUR, ALL_FOUR), [2.5, 3.5])
-    three = ALL_FOUR.at[2].set(False)
-    np.testing.assert_array_equal(median(FOUR, three), [2.0, 3.0])
-
-
-def test_trimmed_mean_by_hand():
-    """f = ⌊0.25·4⌋ = 1 leaves 2 3 and 3 4; f = ⌊0.24·4⌋ = 0 the mean 15/4, 5/4."""
-    np.testing.assert_array_equal(trimmed(FOUR, ALL_FOUR, 0.25), [2.5, 3.5])
-    np.testing.assert_array_equal(trimmed(FOUR, ALL_FOUR, 0.24), [3.75, 1.25])
-
-
-def test_one_weiszfeld_step_by_hand():
-    """A plane from the mean (0, 1), and a line where two of three agree."""
-    corners = jnp.array([[0.0, 0.0], [0.0, 6.0], [4.0, 0.0], [-4.0, 0.0]])
-    corners = corners.at[:, 1].add(-0.5)  # the mean is (0, 1)
-    far = np.array([1.5, 4.5, np.hypot(4, 1.5), np.hypot(4, 1.5)])
-    y = (np.array([-0.5, 5.5, -0.5, -0.5]) / far).sum() / (1 / far).sum()
-    w = weiszfeld(corners, ALL_FOUR, iterations=1)
-    np.testing.assert_allclose(w, [0, y], atol=1e-6)
-    # Mean 4; distances 4, 4, 8; w = (0 + 0 + 12/8)/(1/4 + 1/4 + 1/8) = 2.4.
-    line = jnp.array([0.0, 0.0, 12.0])
-    w = weiszfeld(line, jnp.ones(3, bool), iterations=1)
-    np.testing.assert_allclose(w, 2.4, rtol=1e-6)
-
-
-def test_weiszfeld_weights_and_smoothing_by_hand():
-    """α = 3, 1, 0, mean 0.5; β = 3/max(1, ½), 1/max(1, 1½): w = (4/3)/(11/3) = 4/11."""
-    models, weights = jnp.array([0.0, 2.0, 9.0]), jnp.array([3, 1, 0])
-    w = weiszfeld(models, jnp.ones(3, bool), weights, iterations=1, smoothing=1.0)
-    np.testing.assert_allclose(w, 4 / 11, rtol=1e-6)
-
 
 def test_krum_by_hand():
     """0 1 3 4.5 90, f = 1, 2 nearest: 1 + 9, 1 + 4, 4 + 2.25, 2.25 + 12.25, far."""
@@ -159,14 +121,6 @@ def test_krum_by_hand():
     assert krum(models, jnp.ones(5, bool), 0.0) == 3.0
     best = multi_krum(models, jnp.ones(5, bool), 0.0)
     np.testing.assert_allclose(best, 4 / 3, rtol=1e-6)
-
-
-def test_krum_of_equal_sums_is_the_first():
-    """Two nearest neighbors have one distance: n = 3 leaves one neighbor."""
-    models = jnp.array([9.0, 4.0, 5.0])
-    assert krum(models, jnp.ones(3, bool), 0.0) == 4.0
-    assert krum(models[::-1], jnp.ones(3, bool), 0.0) == 5.0
-    assert krum(models, jnp.array([True, False, True]), 0.4) == 9.0
 
 
 @pytest.mark.parametrize("n", [10, 30, 41, 49, 97])
@@ -197,14 +151,12 @@ def test_order_statistics_agree_with_numpy(x, present, trim):
 
 
 @modest
-@given(real(), someone, st.integers(0, 10**6))
-def test_weiszfeld_agrees_with_numpy(x, present, seed):
-    weights = np.random.default_rng(seed).uniform(0.1, 2, N).astype(np.float32)
+@given(real(), someone, st.sampled_from([1e-3, 2.0]))
+def test_weiszfeld_agrees_with_numpy(x, present, smoothing):
     for iterations in (0, 1, 8):
-        expected = slow_weiszfeld(x, present, weights, iterations, 1e-3)
-        weights = np.where(present, weights, np.nan)
-        steps = dict(iterations=iterations, smoothing=1e-3)
-        found = flat(weiszfeld(tree(spoiled(x, present)), present, weights, **steps))
+        expected = slow_weiszfeld(x, present, iterations, smoothing)
+        steps = dict(iterations=iterations, smoothing=smoothing)
+        found = flat(weiszfeld(tree(spoiled(x, present)), present, **steps))
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
@@ -315,29 +267,10 @@ def test_one_client_is_returned_as_it_is(name):
 
 
 @every_rule
-def test_equal_clients_give_that_model(name):
-    x = np.tile(np.random.default_rng(0).normal(size=(1, 7)), (N, 1))
-    w = COMPILED[name](tree(x.astype(np.float32)), np.arange(N) != 2)
-    np.testing.assert_allclose(flat(w), x[0], rtol=5e-7)
-
-
-@every_rule
 def test_no_clients_give_zeros(name):
     x = np.full((N, 7), np.nan, np.float32)
     w = COMPILED[name](tree(x), np.zeros(N, bool))
     np.testing.assert_array_equal(flat(w), np.zeros(7))
-
-
-def test_no_trim_and_no_iteration_are_the_mean():
-    x = np.random.default_rng(0).normal(size=(N, 7)).astype(np.float32)
-    present = np.arange(N) != 2
-    expected = x[present].mean(axis=0)
-    for w in (
-        trimmed(tree(x), present, 0.0),
-        weiszfeld(tree(x), present, iterations=0),
-        weiszfeld(tree(x), present, iterations=8, smoothing=1e6),
-    ):
-        np.testing.assert_allclose(flat(w), expected, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -382,4 +315,4 @@ def test_what_does_not_fit_is_refused(name):
     ):
         RULES[name]({"count": jnp.arange(3)}, jnp.ones(3, bool))
     with pytest.raises(UserError, match=r"float32 \[4, 2\]: expected .* \(3,\)"):
-        RULES[name](FOUR, jnp.ones(3, bool))
+        RULES[name](jnp.ones((4, 2)), jnp.ones(3, bool))

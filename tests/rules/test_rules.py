@@ -21,7 +21,6 @@ from tsfl_jax.rules.base import Counts, Received, RoundInfo
 from tsfl_jax.types import Constants, Schedule
 
 RULES = list(AGGREGATORS)
-STACKED = [name for name in RULES if AGGREGATORS[name].combine is not None]
 SIZE = np.broadcast_to(SIZES, TAU.shape)
 # One of each kind in the fast suite; every rule has its numbers by hand there, too.
 FEW = {"fedat", "scaffold", "fedadam"}
@@ -277,15 +276,6 @@ def test_robust_rules_by_hand(name, want):
     )
 
 
-def test_geometric_median_by_hand():
-    # Two of three in the same place: that is where the sum of distances is least.
-    got, _ = combine(
-        "geometric_median", stacked([1.0], [1.0], [4.0]), received([1, 1, 1])
-    )
-    # From the mean 2, weights 1, 1, 1/2: w = 8/5 at first; then nearer to 1.
-    assert 1 < numbers(got)[0] < 1.05
-
-
 def test_integer_leaves_have_no_update():
     updates = {"count": jnp.zeros((3, 2), jnp.int32), "w": jnp.array([[1.0], [2], [4]])}
     for name in ("median", "krum"):
@@ -311,87 +301,19 @@ def test_the_order_of_clients_does_not_matter(name):
 
 
 @every_rule
-def test_no_client_works(name):
+def test_an_interval_without_clients_changes_nothing(name):
     start, state, history = run(name, np.zeros_like(TAU))
     chex.assert_trees_all_equal(start, state)
     assert not history.diverged.any()
     assert history.samples.sum() == history.rho.sum() == 0
-    assert np.isfinite(history.test_loss).all()
-
-
-@every_rule
-def test_an_interval_without_clients_changes_nothing(name):
-    # The server's state stays too, so that what follows is the same.
-    with_pause = np.array([TAU[0], np.zeros(5, int), np.zeros(5, int)])
-    _, paused, _ = run(name, with_pause)
-    _, state, history = run(name, np.array([TAU[0], TAU[0] * 0, TAU[0] * 0]))
-    chex.assert_trees_all_equal(paused, state)
+    # Nor after one with clients.
+    *_, history = run(name, TAU * [[1], [0], [0]])
     losses = np.asarray(history.test_loss)
-    assert (losses == losses[0]).all()
+    assert np.isfinite(losses).all() and (losses == losses[0]).all()
 
 
 # Where an update is nearly 0, g/(√v + ε) makes its rounding errors larger.
 ROUNDING = {"fedadam": 2e-4, "fedyogi": 2e-4}
-ALONE = np.array([[0, 0, 4, 0, 0], [0] * 5, [0] * 5])
-
-
-# Estimated constants, and a step of the server.
-KINDS = {"dms", "fedavgm"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n not in KINDS))
-        for n in RULES
-        if n not in ("fedasync", "fedat", "fedadam", "fedyogi")
-    ],
-)
-def test_one_client_alone_is_followed(name):
-    # SCAFFOLD has no control variates yet; FedAvgM's first step is the update itself.
-    hp = HP._replace(mu=jnp.float32(0))
-    hp = problems.changed(hp, gamma=0.0, fedavgm__lr=1.0)
-    _, state, history = run(name, ALONE, hp=hp)
-    _, single, _ = run("fedavg", ALONE, hp=hp)
-    close(state.params, single.params, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(history.rho[0], [0, 0, 1, 0, 0], rtol=1e-6)
-
-
-def test_one_client_alone_under_fedasync_is_mixed():
-    hp = problems.changed(HP, gamma=0.25)
-    start, state, _ = run("fedasync", ALONE, hp=hp)
-    _, single, _ = run("fedavg", ALONE, hp=hp)
-    want = jax.tree.map(lambda w, m: 0.25 * w + 0.75 * m, start.params, single.params)
-    close(state.params, want, rtol=1e-5, atol=1e-6)
-
-
-EQUAL = np.full((3, 5), 3)
-LIMITS = {  # rule: hyper-parameters with which it is FedAvg, and when
-    "fednova": ({}, EQUAL, SIZE),  # as many steps each
-    "scaffold": ({}, TAU * [[1], [0], [0]], SIZE),  # at first no control variates
-    "fedavgm": ({"fedavgm__momentum": 0.0, "fedavgm__lr": 1.0}, TAU, SIZE),
-    "fedbuff": ({}, TAU, np.full((3, 5), 12)),  # equal sizes: the plain mean
-    "trimmed_mean": ({"trim": 0.0}, TAU, np.full((3, 5), 12)),
-    "fedasync": ({"gamma": 0.0}, TAU, np.full((3, 5), 12)),
-    "fedat": ({}, TAU, SIZE),  # one tier
-    "dms": ({}, EQUAL, np.full((3, 5), 12)),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n in ("fedbuff", "trimmed_mean")))
-        for n in LIMITS
-    ],
-)
-def test_limit_cases_are_fedavg(name):
-    changes, tau, size = LIMITS[name]
-    hp = problems.changed(HP, **changes)
-    _, state, history = run(name, tau, hp=hp, size=size)
-    _, plain, _ = run("fedavg", tau, hp=hp, size=size)
-    close(state.params, plain.params, rtol=1e-5, atol=2e-6)
-    np.testing.assert_allclose(history.rho[0].sum(), 1, rtol=1e-5)
 
 
 @every_rule
@@ -585,14 +507,3 @@ def test_rules_that_share_no_program():
         ]
     )
     assert lanes.group(several)[0] == [[0], [1]]
-
-
-def test_rules_that_need_all_updates_at_once():
-    assert STACKED == [
-        "scaffold",
-        "median",
-        "trimmed_mean",
-        "geometric_median",
-        "krum",
-        "multi_krum",
-    ]

@@ -28,18 +28,6 @@ def slow_staleness(lag, kind, a, b):
     return np.array([factor(float(x)) for x in lag])
 
 
-def test_staleness_by_hand():
-    lag = jnp.array([0, 1, 3, 8])
-    constant, polynomial, hinge, exponential = (
-        staleness_factor(lag, kind, 0.5, 3.0) for kind in range(4)
-    )
-    np.testing.assert_array_equal(constant, [1, 1, 1, 1])
-    np.testing.assert_allclose(polynomial, [1, 2**-0.5, 0.5, 1 / 3], rtol=1e-6)
-    np.testing.assert_allclose(hinge, [1, 1, 1, 1 / 3.5], rtol=1e-6)
-    expected = [1, 0.7357589, 0.3982968, 0.0858785]
-    np.testing.assert_allclose(exponential, expected, rtol=1e-6)
-
-
 lags = st.lists(st.integers(0, 400), min_size=N, max_size=N).map(np.array)
 
 

@@ -35,7 +35,7 @@ def _of_equation(equation: Any) -> float:
         kernel = equation.invars[1].aval
         filters = kernel.shape[given["dimension_numbers"].rhs_spec[0]]
         return 2.0 * kernel.size / filters * equation.outvars[0].aval.size
-    inner = [_of(part) for part in _parts(given)]
+    inner = [_of(part) for part in bodies(given)]
     if name == "cond":
         return max(inner)
     if name == "while":
@@ -43,10 +43,10 @@ def _of_equation(equation: Any) -> float:
     return given.get("length", 1) * sum(inner) if name == "scan" else sum(inner)
 
 
-def _parts(given: dict[str, Any]) -> Iterator[Any]:
-    """Jaxprs among the parameters of an equation."""
-    for value in given.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            part = getattr(part, "jaxpr", part)
-            if hasattr(part, "eqns"):
-                yield part
+def bodies(params: dict[str, Any]) -> Iterator[Any]:
+    """The jaxprs among the parameters of an equation."""
+    for value in params.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            one = getattr(one, "jaxpr", one)
+            if hasattr(one, "eqns"):
+                yield one

@@ -18,7 +18,6 @@ from tsfl_jax.models.winograd import Images, Kernel, Outputs
 Halved = Float[Array, "C _ _ B"]  # images of half the height and width
 Spread = Float[Array, "C *S B"]
 Pooled = Float[Array, "C *O B"]
-Fours = Float[Array, "F 4 P"]  # the four outputs of each of P windows
 
 
 def _quarters(x: Images) -> list[Halved]:
@@ -128,29 +127,6 @@ def sum_windows(x: Spread, sizes: tuple[int, ...], window: Window) -> Pooled:
     return functools.reduce(jnp.add, convolution.shifted(x, sizes, window))
 
 
-@jax.custom_vjp
-def _max_of_four(x: Fours) -> Float[Array, "F P"]:
-    """The maximum of each window."""
-    return _largest([x[:, i] for i in range(4)])
-
-
-def _max_of_four_forward(
-    x: Fours,
-) -> tuple[Float[Array, "F P"], tuple[Fours, Float[Array, "F P"]]]:
-    out = _max_of_four(x)
-    return out, (x, out)
-
-
-def _max_of_four_backward(
-    saved: tuple[Fours, Float[Array, "F P"]], grad: Float[Array, "F P"]
-) -> tuple[Fours]:
-    x, out = saved
-    return (jnp.stack(_to_first([x[:, i] for i in range(4)], out, grad), axis=1),)
-
-
-_max_of_four.defvjp(_max_of_four_forward, _max_of_four_backward)
-
-
 def conv_pool_quarters(x: Images, kernel: Kernel) -> Outputs:
     """Compute a convolution and 2x2 pooling by one product for all four of a window.
 
@@ -179,7 +155,8 @@ def conv_pool_quarters(x: Images, kernel: Kernel) -> Outputs:
         for j in (0, 1)
     ]
     frames = jnp.stack(frames, axis=-1).reshape(-1, 4 * filters)
-    out = _max_of_four((frames.T @ patches).reshape(filters, 4, -1))
+    # The four outputs of a window, as an image of 2x2 pixels.
+    out = _max_pool_even((frames.T @ patches).reshape(filters, 2, 2, -1))
     return out.reshape(filters, height, width, x.shape[-1])
 
 

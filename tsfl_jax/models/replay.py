@@ -13,7 +13,7 @@ nothing.
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,7 @@ from jax.extend import core
 from tsfl_jax import rng
 from tsfl_jax.models import convolution, pooling, recurrent
 from tsfl_jax.models.convolution import Window
+from tsfl_jax.models.flop import bodies
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Params
 
@@ -47,14 +48,6 @@ def _open(body: Any) -> Any:
 
 def _consts(body: Any) -> Sequence[Any]:
     return getattr(body, "consts", ())
-
-
-def _bodies(params: dict[str, Any]) -> Iterator[Any]:
-    """The jaxprs among the parameters of an operation."""
-    for value in params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if hasattr(one, "eqns") or hasattr(one, "jaxpr"):
-                yield _open(one)
 
 
 def _precision(given: Any) -> Any:
@@ -147,7 +140,7 @@ def _loops(jaxpr: Any) -> bool:
     return any(
         e.primitive.name == "scan"
         and _loop(e).has_products
-        or any(map(_loops, _bodies(e.params)))
+        or any(map(_loops, bodies(e.params)))
         for e in jaxpr.eqns
     )
 
@@ -157,7 +150,7 @@ def _nested(equation: Any, values: Sequence[Any], form: _Form) -> list[Any] | No
     name, p = equation.primitive.name, equation.params
     loop = _loop(equation) if name == "scan" else None
     products = loop is not None and loop.has_products
-    if not products and not any(_count(b) or _loops(b) for b in _bodies(p)):
+    if not products and not any(_count(b) or _loops(b) for b in bodies(p)):
         return None
     if name in ("checkpoint", "remat2", "remat"):
         body = p["jaxpr"]
@@ -176,11 +169,11 @@ def _nested(equation: Any, values: Sequence[Any], form: _Form) -> list[Any] | No
         )
         return [*ends, *ys]
     if name == "cond":
-        bodies = [
+        branches = [
             functools.partial(_evaluate, _open(b), _consts(b), form)
             for b in p["branches"]
         ]
-        return list(lax.switch(values[0], bodies, *values[1:]))
+        return list(lax.switch(values[0], branches, *values[1:]))
     return None
 
 
@@ -222,7 +215,7 @@ def _count(jaxpr: Any) -> Counter[str]:
     for equation in jaxpr.eqns:
         if equation.primitive.name in _SLOW:
             found[equation.primitive.name] += 1
-        for body in _bodies(equation.params):
+        for body in bodies(equation.params):
             found += _count(body)
     return found
 

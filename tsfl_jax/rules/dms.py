@@ -189,32 +189,6 @@ def coupling(
     return jnp.where(jnp.isfinite(jnp.stack([L, G2, variance])).all(), found, jnp.nan)
 
 
-def project(v: Numbers, mask: Numbers, upper: Numbers) -> Float[Array, "N"]:
-    """Project v onto {0 ≤ ρ ≤ u, Σρ = 1} on the entries in `mask`, 0 elsewhere.
-
-    ρ_i = clip(v_i − λ, 0, u) with the λ for which Σρ = 1; O(N log N) time, O(N) memory.
-
-    >>> print(project(jnp.array([1.0, 0.2, 9.0]), jnp.array([True, True, False]), 0.7))
-    [0.7 0.3 0. ]
-
-    Args:
-      v: ``[N]`` finite.
-      mask: ``[N]`` bool, M of them true.
-      upper: u ``[]`` > 0; values above 1, as inf, do not limit anything.
-
-    Returns:
-      ρ, floating. Where M·u ≤ 1 (up to rounding) 1/M each; all 0 if M = 0.
-    """
-    shape = shape_of("v", v, "[N] finite numbers")
-    check("v", v, shape, np.isfinite, "finite numbers")
-    check("mask", mask, shape, np.isfinite, "booleans")
-    check("upper", upper, (), lambda x: x > 0, "u > 0", finite=False)
-    v, kept = jnp.asarray(v), jnp.asarray(mask, bool)
-    dtype = jnp.result_type(float, v, upper)
-    limit = jnp.minimum(jnp.asarray(upper, dtype), 1.0)
-    return simplex.project(v.astype(dtype), jnp.ones((), dtype), kept, limit)
-
-
 @trees.arithmetic()
 def affine_weights(
     tau: Numbers,

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int, Num
+from jaxtyping import Array, Bool, Float, Int
 
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.averages import Server, server_step
@@ -123,30 +123,25 @@ def _square(apart: Params) -> Float[Array, ""]:
 def geometric_median(
     models: Params,
     present: Bool[ArrayLike, "N"],
-    weights: Num[ArrayLike, "N"] | None = None,
     *,
     iterations: ArrayLike = 8,
     smoothing: ArrayLike = 1e-6,
 ) -> Params:
-    """The model with the smallest weighted sum of distances to the clients' models.
+    """The model with the smallest sum of distances to the clients' models.
 
-    argmin_w Σ α_i‖w − w_i‖ by w ← Σ β_i w_i / Σ β_i, β_i = α_i/max(ν, ‖w − w_i‖).
+    argmin_w Σ‖w − w_i‖ by w ← Σ β_i w_i / Σ β_i, β_i = 1/max(ν, ‖w − w_i‖).
     Pillutla, Kakade, Harchaoui, "Robust Aggregation for Federated Learning", IEEE
     Transactions on Signal Processing, 2022, Algorithm 2, from the mean. The pull of
-    outliers at any distance with a share q of Σα shrinks by about q/(1 − q) per
+    outliers at any distance, a share q of all, shrinks by about q/(1 − q) per
     iteration; farther than 1e19, where float32's squares end, β = 0.
 
     Args:
       models, present: as in the other functions.
-      weights: α ≥ 0 of any sum, not read where absent; None: equal ones.
       iterations: ``[]`` ≥ 0, integer.
       smoothing: ν ``[]`` > 0, in the unit of ‖w‖.
-
-    Returns:
-      w; zeros also if all weights are 0.
     """
     models, mask, _ = _checked(models, present)
-    alpha = jnp.where(mask, 1.0 if weights is None else weights, 0.0)
+    alpha = jnp.where(mask, 1.0, 0.0)
 
     def iterate(_: Array, w: Params) -> Params:
         def square(row: Params) -> Float[Array, ""]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.experiment.test_runner import small
-from tsfl_jax import config, sections
+from tsfl_jax import config
 from tsfl_jax.experiment import prepare, rule_settings
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.rules import AGGREGATORS
@@ -14,7 +14,6 @@ from tsfl_jax.rules.averages import Server
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.robust import Krum
 from tsfl_jax.rules.server_optimizers import FedAvgM
-from tsfl_jax.sections import FRAMEWORKS
 from tsfl_jax.types import Schedule, UserError
 
 
@@ -74,46 +73,6 @@ def test_what_else_reads_the_settings_of_a_component():
         rule_settings.check_read([config.replace(given, reader)], Own())
 
 
-ABSOLUTE = {"fedasync", "fedbuff"}
-RELATIVE = {"fedavg", "fedprox", "fedat", "scaffold", "fedavgm", "fedadam", "fedyogi"}
-STALE = {"afl", "fedbuff", "fedat", "safa"}
-
-
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_staleness_is_refused_where_it_does_nothing(name):
-    for framework in FRAMEWORKS:
-        given = with_settings(name, framework, staleness__kind="polynomial")
-        works = framework in STALE if name in ABSOLUTE else False
-        # In AFL and in a tier of FedAT all models of an update are as stale.
-        works |= name in RELATIVE and framework in ("fedbuff", "safa")
-        if works:
-            checked(given)
-            continue
-        with pytest.raises(UserError, match="staleness.kind=polynomial: would be ig"):
-            checked(given)
-
-
-@pytest.mark.parametrize(
-    ("timeline", "name"),
-    [
-        ({"framework": "safa", "fraction": 0.05}, "fedavg"),  # of 20 clients
-        ({"framework": "fedbuff", "buffer": 1}, "fedavg"),
-    ],
-)
-def test_staleness_is_refused_where_settings_leave_it_nothing_to_do(timeline, name):
-    given = with_settings(name, staleness__kind="hinge")
-    given.timeline = sections.TimelineConfig(**timeline)
-    with pytest.raises(UserError, match="would be ignored"):
-        checked(given)
-
-
-def test_models_are_stale_without_any_lag_that_is_tolerated():
-    # What arrives as a round ends counts in the next one, see test_timeline.
-    given = with_settings("fedasync", staleness__kind="hinge")
-    given.timeline = sections.TimelineConfig(framework="safa", lag=0)
-    checked(given)
-
-
 @pytest.mark.parametrize(
     ("kind", "letter"),
     [("constant", "a"), ("constant", "b"), ("polynomial", "b"), ("exponential", "a")],
@@ -125,18 +84,29 @@ def test_parameters_of_another_staleness_are_refused(kind, letter):
         checked(given)
 
 
-def buffered(**staleness) -> config.Config:
-    given = small(algorithm="fedbuff", num_clients=4)
-    given.timeline.framework, given.timeline.buffer = "fedbuff", 2
-    given.staleness = dataclasses.replace(given.staleness, **staleness)
-    return given
-
-
-def test_a_staleness_that_changes_nothing_in_this_run_is_noted():
-    settings = buffered(kind="hinge", b=1000.0)
-    assert any("changes no weight" in n for n in prepare.prepare(settings).notes)
-    settings = buffered(kind="hinge", b=0.0)
-    assert not any("no weight" in n for n in prepare.prepare(settings).notes)
+@pytest.mark.parametrize(
+    ("framework", "buffer", "algorithm", "kind", "works"),
+    [
+        ("fedbuff", 2, "fedbuff", {"kind": "hinge", "b": 0.0}, True),
+        ("fedbuff", 2, "fedbuff", {"kind": "hinge", "b": 1000.0}, False),
+        ("fedbuff", 3, "fedavg", {"kind": "polynomial"}, True),
+        ("fedbuff", 1, "fedavg", {"kind": "polynomial"}, False),
+        ("afl", 0, "fedavg", {"kind": "polynomial"}, False),  # of one model alone
+        ("afl", 0, "fedasync", {"kind": "polynomial"}, True),
+        ("tsfl", 0, "fedasync", {"kind": "polynomial"}, False),
+        ("none", 0, "fedavg", {"kind": "exponential"}, False),
+    ],
+)
+def test_a_staleness_that_changes_nothing_is_noted(
+    framework, buffer, algorithm, kind, works
+):
+    given = small(algorithm=algorithm, num_clients=4)
+    given.timeline.framework = framework
+    if buffer:
+        given.timeline.buffer = buffer
+    given.staleness = dataclasses.replace(given.staleness, **kind)
+    notes = prepare.prepare(given).notes
+    assert works != any("changes no weight" in note for note in notes)
 
 
 def test_a_rule_of_the_users_own_names_what_it_reads():

@@ -191,9 +191,8 @@ def aggregate(
 ) -> tuple[Params, Any]:
     """Apply any rule to clients' updates, for a training loop of one's own.
 
-    w^{t+1} = update(w^t + Σ_i ρ_i (w_i − base_i), w^t), or with the rule's `combine`
-    for medians, Krum and SCAFFOLD. A pure function: it can be jitted, vmapped and
-    differentiated.
+    w^{t+1} = update(w^t + Σ_i ρ_i (w_i − base_i), w^t), or by the rule's `combine`. A
+    pure function: it can be jitted, vmapped and differentiated.
 
     Args:
       rule: such as ``AGGREGATORS["dms"]`` or from `tsfl_jax.rule`.
@@ -210,8 +209,7 @@ def aggregate(
       losses: ``[N]``, mean loss of each client's training; None: not known, NaN.
       validation: params → loss on samples of the server, for `oracle` only.
       key: of the rule's random numbers (DMS); None: of seed 0.
-      hparams: η and the settings that the rule reads, by default those of its
-        sections; DMS needs its `constants`. None: plain SGD.
+      hparams: η and what the rule reads, such as `constants`; None: plain SGD.
 
     Returns:
       (w^{t+1}, new state).
@@ -219,12 +217,29 @@ def aggregate(
     Raises:
       UserError: a rule that needs `gradients` or `validation`, without them.
     """
-    if (rule.uses_gradients and gradients is None) or (
-        rule.uses_validation and validation is None
+    for needed, what, value in (
+        (rule.uses_gradients, "gradients", gradients),
+        (rule.uses_validation, "validation", validation),
     ):
-        what = "gradients" if rule.uses_gradients else "validation"
-        raise UserError(f"aggregate: expected {what}=, which the rule's weights need")
+        if needed and value is None:
+            raise UserError(f"aggregate: expected {what}=, which the rule needs")
     hparams = with_defaults(rule, HParams() if hparams is None else hparams)
+    counts = (tau, size, steps, lag, group)
+    info = _info(updates, counts, gradients, key, hparams)
+    known = jnp.full(len(info.tau), jnp.nan) if losses is None else losses
+    measured = jnp.asarray(known, jnp.float32), validation
+    return _applied(rule, updates, params, state, info, hparams, measured)
+
+
+def _info(
+    updates: Params,
+    counts: tuple[Any, ...],
+    gradients: ClientGradients | None,
+    key: PRNGKey | None,
+    hparams: HParams,
+) -> RoundInfo:
+    """What a rule may see, of τ, sizes, steps, lags and the group, as far as given."""
+    tau, size, steps, lag, group = counts
     number = len(jax.tree.leaves(updates)[0])
 
     def column(value: Any, default: Any) -> Array:
@@ -232,7 +247,7 @@ def aggregate(
         return jnp.asarray(filled, jnp.int32)
 
     tau = column(tau, 1)
-    info = RoundInfo(
+    return RoundInfo(
         key=rng.key(0) if key is None else key,
         client=jnp.arange(number, dtype=jnp.int32),
         tau=tau,
@@ -243,16 +258,6 @@ def aggregate(
         constants=hparams.constants,
         gradients=gradients,
     )
-    known = jnp.full(number, jnp.nan) if losses is None else jnp.asarray(losses)
-    loss = known.astype(jnp.float32)
-    if isinstance(params, dict) and "params" in params:
-        measured = loss, validation
-        return _applied(rule, updates, params, state, info, hparams, measured)
-    # The tree is the collection "params" of Flax variables, which is what rules change.
-    measured = loss, validation and (lambda variables: validation(variables["params"]))
-    trees_of = {"params": updates}, {"params": params}
-    new, state = _applied(rule, *trees_of, state, info, hparams, measured)
-    return new["params"], state
 
 
 @trees.arithmetic()
@@ -266,6 +271,13 @@ def _applied(
     measured: tuple[Array, Callable[[Params], Array] | None],
 ) -> tuple[Params, Any]:
     """w^{t+1} and the rule's state; `measured` are the clients' losses and F_val."""
+    if not (isinstance(params, dict) and "params" in params):
+        # The tree is the collection "params" of Flax variables: what rules change.
+        losses, loss = measured
+        measured = losses, loss and (lambda variables: loss(variables["params"]))
+        whole = {"params": updates}, {"params": params}
+        new, state = _applied(rule, *whole, state, info, hparams, measured)
+        return new["params"], state
     weights, present = decided(rule, info, hparams), info.tau > 0
     rho = weights.rho
     present &= _finite(updates)

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from tsfl_jax.components import arrays, component, listed, setting
-from tsfl_jax.timeline import FRAMEWORKS, replay
+from tsfl_jax.timeline import replay
 from tsfl_jax.types import Schedule, UserError
 
 KINDS = ("constant", "polynomial", "hinge", "exponential")
@@ -25,7 +25,7 @@ class Staleness:
     b: float = setting(4.0, "b of hinge, in updates", low=0)
 
     def check(self, config: Any, rule: Any) -> None:
-        """Refuse a factor that would change no weight."""
+        """Refuse parameters of another kind."""
         for name, kinds in (("a", KINDS[1:3]), ("b", KINDS[2:3])):
             value = getattr(self, name)
             if value != getattr(Staleness, name) and self.kind not in kinds:
@@ -34,30 +34,9 @@ class Staleness:
                     f"--config.staleness.kind={self.kind}; it belongs to "
                     f"{listed(kinds)}"
                 )
-        if self.kind == "constant":
-            return
-        timeline = config.timeline
-        ignored = f"--config.staleness.kind={self.kind}: would be ignored with "
-        framework = FRAMEWORKS.get(timeline.framework)
-        if framework is None or not framework.late:
-            late = [name for name, each in FRAMEWORKS.items() if each.late]
-            raise UserError(
-                f"{ignored}--config.timeline.framework={timeline.framework}, under "
-                f"which no model is stale; it belongs to {listed(late)}"
-            )
-        alike = framework.alike is not None and framework.alike(
-            timeline, config.num_clients
-        )
-        if alike and not rule.discounts:
-            raise UserError(
-                f"{ignored}--config.algorithm={config.algorithm} under "
-                f"--config.timeline.framework={timeline.framework}: its weights sum to "
-                "1, and all models of one update are as stale; use a rule like "
-                "fedasync or fedbuff"
-            )
 
     def notes(self, config: Any, rule: Any, schedule: Schedule) -> tuple[str, ...]:
-        """Say that no delivery of this run is late enough."""
+        """Say that the factor changes no weight."""
         if self.kind == "constant":
             return ()
         there, lag = replay.claimed(schedule) > 0, 0 * schedule.tau
@@ -70,7 +49,11 @@ class Staleness:
             return ()
         return (
             f"staleness.kind={self.kind} changes no weight in this run: no delivery is "
-            "late enough",
+            + (
+                "late enough"
+                if rule.discounts
+                else "later than others of its update, and the weights sum to 1"
+            ),
         )
 
 

@@ -26,9 +26,6 @@ class Framework(NamedTuple):
     label: str = ""  # its name in figures and tables; "": that of its table
     # Of the same: about how many events it simulates; see `events`.
     events: Callable[..., float] = events.of_arrivals
-    late: bool = False  # whether a delivery can be of an earlier global model
-    # (settings of ``timeline``, N) -> whether all of one update are as late.
-    alike: Callable[[Any, int], bool] | None = None
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -41,22 +38,12 @@ class Framework(NamedTuple):
 FRAMEWORKS = {
     "sfl": Framework(sfl, "SFL", events.of_tiers),
     "tsfl": Framework(tsfl, "T-SFL", events.of_clock),
-    "afl": Framework(afl, "AFL", late=True, alike=lambda own, clients: True),
-    "fedbuff": Framework(
-        fedbuff, "FedBuff", late=True, alike=lambda own, clients: own.buffer == 1
-    ),
-    "fedat": Framework(
-        fedat, "FedAT", events.of_tiers, late=True, alike=lambda own, clients: True
-    ),
+    "afl": Framework(afl, "AFL"),
+    "fedbuff": Framework(fedbuff, "FedBuff"),
+    "fedat": Framework(fedat, "FedAT", events.of_tiers),
     "fedcs": Framework(fedcs, "FedCS", events.of_selection),
     "esync": Framework(esync, "ESync", events.of_tiers),
-    "safa": Framework(
-        safa,
-        "SAFA",
-        events.of_quota,
-        late=True,
-        alike=lambda own, clients: own.fraction * clients <= 1,
-    ),
+    "safa": Framework(safa, "SAFA", events.of_quota),
 }
 
 

@@ -10,14 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import tsfl_jax
 from tests import examples
 from tsfl_jax.config import replace
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import custom_hooks, lanes, prepare
-from tsfl_jax.models import networks
 from tsfl_jax.report import collect
 from tsfl_jax.rules import averages, custom
 from tsfl_jax.sections import LR_SCHEDULES
@@ -116,9 +114,7 @@ def test_without_a_model_that_counts_the_global_one_stays(name):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize(
-    ("number", "normalize"), [(np.nan, True), (-1.0, True), (0.0, True), (-0.2, False)]
-)
+@pytest.mark.parametrize(("number", "normalize"), [(np.nan, True), (-0.2, False)])
 def test_weights_that_cannot_be_used_are_counted(number, normalize):
     """In the two intervals of a short run; the model stays as it was."""
 
@@ -254,26 +250,6 @@ def test_the_function_of_an_experiment_trains_what_its_arguments_say():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_dropout_of_nnx_draws_anew_in_training_and_not_in_tests():
-    class Drop(nnx.Module):
-        def __init__(self, rngs):
-            self.drop = nnx.Dropout(0.5, rngs=rngs)
-            self.scale = nnx.Param(jnp.ones(()))
-
-        def __call__(self, x):
-            return self.drop(x) * self.scale[...]
-
-    model, x = networks.from_flax(lambda rngs: Drop(rngs)), jnp.ones((4, 50))
-    variables = model.init(jax.random.key(0), x)
-    drawn = [
-        model.train(variables, x, jnp.ones(4, bool), jax.random.key(i))[0]
-        for i in (1, 1, 2)
-    ]
-    np.testing.assert_array_equal(drawn[0], drawn[1])
-    assert (drawn[0] != drawn[2]).any() and set(np.unique(drawn[0])) == {0, 2}
-    np.testing.assert_array_equal(model.predict(variables, x), x)
-
-
 def test_a_loss_and_metrics(tmp_path):
     variables, _ = run("A loss and metrics")
     result, given = variables["result"], variables
@@ -373,14 +349,6 @@ def test_what_cannot_work_is_one_line(case):
     with pytest.raises(tsfl_jax.UserError, match=message) as error:
         tsfl_jax.simulate(small(), **given)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("algorithm", ["fednova", "scaffold"])
-def test_a_step_that_a_rule_does_not_know_is_refused(algorithm):
-    config = small()
-    config.algorithm = algorithm
-    with pytest.raises(tsfl_jax.UserError, match="leave out client_step="):
-        tsfl_jax.simulate(config, client_step=lambda step: None)
 
 
 @pytest.mark.slow
@@ -518,7 +486,7 @@ def test_schedules_of_the_learning_rate_share_a_program():
     assert groups == [[0, 1, 2]] and not causes
 
 
-@pytest.mark.parametrize("name", ["fedadam", "fedavgm", "dms"])
+@pytest.mark.parametrize("name", ["fedadam", "dms"])
 def test_a_rule_of_the_table_is_the_same_by_name_and_as_an_argument(name):
     by_name = tsfl_jax.simulate(replace(small(), {"algorithm": name}))
     given = tsfl_jax.simulate(small(), aggregator=tsfl_jax.AGGREGATORS[name])
@@ -553,13 +521,6 @@ def test_a_rule_of_the_table_is_checked_as_by_name():
     fading = replace(small(), {"algorithm": "dms", "dms.decay": "exponential"})
     with pytest.raises(UserError, match=r"dms\.decay.*would be ignored"):
         tsfl_jax.simulate(fading, aggregator=tsfl_jax.AGGREGATORS["dms_adaptive"])
-    for name in ("scaffold", "fednova"):
-        with pytest.raises(UserError, match="optimizer="):
-            tsfl_jax.simulate(
-                small(),
-                aggregator=tsfl_jax.AGGREGATORS[name],
-                optimizer=optax.adam(0.01),
-            )
 
 
 def test_an_own_rule_has_its_own_server_step():
@@ -568,15 +529,6 @@ def test_an_own_rule_has_its_own_server_step():
     config = replace(small(), {"algorithm": "dms"})
     found = prepare.hparams_of(config, copy)
     assert float(found.settings["fedopt"].lr) == pytest.approx(0.01)
-
-
-def test_aggregate_takes_the_rule_s_own_server_step():
-    rule, params = tsfl_jax.AGGREGATORS["fedadam"], {"w": jnp.zeros(1)}
-    state = tsfl_jax.init_rule(rule, params, 2)
-    updates = {"w": jnp.full((2, 1), 0.01)}
-    new, _ = tsfl_jax.aggregate(rule, updates, params, state)
-    # Adam's first step is η_g Δ/(|Δ| + 1e-3).
-    assert float(new["w"][0]) == pytest.approx(0.01 * 0.01 / 0.011, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -590,6 +542,6 @@ def test_aggregate_takes_the_rule_s_own_server_step():
 def test_settings_that_a_given_optimizer_would_ignore_are_refused(settings):
     config = replace(small(), settings)
     with pytest.raises(UserError, match="would be ignored, since optimizer="):
-        tsfl_jax.simulate(config, optimizer=optax.sgd(0.05))
+        prepare.prepare(config, optimizer=optax.sgd(0.05))
     # A function of the hyper-parameters may read them.
-    tsfl_jax.simulate(config, optimizer=lambda h: optax.sgd(h.lr))
+    prepare.prepare(config, optimizer=lambda h: optax.sgd(h.lr))

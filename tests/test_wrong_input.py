@@ -368,8 +368,7 @@ CALLS = [
     (made(y=np.ones((8, 3), bool)), "; for other targets, let y be row numbers of"),
     (made(y=np.ones((8, 2, 2))), "one class number per sample"),
     (made(y=Y + 0.5), "; for other targets, let y be row numbers of a table"),
-    (weighted(key=0), "key = 0: expected one PRNG key, like jax.random.key(0)"),
-    (weighted(tau=None), "tau = None"),
+    (weighted(tau=None), "tau has shape []: expected [N]"),
     (weighted(lr=0.0), "lr = 0.0: expected 0 < η < ∞"),
     (weighted(weight_limit=0.5), "weight_limit = 0.5"),
 ]

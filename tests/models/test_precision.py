@@ -14,7 +14,6 @@ import tsfl_jax
 from tests.experiment.test_runner import small
 from tsfl_jax.models import losses, networks
 from tsfl_jax.models.precision import with_precision
-from tsfl_jax.types import UserError
 
 KEY = jax.random.key(0)
 
@@ -123,11 +122,6 @@ def test_a_run_in_bfloat16():
         found.history["test_loss"], expected.history["test_loss"], rtol=0.05
     )
     assert {a.dtype for a in jax.tree.leaves(found.params)} == {np.dtype("float32")}
-
-
-def test_an_unknown_precision_is_answered():
-    with pytest.raises(UserError, match="precision=half: unknown name"):
-        tsfl_jax.simulate(small(precision="half"))
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ class Setting(NamedTuple):
     below: float = math.inf  # instead of `high`, a bound that is excluded
     static: bool = False  # whether it shapes the compiled program
     effect: bool = True  # whether it can change a result
+    # Another setting of its section, and the values of that one that use it.
+    used_by: tuple[str, tuple[str, ...]] | None = None
 
 
 Settings = Mapping[str, tuple[type, Setting]]  # by flat name: type and what is known

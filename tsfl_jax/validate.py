@@ -141,6 +141,11 @@ _USED_BY = {
     for name in c.SETTINGS
     if name.startswith("quadratic.")
 }
+_USED_BY |= {
+    name: (f"{name.rpartition('.')[0]}.{known.used_by[0]}", known.used_by[1])
+    for name, (_, known) in c.SETTINGS.items()
+    if known.used_by
+}
 
 
 def check_used(

@@ -43,7 +43,9 @@ class DMS:
     decay: str = setting(
         "none", "factor on c and P_i; e^(−t/T_c), or 1/(1 + t/T_c)", DECAYS
     )
-    decay_time: float = setting(10.0, "T_c, intervals", above=0)
+    decay_time: float = setting(
+        10.0, "T_c, intervals", above=0, used_by=("decay", DECAYS[1:])
+    )
     project: bool = setting(
         True, "weights below 0 or above θ/N are projected; False: used as they are"
     )
@@ -78,11 +80,6 @@ class DMS:
                     f"--config.dms.{name}={getattr(self, name)}: would be ignored with "
                     "--config.dms.late=0; say from which interval on"
                 )
-        if self.decay_time != DMS.decay_time and self.decay == "none":
-            raise UserError(
-                f"--config.dms.decay_time={self.decay_time}: would be ignored with "
-                "--config.dms.decay=none; it belongs to exponential or inverse"
-            )
         if self.by_size:
             check_sizes(self, "--config.dms.by_size=True")
 

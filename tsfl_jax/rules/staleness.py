@@ -8,9 +8,9 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from tsfl_jax.components import arrays, component, listed, setting
+from tsfl_jax.components import arrays, component, setting
 from tsfl_jax.timeline import replay
-from tsfl_jax.types import Schedule, UserError
+from tsfl_jax.types import Schedule
 
 KINDS = ("constant", "polynomial", "hinge", "exponential")
 EXPONENTIAL = 3  # the kind (e/2)^−l
@@ -21,19 +21,12 @@ class Staleness:
     """Factor s(lag) on updates of an earlier global model."""
 
     kind: str = setting("constant", "factor s(lag) on stale updates", KINDS)
-    a: float = setting(0.5, "a of polynomial and hinge", low=0)
-    b: float = setting(4.0, "b of hinge, in updates", low=0)
-
-    def check(self, config: Any, rule: Any) -> None:
-        """Refuse parameters of another kind."""
-        for name, kinds in (("a", KINDS[1:3]), ("b", KINDS[2:3])):
-            value = getattr(self, name)
-            if value != getattr(Staleness, name) and self.kind not in kinds:
-                raise UserError(
-                    f"--config.staleness.{name}={value}: would be ignored with "
-                    f"--config.staleness.kind={self.kind}; it belongs to "
-                    f"{listed(kinds)}"
-                )
+    a: float = setting(
+        0.5, "a of polynomial and hinge", low=0, used_by=("kind", KINDS[1:3])
+    )
+    b: float = setting(
+        4.0, "b of hinge, in updates", low=0, used_by=("kind", KINDS[2:3])
+    )
 
     def notes(self, config: Any, rule: Any, schedule: Schedule) -> tuple[str, ...]:
         """Say that the factor changes no weight."""

@@ -1,13 +1,10 @@
 """Networks and the fast convolution against XLA's own, values and gradients."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from jax import lax
 
 from tsfl_jax import sections
 from tsfl_jax.models import convolution, networks, pooling, winograd
@@ -209,42 +206,6 @@ def test_max_pool_equals_flax(size):
     np.testing.assert_array_equal(back(g)[0], want_back(g)[0])
 
 
-def layer_by_layer(params, x):
-    """MnistCNN with Flax's and lax's own layers, NHWC, bias and ReLU before pooling."""
-    for i in range(2):
-        x = lax.conv_general_dilated(
-            x,
-            params[f"Conv_{i}"]["kernel"],
-            (1, 1),
-            "VALID",
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
-        x = nn.relu(x + params[f"ChannelBias_{i}"]["bias"][None, None, None])
-        x = nn.max_pool(x, (2, 2), (2, 2))
-    x = x.transpose(0, 3, 1, 2).reshape(x.shape[0], -1)  # features by channel first
-    for i in range(2):
-        dense = params[f"Dense_{i}"]
-        x = x @ dense["kernel"] + dense["bias"][None]
-        x = nn.relu(x) if i == 0 else x
-    return x
-
-
-def test_mnist_cnn_is_the_papers_network():
-    model = networks.from_flax(networks.MnistCNN())
-    x = jax.random.normal(jax.random.key(0), (5, 28, 28, 1))
-    variables = jax.jit(model.init)(jax.random.key(1), x)
-    shapes = jax.tree.map(jnp.shape, variables["params"])
-    assert shapes["Conv_0"]["kernel"] == (5, 5, 1, 10)
-    assert shapes["Conv_1"]["kernel"] == (5, 5, 10, 20)
-    assert shapes["Dense_0"]["kernel"] == (320, 50)
-    assert shapes["Dense_1"]["kernel"] == (50, 10)
-    variables = jax.tree.map(lambda a: a + 0.01, variables)  # biases not 0
-    close(
-        jax.jit(model.predict)(variables, x),
-        jax.jit(layer_by_layer)(variables["params"], x),
-    )
-
-
 def test_mnist_cnn_with_dropout():
     model = networks.from_flax(networks.MnistDropoutCNN())
     x = jax.random.normal(jax.random.key(0), (64, 28, 28, 1))
@@ -279,52 +240,6 @@ def test_mnist_cnn_with_dropout():
     channels = np.asarray(logits)[:, 0] / kept / 4
     assert (np.abs(channels - np.round(channels)) < 1e-4).all()
     assert abs(channels.mean() - 10) < 3 * 2.24 / 8
-
-
-LARGE = ("fashion_cnn", "vgg11", "resnet18")
-
-
-def network(name, form):
-    norm = "group" if name == "resnet18" else "none"
-    module = networks.make_model(ModelConfig(name, norm), 10, IMAGES[name], form)
-    return networks.from_flax(module)
-
-
-@functools.cache
-def initial(name):
-    """Initial variables, of any form: they differ in the convolutions' formula only."""
-    x = jnp.zeros((1, *IMAGES[name]))
-    variables = jax.jit(network(name, "lax").init)(jax.random.key(1), x)
-    return jax.tree.map(lambda a: a.astype(jnp.float64), variables)
-
-
-@functools.cache
-def loss_gradient(name, form):
-    """In float64: in float32 a ReLU at its kink would decide the comparison."""
-    with jax.enable_x64():
-        x = jnp.asarray(np.random.default_rng(0).normal(size=(2, *IMAGES[name])))
-        model, variables = network(name, form), initial(name)
-        shapes = jax.tree.map(
-            jnp.shape, jax.eval_shape(model.init, jax.random.key(1), x)
-        )
-        assert shapes == jax.tree.map(jnp.shape, variables)
-
-        def loss(v):
-            outputs = model.train(v, x, jnp.ones(2, bool), jax.random.key(2))[0]
-            return jnp.square(outputs).mean()
-
-        return jax.device_get(jax.jit(jax.grad(loss))(variables))
-
-
-# The layers of the large ones are compared one by one above.
-@pytest.mark.parametrize("form", ["slices", "fast"])
-@pytest.mark.parametrize(
-    "name", ["mnist_cnn", *(pytest.param(n, marks=pytest.mark.slow) for n in LARGE)]
-)
-def test_forms_agree_in_loss_gradient(name, form):
-    given, lax_form = (loss_gradient(name, each) for each in (form, "lax"))
-    assert max(np.abs(g).max() for g in jax.tree.leaves(given)) > 1e-4
-    jax.tree.map(lambda a, b: close(a, b, 1e-9), given, lax_form)
 
 
 @pytest.mark.parametrize(

@@ -215,32 +215,6 @@ def test_scaffold_gives_the_weight_of_lost_clients_to_the_others():
     assert numbers(delta) == [2] and state[1]["w"][1] == 0
 
 
-def test_fedavgm_by_hand():
-    # m = 0.5, η_g = 1, Δ = 2 twice: velocity −2, then −3.
-    state = AGGREGATORS["fedavgm"].init(params(0.0), Counts(1, 1))
-    settings = {"fedavgm__momentum": 0.5, "fedavgm__lr": 1.0}
-    new, state = update("fedavgm", params(2.0), params(0.0), state, **settings)
-    assert numbers(new) == [2]
-    new, state = update("fedavgm", params(4.0), new, state, **settings)
-    assert numbers(new) == [5]
-
-
-def test_fedadam_by_hand():
-    # Δ = (2, −1): m̂ = g, v̂ = g², so a step of η_g g/(|g| + ε) = 0.1 · 2/2.5, 1/1.5.
-    state = AGGREGATORS["fedadam"].init(params(0.0, 0.0), Counts(1, 1))
-    settings = {"fedopt__lr": 0.1, "fedopt__floor": 0.5}
-    new, state = update(
-        "fedadam", params(2.0, -1.0), params(0.0, 0.0), state, **settings
-    )
-    np.testing.assert_allclose(numbers(new), [0.08, -0.1 / 1.5], rtol=1e-5)
-    # Then Δ = (0, −1): m̂ = 0.9 · 0.1 · 2/(1 − 0.81) = 18/19, v̂ = 0.0396/0.0199.
-    at = params(0.08, -1 - 0.1 / 1.5)
-    newer, _ = update("fedadam", at, new, state, **settings)
-    way = 0.1 * (18 / 19) / (np.sqrt(0.0396 / 0.0199) + 0.5)
-    want = [0.08 + way, -0.2 / 1.5]
-    np.testing.assert_allclose(numbers(newer), want, rtol=1e-4)
-
-
 def test_fedyogi_by_hand():
     # Both moments begin at 10⁻⁶. g = −2: v = 10⁻⁶ + 0.5 · 4, v̂ = v/0.5 = 4 + 2·10⁻⁶;
     # m = 0.5 · 10⁻⁶ − 1, m̂ = −2 + 10⁻⁶: a step of 2/(2 + 0.5) = 0.8.

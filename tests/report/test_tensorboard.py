@@ -1,4 +1,4 @@
-"""Received files of a run."""
+"""Event files of a run."""
 
 import struct
 
@@ -17,7 +17,7 @@ def scalars(folder):
         data = path.read_bytes()
         while data:
             (length,) = struct.unpack("<Q", data[:8])
-            event = event_pb2.Received.FromString(data[12 : 12 + length])
+            event = event_pb2.Event.FromString(data[12 : 12 + length])
             data = data[16 + length :]
             for value in event.summary.value:
                 found[value.tag, event.step] = value.simple_value

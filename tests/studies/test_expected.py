@@ -171,7 +171,7 @@ def test_the_calibration_has_each_reading_with_the_distance_of_its_accuracies():
     rows = csv_rows(RESULTS / "calibration.csv")
     labels = {reading.label for reading in calibrate.READINGS}
     assert {row["reading"] for row in rows} == labels and len(rows) == len(labels)
-    order = [(-int(row["stage"]), float(row["distance, points"])) for row in rows]
+    order = [(-int(row["rung"]), float(row["distance, points"])) for row in rows]
     assert order == sorted(order)
     for row in rows:
         gaps = [

@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 import tsfl_jax
-from tsfl_jax.report import style, timeline
-from tsfl_jax.studies import compare
+from tsfl_jax.report import statistics, style, timeline
 
 PATH = pathlib.Path(__file__).with_suffix(".png")
 SEEDS, CLIENTS, SHOWN = 5, 10, 6.0  # SHOWN: seconds of the timelines
@@ -61,18 +60,15 @@ def plot_timeline(axes, framework: str, name: str) -> dict[str, Patch]:
 
 def plot_accuracy(axes) -> None:
     """Test accuracy over virtual time, the mean over the seeds."""
-    seconds = np.linspace(2, 30, 561)
     for index, (label, entry) in enumerate(ENTRIES.items()):
         history = tsfl_jax.sweep(config_of(*entry), {"seed": range(SEEDS)}).history
-        values = []
-        for at, accuracy in zip(
-            history["virtual_time"], history["test_accuracy"], strict=True
-        ):
-            tested = ~np.isnan(accuracy)  # AFL does not test each of its updates
-            values.append(100 * compare.at_times(seconds, at[tested], accuracy[tested]))
+        curves = zip(history["virtual_time"], history["test_accuracy"], strict=True)
+        # AFL does not test each of its updates.
+        tested = [(at[(seen := ~np.isnan(a))], a[seen]) for at, a in curves]
+        mean = 100 * statistics.in_time(tested).mean(axis=1).loc[2:30]
         look = {**style.style_of(label, index), "markersize": 4}
-        mean = np.mean(values, axis=0)
-        axes.plot(seconds, mean, **look, markevery=60, label=style.name_of(label))
+        every = max(1, len(mean) // 9)
+        axes.plot(mean, **look, markevery=every, label=style.name_of(label))
     axes.set_xlabel("virtual time in seconds")
     axes.set_title("test accuracy in %, mean of 5 seeds", loc="left", fontsize=9)
     axes.legend(fontsize=8)

@@ -5,10 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from tsfl_jax.report import bands, table
+from tsfl_jax.report import bands, statistics, table
 from tsfl_jax.report import style as plot_style
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.studies import compare
 
 SEEDS, LENGTH = 2, 6
 
@@ -118,27 +117,18 @@ def test_legends_are_outside_and_accuracies_within_their_range():
             assert low >= 0 and high <= 100
 
 
-def test_frameworks_are_compared_in_panels(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(
-        plot_style, "save_both", lambda figure, path: figures.append(figure) or []
-    )
-    empty = dict.fromkeys(compare.FrameworkResult._fields)
+def test_frameworks_are_compared_in_panels_over_virtual_time():
     time, accuracy = np.arange(1, 11.0), np.linspace(0.1, 0.99, 10)
-    for count in (3, 9):
-        labels = ["tsfl_dms", "tsfl", "sfl", "afl", "fedbuff", "fedat", "fedcs"]
-        labels = [*labels, "esync", "safa"][:count]
-        results = [
-            compare.FrameworkResult(
-                **empty | {"label": label, "curves": [(time, accuracy)] * 2}
-            )
-            for label in labels
-        ]
-        compare.plot_frameworks(results, 0.5, tmp_path / "x", "title")
-    few, many = figures
-    assert len(few.axes) == 2 and len(few.legends) == 1
-    assert len(many.axes) == 9 + 1
-    for figure in figures:
+    labels = ["tsfl_dms", "tsfl", "sfl", "afl", "fedbuff", "fedat", "fedcs"]
+    labels += ["esync", "safa"]
+    curves = {name: statistics.in_time([(time, accuracy)] * 2) for name in labels}
+    few, many = (
+        bands.bands(dict(some), "title", x=bands.SECONDS, target=0.5)
+        for some in (list(curves.items())[:3], curves)
+    )
+    assert len(few.axes) == 1 and len(few.legends) == 1 and len(many.axes) == 9
+    for figure in (few, many):
         assert figure.axes[0].get_ylim()[1] <= 100
+        assert figure.axes[0].get_lines()[-1].get_ydata()[0] == 50
     found = list(looks(many).values())
     assert len(found) == 9 and len(set(map(str, found))) == 9

@@ -26,7 +26,7 @@ from tsfl_jax.experiment.program import (
     make_program,
 )
 from tsfl_jax.report import files as report
-from tsfl_jax.report import progress, results, table
+from tsfl_jax.report import progress, runs, table
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, Dataset, Params, UserError
 
@@ -73,12 +73,9 @@ class Result(NamedTuple):
     client: np.ndarray | None = None
 
     def __repr__(self) -> str:
-        """Three lines: what it is, what came out, what one can do with it."""
-        return results.run_text(self.summary)
-
-    def _repr_html_(self) -> str:
-        """The results as a table, for notebooks."""
-        return results.run_html(self.summary)
+        """What the command line prints at its end, and what one can do with it."""
+        methods = ".summary .history .params .to_xarray() .to_pandas() .plot()"
+        return f"{progress.summary_text(self.summary)}\n{methods}"
 
     def to_xarray(self) -> Any:
         """The history as an `xarray.Dataset`; see `report.table`."""
@@ -90,7 +87,7 @@ class Result(NamedTuple):
 
     def plot(self) -> Any:
         """A Matplotlib figure of accuracy and losses against the interval."""
-        return results.run_figure(self.history, self.summary)
+        return runs.of_run(self.history, self.summary)
 
 
 def simulate(

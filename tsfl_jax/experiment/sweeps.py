@@ -37,7 +37,7 @@ from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.experiment.program import Arrays, Chunk, Compiled
 from tsfl_jax.experiment.runner import train
-from tsfl_jax.report import bands, files, progress, results, sweeps, table
+from tsfl_jax.report import bands, files, progress, sweeps, table
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
@@ -62,12 +62,13 @@ class SweepResult(NamedTuple):
     series: Sequence[dict[str, np.ndarray]] = ()  # per lane: arrays [T]
 
     def __repr__(self) -> str:
-        """Three lines: what it is, the best lane, what one can do with it."""
-        return results.sweep_text(self.swept, self.rows)
+        """Three lines: what it is, the best group, what one can do with it."""
+        return sweeps.text(self.swept, self.rows)
 
     def _repr_html_(self) -> str:
         """The groups of lanes as a table, for notebooks."""
-        return results.sweep_html(self.swept, self.rows)
+        groups = sweeps.groups_table(self.swept, self.rows)
+        return groups.to_html(max_rows=50, show_dimensions=True)
 
     def to_xarray(self) -> Any:
         """Histories and results as an `xarray.Dataset`; see `report.table`."""

@@ -1,4 +1,4 @@
-"""Curves of a sweep: a line and a confidence band for each group of runs.
+"""Curves of groups of runs: a line and a confidence band for each group.
 
 Runs that differ only in their seed are one group. Up to four lines share one pair of
 axes; more have small panels of their own, with the others in gray.
@@ -18,13 +18,15 @@ from tsfl_jax.report.table import Row, grouped
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
+    import pandas
     import xarray
 
-Curves = Mapping[str, np.ndarray]  # label → [n, T]
 Settings = Mapping[str, Mapping[str, Any]]  # label → what distinguishes the line
 
 MOST = 12  # lines that a reader can distinguish
 _TOGETHER = 4  # lines in one pair of axes
+INTERVAL, SECONDS = "interval", "virtual time in seconds"
+ACCURACY = "test accuracy in %"
 
 
 def of_sweep(
@@ -39,18 +41,18 @@ def of_sweep(
       title: above the figure.
     """
     losses = bool(runs["test_accuracy"].isnull().all())
-    measured = runs["test_loss" if losses else "test_accuracy"].values
+    measured = runs["test_loss" if losses else "test_accuracy"].T.to_pandas()
     groups = grouped(swept, rows)
-    curves = {label: measured[lanes] for label, lanes in groups.items()}
+    curves = {label: measured.iloc[:, lanes] for label, lanes in groups.items()}
     settings = {
         label: {n: rows[lanes[0]][n] for n in swept if n not in SEEDS}
         for label, lanes in groups.items()
     }
-    return bands(curves, title, settings, losses=losses)
+    return bands(curves, title, settings, "test loss" if losses else ACCURACY)
 
 
 def plot_bands(
-    curves: Curves, path: pathlib.Path, title: str = ""
+    curves: Mapping[str, np.ndarray], path: pathlib.Path, title: str = ""
 ) -> list[pathlib.Path]:
     """Write the figure of accuracies as PNG and PDF; see `bands`.
 
@@ -59,57 +61,92 @@ def plot_bands(
       path: without a suffix.
       title: above the figure.
     """
-    settings = {label: {"line": label} for label in curves}
-    return plot_style.save_both(bands(curves, title, settings), path)
+    import pandas
+
+    frames = {name: pandas.DataFrame(values.T) for name, values in curves.items()}
+    frames = {name: frame.set_axis(frame.index + 1) for name, frame in frames.items()}
+    return plot_style.save_both(bands(frames, title), path)
 
 
 @plot_style.styled
 def bands(
-    curves: Curves, title: str, settings: Settings, *, losses: bool = False
+    curves: "Mapping[str, pandas.DataFrame]",
+    title: str,
+    settings: Settings | None = None,
+    y: str = ACCURACY,
+    x: str = INTERVAL,
+    target: float | None = None,
 ) -> "matplotlib.figure.Figure":
-    """Plot test accuracy against the interval, one line and band per group.
+    """Plot a quantity of groups of runs, one line and band per group.
 
     Args:
-      curves: label → ``[n, T]`` accuracies in [0, 1], NaN where not evaluated. Of more
-        groups than a reader can distinguish, those with the best end are shown.
+      curves: label → a column per run over the places x, NaN where not measured;
+        accuracies in [0, 1]. Of more groups than a reader can distinguish, those with
+        the best end are shown.
       title: above the figure.
-      settings: of each label, what distinguishes it.
-      losses: the curves are test losses.
+      settings: of each label, what distinguishes it; None: the label alone.
+      y: name of the quantity, `ACCURACY` or a loss.
+      x: name of the places, `INTERVAL` or `SECONDS`.
+      target: accuracy in [0, 1], a horizontal line.
     """
-    scale = 1.0 if losses else 100.0
-    curves = {name: scale * values for name, values in curves.items()}
-    means = {n: confidence_interval(v, omit=True)[0] for n, v in curves.items()}
-    best = sorted(curves, key=lambda n: _end(means[n], losses), reverse=True)[:MOST]
+    percent = "%" in y
+    curves = {name: (100 if percent else 1) * frame for name, frame in curves.items()}
+    means = {
+        n: confidence_interval(c.values.T, omit=True)[0] for n, c in curves.items()
+    }
+    ends = {name: _end(mean, percent) for name, mean in means.items()}
+    best = sorted(curves, key=lambda name: ends[name], reverse=True)[:MOST]
     shown = [name for name in curves if name in best]
-    looks = plot_style.styles_of([settings[name] for name in shown])
+    looks = plot_style.styles_of([(settings or {}).get(n, {"line": n}) for n in shown])
     panels = [[n] for n in shown] if len(shown) > _TOGETHER else [shown]
     figure, grid = _grid(panels)
     for axes, labels in zip(grid, panels, strict=True):
-        last = 0
         for name, look in zip(shown, looks, strict=True):
-            x, last = np.arange(1, len(means[name]) + 1), max(last, len(means[name]))
+            places = curves[name].index.to_numpy(float)
             if name in labels:
-                label = plot_style.name_of(name)
-                plot_style.plot_mean(axes, x, curves[name], look, label)
+                values, label = curves[name].to_numpy().T, plot_style.name_of(name)
+                plot_style.plot_mean(axes, places, values, look, label, percent=percent)
             else:
-                plot_style.plot_line(axes, x, means[name], plot_style.FAINT)
-        plot_style.interval_axis(axes, np.arange(1, last + 1))
+                plot_style.plot_line(axes, places, means[name], plot_style.FAINT)
+        _axes(axes, curves, shown, x)
         axes.label_outer()
         if len(panels) > 1:
             axes.set_title(_heading(labels), fontsize="small")
-        if not losses:
+        if percent:
             plot_style.accuracy_axis(axes)
-    figure.supylabel("test loss" if losses else "test accuracy in %", fontsize="medium")
-    most = max(map(len, curves.values()), default=0)
-    notes = [f"mean and 95 % confidence of {most} lanes"] if most > 1 else []
-    if len(curves) > len(shown):
-        notes.append(f"the best {len(shown)} of {len(curves)}")
-    lines, labels = (
-        grid[0].get_legend_handles_labels() if len(panels) == 1 else ([], [])
-    )
-    plot_style.legend_below(figure, lines, labels, "; ".join(notes))
+        if target is not None:
+            axes.axhline(100 * target, color="#777777", linewidth=0.8)
+    figure.supylabel(y, fontsize="medium")
+    _legend(figure, grid, curves, len(shown))
     figure.suptitle(plot_style.title(title))
     return figure
+
+
+def _axes(
+    axes: "matplotlib.axes.Axes",
+    curves: "Mapping[str, pandas.DataFrame]",
+    shown: Sequence[str],
+    x: str,
+) -> None:
+    """The axis of intervals or of virtual time."""
+    if x == INTERVAL:
+        places = [curves[name].index.to_numpy(float) for name in shown]
+        plot_style.interval_axis(axes, np.concatenate(places))
+    axes.set_xlabel(x)
+
+
+def _legend(
+    figure: "matplotlib.figure.Figure",
+    grid: "Sequence[matplotlib.axes.Axes]",
+    curves: "Mapping[str, pandas.DataFrame]",
+    shown: int,
+) -> None:
+    """Below the figure: the lines of one pair of axes, and what the bands are."""
+    most = max((frame.shape[1] for frame in curves.values()), default=0)
+    notes = [f"mean and 95 % confidence of {most} runs"] if most > 1 else []
+    notes += [f"the best {shown} of {len(curves)}"] if len(curves) > shown else []
+    found = grid[0].get_legend_handles_labels() if len(grid) == 1 else ([], [])
+    plot_style.legend_below(figure, *found, "; ".join(notes))
 
 
 def _heading(labels: Sequence[str]) -> str:
@@ -117,10 +154,10 @@ def _heading(labels: Sequence[str]) -> str:
     return "\n".join(map(plot_style.name_of, labels)).replace(", ", "\n")
 
 
-def _end(mean: np.ndarray, losses: bool) -> float:
+def _end(mean: np.ndarray, larger: bool) -> float:
     """The last value of a mean, the better the larger."""
     seen = mean[np.isfinite(mean)]
-    return (-1 if losses else 1) * float(seen[-1]) if len(seen) else -np.inf
+    return (1 if larger else -1) * float(seen[-1]) if len(seen) else -np.inf
 
 
 def _grid(

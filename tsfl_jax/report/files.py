@@ -178,17 +178,20 @@ def write_csv(path: _Path, rows: "list[dict[str, Any]] | pandas.DataFrame") -> N
     write_text(path, frame.to_csv(index=False, lineterminator="\n"))
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: "list[dict[str, Any]] | pandas.DataFrame") -> str:
     """Format rows with the same keys as a Markdown table; |D_i| stays one cell."""
-    from tabulate import tabulate
+    import pandas
 
-    cells = [[str(cell).replace("|", r"\|") for cell in row.values()] for row in rows]
+    cells = pandas.DataFrame(rows).astype(str).replace(r"\|", r"\\|", regex=True)
     plain = {"stralign": None, "numalign": None, "disable_numparse": True}
-    return tabulate(cells, list(rows[0]), tablefmt="pipe", **plain) + "\n"
+    return f"{cells.to_markdown(index=False, **plain)}\n"
 
 
 def write_table(
-    folder: pathlib.Path, name: str, rows: list[dict[str, Any]], head: str
+    folder: pathlib.Path,
+    name: str,
+    rows: "list[dict[str, Any]] | pandas.DataFrame",
+    head: str,
 ) -> list[pathlib.Path]:
     """Write name.md, with `head` above the table, and name.csv; returns the paths."""
     paths = [folder / f"{name}.md", folder / f"{name}.csv"]

@@ -18,28 +18,28 @@ from markupsafe import Markup
 
 from tsfl_jax import command
 from tsfl_jax.config import SEEDS
-from tsfl_jax.report import collect, files, style
+from tsfl_jax.report import bands, collect, files, table
 from tsfl_jax.report.collect import Run
 from tsfl_jax.report.statistics import (
     DIVERGED,
     OVER_SEEDS,
+    in_time,
     left_out,
-    spread_of_known,
     spread_of_times,
     time_to,
 )
+from tsfl_jax.report.table import Column
 from tsfl_jax.types import UserError
 
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
-_MOST_LINES = 12  # of a figure
 _POINTS = 200  # of a line
 _ABOUT = ("data", "model", "algorithm")
 _PROVENANCE = "fingerprints versions processor device backend num_devices mapping"
 _FIGURES = (  # columns of the curves, and names of the axes
-    ("interval", "test_accuracy", "interval", "test accuracy in %"),
-    ("virtual_time", "test_accuracy", "virtual time in seconds", "test accuracy in %"),
-    ("interval", "test_loss", "interval", "test loss"),
-    ("interval", "train_loss", "interval", "training loss"),
+    ("interval", "test_accuracy", bands.INTERVAL, bands.ACCURACY),
+    ("virtual_time", "test_accuracy", bands.SECONDS, bands.ACCURACY),
+    ("interval", "test_loss", bands.INTERVAL, "test loss"),
+    ("interval", "train_loss", bands.INTERVAL, "training loss"),
 )
 
 
@@ -61,56 +61,45 @@ def best_target(runs: Sequence[Run]) -> float | None:
     return round(0.05 * steps, 2) or None
 
 
-def results_of(runs: Sequence[Run], target: float | None) -> pd.DataFrame:
-    """A row per run; results of those that diverged are NaN.
+def frame_of(runs: Sequence[Run], target: float | None) -> pd.DataFrame:
+    """The labelled table of runs: a row for each, the quantities of `table.COLUMNS`.
 
     Args:
       runs: in any order.
       target: test accuracy in (0, 1] for the time to it; None: no such column.
     """
     rows = []
-    for run, group in zip(runs, groups_of(runs), strict=True):
-        reason, curves = left_out(run.facts), run.curves
-        known = {} if reason else run.facts
-        row = {"run": group, "seed": str(run.settings.get("seed"))}
-        row |= {
-            "final accuracy, %": 100 * _number(known, "final_test_accuracy"),
-            "best accuracy, %": 100 * _number(known, "best_test_accuracy"),
-            "final loss": _number(known, "final_test_loss"),
-            "intervals": curves["interval"].max() if len(curves) else math.nan,
-        }
+    for run in runs:
+        curves = run.curves
+        row: dict[str, Any] = dict(diverged_at=None, seed=run.settings.get("seed"))
+        row |= {n: v for n, v in run.facts.items() if n in (*table.COLUMNS, *row)}
+        row["intervals"] = curves["interval"].max() if len(curves) else math.nan
         if {"virtual_time", "test_accuracy"} <= set(curves):
-            row["virtual time, s"] = curves["virtual_time"].max()
+            row["virtual_time"] = curves["virtual_time"].max()
             tested = curves[["virtual_time", "test_accuracy"]].dropna().to_numpy()
-            if target is not None and len(tested) and not reason:
-                row[f"s to {100 * target:g} %"] = time_to(target, *tested.T)
-        row["MB moved"] = _number(run.facts, "bytes_moved") / 1e6
-        row |= {reason: True} if reason else {}
-        rows.append(row | {"files": run.place})
-    return pd.DataFrame(rows).dropna(axis=1, how="all")
+            if target is not None and len(tested):
+                row["to_target"] = time_to(target, *tested.T)
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
-def _number(facts: dict[str, Any], name: str) -> float:
-    value = facts.get(name)
-    return math.nan if value is None else float(value)
-
-
-def _cell(values: pd.Series) -> str:
-    """A column of a group's runs as text: mean ± interval of confidence."""
-    name = str(values.name)
-    if name == "seed":
-        return f"{len(values)} ({', '.join(dict.fromkeys(values))})"
-    if name == DIVERGED:
-        return str(values.sum())
-    if name.startswith("s to "):
-        known = values.dropna().to_numpy()
-        return spread_of_times(known) if len(known) else "–"
-    if "%" in name:
-        return spread_of_known(values.tolist(), ".2f")
-    known = values.dropna()  # what is the same in all runs needs no interval
-    return spread_of_known(
-        (known[:1] if known.nunique() == 1 else known).tolist(), ".5g"
-    )
+def tables_of(
+    runs: Sequence[Run], target: float | None
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The table of groups, and that of single runs, as text."""
+    frame, names = frame_of(runs, target), groups_of(runs)
+    groups: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        groups.setdefault(name, []).append(place)
+    more = {}
+    if target is not None:
+        more["to_target"] = Column(f"s to {100 * target:g} %", cell=spread_of_times)
+    single = {str(place): [place] for place in range(len(runs))}
+    first = table.summary(frame, groups, more)
+    every = table.summary(frame, single, more).drop(columns=["group", "runs"])
+    every.insert(0, "run", names)
+    every.insert(1, "seed", frame["seed"].astype(str))
+    return first, every.assign(files=[run.place for run in runs])
 
 
 def _distinct(values: pd.Series) -> str:
@@ -132,7 +121,6 @@ def notes_of(runs: Sequence[Run]) -> list[str]:
     return [f"{note} ({n} runs)" if n > 1 else note for note, n in counts.items()]
 
 
-@style.styled
 def curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) -> str:
     """Means of the groups with 95 % confidence bands, as SVG; "" without values.
 
@@ -140,31 +128,23 @@ def curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) -> 
       runs: those that diverged are plotted if there are no others.
       x: column of the curves, ``interval`` or ``virtual_time``.
       y: column of the curves.
-      labels: of the axes.
+      labels: of the axes, as `bands` has them.
     """
     import matplotlib
 
     good = [run for run in runs if not left_out(run.facts)] or runs
-    lines: dict[str, list[pd.Series]] = {}
+    lines: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for label, run in zip(groups_of(good), good, strict=True):
         if {x, y} <= set(run.curves) and len(seen := run.curves[[x, y]].dropna()):
-            line = seen.groupby(x)[y].last()
-            lines.setdefault(label, []).append(pd.Series(line))
-    shown = list(lines)[:_MOST_LINES]
-    if not shown:
+            lines.setdefault(label, []).append(tuple(seen.to_numpy(float).T))
+    if not lines:
         return ""
-    figure, axes = style.figure_of(3.0)
-    looks = style.styles_of([{"run": label} for label in shown])
-    for label, look in zip(shown, looks, strict=True):
-        table = pd.concat(lines[label], axis=1).sort_index()
-        table = table.ffill() if x == "virtual_time" else table  # the newest model
-        places = np.linspace(0, len(table) - 1, _POINTS).astype(int)
-        table = table.iloc[np.unique(places)] * (100 if "%" in labels[1] else 1)
-        across, values = table.index.to_numpy(float), table.to_numpy().T
-        style.plot_mean(axes, across, values, look, style.escape(label), 0.1)
-    axes.set_xlabel(labels[0])
-    axes.set_ylabel(labels[1])
-    style.legend_below(figure, *axes.get_legend_handles_labels())
+    curves = {}
+    for label, pairs in lines.items():
+        frame = in_time(pairs, forward=x == "virtual_time")
+        places = np.linspace(0, len(frame) - 1, _POINTS).astype(int)
+        curves[label] = frame.iloc[np.unique(places)]
+    figure = bands.bands(curves, "", x=labels[0], y=labels[1])
     buffer = io.StringIO()
     # The salt distinguishes the ids of the figures; the same files give the same page.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": x + y}):
@@ -172,11 +152,11 @@ def curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) -> 
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
 
 
-def _html(table: pd.DataFrame, **options: Any) -> Markup:
-    """The table as HTML, its text escaped; "" without columns."""
+def _html(frame: pd.DataFrame, **options: Any) -> Markup:
+    """A table as HTML, its text escaped; "" without columns."""
     with pd.option_context("display.max_colwidth", None):
-        text = table.to_html(border=0, na_rep="–", **options)
-    return Markup(text if table.shape[1] else "")
+        text = frame.to_html(border=0, na_rep="–", **options)
+    return Markup(text if frame.shape[1] else "")
 
 
 def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) -> str:
@@ -206,15 +186,14 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
         "html": _html,
     }
     if runs:
-        results = results_of(runs, best_target(runs) if target is None else target)
-        groups = results.drop(columns="files").groupby("run", sort=False)
+        groups, every = tables_of(runs, best_target(runs) if target is None else target)
         settings = pd.DataFrame([files.plain(run.settings) for run in runs]).map(repr)
         differing = settings.loc[:, settings.nunique() > 1]
         known = [{n: run.facts.get(n) for n in _PROVENANCE.split()} for run in runs]
         values |= {
             "over_seeds": OVER_SEEDS,
-            "results": groups.agg(_cell).reset_index(),
-            "runs": results,
+            "results": groups,
+            "runs": every,
             "differing": differing.groupby(groups_of(runs), sort=False).agg(_distinct),
             "settings": settings.apply(_distinct).to_frame("value"),
             "provenance": pd.json_normalize(known).apply(_distinct).to_frame("value"),

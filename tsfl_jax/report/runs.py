@@ -5,7 +5,7 @@ How they look is in `report.style`.
 
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ _PANELS = {  # of curves.png: the axis, and the quantities in it with their labe
     "loss": {"train_loss": "training", "test_loss": "test"},
     "validation loss": {"gap": "gap", "regret": "regret"},
 }
+_ABOUT = ("data", "algorithm", "seed")  # of the title
 _FEW_CLIENTS = 60  # bars that a reader can distinguish
 
 _PathLike = str | pathlib.Path
@@ -61,7 +62,8 @@ def curves_of(
         and gap if there are any.
       about: data, algorithm and seed, for the title.
     """
-    measured = {name for name, a in metrics.items() if np.isfinite(a).any()}
+    known = {name for lines in _PANELS.values() for name in lines} & metrics.keys()
+    measured = {name for name in known if np.isfinite(metrics[name]).any()}
     accuracy = "test_accuracy" in measured or "test_loss" not in measured
     wanted = (accuracy, True, "regret" in measured)
     names = [name for name, there in zip(_PANELS, wanted, strict=True) if there]
@@ -70,6 +72,15 @@ def curves_of(
         _plot_panel(axes, metrics, name, plot_style.style_of(about["algorithm"], 0))
     figure.suptitle(_title(about))
     return figure
+
+
+def of_run(
+    history: Mapping[str, np.ndarray], summary: Mapping[str, Any]
+) -> "matplotlib.figure.Figure":
+    """`curves_of` a result of Python."""
+    interval = np.arange(1, len(history["test_loss"]) + 1)
+    about = {name: str(summary.get(name, "")) for name in _ABOUT}
+    return curves_of({"interval": interval, **history}, about)
 
 
 def _plot_panel(
@@ -147,7 +158,7 @@ def _about(folder: pathlib.Path) -> dict[str, str]:
     if isinstance(found.get("data"), dict):
         found["data"] = found["data"].get("name", "")
     known = found | (files.read_json(folder / "summary.json") or {})
-    return {name: str(known.get(name, "")) for name in ("data", "algorithm", "seed")}
+    return {name: str(known.get(name, "")) for name in _ABOUT}
 
 
 def _title(about: dict[str, str]) -> str:

@@ -3,13 +3,14 @@
 Student's t; NaN and ±inf count as missing only where the caller says so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
 if TYPE_CHECKING:
+    import pandas
     import xarray
 
 DIVERGED = "diverged"
@@ -97,14 +98,20 @@ def spread(
     return text if np.isnan(half) else f"{text} ± {half:{form.lstrip('+')}}"
 
 
-def spread_of_known(values: Sequence[float], form: str = ".2f") -> str:
-    """`spread` of what is known, "–" if nothing is; or how many values are infinite."""
+def spread_of_known(
+    values: np.ndarray | Sequence[float], form: str = ".2f", endless: str = "inf"
+) -> str:
+    """`spread` of what is known; "–" if nothing is, "inf (1 of 3)" of infinite ones.
+
+    What is the same in all runs needs no interval.
+    """
     known = np.asarray(values, float)
     known = known[~np.isnan(known)]
-    endless = int(np.isinf(known).sum())
-    if endless:
-        return "inf" if len(known) == 1 else f"inf ({endless} of {len(known)})"
-    return spread(known, form) if len(known) else "–"
+    if count := int(np.isinf(known).sum()):
+        return f"{endless} ({count} of {len(known)})" if len(known) > 1 else endless
+    if not len(known):
+        return "–"
+    return spread(known[:1] if np.ptp(known) == 0 else known, form)
 
 
 def time_to(
@@ -115,14 +122,25 @@ def time_to(
     return float(seconds[reached[0]]) if len(reached) else np.inf
 
 
-def at_times(
-    times: Float[np.ndarray, "X"],
-    seconds: Float[np.ndarray, "E"],
-    accuracy: Float[np.ndarray, "E"],
-) -> Float[np.ndarray, "X"]:
-    """Accuracy of the newest tested model at each time; NaN before the first one."""
-    index = np.searchsorted(seconds, times, "right") - 1
-    return np.where(index >= 0, accuracy[np.maximum(index, 0)], np.nan)
+def in_time(
+    curves: Iterable[tuple[Float[np.ndarray, "E"], Float[np.ndarray, "E"]]],
+    *,
+    forward: bool = True,
+) -> "pandas.DataFrame":
+    """Accuracy of each run's newest tested model, a column per run.
+
+    Args:
+      curves: (virtual seconds, test accuracy) of each run.
+      forward: a model counts until the next one is tested; else only then.
+
+    Returns:
+      A line for each time at which any run was tested; NaN before a run's first.
+    """
+    import pandas
+
+    lines = [pandas.Series(a, s).groupby(level=0).last() for s, a in curves]
+    found = pandas.concat(lines, axis=1).sort_index()
+    return found.ffill() if forward else found
 
 
 def curves_of(history: Mapping[Any, Any], classes: int) -> Float[np.ndarray, "*L T"]:
@@ -152,5 +170,4 @@ def diverged_note(history: Mapping[str, np.ndarray]) -> str:
 
 def spread_of_times(times: Float[np.ndarray, "S"]) -> str:
     """Mean ± half its confidence interval, or how many seeds never reached it."""
-    never = int(np.isinf(times).sum())
-    return f"never ({never} of {len(times)})" if never else spread(times)
+    return spread_of_known(times, endless="never")

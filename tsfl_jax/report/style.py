@@ -157,7 +157,8 @@ def plot_mean(
     values: np.ndarray,
     style: Style,
     label: str,
-    alpha: float = 0.2,
+    *,
+    percent: bool = False,
 ) -> None:
     """Plot the mean of ``[n, T]`` values over n, with its 95 % confidence band.
 
@@ -171,10 +172,10 @@ def plot_mean(
         low, high = values[:, seen].min(axis=0), values[:, seen].max(axis=0)
     if not (values < 0).any():
         low = np.maximum(low, 0)
-    if "%" in axes.get_ylabel():
+    if percent:
         high = np.minimum(high, 100)
     if seen.any():
-        shade = {"color": style["color"], "alpha": alpha, "linewidth": 0}
+        shade = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
         axes.fill_between(x[seen], low, high, **shade)
     plot_line(axes, x, mean, style, label=label)
 

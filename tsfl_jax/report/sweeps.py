@@ -5,7 +5,7 @@ its confidence band.
 """
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,82 +13,53 @@ import numpy as np
 from tsfl_jax.config import SEEDS
 from tsfl_jax.report import bands, files, table
 from tsfl_jax.report import style as plot_style
-from tsfl_jax.report.statistics import (
-    DIVERGED,
-    left_out,
-    spread,
-    spread_of_known,
-)
+from tsfl_jax.report.statistics import OVER_SEEDS
 
 if TYPE_CHECKING:
+    import pandas
     import xarray
 
 Row = dict[str, Any]  # one run: swept settings and results by name
-# Heading → result of a run, and the cell for the values ``[n]`` of a group's runs.
-_Columns = dict[str, tuple[str, Callable[[np.ndarray], str]]]
-
-_ACCURACIES: _Columns = {
-    "best test accuracy, %": ("best_test_accuracy", lambda v: spread(100 * v)),
-    "final, %": ("final_test_accuracy", lambda v: spread(100 * v)),
-    "highest, %": ("best_test_accuracy", lambda v: f"{100 * v.max():.2f}"),
-}
-_LOSSES: _Columns = {
-    "final test loss": ("final_test_loss", lambda v: spread(v, ".4g")),
-    "lowest": ("final_test_loss", lambda v: f"{v.min():.4g}"),
-}
-_REGRET: _Columns = {"mean regret": ("mean_regret", lambda v: _known(v))}
 
 
-def _known(values: np.ndarray) -> str:
-    return spread_of_known(values.tolist(), ".3g")
+def groups_table(swept: Sequence[str], rows: list[Row]) -> "pandas.DataFrame":
+    """A line of text per group of runs: its swept values, and `table.summary`."""
+    import pandas as pd
 
-
-def has_losses(rows: Sequence[Row]) -> bool:
-    """Whether runs are judged by their test loss: none has an accuracy."""
-    losses = np.isnan([row["best_test_accuracy"] for row in rows]).all()
-    return bool(losses and np.isfinite([row["final_test_loss"] for row in rows]).any())
-
-
-def group_rows(
-    swept: Sequence[str], rows: list[Row]
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """A line per group of runs as text; and the means of those that lost no run."""
-    import pandas
-
+    groups = table.grouped(swept, rows)
     names = [name for name in swept if name not in SEEDS]
-    frame, columns = pandas.DataFrame(rows), _LOSSES
-    if not has_losses(rows):
-        columns = _ACCURACIES
-    (score, _), *_ = columns.values()
-    columns = columns | (_REGRET if "mean_regret" in frame else {})
-    frame["reason"] = [left_out(row) for row in rows]
-    lines, means = [], {}
-    for label, indices in table.grouped(swept, rows).items():
-        group = frame.iloc[indices]
-        good = group[group["reason"] == ""]
-        line = {name: rows[indices[0]][name] for name in names} | {"lanes": len(group)}
-        for heading, (name, cell) in columns.items():
-            line[heading] = cell(good[name].to_numpy(float)) if len(good) else "–"
-        if len(good) == len(group):  # else it is of a selection, which cannot win
-            means[label] = float(good[score].mean(skipna=False))
-        line["diverged"] = int((group["reason"] == DIVERGED).sum())
-        lines.append(line | {"seconds per lane": f"{group['seconds'].mean():.1f}"})
-    return lines, means
+    points = [{n: rows[own[0]][n] for n in names} for own in groups.values()]
+    found = table.summary(pd.DataFrame(rows), groups).drop(columns="group")
+    return pd.concat([pd.DataFrame(points, dtype=object), found], axis=1)
 
 
-def sweep_table(swept: Sequence[str], rows: list[Row]) -> str:
-    """The Markdown table of summary.md; of losses where no run has an accuracy."""
-    losses, (lines, means) = has_losses(rows), group_rows(swept, rows)
-    text = "Mean ± half of the 95 % confidence interval (Student's t) over the lanes "
-    text += "that did not diverge"
-    text += "" if losses else "; best is the highest of a lane's intervals"
-    text += f".\n\n{files.markdown(lines)}"
+def best(swept: Sequence[str], rows: list[Row]) -> str:
+    """A sentence on the group with the best mean, "" if none is known.
+
+    A group that lost a run is of a selection, and wins nothing.
+    """
+    import pandas as pd
+
+    frame = pd.DataFrame(rows)
+    losses = bool(np.isnan(frame["best_test_accuracy"].to_numpy(float)).all())
+    score = "final_test_loss" if losses else "best_test_accuracy"
+    scores = frame[score].astype(float).mask(frame["diverged_at"].notna())
+    groups = table.grouped(swept, rows)
+    means = {
+        label: scores.iloc[own].mean(skipna=False) for label, own in groups.items()
+    }
     means = {label: mean for label, mean in means.items() if np.isfinite(mean)}
-    if means and not set(swept) <= set(SEEDS):
-        winner = (min if losses else max)(means, key=means.__getitem__)
-        which = "Lowest mean of final" if losses else "Highest mean of best"
-        text += f"\n{which}: {winner}.\n"
-    return text
+    if not means or set(swept) <= set(SEEDS):
+        return ""
+    which = "Lowest mean of final loss" if losses else "Highest mean of best accuracy"
+    return f"{which}: {(min if losses else max)(means, key=means.__getitem__)}"
+
+
+def text(swept: Sequence[str], rows: list[Row]) -> str:
+    """Three lines on a sweep: what it is, the best group, what one can do with it."""
+    first = f"SweepResult: {len(rows):,} lanes over {', '.join(swept)}"
+    methods = ".rows .history .to_xarray() .to_pandas() .plot()"
+    return "\n  ".join(filter(None, (first, best(swept, rows), methods)))
 
 
 def write_tables(
@@ -110,9 +81,14 @@ def write_tables(
     plain: list[Row] = [files.plain(row) for row in rows]
     files.write_metrics(folder / "results.jsonl", plain)
     files.write_csv(folder / "results.csv", plain)
-    text = f"# {about}\n\n{sweep_table(swept, rows)}"
-    text += "".join(f"\nNote: {note}.\n" for note in notes)
-    files.write_text(folder / "summary.md", text)
+    head = f"# {about}\n\n{OVER_SEEDS.capitalize()}, of the runs that did not diverge."
+    best_of = best(swept, rows)
+    below = [best_of] if best_of else []
+    below += [f"Note: {note}" for note in notes]
+    parts = [head, files.markdown(groups_table(swept, rows)).rstrip()]
+    files.write_text(
+        folder / "summary.md", "\n\n".join([*parts, *(f"{s}." for s in below)]) + "\n"
+    )
 
 
 def write_partial(

@@ -5,14 +5,16 @@ not start together. A sweep has those of its swept settings before them, or ``ru
 where its points are no product. Units are attributes.
 """
 
+import functools
 import math
 import numbers
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tsfl_jax.config import SEEDS
+from tsfl_jax.report.statistics import DIVERGED, spread_of_known
 
 if TYPE_CHECKING:
     import pandas
@@ -194,3 +196,59 @@ def grouped(swept: Sequence[str], rows: Sequence[Row]) -> dict[str, list[int]]:
             pairs = [f"{name}={row[name]}" for name in swept if name not in SEEDS]
             groups.setdefault(", ".join(pairs) or "all", []).append(index)
     return groups
+
+
+class Column(NamedTuple):
+    """How a table of groups shows a quantity of runs."""
+
+    head: str
+    scale: float = 1.0
+    cell: Callable[[np.ndarray], str] = functools.partial(spread_of_known, form=".5g")
+    result: bool = True  # of no meaning for a run that diverged
+
+
+# Quantity of a run → its column, in every table of groups of runs.
+COLUMNS = {
+    "best_test_accuracy": Column("best accuracy, %", 100, spread_of_known),
+    "final_test_accuracy": Column("final accuracy, %", 100, spread_of_known),
+    "final_test_loss": Column("final loss"),
+    "mean_regret": Column("mean regret"),
+    "intervals": Column("intervals", result=False),
+    "virtual_time": Column("virtual time, s", result=False),
+    "bytes_moved": Column("MB moved", 1e-6, result=False),
+    "seconds": Column("s training", result=False),
+}
+
+
+def summary(
+    runs: "pandas.DataFrame",
+    groups: Mapping[str, Sequence[int]],
+    more: Mapping[str, Column] | None = None,
+) -> "pandas.DataFrame":
+    """A line of text per group: means over its runs with intervals of confidence.
+
+    Args:
+      runs: a row per run, with ``diverged_at`` and any of `COLUMNS`; a column without
+        a value is left out.
+      groups: label → places of its rows.
+      more: other quantities of the rows, after those of `COLUMNS`.
+
+    Returns:
+      Columns of strings: group, runs, quantities, and diverged if any run did.
+    """
+    import pandas
+
+    columns = {n: c for n, c in (COLUMNS | dict(more or {})).items() if n in runs}
+    lost = runs["diverged_at"].notna()
+    found = pandas.DataFrame(
+        {"group": list(groups), "runs": [str(len(own)) for own in groups.values()]}
+    )
+    for name, column in columns.items():
+        values = column.scale * runs[name].astype(float)
+        values = values.mask(lost) if column.result else values
+        if not np.isnan(values.to_numpy()).all():
+            each = (values.iloc[own].dropna().to_numpy() for own in groups.values())
+            found[column.head] = [column.cell(v) if len(v) else "–" for v in each]
+    if bool(lost.to_numpy().any()):
+        found[DIVERGED] = [str(lost.iloc[own].sum()) for own in groups.values()]
+    return found

@@ -11,7 +11,7 @@ import math
 import pathlib
 import sys
 import time
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -20,13 +20,11 @@ from tsfl_jax import config_files, data, timeline
 from tsfl_jax.config import Config, flat, get
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, prepare, runner
-from tsfl_jax.report import files, progress
-from tsfl_jax.report import style as plot_style
+from tsfl_jax.report import bands, files, progress, style
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
-    at_times,
-    confidence_interval,
     curves_of,
+    in_time,
     spread,
     spread_of_times,
     time_to,
@@ -34,10 +32,6 @@ from tsfl_jax.report.statistics import (
 from tsfl_jax.studies import arguments
 from tsfl_jax.timeline import replay, ticks
 from tsfl_jax.types import Dataset, UserError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # Settings of the data and the clients, which all configs must share.
 _PARTS = ("data.", "partition.", "quadratic.", "seeds.")
@@ -48,7 +42,6 @@ _SHARED |= {f"schedule.{name}" for name in _SCHEDULE.split()}
 _SHARED |= {f"timeline.{name}" for name in _TIMELINE.split()}
 # The same data may be in several folders; the samples themselves are compared.
 _FOLDERS = {"data.dir", "data.download", "data.file"}
-_TIMES = 200  # at which curves of several seeds are averaged
 
 
 class Entry(NamedTuple):
@@ -226,8 +219,8 @@ def comparison_rows(
         both = np.isfinite(times) & np.isfinite(first)
         found.append(
             {
-                "framework": plot_style.NAMES.get(result.label, result.label),
-                "rule": plot_style.NAMES.get(result.algorithm, result.algorithm),
+                "framework": style.name_of(result.label),
+                "rule": style.name_of(result.algorithm),
                 "updates": f"{result.updates:.0f}",
                 "local iterations": f"{result.iterations:.0f}",
                 "mean staleness": f"{result.staleness:.1f}",
@@ -238,84 +231,6 @@ def comparison_rows(
             }
         )
     return found
-
-
-def _panels(count: int) -> "tuple[Figure, list[Axes], Axes]":
-    """A figure, the axes of the curves (one for up to four) and those of the times."""
-    if count <= 4:
-        figure, (left, right) = plot_style.figure_of(
-            3.8, ncols=2, gridspec_kw={"width_ratios": [1.7, 1]}
-        )
-        return figure, [left], right
-    columns = 3
-    rows = -(-count // columns)
-    figure, grid = plot_style.figure_of(
-        1.0 + 1.3 * rows,
-        nrows=rows,
-        ncols=columns + 1,
-        gridspec_kw={"width_ratios": [1] * columns + [1.5]},
-    )
-    for axes in (*grid[:, -1], *np.ravel(grid[:, :-1])[count:]):
-        axes.remove()
-    panels = list(np.ravel(grid[:, :-1])[:count])
-    for index, axes in enumerate(panels):
-        axes.sharex(panels[0])
-        axes.sharey(panels[0])
-        axes.tick_params(
-            labelleft=index % columns == 0, labelbottom=index >= count - columns
-        )
-    return figure, panels, figure.add_subplot(grid[0, 0].get_gridspec()[:, -1])
-
-
-@plot_style.styled
-def plot_frameworks(
-    results: list[FrameworkResult], target: float, path: pathlib.Path, title: str
-) -> list[pathlib.Path]:
-    """Plot accuracy against virtual time, and the time to the target accuracy."""
-    figure, panels, right = _panels(len(results))
-    curves = [curve for result in results for curve in result.curves]
-    x = np.linspace(0, max(seconds[-1] for seconds, _ in curves), _TIMES)
-    names = [plot_style.name_of(result.label) for result in results]
-    styles = plot_style.styles_of([{"framework": r.label} for r in results])
-    values = [100 * np.array([at_times(x, *c) for c in r.curves]) for r in results]
-    for index, (result, style) in enumerate(zip(results, styles, strict=True)):
-        axes = panels[index % len(panels)]
-        if len(panels) > 1:
-            axes.set_title(names[index], fontsize="small")
-            for other in values:
-                mean, _ = confidence_interval(other, omit=True)
-                plot_style.plot_line(axes, x, mean, plot_style.FAINT)
-        plot_style.plot_mean(axes, x, values[index], style, names[index], alpha=0.15)
-        _plot_time(right, index, times_of(result, target), style)
-    tested = np.concatenate([accuracy for _, accuracy in curves])
-    # The bands of few seeds would determine the scale.
-    panels[0].set_ylim(100 * tested.min() - 3, 100 * tested.max() + 3)
-    plot_style.accuracy_axis(panels[0])
-    for axes in panels:
-        axes.axhline(100 * target, color="#777777", linewidth=0.8)
-    panels[-2 if len(panels) > 1 else 0].set_xlabel("virtual time in seconds")
-    figure.supylabel("test accuracy in %", fontsize="medium")
-    if len(panels) == 1:
-        plot_style.legend_below(figure, *panels[0].get_legend_handles_labels())
-    right.set_yticks(range(len(results)), names)
-    right.invert_yaxis()
-    right.set_xlim(left=0)
-    right.set_xlabel(f"virtual seconds to {100 * target:g} %")
-    figure.suptitle(plot_style.title(title))
-    return plot_style.save_both(figure, path)
-
-
-def _plot_time(
-    axes: "Axes", row: int, times: np.ndarray, style: plot_style.Style
-) -> None:
-    """Plot one bar: the time to the target accuracy."""
-    if np.isfinite(times).all():
-        mean, half = confidence_interval(times)
-        look = {"color": style["color"], "edgecolor": "#333333", "linewidth": 0.6}
-        axes.barh(row, mean, xerr=half, **look)
-    else:
-        text = " not reached by every seed"
-        axes.text(0, row, text, va="center", fontsize="small")
 
 
 def lost_text(results: list[FrameworkResult]) -> str:
@@ -333,7 +248,13 @@ def write_comparison(
     text += lost_text(results)
     rows = comparison_rows(results, target)
     paths = files.write_table(folder, "compare", rows, text)
-    return paths + plot_frameworks(results, target, folder / "compare", about)
+    seconds = f"s to {100 * target:g} %"
+    curves, lines = {}, {}
+    for result, row in zip(results, rows, strict=True):
+        name = f"{row['framework']}, {seconds}: {row[seconds]}"
+        curves[name], lines[name] = in_time(result.curves), {"line": result.label}
+    figure = bands.bands(curves, about, lines, x=bands.SECONDS, target=target)
+    return paths + style.save_both(figure, folder / "compare")
 
 
 def _own(changes: dict[str, Any], mine: str, others: list[str]) -> dict[str, Any]:

@@ -151,15 +151,6 @@ def test_metrics_round_trip(tmp_path):
     assert files.read_metrics(path) == []
 
 
-@pytest.mark.parametrize("cut", [1, 8, 20])
-def test_an_incomplete_last_line_is_left_out(tmp_path, cut):
-    path = tmp_path / "metrics.jsonl"
-    files.write_metrics(path, [{"interval": n, "loss": 0.25} for n in (1, 2)])
-    text = path.read_bytes()
-    path.write_bytes(text[: len(text) // 2 + cut])
-    assert files.read_metrics(path) == [{"interval": 1, "loss": 0.25}]
-
-
 def test_a_broken_line_in_the_middle_is_reported(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"interval": 1}\n{"inter\n{"interval": 3}\n')

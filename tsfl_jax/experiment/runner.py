@@ -87,7 +87,7 @@ class Result(NamedTuple):
 
     def plot(self) -> Any:
         """A Matplotlib figure of accuracy and losses against the interval."""
-        return runs.of_run(self.history, self.summary)
+        return runs.curves(self.history, self.summary)
 
 
 def simulate(

@@ -183,8 +183,7 @@ def write_results(
     report.write_arrays(folder / "clients.npz", arrays, compress=True)
     report.write_arrays(folder / "model.npz", named_arrays(params))
     report.write_json(folder / "summary.json", summary)
-    runs.plot_curves(folder)
-    runs.plot_participation(folder)
+    runs.write_figures(folder, history.named() | arrays, summary)
 
 
 def named_arrays(params: Params) -> dict[str, np.ndarray]:

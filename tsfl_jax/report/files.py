@@ -224,20 +224,16 @@ def write_metrics(path: _Path, rows: Iterable[dict]) -> None:
 
 
 def read_metrics(path: _Path) -> list[dict]:
-    """The rows of metrics.jsonl, without an incomplete last line.
+    """The rows of metrics.jsonl.
 
     Raises:
-      UserError: another line is not JSON or not a row of numbers, or there is no such
-        file.
+      UserError: a line is not JSON or not a row of numbers, or there is no such file.
     """
     with _user_errors(path):
-        lines = pathlib.Path(path).read_bytes().splitlines(keepends=True)
+        lines = pathlib.Path(path).read_bytes().splitlines()
     rows = []
     for number, line in enumerate(lines, start=1):
-        row = parse_json(line)
-        if row is None and not line.endswith(b"\n"):  # incomplete
-            continue
-        row = row or {}
+        row = parse_json(line) or {}
         kinds = {type(value) for value in row.values()} - {int, float, type(None)}
         if kinds or type(row.get("interval")) is not int:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Figures of finished runs, made from the files of their workdirs only.
+"""Figures of a finished run.
 
 How they look is in `report.style`.
 """
@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float, Integer
 
-from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
-from tsfl_jax.types import UserError
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -22,35 +21,21 @@ _PANELS = {  # of curves.png: the axis, and the quantities in it with their labe
     "loss": {"train_loss": "training", "test_loss": "test"},
     "validation loss": {"gap": "gap", "regret": "regret"},
 }
-_ABOUT = ("data", "algorithm", "seed")  # of the title
 _FEW_CLIENTS = 60  # bars that a reader can distinguish
 
-_PathLike = str | pathlib.Path
+
+def write_figures(
+    folder: pathlib.Path, results: Mapping[str, np.ndarray], about: Mapping[str, Any]
+) -> None:
+    """Write curves.png and participation.png; see `curves` and `participation`."""
+    bars = participation(results["tau"], results["rho"], about)
+    plot_style.save(curves(results, about), folder / "curves.png")
+    plot_style.save(bars, folder / "participation.png")
 
 
 @plot_style.styled
-def plot_curves(workdir: _PathLike) -> pathlib.Path:
-    """Plot accuracy and losses against the interval; returns curves.png.
-
-    Args:
-      workdir: folder with metrics.jsonl, and summary.json or config.json.
-
-    Raises:
-      UserError: metrics.jsonl is missing or unreadable.
-    """
-    folder = pathlib.Path(workdir)
-    rows = files.read_metrics(folder / "metrics.jsonl")
-    names = ["interval", *(name for lines in _PANELS.values() for name in lines)]
-    metrics = {  # None becomes NaN
-        name: np.array([row.get(name) for row in rows], float) for name in names
-    }
-    figure = curves_of(metrics, _about(folder))
-    return plot_style.save(figure, folder / "curves.png")
-
-
-@plot_style.styled
-def curves_of(
-    metrics: Mapping[str, np.ndarray], about: dict[str, str]
+def curves(
+    history: Mapping[str, np.ndarray], about: Mapping[str, Any]
 ) -> "matplotlib.figure.Figure":
     """The figure of accuracy and losses against the interval.
 
@@ -58,45 +43,38 @@ def curves_of(
     weights where it was.
 
     Args:
-      metrics: interval, test_accuracy, test_loss and train_loss, ``[T]`` each; regret
-        and gap if there are any.
+      history: test_accuracy, test_loss and train_loss, ``[T]`` each; regret and gap if
+        there are any; NaN where not measured.
       about: data, algorithm and seed, for the title.
     """
-    known = {name for lines in _PANELS.values() for name in lines} & metrics.keys()
-    measured = {name for name in known if np.isfinite(metrics[name]).any()}
+    known = {name for lines in _PANELS.values() for name in lines} & history.keys()
+    measured = {name for name in known if np.isfinite(history[name]).any()}
     accuracy = "test_accuracy" in measured or "test_loss" not in measured
     wanted = (accuracy, True, "regret" in measured)
     names = [name for name, there in zip(_PANELS, wanted, strict=True) if there]
     figure, grid = plot_style.figure_of(2.7, ncols=len(names), squeeze=False)
+    look = plot_style.style_of(str(about.get("algorithm")), 0)
     for axes, name in zip(grid[0], names, strict=True):
-        _plot_panel(axes, metrics, name, plot_style.style_of(about["algorithm"], 0))
+        _plot_panel(axes, history, name, look)
     figure.suptitle(_title(about))
     return figure
 
 
-def of_run(
-    history: Mapping[str, np.ndarray], summary: Mapping[str, Any]
-) -> "matplotlib.figure.Figure":
-    """`curves_of` a result of Python."""
-    interval = np.arange(1, len(history["test_loss"]) + 1)
-    about = {name: str(summary.get(name, "")) for name in _ABOUT}
-    return curves_of({"interval": interval, **history}, about)
-
-
 def _plot_panel(
     axes: "matplotlib.axes.Axes",
-    metrics: Mapping[str, np.ndarray],
+    history: Mapping[str, np.ndarray],
     panel: str,
     style: plot_style.Style,
 ) -> None:
     """The quantities of a panel: of two the first is dashed."""
+    interval = np.arange(1, len(history["train_loss"]) + 1)
     lines, last = _PANELS[panel], style | {"linestyle": "-", "marker": "o"}
     looks = [plot_style.line_style("#555555", "--", "s"), last]
     for (name, label), look in zip(lines.items(), looks[-len(lines) :], strict=True):
-        values = metrics.get(name, np.full(len(metrics["interval"]), np.nan))
+        values = history.get(name, np.full(len(interval), np.nan))
         values = 100 * values if "%" in panel else values
-        plot_style.plot_line(axes, metrics["interval"], values, look, label)
-    plot_style.interval_axis(axes, metrics["interval"])
+        plot_style.plot_line(axes, interval, values, look, label)
+    plot_style.interval_axis(axes, interval)
     axes.set_ylabel(panel)
     seen = np.array([y for line in axes.lines for y in np.asarray(line.get_ydata())])
     if "%" in panel:
@@ -113,20 +91,18 @@ def _plot_panel(
 
 
 @plot_style.styled
-def plot_participation(workdir: _PathLike) -> pathlib.Path:
-    """Plot how often and how much each client counted; returns participation.png.
+def participation(
+    tau: Integer[np.ndarray, "T N"],
+    rho: Float[np.ndarray, "T N"],
+    about: Mapping[str, Any],
+) -> "matplotlib.figure.Figure":
+    """The figure of how often and how much each client counted.
 
     Args:
-      workdir: folder with clients.npz, and summary.json or config.json.
-
-    Raises:
-      UserError: clients.npz is missing or unreadable.
+      tau: local iterations.
+      rho: weights of the aggregation; NaN where every model was lost.
+      about: data, algorithm and seed, for the title.
     """
-    path = pathlib.Path(workdir) / "clients.npz"
-    arrays = files.read_arrays(path)
-    tau, rho = (arrays.get(name, np.zeros(0)) for name in ("tau", "rho"))
-    if tau.ndim != 2 or rho.shape != tau.shape:
-        raise UserError(f"cannot read {path}: expected tau and rho of one shape [T, N]")
     rho, clients = np.nan_to_num(rho), tau.shape[1]
     few = clients <= _FEW_CLIENTS
     order = np.arange(clients) if few else np.argsort(tau.sum(0), kind="stable")
@@ -148,20 +124,11 @@ def plot_participation(workdir: _PathLike) -> pathlib.Path:
     grid[2].set_xlim(-0.7, clients - 0.3)
     grid[2].set_xlabel("client" if few else "client, in order of mean τ")
     grid[2].xaxis.set_major_locator(plot_style.whole_numbers())
-    figure.suptitle(_title(_about(path.parent)))
-    return plot_style.save(figure, path.with_name("participation.png"))
+    figure.suptitle(_title(about))
+    return figure
 
 
-def _about(folder: pathlib.Path) -> dict[str, str]:
-    """Data, algorithm and seed; summary.json takes precedence over config.json."""
-    found = files.read_json(folder / "config.json") or {}
-    if isinstance(found.get("data"), dict):
-        found["data"] = found["data"].get("name", "")
-    known = found | (files.read_json(folder / "summary.json") or {})
-    return {name: str(known.get(name, "")) for name in _ABOUT}
-
-
-def _title(about: dict[str, str]) -> str:
-    seed = about["seed"] and f"seed {about['seed']}"
-    parts = (about["data"], about["algorithm"], seed)
+def _title(about: Mapping[str, Any]) -> str:
+    parts = [str(about.get(name) or "") for name in ("data", "algorithm")]
+    parts += [f"seed {about['seed']}"] if "seed" in about else []
     return ", ".join(plot_style.name_of(part) for part in parts if part)

@@ -298,7 +298,7 @@ def _train(
                     ordered = [rows[i] for i in sorted(rows)]
                     about = f"{len(rows)} of {len(several)} lanes so far"
                     about = f"{_about(several)}, {about}"
-                    sweeps.write_partial(every.folder, every.swept, ordered, about)
+                    sweeps.write(every.folder, every.swept, ordered, about)
                 if len(rows) < len(several) and every.stop():
                     raise KeyboardInterrupt
     if every.folder is not None:  # of calls that another division into calls replaced
@@ -487,5 +487,5 @@ def _result(
         settings = {"config": dataclasses.asdict(config), "lanes": every.points}
         files.write_json(folder / "sweep.json", settings | summary.where_run())
         about = _about(every.several)
-        sweeps.write_sweep(folder, swept, rows, result._runs(), about)
+        sweeps.write(folder, swept, rows, about, result._runs())
     return result

@@ -11,7 +11,6 @@ from jaxtyping import Float
 
 if TYPE_CHECKING:
     import pandas
-    import xarray
 
 DIVERGED = "diverged"
 # Said above every table whose entries are made by `spread`.
@@ -47,28 +46,6 @@ def confidence_interval(
         square = np.where(known, (values - mean[None]) ** 2, 0.0).sum(axis=0)
         error = np.sqrt(square / (count - 1) / count)
     return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
-
-
-def over(
-    values: "xarray.DataArray", dim: str = "seed", *, omit: bool = False
-) -> "xarray.DataArray":
-    """`confidence_interval` over a dimension of a labelled array.
-
-    Args:
-      values: with the dimension `dim`; differences of two rules are paired by it.
-      dim: the independent measurements.
-      omit: see `confidence_interval`.
-
-    Returns:
-      An array with the dimension ``statistic`` of "mean" and "half" in place of `dim`.
-    """
-    import xarray
-
-    first = values.transpose(dim, ...)
-    both = np.stack(confidence_interval(first.values, omit=omit))
-    coords = {n: a for n, a in first.coords.items() if dim not in a.dims}
-    coords["statistic"] = ["mean", "half"]
-    return xarray.DataArray(both, coords, ("statistic", *first.dims[1:]))
 
 
 def left_out(lane: Mapping[str, Any]) -> str:

@@ -62,67 +62,34 @@ def text(swept: Sequence[str], rows: list[Row]) -> str:
     return "\n  ".join(filter(None, (first, best(swept, rows), methods)))
 
 
-def write_tables(
+def write(
     folder: pathlib.Path,
     swept: Sequence[str],
     rows: list[Row],
     about: str,
-    notes: Sequence[str] = (),
+    runs: "xarray.Dataset | None" = None,
 ) -> None:
-    """Write results.jsonl, results.csv and summary.md of the runs that have finished.
+    """Write results.jsonl, results.csv and summary.md; then history.csv and the curves.
 
     Args:
       folder: exists already.
       swept: names of the settings that were swept.
-      rows: results of each run.
-      about: title of the table.
-      notes: below the table.
+      rows: results of each run that has finished.
+      about: title of the table and the figure.
+      runs: from `table.of_sweep`; None while runs are missing: then the files of an
+        earlier, smaller sweep in this folder go, whose runs count otherwise.
     """
     plain: list[Row] = [files.plain(row) for row in rows]
     files.write_metrics(folder / "results.jsonl", plain)
     files.write_csv(folder / "results.csv", plain)
     head = f"# {about}\n\n{OVER_SEEDS.capitalize()}, of the runs that did not diverge."
-    best_of = best(swept, rows)
-    below = [best_of] if best_of else []
-    below += [f"Note: {note}" for note in notes]
-    parts = [head, files.markdown(groups_table(swept, rows)).rstrip()]
-    files.write_text(
-        folder / "summary.md", "\n\n".join([*parts, *(f"{s}." for s in below)]) + "\n"
-    )
-
-
-def write_partial(
-    folder: pathlib.Path, swept: Sequence[str], rows: list[Row], about: str
-) -> None:
-    """`write_tables` while runs are missing.
-
-    Files of an earlier, smaller sweep in this folder go: they count the runs
-    otherwise, and their curves would be those of other runs.
-    """
-    for name in ("sweep.json", "history.csv", "curves.png", "curves.pdf"):
-        (folder / name).unlink(missing_ok=True)
-    write_tables(folder, swept, rows, about)
-
-
-def write_sweep(
-    folder: pathlib.Path,
-    swept: Sequence[str],
-    rows: list[Row],
-    runs: "xarray.Dataset",
-    about: str,
-    notes: Sequence[str] = (),
-) -> None:
-    """Write every file of a finished sweep.
-
-    Args:
-      folder: exists already.
-      swept: names of the settings that were swept.
-      rows: results of each run.
-      runs: from `table.of_sweep`.
-      about: title of the table and the figure.
-      notes: below the table.
-    """
-    write_tables(folder, swept, rows, about, notes)
+    winner = best(swept, rows)
+    text = f"{head}\n\n{files.markdown(groups_table(swept, rows))}"
+    files.write_text(folder / "summary.md", text + (winner and f"\n{winner}.\n"))
+    if runs is None:
+        for name in ("sweep.json", "history.csv", "curves.png", "curves.pdf"):
+            (folder / name).unlink(missing_ok=True)
+        return
     files.write_csv(folder / "history.csv", table.to_pandas(runs))
     figure = bands.of_sweep(swept, rows, runs, about)
     plot_style.save_both(figure, folder / "curves")

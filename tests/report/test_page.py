@@ -126,7 +126,7 @@ def test_a_run_has_the_numbers_of_its_files(tmp_path):
     row = found.table(0).loc[0]
     reached = next(r for r in rows if r["test_accuracy"] >= 0.5)
     assert row["final accuracy, %"] == f"{100 * rows[-1]['test_accuracy']:.2f}"
-    assert row["final loss"] == "0.16667" and row["MB moved"] == "2.345"
+    assert row["final loss"] == "0.1667" and row["MB moved"] == "2.345"
     assert row["intervals"] == "12" and row["virtual time, s"] == "24"
     assert row["s to 50 %"] == f"{reached['virtual_time']:.2f}"
     settings = found.table(2).set_index("").value

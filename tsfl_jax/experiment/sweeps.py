@@ -68,7 +68,7 @@ class SweepResult(NamedTuple):
     def _repr_html_(self) -> str:
         """The groups of lanes as a table, for notebooks."""
         groups = sweeps.groups_table(self.swept, self.rows)
-        return groups.to_html(max_rows=50, show_dimensions=True)
+        return groups.to_html(index=False, max_rows=50, show_dimensions=True)
 
     def to_xarray(self) -> Any:
         """Histories and results as an `xarray.Dataset`; see `report.table`."""

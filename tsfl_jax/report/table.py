@@ -207,16 +207,17 @@ class Column(NamedTuple):
     result: bool = True  # of no meaning for a run that diverged
 
 
+_SHORT = functools.partial(spread_of_known, form=".4g")
 # Quantity of a run → its column, in every table of groups of runs.
 COLUMNS = {
     "best_test_accuracy": Column("best accuracy, %", 100, spread_of_known),
     "final_test_accuracy": Column("final accuracy, %", 100, spread_of_known),
-    "final_test_loss": Column("final loss"),
-    "mean_regret": Column("mean regret"),
+    "final_test_loss": Column("final loss", cell=_SHORT),
+    "mean_regret": Column("mean regret", cell=_SHORT),
     "intervals": Column("intervals", result=False),
     "virtual_time": Column("virtual time, s", result=False),
     "bytes_moved": Column("MB moved", 1e-6, result=False),
-    "seconds": Column("s training", result=False),
+    "seconds": Column("s training", cell=_SHORT, result=False),
 }
 
 

@@ -158,8 +158,8 @@ def cell_rows(arena: Arena) -> list[dict[str, str]]:
                     "accuracy, %": spread(100 * scores[i]),
                     **verdicts[i],
                     "worst tenth, %": spread(100 * worst[cell, rule]),
-                    "time to target": _number(seconds[cell, rule], out[i]),
-                    "MB to target": _number(sent[cell, rule], out[i]),
+                    "time to target": _number(seconds[cell, rule], bool(out[i])),
+                    "MB to target": _number(sent[cell, rule], bool(out[i])),
                     "stopped at": f"{last:g}" if last >= 0 else "–",
                 }
             )

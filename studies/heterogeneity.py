@@ -15,14 +15,13 @@ import numpy as np
 
 from studies import study
 from studies.study import Case, Runs, Study
-from tsfl_jax.config import Config, get
+from tsfl_jax.config import Config, get, read
 from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
 from tsfl_jax.report.bands import plot_bands
 from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
 from tsfl_jax.studies import compare
 from tsfl_jax.theory.bounds import heterogeneity_degree
-from tsfl_jax.timeline import read
 from tsfl_jax.types import UserError
 
 PATTERNS = ((2, 3), (1, 2, 3, 4), (1, 4), (1, 1, 1, 7))  # τ of equal groups, mean 2.5

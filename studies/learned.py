@@ -30,7 +30,6 @@ from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, spread
 from tsfl_jax.rules.learned import FEATURES
-from tsfl_jax.sections import DataConfig
 from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
 
@@ -77,7 +76,7 @@ _FIRST_TEST_SEED = 100  # training uses seeds from 0 on
 
 def training_data() -> Dataset:
     """The digits without their test set: a quarter of the training set in its place."""
-    whole = data.load(DataConfig(name="digits"))
+    whole = data.load(Config().data)
     order = rng.generator(0, "learned weights").permutation(len(whole.y_train))
     held, rest = np.split(order, [len(order) // 4])
     return whole._replace(

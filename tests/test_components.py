@@ -50,5 +50,5 @@ def test_static_fields_alone_make_another_program():
 
 
 def test_declared_settings_have_flat_names():
-    kind, known = components.declared(Shape)["form"]
+    kind, known = components.declared(Shape)["shape.form"]
     assert kind is str and known.choices == ("round", "flat")

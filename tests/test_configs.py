@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tsfl_jax
-from tsfl_jax import config, sections, timeline, validate
-from tsfl_jax.models import convolution, networks
+from tsfl_jax import components, config, validate
+from tsfl_jax.models import convolution
 from tsfl_jax.studies import settings
 from tsfl_jax.types import UserError
 
@@ -127,20 +127,18 @@ def test_paper_settings():
         assert c.schedule.kind == name[-5:]
 
 
-def test_tables_have_exactly_the_declared_names():
-    """A setting's names are declared in `sections`, which knows no other module."""
-    assert set(sections.FRAMEWORKS) == {"none", *timeline.FRAMEWORKS}
-    assert set(sections.MODELS) == {*networks.MODELS, "quadratic"}  # as its data
-    assert set(sections.CONVOLUTIONS) == {"auto", *convolution.CONVOLUTIONS}
+def test_the_names_of_convolutions_are_those_of_the_table():
+    _, known = config.SETTINGS["convolution"]
+    assert set(known.choices) == {"auto", *convolution.CONVOLUTIONS}
 
 
 def test_every_setting_is_declared_with_its_help_and_a_fitting_default():
-    """Metadata of the field, which `validate.check` reads by the setting's name."""
+    """Metadata of the field, which `components.check` reads by the setting's name."""
     assert set(config.SETTINGS) == set(config.flat(dataclasses.asdict(config.Config())))
     for name, (kind, known) in config.SETTINGS.items():
         assert 0 < len(known.help) < 80 and "\n" not in known.help, name
         assert isinstance(config.get(config.Config(), name), kind)
-        validate.check(name, config.get(config.Config(), name))
+        components.check(config.SETTINGS, name, config.get(config.Config(), name))
         numeric = kind in (int, float)
         assert numeric or known[2:6] == 2 * (-math.inf, math.inf), name
         assert kind is str or not known.choices, name
@@ -165,10 +163,10 @@ def test_every_setting_is_declared_with_its_help_and_a_fitting_default():
 )
 def test_a_value_is_checked_by_the_name_of_its_setting(name, good, bad, words):
     for value in good:
-        validate.check(name, value)
+        components.check(config.SETTINGS, name, value)
     for value in bad:
         with pytest.raises(UserError, match=f"^--config.{name}=.*: .*{words}"):
-            validate.check(name, value)
+            components.check(config.SETTINGS, name, value)
 
 
 def test_a_rule_is_checked_by_the_table_of_rules():
@@ -178,9 +176,9 @@ def test_a_rule_is_checked_by_the_table_of_rules():
 
 
 def test_a_largest_value_may_depend_on_another_setting():
-    validate.check("timeline.buffer", 5, 5, "num_clients")
+    components.check(config.SETTINGS, "timeline.buffer", 5, 5, "num_clients")
     with pytest.raises(UserError, match="<= 5 = --config.num_clients"):
-        validate.check("timeline.buffer", 6, 5, "num_clients")
+        components.check(config.SETTINGS, "timeline.buffer", 6, 5, "num_clients")
 
 
 def test_settings_by_flat_name():

@@ -440,7 +440,7 @@ def test_learning_rates_of_intervals():
     hparams = tsfl_jax.HParams(lr=0.5, lr_decay=0.25, lr_every=2.0, lr_total=4.0)
 
     def rates(kind):
-        given = hparams._replace(lr_schedule=LR_SCHEDULES.index(kind))
+        given = hparams._replace(lr_schedule=[*LR_SCHEDULES].index(kind))
         of = jax.vmap(lambda t: optimizers.in_interval(given, t).lr)
         return of(jnp.arange(4))
 

@@ -39,6 +39,7 @@ MNIST = {"data.name": "mnist", "data.download": False, "data.dir": "/nowhere"}
 QUADRATIC = {"data.name": "quadratic", "model.name": "quadratic", "data.shape": (4,)}
 QUADRATIC |= {"algorithm": "fedavg", "lr": 0.1}
 SHARDS = {"partition.kind": "shards"}
+OF_CLIENTS, COSINE = {"partition.kind": "client"}, {"lr_schedule": "cosine"}
 
 # Setting, its value, words that the answer must hold; other settings.
 SETTINGS = [
@@ -121,11 +122,14 @@ SETTINGS = [
     ("data.test_size", 2 * 10**9, "memory", SYNTHETIC | {"data.shape": (64, 64)}),
     ("data.test_size", 2000, "has only 359", {}),
     ("quadratic.smoothness", 2.0, "would be ignored", {}),
+    ("data.shape", (8,), "it belongs to synthetic or quadratic", {}),
+    ("lr_every", 5, "lr_schedule=cosine; it belongs to steps", COSINE),
+    ("partition.iid_share", 0.5, "it belongs to iid,", OF_CLIENTS),
     ("quadratic.grad_variance", "gauss(1)", "unknown distribution", QUADRATIC),
     ("quadratic.dissimilarity", "constant(-1)", "expected >= 0", QUADRATIC),
     ("data.shape", (8, 8), "like (8,)", QUADRATIC),
     ("data.shape", (2 * 10**9,), "memory", QUADRATIC),
-    ("data.train_size", 5, "leave it out", QUADRATIC),
+    ("data.train_size", 5, "would be ignored", QUADRATIC),
     ("model.name", "mlp", "go together", QUADRATIC | {"model.name": "mlp"}),
     ("partition.kind", "dirichlett", "did you mean", {}),
     ("partition.kind", "label", "as many classes as clients", {}),
@@ -172,7 +176,7 @@ SETTINGS = [
     ("schedule.free_riding", "steal", "claim", {}),
     ("schedule.free_riding", "echo", "free_riders=0; say how many", {}),
     ("timeline.framework", "fedavg", "one of", {}),
-    ("timeline.buffer", 3, "choose a framework", {}),
+    ("timeline.buffer", 3, "framework=none; it belongs to fedbuff", {}),
     ("timeline.fraction", 0.1, "timeline.framework=afl; it belongs to safa", TIMED),
     ("timeline.speed", "constant(1)", "an empty one", TIMED | {"timeline.speeds": "x"}),
     ("timeline.buffer", 0, ">= 1", FEDBUFF),
@@ -194,7 +198,7 @@ SETTINGS = [
     ("timeline.fraction", 0.0, "in (0, 1]", SAFA),
     ("timeline.fraction", 1.1, "in (0, 1]", SAFA),
     ("timeline.lag", -1, ">= 0", SAFA),
-    ("schedule.tau", (1,), "decide τ", TIMED | EXPLICIT),
+    ("schedule.tau", (1,), "afl; it belongs to none", TIMED | EXPLICIT),
     ("server.lr", -1.0, "> 0", {}),
     ("server.lr", 2.0, "fedavg", {"algorithm": "fedavg"}),
     ("fedopt.momentum", 1.0, "[0, 1)", {}),

@@ -2,7 +2,8 @@
 
 `setting` keeps what is known about a setting as metadata of the field. `component`
 makes the dataclass a pytree: fields are arrays in a compiled program and may be swept
-in it, those marked static shape it. `Config` has a section per component, by its name.
+in it, those marked static shape it. `Config` has a section per component, by its name;
+components with the same section share it. A `Part` is a row of a folder's table.
 
 A component may have these methods, called on the host before a run:
 
@@ -13,8 +14,10 @@ A component may have these methods, called on the host before a run:
 
 import copy
 import dataclasses
+import functools
 import math
 import numbers
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
@@ -30,7 +33,7 @@ class Setting(NamedTuple):
     """What is known about a setting besides its type, which is that of its default."""
 
     help: str = ""  # what it is, in one line, with symbol and unit
-    choices: tuple[str, ...] = ()  # names; empty: any value
+    choices: Collection[str] = ()  # names; empty: any value
     low: float = -math.inf  # least value
     high: float = math.inf  # largest value
     above: float = -math.inf  # instead of `low`, a bound that is excluded
@@ -39,6 +42,15 @@ class Setting(NamedTuple):
     effect: bool = True  # whether it can change a result
     # Another setting of its section, and the values of that one that use it.
     used_by: tuple[str, tuple[str, ...]] | None = None
+
+
+class Part(NamedTuple):
+    """A row of a folder's table: a component that a setting chooses by its name."""
+
+    make: Any = None  # its function, see the table
+    # Settings and sections, by flat name, that not every part of the table reads.
+    reads: tuple[str, ...] = ()
+    sections: tuple[type, ...] = ()  # components that hold settings of its own
 
 
 Settings = Mapping[str, tuple[type, Setting]]  # by flat name: type and what is known
@@ -112,21 +124,20 @@ def arrays(values: T) -> T:
     for field in dataclasses.fields(values):  # pyright: ignore[reportArgumentType]
         value, known = getattr(values, field.name), known_of(field)
         if known.choices:
-            found[field.name] = np.asarray(known.choices.index(value), np.int32)
+            found[field.name] = np.asarray([*known.choices].index(value), np.int32)
         elif not known.static:
             found[field.name] = np.asarray(value, np.float32)
     return changed(values, **found)
 
 
-def declared(kind: type, prefix: str = "") -> dict[str, tuple[type, Setting]]:
-    """The settings of a dataclass and its sections, by flat name."""
-    found = {}
+def declared(kind: type) -> dict[str, tuple[type, Setting]]:
+    """The settings of a component, or of a dataclass and its sections, by flat name."""
+    found, prefix = {}, f"{section_of(kind)}.".lstrip(".")
     for field in dataclasses.fields(kind):
-        name, section = prefix + field.name, field.default_factory
-        if isinstance(section, type):
-            found |= declared(section, f"{name}.")
+        if isinstance(field.default_factory, type):
+            found |= declared(field.default_factory)
         else:
-            found[name] = type(field.default), known_of(field)
+            found[prefix + field.name] = type(field.default), known_of(field)
     return found
 
 
@@ -174,6 +185,11 @@ def check(
             f"--config.{name}={value}: must be {_range(kind, known)}{source} "
             f"({known.help})"
         )
+
+
+def checker(*kinds: type) -> Callable[..., None]:
+    """`check` of the settings of these dataclasses."""
+    return functools.partial(check, dict(ChainMap(*map(declared, kinds))))
 
 
 def _fits(value: float, kind: type, known: Setting) -> bool:

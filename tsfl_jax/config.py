@@ -1,23 +1,57 @@
 """All settings of an experiment: the general ones, and a section per component.
 
-`Config` is assembled from `sections.General` and the table of rules. A flat name is
-that of the flag and of the sweep, such as "fedasync.gamma".
+`Config` is assembled from `sections.General` and the tables of components. A flat name
+is that of the flag and of the sweep, such as "fedasync.gamma".
 """
 
 import ast
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flax import traverse_util
 
-from tsfl_jax import components
-from tsfl_jax.components import Settings
-from tsfl_jax.rules import SECTIONS
-from tsfl_jax.sections import General
+from tsfl_jax import components, timeline
+from tsfl_jax.components import Settings, component, section_of
+from tsfl_jax.data.builtin import DATASETS
+from tsfl_jax.data.partition import PARTITIONS, PartitionConfig
+from tsfl_jax.data.settings import DataConfig
+from tsfl_jax.models.networks import MODELS, ModelConfig
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.sections import LR_SCHEDULES, ConstantsConfig, General, SeedsConfig
+from tsfl_jax.timeline.schedule import SCHEDULES
+from tsfl_jax.timeline.settings import ScheduleConfig, TimelineConfig
 from tsfl_jax.types import UserError
+
+# The setting that chooses → the parts by name: what they read, and their own sections.
+TABLES: dict[str, Mapping[str, Any]] = {
+    "algorithm": AGGREGATORS,
+    "lr_schedule": LR_SCHEDULES,
+    "data.name": DATASETS,
+    "partition.kind": PARTITIONS,
+    "schedule.kind": SCHEDULES,
+    "timeline.framework": {"none": timeline.NONE} | timeline.FRAMEWORKS,
+    "model.name": MODELS,
+}
+# Components that are in every experiment.
+COMMON = (
+    *(DataConfig, PartitionConfig, ScheduleConfig, TimelineConfig, ModelConfig),
+    *(ConstantsConfig, SeedsConfig),
+)
+
+
+def _joined(several: Iterable[type]) -> dict[str, type]:
+    """Components by section; those that share one become one."""
+    found: dict[str, type] = {}
+    for own in dict.fromkeys(several):
+        name, first = section_of(own), found.get(section_of(own))
+        if first is not None:
+            more = {"__doc__": first.__doc__}
+            own = component(name)(type(first.__name__, (own, first), more))
+        found[name] = own
+    return found
 
 
 def _extended(kind: type, sections: dict[str, type]) -> type:
@@ -34,19 +68,83 @@ if TYPE_CHECKING:
     class Config(General):
         """All settings of an experiment."""
 
+        data: DataConfig
+        partition: PartitionConfig
+        schedule: ScheduleConfig
+        model: ModelConfig
+        constants: ConstantsConfig
+        seeds: SeedsConfig
+
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    Config = _extended(General, SECTIONS)
+    _parts = (part for table in TABLES.values() for part in table.values())
+    _own = (kind for part in _parts for kind in part.sections)
+    Config = _extended(General, _joined((*COMMON, *_own)))
     Config.__module__, Config.__doc__ = __name__, "All settings of an experiment."
 
+
+@functools.cache
+def settings_of(kind: type) -> Settings:
+    """The settings of a kind of `Config`, also with custom components, by flat name."""
+    found = components.declared(kind)
+    chosen = {n: (str, found[n][1]._replace(choices=TABLES[n])) for n in TABLES}
+    return found | chosen
+
+
 # Every setting by its flat name, such as "data.name": its type and what is known of it.
-SETTINGS: Settings = components.declared(Config)
+SETTINGS: Settings = settings_of(Config)
 # Settings that runs of the same experiment may differ in.
 SEEDS = ("seed", *(name for name in SETTINGS if name.startswith("seeds.")))
 # Settings that cannot change a result: a checkpoint may be resumed with others. Data is
 # compared by its fingerprint.
 WITHOUT_EFFECT = frozenset(name for name, (_, s) in SETTINGS.items() if not s.effect)
+
+
+def reads(part: Any) -> set[str]:
+    """The settings that a part of a table reads and others of it may not."""
+    return {*part.reads}.union(*map(components.declared, part.sections))
+
+
+def _readers() -> dict[str, dict[str, list[str]]]:
+    found: dict[str, dict[str, list[str]]] = {name: {} for name in SETTINGS}
+    for by, table in TABLES.items():
+        for chosen, part in table.items():
+            for name in reads(part) & {*SETTINGS}:
+                found[name].setdefault(by, []).append(chosen)
+    for name, (_, known) in SETTINGS.items():
+        if known.used_by:
+            by, values = known.used_by
+            found[name][f"{name.rpartition('.')[0]}.{by}"] = [*values]
+    return {name: readers for name, readers in found.items() if readers}
+
+
+# Setting of a component → the settings that decide whether it is read, and by which
+# of their values.
+READERS = _readers()
+
+
+def unread(config: Config, own: Mapping[str, Any] = {}) -> dict[str, str]:  # noqa: B006
+    """Settings that nothing chosen reads → the setting that decides so.
+
+    Args:
+      config: all settings.
+      own: parts of the user's own, by the setting that would choose them.
+    """
+    parts = {by: table[get(config, by)] for by, table in TABLES.items()} | {**own}
+    mine = {by: reads(part) for by, part in parts.items()}
+    return {
+        name: by
+        for name, readers in READERS.items()
+        for by, values in readers.items()
+        if (name not in mine[by] if by in mine else get(config, by) not in values)
+    }
+
+
+def read(values: dict[str, Any]) -> dict[str, Any]:
+    """Settings by flat name, without those that only other components read."""
+    ignored = unread(replace(Config(), values))
+    return {name: value for name, value in values.items() if name not in ignored}
 
 
 def get(config: Config, name: str) -> Any:
@@ -94,16 +192,11 @@ def replace(config: Config, values: dict[str, Any]) -> Config:
 
 def with_sections(config: Config, several: Iterable[Any]) -> Config:
     """A copy of a config with the settings of custom components as further sections."""
-    new = {components.section_of(own): own for own in several}
+    new = {section_of(own): own for own in several}
     if not new:
         return config
     kind = _extended(type(config), {name: type(own) for name, own in new.items()})
     return kind(**vars(copy.deepcopy(config)), **copy.deepcopy(new))
-
-
-def settings_of(config: Config) -> Settings:
-    """`SETTINGS`, with those of custom components."""
-    return SETTINGS if type(config) is Config else components.declared(type(config))
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pytest
 
 from tsfl_jax import data
 from tsfl_jax.config import replace
+from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.experiment import prepare
-from tsfl_jax.sections import DataConfig
 from tsfl_jax.studies import settings
 from tsfl_jax.types import UserError
 

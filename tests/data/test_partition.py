@@ -7,8 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tsfl_jax.components import Part
 from tsfl_jax.data import class_counts, partition
-from tsfl_jax.sections import PartitionConfig
+from tsfl_jax.data.partition import PartitionConfig
 from tsfl_jax.types import UserError
 
 KINDS = ("iid", "dirichlet", "shards")
@@ -146,7 +147,8 @@ def test_dirichlet_has_the_moments_of_its_shares(alpha):
 
 def test_dirichlet_counts_are_the_rounded_shares(monkeypatch):
     shares = np.array([[0.7, 0.2, 0.1], [0.015, 0.985, 0.0], [1 / 3, 1 / 3, 1 / 3]])
-    monkeypatch.setattr(partition, "_dirichlet", lambda *args: shares)
+    fixed = Part(lambda *given: shares)
+    monkeypatch.setitem(partition.PARTITIONS, "dirichlet", fixed)
     labels = np.arange(900) % 3
     part = split(labels, [100, 200, 30], "dirichlet")
     expected = [[70, 20, 10], [3, 197, 0], [10, 10, 10]]
@@ -167,7 +169,8 @@ def test_extreme_alpha():
 def test_a_class_that_runs_out_is_reported_and_fairly_shared(monkeypatch):
     N = 20  # all want 40 of class 0, of which there are 400, and 10 of class 1
     shares = np.tile([0.8, 0.2, 0.0], (N, 1))
-    monkeypatch.setattr(partition, "_dirichlet", lambda *args: shares)
+    fixed = Part(lambda *given: shares)
+    monkeypatch.setitem(partition.PARTITIONS, "dirichlet", fixed)
     labels = np.repeat([0, 1, 2], [400, 500, 300])
     part = split(labels, [50] * N, "dirichlet")
     found = histogram(part, labels)
@@ -255,7 +258,7 @@ def test_many_clients_are_quick(kind):
         ([1], {"kind": "shards", "classes_per_client": 0}, "=0: .*expected 1..2"),
         ([1], {"kind": "dirichelt"}, "did you mean 'dirichlet"),
         ([1], {"kind": "label"}, r"2 classes and --config.num_clients=1"),
-        ([1, 6], {"kind": "label"}, "client 1 needs 6 samples of class 1, .* only 5"),
+        ([1, 6], {"kind": "label"}, "client 1 needs 6 .* the 1-th class, .* only 5"),
     ],
 )
 def test_wrong_settings(capacity, options, message):
@@ -271,7 +274,8 @@ def test_wrong_settings(capacity, options, message):
 def test_notes_say_what_replaced_samples_mean(labels, ending, monkeypatch):
     shares = np.tile([0.4, 0.2, 0.2, 0.2][: labels.max() + 1], (10, 1))
     shares = shares / shares.sum(1, keepdims=True)
-    monkeypatch.setattr(partition, "_dirichlet", lambda *args: shares)
+    fixed = Part(lambda *given: shares)
+    monkeypatch.setitem(partition.PARTITIONS, "dirichlet", fixed)
     (note,) = split(labels, [20] * 10, "dirichlet").notes
     share = float(note.split(" %")[0]) / 100
     assert (ending == "harmless") == (share <= 0.1) and ending in note

@@ -12,7 +12,7 @@ from sklearn import datasets
 from tests import problems, reference, reference_networks
 from tsfl_jax.engine import client
 from tsfl_jax.models import convolution, networks
-from tsfl_jax.sections import ModelConfig
+from tsfl_jax.models.networks import ModelConfig
 from tsfl_jax.types import Dataset
 
 NETWORKS = ("mnist_cnn", "fashion_cnn", "vgg11", "resnet18")

@@ -12,13 +12,13 @@ from tsfl_jax.config import (
     replace,
 )
 from tsfl_jax.data import partition
+from tsfl_jax.data.partition import PartitionConfig
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import interval
 from tsfl_jax.experiment import initial_estimates, prepare
 from tsfl_jax.experiment.identity import identity_of
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import RoundInfo
-from tsfl_jax.sections import PartitionConfig
 from tsfl_jax.timeline.schedule import make_schedule
 from tsfl_jax.types import Constants, UserError
 

@@ -41,7 +41,7 @@ def test_inside_of_functions_and_loops():
 
 @pytest.mark.parametrize("name", ["mlp", "mnist_cnn"])
 def test_of_our_networks(name):
-    from tsfl_jax.sections import ModelConfig
+    from tsfl_jax.models.networks import ModelConfig
 
     module = networks.make_model(ModelConfig(name), 10, (28, 28, 1), "lax")
     model = networks.from_flax(module)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from tsfl_jax import sections
 from tsfl_jax.models import convolution, networks, pooling, winograd
-from tsfl_jax.sections import ModelConfig
+from tsfl_jax.models.networks import ModelConfig
 from tsfl_jax.types import UserError
 
 IMAGES = {
@@ -275,10 +274,6 @@ def test_group_norm_equals_flax():
     }
     want = flax.apply(variables, x.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0)
     close(ours.apply(variables, x), want)
-
-
-def test_every_name_that_settings_accept_has_a_network():
-    assert set(networks.MODELS) == {*sections.MODELS} - {"quadratic"}
 
 
 def test_samples_that_a_network_cannot_take():

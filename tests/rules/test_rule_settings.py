@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.experiment.test_runner import small
-from tsfl_jax import config, validate
+from tsfl_jax import config
 from tsfl_jax.experiment import prepare, rule_settings
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.rules import AGGREGATORS
@@ -81,7 +81,7 @@ def test_parameters_of_another_staleness_are_refused(kind, letter):
     changes = {f"staleness__{letter}": 2.0}
     given = with_settings("fedasync", "afl", staleness__kind=kind, **changes)
     with pytest.raises(UserError, match=rf"staleness\.{letter}=2.0: would be ignored"):
-        validate.validate(given)
+        rule_settings.check_read([given], Own())
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from tsfl_jax import config_files, data
-from tsfl_jax.config import Config, get
+from tsfl_jax.config import Config, get, read
 from tsfl_jax.experiment import grid as axes
 from tsfl_jax.experiment import prepare, runner
 from tsfl_jax.report import statistics
 from tsfl_jax.studies import compare
-from tsfl_jax.timeline import read
 from tsfl_jax.types import UserError
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "frameworks"

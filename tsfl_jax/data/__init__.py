@@ -3,8 +3,7 @@
 Images stay as stored (uint8, mostly); how a model scales them is in ``mean`` and
 ``std``. NOT done here: augmentation, batches.
 
-To add a data set, write its factory in `builtin`, add it to `builtin.DATASETS`, and
-add the name to `sections.DATA_NAMES`.
+To add a data set, write its factory and add it to `builtin.DATASETS`.
 """
 
 import hashlib
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from tsfl_jax import rng
 from tsfl_jax.data import builtin
-from tsfl_jax.sections import DataConfig
+from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset, UserError
 
 
@@ -38,7 +37,7 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
     Raises:
       UserError: data missing or malformed, or fewer samples than requested.
     """
-    dataset = builtin.DATASETS[settings.name](settings, seed)
+    dataset = builtin.DATASETS[settings.name].make(settings, seed)
     kept = _subset(dataset, "train", settings.train_size)
     tested = _subset(dataset, "test", settings.test_size)
     x_train, client = dataset.x_train[kept], dataset.client

@@ -1,15 +1,16 @@
 """All data sets by name, and those that need no files: digits and synthetic images."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float32, Int, UInt8
 
 from tsfl_jax import host_memory, rng
+from tsfl_jax.components import Part
 from tsfl_jax.data import idx, in_memory, tfds
-from tsfl_jax.sections import DataConfig
-from tsfl_jax.types import Dataset
+from tsfl_jax.data.quadratic import QuadraticConfig
+from tsfl_jax.data.settings import DataConfig
+from tsfl_jax.types import Dataset, UserError
 
 _BLOCK = 1024  # synthetic samples made at a time
 
@@ -51,6 +52,8 @@ def synthetic(settings: DataConfig, seed: int = 0) -> Dataset:
       A `Dataset`, uint8, classes equally frequent, labeled synthetic in its name.
     """
     shape, num_classes = tuple(settings.shape), settings.num_classes
+    if min(shape, default=0) < 1:
+        raise UserError(f"--config.data.shape={shape}: needs sizes > 0, like (28,28,1)")
     train, test = settings.train_size or 4096, settings.test_size or 1024
     _check_memory(shape, num_classes, train, test)
     name = f"synthetic({'x'.join(map(str, shape))}, {num_classes} classes)"
@@ -124,15 +127,18 @@ def _blends(
     return x, y
 
 
-# By `DataConfig.name`: factories of settings and a seed ≥ 0.
-DATASETS: dict[str, Callable[[DataConfig, int], Dataset]] = {
-    "digits": digits,
-    "mnist": tfds.read,
-    "fashion_mnist": tfds.read,
-    "cifar10": tfds.read,
-    "svhn_cropped": tfds.read,
-    "svhn": tfds.read,  # short for svhn_cropped
-    "idx": idx.read,
-    "npz": in_memory.read_npz,
-    "synthetic": synthetic,
+_PARTS = (*("data.normalize", "data.train_size", "data.test_size", "data.validation"),)
+# By `DataConfig.name`: factories of settings and a seed ≥ 0, to a `Dataset`.
+DATASETS = {
+    "digits": Part(digits, _PARTS),
+    "mnist": Part(tfds.read, _PARTS),
+    "fashion_mnist": Part(tfds.read, _PARTS),
+    "cifar10": Part(tfds.read, _PARTS),
+    "svhn_cropped": Part(tfds.read, _PARTS),
+    "svhn": Part(tfds.read, _PARTS),  # short for svhn_cropped
+    "idx": Part(idx.read, _PARTS),
+    "npz": Part(in_memory.read_npz, (*_PARTS, "data.file")),
+    "synthetic": Part(synthetic, (*_PARTS, "data.shape", "data.num_classes")),
+    # Drawn for the clients, by `quadratic.make_quadratic`.
+    "quadratic": Part(reads=("data.shape",), sections=(QuadraticConfig,)),
 }

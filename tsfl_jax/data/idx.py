@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 
 from tsfl_jax import host_memory
 from tsfl_jax.data import in_memory
-from tsfl_jax.sections import DataConfig
+from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset, UserError, one_line
 
 _UNSIGNED_BYTE = 0x08  # third byte of a file

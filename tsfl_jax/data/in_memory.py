@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, Integer, Shaped
 
-from tsfl_jax.sections import DataConfig
+from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset, Numbers, UserError, one_line
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")

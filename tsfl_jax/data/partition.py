@@ -11,14 +11,54 @@ for Federated Visual Classification" (2019); shards: McMahan et al.,
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax import host_memory
+from tsfl_jax.components import Part, check_name, checker, component, setting
 from tsfl_jax.data import class_counts
-from tsfl_jax.sections import PartitionConfig, check
 from tsfl_jax.types import Partition, UserError
+
+
+@component("partition")
+class PartitionConfig:
+    """Which training samples each client gets."""
+
+    kind: str = setting("dirichlet", "the split; client: as the data set says")
+    alpha: float = setting(
+        0.5, "dirichlet: concentration; small values skew the labels more", above=0
+    )
+    classes_per_client: int = setting(2, "shards: classes of a client", low=1)
+    replacement: bool = setting(False, "let clients share samples if there are too few")
+    iid_share: float = setting(
+        0.0, "share of each client's samples that is drawn IID", low=0, below=1
+    )
+    common: bool = setting(False, "the IID share is the same samples for all clients")
+    online: bool = setting(
+        False,
+        "in every interval new samples of the same classes, drawn from all",
+        static=True,
+    )
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse common samples where there are none."""
+        del config, rule
+        if self.common and self.online:
+            raise UserError(
+                "--config.partition.common=True with --config.partition.online=True: "
+                "each client draws its own samples in every interval, so that none are "
+                "common to all; leave out one of them"
+            )
+        if self.common and not self.iid_share:
+            raise UserError(
+                "--config.partition.common=True: would be ignored with "
+                "--config.partition.iid_share=0.0"
+            )
+
+
+_check = checker(PartitionConfig)
 
 
 def make_partition(
@@ -29,12 +69,7 @@ def make_partition(
 ) -> Partition:
     """Divide training samples among clients, capacity[i] to client i.
 
-    - iid: samples are chosen at random.
-    - dirichlet: client i's shares of the classes are q_i ~ Dir(α), rounded to whole
-      samples.
-    - shards: equal shares of k classes; each class goes to about N k n_c / M clients.
-    - label: client i gets samples of the i-th class only; needs as many clients as
-      classes.
+    The kinds are those of `PARTITIONS`, except for "client".
 
     With `iid_share` that share of every client's samples is drawn IID instead, and the
     rest as above from what is left; with `common` it is the same samples for all.
@@ -60,15 +95,15 @@ def make_partition(
       UserError: a value out of range, or more samples requested than there are.
     """
     capacity = capacity.astype(np.int64)
-    check("partition.iid_share", settings.iid_share)
+    _check("partition.iid_share", settings.iid_share)
     if settings.iid_share > 0:
         return _partly_iid(labels, capacity, settings, rng)
-    check("partition.kind", settings.kind)
-    check("partition.alpha", settings.alpha)
+    check_name("partition.kind", settings.kind, PARTITIONS)
+    _check("partition.alpha", settings.alpha)
     _check_stock(len(labels), capacity, settings.replacement)
     _check_memory(capacity, len(np.unique(labels)), settings.kind)
     sharing = int(capacity.sum()) > len(labels)
-    if settings.kind == "iid":
+    if PARTITIONS[settings.kind].make is None:
         class_index, counts, notes = (
             [rng.permutation(len(labels))],
             capacity[:, None],
@@ -171,13 +206,7 @@ def _by_class(
     members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
     class_index = [rng.permutation(samples) for samples in members]
     stock = np.array([len(pool) for pool in class_index])
-    if kind == "label":
-        _check_label(capacity, stock, classes)
-        return class_index, np.diag(capacity), ()
-    if kind == "dirichlet":
-        shares = _dirichlet(settings.alpha, len(capacity), len(stock), rng)
-    else:
-        shares = _shards(k, capacity, stock, rng)
+    shares = PARTITIONS[kind].make(settings, capacity, stock, rng)
     real = shares * capacity[:, None]
     wanted = fitted = class_counts.round_rows(real, capacity)
     if kind == "shards" and not sharing:
@@ -226,12 +255,14 @@ def _check_memory(capacity: Int[np.ndarray, "N"], num_classes: int, kind: str) -
     )
 
 
-def _check_label(
+def _label(
+    settings: PartitionConfig,
     capacity: Int[np.ndarray, "N"],
     stock: Int[np.ndarray, "C"],
-    classes: Shaped[np.ndarray, "C"],
-) -> None:
-    """Raise `UserError` unless client i can get its samples from the i-th class."""
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "N C"]:
+    """Samples of the i-th class only for client i; as many clients as classes."""
+    del settings, rng
     if len(capacity) != len(stock):
         raise UserError(
             "--config.partition.kind=label: needs as many classes as clients, but "
@@ -242,15 +273,20 @@ def _check_label(
         i = short[0]
         raise UserError(
             f"--config.partition.kind=label: client {i} needs {capacity[i]} samples of "
-            f"class {classes[i]}, but there are only {stock[i]}; use a smaller "
+            f"the {i}-th class, but there are only {stock[i]}; use a smaller "
             "--config.schedule.data_size"
         )
+    return np.eye(len(capacity))
 
 
 def _dirichlet(
-    alpha: float, num_clients: int, num_classes: int, rng: np.random.Generator
+    settings: PartitionConfig,
+    capacity: Int[np.ndarray, "N"],
+    stock: Int[np.ndarray, "C"],
+    rng: np.random.Generator,
 ) -> Float[np.ndarray, "N C"]:
-    """Shares of the classes, rows sum to 1."""
+    """Shares q_i ~ Dir(α) of the classes for client i."""
+    alpha, num_clients, num_classes = settings.alpha, len(capacity), len(stock)
     shares = rng.dirichlet(np.full(num_classes, alpha), num_clients)
     # If all gamma variables underflow or overflow, the shares are 0/0: use the limit.
     lost = ~np.isfinite(shares).all(axis=1) | (shares.sum(axis=1) < 0.5)
@@ -262,12 +298,13 @@ def _dirichlet(
 
 
 def _shards(
-    k: int,
+    settings: PartitionConfig,
     capacity: Int[np.ndarray, "N"],
     stock: Int[np.ndarray, "C"],
     rng: np.random.Generator,
 ) -> Float[np.ndarray, "N C"]:
-    """Shares of the classes: 1/k for each of a client's k classes."""
+    """1/k for each of a client's k classes; a class has about N k n_c / M clients."""
+    k = settings.classes_per_client
     if not 1 <= k <= len(stock):
         raise UserError(
             f"--config.partition.classes_per_client={k}: the training data have "
@@ -286,6 +323,21 @@ def _shards(
         shares[i, chosen] = 1 / k
     return shares
 
+
+_DRAWN = (
+    *("schedule.data_size", "schedule.size_groups", "partition.replacement"),
+    *("partition.iid_share", "partition.common", "partition.online"),
+)
+# By `PartitionConfig.kind`: functions of settings, the clients' samples ``[N]``, those
+# of each class ``[C]`` and a generator, to shares of the classes ``[N, C]`` ≥ 0 whose
+# rows sum to 1. None: of all samples at random; client: as the data set says.
+PARTITIONS = {
+    "iid": Part(reads=_DRAWN),
+    "dirichlet": Part(_dirichlet, (*_DRAWN, "partition.alpha")),
+    "shards": Part(_shards, (*_DRAWN, "partition.classes_per_client")),
+    "label": Part(_label, _DRAWN),
+    "client": Part(),
+}
 
 _FEW = 0.1  # share of replaced samples that hardly changes a split
 

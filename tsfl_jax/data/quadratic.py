@@ -13,7 +13,7 @@ mini-batch gradient does not depend on w: for B samples out of n, without replac
 `make_quadratic` makes samples that have the requested constants.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,11 +21,42 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int, Real
 
 from tsfl_jax import rng as random_streams
+from tsfl_jax.components import checker, component, setting
 from tsfl_jax.data import in_memory
 from tsfl_jax.timeline import distributions
 from tsfl_jax.types import Dataset, UserError
 
 _MOST_CORRECTIONS = 10_000
+
+
+@component("quadratic")
+class QuadraticConfig:
+    """data.name=quadratic: one quadratic per client, all constants known."""
+
+    smoothness: float = setting(1.0, "L, the largest eigenvalue", above=0, static=True)
+    convexity: float = setting(
+        1.0, "the smallest eigenvalue, at most L", above=0, static=True
+    )
+    grad_variance: str = setting("constant(1)", "groups; σ_i² of a mini-batch gradient")
+    dissimilarity: str = setting("constant(1)", "groups; Γ_i = ‖w* − w_i*‖²")
+    distance: float = setting(1.0, "‖w⁰ − w*‖²", low=0)
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse curvatures and shapes that no quadratic has."""
+        del rule
+        L, shape = self.smoothness, tuple(config.data.shape)
+        name, source = "quadratic.convexity", "quadratic.smoothness"
+        checker(QuadraticConfig)(name, self.convexity, L, source)
+        if len(shape) != 1 or shape[0] < 1:
+            raise UserError(
+                f"--config.data.shape={shape}: quadratic data need the number of "
+                "dimensions alone, like (8,)"
+            )
+        if shape == (1,) and self.convexity != L:
+            raise UserError(
+                f"--config.{name}={self.convexity}: one dimension has one eigenvalue; "
+                f"set it to --config.{source}"
+            )
 
 
 class Quadratic(nn.Module):

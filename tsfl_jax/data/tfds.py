@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from tsfl_jax.data import in_memory, tfds_cache
-from tsfl_jax.sections import DataConfig
+from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset, UserError
 
 _BLOCK = 4096  # records decoded at a time

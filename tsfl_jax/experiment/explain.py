@@ -191,7 +191,7 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
     if line.seconds:
         framework = s["timeline.framework"]
         names = FRAMEWORKS[framework].settings
-        values = ", ".join(f"{n.split('.')[1]}={s[n]}" for n in names)
+        values = ", ".join(f"{n.split('.')[1]}={s[n]}" for n in names if n in s)
         table = {"run": f"framework {framework} ({values})"}
     table |= {
         "algorithm": f"{known.labels['algorithm']} on {known.labels['data']}, "

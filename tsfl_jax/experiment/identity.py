@@ -17,7 +17,7 @@ from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.experiment.source_digest import describe
 
 # Of `identity_of`: a folder of another version is refused.
-_VERSION = 2
+_VERSION = 3
 
 # JAX's own configuration that can change a result, and its default; a run under another
 # value is another experiment. 64-bit numbers are refused.
@@ -74,7 +74,7 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
         f"own {n}": describe(part) for n, part in own.items() if part is not None
     }
     config = prepared.config
-    without = WITHOUT_EFFECT | rule_settings.unread(config, prepared.rule)
+    without = WITHOUT_EFFECT.union(rule_settings.unread(config, prepared.own))
     settings = {n: v for n, v in values_of(prepared).items() if n not in without}
     found = {name: getattr(jax.config, name) for name in _JAX}
     changed = {n: str(v) for n, v in found.items() if v != _JAX[n]}
@@ -84,7 +84,7 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
 
 def signature(prepared: Prepared) -> dict[str, str]:
     """What experiments must have in common to be lanes of one program."""
-    values, declared = values_of(prepared), settings_of(prepared.config)
+    values, declared = values_of(prepared), settings_of(type(prepared.config))
     fixed = {n: str(values[n]) for n, (_, known) in declared.items() if known.static}
     rule, own, counts = prepared.rule, prepared.own.aggregator, counts_of(prepared)
     own = None if own is None else describe(own)

@@ -85,7 +85,7 @@ def hparams_of(config: Config, rule: Aggregator) -> HParams:
         momentum=_scalar(config.momentum),
         mu=_scalar(config.mu if proximal else 0.0),
         clip_norm=_scalar(config.clip_norm or np.inf),
-        lr_schedule=_scalar(LR_SCHEDULES.index(config.lr_schedule), np.int32),
+        lr_schedule=_scalar([*LR_SCHEDULES].index(config.lr_schedule), np.int32),
         lr_decay=_scalar(config.lr_decay),
         lr_every=_scalar(config.lr_every),
         rule=_scalar(0, np.int32),
@@ -200,6 +200,12 @@ def adopted(config: Config, own: Own) -> tuple[Config, Own]:
     elif isinstance(own.aggregator, Aggregator):
         kinds = own.aggregator.sections
         several = [kind() for kind in kinds if not hasattr(config, section_of(kind))]
+    elif own.aggregator is not None:
+        raise UserError(
+            f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator or a "
+            "tsfl_jax.component; a rule of tsfl_jax is chosen by its name in "
+            "config.algorithm"
+        )
     return with_sections(config, several), own
 
 
@@ -216,12 +222,6 @@ def accepted(config: Any, **own: Any) -> tuple[Config, Own]:
 
 
 def _check_rule(config: Config, own: Own) -> None:
-    if own.aggregator is not None and not isinstance(own.aggregator, Aggregator):
-        raise UserError(
-            f"aggregator={own.aggregator!r}: expected a tsfl_jax.Aggregator or a "
-            "tsfl_jax.component; a rule of tsfl_jax is chosen by its name in "
-            "config.algorithm"
-        )
     rule = rule_settings.rule_of(config, own)
     rule_settings.check(config, rule)
     rule_settings.check_validation(config, rule)

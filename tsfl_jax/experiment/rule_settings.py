@@ -1,6 +1,6 @@
-"""Whether a rule fits its settings, schedule and optimizer, before a run.
+"""Whether the chosen components fit each other and the schedule, before a run.
 
-Which settings a rule reads is declared beside it, `Aggregator.sections`.
+Which settings a component reads is declared beside it, in its folder's table.
 """
 
 import dataclasses
@@ -9,14 +9,16 @@ from typing import Any
 import optax
 
 from tsfl_jax import components
-from tsfl_jax.components import listed, section_of
-from tsfl_jax.config import SETTINGS, Config, get
+from tsfl_jax import config as settings
+from tsfl_jax.components import Part, listed, section_of
+from tsfl_jax.config import COMMON, READERS, TABLES, Config, get
+from tsfl_jax.data.partition import PARTITIONS
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment.custom_hooks import Own
-from tsfl_jax.rules import AGGREGATORS, SECTIONS
+from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.oracle import Oracle
-from tsfl_jax.timeline import FRAMEWORKS, readers
+from tsfl_jax.sections import ConstantsConfig
 from tsfl_jax.types import HParams, Params, Schedule, UserError
 
 
@@ -45,31 +47,27 @@ def needs_constants(config: Config, rule: Aggregator) -> bool:
     return not rule.needs_none(HParams(settings=arrays(config, rule.sections)))
 
 
-def _readers() -> dict[str, tuple[str, list[str]]]:
-    """Setting of a component → the setting that chooses it, and by which names."""
-    users = {
-        section: [n for n, rule in AGGREGATORS.items() if kind in rule.sections]
-        for section, kind in SECTIONS.items()
-    }
-    users["constants"] = [n for n, r in AGGREGATORS.items() if r.uses_constants]
-    sections = {name: name.partition(".")[0] for name in SETTINGS}
-    return {n: ("algorithm", users[s]) for n, s in sections.items() if s in users} | {
-        name: ("timeline.framework", by) for name, by in readers().items()
-    }
+# What chooses a component → the argument that gives one's own instead, and what that
+# still reads.
+_GIVEN = {
+    "algorithm": ("aggregator", Part()),
+    "data.name": ("dataset", Part(reads=("data.validation",))),
+    "partition.kind": ("partition", PARTITIONS["client"]),
+    "model.name": ("model", Part()),
+}
 
 
-def unread(config: Config, rule: Aggregator) -> set[str]:
-    """Settings of components that were not chosen."""
-    mine = {section_of(kind) for kind in sections(config, rule)}
-    mine |= {"constants"} if rule.uses_constants or config.measure_clients else set()
-    framework = FRAMEWORKS.get(config.timeline.framework)
-    there = () if framework is None else framework.settings
-    return {
-        name
-        for name, (chosen_by, _) in _readers().items()
-        if name.partition(".")[0] not in mine
-        and (chosen_by == "algorithm" or name not in there)
-    }
+def _given(own: Own) -> dict[str, tuple[str, Part]]:
+    return {by: g for by, g in _GIVEN.items() if getattr(own, g[0]) is not None}
+
+
+def unread(config: Config, own: Own) -> dict[str, str]:
+    """Settings of components that were not chosen → the setting that chooses."""
+    parts = {by: part for by, (_, part) in _given(own).items()}
+    rule = rule_of(config, own)
+    several = sections(config, rule) + (ConstantsConfig,) * config.measure_clients
+    parts["algorithm"] = Part(reads=rule.reads, sections=several)
+    return settings.unread(config, parts)
 
 
 def check_read(configs: list[Config], own: Own) -> None:
@@ -83,32 +81,37 @@ def check_read(configs: list[Config], own: Own) -> None:
       UserError: a setting that is not at its default and would be ignored.
     """
     default, read, ignored = Config(), set(), {}
-    known = _readers()
     for config in configs:
-        changed = {n for n in known if get(config, n) != get(default, n)}
-        left = changed & unread(config, rule_of(config, own)) if changed else changed
-        read |= changed - left
-        ignored |= {name: config for name in left}
-    for name in (n for n in known if n in ignored and n not in read):
-        config, (by, names) = ignored[name], known[name]
+        changed = {n for n in READERS if _differs(get(config, n), get(default, n))}
+        left = unread(config, own) if changed else {}
+        read |= changed - {*left}
+        ignored |= {name: config for name in changed & {*left}}
+    for name in (n for n in READERS if n in ignored and n not in read):
+        config = ignored[name]
+        by = unread(config, own)[name]
         chosen = f"--config.{by}={get(config, by)}"
-        if by == "algorithm" and own.aggregator is not None:
-            chosen = "aggregator="
+        chosen = f"{_given(own)[by][0]}=" if by in _given(own) else chosen
         raise UserError(
             f"--config.{name}={get(config, name)}: would be ignored with {chosen}; it "
-            f"belongs to {listed(names)}"
+            f"belongs to {listed(READERS[name][by])}"
         )
 
 
+def _differs(value: object, default: object) -> bool:
+    return (tuple(value) if isinstance(value, list) else value) != default
+
+
 def check(config: Config, rule: Aggregator) -> None:
-    """Check that what a rule reads fits the other settings.
+    """Check that the settings of the chosen components go together.
 
     Raises:
-      UserError: it does not.
+      UserError: they do not.
     """
-    for kind in sections(config, rule):
+    tables = [(by, table) for by, table in TABLES.items() if by != "algorithm"]
+    chosen = [kind for by, table in tables for kind in table[get(config, by)].sections]
+    for kind in (*COMMON, *chosen, *sections(config, rule)):
         own = getattr(config, section_of(kind))
-        getattr(own, "check", lambda config, rule: None)(config, rule)
+        getattr(kind, "check", lambda own, config, rule: None)(own, config, rule)
     values = dataclasses.asdict(config.constants)
     names = ("smoothness", "grad_sq_norm", "grad_variance")
     missing = [f"--config.constants.{name}" for name in names if values[name] < 0]
@@ -160,14 +163,6 @@ def check_training(config: Config, rule: Aggregator, given: bool) -> None:
     )
 
 
-def _refuse(config: Config, names: tuple[str, ...], why: str) -> None:
-    """Raise `UserError` for the first of these settings that is not its default."""
-    for name in names:
-        value = get(config, name)
-        if value != get(Config(), name):
-            raise UserError(f"--config.{name}={value}: would be ignored{why}")
-
-
 def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:
     """What a rule does with this schedule that its settings do not say.
 
@@ -179,25 +174,6 @@ def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:
         own = getattr(config, section_of(kind))
         found += getattr(own, "notes", lambda *given: ())(config, rule, times)
     return found
-
-
-def check_given_partition(config: Config) -> None:
-    """Check that no setting asks for sizes or samples that are given.
-
-    Raises:
-      UserError: one does.
-    """
-    _refuse(
-        config,
-        ("schedule.data_size", "schedule.size_groups", "partition.iid_share"),
-        ", since each client's samples are given (partition= or "
-        "--config.partition.kind=client); leave it out",
-    )
-    if config.partition.online:
-        raise UserError(
-            "--config.partition.online=True: draws samples anew, but each client's "
-            "are given; leave it out"
-        )
 
 
 # Settings that only the package's own SGD is sure to read → the hyper-parameter.
@@ -222,11 +198,10 @@ def optimizer_notes(
     found = ()
     for name in changed:
         if made and name != "lr" and get(config, name):
-            _refuse(
-                config,
-                (name,),
-                ", since optimizer= is made already; leave it out, or give a function "
-                "of HParams, like lambda h: optax.sgd(h.lr, h.momentum)",
+            raise UserError(
+                f"--config.{name}={get(config, name)}: would be ignored, since "
+                "optimizer= is made already; leave it out, or give a function of "
+                "HParams, like lambda h: optax.sgd(h.lr, h.momentum)"
             )
         if _OF_SGD[name] not in read:
             value = get(config, name)

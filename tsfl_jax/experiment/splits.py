@@ -8,7 +8,6 @@ from jaxtyping import Int
 from tsfl_jax import rng
 from tsfl_jax.config import Config, seed_of
 from tsfl_jax.data import given_partition, partition, validation
-from tsfl_jax.experiment import rule_settings
 from tsfl_jax.types import Dataset, Partition, UserError
 
 
@@ -31,7 +30,6 @@ def given(
     kind, clients = config.partition.kind, config.num_clients
     lists = given_partition.lists_of(own, kind, dataset, clients)
     if lists is not None:
-        rule_settings.check_given_partition(config)
         lists = lists if held is None else validation.without(lists, held)
     return held, lists
 

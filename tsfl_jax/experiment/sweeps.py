@@ -202,7 +202,7 @@ def run(
     """Run or resume a sweep, see `sweep`; progress goes to `stream`; None: nowhere."""
     validate(config)
     config, parts = adopted(config, Own(**own))
-    points = grid.points(swept, settings_of(config))
+    points = grid.points(swept, settings_of(type(config)))
     if own.get("aggregator") is not None and "algorithm" in grid.names_of(points):
         raise UserError(
             "--sweep algorithm: would be ignored with aggregator=, the rule of all "

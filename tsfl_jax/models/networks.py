@@ -4,12 +4,10 @@ Modules take images ``[B, H, W, C]`` and return logits ``[B, num_classes]``. Ins
 the convolutional ones work batch-last (see `convolution`). Pooling comes before bias
 and ReLU: both are monotone, so the result is the same on a quarter of the elements.
 
-To add a network, write its module here, add it to `MODELS`, and add the name to
-`sections.MODELS`.
+To add a network, write its module and add it to `MODELS`.
 """
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,10 +16,10 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
+from tsfl_jax.components import Part, component, setting
 from tsfl_jax.models import convolution, nnx_modules, pooling, switches
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
-from tsfl_jax.sections import ModelConfig
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import Params, PRNGKey, UserError, nearest
 
@@ -31,6 +29,35 @@ HE = nn.initializers.he_normal()
 
 Logits = Float[Array, "B O"]
 Mask = Bool[Array, "B"]  # False: padding of a short last batch
+
+
+@component("model")
+class ModelConfig:
+    """The network."""
+
+    name: str = setting("mlp", "network", static=True)
+    norm: str = setting(
+        "none",
+        "vgg11, resnet18: normalization layers",
+        ("none", "group", "batch"),
+        static=True,
+    )
+    hidden: int = setting(
+        50,
+        "width of the hidden layer, mlp, mnist_cnn, mnist_dropout_cnn; 0: none",
+        low=0,
+        static=True,
+    )
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse the quadratic model without its data, and the data without it."""
+        del rule
+        if (config.data.name == "quadratic") != (self.name == "quadratic"):
+            raise UserError(
+                f"--config.model.name={self.name} with "
+                f"--config.data.name={config.data.name}: quadratic data and the "
+                "quadratic model go together"
+            )
 
 
 def _goes_to_nnx(module: Any) -> bool:
@@ -338,16 +365,18 @@ class ResNet18(nn.Module):
         return _head(_flat(x.mean(axis=(1, 2), keepdims=True)), self.num_classes)
 
 
+_HIDDEN, _NORM = ("model.hidden",), ("model.norm",)
 # By `ModelConfig.name`: factories of (number of classes, settings, form).
-MODELS: dict[str, Callable[[int, ModelConfig, str], nn.Module]] = {
-    "mlp": lambda k, settings, form: MLP(k, settings.hidden),
-    "mnist_cnn": lambda k, settings, form: MnistCNN(k, settings.hidden, form),
-    "mnist_dropout_cnn": lambda k, settings, form: MnistDropoutCNN(
-        k, settings.hidden, form
+MODELS = {
+    "mlp": Part(lambda k, own, form: MLP(k, own.hidden), _HIDDEN),
+    "mnist_cnn": Part(lambda k, own, form: MnistCNN(k, own.hidden, form), _HIDDEN),
+    "mnist_dropout_cnn": Part(
+        lambda k, own, form: MnistDropoutCNN(k, own.hidden, form), _HIDDEN
     ),
-    "fashion_cnn": lambda k, settings, form: FashionCNN(k, form),
-    "vgg11": lambda k, settings, form: VGG11(k, settings.norm, form),
-    "resnet18": lambda k, settings, form: ResNet18(k, settings.norm, form),
+    "fashion_cnn": Part(lambda k, own, form: FashionCNN(k, form)),
+    "vgg11": Part(lambda k, own, form: VGG11(k, own.norm, form), _NORM),
+    "resnet18": Part(lambda k, own, form: ResNet18(k, own.norm, form), _NORM),
+    "quadratic": Part(),  # for its data, `data.quadratic.Quadratic`
 }
 # Smallest height and width of an image; others take samples of any shape.
 SMALLEST = {
@@ -383,4 +412,4 @@ def make_model(
             f"{smallest}x{smallest}, but one sample has shape {tuple(sample_shape)}; "
             "use --config.model.name=mlp"
         )
-    return MODELS[settings.name](num_classes, settings, form)
+    return MODELS[settings.name].make(num_classes, settings, form)

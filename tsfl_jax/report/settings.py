@@ -1,14 +1,12 @@
 """All settings as text: for ``tsfl settings`` and docs/settings.md.
 
-The one source is `tsfl_jax.config`; nothing is said here that is not declared there,
-but for the names of the rules, which are the keys of `AGGREGATORS`.
+The one source is `tsfl_jax.config`; nothing is said here that is not declared there.
 """
 
 import math
 import textwrap
 
 from tsfl_jax.config import SETTINGS, Config, get
-from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError, nearest
 
 _COLUMNS = 99  # of a terminal
@@ -29,9 +27,8 @@ _TABLE = """
 def range_of(name: str) -> str:
     """The choices or bounds of a setting as text, "" if there are none."""
     _, known = SETTINGS[name]
-    choices = tuple(AGGREGATORS) if name == "algorithm" else known.choices
-    if choices:
-        return ", ".join(choices)
+    if known.choices:
+        return ", ".join(known.choices)
     bounds = {"≥": known.low, ">": known.above, "≤": known.high, "<": known.below}
     limits = [f"{sign} {b:,.10g}" for sign, b in bounds.items() if math.isfinite(b)]
     return " and ".join(limits)

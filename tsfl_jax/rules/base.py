@@ -17,7 +17,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from tsfl_jax import trees, types
-from tsfl_jax.components import arrays, section_of
+from tsfl_jax.components import arrays, declared, section_of
+from tsfl_jax.sections import ConstantsConfig
 from tsfl_jax.types import ClientGradients, Constants, HParams, Params, PRNGKey
 
 
@@ -152,6 +153,11 @@ class Aggregator(NamedTuple):
     # Whether it counts on the steps of the package's own SGD: no `optimizer=` and
     # `client_step=` then.
     counts_on_sgd: bool = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The settings that it reads besides those of its sections."""
+        return tuple(declared(ConstantsConfig)) if self.uses_constants else ()
 
     @property
     def stacks(self) -> bool:

@@ -16,8 +16,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from tsfl_jax import config_files, data, timeline
-from tsfl_jax.config import Config, flat, get
+from tsfl_jax import config_files, data
+from tsfl_jax.config import READERS, Config, flat, get
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, prepare, runner
 from tsfl_jax.report import bands, files, progress, style
@@ -31,15 +31,15 @@ from tsfl_jax.report.statistics import (
 )
 from tsfl_jax.studies import arguments
 from tsfl_jax.timeline import replay, ticks
+from tsfl_jax.timeline.settings import FleetConfig
 from tsfl_jax.types import Dataset, UserError
 
 # Settings of the data and the clients, which all configs must share.
 _PARTS = ("data.", "partition.", "quadratic.", "seeds.")
 _SCHEDULE = "data_size size_groups iteration dropout free_riders free_riding"
-_TIMELINE = "speed jitter download upload speeds availability"
 _SHARED = {"num_clients"}
 _SHARED |= {f"schedule.{name}" for name in _SCHEDULE.split()}
-_SHARED |= {f"timeline.{name}" for name in _TIMELINE.split()}
+_SHARED |= {f"timeline.{field.name}" for field in dataclasses.fields(FleetConfig)}
 # The same data may be in several folders; the samples themselves are compared.
 _FOLDERS = {"data.dir", "data.download", "data.file"}
 
@@ -259,8 +259,9 @@ def write_comparison(
 
 def _own(changes: dict[str, Any], mine: str, others: list[str]) -> dict[str, Any]:
     """The changes without settings that only the other entries' frameworks read."""
-    readers = timeline.readers().items()
-    skipped = [n for n, by in readers if mine not in by and {*by} & {*others}]
+    by = "timeline.framework"
+    readers = {n: {*found[by]} for n, found in READERS.items() if by in found}
+    skipped = [n for n in readers if mine not in readers[n] and readers[n] & {*others}]
     return {n: v for n, v in changes.items() if n not in skipped}
 
 

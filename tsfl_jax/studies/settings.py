@@ -5,8 +5,7 @@ paper leaves open has the choices of docs/architecture.md.
 """
 
 from tsfl_jax import config as settings
-from tsfl_jax.config import Config
-from tsfl_jax.timeline import read
+from tsfl_jax.config import Config, read
 from tsfl_jax.types import UserError, nearest
 
 # Data set of the paper → what is changed from the defaults of `Config` for it.

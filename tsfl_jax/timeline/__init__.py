@@ -2,11 +2,12 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tsfl_jax.sections import SETTINGS
+from tsfl_jax.components import Part
 from tsfl_jax.timeline import events
 from tsfl_jax.timeline.asynchronous import afl, fedbuff, tsfl
+from tsfl_jax.timeline.settings import FleetConfig
 from tsfl_jax.timeline.synchronous import esync, fedat, fedcs, safa, sfl
 from tsfl_jax.timeline.trace import Simulation
 
@@ -26,14 +27,27 @@ class Framework(NamedTuple):
     label: str = ""  # its name in figures and tables; "": that of its table
     # Of the same: about how many events it simulates; see `events`.
     events: Callable[..., float] = events.of_arrivals
+    sections: tuple[type, ...] = (FleetConfig,)
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The settings that shape its timeline: those that its arguments name."""
+        """What its arguments name; settings, but for such as `horizon` and `rng`."""
         _, *arguments = inspect.signature(self.simulate).parameters
-        names = (_NAMES.get(name, f"timeline.{name}") for name in arguments)
-        return tuple(name for name in names if name in SETTINGS)
+        return tuple(_NAMES.get(name, f"timeline.{name}") for name in arguments)
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Those of ``timeline``, as no other setting is of some frameworks only."""
+        return tuple(name for name in self.settings if name.startswith("timeline."))
+
+
+# Without a framework: τ by cases.
+NONE = Part(
+    reads=(
+        *("schedule.tau", "schedule.tau_groups", "schedule.trace"),
+        "schedule.upload_above",
+    )
+)
 
 FRAMEWORKS = {
     "sfl": Framework(sfl, "SFL", events.of_tiers),
@@ -45,19 +59,3 @@ FRAMEWORKS = {
     "esync": Framework(esync, "ESync", events.of_tiers),
     "safa": Framework(safa, "SAFA", events.of_quota),
 }
-
-
-def readers() -> dict[str, list[str]]:
-    """Setting of ``timeline`` that only some frameworks read → names of those."""
-    found: dict[str, list[str]] = {}
-    for name, each in FRAMEWORKS.items():
-        for setting in each.settings:
-            if setting.startswith("timeline."):
-                found.setdefault(setting, []).append(name)
-    return found
-
-
-def read(values: dict[str, Any]) -> dict[str, Any]:
-    """Settings by flat name, without those that only other frameworks read."""
-    mine = values["timeline.framework"]
-    return {n: v for n, v in values.items() if mine in readers().get(n, [mine])}

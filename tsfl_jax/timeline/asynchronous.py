@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tsfl_jax.sections import check
 from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.fleet import (
     ExactFleet,
@@ -20,6 +19,7 @@ from tsfl_jax.timeline.fleet import (
     latest_start,
     online_in,
 )
+from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
     COUNTED,

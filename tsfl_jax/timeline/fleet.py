@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from tsfl_jax.sections import check
 from tsfl_jax.timeline import csv_rows, distributions, ticks
+from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.types import UserError
 

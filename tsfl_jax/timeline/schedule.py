@@ -18,14 +18,22 @@ import pathlib
 import numpy as np
 from jaxtyping import Int
 
-from tsfl_jax.sections import check
+from tsfl_jax.components import Part, check_name
 from tsfl_jax.timeline import csv_rows, distributions
+from tsfl_jax.timeline.settings import check
 from tsfl_jax.types import INT32_MAX, Schedule, UserError
 
 _CASES = {  # τ of the clients, in equal groups; case 3 draws anew in each interval
     "case1": ("constant(1)", "constant(4)"),
     "case2": ("constant(1)", "constant(2)", "constant(3)", "constant(4)"),
     "case3": ("normal(2,0.4)", "normal(3,0.6)", "normal(4,0.8)", "normal(5,1)"),
+}
+_SIZES = "schedule.size_groups"
+# By `ScheduleConfig.kind`; a trace has sizes of its own.
+SCHEDULES = {kind: Part(reads=(_SIZES,)) for kind in _CASES} | {
+    "explicit": Part(reads=(_SIZES, "schedule.tau")),
+    "distribution": Part(reads=(_SIZES, "schedule.tau_groups")),
+    "trace": Part(reads=("schedule.trace",)),
 }
 # (mean, std) of the fifths' sizes in case 3, as shares of data_size = 1024.
 _CASE3_SIZES = (
@@ -86,11 +94,6 @@ def make_schedule(
     shape = num_intervals, num_clients
     tau_rng, size_rng, dropout_rng = rng.spawn(3)
     if kind == "trace":
-        if size_groups:
-            raise UserError(
-                "--config.schedule.size_groups cannot go with "
-                "--config.schedule.kind=trace; put the sizes into the trace"
-            )
         drawn, size = read_trace(trace, *shape, data_size)
         notes = _absent(trace, drawn)
     else:
@@ -179,7 +182,7 @@ def _parsed(
 def _check(
     kind: str, T: int, N: int, data_size: int, upload_above: int, dropout: float
 ) -> None:
-    check("schedule.kind", kind)
+    check_name("schedule.kind", kind, SCHEDULES)
     check("num_intervals", T)
     check("num_clients", N)
     check("schedule.data_size", data_size)

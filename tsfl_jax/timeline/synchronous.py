@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tsfl_jax.sections import check
 from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.events import quota_of
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, expected, finish
+from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
     Simulation,

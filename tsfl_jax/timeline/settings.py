@@ -1,0 +1,108 @@
+"""The settings of schedules, frameworks and fleets."""
+
+from typing import Any
+
+from tsfl_jax.components import checker, component, setting
+from tsfl_jax.sections import General
+from tsfl_jax.types import UserError
+
+
+@component("schedule")
+class ScheduleConfig:
+    """How many local iterations on how many samples, per client and interval."""
+
+    kind: str = setting("case3", "where τ comes from")
+    data_size: int = setting(
+        44, "samples per client, the mean if sizes are drawn", low=1, high=10**9
+    )
+    tau: tuple[int, ...] = setting((), "explicit: τ per client or per equal group")
+    tau_groups: str = setting("", 'distribution: "normal(2,0.4); uniform(1,5)"')
+    size_groups: str = setting(
+        "", 'distributions of sizes; "": those of the kind; on a timeline data_size'
+    )
+    trace: str = setting("", "trace: CSV file, interval,client,tau[,size], from 0")
+    iteration: str = setting(
+        "pass",
+        "one local iteration: a pass over the data or a step",
+        ("pass", "step"),
+        static=True,
+    )
+    upload_above: int = setting(0, "client selection: upload only if τ > this", low=0)
+    dropout: float = setting(
+        0.0, "chance that a client is away for an interval", low=0, below=1
+    )
+    interval_seconds: float = setting(1.0, "Δ, virtual seconds", low=1e-9)
+    free_riders: int = setting(0, "clients that report work they did not do", low=0)
+    free_riding: str = setting(
+        "claim",
+        "what free riders do, see timeline/free_riders.py",
+        ("claim", "echo", "visit"),
+    )
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse a way of free riding that nobody goes."""
+        del config, rule
+        if self.free_riding != ScheduleConfig.free_riding and not self.free_riders:
+            raise UserError(
+                f"--config.schedule.free_riding={self.free_riding}: would be ignored "
+                "with --config.schedule.free_riders=0; say how many"
+            )
+
+
+@component("timeline")
+class TimelineConfig:
+    """Virtual time: which clients deliver when, from speeds and delays in seconds."""
+
+    framework: str = setting("none", "none: τ comes from schedule")
+    local_iterations: int = setting(
+        4, "H of a task; tsfl: as many as fit into Δ", low=1, high=2**31 - 1
+    )
+    carry: bool = setting(
+        False, "tsfl: an unfinished iteration continues in the next interval"
+    )
+    buffer: int = setting(10, "fedbuff: deliveries per update", low=1)
+    tiers: int = setting(3, "fedat: tiers of clients", low=1)
+    deadline: float = setting(4.0, "fedcs: seconds per round", low=1e-9)
+    fraction: float = setting(
+        0.5, "safa: share of the clients that ends a round", above=0, high=1
+    )
+    lag: int = setting(5, "safa: most versions a client may be behind", low=0)
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse estimates of the theory where clients are not in step."""
+        del rule
+        if config.measure_clients and self.framework not in ("none", "tsfl"):
+            raise UserError(
+                "--config.measure_clients=true: the theory is about clients in step; "
+                f"--config.timeline.framework={self.framework} is not, use none or tsfl"
+            )
+
+
+@component("timeline")
+class FleetConfig:
+    """How fast and how long the clients work, of every framework."""
+
+    speed: str = setting(
+        "uniform(0.25,1)", "groups; seconds per iteration at the mean size"
+    )
+    jitter: float = setting(
+        0.0, "σ of a lognormal factor on each iteration and transfer", low=0, high=10
+    )
+    download: str = setting("constant(0)", "groups; seconds")
+    upload: str = setting("constant(0)", "groups; seconds")
+    speeds: str = setting("", "CSV file, client,seconds[,download,upload], not drawn")
+    availability: str = setting(
+        "", "CSV file, client,start,end in seconds; others are always online"
+    )
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse drawn speeds beside those of a file."""
+        del config, rule
+        if self.speeds and self.speed != FleetConfig.speed:
+            raise UserError(
+                f"--config.timeline.speed={self.speed}: would be ignored with "
+                f"--config.timeline.speeds={self.speeds}; it belongs to an empty one"
+            )
+
+
+check = checker(General, ScheduleConfig, TimelineConfig, FleetConfig)

@@ -137,32 +137,42 @@ for wrong in ({"algorithm": "dms"}, {"root.power": 2.0}):
 """
 
 
-def test_a_rule_is_one_file_and_one_line_of_the_table(tmp_path):
-    """It trains, is swept in one program, explained, reported and documented."""
-    package = tmp_path / "tsfl_jax"
-    there = pathlib.Path(tsfl_jax.__file__).parent
+def used(folder: pathlib.Path, parts: dict[str, tuple[str, str, str]], use: str) -> str:
+    """What a program prints that uses a copy of the package with further parts.
+
+    Args:
+      folder: for the copy.
+      parts: file → its text, the file of its table, and the line there.
+      use: text of the program.
+    """
+    there, package = pathlib.Path(tsfl_jax.__file__).parent, folder / "tsfl_jax"
     shutil.copytree(there, package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(there.parent / "configs", tmp_path / "configs")
-    (package / "rules" / "root.py").write_text(NEW_RULE.lstrip())
-    table = package / "rules" / "__init__.py"
-    text = table.read_text().replace(
-        "AGGREGATORS: dict[str, Aggregator] = {",
-        "from tsfl_jax.rules.root import ROOT\n\n"
-        'AGGREGATORS: dict[str, Aggregator] = {\n    "root": ROOT,',
-    )
-    table.write_text(text)
-    program = tmp_path / "use.py"
-    program.write_text(USE)
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    shutil.copytree(there.parent / "configs", folder / "configs")
+    for file, (written, table, line) in parts.items():
+        (package / file).write_text(written.lstrip())
+        module = "tsfl_jax." + file.removesuffix(".py").replace("/", ".")
+        opening, row = line.split("\n")
+        text = (package / table).read_text()
+        assert text.count(f"{opening}\n") == 1
+        lines = f"from {module} import *\n\n{opening}\n    {row}\n"
+        (package / table).write_text(text.replace(f"{opening}\n", lines))
+    (folder / "use.py").write_text(use)
     found = subprocess.run(
-        [sys.executable, str(program)],
-        cwd=tmp_path,
-        env=environment,
+        [sys.executable, "use.py"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(folder)},
         capture_output=True,
         text=True,
     )
     assert found.returncode == 0, found.stderr
-    ignored, outside = found.stdout.splitlines()
+    return found.stdout
+
+
+def test_a_rule_is_one_file_and_one_line_of_the_table(tmp_path):
+    """It trains, is swept in one program, explained, reported and documented."""
+    line = 'AGGREGATORS: dict[str, Aggregator] = {\n"root": ROOT,'
+    parts = {"rules/root.py": (NEW_RULE, "rules/__init__.py", line)}
+    ignored, outside = used(tmp_path, parts, USE).splitlines()
     assert ignored == (
         "--config.root.power=0.0: would be ignored with --config.algorithm=dms; it "
         "belongs to root"
@@ -170,6 +180,139 @@ def test_a_rule_is_one_file_and_one_line_of_the_table(tmp_path):
     assert outside.startswith("--config.root.power=2.0: must be in [0, 1]")
     assert (tmp_path / "run" / "summary.json").exists()
     assert (tmp_path / "sweep" / "summary.md").exists()
+
+
+SOURCE = """
+import numpy as np
+
+from tsfl_jax.components import component, setting
+from tsfl_jax.data import in_memory
+
+
+@component("data")
+class Blobs:
+    spread: float = setting(1.0, "blobs: σ within a class", above=0)
+
+
+def blobs(settings, seed):
+    y = np.arange(120) % 3
+    noise = np.random.default_rng(seed).normal(size=(120, 4))
+    x = 5 * y[:, None] + settings.spread * noise
+    return in_memory.make_dataset(x[:90], y[:90], x[90:], y[90:], name="blobs")
+"""
+PARTITION = """
+import numpy as np
+
+from tsfl_jax.components import component, setting
+
+
+@component("partition")
+class Skewed:
+    share: float = setting(0.5, "skewed: share of the first class", low=0, high=1)
+
+
+def skewed(settings, capacity, stock, rng):
+    rest = (1 - settings.share) / (len(stock) - 1)
+    row = [settings.share, *[rest] * (len(stock) - 1)]
+    return np.tile(row, (len(capacity), 1))
+"""
+NETWORK = """
+from flax import linen as nn
+
+from tsfl_jax.components import component, setting
+
+
+@component("model")
+class LinearConfig:
+    bias: bool = setting(True, "linear: whether it has one", static=True)
+
+
+class Linear(nn.Module):
+    num_classes: int
+    bias: bool
+
+    @nn.compact
+    def __call__(self, x):
+        flat = x.reshape(x.shape[0], -1)
+        return nn.Dense(self.num_classes, use_bias=self.bias)(flat)
+"""
+FRAMEWORK = """
+from tsfl_jax.components import component, setting
+from tsfl_jax.timeline import asynchronous
+
+
+@component("timeline")
+class Pairs:
+    quota: int = setting(2, "pairs: deliveries per update", low=1)
+
+
+def pairs(fleet, *, horizon, iterations, quota):
+    given = {"horizon": horizon, "iterations": iterations}
+    return asynchronous.fedbuff(fleet, **given, buffer=quota)
+"""
+USE_ALL = """
+import numpy as np
+import tsfl_jax
+from tsfl_jax.experiment import prepare
+from tsfl_jax.report import settings
+
+config = tsfl_jax.Config(algorithm="fedavg", num_intervals=4, num_clients=4)
+config.batch_size, config.schedule.data_size, config.report_every = 8, 8, 4
+config.data.name, config.data.spread = "blobs", 0.5
+config.partition.kind, config.partition.share = "skewed", 0.75
+config.model.name, config.model.bias = "linear", False
+config.timeline.framework, config.timeline.quota = "pairs", 4
+prepared = prepare.prepare(config)
+y = prepared.dataset.y_train[prepared.partition.indices[:, :8]]
+assert ((y == 0).sum(axis=1) == 6).all()
+result = tsfl_jax.simulate(config)
+assert list(result.params["params"]["Dense_0"]) == ["kernel"]
+assert "pairs (" in str(tsfl_jax.explain(config))
+assert "quota=4" in str(tsfl_jax.explain(config))
+text = settings.markdown()
+for name in ("data.spread", "partition.share", "model.bias", "timeline.quota"):
+    assert f"| `{name}` |" in text
+others = {"data.name": "digits", "partition.kind": "iid", "model.name": "mlp"}
+for name, value in (others | {"timeline.framework": "sfl"}).items():
+    try:
+        tsfl_jax.simulate(tsfl_jax.config.replace(config, {name: value}))
+    except tsfl_jax.UserError as error:
+        print(error)
+"""
+
+
+def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path):
+    """Source, partition, network and framework, each with a setting of its own."""
+    row = '"skewed": Part(skewed, _DRAWN, (Skewed,)),'
+    linear = "Part(lambda k, own, form: Linear(k, own.bias), (), (LinearConfig,)),"
+    pairs = "Framework(pairs, late=True, sections=(FleetConfig, Pairs)),"
+    parts = {
+        "data/blobs.py": (
+            SOURCE,
+            "data/builtin.py",
+            'DATASETS = {\n"blobs": Part(blobs, sections=(Blobs,)),',
+        ),
+        "data/skewed.py": (PARTITION, "data/partition.py", "PARTITIONS = {\n" + row),
+        "models/linear.py": (
+            NETWORK,
+            "models/networks.py",
+            f'MODELS = {{\n"linear": {linear}',
+        ),
+        "timeline/pairs.py": (
+            FRAMEWORK,
+            "timeline/__init__.py",
+            f'FRAMEWORKS = {{\n"pairs": {pairs}',
+        ),
+    }
+    assert used(tmp_path, parts, USE_ALL).splitlines() == [
+        f"--config.{name}: would be ignored with --config.{chosen}; it belongs to {own}"
+        for name, chosen, own in (
+            ("data.spread=0.5", "data.name=digits", "blobs"),
+            ("partition.share=0.75", "partition.kind=iid", "skewed"),
+            ("model.bias=False", "model.name=mlp", "linear"),
+            ("timeline.quota=4", "timeline.framework=sfl", "pairs"),
+        )
+    ]
 
 
 @tsfl_jax.component("power")

@@ -84,14 +84,19 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_once(tmp_path_factory):
-    """A program that was compiled by one test comes from a cache for the others."""
-    folder = str(tmp_path_factory.mktemp("xla"))
-    jax.config.update("jax_compilation_cache_dir", folder)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder  # for the processes tests start
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
+def compile_once(pytestconfig):
+    """A program comes from a cache that all tests share, and later runs of the suite.
+
+    `pytest --cache-clear` empties it.
+    """
+    for name, value in (
+        ("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("xla"))),
+        ("jax_compilation_cache_max_size", 2**31),
+        ("jax_persistent_cache_min_compile_time_secs", 0.1),
+        ("jax_persistent_cache_min_entry_size_bytes", -1),
+    ):
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)  # for the processes that tests start
 
 
 @pytest.fixture(scope="session")

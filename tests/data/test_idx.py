@@ -52,8 +52,7 @@ def load(folder):
     return data.load(DataConfig("idx", str(folder)))
 
 
-@pytest.mark.parametrize("dots", [False, True])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("dots", "packed"), [(False, False), (True, True)])
 def test_all_usual_names_give_the_same_samples(tmp_path, monkeypatch, dots, packed):
     def no_network(*args, **kwargs):
         raise AssertionError("a folder was asked for, not the network")
@@ -83,10 +82,9 @@ def test_an_experiment_of_the_paper_keeps_its_network(tmp_path):
     write(tmp_path, samples())
     changes = {"data.name": "idx", "data.dir": str(tmp_path), "num_clients": 2}
     changes |= {"num_intervals": 1, "schedule.data_size": 16, "batch_size": 8}
-    for name, network in (("mnist_case1", "mnist_cnn"), ("svhn_case1", "resnet18")):
-        prepared = prepare.prepare(replace(settings.paper(name), changes))
-        assert prepared.network.name == network
-        assert prepared.dataset.name == f"idx({tmp_path.name})"
+    prepared = prepare.prepare(replace(settings.paper("mnist_case1"), changes))
+    assert prepared.network.name == "mnist_cnn"
+    assert prepared.dataset.name == f"idx({tmp_path.name})"
 
 
 def changed(key, content):
@@ -117,11 +115,8 @@ MISTAKES = [
         changed("x_train", IMAGES[:-1]),
         "announces 31360 values of shape (40, 28, 28), but only 31359 follow",
     ),
-    (changed("x_train", IMAGES + b"\0"), "but more follow"),
     (changed("x_train", IMAGES[:10]), "ends within its header"),
-    (changed("x_train", b""), "begins with nothing"),
     (changed("x_train", LABELS), "begins with 00000801; expected an IDX file"),
-    (changed("x_train", b"\x89PNG" + IMAGES), "begins with 89504e47"),
     (
         changed("x_train", encoded(ARRAYS["x_train"], bytes((0, 0, 13, 3)))),
         "expected an IDX file of unsigned bytes with 3 axes",
@@ -139,10 +134,7 @@ MISTAKES = [
         changed("x_test", encoded(ARRAYS["x_test"][:, :20])),
         "samples of shape (20, 28, 1), x_train of (28, 28, 1)",
     ),
-    (changed("x_test", encoded(ARRAYS["x_test"][:0])), "x_test is empty"),
     (packed("x_train", gzip.compress(IMAGES)[:-9]), "end-of-stream"),
-    (packed("x_train", IMAGES), "Not a gzipped file"),
-    (packed("x_train", gzip.compress(IMAGES[:-1])), "but only 31359 follow"),
     (packed("y_train", gzip.compress(LABELS)[:-8] + bytes(8)), "CRC check failed"),
 ]
 

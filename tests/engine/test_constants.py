@@ -1,5 +1,7 @@
 """Estimates of L, G² and σ² against exact values of a linear softmax model."""
 
+import functools
+
 import chex
 import jax
 import jax.flatten_util
@@ -18,9 +20,14 @@ PROBLEM = problems.problem(DATA, 12, 12)
 SAMPLES = PROBLEM.samples._replace(mean=jnp.zeros(()), inverse_std=jnp.ones(()))
 
 
-def setting(hidden=0, num=12):
-    model = networks.from_flax(networks.MLP(3, hidden))
-    variables = model.init(jax.random.key(3), jnp.zeros((1, 5)))
+@functools.cache
+def network():
+    model = networks.from_flax(networks.MLP(3, 0))
+    return model, model.init(jax.random.key(3), jnp.zeros((1, 5)))
+
+
+def setting(num=12):
+    model, variables = network()
     clients = client.Client(
         PROBLEM.client[:num],
         jnp.ones(num, jnp.int32),
@@ -46,15 +53,27 @@ def sample_gradients(variables, rows):
     return np.concatenate([(x[:, :, None] * p[:, None]).reshape(len(y), -1), p], axis=1)
 
 
-def measured(model, variables, clients, key, lr=0.1, batch_size=4, method="quotient"):
+def measured(
+    model,
+    variables,
+    clients,
+    key,
+    lr=0.1,
+    batch_size=4,
+    method="quotient",
+    samples=SAMPLES,
+):
     return estimates.estimate_constants(
         parts(model, batch_size, method=method),
         variables,
         key,
         clients,
-        SAMPLES,
+        samples,
         problems.hparams(lr=lr),
     )
+
+
+compiled = jax.jit(measured, static_argnames=("model", "batch_size", "method"))
 
 
 def test_variance_and_square_norm_are_unbiased():
@@ -75,9 +94,7 @@ def test_variance_and_square_norm_are_unbiased():
 def test_identical_samples_have_no_variance_and_exact_norm():
     model, variables, clients = setting()
     clients = clients._replace(row=jnp.zeros((12, 12), jnp.int32))
-    got = jax.jit(lambda key: measured(model, variables, clients, key))(
-        jax.random.key(0)
-    )
+    got = compiled(model, variables, clients, jax.random.key(0))
     exact = np.square(sample_gradients(variables, np.array([0]))).sum()
     assert float(got.grad_variance) == 0.0
     np.testing.assert_allclose(got.grad_sq_norm, exact, rtol=1e-4)
@@ -88,9 +105,7 @@ def test_smoothness_is_the_curvature_along_the_gradient():
     model, variables, clients = setting()
     clients = clients._replace(row=jnp.zeros((12, 12), jnp.int32))
     lr = 1e-2
-    got = jax.jit(lambda key: measured(model, variables, clients, key, lr=lr))(
-        jax.random.key(0)
-    )
+    got = compiled(model, variables, clients, jax.random.key(0), lr=lr)
     first = sample_gradients(variables, np.array([0]))[0]
     layer = variables["params"]["Dense_0"]
     moved = {
@@ -128,9 +143,7 @@ def test_power_iteration_finds_the_largest_curvature_of_any_probed_client():
     exact = largest_curvatures(variables, rows)
     one = jax.tree.map(lambda a: a[2:3], clients)
     got, along_the_gradient = (
-        jax.jit(lambda k, m=m: measured(model, variables, one, k, 1e-3, method=m))(
-            jax.random.key(0)
-        )
+        compiled(model, variables, one, jax.random.key(0), 1e-3, method=m)
         for m in ("power", "quotient")
     )
     np.testing.assert_allclose(got.smoothness, exact[2], rtol=0.02)
@@ -138,9 +151,9 @@ def test_power_iteration_finds_the_largest_curvature_of_any_probed_client():
     square = np.square(sample_gradients(variables, np.array([2]))).sum()
     np.testing.assert_allclose(got.grad_sq_norm, square, rtol=1e-4)
     assert float(got.grad_variance) == 0.0
-    everyone = jax.jit(
-        lambda key: measured(model, variables, clients, key, 1e-3, method="bounds")
-    )(jax.random.key(0))
+    everyone = compiled(
+        model, variables, clients, jax.random.key(0), 1e-3, method="bounds"
+    )
     np.testing.assert_allclose(everyone.smoothness, exact.max(), rtol=0.02)
     squares = np.square(sample_gradients(variables, np.arange(12))).sum(1)
     np.testing.assert_allclose(everyone.grad_sq_norm, squares.max(), rtol=1e-4)
@@ -188,15 +201,10 @@ def test_only_participants_are_probed():
     own = np.asarray(clients.row[5])
     x = jnp.full_like(SAMPLES.x, jnp.nan).at[own].set(SAMPLES.x[own])
     alone = clients._replace(tau=jnp.zeros(12, jnp.int32).at[5].set(2))
-    got = estimates.estimate_constants(
-        parts(model, 4),
-        variables,
-        jax.random.key(0),
-        alone,
-        SAMPLES._replace(x=x),
-        problems.hparams(),
+    got = compiled(
+        model, variables, alone, jax.random.key(0), samples=SAMPLES._replace(x=x)
     )
     assert all(np.isfinite(v) and v > 0 for v in got)
     absent = clients._replace(tau=jnp.zeros(12, jnp.int32))
-    got = measured(model, variables, absent, jax.random.key(0))
+    got = compiled(model, variables, absent, jax.random.key(0))
     assert [float(v) for v in got] == [0.0, 0.0, 0.0]

@@ -65,7 +65,7 @@ def test_one_after_another_has_forward_derivatives():
     np.testing.assert_allclose(slope, SLOPES(RHO, 0.1, np.inf)[1], rtol=1e-4)
 
 
-@pytest.mark.parametrize("limit", [np.inf, 100.0, 1.0])
+@pytest.mark.parametrize("limit", [100.0, 1.0])
 @pytest.mark.parametrize("gradient", [[3.0, 4.0], [0.0, 0.0]])
 def test_clipping_has_finite_derivatives(gradient, limit):
     def clipped(gradient, limit):

@@ -111,12 +111,10 @@ PROBLEM = problems.problem(DATA, 5, 12)
 INPUTS = problems.inputs([[2, 0, 1, 3, 1]] * 3, [[12, 12, 7, 9, 12]] * 3)
 
 
-@pytest.mark.parametrize("algorithm", ["fedasync"])
-def test_tiny_steps_do_not_make_the_model_drift(algorithm):
+def test_tiny_steps_do_not_make_the_model_drift():
     hp = problems.hparams(lr=1e-30)
-    start, state, _ = problems.run(
-        algorithm, DATA, PROBLEM, INPUTS, hp=hp, limits=LIMITS
-    )
+    given = "fedasync", DATA, PROBLEM, INPUTS
+    start, state, _ = problems.run(*given, hp=hp, limits=LIMITS)
     chex.assert_trees_all_close(state.params, start.params, rtol=2e-7, atol=1e-26)
 
 

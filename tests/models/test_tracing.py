@@ -92,12 +92,12 @@ FORMS = {
 }
 
 
-# Every name as one module's and one function's argument; two of them in other forms.
+# Every name as one module's and one function's argument; one of them in other forms.
 CASES = [
     (form, *switch)
     for form in FORMS
     for switch in SWITCHES
-    if form in ("keyword", "nnx") or switch[0] in ("train", "deterministic")
+    if form in ("keyword", "nnx") or switch[0] == "deterministic"
 ]
 
 

@@ -247,19 +247,6 @@ def test_affine_weights_are_the_exact_ones(info):
     assert (np.diff(rho[inside][by_tau]) >= 0).all(), "ρ must not fall with τ"
 
 
-@modest
-@given(situations(), st.randoms(use_true_random=False))
-def test_the_order_of_clients_does_not_matter(info, random):
-    tau, selected, coupling, limit = info
-    order = list(range(tau.size))
-    random.shuffle(order)
-    with precision(tau.dtype.type):
-        here = affine_weights(tau, selected, coupling, limit)
-        there = affine_weights(tau[order], selected[order], coupling, limit)
-    tolerance = 8 * np.finfo(tau.dtype).eps * max(1, tau.max())
-    np.testing.assert_allclose(np.asarray(here)[order], there, rtol=0, atol=tolerance)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("limit", [None, 20.0])
 def test_feasible_affine_weights_are_the_closed_form_to_the_bit(dtype, limit):
@@ -454,15 +441,12 @@ def test_gradients_are_finite_everywhere(tau, limited):
     ("change", "named"),
     [
         ({"tau": [1, -2]}, r"tau\[1\] = -2"),
-        ({"tau": [1, np.nan]}, r"tau\[1\] = nan"),
         ({"tau": [np.inf, 1]}, r"tau\[0\] = inf"),
         ({"tau": []}, r"tau has shape \[0\]"),
         ({"tau": [[1], [1, 2]]}, "tau = "),
         ({"lr": 0.0}, "lr = 0.0"),
         ({"lr": [0.1]}, r"lr has shape \[1\]"),
-        ({"smoothness": -1.0}, "smoothness = -1.0"),
         ({"grad_sq_norm": jnp.float32(-1)}, "grad_sq_norm = -1.0"),
-        ({"grad_variance": np.inf}, "grad_variance = inf"),
         ({"weight_limit": 0.9}, "weight_limit = 0.9"),
     ],
 )

@@ -19,7 +19,7 @@ def nova_weights(share, steps, momentum):
     return local_work.nova_weights(share, accumulation(steps, momentum))
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99, 0.9999])
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 0.9999])
 def test_accumulation_is_fine_in_float32(momentum):
     """Against the closed form in rational arithmetic, at the float32 momentum."""
     steps = [0, 1, 2, 3, 10, 99, 1000, 10_000]
@@ -31,7 +31,7 @@ def test_accumulation_is_fine_in_float32(momentum):
         np.testing.assert_allclose(float(a), float(exact), rtol=1e-6)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_accumulation_is_what_optax_does(momentum):
     optimizer = optax.sgd(1.0, momentum=momentum)
 
@@ -65,8 +65,8 @@ def slow_proximal(steps, momentum, alpha):
     return np.array(found)[list(steps)]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
-@pytest.mark.parametrize("alpha", [0.0, 1e-6, 3e-4, 0.003, 0.1, 0.9])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("alpha", [1e-6, 0.003, 0.9])
 def test_accumulation_with_a_proximal_term_agrees_with_the_loop(momentum, alpha):
     steps = [0, 1, 2, 3, 7, 50, 333, 4000]
     m, a = float(np.float32(momentum)), float(np.float32(alpha))

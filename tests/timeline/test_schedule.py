@@ -131,13 +131,6 @@ def test_a_longer_run_extends_a_shorter_one(T, more, seed):
         np.testing.assert_array_equal(long.size[:T], short.size)
 
 
-def test_the_generator_decides():
-    same = [make("case3", seed=1), make("case3", seed=1), make("case3", seed=2)]
-    np.testing.assert_array_equal(same[0].tau, same[1].tau)
-    np.testing.assert_array_equal(same[0].size, same[1].size)
-    assert (same[0].tau != same[2].tau).any() and (same[0].size != same[2].size).any()
-
-
 def test_upload_above():
     for above, tau in ((2, [0] * 10 + [3] * 5 + [4] * 5), (3, [0] * 15 + [4] * 5)):
         assert make("case2", upload_above=above).tau[0].tolist() == tau
@@ -186,20 +179,15 @@ def test_trace(tmp_path):
     ("text", "message"),
     [
         ("", "empty; expected the header"),
-        ("\n \n", "empty; expected the header"),
         ("interval,client,tau\n", "no rows below the header"),
-        ("0,0,4\n", "line 1: unknown column '0'"),
         (
             "interval,clinet,tau\n",
             "line 1: unknown column 'clinet'; did you mean 'client",
         ),
         ("\ninterval,client\n", "line 2: no column tau"),
         ("interval,client,tau,tau\n", "line 1: column 'tau' twice"),
-        ("interval;client;tau\n", "line 1: unknown column"),
         ("interval,client,tau\n0,0\n", "line 2: 2 cells; expected 3"),
         ("interval,client,tau\n0,0,1\n0,1,x\n", "line 3: tau is 'x'"),
-        ("interval,client,tau\n0,0,1.5\n", "line 2: tau is '1.5'"),
-        ("interval,client,tau\n0,0,\n", "line 2: tau is ''"),
         ("interval,client,tau\n0,0,-1\n", "line 2: tau is '-1'; .* from 0"),
         ("interval,client,tau\n0,0,99999999999\n", "line 2: tau is '99999999999'"),
         ("interval,client,tau,size\n0,0,1,0\n", "line 2: size is '0'; .* from 1"),
@@ -229,18 +217,13 @@ def test_trace_that_cannot_be_read(tmp_path):
     ("text", "message"),
     [
         ("norml(2,1)", "unknown distribution 'norml'; did you mean 'normal"),
-        ("normal", r"expected NAME\(NUMBER,…\); did you mean 'normal"),
-        ("(2,1)", "unknown distribution ''"),
         ("normal(2)", "normal takes 2 numbers, got 1"),
-        ("constant(1,2)", "constant takes 1 numbers, got 2"),
         ("normal(2,x)", "not a number"),
         ("normal(2,-1)", "std must be >= 0"),
         ("lognormal(0,1)", "the mean must be > 0"),
-        ("lognormal(1,-1)", "sigma must be >= 0"),
         ("uniform(3,1)", "low must not exceed high"),
         ("uniform(1,2.5)", "whole numbers"),
         ("normal(nan,1)", "finite"),
-        ("constant(inf)", "finite"),
         ("normal(1,1);normal(2,1)", "expected NAME"),
     ],
 )

@@ -20,8 +20,8 @@ from tsfl_jax import config
 from tsfl_jax.engine import client, devices, scan
 from tsfl_jax.experiment import program, runner
 from tsfl_jax.models import networks
+from tsfl_jax.models.networks import ModelConfig
 from tsfl_jax.report import files
-from tsfl_jax.sections import ModelConfig
 
 SHAPES = {
     "mnist_cnn": (28, 28, 1),

@@ -26,9 +26,15 @@ def _raise(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
+def _unraisable(lost: Any) -> None:
+    if lost.exc_type is not KeyboardInterrupt:  # that one is raised by `check`
+        sys.__unraisablehook__(lost)
+
+
 def release() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again."""
     signal.signal(signal.SIGINT, _raise)
+    sys.unraisablehook = _unraisable
 
 
 def check() -> None:

@@ -53,7 +53,7 @@ def test_fitness_by_hand():
 
 
 def test_training_sees_no_test_sample():
-    training, whole = study.training_data(), study.data.load(study.DataConfig())
+    training, whole = study.training_data(), study.data.load(study.Config().data)
     tests = {x.tobytes() for x in whole.x_test}
     assert len(training.y_test) == len(whole.y_train) // 4
     for part in (training.x_train, training.x_test):

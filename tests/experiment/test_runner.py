@@ -19,15 +19,21 @@ from tsfl_jax.report import files as report
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
 
+OWN = networks.ModelConfig.hidden  # no setting of a network beside model=
 
-def small(**changes) -> config.Config:
+
+def own(given: dict) -> int:
+    return OWN if "model" in given else 8
+
+
+def small(hidden=8, **changes) -> config.Config:
     """Four clients on digits, six intervals in calls of two."""
     settings = config.Config(
         num_intervals=6, num_clients=4, lr=0.02, batch_size=8, report_every=2, devices=1
     )
     settings.schedule.data_size = 48
     settings.schedule.interval_seconds = 2.5
-    settings.model.hidden = 8
+    settings.model.hidden = hidden
     for name, value in changes.items():
         setattr(settings, name, value)
     return settings
@@ -191,7 +197,7 @@ def test_own_model_data_optimizer_and_rule():
             return nn.Dense(3)(x)
 
     data = problems.dataset(samples=400)
-    settings = small(num_intervals=8)
+    settings = small(OWN, num_intervals=8)
     result = tsfl_jax.simulate(
         settings,
         model=Net(),
@@ -247,7 +253,9 @@ def test_plain_arrays_make_a_data_set():
 def test_wrong_objects_from_python(arguments, words):
     data = problems.dataset(samples=300)
     with pytest.raises(UserError, match=words) as error:
-        tsfl_jax.simulate(**{"config": small(), "dataset": data} | arguments)
+        tsfl_jax.simulate(
+            **{"config": small(own(arguments)), "dataset": data} | arguments
+        )
     assert "\n" not in str(error.value)
 
 
@@ -261,7 +269,7 @@ def test_wrong_objects_from_python(arguments, words):
 )
 def test_workdir_of_another_optimizer_rule_or_model(finished, other):
     with pytest.raises(UserError, match="another experiment"):
-        tsfl_jax.simulate(small(), workdir=finished[0], **other)
+        tsfl_jax.simulate(small(own(other)), workdir=finished[0], **other)
 
 
 def test_without_checkpoints_another_experiment_is_not_overwritten(tmp_path):
@@ -291,7 +299,9 @@ def test_counters_and_dropout_of_own_modules():
             return nn.Dense(3)(x) + 0 * count.value
 
     data = problems.dataset(samples=300)
-    result = tsfl_jax.simulate(small(algorithm="fedasync"), model=Net(), dataset=data)
+    result = tsfl_jax.simulate(
+        small(OWN, algorithm="fedasync"), model=Net(), dataset=data
+    )
     assert result.params["counters"]["calls"] == 3
     assert result.summary["num_discarded"] == 0
 

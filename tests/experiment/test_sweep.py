@@ -23,12 +23,12 @@ from tsfl_jax.types import UserError
 FLOATS = ("test_accuracy", "test_loss", "train_loss", "rho", "coupling", "smoothness")
 
 
-def small(**changes) -> config.Config:
+def small(hidden=8, **changes) -> config.Config:
     settings = config.Config(
         num_intervals=4, num_clients=5, lr=0.02, batch_size=8, report_every=2, devices=2
     )
     settings.schedule.data_size = 32
-    settings.model.hidden = 8
+    settings.model.hidden = hidden
     for name, value in changes.items():
         setattr(settings, name, value)
     return settings
@@ -269,7 +269,9 @@ def test_own_parts_work_in_lanes_and_are_distinguished(tmp_path):
 
 def test_a_network_of_the_wrong_width_is_refused():
     with pytest.raises(UserError, match=r"logits \[1, 3\]"):
-        tsfl_jax.sweep(small(), {"seed": [0]}, model=networks.MLP(3, 4))
+        tsfl_jax.sweep(
+            small(networks.ModelConfig.hidden), {"seed": [0]}, model=networks.MLP(3, 4)
+        )
 
 
 def test_points_of_a_list(whole, tmp_path):

@@ -10,7 +10,7 @@ from flax import nnx
 from jax import lax
 
 import tsfl_jax
-from tests.experiment.test_runner import small
+from tests.experiment.test_runner import OWN, small
 from tsfl_jax import rng
 from tsfl_jax.models import networks, replay
 from tsfl_jax.models.model import Model
@@ -206,7 +206,7 @@ class Repeated(nn.Module):
 
 
 def test_what_stays_slow_is_a_note_and_lax_leaves_all():
-    config = small(algorithm="fedavg", num_intervals=1)
+    config = small(OWN, algorithm="fedavg", num_intervals=1)
     notes = tsfl_jax.simulate(config, model=Repeated()).summary["notes"]
     assert any("1 x conv_general_dilated stay as they are" in note for note in notes)
     assert "1 x conv_general_dilated" in str(tsfl_jax.explain(config, model=Repeated()))
@@ -223,7 +223,7 @@ def test_what_stays_slow_is_a_note_and_lax_leaves_all():
 def test_an_own_network_trains_as_with_lax():
     results = []
     for form in ("auto", "lax"):
-        config = small(algorithm="fedavg", num_intervals=1, convolution=form)
+        config = small(OWN, algorithm="fedavg", num_intervals=1, convolution=form)
         results.append(tsfl_jax.simulate(config, model=Newer3()).history["test_loss"])
     np.testing.assert_allclose(*results, rtol=1e-5)
 

@@ -57,13 +57,16 @@ _GIVEN = {
 }
 
 
-def _given(own: Own) -> dict[str, tuple[str, Part]]:
-    return {by: g for by, g in _GIVEN.items() if getattr(own, g[0]) is not None}
+def _given(config: Config, own: Own) -> dict[str, tuple[str, Part]]:
+    found = {by: g for by, g in _GIVEN.items() if getattr(own, g[0]) is not None}
+    if config.data.name == "quadratic":  # the model's settings too
+        found.pop("data.name", None)
+    return found
 
 
 def unread(config: Config, own: Own) -> dict[str, str]:
     """Settings of components that were not chosen → the setting that chooses."""
-    parts = {by: part for by, (_, part) in _given(own).items()}
+    parts = {by: part for by, (_, part) in _given(config, own).items()}
     rule = rule_of(config, own)
     several = sections(config, rule) + (ConstantsConfig,) * config.measure_clients
     parts["algorithm"] = Part(reads=rule.reads, sections=several)
@@ -90,7 +93,8 @@ def check_read(configs: list[Config], own: Own) -> None:
         config = ignored[name]
         by = unread(config, own)[name]
         chosen = f"--config.{by}={get(config, by)}"
-        chosen = f"{_given(own)[by][0]}=" if by in _given(own) else chosen
+        given = _given(config, own)
+        chosen = f"{given[by][0]}=" if by in given else chosen
         raise UserError(
             f"--config.{name}={get(config, name)}: would be ignored with {chosen}; it "
             f"belongs to {listed(READERS[name][by])}"

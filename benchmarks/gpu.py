@@ -16,7 +16,7 @@ import time
 # (title, seconds at most, module and arguments), the most wanted first.
 PARTS = (
     (
-        "Formulations, small networks",
+        "Implementations, small networks",
         300,
         "implementations --models mnist_cnn fashion_cnn",
     ),

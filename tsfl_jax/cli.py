@@ -166,7 +166,7 @@ def _check_workdir(path: pathlib.Path) -> None:
 
 
 def _interrupts() -> Callable[[], bool]:
-    """Make the first Ctrl-C or SIGTERM end the run after its chunk, the second now."""
+    """Make the first Ctrl-C or SIGTERM end the run after its call, the second now."""
     interrupts.check()
     asked: list[bool] = []
 
@@ -175,7 +175,10 @@ def _interrupts() -> Callable[[], bool]:
         if asked:
             raise KeyboardInterrupt
         asked.append(True)
-        print("\nstopping after this chunk; Ctrl-C again: at once", file=sys.stderr)
+        print(
+            "\nstopping after the intervals of this call; Ctrl-C again: at once",
+            file=sys.stderr,
+        )
 
     signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGTERM, handler)

@@ -38,7 +38,7 @@ def release() -> None:
 
 
 def check() -> None:
-    """Raise a KeyboardInterrupt that was lost: Python drops one in JAX's callbacks."""
+    """Raise a missed KeyboardInterrupt: Python loses one in JAX's callbacks."""
     if _asked:
         raise KeyboardInterrupt
 

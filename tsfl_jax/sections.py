@@ -112,7 +112,7 @@ class General:
     )
     train_all: bool = setting(
         True,
-        "train clients whose weight is 0, too; False: same models, less work",
+        "also train clients with zero weight; False: same models, less work",
         static=True,
     )
     clip_norm: float = setting(0.0, "clip gradients to this global norm; 0: off", low=0)

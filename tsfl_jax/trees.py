@@ -105,7 +105,7 @@ def take(tree: Any, index: Any) -> Any:
 
 
 def put(tree: Any, index: Any, entries: Any) -> Any:
-    """The tree with `entries` at `index` of the leading axis; beyond its end: dropped.
+    """The tree with `entries` at `index` of the leading axis; beyond its end: left out.
 
     Args:
       tree: leaves ``[n, ...]``.

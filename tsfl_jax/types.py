@@ -16,7 +16,7 @@ B      batch_size           samples in a mini-batch (the paper's |ξ|)
 α_i,h  ``alpha``            1 while client i still works at step h, else 0
 ρ_i    ``rho[i]``           aggregation weight, Σ ρ_i = 1
 β_i    ``selected[i]``      1 where DMS keeps client i
-P_i    filter_probability   chance that DMS drops client i, equation (8)
+P_i    filter_probability   chance that DMS filters client i, equation (8)
 K      threshold            mean of τ, equation (7)
 c      coupling             slope of ρ in τ, Corollary 1
 θ      weight_limit         ρ_i ≤ θ/N, Definition 1.3
@@ -34,34 +34,42 @@ C      num_classes          classes; as the last axis of images: channels
 O      —                    outputs of a network, one per class where it classifies
 ====== ==================== =====================================================
 
-=============== =================================================================
-word            meaning
-=============== =================================================================
-interval        interval t of T-SFL, Δ virtual seconds
-update          global update on a timeline, a row of a `Trace`
-chunk           the R intervals or updates of one compiled call
-step            one mini-batch step
-local iteration the unit of τ, a pass over the client's data or a step, by setting
-task            one download, training and upload of a client on a timeline
-delivery        a task that arrived and counts in an update
-slot            index k of a delivery in its update, 0 to K−1
-fleet           the clients' speeds, delays and online windows
-trace           which client delivers what when; as a setting, a CSV file of τ
-rule            how w^{t+1} is made of the clients' models; ``algorithm`` names one
-snapshot        an earlier global model, kept for clients that still train from it; P
-assignment      which clients each device trains
-block           clients trained side by side (vmapped) on a device
-implementation     how clients are run and convolutions computed
-estimate           an estimate from gradients at w^t: L, G², σ², σ_i²
-initial estimate           an estimate before training, at w⁰
-regret          validation loss above that of the best weights of the interval
-row             D indices of the samples that a client owns; M: all samples
-sweep point     one combination of swept settings
-lane            an experiment on the leading axis of a sweep's compiled program; L
-workload        schedule, fleet and trace of one experiment, drawn once
-spec          what shapes the compiled program
-free rider      a client that reports work it did not do
-=============== =================================================================
+================ ==================================================================
+word             meaning
+================ ==================================================================
+interval         interval t of T-SFL, Δ virtual seconds
+update           global update on a timeline, one row of a `Trace`
+chunk            the intervals of one call of the compiled program; R intervals per call
+step             one mini-batch step
+local iteration  the unit of τ, a pass over the client's data or a step, by setting
+task             one download, training and upload of a client on a timeline
+delivery         a task whose upload arrived and counts in an update
+cohort           the clients of one update; K members, padded with τ = 0
+slot             index k of a cohort member, 0 to K−1
+fleet            the clients' speeds, delays and online windows
+trace            which client delivers what when; as a setting, a CSV file of τ
+rule             how w^{t+1} is made of the clients' models; ``algorithm`` names one
+filtered         left out by DMS
+discarded        left out because the model is not finite
+lost             an upload that never arrives
+diverged         a run that ended because no model was finite
+snapshot         an earlier global model, kept for clients that still train from it; P
+assignment       which clients each device trains
+block            clients trained side by side (vmapped) on a device
+implementation   how clients are run and convolutions computed
+estimate         of L, G², σ² and σ_i², from gradients at w^t
+initial estimate the same at w⁰, before training
+regret           validation loss above that of the best weights of the interval
+row              the client indices: D samples that a client owns, of M in all
+class index      the samples of each class
+sweep point      one combination of swept settings
+run              one experiment from the first interval to the last
+lane             a run on the leading axis of a sweep's compiled program; L
+workload         schedule, fleet and trace of one run, drawn once
+spec             what shapes the compiled program
+custom           a component that a user's code hands over: rule, model, data, …
+free rider       a client that reports work it did not do
+================ ==================================================================
 """
 
 import difflib

@@ -87,7 +87,7 @@ def test_whole_data_in_a_batch_give_exact_values():
     np.testing.assert_allclose(got.square, square, 1e-4)
 
 
-def test_only_participants_have_a_share():
+def test_only_the_cohort_has_a_share():
     model, variables, clients = clients_of()
     nan = jnp.full_like(SAMPLES.x[:1], jnp.nan)
     samples = SAMPLES._replace(x=jnp.concatenate([SAMPLES.x, nan]))

@@ -195,7 +195,7 @@ def test_power_iteration_has_unbiased_variance_and_square_norm():
         assert error < 0.05 * exact
 
 
-def test_only_participants_are_probed():
+def test_estimates_are_of_clients_with_work():
     model, variables, clients = setting()
     # Client 5 alone takes part; a NaN in the data of others must not matter.
     own = np.asarray(clients.row[5])

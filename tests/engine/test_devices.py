@@ -19,7 +19,7 @@ from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
 
 
-def test_clients_are_dealt_to_and_fro_by_work():
+def test_clients_are_assigned_back_and_forth_by_work():
     # In order of work: 2, 0, 3, 1, 4. Device 0 gets 2, 1, 4 and device 1 gets 0, 3.
     slots = devices.assign(np.array([[7, 3, 9, 5, 1]]), 2)
     assert slots.tolist() == [[2, 1, 4, 0, 3, 5]]  # 5 = N marks the empty place
@@ -27,7 +27,7 @@ def test_clients_are_dealt_to_and_fro_by_work():
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.integers(1, 8))
-def test_each_client_is_dealt_once_and_evenly(work, num_devices):
+def test_each_client_is_assigned_once_and_evenly(work, num_devices):
     work = np.array([work])
     slots = devices.assign(work, num_devices)[0]
     assert sorted(s for s in slots if s < work.size) == list(range(work.size))

@@ -1,4 +1,4 @@
-"""Weights chosen in hindsight, and the regret of all rules, in whole intervals."""
+"""Weights from updates, and the regret of all rules, in whole intervals."""
 
 import chex
 import jax

@@ -78,7 +78,7 @@ def test_a_client_whose_weight_underflowed_is_trained_for_its_share():
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=9), st.integers(1, 4))
-def test_clients_are_dealt_inside_a_program_as_before_it(work, number):
+def test_clients_are_assigned_inside_a_program_as_before_it(work, number):
     places = -(-len(work) // number)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:number]), (devices.AXIS,))
     assigned = jax.shard_map(

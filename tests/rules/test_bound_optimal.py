@@ -94,7 +94,7 @@ def test_tightest_limit_by_hand():
         dict(L=400.0),  # W ≤ 0 for all weights: void
     ],
 )
-def test_without_a_bound_the_participants_get_equal_weights(changes):
+def test_without_a_bound_the_cohort_gets_equal_weights(changes):
     rho = BOUND_OPTIMAL.weights(info(**changes), HP).rho
     np.testing.assert_allclose(rho, [0.25, 0.25, 0, 0.25, 0.25])
 

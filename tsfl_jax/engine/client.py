@@ -210,7 +210,7 @@ class _Carry(NamedTuple):
 def _found(
     model: Model, start: Start, mu: Scalar | None, variables: Params, batch: Batch
 ) -> hooks.Found:
-    """∇F_i + μ(w − w^t), plus the rule's correction if any."""
+    """∇F_i + μ(w − w^t), plus the rule's gradient correction, if any."""
     (_, (changed, loss)), gradient = batch_gradient(model, variables, batch)
     params, anchor = variables["params"], start.variables["params"]
     if mu is not None:
@@ -297,7 +297,7 @@ def train(
 
     Args:
       parts: the network, the optimizer and what shapes the loop.
-      start: model, random stream and correction.
+      start: model, random stream and gradient correction.
       client: one client, without a leading axis.
       samples: the training samples.
       hparams: η, μ and what else the optimizer takes from them.

@@ -23,9 +23,9 @@ from tsfl_jax.types import UserError
 
 AXIS = "clients"
 
-# Devices wait for each other at the sum. XLA's CPU backend takes a long wait for a
-# deadlock, warns after 20 s and ends the process after 40 s; with a large network
-# devices may be further apart. Only XLA_FLAGS have an effect, not a compiler option.
+# Devices synchronize at every sum. XLA's CPU backend takes a long wait for a deadlock,
+# warns after 20 s and ends the process after 40 s; with a large network devices may be
+# further apart. Only XLA_FLAGS have an effect, not a compiler option.
 _PATIENCE = (
     "xla_cpu_collective_call_warn_stuck_timeout_seconds",
     "xla_cpu_collective_call_terminate_timeout_seconds",
@@ -38,7 +38,7 @@ _MOST = 1024  # JAX starts these in half a second, but 100,000 not in 90 s
 def start(count: int) -> None:
     """Ask for CPU devices, which must happen before JAX is used for the first time.
 
-    It also makes the devices wait for each other for a week, see `_PATIENCE`. Settings
+    It also lets the devices wait for each other for a week, see `_PATIENCE`. Settings
     made before (``jax_num_cpu_devices``, flags) are kept. If JAX has started already,
     nothing changes; on GPUs this has no effect.
 
@@ -143,8 +143,8 @@ def meet() -> None:
 def connect(mesh: Mesh) -> None:
     """Connect the devices of all processes by a first sum over them.
 
-    After it, devices wait for each other at a sum for as long as it takes; the first
-    sum of a run would have to be reached within 30 s, see `meet`.
+    After it, a synchronization may take as long as it needs; the first one of a run
+    would have to be reached within 30 s, see `meet`.
     """
     if jax.process_count() == 1:
         return
@@ -237,7 +237,7 @@ def assign_again(
     group = group_size((work > 0).sum()) if grouped else 1
     device, entry = _place(jnp.arange(number), group, count(axis))
     here = device == (0 if axis is None else lax.axis_index(axis))
-    entry = jnp.where(here, entry, places)  # dropped
+    entry = jnp.where(here, entry, places)  # left out
     return jnp.full(places, number, jnp.int32).at[entry].set(order, mode="drop")
 
 

@@ -335,7 +335,7 @@ def client_gradients(
 
     items = (keys[here], trees.take(clients, here), taking_part)
     found = lax.map(one, items, batch_size=spec.width if spec.width > 1 else None)
-    # Entries at `number` or more are dropped.
+    # Entries at `number` or more are left out.
     found = trees.scattered(found, jnp.where(own < number, own, number), number)
     variance, kept = devices.total(found, spec.axis)
     return _products(variance, kept, scale, clients.size, present)

@@ -5,7 +5,7 @@ Every term is split into digits of 12 bits on one fixed lattice of powers of two
     x ≈ Σ_s k_s · 2^(12 (top − s) − 126),   |k_s| ≤ 2^11,   s = 0, 1, 2,
 
 and the digits are added as int32, which is exact. The highest digit kept is that of the
-largest term so far; a larger term shifts the sum and lower digits are dropped. A
+largest term so far; a larger term shifts the sum and lower digits are cut off. A
 term's digits do not depend on when it is added, so the sum does not depend on the
 order, on how terms are grouped, nor on how many devices share them. At least 24 bits
 below the largest term are kept.

@@ -2,7 +2,7 @@
 
 After training all updates u_i are known, and F_val(w^t + Σ_i ρ_i u_i) and its
 derivatives ⟨∇F_val, u_i⟩ can be had for any ρ by one forward and backward pass over the
-validation samples. Rules that choose weights in hindsight use it. Derivatives of a
+validation samples. Rules with weights from updates use it. Derivatives of a
 whole interval do not go through that choice: ρ is a constant there.
 """
 

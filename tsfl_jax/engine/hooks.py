@@ -12,7 +12,8 @@ from tsfl_jax.types import HParams, Params, PRNGKey
 class Found(NamedTuple):
     """A gradient on the mini-batch, and what came with it."""
 
-    gradient: Params  # of the mean loss, with μ(w − w^t) and the rule's correction
+    # Of the mean loss, with μ(w − w^t) and the rule's gradient correction.
+    gradient: Params
     variables: Params  # all collections after the forward pass (batch statistics)
     loss: Float[Array, ""]  # sum over the samples
 

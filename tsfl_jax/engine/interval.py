@@ -264,7 +264,7 @@ def start_of(
     """What one client starts from: w^t, or the snapshot that it had downloaded.
 
     Args:
-      parts: for the rule's correction.
+      parts: for the rule's gradient correction.
       state: w^t and the snapshots.
       keys: of training in the whole run, which a task's own key is folded from, and of
         training in this interval.
@@ -387,7 +387,7 @@ class Tally(NamedTuple):
 
     loss: Float[Array, ""]  # mean sample loss of the clients with finite models
     samples: Int[Array, "N"]  # samples trained on
-    dropped: Int[Array, ""]  # clients that worked and whose model was not finite
+    discarded: Int[Array, ""]  # clients that worked and whose model was not finite
     survivors: Int[Array, ""]  # with a finite model, or not trained for lack of weight
 
 
@@ -431,7 +431,7 @@ def advance(
         params = {**params, **arrived.others}
     diverged = state.diverged
     if delivery is None:  # else other clients are still at work on good models
-        diverged |= (tally.dropped > 0) & (tally.survivors == 0)
+        diverged |= (tally.discarded > 0) & (tally.survivors == 0)
     updated = (arrived.kept > 0) & ~diverged
     finite = all_finite(params)
     last = State(state.params, state.server, diverged | (updated & ~finite))
@@ -483,7 +483,7 @@ def record(
         grad_variance=constants.grad_variance,
         grad_square=gradients.square,
         coupling=weights.coupling,
-        num_discarded=tally.dropped,
+        num_discarded=tally.discarded,
         samples=tally.samples,
         diverged=new.diverged,
         rho=weights.rho,

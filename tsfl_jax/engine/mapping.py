@@ -53,7 +53,7 @@ class DeviceClients(NamedTuple):
     # of DMS without its projection.
     rho: Float[Array, "K"]
     work: Int[Array, "K"]  # mini-batch steps
-    shares: Float[Array, "K"] | None = None  # of the whole; None: ρ
+    shares: Float[Array, "K"] | None = None  # base shares; None: ρ
     # Clients that are not trained as they have no weight, τ above is 0; None: none.
     skipped: Bool[Array, "K"] | None = None
     group: Int[Array, ""] | int = 1  # consecutive entries that are added up as floats
@@ -389,7 +389,7 @@ def _finished(
     template: Params,
     axis: str | None,
 ) -> Weighted:
-    """Sum over all devices; the others have the shares of clients that were dropped."""
+    """Sum over all devices, renormalized where clients' models were discarded."""
 
     def over_devices(total: exact_sums.Sum) -> Array:
         return exact_sums.value(exact_sums.over_devices(total, axis))
@@ -402,9 +402,9 @@ def _finished(
     part, full = kept, asked
     if share is not None:
         part, full = scalar(jnp.where(finite, share, 0.0)), scalar(share)
-    # Only a dropped client makes rescaling necessary; otherwise keep the exact bits.
-    dropped = devices.total(jnp.sum(~finite & weight.counts), axis)
-    rescale = (dropped > 0) & (part > 0)
+    # Only a discarded model makes rescaling necessary; otherwise keep the exact bits.
+    discarded = devices.total(jnp.sum(~finite & weight.counts), axis)
+    rescale = (discarded > 0) & (part > 0)
     scale = jnp.where(rescale, full / jnp.where(part > 0, part, 1.0), 1.0)
     params, others = trees.parted(template)
     whole = over_devices(total)

@@ -50,9 +50,8 @@ class ProgramSpec:
         constant everywhere.
       estimates: which estimates the program can make.
       regret: whether the regret of the weights is measured in every interval.
-      train_all: whether clients whose weight is 0 are trained, too. The model does not
-        depend on it, the record of the training does, and so does whether a run in
-        which all models are lost counts as diverged. True for a rule that `stacks`.
+      train_all: also train clients with zero weight. Changes the logged loss and the
+        divergence check, never the model. True for a rule that `stacks`.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
         ``validation`` and ``class_index`` and all inputs but interval and evaluate:

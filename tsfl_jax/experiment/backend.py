@@ -22,7 +22,7 @@ from tsfl_jax.engine import devices
 from tsfl_jax.types import Params, UserError
 
 
-class Formulation(NamedTuple):
+class Implementation(NamedTuple):
     """How clients are mapped and convolutions are computed."""
 
     mapping: str  # of `mapping`: "sequential" or "vmap"
@@ -33,15 +33,15 @@ class Formulation(NamedTuple):
 # in lock-step with convolutions as matrix products: the training of an interval is one
 # command buffer (CUDA graph). With "lax" cuDNN's calls stay outside of it, 21 to 144
 # launches in each step.
-_ACCELERATOR = Formulation("vmap", "slices")
+_ACCELERATOR = Implementation("vmap", "slices")
 # A loop over clients skips frozen work.
-_CPU = Formulation("sequential", "fast")
+_CPU = Implementation("sequential", "fast")
 
 
-def implementation(config: Config, backend: str) -> Formulation:
+def implementation(config: Config, backend: str) -> Implementation:
     """The implementation of a config on "cpu", "gpu", …; "auto" is the backend's."""
     best = _CPU if backend == "cpu" else _ACCELERATOR
-    return Formulation(
+    return Implementation(
         best.mapping if config.mapping == "auto" else config.mapping,
         best.convolution if config.convolution == "auto" else config.convolution,
     )

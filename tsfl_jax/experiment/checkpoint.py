@@ -1,8 +1,8 @@
 """Checkpoints of a run or of a call of a sweep: one .npz per saved interval.
 
-A save waits until the last one has cost at most 2 % of the wall time, but no longer
-than five minutes: what a killed run loses is bounded by that wait and one call. The
-first call, the last one and the one after which a run is stopped are saved in any case.
+Saving may use 2 % of the wall time: a save waits until the cost of the last one is
+amortized, but at most five minutes. A killed run loses that wait and one call. The
+first call, the last one and the one after which a run is stopped are always saved.
 
 A file is whole or absent. It holds the leaves of a tree, a text with the interval and
 what the experiment is, and one SHA-256 digest of all that, so that a damaged, renamed

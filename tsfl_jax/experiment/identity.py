@@ -55,7 +55,7 @@ def depends_on_devices(prepared: Prepared) -> bool:
     """Whether the last bits of a run depend on how many devices share the clients.
 
     Clients one after another give the same bits on any number of devices, except where
-    the bound is minimized or weights are chosen in hindsight: XLA rounds the weights of
+    the bound is minimized or weights come from the updates: XLA rounds the weights of
     these solvers, and L by power iteration in every interval, by the program around.
     Side by side, the width of a block can change a client's own training.
     """

@@ -1,7 +1,8 @@
-"""L, G² and σ² once, at w⁰, before training: ``constants.when="once"``, the default.
+"""Initial estimates of L, G² and σ²: once, at w⁰, before training.
 
-Algorithm 1 of the paper takes G and σ as inputs. This is what a user would do to
-know them: gradients of all clients at the initial model, and then they are fixed.
+Algorithm 1 of the paper takes these constants as inputs. With the default,
+``constants.when="once"``, those that are not given are estimated from gradients of all
+clients at the initial model, and stay fixed.
 """
 
 import functools
@@ -49,7 +50,7 @@ def _estimate(
 
 
 def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
-    """All clients ``[N]``, with all they hold, in at least `width` columns of rows."""
+    """All clients ``[N]`` with all their samples; index tables of at least `width`."""
     rows, count = prepared.partition.indices, prepared.partition.capacity
     extra = max(width - rows.shape[1], 0)
     return local.Client(

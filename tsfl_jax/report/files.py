@@ -91,11 +91,11 @@ def prepare_workdir(path: _Path, flag: str = "--workdir") -> pathlib.Path:
       UserError: not a path, a file, or it cannot be made or written.
     """
     path = folder_of(path, flag)
-    probe = path / f".writable-{os.getpid()}-{threading.get_ident()}"
+    trial = path / f".writable-{os.getpid()}-{threading.get_ident()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
+        trial.write_bytes(b"")
+        trial.unlink()
     except OSError as error:
         raise UserError(
             f"cannot write to {path}: {error.strerror}; choose another {flag}"

@@ -45,7 +45,9 @@ def summary_text(
     if math.isfinite(s.get("samples_per_second", math.nan)):
         table["speed"] = f"{s['samples_per_second']:,.0f} samples/s"
     if s.get("num_discarded"):
-        table["dropped"] = f"{s['num_discarded']:,} client models that were not finite"
+        table["discarded"] = (
+            f"{s['num_discarded']:,} client models that were not finite"
+        )
     if "diverged_at" in s:
         table["stopped"] = f"no model was finite in interval {s['diverged_at']};"
         table["stopped"] += " the model before it is kept; try a smaller lr"
@@ -82,7 +84,7 @@ def bar(stream: IO[str] | None, total: int, first: int = 0) -> Iterator[Advance]
       first: those that finished before.
 
     Yields:
-      A function to call after each chunk, see `Advance`.
+      A function to call after each call of the program, see `Advance`.
     """
     spent = (0, 0, 0.0)
 

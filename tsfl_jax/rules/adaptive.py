@@ -1,4 +1,4 @@
-"""DMS whose c and drop probability follow the loss on validation samples.
+"""DMS whose c and filter probability follow the loss on validation samples.
 
 DMS gains early, as clients with many iterations have made more progress, and loses
 late, as it leaves out the data of the others. Here c and P_i are the paper's times a

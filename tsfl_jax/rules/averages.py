@@ -59,8 +59,8 @@ def size_weights(info: RoundInfo, hparams: HParams) -> Weights:
     Update and Temporally Weighted Aggregation", IEEE TNNLS 2020.
     """
     sized, late = jnp.asarray(hparams.of(FedAvg).by_size) != 0, hparams.of(Staleness)
-    # Proportions of an exponential s are of differences of lags alone; from the least
-    # one on, as e^(−lag) is 0 in float32 from lags of about 300 on.
+    # exp(−lag) underflows beyond lag ≈ 300, so subtract the smallest lag: only
+    # differences matter.
     least = jnp.where(info.tau > 0, info.lag, _NEVER).min()
     exponential = jnp.asarray(late.kind) == EXPONENTIAL
     since = jnp.where(exponential & (least < _NEVER), least, 0)
@@ -72,8 +72,8 @@ def stale_uniform_weights(info: RoundInfo, hparams: HParams) -> Weights:
     """Equal weights less staleness, ρ_i = s(lag_i)/n: FedAsync, FedBuff.
 
     n is the number of clients with τ > 0. What staleness takes away stays with the
-    global model: Σ ρ may be below 1. If a model is lost, the others have
-    s(lag_i)/(n − 1): one that is stale does not count for a fresh one.
+    global model: Σ ρ may be below 1. If a model is discarded, the others have
+    s(lag_i)/(n − 1).
     """
     share = normalized(jnp.ones_like(info.size), info.tau)
     late = of_lag(info.lag, hparams.of(Staleness))

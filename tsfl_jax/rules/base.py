@@ -48,8 +48,8 @@ class Weights(NamedTuple):
     selected: Bool[Array, "N"]
     threshold: Float[Array, ""]  # K of DMS
     coupling: Float[Array, ""]  # c of DMS
-    # Clients' shares of the whole, where ρ has other factors as well: if a model is
-    # lost, its share goes to the others in proportion to theirs. None: ρ.
+    # Base shares p_i before factors such as staleness; renormalized when a client's
+    # model is discarded. None: ρ.
     shares: Float[Array, "N"] | None = None
 
 
@@ -312,7 +312,7 @@ def of_present(
     present: Bool[Array, "N"],
     shares: Float[Array, "N"] | None = None,
 ) -> Float[Array, "N"]:
-    """Weights in which the shares of lost models go to the others, in proportion.
+    """Weights renormalized by their base shares where models were discarded.
 
     ρ_i Σ_j p_j/Σ_{j present} p_j, and 0 where not present; as they are where those that
     are present have no positive sum. `engine.mapping` has it for sums over devices.

@@ -10,9 +10,9 @@ derivative with a minus), and the true minimizer of that bound favors clients wi
 say what to do with affine weights below 0 or above θ/N. Here they are replaced by the
 nearest point of {ρ ≥ 0, Σρ = 1, ρ ≤ θ/N} (Euclidean projection). In Algorithm 1 G and
 σ are inputs; a run that is not given them estimates L, G² and σ² once at w⁰, as bounds
-over all clients. ``dms.constants="interval"`` estimates them anew in every interval.
+over all clients. ``constants.when="interval"`` estimates them anew in every interval.
 
-τ_i: iterations of client i, H = max τ, K: threshold, P_i: probability of being dropped,
+τ_i: iterations of client i, H = max τ, K: threshold, P_i: chance of being filtered,
 β_i: selected, S: the selected with τ_i > 0, c: coupling, θ: weight limit, u = θ/N;
 other symbols are in `types`. All functions are pure and work under jit, vmap and grad.
 All raise `UserError` for a wrong shape and, except while tracing, a value out of its
@@ -61,7 +61,7 @@ def threshold(tau: Numbers) -> Float[Array, ""]:
       K, local iterations, floating.
     """
     tau = _tau(tau)
-    # A mean can round to just above the maximum; then (8) could drop every client.
+    # A mean can round to just above the maximum; then (8) could filter every client.
     return jnp.minimum(tau.sum() / _num_clients(tau), tau.max())
 
 
@@ -69,7 +69,7 @@ def threshold(tau: Numbers) -> Float[Array, ""]:
 def filter_probability(
     tau: Numbers, threshold_value: Numbers | None = None
 ) -> Float[Array, "N"]:
-    """The probability that a client is dropped: equation (8).
+    """The probability that a client is filtered: equation (8).
 
     P_i = (K − τ_i)/H where τ_i < K, else 0.
 
@@ -105,7 +105,7 @@ def select(
       client: ``[N]`` integer ids, default 0..N−1. Client i uses the key
         ``fold_in(key, client[i])``, so the order of the clients does not matter.
       threshold_value: K as in `filter_probability`.
-      drop: factor on P ``[]`` in [0, 1]; 1 is the paper's, 0 drops no client.
+      drop: factor on P ``[]`` in [0, 1]; 1 is the paper's, 0 filters no client.
 
     Returns:
       β. True where τ_i ≥ K > 0; False where τ_i = 0, as such a client has nothing to
@@ -132,7 +132,7 @@ def _given_or(given: Numbers | None, tau: Float[Array, "N"]) -> Float[Array, ""]
         return own
     check("threshold_value", given, (), lambda x: ~(x < 0), "K ≥ 0", finite=False)
     value = jnp.asarray(given, tau.dtype)
-    # Above H, as where only slow clients can upload, it would drop all of them.
+    # Above H, as where only slow clients can upload, it would filter all of them.
     return jnp.where(jnp.isnan(value), own, jnp.minimum(value, tau.max()))
 
 
@@ -261,7 +261,7 @@ def dms_weights(
 
     >>> key, tau = jax.random.key(0), jnp.array([0, 2, 2, 4, 4])
     >>> constants = dict(smoothness=1.0, grad_sq_norm=1.0, grad_variance=0.6)
-    >>> rho = dms_weights(key, tau, lr=0.08, **constants)  # happens to drop client 1
+    >>> rho = dms_weights(key, tau, lr=0.08, **constants)  # filters client 1
     >>> print(*(f"{x:.2f}" for x in rho))
     0.00 0.00 0.28 0.36 0.36
 
@@ -273,8 +273,8 @@ def dms_weights(
 
     Returns:
       ρ in [0, 1], Σρ = 1, in the floating dtype that τ and the scalars promote
-      to. 0 for dropped and absent clients. All 0 only if all τ are 0: H = max τ ≥ K, so
-      P = 0 for a client that reaches H, and it is always selected.
+      to. 0 for filtered and absent clients. All 0 only if all τ are 0: H = max τ ≥ K,
+      so P = 0 for a client that reaches H, and it is always selected.
     """
     slope = coupling(
         tau,

@@ -36,7 +36,7 @@ class DMS:
         "K is the mean τ of uploads (0 of others), or of all work",
         ("uploads", "all"),
     )
-    drop: float = setting(1.0, "factor on P_i, the chance to be dropped", low=0, high=1)
+    drop: float = setting(1.0, "factor on P_i, the filter probability", low=0, high=1)
     late: int = setting(0, "intervals before the two factors below; 0: never", low=0)
     drop_late: float = setting(1.0, "factor on P_i from then on", low=0, high=1)
     coupling_late: float = setting(1.0, "factor on c from then on", low=0)

@@ -1,4 +1,4 @@
-"""The best weights in hindsight: what any weights could have won in an interval.
+"""The best weights from updates: what any weights could have won in an interval.
 
 After training, the server knows all client models w_i and has samples of its own that
 no client holds. The oracle takes the ρ on the simplex that minimizes their loss

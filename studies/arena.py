@@ -342,7 +342,7 @@ def run_arena(
         metrics=metrics_of(dataset.num_classes),
         workdir=out / "lanes",
         # Whole cells, which the tables are written of.
-        lanes_per_call=max(len(one_program), 1) * plan.seeds,
+        runs_per_call=max(len(one_program), 1) * plan.seeds,
         stream=sys.stderr,
         watch=show,
     )

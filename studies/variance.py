@@ -355,7 +355,7 @@ def text_of_folder(folder: pathlib.Path) -> str:
     lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for line in lines if (row := files.parse_json(line))]
     losses = all(row["best_test_accuracy"] is None for row in rows)
-    text = text_of(grid.names_of(sweep["lanes"]), rows, losses)
+    text = text_of(grid.names_of(sweep["points"]), rows, losses)
     if not text:
         raise UserError(f"{folder}: swept no two of {', '.join(SEEDS)}")
     return text.lstrip("\n")

@@ -84,7 +84,7 @@ SLIPS = {
     ),
     "wrong value in a sweep": (
         [*SMALL, "--sweep=lr=0.1,-1"],
-        ["lane lr=-1.0: --config.lr=-1"],
+        ["run lr=-1.0: --config.lr=-1"],
     ),
 }
 
@@ -110,7 +110,7 @@ def test_a_sweep_from_the_command_line(tmp_path, launch):
     swept = ["--sweep=seed=0:2", "--sweep=algorithm=dms,fedavg", "--workdir=swept"]
     code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
     assert code == 0, err
-    assert "4 lanes; results in swept" in err
+    assert "4 runs; results in swept" in err
     assert "interval 4/8, best accuracy " in err
     assert "interval 8/8, best accuracy " in err
     assert "| dms | 2 |" in out and "| fedavg | 2 |" in out
@@ -119,7 +119,7 @@ def test_a_sweep_from_the_command_line(tmp_path, launch):
     used = min(len(os.sched_getaffinity(0)), 2)
     assert {json.loads(row)["num_devices"] for row in rows} == {used}
     code, out, err = launch(*SMALL, *swept, cwd=tmp_path)
-    assert code == 0 and "4 lanes were finished already" in err
+    assert code == 0 and "4 runs were finished already" in err
 
 
 def test_settings_may_stand_before_the_config(tmp_path, launch):

@@ -42,8 +42,8 @@ def _make_parser(name: str) -> argparse.ArgumentParser:
     add("--sweep", metavar="NAME=VALUES", action="append", default=[], help=about)
     about = "points of a sweep: a list in YAML or JSON, or a CSV table"
     add("--sweep_file", metavar="FILE", default="", help=about)
-    about = "sweep: lanes of one compiled call; 0 chooses"
-    add("--lanes_per_call", metavar="L", type=int, default=0, help=about)
+    about = "sweep: runs of one compiled call; 0 chooses"
+    add("--runs_per_call", metavar="L", type=int, default=0, help=about)
     about = "do not train: print and plot timeline, work and memory; compile also asks "
     about += "the compiler for the memory"
     both = ("estimate", "compile")
@@ -230,19 +230,19 @@ def _explain(given: Given, config: Config) -> None:
 
 
 def _sweep(given: Given, config: Config, points: grid.Points) -> None:
-    """All lanes, then the summary."""
+    """All runs, then the summary."""
     for values in points:  # before a folder is made
         grid.changed(config, values)
     workdir = report.folder_of(
         given.workdir or report.new_workdir("runs", _label(given, config))
     )
-    print(f"{len(points)} lanes; results in {workdir}", file=sys.stderr)
+    print(f"{len(points)} runs; results in {workdir}", file=sys.stderr)
     with _resumable(workdir):
         sweeps.run(
             config,
             points,
             workdir=workdir,
-            lanes_per_call=given.lanes_per_call,
+            runs_per_call=given.runs_per_call,
             stream=sys.stderr,
             stop=_interrupts(),
         )
@@ -295,9 +295,9 @@ def main(name: str, texts: list[str]) -> None:
         raise UserError(
             "--processes: a sweep or an explanation runs in one process; leave it out"
         )
-    if given.lanes_per_call and (given.lanes_per_call < 0 or not points):
+    if given.runs_per_call and (given.runs_per_call < 0 or not points):
         raise UserError(
-            f"--lanes_per_call={given.lanes_per_call}: expected a whole number >= 1, "
+            f"--runs_per_call={given.runs_per_call}: expected a whole number >= 1, "
             "with --sweep"
         )
     # First of all: the first use of JAX starts it with one CPU device.

@@ -16,7 +16,7 @@ from tsfl_jax.types import UserError, one_line
 # What a user can do, wherever memory runs out.
 LESS_MEMORY = (
     "use a smaller --config.client_block, --config.batch_size, --config.num_clients or "
-    "--lanes_per_call"
+    "--runs_per_call"
 )
 
 

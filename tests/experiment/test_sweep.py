@@ -60,7 +60,7 @@ def whole(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "make_run", counted)
-        options = {"workdir": folder, "lanes_per_call": AT_ONCE}
+        options = {"workdir": folder, "runs_per_call": AT_ONCE}
         result = tsfl_jax.sweep(small(), SWEPT, **options)
     return folder, result, len(traces)
 
@@ -140,12 +140,12 @@ def test_what_is_recorded_is_the_same_in_all_lanes():
     config = grid.changed(small(algorithm="fedavg"), {"data.validation": 20})
     with pytest.raises(UserError, match="measure_regret: it is recorded for all"):
         tsfl_jax.sweep(config, {"measure_regret": [True, False]})
-    with pytest.raises(UserError, match="devices: all lanes run on the same"):
+    with pytest.raises(UserError, match="devices: all runs are on the same"):
         tsfl_jax.sweep(config, {"devices": [1, 2]})
 
 
 def test_a_lane_that_cannot_work_is_named():
-    with pytest.raises(UserError, match=r"lane lr=-1.0: --config.lr=-1"):
+    with pytest.raises(UserError, match=r"run lr=-1.0: --config.lr=-1"):
         tsfl_jax.sweep(small(), {"lr": [0.1, -1]})
 
 
@@ -280,7 +280,7 @@ def test_points_of_a_list(whole, tmp_path):
     shutil.copytree(whole[0] / "lanes", tmp_path / "lanes")
     stream = io.StringIO()
     result = sweeps.run(small(), points, workdir=tmp_path, stream=stream)
-    assert "2 lanes were finished already" in stream.getvalue()
+    assert "2 runs were finished already" in stream.getvalue()
     places = [place_of(whole[1], **point) for point in points]
     for name in FLOATS:
         np.testing.assert_array_equal(
@@ -315,7 +315,7 @@ def test_a_diverged_lane_is_marked_and_the_others_do_not_notice(tmp_path):
 def test_a_killed_sweep_goes_on_with_the_finished_lanes(
     tmp_path, whole, monkeypatch, caplog
 ):
-    calls, options = [], {"workdir": tmp_path, "lanes_per_call": AT_ONCE}
+    calls, options = [], {"workdir": tmp_path, "runs_per_call": AT_ONCE}
 
     def stop():
         calls.append(1)
@@ -354,13 +354,13 @@ def test_files(whole):
     with open(folder / "results.csv", newline="") as file:
         table = list(csv.DictReader(file))
     assert len(rows) == len(table) == 16
-    assert list(rows[0])[:4] == ["lane", *SWEPT]
-    assert [row["lane"] for row in rows] == list(range(16))
+    assert list(rows[0])[:4] == ["run", *SWEPT]
+    assert [row["run"] for row in rows] == list(range(16))
     with open(folder / "history.csv", newline="") as file:
         long = list(csv.DictReader(file))
-    assert len(long) == 16 * 4 and list(long[0])[:5] == ["lane", *SWEPT, "interval"]
+    assert len(long) == 16 * 4 and list(long[0])[:5] == ["run", *SWEPT, "interval"]
     line = long[4 * 5 + 2]  # the third interval of lane 5
-    assert line["lane"] == "5" and line["interval"] == "3"
+    assert line["run"] == "5" and line["interval"] == "3"
     assert float(line["test_loss"]) == pytest.approx(result.history["test_loss"][5, 2])
     for row, line in zip(rows, table, strict=True):
         assert float(line["best_test_accuracy"]) == row["best_test_accuracy"]
@@ -454,12 +454,12 @@ def test_an_interrupted_call_goes_on_inside_and_tables_grow(tmp_path, whole, cap
         calls_of.append(1)
         return len(calls_of) == 3  # after the first chunk of the second call
 
-    options = {"workdir": tmp_path, "lanes_per_call": AT_ONCE, "stream": stream}
+    options = {"workdir": tmp_path, "runs_per_call": AT_ONCE, "stream": stream}
     with pytest.raises(KeyboardInterrupt):
         sweeps.run(small(), SWEPT, **options, stop=stop)
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
-    assert [json.loads(line)["lane"] for line in lines] == [0, 1, 2, 3, 4]
-    assert "5 of 16 lanes so far" in (tmp_path / "summary.md").read_text()
+    assert [json.loads(line)["run"] for line in lines] == [0, 1, 2, 3, 4]
+    assert "5 of 16 runs so far" in (tmp_path / "summary.md").read_text()
     assert len(list((tmp_path / "running").iterdir())) == 1
     text = stream.getvalue()
     assert "interval 30/64, best accuracy " in text
@@ -490,8 +490,8 @@ def test_a_call_goes_on_with_the_states_of_its_rules(
     FedAdam's and FedYogi's states have the same shapes: exchanged, they would fit.
     """
     swept = {"algorithm": ["fedadam", "fedyogi"], "seed": list(range(seeds))}
-    options = {"workdir": tmp_path, "lanes_per_call": at_once}
-    whole = sweeps.run(small(), swept, lanes_per_call=at_once)
+    options = {"workdir": tmp_path, "runs_per_call": at_once}
+    whole = sweeps.run(small(), swept, runs_per_call=at_once)
     calls_of = []
 
     def stop():  # two chunks: asked once in a call, and once between both
@@ -528,7 +528,7 @@ def test_a_damaged_file_of_a_call_is_left_out(tmp_path):
     def stop():
         return True
 
-    seeds, options = {"seed": [0, 3]}, {"workdir": tmp_path, "lanes_per_call": 2}
+    seeds, options = {"seed": [0, 3]}, {"workdir": tmp_path, "runs_per_call": 2}
     with pytest.raises(KeyboardInterrupt):
         sweeps.run(small(algorithm="fedavg"), seeds, **options, stop=stop)
     (file,) = (tmp_path / "running").glob("*/*.npz")

@@ -98,15 +98,15 @@ def sweep_folder(folder):
         scores |= {"final_test_accuracy": float(accuracy[last])}
         scores |= {"final_test_loss": 1 - float(accuracy[last])}
         scores |= {"diverged_at": 4 if lost else None, "bytes_moved": 1000 * lane}
-        rows.append({"lane": lane} | settings | point | scores)
+        rows.append({"run": lane} | settings | point | scores)
         history += [
-            {"lane": lane, "interval": t + 1, "virtual_time": t + 1.0}
+            {"run": lane, "interval": t + 1, "virtual_time": t + 1.0}
             | {"test_accuracy": accuracy[t], "test_loss": 1 - accuracy[t]}
             for t in range(5)
         ]
     files.write_metrics(folder / "results.jsonl", rows)
     files.write_csv(folder / "history.csv", history)
-    files.write_json(folder / "sweep.json", {"config": settings, "lanes": points})
+    files.write_json(folder / "sweep.json", {"config": settings, "points": points})
     return rows
 
 

@@ -35,7 +35,7 @@ def run_result(**changes):
 def sweep_result(lanes=3, rate=None):
     rows = [
         {
-            "lane": lane,
+            "run": lane,
             "lr": f"{rate}{lane}" if rate else 0.1 * (lane + 1),
             "best_test_accuracy": 0.5 + 0.1 * lane,
             "final_test_accuracy": 0.5,
@@ -58,7 +58,7 @@ def test_three_lines():
     assert "no model was finite in interval 2" in repr(run_result(diverged_at=2))
     lines = repr(sweep_result()).splitlines()
     assert len(lines) == 3
-    assert lines[0] == "SweepResult: 3 lanes over lr"
+    assert lines[0] == "SweepResult: 3 runs over lr"
     assert lines[1] == "  Highest mean of best accuracy: lr=0.2"
 
 
@@ -82,5 +82,5 @@ def test_real_results_have_all_of_it():
     config.model.hidden = 0
     result = tsfl_jax.sweep(config, {"seed": [0, 1]})
     frame = result.to_pandas()
-    assert len(frame) == 4 and list(frame)[:3] == ["lane", "seed", "interval"]
-    assert "2 lanes over seed" in repr(result) and "<td>2</td>" in result._repr_html_()
+    assert len(frame) == 4 and list(frame)[:3] == ["run", "seed", "interval"]
+    assert "2 runs over seed" in repr(result) and "<td>2</td>" in result._repr_html_()

@@ -77,7 +77,7 @@ def test_means_over_seeds_and_paired_differences_by_hand(sweep):
     np.testing.assert_allclose(mean, (first + second) / 2)
     np.testing.assert_allclose(half, 12.706205 * abs(first - second) / 2, rtol=1e-6)
     long = sweep.to_pandas()
-    assert list(long)[:5] == ["lane", "algorithm", "lr", "seed", "interval"]
+    assert list(long)[:5] == ["run", "algorithm", "lr", "seed", "interval"]
     curves = sweep.to_xarray()["test_loss"].mean("seed")
     grouped = long.groupby(["algorithm", "lr", "interval"])["test_loss"].mean()
     for point in itertools.product(SWEPT["algorithm"], SWEPT["lr"], [1, 2, 3]):
@@ -96,7 +96,7 @@ def test_points_that_are_no_product_are_runs_of_their_own_length():
         [False, False, True],
         [False] * 3,
     ]
-    assert result.to_pandas()["lane"].tolist() == [0, 0, 1, 1, 1]
+    assert result.to_pandas()["run"].tolist() == [0, 0, 1, 1, 1]
     assert len(result.plot().axes[0].lines) == 2
 
 

@@ -106,7 +106,7 @@ def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
     for name in ("table1.csv", "table1.tex", "fig5_small.png", "fig6_small.png"):
         assert (out / name).stat().st_size > 0
     reproduce.main(command)
-    assert "8 lanes were finished already" in capsys.readouterr().err
+    assert "8 runs were finished already" in capsys.readouterr().err
     assert (out / "table1.md").read_text() == text
 
 

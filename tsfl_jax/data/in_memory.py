@@ -147,7 +147,7 @@ def check(dataset: Dataset | Any) -> Dataset:
 
 def notes(dataset: Dataset, classifies: bool | None) -> tuple[str, ...]:
     """What looks like a slip in a data set, for a network that classifies or not."""
-    found, x, y = (), dataset.x_train[:1000], dataset.y_train  # few: lanes share it
+    found, x, y = (), dataset.x_train[:1000], dataset.y_train  # few: runs share it
     if classifies and y.min() == y.max():
         found += (f"all training labels are {y[0]}: there is nothing to learn",)
     if x.ndim == 4 and x.shape[1] in (1, 3, 4) and min(x.shape[2:]) > 4:

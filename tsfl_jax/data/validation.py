@@ -1,6 +1,6 @@
 """Validation samples: held out of the training samples before clients get theirs.
 
-What a server might own beside its test set. Rules that choose weights in hindsight and
+What a server might own beside its test set. Rules with weights from updates and
 the regret of rules are measured on them; no client trains on them.
 """
 

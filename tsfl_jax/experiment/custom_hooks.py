@@ -42,8 +42,8 @@ def start_of(model: Any) -> dict[str, str]:
     return {"model": data.fingerprint(*nnx_modules.arrays_of(model))}
 
 
-_TAKEN = {*History._fields, "interval", "virtual_time", "tau", "seconds", "lane"}
-_TAKEN |= {"client"}  # `calls.CLIENT`
+_TAKEN = {*History._fields, "interval", "virtual_time", "tau", "seconds"}
+_TAKEN |= {"client", "run", "lane"}  # in the files of a sweep
 _TAKEN |= {*SETTINGS}  # columns of a sweep that has several values
 
 

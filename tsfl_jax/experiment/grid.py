@@ -15,8 +15,8 @@ from tsfl_jax.config import SETTINGS, Config, replace, value
 from tsfl_jax.types import UserError, one_line
 from tsfl_jax.validate import suggestion, validate
 
-Points = list[dict[str, Any]]  # {setting: value} of each lane
-MOST_LANES = 100_000
+Points = list[dict[str, Any]]  # {setting: value} of each run
+MOST_RUNS = 100_000
 _DIGITS = 8  # of a computed value: 0.3, not 0.30000000000000004
 _SPACED = re.compile(r"(lin|log)\((.*)\)")
 
@@ -57,11 +57,11 @@ def _spaced(name: str, texts: list[str], kind: type, shown: str) -> list:
     if (
         len(numbers) != 3
         or not all(least < end < math.inf for end in numbers[:2])
-        or numbers[2] not in range(2, MOST_LANES + 1)
+        or numbers[2] not in range(2, MOST_RUNS + 1)
     ):
         raise UserError(
             f"{shown}: expected {name}(first,last,count), a count from 2 to "
-            f"{MOST_LANES:,}{' and ends > 0; lin takes any' * (name == 'log')}"
+            f"{MOST_RUNS:,}{' and ends > 0; lin takes any' * (name == 'log')}"
         )
     space = np.geomspace if name == "log" else np.linspace
     first, last, count = numbers
@@ -78,7 +78,7 @@ def _range(texts: list[str], kind: type, shown: str) -> list:
     first, end, step = numbers
     # 0.1:0.3:0.1 ends before 0.3, whatever rounding makes of it.
     count = max(0, math.ceil(round((end - first) / step, 6)))
-    few = range(min(count, MOST_LANES + 1))  # more are refused later
+    few = range(min(count, MOST_RUNS + 1))  # more are refused later
     return [_rounded(first + k * step, kind) for k in few]
 
 
@@ -154,9 +154,9 @@ def check(
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise UserError(f"{about}: expected a list of values, got {given!r}")
         # Neither a generator without end nor range(10**10) is turned into a list.
-        several = list(itertools.islice(given, MOST_LANES + 1))
-        if len(several) > MOST_LANES:
-            raise UserError(f"{about}: more than {MOST_LANES:,} lanes")
+        several = list(itertools.islice(given, MOST_RUNS + 1))
+        if len(several) > MOST_RUNS:
+            raise UserError(f"{about}: more than {MOST_RUNS:,} runs")
         # NumPy's and JAX's numbers as plain ones, an int as a float, lists as tuples.
         several = [v.item() if hasattr(v, "item") else v for v in several]
         if kind is float:
@@ -180,7 +180,7 @@ def points(
     reads: one that a point lacks keeps the config's value.
 
     Returns:
-      {setting: value} of every lane; of a product, the last axis is the fastest.
+      {setting: value} of every run; of a product, the last axis is the fastest.
     """
     if isinstance(swept, str) or not isinstance(swept, Iterable):
         raise UserError(
@@ -189,8 +189,8 @@ def points(
         )
     if isinstance(swept, Mapping):
         axes = check(swept, settings=settings)
-        if math.prod(map(len, axes.values())) > MOST_LANES:
-            raise UserError(f"sweep {', '.join(axes)}: more than {MOST_LANES:,} lanes")
+        if math.prod(map(len, axes.values())) > MOST_RUNS:
+            raise UserError(f"sweep {', '.join(axes)}: more than {MOST_RUNS:,} runs")
         product = itertools.product(*axes.values())
         found = [dict(zip(axes, each, strict=True)) for each in product if axes]
     else:
@@ -219,5 +219,5 @@ def changed(config: Config, values: dict[str, Any]) -> Config:
         validate(config)
     except UserError as error:
         where = ", ".join(f"{k}={v}" for k, v in values.items())
-        raise UserError(f"lane {where}: {error}") from error
+        raise UserError(f"run {where}: {error}") from error
     return config

@@ -426,9 +426,9 @@ def data_key(config: Config) -> str:
 
 
 _OF_ALL_LANES = {
-    "measure_regret": "it is recorded for all lanes or for none",
-    "train_all": "all lanes share it, and no model depends on it",
-    "devices": "all lanes run on the same devices",
+    "measure_regret": "it is recorded for all runs or for none",
+    "train_all": "all runs share it, and no model depends on it",
+    "devices": "all runs are on the same devices",
 }
 
 

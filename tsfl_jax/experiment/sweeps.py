@@ -1,6 +1,6 @@
-"""Run or resume a sweep: groups of lanes, calls of lanes, one file per lane.
+"""Run or resume a sweep: groups of runs, one program each; one file per run.
 
-Each finished lane is one file named by a digest of its settings, so that a killed sweep
+Each finished run is one file named by a digest of its settings, so that a killed sweep
 resumes, and a larger one reuses what a smaller one has run.
 """
 
@@ -42,31 +42,31 @@ from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
 OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
-CLIENT = "client"  # who delivers, in lanes whose clients do not start together
+CLIENT = "client"  # who delivers, in runs whose clients do not start together
 _NAME = "lane"  # the digest again: a file's name is not proof of its content
 _RUNNING = "running"  # folder of the checkpoints of running calls
-ONE_CALL = 4  # lanes that run one after another: a killed call loses their work
+ONE_CALL = 4  # runs one after another: a killed call loses their work
 
 Watch = Callable[[Mapping[int, Mapping[str, np.ndarray]]], None]
 
 
 class SweepResult(NamedTuple):
-    """What a sweep leaves behind, lanes in order of the product of its axes."""
+    """What a sweep leaves behind, runs in order of the product of its axes."""
 
-    rows: list[dict]  # per lane: swept values, results, fingerprints, all settings
+    rows: list[dict]  # per run: swept values, results, fingerprints, all settings
     # [L, T] or [L, T, N], NaN after a divergence. What differs in shape between the
-    # lanes (T, N were swept) is left out: it is in the lanes' files. Where clients do
-    # not start together N are slots, and "client" says whose they are.
+    # runs (T, N were swept) is left out: it is in the runs' files. Where clients do
+    # not start together N are cohort members, and "client" says which client each is.
     history: dict[str, np.ndarray]
     swept: Sequence[str] = ()  # names of the swept settings
-    series: Sequence[dict[str, np.ndarray]] = ()  # per lane: arrays [T]
+    series: Sequence[dict[str, np.ndarray]] = ()  # per run: arrays [T]
 
     def __repr__(self) -> str:
         """Three lines: what it is, the best group, what one can do with it."""
         return sweeps.text(self.swept, self.rows)
 
     def _repr_html_(self) -> str:
-        """The groups of lanes as a table, for notebooks."""
+        """The groups of runs as a table, for notebooks."""
         groups = sweeps.groups_table(self.swept, self.rows)
         return groups.to_html(index=False, max_rows=50, show_dimensions=True)
 
@@ -75,7 +75,7 @@ class SweepResult(NamedTuple):
         return table.unstacked(self._runs(), self.swept)
 
     def to_pandas(self) -> Any:
-        """A data frame with one line per lane and interval."""
+        """A data frame with one line per run and interval."""
         return table.to_pandas(self._runs())
 
     def plot(self) -> Any:
@@ -94,9 +94,9 @@ def _digest(prepared: Prepared) -> str:
 
 
 def lanes_of_call(group: lanes.Group) -> int:
-    """Choose the number of lanes of one compiled call.
+    """Choose the number of runs of one compiled call.
 
-    Sequential lanes: a few. Lanes side by side (vmapped): what fits into 80 % of the
+    One after another: a few. Side by side (vmapped): what fits into 80 % of the
     device's memory, as the compiler reports the memory of one lane.
     """
     members, stats = group.members, jax.devices()[0].memory_stats() or {}
@@ -116,7 +116,7 @@ def _row(lane: int, every: "_Sweep", history: dict) -> dict:
     scores = summary.scores_of(history)
     there = delivers(history["tau"], history["rho"])[: scores["diverged_at"]]
     return (
-        {"lane": lane}
+        {"run": lane}
         | {name: settings[name] for name in every.swept}
         | scores
         | {
@@ -133,7 +133,7 @@ def _row(lane: int, every: "_Sweep", history: dict) -> dict:
 
 
 def _cut(history: dict) -> dict:
-    """A lane that lost every model ended there: NaN and 0 afterwards."""
+    """A diverged run ended there: NaN and 0 afterwards."""
     diverged = history["diverged"]
     end = int(min([*(np.flatnonzero(diverged)[:1] + 1), len(diverged)]))
     if end == len(diverged):
@@ -156,34 +156,34 @@ def sweep(
     swept: Mapping[str, Sequence] | Sequence[Mapping],
     *,
     workdir: str | pathlib.Path | None = None,
-    lanes_per_call: int = 0,
+    runs_per_call: int = 0,
     stop: Callable[[], bool] = lambda: False,
     watch: Watch = lambda done: None,
     verbose: bool = False,
     **own: Any,
 ) -> SweepResult:
-    """Run or resume a sweep: one run per point, as lanes of compiled programs.
+    """Run or resume a sweep: one run per point, several in one compiled program.
 
     Args:
       config: all settings that are not swept.
       swept: setting → its values, such as ``{"seed": range(5), "lr": [0.01, 0.1]}``,
         for their product; or a list of points, ``[{"lr": 0.01}, {"lr": 0.1}]``,
         where what a point lacks keeps the config's value.
-      workdir: folder for tables, figures and finished lanes; the same call with the
+      workdir: folder for tables, figures and finished runs; the same call with the
         same folder resumes. None keeps everything in memory.
-      lanes_per_call: lanes of one compiled call; 0 chooses by the device.
+      runs_per_call: runs of one compiled call; 0 chooses by the device.
       stop: called after each chunk of intervals; True raises KeyboardInterrupt.
-      watch: called after each call with the histories of finished lanes, by lane.
+      watch: called after each call with the histories of finished runs, by number.
       verbose: print progress on stderr.
       **own: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
 
     Returns:
-      `SweepResult`: a row per lane, and histories with a leading axis of lanes.
+      `SweepResult`: a row per run, and histories with a leading axis of runs.
 
     Raises:
       UserError: a setting or value that cannot work, in one line.
     """
-    options = {"lanes_per_call": lanes_per_call, "stop": stop, "watch": watch} | own
+    options = {"runs_per_call": runs_per_call, "stop": stop, "watch": watch} | own
     stream = sys.stderr if verbose else None
     return run(config, swept, workdir=workdir, stream=stream, **options)
 
@@ -193,7 +193,7 @@ def run(
     swept: Mapping[str, Sequence] | Sequence[Mapping],
     *,
     workdir: str | pathlib.Path | None = None,
-    lanes_per_call: int = 0,
+    runs_per_call: int = 0,
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
     watch: Watch = lambda done: None,
@@ -206,30 +206,29 @@ def run(
     if own.get("aggregator") is not None and "algorithm" in grid.names_of(points):
         raise UserError(
             "--sweep algorithm: would be ignored with aggregator=, the rule of all "
-            "lanes; leave one of them out"
+            "runs; leave one of them out"
         )
     configs = [grid.changed(config, values) for values in points]
     if workdir is not None:
         files.folder_of(workdir)  # before the work
     # Before anything else uses JAX.
     mesh = start_jax(config)
-    if not isinstance(lanes_per_call, Integral) or lanes_per_call < 0:
+    if not isinstance(runs_per_call, Integral) or runs_per_call < 0:
         raise UserError(
-            f"lanes_per_call={lanes_per_call!r}: expected a whole number >= 0 "
-            "(0 chooses)"
+            f"runs_per_call={runs_per_call!r}: expected a whole number >= 0 (0 chooses)"
         )
     if jax.process_count() > 1:
         raise UserError("a sweep runs in one process; give every process its own part")
     host_memory.require(
         f"sweep {', '.join(grid.names_of(points))}",
         sum(map(drawn_bytes, configs)),
-        f"schedules and splits of {len(configs):,} lanes",
+        f"schedules and splits of {len(configs):,} runs",
     )
     with contextlib.ExitStack() as stack:
         folder = None if workdir is None else _opened(workdir, stack)
         several = prepare_all(configs, parts)
         names = [_digest(p) for p in several]
-        given = lanes_per_call, mesh, folder, stream, stop, watch
+        given = runs_per_call, mesh, folder, stream, stop, watch
         every = _Sweep(points, grid.names_of(points), several, names, *given)
         return _result(config, every, *_train(every))
 
@@ -250,8 +249,8 @@ class _Sweep(NamedTuple):
     points: list[dict[str, Any]]
     swept: list[str]  # names of the swept settings
     several: list[Prepared]
-    names: list[str]  # digest of each lane
-    lanes_per_call: int  # 0 chooses
+    names: list[str]  # digest of each run
+    runs_per_call: int  # 0 chooses
     mesh: Mesh
     folder: pathlib.Path | None
     stream: IO[str] | None
@@ -259,14 +258,14 @@ class _Sweep(NamedTuple):
     watch: Watch
 
     def metrics(self) -> tuple[str, ...]:
-        """Names of the user's own metrics, the same in all lanes."""
+        """Names of the custom metrics, the same in all runs."""
         return tuple(self.several[0].own.metrics or ())
 
 
 def _train(
     every: _Sweep,
 ) -> tuple[list[dict], list[dict[str, np.ndarray]]]:
-    """Rows and histories of all lanes, from the folder or trained and kept there."""
+    """Rows and histories of all runs, from the folder or trained and kept there."""
     several, names, stream = every.several, every.names, every.stream
     for note in _merged([p.notes for p in several]):
         progress.log(stream, f"note: {note}")
@@ -282,10 +281,10 @@ def _train(
     for cause in causes:
         progress.log(stream, f"{len(groups)} programs, because of {cause}")
     if done:
-        progress.log(stream, f"{len(rows)} lanes were finished already")
+        progress.log(stream, f"{len(rows)} runs were finished already")
         every.watch(dict(done))
     lengths = [len(p.steps) for p in several]
-    total, first = sum(lengths), sum(lengths[lane] for lane in rows)
+    total, first = sum(lengths), sum(lengths[index] for index in rows)
     with progress.bar(stream, total, first) as advance:
         show = _shown(every, rows, advance)
         for members in groups:
@@ -296,19 +295,19 @@ def _train(
                 every.watch(dict(sorted(done.items())))
                 if every.folder is not None and len(rows) < len(several):
                     ordered = [rows[i] for i in sorted(rows)]
-                    about = f"{len(rows)} of {len(several)} lanes so far"
+                    about = f"{len(rows)} of {len(several)} runs so far"
                     about = f"{_about(several)}, {about}"
                     sweeps.write(every.folder, every.swept, ordered, about)
                 if len(rows) < len(several) and every.stop():
                     raise KeyboardInterrupt
     if every.folder is not None:  # of calls that another division into calls replaced
         shutil.rmtree(every.folder / _RUNNING, ignore_errors=True)
-    lanes_in_order = range(len(several))
-    return [rows[i] for i in lanes_in_order], [done[i] for i in lanes_in_order]
+    in_order = range(len(several))
+    return [rows[i] for i in in_order], [done[i] for i in in_order]
 
 
 def _merged(notes: Sequence[Sequence[str]]) -> list[str]:
-    """The notes of all lanes; of those that differ in numbers only, the first one."""
+    """The notes of all runs; of those that differ in numbers only, the first one."""
     alike: dict[str, list[str]] = {}
     for note in itertools.chain(*notes):
         alike.setdefault(re.sub(r"\d[\d., ]*", "#", note), []).append(note)
@@ -323,7 +322,7 @@ def _merged(notes: Sequence[Sequence[str]]) -> list[str]:
 def _shown(
     every: _Sweep, rows: Mapping[int, dict], advance: progress.Advance
 ) -> Callable[[list[int], Chunk], None]:
-    """A function of a call's lanes and a chunk of theirs, which advances the bar."""
+    """A function of a call's runs and a chunk of theirs, which advances the bar."""
     best = max((row["best_test_accuracy"] for row in rows.values()), default=0.0)
 
     def show(indices: list[int], chunk: Chunk) -> None:
@@ -344,7 +343,7 @@ def _finished_lanes(
     notice: Callable[[str], None],
     metrics: Collection[str] = (),
 ) -> dict[str, dict]:
-    """Lanes that are whole on the disk, as {digest: arrays}; others get a notice.
+    """Runs that are whole on the disk, as {digest: arrays}; others get a notice.
 
     `metrics` are names of the user's own, and of what else was asked for.
     """
@@ -360,7 +359,7 @@ def _finished_lanes(
             if str(lane.pop(_NAME, "")) == name and wanted == set(lane) - {CLIENT}:
                 found[name] = lane
         if name not in found:
-            notice(f"{path} is damaged or of an earlier version; that lane runs again")
+            notice(f"{path} is damaged or of an earlier version; that one runs again")
     return found
 
 
@@ -370,11 +369,11 @@ def _run_group(
     show: Callable[[list[int], Chunk], None],
     done: Collection[int],
 ) -> Iterator[tuple[list[int], list[dict[str, np.ndarray]]]]:
-    """Run those lanes of one program that are not done, a call at a time."""
+    """Finish the runs of one program that are not done, a call at a time."""
     several = every.several
     memory.check(several[members[0]], every.mesh.size)
     group = lanes.make_group([several[i] for i in members], every.mesh)
-    count = min(every.lanes_per_call or lanes_of_call(group), len(members))
+    count = min(every.runs_per_call or lanes_of_call(group), len(members))
     todo = [i for i in members if i not in done]
     begun = _path_of(every, group, todo[:count], count)
     if begun is None or not begun.exists():  # else it goes on with its idle lanes
@@ -398,10 +397,11 @@ def _run_call(
     path: pathlib.Path | None,
     show: Callable[[list[int], Chunk], None],
 ) -> list[dict[str, np.ndarray]]:
-    """Histories of lanes, from the checkpoint of an earlier process if there is one."""
+    """Histories of runs, from the checkpoint of an earlier process if there is one."""
     total, chunk = compiled.program.intervals, compiled.call.out_info[1]
     done = checkpoint.nothing(arrays.start, chunk, total, 1)
-    identity = {"call": path.name if path else ""}  # a digest of all that matters
+    # Unfinished calls are saved under a hash of their runs.
+    identity = {"call": path.name if path else ""}
     if path is not None:
         notice = progress.warn_to(every.stream)
         found = checkpoint.restore_latest(path, done, identity, notice)
@@ -471,7 +471,7 @@ def _result(
     rows: list[dict],
     histories: list[dict[str, np.ndarray]],
 ) -> SweepResult:
-    """Rows and histories of all lanes; written to the folder."""
+    """Rows and histories of all runs; written to the folder."""
     swept, folder = every.swept, every.folder
     fields = [
         n for n in histories[0] if n != "seconds" and all(n in h for h in histories)
@@ -484,7 +484,7 @@ def _result(
     ]
     result = SweepResult(rows, whole, swept, series)
     if folder is not None:
-        settings = {"config": dataclasses.asdict(config), "lanes": every.points}
+        settings = {"config": dataclasses.asdict(config), "points": every.points}
         files.write_json(folder / "sweep.json", settings | summary.where_run())
         about = _about(every.several)
         sweeps.write(folder, swept, rows, about, result._runs())

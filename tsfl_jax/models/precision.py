@@ -53,7 +53,7 @@ def _with_products(model: Model, kind: str) -> Model:
     return model._replace(train=within(model.train), predict=within(model.predict))
 
 
-@functools.lru_cache(maxsize=8)  # lanes of a sweep share the network
+@functools.lru_cache(maxsize=8)  # runs of a sweep share the network
 def with_precision(model: Model, precision: str) -> Model:
     """A network that computes with another precision.
 

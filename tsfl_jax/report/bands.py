@@ -43,10 +43,10 @@ def of_sweep(
     losses = bool(runs["test_accuracy"].isnull().all())
     measured = runs["test_loss" if losses else "test_accuracy"].T.to_pandas()
     groups = grouped(swept, rows)
-    curves = {label: measured.iloc[:, lanes] for label, lanes in groups.items()}
+    curves = {label: measured.iloc[:, runs] for label, runs in groups.items()}
     settings = {
-        label: {n: rows[lanes[0]][n] for n in swept if n not in SEEDS}
-        for label, lanes in groups.items()
+        label: {n: rows[runs[0]][n] for n in swept if n not in SEEDS}
+        for label, runs in groups.items()
     }
     return bands(curves, title, settings, "test loss" if losses else ACCURACY)
 

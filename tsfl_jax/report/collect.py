@@ -120,7 +120,7 @@ def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
     if not about:
         missing.append(f"{folder}: the sweep has not finished; {len(rows)} runs have")
     try:
-        history = dict(list(pd.read_csv(folder / "history.csv").groupby("lane")))
+        history = dict(list(pd.read_csv(folder / "history.csv").groupby("run")))
     except (OSError, ValueError, KeyError):
         history = {}
         missing.append(f"{folder / 'history.csv'} is missing or damaged: no curves")
@@ -128,8 +128,8 @@ def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
     swept = [n for n in names if len({str(row.get(n)) for row in rows}) > 1]
     runs = []
     for row in rows:
-        lane = row.get("lane")
-        curves = history.get(lane, pd.DataFrame())
+        number = row.get("run")
+        curves = history.get(number, pd.DataFrame())
         curves = curves.head(row.get("diverged_at") or len(curves))
         values = ", ".join(f"{n}={repeat.text_of(row.get(n))}" for n in swept)
         prefix = "" if name == "." else name
@@ -138,9 +138,9 @@ def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
         facts |= {n: about[n] for n in _SAME if n in about}
         facts |= {n: row.get(n) for n in ("algorithm", "data")}
         settings = {n: v for n, v in row.items() if n in SETTINGS}
-        place = f"{folder}, run {lane}"
+        place = f"{folder}, run {number}"
         runs.append(Run(label, place, settings, _facts(facts), curves))
-    points = about.get("lanes", [])
+    points = about.get("points", [])
     return runs, missing, repeat.sweep_command(flat(about.get("config", {})), points)
 
 

@@ -48,13 +48,13 @@ def confidence_interval(
     return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
 
 
-def left_out(lane: Mapping[str, Any]) -> str:
+def left_out(row: Mapping[str, Any]) -> str:
     """Say why the results of a run are in no mean: DIVERGED or "".
 
     Args:
-      lane: results by name.
+      row: results by name, of one run.
     """
-    return "" if lane.get("diverged_at") is None else DIVERGED
+    return "" if row.get("diverged_at") is None else DIVERGED
 
 
 def spread(

@@ -57,7 +57,7 @@ def best(swept: Sequence[str], rows: list[Row]) -> str:
 
 def text(swept: Sequence[str], rows: list[Row]) -> str:
     """Three lines on a sweep: what it is, the best group, what one can do with it."""
-    first = f"SweepResult: {len(rows):,} lanes over {', '.join(swept)}"
+    first = f"SweepResult: {len(rows):,} runs over {', '.join(swept)}"
     methods = ".rows .history .to_xarray() .to_pandas() .plot()"
     return "\n  ".join(filter(None, (first, best(swept, rows), methods)))
 

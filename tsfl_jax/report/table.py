@@ -177,7 +177,7 @@ def to_pandas(table: "xarray.Dataset") -> "pandas.DataFrame":
     flat = table[names].drop_vars("client", errors="ignore")
     frame: Any = flat.to_dataframe(dim_order=[*own, "interval"]).reset_index()
     settings = [n for n, a in table.coords.items() if a.dims == ("run",) and n != "run"]
-    frame = frame[[*own, *settings, "interval", *names]].rename(columns={"run": "lane"})
+    frame = frame[[*own, *settings, "interval", *names]]
     return frame[frame["virtual_time"].notna()] if own else frame
 
 

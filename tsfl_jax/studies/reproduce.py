@@ -46,7 +46,7 @@ class CellResult(NamedTuple):
     cell: paper_results.Cell
     best: np.ndarray | None  # [A, S] best test accuracy in [0, 1]; None: not available
     history: dict[str, np.ndarray] | None  # [A, S, T, …]
-    seconds: float  # of training and evaluation, all lanes
+    seconds: float  # of training and evaluation, all runs
     note: str  # what differs from the paper's setting, or why there is nothing
 
 
@@ -69,7 +69,7 @@ def changed_config(name: str, given: argparse.Namespace) -> tuple[Config, str]:
 def run_cell(
     cell: paper_results.Cell, given: argparse.Namespace, stream: IO[str]
 ) -> CellResult:
-    """Run or reuse one cell; its lanes are in order of algorithm, then seed."""
+    """Run or reuse one cell; its runs are in order of algorithm, then seed."""
     config, note = changed_config(cell.config, given)
     swept = {"algorithm": ALGORITHMS, "seed": range(given.seeds)}
     try:

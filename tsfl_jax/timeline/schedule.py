@@ -45,7 +45,7 @@ _CASE3_SIZES = (
 )
 _COLUMNS = ("interval", "client", "tau", "size")
 _TRACE = "--config.schedule.trace"
-_SMALL = 50_000  # T·N of a trace that is kept for the next lanes
+_SMALL = 50_000  # T·N of a trace that is kept for the next runs
 
 Table = Int[np.ndarray, "T N"]
 Notes = tuple[str, ...]
@@ -145,7 +145,7 @@ def read_trace(
 def _parsed_once(
     path: str, num_intervals: int, num_clients: int, data_size: int, digest: bytes
 ) -> tuple[Table, Table]:
-    """`_parsed`, once for the lanes of a sweep that share a file."""
+    """`_parsed`, once for the runs of a sweep that share a file."""
     del digest  # only says whether the file is still the same
     tables = _parsed(path, num_intervals, num_clients, data_size)
     for table in tables:

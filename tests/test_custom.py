@@ -45,7 +45,7 @@ def test_a_rule():
 
 
 def test_a_rule_in_a_loop():
-    _, out = run("A rule in your own training loop")
+    _, out = run("A rule in a custom training loop")
     assert [line.split()[0] for line in out.splitlines()] == [
         *("fedavg", "median", "krum", "fedadam")
     ]
@@ -312,7 +312,7 @@ def test_tokens():
 
 @pytest.mark.slow
 def test_augmentation_and_a_step():
-    variables, _ = run("Augmentation and a client's own step")
+    variables, _ = run("Augmentation and a custom step")
     config = small()
     both = variables["result"].history["train_loss"]
     plain = tsfl_jax.simulate(

@@ -35,6 +35,15 @@ def test_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors(target), link
 
 
+def test_pages_are_short_to_read():
+    """Lines outside of tables; captions of tables that studies wrote are one line."""
+    written = {p for p in (DOCS / "results").rglob("*.md") if p.stem != "README"}
+    for page in {*PAGES, *(ROOT / "studies").glob("*.md")} - written:
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            assert len(line) <= 200 or line.lstrip().startswith("|"), (page, number)
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
 def test_every_page_is_in_a_menu():
     """Except tables that studies wrote, pages of the site's root, and sources."""
     menu = (DOCS / "index.md").read_text()

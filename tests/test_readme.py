@@ -60,6 +60,6 @@ def test_named_files_and_functions_exist():
     assert named
     for path in named:
         assert (ROOT / path).exists(), path
-    (names,) = re.findall(r"Its parts are public too: (.*)\.", PYTHON)
+    (names,) = re.findall(r"Its steps are public too: (.*)\.", PYTHON)
     parts = re.findall(r"`dms\.(\w+)`", names)
     assert len(parts) == 5 and all(hasattr(tsfl_jax.dms, part) for part in parts)

@@ -27,7 +27,7 @@ CHECKED = [
     "tsfl_jax.report.bands",
     "tsfl_jax.report.statistics",
     "tsfl_jax.report.style",
-    "tsfl_jax.report.sweeps",
+    "tsfl_jax.report.sweep_files",
     "tsfl_jax.report.tensorboard",
     "studies.theory",
     "tsfl_jax.report.timeline",

@@ -6,8 +6,8 @@ Time: about 3 hours on 2 cores (estimated from 276 samples/s); GPU not measured.
 Run: python launch.py --config=configs/cifar10_case2.py --config.algorithm=dms
 """
 
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import experiments
 
 
-def get_config() -> settings.Config:
-    return settings.paper("cifar10_case2")
+def get_config() -> experiments.Config:
+    return experiments.paper("cifar10_case2")

@@ -6,8 +6,8 @@ Time: about 1 minute on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/mnist_case3.py --config.algorithm=dms
 """
 
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import experiments
 
 
-def get_config() -> settings.Config:
-    return settings.paper("mnist_case3")
+def get_config() -> experiments.Config:
+    return experiments.paper("mnist_case3")

@@ -6,8 +6,8 @@ Time: from 1 minute (MNIST) to 20 hours (SVHN) on 2 CPU cores; GPU not measured.
 Run: python launch.py --config=configs/papers.py:mnist_case1 --config.algorithm=fedavg
 """
 
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import experiments
 
 
-def get_config(name: str = "mnist_case1") -> settings.Config:
-    return settings.paper(name)
+def get_config(name: str = "mnist_case1") -> experiments.Config:
+    return experiments.paper(name)

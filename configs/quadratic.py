@@ -9,8 +9,8 @@ Time: about 10 seconds on 2 CPU cores, compilation included.
 Run: python launch.py --config=configs/quadratic.py
 """
 
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import experiments
 
 
-def get_config() -> settings.Config:
-    return settings.quadratic()
+def get_config() -> experiments.Config:
+    return experiments.quadratic()

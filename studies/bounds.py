@@ -24,7 +24,7 @@ from tsfl_jax.experiment.network import exact_of
 from tsfl_jax.experiment.prepare import load_dataset, prepare
 from tsfl_jax.report import files
 from tsfl_jax.report import style as plot_style
-from tsfl_jax.studies import arguments, settings
+from tsfl_jax.studies import arguments, experiments
 from tsfl_jax.theory import bounds
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.types import UserError
@@ -39,7 +39,7 @@ _MIXED = {
     "quadratic.grad_variance": "; ".join(["constant(0.1)", "constant(0.9)"] * 5),
 }
 _FEDAVG = {"algorithm": "fedavg", "quadratic.convexity": 1.0}
-# Label → settings that differ from `settings.quadratic`.
+# Label → settings that differ from `experiments.quadratic`.
 SETTINGS: dict[str, dict] = {
     "as in the config, FedAvg": _FEDAVG,
     "as in the config, DMS": _FEDAVG | {"algorithm": "dms"},
@@ -238,7 +238,7 @@ def main(texts: list[str]) -> None:
     given = arguments.parse(parser, texts)
     out = files.prepare_workdir(given.out, "--out")
     devices.start(1)
-    base = settings.quadratic()
+    base = experiments.quadratic()
     results = []
     for label, changes in SETTINGS.items():
         print(label, file=sys.stderr)

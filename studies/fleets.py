@@ -50,7 +50,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
-class Fleet(NamedTuple):
+class DrawnFleet(NamedTuple):
     """How much each client works, and on how many samples."""
 
     tau: Int[np.ndarray, "T N"]
@@ -109,7 +109,7 @@ def _label_scores(shares: Float[np.ndarray, "N C"]) -> Float[np.ndarray, "N"]:
     return stats.norm.ppf((rank - 0.5) / len(rank))
 
 
-def make_fleet(config: Config, numbers: FleetNumbers, dataset: Dataset) -> Fleet:
+def make_fleet(config: Config, numbers: FleetNumbers, dataset: Dataset) -> DrawnFleet:
     """Draw a fleet.
 
     log pace_i = log pace + σ(r s_i + √(1 − r²) z_i) − σ²/2 with s_i the score of the
@@ -142,10 +142,10 @@ def make_fleet(config: Config, numbers: FleetNumbers, dataset: Dataset) -> Fleet
     # Rounding errors of a sum must not take an iteration away.
     whole = np.floor(np.cumsum(done, axis=0) + 1e-9).astype(np.int64)
     tau = np.minimum(np.diff(whole, axis=0, prepend=0), MOST)
-    return Fleet(tau, size)
+    return DrawnFleet(tau, size)
 
 
-def write_fleet(path: pathlib.Path, fleet: Fleet) -> pathlib.Path:
+def write_fleet(path: pathlib.Path, fleet: DrawnFleet) -> pathlib.Path:
     """Write a fleet as a CSV trace, interval,client,tau,size."""
 
     T, N = fleet.tau.shape

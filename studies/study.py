@@ -20,7 +20,7 @@ from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, sweeps
 from tsfl_jax.report import files
 from tsfl_jax.report.statistics import curves_of, diverged_note
-from tsfl_jax.studies import arguments, settings
+from tsfl_jax.studies import arguments, experiments
 from tsfl_jax.types import UserError
 
 # Small enough for seconds: scikit-learn's digits on a perceptron.
@@ -70,7 +70,7 @@ def run(
     points: Mapping[Any, Changes],
     seeds: int,
     workdir: pathlib.Path | None,
-    classes: int = settings.CLASSES,
+    classes: int = experiments.CLASSES,
     first_seed: int = 0,
     **options: Any,
 ) -> Runs:
@@ -195,7 +195,7 @@ def config_of(
         config = Config()
         changes |= _DIGITS | {"schedule.kind": f"case{case}"}
     else:
-        config = settings.paper(f"{given.data}_case{case}")
+        config = experiments.paper(f"{given.data}_case{case}")
         if validation:
             changes["data.validation"] = _VALIDATION
     if given.intervals:

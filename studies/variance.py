@@ -32,7 +32,7 @@ _NAMES = {name: name.removeprefix("seeds.") for name in SEEDS} | {"seed": "all e
 Row = Mapping[str, Any]
 
 
-class Source(NamedTuple):
+class VarianceComponent(NamedTuple):
     """One source of variance: a seed, or several whose effects depend on each other."""
 
     names: tuple[str, ...]
@@ -48,7 +48,7 @@ class Source(NamedTuple):
 class Components(NamedTuple):
     """An analysis of variance."""
 
-    sources: list[Source]  # single seeds first, then interactions
+    sources: list[VarianceComponent]  # single seeds first, then interactions
     total: float  # of a run with all seeds new
     low: float  # 95 % confidence interval of the total
     high: float
@@ -192,7 +192,7 @@ def components(values: Float[np.ndarray, "..."], names: Sequence[str]) -> Compon
     low, high = np.quantile(shares, [0.025, 0.975], axis=0)
     rows = zip(squares, freedom, variance, p, share, low, high, strict=True)
     sources = [
-        Source(tuple(names[a] for a in effect), *row)
+        VarianceComponent(tuple(names[a] for a in effect), *row)
         for effect, row in zip(effects, rows, strict=True)
     ]
     ends = np.quantile(totals, [0.025, 0.975])

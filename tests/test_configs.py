@@ -12,7 +12,7 @@ import pytest
 import tsfl_jax
 from tsfl_jax import components, config, validate
 from tsfl_jax.models import convolution
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import experiments
 from tsfl_jax.types import UserError
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
@@ -57,15 +57,15 @@ def test_header_says_what_how_long_and_the_command(name):
 
 
 def test_experiments_of_the_paper_by_name():
-    for name in settings.PAPER:
-        assert load(name)[0] == load("papers", name)[0] == settings.paper(name)
-    for name in settings.FRAMEWORKS:
-        assert load(f"frameworks/{name}")[0] == settings.framework(name)
+    for name in experiments.PAPER:
+        assert load(name)[0] == load("papers", name)[0] == experiments.paper(name)
+    for name in experiments.FRAMEWORKS:
+        assert load(f"frameworks/{name}")[0] == experiments.framework(name)
     with pytest.raises(UserError, match="did you mean 'mnist_case"):
         load("papers", "mnist_case4")
 
 
-@pytest.mark.parametrize("name", settings.FRAMEWORKS)
+@pytest.mark.parametrize("name", experiments.FRAMEWORKS)
 def test_frameworks_can_be_explained_on_the_digits(name):
     """The same clients on data that need no download, with a network that fits."""
     chosen, doc = load(f"frameworks/{name}", "digits")

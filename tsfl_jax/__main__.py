@@ -6,7 +6,7 @@ import os
 import sys
 
 from tsfl_jax import command, config_files
-from tsfl_jax.report import settings
+from tsfl_jax.report import settings_text
 from tsfl_jax.types import nearest
 
 # Command -> module with a function main(arguments).
@@ -54,9 +54,9 @@ def list_settings(texts: list[str]) -> None:
     parser.add_argument("--markdown", action="store_true", help=page)
     given = parser.parse_args(texts)
     if given.markdown:
-        print(settings.markdown(), end="")
+        print(settings_text.markdown(), end="")
     else:
-        print("\n".join(map(settings.entry, settings.chosen(given.group))))
+        print("\n".join(map(settings_text.entry, settings_text.chosen(given.group))))
 
 
 def _dispatch(name: str, texts: list[str]) -> None:

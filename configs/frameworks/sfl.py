@@ -10,8 +10,8 @@ Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/sfl:digits
 All: tsfl compare frameworks
 """
 
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import experiments
 
 
-def get_config(data: str = "mnist") -> settings.Config:
-    return settings.framework("sfl", data)
+def get_config(data: str = "mnist") -> experiments.Config:
+    return experiments.framework("sfl", data)

@@ -11,8 +11,8 @@ Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/tsfl_dms:d
 All: tsfl compare frameworks
 """
 
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import experiments
 
 
-def get_config(data: str = "mnist") -> settings.Config:
-    return settings.framework("tsfl_dms", data)
+def get_config(data: str = "mnist") -> experiments.Config:
+    return experiments.framework("tsfl_dms", data)

@@ -8,7 +8,7 @@ import pytest
 from studies import bounds as bound_study
 from tsfl_jax.data.quadratic import Exact
 from tsfl_jax.experiment import grid
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import experiments
 from tsfl_jax.theory import bounds as theory
 from tsfl_jax.theory.bounds import BoundConstants
 from tsfl_jax.types import UserError
@@ -28,7 +28,7 @@ KNOWN = Exact(
 
 @functools.cache
 def result(label, seeds=4, intervals=12):
-    base = settings.quadratic()
+    base = experiments.quadratic()
     changes = bound_study.SETTINGS[label] | {"num_intervals": intervals}
     return bound_study.run_setting(label, grid.changed(base, changes), seeds)
 
@@ -98,7 +98,7 @@ def test_theorem_4_at_the_optimum_bounds_nothing():
 
 
 def test_only_one_curvature():
-    base = settings.quadratic()
+    base = experiments.quadratic()
     with pytest.raises(UserError, match="one curvature"):
         bound_study.run_setting("", grid.changed(base, {"num_intervals": 2}), 1)
 

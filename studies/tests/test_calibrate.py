@@ -8,7 +8,7 @@ import pytest
 from studies import calibrate
 from tsfl_jax.config import SETTINGS, Config, replace
 from tsfl_jax.experiment import sweeps
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import experiments
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
@@ -18,7 +18,7 @@ SMALL |= {"num_clients": 4, "batch_size": 8, "schedule.data_size": 32, "devices"
 
 
 def load(cell):
-    return replace(settings.paper(cell), SMALL)
+    return replace(experiments.paper(cell), SMALL)
 
 
 def test_all_readings_are_valid_and_different():
@@ -26,10 +26,10 @@ def test_all_readings_are_valid_and_different():
     assert len(set(labels)) == len(labels) >= 12
     for reading in calibrate.READINGS:
         assert set(reading.changes) <= set(SETTINGS)
-        validate(replace(settings.paper("mnist_case1"), reading.changes))
+        validate(replace(experiments.paper("mnist_case1"), reading.changes))
         # None decides anything that only DMS reads.
         assert not any(name.startswith("dms.") for name in reading.changes)
-    plain = settings.paper("mnist_case1")
+    plain = experiments.paper("mnist_case1")
     (in_use,) = (r for r in calibrate.READINGS if r.label == calibrate.IN_USE)
     assert replace(plain, in_use.changes) == plain
     several = [*calibrate.DMS_READINGS.values()]
@@ -37,7 +37,7 @@ def test_all_readings_are_valid_and_different():
         validate(replace(Config(), changes))
     for choice in calibrate.DMS_CHOICES:
         cell = calibrate.cell_of(choice, CELLS)
-        validate(replace(settings.paper(cell), choice.changes))
+        validate(replace(experiments.paper(cell), choice.changes))
 
 
 def test_distance_by_hand():

@@ -11,7 +11,7 @@ from tsfl_jax import data
 from tsfl_jax.config import replace
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.experiment import prepare
-from tsfl_jax.studies import settings
+from tsfl_jax.studies import experiments
 from tsfl_jax.types import UserError
 
 NAMES = {
@@ -82,7 +82,7 @@ def test_an_experiment_of_the_paper_keeps_its_network(tmp_path):
     write(tmp_path, samples())
     changes = {"data.name": "idx", "data.dir": str(tmp_path), "num_clients": 2}
     changes |= {"num_intervals": 1, "schedule.data_size": 16, "batch_size": 8}
-    prepared = prepare.prepare(replace(settings.paper("mnist_case1"), changes))
+    prepared = prepare.prepare(replace(experiments.paper("mnist_case1"), changes))
     assert prepared.network.name == "mnist_cnn"
     assert prepared.dataset.name == f"idx({tmp_path.name})"
 

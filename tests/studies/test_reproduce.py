@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tsfl_jax.experiment import prepare
-from tsfl_jax.studies import paper_results, reproduce, settings
+from tsfl_jax.studies import experiments, paper_results, reproduce
 from tsfl_jax.types import UserError
 
 SMALL = {"num_intervals": 3, "num_clients": 4, "batch_size": 8, "lr": 0.03}
@@ -16,7 +16,7 @@ SMALL |= {"schedule.data_size": 32, "data.name": "digits"}
 
 def test_every_cell_has_its_config():
     for name, cell in paper_results.CELLS.items():
-        config = settings.paper(name)
+        config = experiments.paper(name)
         assert config.data.name == cell.data
         assert cell.accuracy[paper_results.ALGORITHMS.index("dms")] == max(
             cell.accuracy
@@ -26,7 +26,7 @@ def test_every_cell_has_its_config():
         and len(paper_results.TARGETS["table2"]) == 6
     )
     with pytest.raises(UserError, match="nonsense: the paper has no such experiment"):
-        settings.paper("nonsense")
+        experiments.paper("nonsense")
 
 
 def test_wanted_cells_are_run_once_and_in_order():
@@ -75,10 +75,12 @@ def test_wrong_input(capsys):
 
 @pytest.mark.slow
 def test_a_small_cell_from_end_to_end(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(settings.PAPER, "small", SMALL)
+    monkeypatch.setitem(experiments.PAPER, "small", SMALL)
     cells = {
-        "small": paper_results.Cell("small", "Case 3", "mnist", (1.0, 2.0, 3.0, 4.0)),
-        "gone": paper_results.Cell(
+        "small": paper_results.PaperCell(
+            "small", "Case 3", "mnist", (1.0, 2.0, 3.0, 4.0)
+        ),
+        "gone": paper_results.PaperCell(
             "small", "Case 1", "svhn_cropped", (1.0, 2.0, 3.0, 4.0)
         ),
     }

@@ -37,7 +37,7 @@ from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.experiment.program import Arrays, Chunk, Compiled
 from tsfl_jax.experiment.runner import train
-from tsfl_jax.report import bands, files, progress, sweeps, table
+from tsfl_jax.report import bands, files, progress, sweep_files, table
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
@@ -63,11 +63,11 @@ class SweepResult(NamedTuple):
 
     def __repr__(self) -> str:
         """Three lines: what it is, the best group, what one can do with it."""
-        return sweeps.text(self.swept, self.rows)
+        return sweep_files.text(self.swept, self.rows)
 
     def _repr_html_(self) -> str:
         """The groups of runs as a table, for notebooks."""
-        groups = sweeps.groups_table(self.swept, self.rows)
+        groups = sweep_files.groups_table(self.swept, self.rows)
         return groups.to_html(index=False, max_rows=50, show_dimensions=True)
 
     def to_xarray(self) -> Any:
@@ -297,7 +297,7 @@ def _train(
                     ordered = [rows[i] for i in sorted(rows)]
                     about = f"{len(rows)} of {len(several)} runs so far"
                     about = f"{_about(several)}, {about}"
-                    sweeps.write(every.folder, every.swept, ordered, about)
+                    sweep_files.write(every.folder, every.swept, ordered, about)
                 if len(rows) < len(several) and every.stop():
                     raise KeyboardInterrupt
     if every.folder is not None:  # of calls that another division into calls replaced
@@ -487,5 +487,5 @@ def _result(
         settings = {"config": dataclasses.asdict(config), "points": every.points}
         files.write_json(folder / "sweep.json", settings | summary.where_run())
         about = _about(every.several)
-        sweeps.write(folder, swept, rows, about, result._runs())
+        sweep_files.write(folder, swept, rows, about, result._runs())
     return result

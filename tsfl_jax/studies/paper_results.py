@@ -9,10 +9,10 @@ from typing import NamedTuple
 ALGORITHMS: tuple[str, ...] = ("fedavg", "fedprox", "fedasync", "dms")
 
 
-class Cell(NamedTuple):
+class PaperCell(NamedTuple):
     """One row of a table: a case on a data set."""
 
-    config: str  # the experiment in `studies.settings`
+    config: str  # the experiment in `studies.experiments`
     case: str
     data: str  # as in ``config.data.name``
     accuracy: tuple[float, float, float, float]  # in %, in order of ALGORITHMS
@@ -34,7 +34,7 @@ _ROWS: tuple[tuple[str, str, str, tuple[float, float, float, float]], ...] = (
     ("mnist_select2", "2-iteration", "mnist", (98.13, 99.14, 97.75, 99.57)),
     ("mnist_select4", "4-iteration", "mnist", (97.11, 97.46, 96.58, 98.59)),
 )
-CELLS = {row[0]: Cell(*row) for row in _ROWS}
+CELLS = {row[0]: PaperCell(*row) for row in _ROWS}
 
 
 def _of(*cases: str) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """``tsfl reproduce table1``: the paper's tables and figures, run here.
 
 Every cell of a table is one sweep (four algorithms, several seeds) of an experiment in
-`studies.settings`, kept under ``--out``; a finished sweep is reused, an interrupted one
-resumes. Cells whose data set is not available are listed as such.
+`studies.experiments`, kept under ``--out``; a finished sweep is reused, an interrupted
+one resumes. Cells whose data set is not available are listed as such.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from tsfl_jax.report.statistics import (
     diverged_note,
     spread,
 )
-from tsfl_jax.studies import arguments, paper_results, settings
+from tsfl_jax.studies import arguments, experiments, paper_results
 from tsfl_jax.studies.paper_results import ALGORITHMS
 from tsfl_jax.types import UserError
 
@@ -43,7 +43,7 @@ _DMS, _FEDAVG = ALGORITHMS.index("dms"), ALGORITHMS.index("fedavg")
 class CellResult(NamedTuple):
     """Results of one cell of a table."""
 
-    cell: paper_results.Cell
+    cell: paper_results.PaperCell
     best: np.ndarray | None  # [A, S] best test accuracy in [0, 1]; None: not available
     history: dict[str, np.ndarray] | None  # [A, S, T, …]
     seconds: float  # of training and evaluation, all runs
@@ -57,7 +57,7 @@ def changed_config(name: str, given: argparse.Namespace) -> tuple[Config, str]:
       name: of the experiment, such as "mnist_case1".
       given: the arguments of the command line, as in all functions here.
     """
-    labels, config = dict(given.set), settings.paper(name)
+    labels, config = dict(given.set), experiments.paper(name)
     if given.intervals:
         labels["num_intervals"] = given.intervals
     changes = {"data.download": False} | given.data_dir
@@ -67,7 +67,7 @@ def changed_config(name: str, given: argparse.Namespace) -> tuple[Config, str]:
 
 
 def run_cell(
-    cell: paper_results.Cell, given: argparse.Namespace, stream: IO[str]
+    cell: paper_results.PaperCell, given: argparse.Namespace, stream: IO[str]
 ) -> CellResult:
     """Run or reuse one cell; its runs are in order of algorithm, then seed."""
     config, note = changed_config(cell.config, given)
@@ -81,7 +81,7 @@ def run_cell(
         print(f"{cell.config}: {reason}", file=sys.stderr)
         return CellResult(cell, None, None, 0.0, reason)
     runs = result.to_xarray()  # [algorithm, seed, …]
-    best = np.nanmax(curves_of(runs, settings.CLASSES), axis=-1)
+    best = np.nanmax(curves_of(runs, experiments.CLASSES), axis=-1)
     history = {name: runs[name].values for name in ("test_accuracy", "rho", "tau")}
     note = arguments.joined(note, diverged_note(result.history))
     seconds = sum(row["seconds"] for row in result.rows)
@@ -190,7 +190,7 @@ def write_target(
     return paths
 
 
-def case_of(cell: paper_results.Cell) -> str:
+def case_of(cell: paper_results.PaperCell) -> str:
     """A cell's case in one word, as on the command line: "1", "2-iteration"."""
     return cell.case.removeprefix("Case ")
 

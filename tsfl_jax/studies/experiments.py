@@ -1,4 +1,4 @@
-"""Settings of studies: the paper's experiments, frameworks, quadratic clients.
+"""The experiments of ``configs/``: the paper's, frameworks, quadratic clients.
 
 The files in ``configs/`` call these functions, and say what to expect. What the
 paper leaves open has the choices of docs/architecture.md.

@@ -1,11 +1,11 @@
-"""``python -m studies.calibrate``: which reading of the paper gives its own baselines.
+"""``python -m studies.calibrate``: which variant gives the paper's own baselines.
 
-What the paper leaves open is chosen by FedAvg, FedProx and FedAsync alone: a reading is
+What the paper leaves open is chosen by FedAvg, FedProx and FedAsync alone: a variant is
 scored by how far they are from Tables 1 and 2. DMS is not run until that is decided;
-then it is, with FedAvg, under the two nearest readings; what concerns DMS alone is
+then it is, with FedAvg, under the two nearest variants; what concerns DMS alone is
 varied under the nearest.
 
-Readings are run in stages: all of them with little work, the nearest of each stage with
+Variants are run in stages: all of them with little work, the nearest of each stage with
 more (successive halving: Jamieson and Talwalkar, "Non-stochastic Best Arm
 Identification and Hyperparameter Optimization", AISTATS 2016), and so does the one that
 the package uses. Every finished lane is kept, so the same command goes on where it was
@@ -35,7 +35,7 @@ from tsfl_jax.types import UserError
 BASELINES = ("fedavg", "fedprox", "fedasync")  # DMS must not decide
 
 
-class Reading(NamedTuple):
+class Variant(NamedTuple):
     """One way to fill the gaps of the paper, for all algorithms."""
 
     label: str
@@ -44,8 +44,8 @@ class Reading(NamedTuple):
     by_size: Mapping[str, bool] = {}
 
 
-class Rung(NamedTuple):
-    """How much work the remaining readings get."""
+class Stage(NamedTuple):
+    """How much work the remaining variants get."""
 
     keep: int  # the nearest so many of the stage before; 0: all
     cells: tuple[str, ...]  # names of experiments, as in `paper_results.CELLS`
@@ -77,45 +77,45 @@ _SPLITS: dict[str, dict] = {
 }
 
 
-def _reading(momentum: float, inputs: str, split: str, network: str = "") -> Reading:
+def _variant(momentum: float, inputs: str, split: str, network: str = "") -> Variant:
     changes = {"momentum": momentum, "data.normalize": inputs} | _SPLITS[split]
     shown = "standardized" if inputs == "standard" else "in [0, 1]"
     label = f"momentum {momentum:g}, inputs {shown}, {split}"
     if network:
         label, changes = f"{label}, dropout", changes | {"model.name": network}
-    return Reading(label, changes)
+    return Variant(label, changes)
 
 
 # The one in use stays in all stages, so that the nearest can be compared with it.
 IN_USE = "momentum 0.9, inputs in [0, 1], Dirichlet(0.5)"
 # Most plausible first.
-READINGS: tuple[Reading, ...] = (
-    _reading(0.0, "standard", "IID"),
-    _reading(0.0, "standard", "Dirichlet(0.5)"),
-    _reading(0.5, "standard", "IID"),
-    _reading(0.5, "standard", "Dirichlet(0.5)"),
-    _reading(0.0, "standard", "IID, drawn anew in every interval"),
-    _reading(0.5, "standard", "IID", "mnist_dropout_cnn"),
-    _reading(0.9, "unit", "Dirichlet(0.5)"),
-    _reading(0.5, "standard", "Dirichlet(0.5), drawn anew in every interval"),
-    _reading(0.0, "standard", "Dirichlet(1)"),
-    _reading(0.5, "standard", "half IID, half 2 classes"),
-    _reading(0.5, "standard", "Dirichlet(0.5)", "mnist_dropout_cnn"),
-    _reading(0.0, "standard", "4 classes"),
-    _reading(0.5, "unit", "Dirichlet(0.5)"),
-    _reading(0.5, "standard", "2 classes"),
-    _reading(0.0, "unit", "Dirichlet(0.5)"),
-    _reading(0.9, "standard", "Dirichlet(0.5)"),
-    _reading(0.5, "standard", "half common to all, half 2 classes"),
-    _reading(0.9, "unit", "IID"),
-    _reading(0.9, "unit", "2 classes"),
-    _reading(0.0, "standard", "Dirichlet(0.5)")._replace(
+VARIANTS: tuple[Variant, ...] = (
+    _variant(0.0, "standard", "IID"),
+    _variant(0.0, "standard", "Dirichlet(0.5)"),
+    _variant(0.5, "standard", "IID"),
+    _variant(0.5, "standard", "Dirichlet(0.5)"),
+    _variant(0.0, "standard", "IID, drawn anew in every interval"),
+    _variant(0.5, "standard", "IID", "mnist_dropout_cnn"),
+    _variant(0.9, "unit", "Dirichlet(0.5)"),
+    _variant(0.5, "standard", "Dirichlet(0.5), drawn anew in every interval"),
+    _variant(0.0, "standard", "Dirichlet(1)"),
+    _variant(0.5, "standard", "half IID, half 2 classes"),
+    _variant(0.5, "standard", "Dirichlet(0.5)", "mnist_dropout_cnn"),
+    _variant(0.0, "standard", "4 classes"),
+    _variant(0.5, "unit", "Dirichlet(0.5)"),
+    _variant(0.5, "standard", "2 classes"),
+    _variant(0.0, "unit", "Dirichlet(0.5)"),
+    _variant(0.9, "standard", "Dirichlet(0.5)"),
+    _variant(0.5, "standard", "half common to all, half 2 classes"),
+    _variant(0.9, "unit", "IID"),
+    _variant(0.9, "unit", "2 classes"),
+    _variant(0.0, "standard", "Dirichlet(0.5)")._replace(
         label="momentum 0, inputs standardized, Dirichlet(0.5), FedAvg without |D_i|",
         by_size={"fedavg": False, "fedprox": False},
     ),
 )
-# What only DMS depends on: run under each of the nearest readings, not chosen by it.
-DMS_READINGS: dict[str, dict] = {
+# What only DMS depends on: run under each of the nearest variants, not chosen by it.
+DMS_VARIANTS: dict[str, dict] = {
     "bounds of all clients, once at w⁰": {},
     "quotients of eight clients, in every interval": {
         "constants.when": "interval",
@@ -133,7 +133,7 @@ class DmsChoice(NamedTuple):
     cell: int | str = 0
 
 
-# Run under the nearest reading alone, with few seeds, after everything else.
+# Run under the nearest variant alone, with few seeds, after everything else.
 DMS_CHOICES: tuple[DmsChoice, ...] = (
     DmsChoice("selection only, c = 0", {"dms.coupling": 0.0}),
     DmsChoice("bounds in every interval", {"constants.when": "interval"}),
@@ -151,15 +151,15 @@ DMS_CHOICES: tuple[DmsChoice, ...] = (
 CHOICE_SEEDS = 2
 
 
-def changed_by(readings: Sequence[Reading]) -> set[str]:
-    """Settings that runs of these readings set themselves."""
-    several = [reading.changes for reading in readings]
-    several += [*DMS_READINGS.values(), *(choice.changes for choice in DMS_CHOICES)]
+def changed_by(variants: Sequence[Variant]) -> set[str]:
+    """Settings that runs of these variants set themselves."""
+    several = [variant.changes for variant in variants]
+    several += [*DMS_VARIANTS.values(), *(choice.changes for choice in DMS_CHOICES)]
     return {"dms.by_size", "fedavg.by_size"}.union(*several)
 
 
-def stages(cells: Sequence[str], count: int) -> tuple[Rung, ...]:
-    """The stages for so many readings.
+def stages(cells: Sequence[str], count: int) -> tuple[Stage, ...]:
+    """The stages for so many variants.
 
     On the first data set FedAvg alone in the first and the last cell for all; all three
     baselines for a third; a second seed for three. Then the other cells for two, and
@@ -170,18 +170,18 @@ def stages(cells: Sequence[str], count: int) -> tuple[Rung, ...]:
     others = {CELLS[c].data: c for c in reversed(cells) if CELLS[c].data != data}
     few = tuple(dict.fromkeys((own[0], own[-1])))
     found = (
-        Rung(0, few, BASELINES[:1], 1),
-        Rung(max(-(-count // 3), 3), few, BASELINES, 1),
-        Rung(3, few, BASELINES, 2),
+        Stage(0, few, BASELINES[:1], 1),
+        Stage(max(-(-count // 3), 3), few, BASELINES, 1),
+        Stage(3, few, BASELINES, 2),
     )
     if len(own) > len(few):
-        found += (Rung(2, own, BASELINES, 1),)
+        found += (Stage(2, own, BASELINES, 1),)
     if others:
-        found += (Rung(2, tuple(others.values()), BASELINES[:1], 1),)
+        found += (Stage(2, tuple(others.values()), BASELINES[:1], 1),)
     return found
 
 
-def pairs_of(steps: Sequence[Rung]) -> list[tuple[str, str]]:
+def pairs_of(steps: Sequence[Stage]) -> list[tuple[str, str]]:
     """All (cell, algorithm) of these stages, each once."""
     return list(
         dict.fromkeys((c, a) for r in steps for c in r.cells for a in r.algorithms)
@@ -189,20 +189,20 @@ def pairs_of(steps: Sequence[Rung]) -> list[tuple[str, str]]:
 
 
 class Measured(NamedTuple):
-    """One algorithm of one cell under one reading."""
+    """One algorithm of one cell under one variant."""
 
     best: np.ndarray  # [S] in %, each run's best test accuracy
     of_mean: float  # in %, best of the mean curve
     seconds: float  # of training and evaluation, all seeds
 
 
-Key = tuple[str, str, str]  # label of the reading, cell, algorithm
+Key = tuple[str, str, str]  # label of the variant, cell, algorithm
 Load = Callable[[str], Config]  # the settings of a cell
 
 
-def run_reading(
+def run_variant(
     load: Load,
-    reading: Reading,
+    variant: Variant,
     cell: str,
     algorithms: Sequence[str],
     seeds: int,
@@ -213,17 +213,17 @@ def run_reading(
 
     Args:
       load: settings of a cell.
-      reading: what is changed in them.
+      variant: what is changed in them.
       cell: name of the experiment.
       algorithms: names of rules.
       seeds: lanes of each.
       workdir: folder of finished lanes, one for each cell.
-      changes: settings beside those of the reading.
+      changes: settings beside those of the variant.
     """
-    config = grid.changed(load(cell), {**reading.changes, **(changes or {})})
-    sized = {a: {"fedavg.by_size": reading.by_size.get(a, True)} for a in algorithms}
+    config = grid.changed(load(cell), {**variant.changes, **(changes or {})})
+    sized = {a: {"fedavg.by_size": variant.by_size.get(a, True)} for a in algorithms}
     points = {
-        a: {"algorithm": a} | (sized[a] if reading.by_size else {}) for a in algorithms
+        a: {"algorithm": a} | (sized[a] if variant.by_size else {}) for a in algorithms
     }
     runs = study.run(config, points, seeds, workdir / cell)
     seconds = runs.by_label(np.array([row["seconds"] for row in runs.result.rows]))
@@ -231,7 +231,7 @@ def run_reading(
     for a, curves in runs.accuracy().items():
         best, of_mean = np.nanmax(100 * curves, axis=1), (100 * curves).mean(axis=0)
         whole = float(seconds[a].sum())
-        found[reading.label, cell, a] = Measured(best, float(np.nanmax(of_mean)), whole)
+        found[variant.label, cell, a] = Measured(best, float(np.nanmax(of_mean)), whole)
     return found
 
 
@@ -245,7 +245,7 @@ def distance(
 ) -> float:
     """Root mean square of measured − paper over (cell, algorithm), in points.
 
-    inf where something is missing, so that such a reading is last.
+    inf where something is missing, so that such a variant is last.
     """
     gaps = [
         measured[label, cell, a].best.mean() - target(cell, a)
@@ -259,26 +259,26 @@ def distance(
 
 def calibration_rows(
     measured: Mapping[Key, Measured],
-    readings: Sequence[Reading],
-    steps: Sequence[Rung],
+    variants: Sequence[Variant],
+    steps: Sequence[Stage],
     reached: Mapping[str, int],
 ) -> list[dict[str, str]]:
-    """The table as text: the readings that came furthest first, then by distance."""
+    """The table as text: the variants that came furthest first, then by distance."""
     found = []
-    for reading in readings:
-        at = reached.get(reading.label, -1)
+    for variant in variants:
+        at = reached.get(variant.label, -1)
         if at < 0:
             continue
-        score = distance(measured, reading.label, pairs_of(steps[: at + 1]))
-        row = {"reading": reading.label, "stage": str(at + 1)}
+        score = distance(measured, variant.label, pairs_of(steps[: at + 1]))
+        row = {"variant": variant.label, "stage": str(at + 1)}
         row["distance, points"] = f"{score:.2f}" if np.isfinite(score) else "–"
         for cell in dict.fromkeys(c for step in steps for c in step.cells):
             for a in BASELINES:
-                one = measured.get((reading.label, cell, a))
+                one = measured.get((variant.label, cell, a))
                 name = f"{CELLS[cell].case} {CELLS[cell].data}, {style.NAMES[a]}"
                 text = "–" if one is None else spread(one.best)
                 row[f"{name} (paper {target(cell, a):.2f})"] = text
-        mine = [m for key, m in measured.items() if key[0] == reading.label]
+        mine = [m for key, m in measured.items() if key[0] == variant.label]
         row["seeds"] = str(max(len(m.best) for m in mine) if mine else 0)
         row["minutes"] = f"{sum(m.seconds for m in mine) / 60:.1f}"
         found.append((-at, score, row))
@@ -286,11 +286,11 @@ def calibration_rows(
 
 
 def final_row(
-    measured: Mapping[Key, Measured], reading: str, cell: str, name: str
+    measured: Mapping[Key, Measured], variant: str, cell: str, name: str
 ) -> dict[str, str]:
     """DMS beside FedAvg of the same seeds; {} if one of them is missing."""
-    fedavg = measured.get((reading, cell, "fedavg"))
-    dms = measured.get((f"{reading}; {name}", cell, "dms"))
+    fedavg = measured.get((variant, cell, "fedavg"))
+    dms = measured.get((f"{variant}; {name}", cell, "dms"))
     if fedavg is None or dms is None:
         return {}
     seeds = min(len(dms.best), len(fedavg.best))
@@ -298,7 +298,7 @@ def final_row(
     paper = target(cell, "dms") - target(cell, "fedavg")
     whole = len(dms.best) == len(fedavg.best)  # else the mean curves are not paired
     return {
-        "reading": reading,
+        "variant": variant,
         "DMS": name,
         "case": f"{CELLS[cell].case} {CELLS[cell].data}",
         "FedAvg": spread(base),
@@ -316,14 +316,14 @@ def cell_of(choice: DmsChoice, cells: Sequence[str]) -> str:
 
 
 def final_rows(
-    measured: Mapping[Key, Measured], several: Sequence[Reading], cells: Sequence[str]
+    measured: Mapping[Key, Measured], several: Sequence[Variant], cells: Sequence[str]
 ) -> list[dict[str, str]]:
-    """DMS and FedAvg under the nearest readings, paired by seed."""
+    """DMS and FedAvg under the nearest variants, paired by seed."""
     cells = list(dict.fromkeys([*cells, *(cell_of(c, cells) for c in DMS_CHOICES)]))
-    names = [*DMS_READINGS, *(choice.label for choice in DMS_CHOICES)]
+    names = [*DMS_VARIANTS, *(choice.label for choice in DMS_CHOICES)]
     found = (
-        final_row(measured, reading.label, cell, name)
-        for reading, cell, name in itertools.product(several, cells, names)
+        final_row(measured, variant.label, cell, name)
+        for variant, cell, name in itertools.product(several, cells, names)
     )
     return [row for row in found if row]
 
@@ -333,82 +333,82 @@ class Calibration(NamedTuple):
 
     load: Load  # the settings of a cell
     cells: Sequence[str]  # the first and the last are those of the first stage
-    readings: Sequence[Reading]  # the most plausible first
+    variants: Sequence[Variant]  # the most plausible first
     seeds: int  # of the second stage
     workdir: pathlib.Path  # of finished lanes
     out: pathlib.Path  # of the tables
     about: str  # said above the tables
-    num_rungs: int = 0  # only the first so many, and no DMS; 0: all, and DMS
+    num_stages: int = 0  # only the first so many, and no DMS; 0: all, and DMS
 
 
 def _attempt(
     study: Calibration,
-    reading: Reading,
+    variant: Variant,
     cell: str,
     algorithms: Sequence[str],
     seeds: int,
     changes: Mapping[str, Any] | None = None,
 ) -> dict[Key, Measured]:
-    """`run_reading`; {} with a line on stderr where it cannot work."""
+    """`run_variant`; {} with a line on stderr where it cannot work."""
     begun = time.perf_counter()
     try:
-        found = run_reading(
-            study.load, reading, cell, algorithms, seeds, study.workdir, changes
+        found = run_variant(
+            study.load, variant, cell, algorithms, seeds, study.workdir, changes
         )
     except UserError as error:
-        print(f"{reading.label}: not available: {error}", file=sys.stderr)
+        print(f"{variant.label}: not available: {error}", file=sys.stderr)
         return {}
     passed = time.perf_counter() - begun
-    print(f"{reading.label}, {cell}: {passed:.0f} s", file=sys.stderr)
+    print(f"{variant.label}, {cell}: {passed:.0f} s", file=sys.stderr)
     return found
 
 
-def choose(study: Calibration, steps: Sequence[Rung]) -> list[Reading]:
-    """Run the stages; the readings of the last one, the nearest first."""
+def choose(study: Calibration, steps: Sequence[Stage]) -> list[Variant]:
+    """Run the stages; the variants of the last one, the nearest first."""
     measured: dict[Key, Measured] = {}
     reached: dict[str, int] = {}
-    left, about = list(study.readings), f"{study.about}. Distance: root mean square of"
+    left, about = list(study.variants), f"{study.about}. Distance: root mean square of"
     about += " FedAvg, FedProx and FedAsync minus the paper's, over what the stage ran;"
     about += f" accuracies: {OVER_SEEDS}, of each run's best."
     for at, stage in enumerate(steps):
         best = left[: stage.keep or None]
         left = best + [r for r in left[len(best) :] if r.label == IN_USE]
-        for reading in left:
-            reached[reading.label] = at
+        for variant in left:
+            reached[variant.label] = at
             for cell in stage.cells:
                 work = (cell, stage.algorithms, stage.seeds)
-                for key, one in _attempt(study, reading, *work).items():
+                for key, one in _attempt(study, variant, *work).items():
                     if key not in measured or len(one.best) > len(measured[key].best):
                         measured[key] = one  # that of more seeds
-                rows = calibration_rows(measured, study.readings, steps, reached)
+                rows = calibration_rows(measured, study.variants, steps, reached)
                 if measured:
                     files.write_table(study.out, "calibration", rows, about)
         pairs = pairs_of(steps[: at + 1])
         left.sort(key=lambda r, pairs=pairs: distance(measured, r.label, pairs))
     if not measured:
-        raise UserError("calibrate: no reading could be run; see the lines above")
+        raise UserError("calibrate: no variant could be run; see the lines above")
     return left
 
 
 def confirm(
-    study: Calibration, several: Sequence[Reading], cells: Sequence[str]
+    study: Calibration, several: Sequence[Variant], cells: Sequence[str]
 ) -> bool:
-    """Run DMS and FedAvg under the nearest readings; whether there is a table."""
+    """Run DMS and FedAvg under the nearest variants; whether there is a table."""
     measured: dict[Key, Measured] = {}
     about = f"{study.about}. Best accuracy of each run in %: {OVER_SEEDS}."
 
-    def add(reading: Reading, cell: str, name: str, changes: Mapping, seeds: int):
-        one = reading._replace(label=f"{reading.label}; {name}")
+    def add(variant: Variant, cell: str, name: str, changes: Mapping, seeds: int):
+        one = variant._replace(label=f"{variant.label}; {name}")
         measured.update(_attempt(study, one, cell, ("dms",), seeds, changes))
         rows = final_rows(measured, several, cells)
         if rows:
             files.write_table(study.out, "calibration_dms", rows, about)
 
-    for reading in several:
+    for variant in several:
         for cell in cells:
-            measured |= _attempt(study, reading, cell, ("fedavg",), study.seeds)
-            for name, changes in DMS_READINGS.items():
-                add(reading, cell, name, changes, study.seeds)
+            measured |= _attempt(study, variant, cell, ("fedavg",), study.seeds)
+            for name, changes in DMS_VARIANTS.items():
+                add(variant, cell, name, changes, study.seeds)
     few = min(study.seeds, CHOICE_SEEDS)
     where = [cell_of(choice, cells) for choice in DMS_CHOICES]
     for cell in dict.fromkeys(where):
@@ -423,28 +423,28 @@ def run_calibration(study: Calibration) -> list[pathlib.Path]:
     """Run or resume both stages; the paths of the tables.
 
     Raises:
-      UserError: no reading could be run.
+      UserError: no variant could be run.
     """
     out = files.prepare_workdir(study.out, "--out")
-    steps = stages(study.cells, len(study.readings))
-    best = choose(study, steps[: study.num_rungs or None])[:2]
+    steps = stages(study.cells, len(study.variants))
+    best = choose(study, steps[: study.num_stages or None])[:2]
     names = ["calibration"]
-    if not study.num_rungs and confirm(study, best, steps[0].cells):
+    if not study.num_stages and confirm(study, best, steps[0].cells):
         names.append("calibration_dms")
     return [out / f"{name}.{kind}" for name in names for kind in ("md", "csv")]
 
 
-def chosen(parser: argparse.ArgumentParser, text: str) -> Sequence[Reading]:
-    """The part of `READINGS` that this names: "12", "12:20", "12:"."""
+def chosen(parser: argparse.ArgumentParser, text: str) -> Sequence[Variant]:
+    """The part of `VARIANTS` that this names: "12", "12:20", "12:"."""
     first, colon, last = text.partition(":")
     first, last = (first, last) if colon else ("", first)
     if all(not part or part.isdecimal() for part in (first, last)) and (colon or last):
-        found = READINGS[int(first or 0) : int(last) if last else None]
+        found = VARIANTS[int(first or 0) : int(last) if last else None]
         if found:
             return found
     parser.error(
-        f"--readings={text}: expected a number of readings or FIRST:LAST, counted from "
-        f"0 and without LAST, of the {len(READINGS)} that there are"
+        f"--variants={text}: expected a number of variants or FIRST:LAST, counted from "
+        f"0 and without LAST, of the {len(VARIANTS)} that there are"
     )
 
 
@@ -452,17 +452,17 @@ def parse(texts: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = reproduce.make_parser("calibrate", __doc__, "runs/calibrate")
     parser.prog = "python -m studies.calibrate"
-    about = "only the first so many readings (12), or from the 13th on (12:)"
-    parser.add_argument("--readings", default=":", help=about)
+    about = "only the first so many variants (12), or from the 13th on (12:)"
+    parser.add_argument("--variants", default=":", help=about)
     about = "only the first so many stages, without DMS (default: all)"
     parser.add_argument("--stages", type=int, default=0, help=about)
     about = "folder of the tables, if not OUT"
     parser.add_argument("--table", type=pathlib.Path, help=about)
     given = reproduce.parsed(parser, texts)
-    given.readings = chosen(parser, given.readings)
+    given.variants = chosen(parser, given.variants)
     if given.stages < 0:
         parser.error("--stages must be at least 0")
-    study.check_free(given.set, changed_by(given.readings), "calibrate")
+    study.check_free(given.set, changed_by(given.variants), "calibrate")
     return given
 
 
@@ -480,7 +480,7 @@ def main(texts: list[str]) -> None:
         Calibration(
             lambda name: reproduce.changed_config(name, given)[0],
             cells,
-            given.readings,
+            given.variants,
             given.seeds,
             given.out / "cells" / "calibrate",
             given.table or given.out,

@@ -21,18 +21,18 @@ def load(cell):
     return replace(experiments.paper(cell), SMALL)
 
 
-def test_all_readings_are_valid_and_different():
-    labels = [reading.label for reading in calibrate.READINGS]
+def test_all_variants_are_valid_and_different():
+    labels = [variant.label for variant in calibrate.VARIANTS]
     assert len(set(labels)) == len(labels) >= 12
-    for reading in calibrate.READINGS:
-        assert set(reading.changes) <= set(SETTINGS)
-        validate(replace(experiments.paper("mnist_case1"), reading.changes))
+    for variant in calibrate.VARIANTS:
+        assert set(variant.changes) <= set(SETTINGS)
+        validate(replace(experiments.paper("mnist_case1"), variant.changes))
         # None decides anything that only DMS reads.
-        assert not any(name.startswith("dms.") for name in reading.changes)
+        assert not any(name.startswith("dms.") for name in variant.changes)
     plain = experiments.paper("mnist_case1")
-    (in_use,) = (r for r in calibrate.READINGS if r.label == calibrate.IN_USE)
+    (in_use,) = (r for r in calibrate.VARIANTS if r.label == calibrate.IN_USE)
     assert replace(plain, in_use.changes) == plain
-    several = [*calibrate.DMS_READINGS.values()]
+    several = [*calibrate.DMS_VARIANTS.values()]
     for changes in several:
         validate(replace(Config(), changes))
     for choice in calibrate.DMS_CHOICES:
@@ -58,47 +58,47 @@ def test_distance_by_hand():
     assert calibrate.distance(found, "a", pairs) == np.inf
 
 
-def test_rungs():
+def test_stages():
     first, second, third, fourth = calibrate.stages(CELLS, 17)
-    assert first == calibrate.Rung(0, CELLS[::2], ("fedavg",), 1)
+    assert first == calibrate.Stage(0, CELLS[::2], ("fedavg",), 1)
     assert second.keep == 6 and second.cells == CELLS[::2] and second.seeds == 1
-    assert third == calibrate.Rung(3, CELLS[::2], calibrate.BASELINES, 2)
-    assert fourth == calibrate.Rung(2, CELLS, calibrate.BASELINES, 1)
+    assert third == calibrate.Stage(3, CELLS[::2], calibrate.BASELINES, 2)
+    assert fourth == calibrate.Stage(2, CELLS, calibrate.BASELINES, 1)
     assert len(calibrate.stages(CELLS[:2], 17)) == 3
     fashion = ("fashion_mnist_case1", "fashion_mnist_case2")
     several = calibrate.stages((CELLS[0], fashion[0], *CELLS[1:], fashion[1]), 17)
     assert several[:4] == (first, second, third, fourth)
-    assert several[4] == calibrate.Rung(2, fashion[:1], ("fedavg",), 1)
+    assert several[4] == calibrate.Stage(2, fashion[:1], ("fedavg",), 1)
 
 
 @pytest.fixture
 def invented(monkeypatch):
-    """Readings off by 5, 4, … points in all baselines, and DMS above or below."""
+    """Variants off by 5, 4, … points in all baselines, and DMS above or below."""
     calls = []
 
-    def run_reading(load, reading, cell, algorithms, seeds, workdir, changes=None):
+    def run_variant(load, variant, cell, algorithms, seeds, workdir, changes=None):
         del load, workdir
-        label = reading.label.partition(";")[0]
+        label = variant.label.partition(";")[0]
         gap = {"e": 5.0, "d": 4.0, "c": 3.0, "b": -2.0, "a": 1.0}[label]
         if label == "b" and len(algorithms) == 3 and cell == "mnist_case3":
             raise UserError("this cell cannot be run")
-        calls.append((reading.label, cell, tuple(algorithms), seeds, changes))
+        calls.append((variant.label, cell, tuple(algorithms), seeds, changes))
         best = {a: calibrate.target(cell, a) + gap for a in algorithms}
         best = {a: v + 50 * (a == "dms") for a, v in best.items()}
         return {
-            (reading.label, cell, a): calibrate.Measured(
+            (variant.label, cell, a): calibrate.Measured(
                 np.full(seeds, v) + np.arange(seeds), v, 60.0
             )
             for a, v in best.items()
         }
 
-    monkeypatch.setattr(calibrate, "run_reading", run_reading)
+    monkeypatch.setattr(calibrate, "run_variant", run_variant)
     return calls
 
 
-def run(tmp_path, names="edcba", num_rungs=0):
-    readings = [calibrate.Reading(name, {}) for name in names]
-    found = (load, CELLS, readings, 3, tmp_path / "w", tmp_path, "x", num_rungs)
+def run(tmp_path, names="edcba", num_stages=0):
+    variants = [calibrate.Variant(name, {}) for name in names]
+    found = (load, CELLS, variants, 3, tmp_path / "w", tmp_path, "x", num_stages)
     return calibrate.run_calibration(calibrate.Calibration(*found))
 
 
@@ -122,7 +122,7 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert {call[2] for call in last} == {("dms",), ("fedavg",)}
     # b could not be run in Case 3: it is last, and c is second instead.
     assert {call[0][0] for call in last} == {"a", "c"}
-    # Choices of DMS alone come last, under the nearest reading, with few seeds.
+    # Choices of DMS alone come last, under the nearest variant, with few seeds.
     few = last[-len(calibrate.DMS_CHOICES) :]
     assert {call[3] for call in last[: -len(few) - 1]} == {3}
     # One of them is tried in a cell of its own, which needs FedAvg as well.
@@ -130,7 +130,7 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert [call[0] for call in few] == [f"a; {c.label}" for c in calibrate.DMS_CHOICES]
     assert {call[3] for call in few} == {2} and few[5][1] == "mnist_case3"
     rows = rows_of(paths[1])
-    assert [row["reading"] for row in rows] == ["a", "c", "b", "d", "e"]
+    assert [row["variant"] for row in rows] == ["a", "c", "b", "d", "e"]
     assert [row["stage"] for row in rows] == ["4", "4", "3", "1", "1"]
     # Two seeds a point apart in Cases 1 and 3, so 1.5 above there; 1 above in Case 2.
     distance = np.sqrt((6 * 1.5**2 + 3 * 1.0) / 9)
@@ -139,46 +139,46 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert rows[-1]["Case 1 mnist, FedAvg (paper 96.41)"] == "101.41"
     assert rows[-1]["Case 1 mnist, FedProx (paper 97.01)"] == "–"
     shown = rows_of(paths[3])
-    several = 2 * 2 * len(calibrate.DMS_READINGS)
+    several = 2 * 2 * len(calibrate.DMS_VARIANTS)
     assert len(shown) == several + len(calibrate.DMS_CHOICES)
     assert shown[0]["paper"] == "+1.48" and shown[0]["seeds"] == "3"
     assert shown[2]["seeds"] == "2" and shown[2]["of the mean curves"] == "–"
     assert shown[0]["DMS − FedAvg, paired"].startswith("+51.48")
 
 
-def test_only_the_first_rungs_and_no_dms(tmp_path, invented):
-    paths = run(tmp_path, num_rungs=1)
+def test_only_the_first_stages_and_no_dms(tmp_path, invented):
+    paths = run(tmp_path, num_stages=1)
     assert [path.name for path in paths] == ["calibration.md", "calibration.csv"]
     assert [c[0] for c in invented] == [n for n in "edcba" for _ in range(2)]
     assert {call[2:4] for call in invented} == {(("fedavg",), 1)}
     assert {row["stage"] for row in rows_of(paths[1])} == {"1"}
 
 
-def test_readings_on_the_command_line(capsys):
-    count = len(calibrate.READINGS)
+def test_variants_on_the_command_line(capsys):
+    count = len(calibrate.VARIANTS)
 
     def chosen(*words):
         given = calibrate.parse([*words])
-        return [calibrate.READINGS.index(reading) for reading in given.readings]
+        return [calibrate.VARIANTS.index(variant) for variant in given.variants]
 
     assert chosen() == list(range(count))
-    assert chosen("--readings", "3") == [0, 1, 2]
-    assert chosen("--readings", "12:") == list(range(12, count))
-    assert chosen("--readings", "12:14") == [12, 13]
+    assert chosen("--variants", "3") == [0, 1, 2]
+    assert chosen("--variants", "12:") == list(range(12, count))
+    assert chosen("--variants", "12:14") == [12, 13]
     for text in ("0", "-1", "x", f"{count}:", "5:5", ""):
         with pytest.raises(SystemExit):
-            chosen(f"--readings={text}")
-        assert f"--readings={text}: expected" in capsys.readouterr().err
+            chosen(f"--variants={text}")
+        assert f"--variants={text}: expected" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         chosen("--stages", "-1")
     assert "--stages must be at least 0" in capsys.readouterr().err
 
 
-def test_the_reading_in_use_stays_in_all_rungs(tmp_path, invented, monkeypatch):
+def test_the_variant_in_use_stays_in_all_stages(tmp_path, invented, monkeypatch):
     monkeypatch.setattr(calibrate, "IN_USE", "e")
     paths = run(tmp_path)
     rows = rows_of(paths[1])
-    assert [(row["reading"], row["stage"]) for row in rows] == [
+    assert [(row["variant"], row["stage"]) for row in rows] == [
         *(("a", "4"), ("c", "4"), ("e", "4")),
         *(("b", "2"), ("d", "1")),
     ]
@@ -187,39 +187,39 @@ def test_the_reading_in_use_stays_in_all_rungs(tmp_path, invented, monkeypatch):
 
 
 def test_the_table_is_written_after_every_cell(tmp_path, invented, monkeypatch):
-    seen, run_one = [], calibrate.run_reading
+    seen, run_one = [], calibrate.run_variant
 
     def watch(*arguments, **more):
         path = tmp_path / "calibration.csv"
         seen.append(len(rows_of(path)) if path.exists() else 0)
         return run_one(*arguments, **more)
 
-    monkeypatch.setattr(calibrate, "run_reading", watch)
+    monkeypatch.setattr(calibrate, "run_variant", watch)
     run(tmp_path)
     assert seen[:10] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
     assert not list(tmp_path.glob(".*"))  # a file that is written has such a name
 
 
 def test_nothing_can_be_run(tmp_path, monkeypatch):
-    def run_reading(*arguments, **more):
+    def run_variant(*arguments, **more):
         raise UserError("no data")
 
-    monkeypatch.setattr(calibrate, "run_reading", run_reading)
+    monkeypatch.setattr(calibrate, "run_variant", run_variant)
     (tmp_path / "calibration_dms.csv").write_text("of another day")
-    with pytest.raises(UserError, match="no reading could be run"):
+    with pytest.raises(UserError, match="no variant could be run"):
         run(tmp_path)
     assert not (tmp_path / "calibration.md").exists()
     assert (tmp_path / "calibration_dms.csv").read_text() == "of another day"
 
 
-def test_settings_of_the_readings_cannot_be_given(tmp_path):
+def test_settings_of_the_variants_cannot_be_given(tmp_path):
     words = ["--set", "momentum=0.3", "--out", str(tmp_path)]
     with pytest.raises(UserError, match="calibrate sets it in each run"):
         calibrate.parse(words)
 
 
 def test_a_choice_of_dms_keeps_its_weights_by_size(tmp_path, monkeypatch):
-    """Also under a reading that says for which rules they do not count."""
+    """Also under a variant that says for which rules they do not count."""
     seen = []
 
     def run(config, lanes, **options):
@@ -229,9 +229,9 @@ def test_a_choice_of_dms_keeps_its_weights_by_size(tmp_path, monkeypatch):
         return sweeps.SweepResult([{"seconds": 1.0}] * len(lanes), history)
 
     monkeypatch.setattr(sweeps, "run", run)
-    reading = calibrate.Reading("x", {}, {"fedavg": False})
+    variant = calibrate.Variant("x", {}, {"fedavg": False})
     rules, changes = ("dms", "fedavg"), {"dms.by_size": True}
-    calibrate.run_reading(load, reading, CELLS[0], rules, 1, tmp_path, changes)
+    calibrate.run_variant(load, variant, CELLS[0], rules, 1, tmp_path, changes)
     assert [lane["fedavg.by_size"] for lane in seen] == [True, False]
 
 
@@ -244,8 +244,8 @@ def test_a_run_that_diverged_has_no_good_best(monkeypatch, tmp_path):
         return sweeps.SweepResult(rows, {"test_accuracy": curves, "diverged": diverged})
 
     monkeypatch.setattr(sweeps, "run", lost)
-    reading = calibrate.Reading("x", {})
-    found = calibrate.run_reading(load, reading, CELLS[0], ("fedavg",), 2, tmp_path)
+    variant = calibrate.Variant("x", {})
+    found = calibrate.run_variant(load, variant, CELLS[0], ("fedavg",), 2, tmp_path)
     np.testing.assert_allclose(found["x", CELLS[0], "fedavg"].best, [10, 90])
 
 
@@ -255,7 +255,7 @@ def test_from_the_command_line_to_the_tables(tmp_path, capsys):
     changes = [part for word in words for part in ("--set", word)]
     out, table = tmp_path / "out", tmp_path / "table"
     options = ["--out", str(out), "--table", str(table), "--seeds", "2"]
-    calibrate.main([*options, *changes, "--readings", "3"])
+    calibrate.main([*options, *changes, "--variants", "3"])
     shown = capsys.readouterr().out
     assert str(table / "calibration_dms.md") in shown
     assert len(rows_of(table / "calibration.csv")) == 3

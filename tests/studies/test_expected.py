@@ -166,12 +166,12 @@ def test_the_page_has_the_differences_of_each_seed(case):
         assert np.array(values) == pytest.approx(np.array(expected), abs=0.006), name
 
 
-def test_the_calibration_has_each_reading_with_the_distance_of_its_accuracies():
+def test_the_calibration_has_each_variant_with_the_distance_of_its_accuracies():
     """The table is put together of those of several commands."""
     rows = csv_rows(RESULTS / "calibration.csv")
-    labels = {reading.label for reading in calibrate.READINGS}
-    assert {row["reading"] for row in rows} == labels and len(rows) == len(labels)
-    order = [(-int(row["rung"]), float(row["distance, points"])) for row in rows]
+    labels = {variant.label for variant in calibrate.VARIANTS}
+    assert {row["variant"] for row in rows} == labels and len(rows) == len(labels)
+    order = [(-int(row["stage"]), float(row["distance, points"])) for row in rows]
     assert order == sorted(order)
     for row in rows:
         gaps = [

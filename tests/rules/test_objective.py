@@ -149,7 +149,7 @@ def test_scaffold_with_one_client_ten_times_faster(buffer):
     config.timeline.local_iterations = 5
     config.schedule.interval_seconds = 10.0
     result = simulate(config, optima, sizes)
-    client = draw_workload(config).schedule.delivery.client
+    client = draw_workload(config).schedule.client
     assert buffer == 1 or ((client == 0).sum(axis=1) >= 3).any()
     assert np.nanmax(result.history["train_loss"]) < 100
     # w* = (4 + 0 − 1 − 3·3)/6.

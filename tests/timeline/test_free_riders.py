@@ -194,8 +194,8 @@ def test_free_riders_of_a_timeline_are_clients():
         times = workload.draw_workload(riding("echo", "", timed(framework))).schedule
         said = times.reported > 0
         client = np.arange(4)[None].repeat(len(said), 0)
-        if times.delivery is not None:
-            client = times.delivery.client
+        if times.client is not None:
+            client = times.client
         lazy = set(client[said & (times.tau == 0)].tolist())
         assert len(lazy) == 1
         assert (times.tau[np.isin(client, list(lazy))] == 0).all()

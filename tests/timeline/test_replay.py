@@ -79,7 +79,7 @@ def test_afl_of_three_clients():
     schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
     assert schedule.snapshots == 2
     d = schedule.delivery
-    assert d.client.tolist() == [[0], [0], [1], [0], [2]]
+    assert schedule.client.tolist() == [[0], [0], [1], [0], [2]]
     assert d.task.tolist() == [[0], [1], [0], [2], [0]]
     assert d.snapshot.tolist() == [[0], [1], [0], [1], [0]]
     assert d.lag.tolist() == [[0], [0], [2], [1], [4]]
@@ -114,7 +114,7 @@ def test_the_same_client_twice_and_padding():
         schedule = replay.schedule_of(part, np.array([5, 6, 7]))
         assert schedule.delivery is not None
     d = schedule.delivery
-    assert d.client.tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert schedule.client.tolist() == [[0, 0, 0], [1, 0, 0]]
     assert d.task.tolist() == [[0, 1, 0], [7, 2, 0]]
     assert d.snapshot.tolist() == [[0, 0, 0], [0, 1, 0]]
     assert d.lag.tolist() == [[0, 0, 0], [1, 0, 0]]
@@ -197,7 +197,7 @@ def test_every_delivery_reads_its_version_from_the_smallest_pool(trace):
         for k in np.flatnonzero(real[r]):
             assert pool[d.snapshot[r, k]] == trace.version[r, k]
             assert d.lag[r, k] == r - trace.version[r, k]
-            assert d.client[r, k] == trace.client[r, k]
+            assert schedule.client[r, k] == trace.client[r, k]
             assert d.task[r, k] == trace.task[r, k]
         assert (schedule.tau[r][~real[r]] == 0).all()
         if d.keep[r] < schedule.snapshots:
@@ -217,14 +217,14 @@ def in_form_of_deliveries(schedule):
     zeros = np.zeros((updates, clients), np.int32)
     interval = np.arange(updates, dtype=np.int32)[:, None]
     delivery = Delivery(
-        client=zeros + np.arange(clients, dtype=np.int32),
         task=zeros + interval,
         snapshot=zeros,
         lag=zeros,
         keep=np.zeros(updates, np.int32),
         group=np.zeros(updates, np.int32),
     )
-    return schedule._replace(delivery=delivery, snapshots=1)
+    client = zeros + np.arange(clients, dtype=np.int32)
+    return schedule._replace(client=client, delivery=delivery, snapshots=1)
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,7 @@ def test_a_damaged_delivery_is_left_out_and_the_pool_unharmed():
     _, schedule, hp, *_ = case("fedbuff")
     clean, bad = damaged(1)
     _, state, history = problems.replayed("fedbuff", bad, schedule, hp=hp)
-    theirs = (schedule.delivery.client == 1) & (schedule.tau > 0)
+    theirs = (schedule.client == 1) & (schedule.tau > 0)
     assert theirs.any() and not (theirs | (schedule.tau == 0)).all(axis=1).any()
     np.testing.assert_array_equal(history.num_discarded, theirs.sum(axis=1))
     assert not history.diverged.any()
@@ -421,7 +421,6 @@ def test_no_client_delivers(algorithm):
     schedule = replay.schedule_of(trace, SIZES)
     assert schedule.delivery is None
     delivery = Delivery(
-        client=np.array([[0], [0], [1], [1]]),
         task=np.array([[0], [0], [0], [1]]),
         snapshot=np.array([[0], [0], [0], [1]]),
         lag=np.array([[0], [0], [2], [1]]),
@@ -431,7 +430,8 @@ def test_no_client_delivers(algorithm):
     delivery = jax.tree.map(lambda a: a.astype(np.int32), delivery)
     tau = np.array([[1], [0], [0], [0]], np.int32)
     size = np.full((4, 1), 10, np.int32)
-    schedule = Schedule(tau, size, None, delivery, 2)
+    client = np.array([[0], [0], [1], [1]], np.int32)
+    schedule = Schedule(tau, size, None, client, delivery, 2)
     start, state, history = problems.replayed(algorithm, PROBLEM, schedule)
     losses = np.asarray(history.test_loss)
     assert (losses == losses[0]).all()

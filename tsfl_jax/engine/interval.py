@@ -6,6 +6,7 @@ client trains τ_i^t local iterations from w^t, the server forms w^{t+1} from
 Σ_i ρ_i^t w_i^t, and the new model is evaluated. In asynchronous frameworks
 (`types.Delivery`) an interval is one global update by the clients that deliver: each
 started from the model it had downloaded, one of P snapshots of earlier global models.
+Which clients take part, all or some in slots, is apart from that.
 NOT done: nothing here communicates with the host.
 
 Random streams are those of `rng`, by interval and client, so results do not depend on
@@ -93,8 +94,9 @@ class Inputs(NamedTuple):
     assigned: Int[Array, "... K"]
     # Local iterations that clients report; None: those they did, τ.
     reported: Int[Array, "... N"] | None = None
-    # None: all clients, from w^t. Else N above is the number of slots of a delivery.
-    delivery: Delivery | None = None
+    # Which client is in slot k of N; None: client k.
+    client: Int[Array, "... N"] | None = None
+    delivery: Delivery | None = None  # None: all start from w^t
     threshold: Float[Array, "..."] | None = None  # K of DMS; NaN, None: the mean of τ
 
 
@@ -203,13 +205,18 @@ def run_interval(
 
 
 def participants(problem: Problem, inputs: Inputs) -> local.Client:
-    """All clients, or those that deliver; leading axis ``[N]``."""
+    """All clients, or those in the slots; leading axis ``[N]``."""
     given = problem.client, problem.rows, inputs.tau, inputs.size
     ids, rows, tau, size = map(jnp.asarray, given)
+    place = jnp.arange(len(ids), dtype=jnp.int32)
+    if inputs.client is not None:
+        place = jnp.asarray(inputs.client)
+        ids, rows = ids[place], rows[place]
+    found = local.Client(ids, tau, size, rows, place)
     if inputs.delivery is None:
-        return local.Client(ids, tau, size, rows)
-    client, task, snapshot, *_ = map(jnp.asarray, inputs.delivery)
-    return local.Client(ids[client], tau, size, rows[client], task, snapshot)
+        return found
+    task, snapshot, *_ = map(jnp.asarray, inputs.delivery)
+    return found._replace(task=task, snapshot=snapshot)
 
 
 def observe(
@@ -235,6 +242,7 @@ def observe(
         *estimates,
         interval=jnp.asarray(inputs.interval),
         threshold=jnp.float32(jnp.nan) if threshold is None else jnp.asarray(threshold),
+        place=claimed.place,
     )
 
 
@@ -281,7 +289,7 @@ def start_of(
     gradient_correction = None
     if rule.gradient_correction is not None:
         gradient_correction = rule.gradient_correction(
-            state.server, broadcast, client.id
+            state.server, broadcast, client.place
         )
     key = jax.random.fold_in(stream, client.id)
     return local.Start(variables, key, gradient_correction)

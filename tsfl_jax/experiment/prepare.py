@@ -169,7 +169,7 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     samples = claimed * (size if iteration == "pass" else config.batch_size)
     if samples.max(initial=0) > INT32_MAX:
         t, place = np.unravel_index(samples.argmax(), samples.shape)
-        i = place if times.delivery is None else times.delivery.client[t, place]
+        i = place if times.client is None else times.client[t, place]
         raise UserError(
             f"client {i} does τ = {claimed[t, place]} local iterations in interval {t},"
             f" {samples[t, place]} samples; expected at most {INT32_MAX}; choose a "

@@ -291,6 +291,7 @@ def make_inputs(
             prepared.steps, num_devices, grouped=prepared.mapping == "sequential"
         ),
         reported=times.reported,
+        client=times.client,
         delivery=times.delivery,
         # An array in any case, so that all lanes have one.
         threshold=np.full(len(times.tau), np.nan, np.float32)

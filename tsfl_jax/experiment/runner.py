@@ -183,7 +183,7 @@ def run(
             params = done.state.params
             summary.write_results(folder, exp.prepared, history, params, found)
     workload, finished = exp.prepared.workload, len(history.rho)
-    delivery = workload.schedule.delivery
+    client = workload.schedule.client
     return Result(
         done.state.params,
         history.named(tuple(exp.prepared.own.metrics or ()))
@@ -193,7 +193,7 @@ def run(
             "samples": history.samples.sum(axis=1, dtype=np.int64),
         },
         found,
-        None if delivery is None else np.asarray(delivery.client)[:finished],
+        None if client is None else client[:finished],
     )
 
 

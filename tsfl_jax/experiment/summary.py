@@ -165,7 +165,7 @@ def write_results(
     finished, times = len(history.rho), prepared.workload.schedule
     clients = len(prepared.partition.capacity)
     per_client = {"tau": times.tau, "rho": history.rho, "selected": history.selected}
-    if times.delivery is not None:  # one cell may be of several deliveries
+    if times.client is not None:  # one cell may be of several deliveries
         there = delivers(times.tau[:finished], history.rho)
         per_client["deliveries"] = there.astype(np.int32)
     if history.slope is not None:

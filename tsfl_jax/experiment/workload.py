@@ -84,8 +84,8 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
 def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
     s = config.schedule
     clients = {}
-    if drawn.delivery is not None:
-        clients = {"client": drawn.delivery.client, "num_clients": config.num_clients}
+    if drawn.client is not None:
+        clients = {"client": drawn.client, "num_clients": config.num_clients}
 
     def make(tau: Int[np.ndarray, "T K"]) -> tuple[Int[np.ndarray, "T K"], ...]:
         chance = rng.generator(seed_of(config, "fleet"), "free riders")
@@ -118,8 +118,8 @@ def _idle_notes(config: Config, drawn: Schedule) -> tuple[str, ...]:
             "intervals; let some clients have τ >= 1 that is not lost"
         )
     client = np.arange(works.shape[1])
-    if drawn.delivery is not None:
-        client = drawn.delivery.client
+    if drawn.client is not None:
+        client = drawn.client
     worked = np.zeros(config.num_clients, bool)
     worked[np.broadcast_to(client, works.shape)[works]] = True
     missing, empty = np.flatnonzero(~worked), int((~works.any(axis=1)).sum())

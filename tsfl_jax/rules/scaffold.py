@@ -72,7 +72,7 @@ def _combine(
     work = local_work.of_sgd(info.steps, hparams)
     worked = present & (work > 0)
     scale = jnp.where(worked, 1.0 / (hparams.lr * jnp.where(worked, work, 1.0)), 0.0)
-    client, clients = info.client, size.shape[0]
+    client, clients = info.places, size.shape[0]
     turn = jnp.arange(client.shape[0])
     latest = jnp.full(clients, -1).at[client].max(jnp.where(worked, turn, -1))
     # An empty slot names client 0; what does not count is written nowhere.

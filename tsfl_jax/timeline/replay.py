@@ -40,7 +40,6 @@ def schedule_of(trace: Trace, size: Int[np.ndarray, " N"]) -> Schedule:
     version = np.where(real, trace.version, 0)
     snapshot, snapshots = _snapshots(version, real)
     delivery = Delivery(
-        client=client,
         task=np.where(real, trace.task, 0).astype(np.int32),
         snapshot=np.where(real, snapshot[version], 0).astype(np.int32),
         lag=np.where(real, update[:, None] - version, 0).astype(np.int32),
@@ -49,7 +48,7 @@ def schedule_of(trace: Trace, size: Int[np.ndarray, " N"]) -> Schedule:
     )
     tau = np.where(real, trace.iterations, 0).astype(np.int32)
     sizes = np.where(real, size[client], 1).astype(np.int32)
-    return Schedule(tau, sizes, seconds, delivery, snapshots)
+    return Schedule(tau, sizes, seconds, client, delivery, snapshots)
 
 
 def _snapshots(
@@ -131,13 +130,12 @@ def dense(
     Returns:
       ``[R, N]``, 0 where a client does not deliver.
     """
-    if schedule.delivery is None:
+    if schedule.client is None:
         return values
     updates = len(values)
     # A client that did nothing but says otherwise has weight, too.
     there = claimed(schedule)[:updates] > 0
-    client = np.asarray(schedule.delivery.client)[:updates]
-    return by_client(values, client, there, num_clients, put)
+    return by_client(values, schedule.client[:updates], there, num_clients, put)
 
 
 def by_client(

@@ -75,8 +75,9 @@ class Problem(NamedTuple):
 
     samples: local.Samples
     test: evaluation.TestSet
-    rows: Int[Array, "N D"]  # which samples each client may use
-    client: Int[Array, "N"]  # ids, which name the clients' random streams
+    # Of the clients that are ever in a slot; `Inputs.client` has places in these axes.
+    rows: Int[Array, "U D"]  # which samples each client may use
+    client: Int[Array, "U"]  # ids, which name the clients' random streams
     # Clients get new samples in every interval, of the classes of those in their rows.
     class_index: local.ClassIndex | None = None
     # Samples that no client holds; None: there are none. Lanes have their own.
@@ -166,11 +167,11 @@ def run_interval(
     if parts.spec.lr_varies:
         hparams = optimizers.in_interval(hparams, jnp.asarray(inputs.interval))
     streams = rng.keys(key, "training", "estimates", "rule")
-    problem = renewed(problem, key, inputs.interval)
     train_key, estimate_key, rule_key = jax.vmap(
         lambda stream: jax.random.fold_in(stream, inputs.interval)
     )(streams)
     clients = participants(problem, inputs)
+    clients = renewed(problem, key, inputs.interval, clients)
     reported = inputs.tau if inputs.reported is None else inputs.reported
     claimed = clients._replace(tau=reported)
     estimates = estimate(
@@ -246,24 +247,25 @@ def observe(
     )
 
 
-def renewed(problem: Problem, key: PRNGKey, interval: Int[Array, ""]) -> Problem:
-    """The problem with the samples that clients hold in this interval.
+def renewed(
+    problem: Problem, key: PRNGKey, interval: Int[Array, ""], clients: local.Client
+) -> local.Client:
+    """The clients with the samples that they hold in this interval.
 
     The same as before, or with `class_index` a random sample of the same class for
     each, drawn with replacement: what a client holds changes, and its shares of the
     classes do not.
     """
     if problem.class_index is None:
-        return problem
+        return clients
     stream = jax.random.fold_in(rng.fold(key, "online samples"), interval)
-    rows, client = jnp.asarray(problem.rows), jnp.asarray(problem.client)
-    keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(client)
-    drawn = jax.vmap(lambda k: jax.random.uniform(k, rows.shape[1:]))(keys)
+    keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
+    drawn = jax.vmap(lambda k: jax.random.uniform(k, clients.row.shape[1:]))(keys)
     first, count, order = map(jnp.asarray, problem.class_index)
-    label = problem.samples.y[rows]
+    label = problem.samples.y[clients.row]
     place = jnp.floor(drawn * count[label]).astype(jnp.int32)
     place = first[label] + jnp.minimum(place, count[label] - 1)
-    return problem._replace(rows=order[place])
+    return clients._replace(row=order[place])
 
 
 def start_of(
@@ -288,6 +290,7 @@ def start_of(
         )
     gradient_correction = None
     if rule.gradient_correction is not None:
+        assert client.place is not None, "of `participants`"
         gradient_correction = rule.gradient_correction(
             state.server, broadcast, client.place
         )

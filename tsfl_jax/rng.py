@@ -69,10 +69,20 @@ STREAMS = {
     "variance intervals": 41,  # on the host, of confidence intervals, with seed 0
     "views": 60,  # on the host, by client id: where its view of the samples starts
     "table order": 61,  # on the host, of the samples that views are cut from
+    # On the host, of cohorts; the others by client id.
+    "cohort": 70,  # who is asked, by tier and interval
+    "client size": 71,
+    "client speed": 72,
+    "client download": 73,
+    "client upload": 74,
+    "client tau": 75,
+    "client lost": 76,
+    "client iterations": 77,  # each of them, around the mean
+    "client transfers": 78,  # likewise
 }
 
 
-def generator(seed: int, stream: str) -> np.random.Generator:
+def generator(seed: int, stream: str, *numbers: int) -> np.random.Generator:
     """Make the NumPy generator of a stream.
 
     The stream is a spawn key, which NumPy keeps apart from the seed: ``[0, 0]`` and 0
@@ -81,9 +91,10 @@ def generator(seed: int, stream: str) -> np.random.Generator:
     Args:
       seed: in [0, 2**128).
       stream: a key of `STREAMS`.
+      *numbers: ≥ 0, which of the stream's generators, such as that of an interval.
     """
     number = STREAMS[stream]
-    spawn_key = (number,) if number else ()
+    spawn_key = (number, *numbers) if number else ()
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
 
 

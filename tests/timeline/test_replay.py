@@ -144,25 +144,15 @@ def test_evaluated_where_a_multiple_is_a_rounding_error_late():
     assert replay.evaluated(seconds, 0.1).all()
 
 
-def test_dense_by_hand():
-    trace = trace_of([[0, 0, 1], [2, 1, -1]], [[0, 0, 0], [0, 1, 0]])
-    schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
-    rho = np.array([[0.5, 0.25, 0.25], [0.75, 0.25, 9.0]])
-    assert replay.dense(rho, schedule, 3).tolist() == [[0.75, 0.25, 0], [0, 0.25, 0.75]]
-    assert replay.dense(rho[:1], schedule, 3).tolist() == [[0.75, 0.25, 0]]
-    chosen = np.array([[True, False, False], [True, False, True]])
-    assert replay.dense(chosen, schedule, 3).tolist() == [
-        [True, False, False],
-        [False, False, True],
-    ]
-    whole = np.ones((2, 3))
-    assert replay.dense(whole, Schedule(whole, whole), 3) is whole
+def test_who_ever_works():
+    trace = trace_of([[0, 3, 3], [2, 1, -1]], [[0, 0, 0], [0, 1, 0]])
+    schedule = replay.schedule_of(trace, np.array([5, 6, 7, 8, 9]))
+    assert replay.drawn(schedule).tolist() == [0, 1, 2, 3]
     # A client that did nothing, but says that it did, has its weight, too.
-    idle = schedule.tau.copy()
-    idle[1, 1] = 0
+    idle = schedule.tau * (schedule.client != 2)
+    assert replay.drawn(schedule._replace(tau=idle)).tolist() == [0, 1, 3]
     lazy = schedule._replace(tau=idle, reported=schedule.tau)
-    assert replay.dense(rho, lazy, 3).tolist() == [[0.75, 0.25, 0], [0, 0.25, 0.75]]
-    assert replay.dense(idle, lazy, 3)[1].tolist() == [0, 0, 1]
+    assert replay.drawn(lazy).tolist() == [0, 1, 2, 3]
 
 
 @st.composite
@@ -188,7 +178,12 @@ def test_every_delivery_reads_its_version_from_the_smallest_pool(trace):
     work = np.zeros((len(real), 5), int)
     for r, k in zip(*np.nonzero(real), strict=True):
         work[r, trace.client[r, k]] += trace.iterations[r, k]
-    np.testing.assert_array_equal(replay.dense(schedule.tau, schedule, 5), work)
+    found = schedule.tau
+    if schedule.client is not None:
+        found = np.zeros_like(work)
+        row = np.arange(len(work))[:, None]
+        np.add.at(found, (row, schedule.client), schedule.tau)
+    np.testing.assert_array_equal(found, work)
     if schedule.delivery is None:
         assert (trace.version == np.arange(len(real))[:, None])[real].all()
         return
@@ -500,8 +495,11 @@ def test_every_framework_runs(framework, tmp_path):
     assert np.isfinite(accuracy).sum() == len(np.unique(periods))
     assert np.isfinite(accuracy[-1])
     with np.load(tmp_path / "clients.npz") as clients:
+        slots = result.history["rho"].shape
+        assert slots[0] == updates
         for name in ("tau", "size", "rho", "selected"):
-            assert clients[name].shape == (updates, 4), name
+            assert clients[name].shape == slots, name
+        assert ("client" in clients) == ("client" in result.history)
         assert (clients["tau"].sum(axis=1) > 0).sum() >= 1
         assert not clients["rho"][clients["tau"] == 0].any()
         worked = clients["tau"].sum(axis=1) * 32

@@ -65,9 +65,7 @@ class State(NamedTuple):
     # No client's model was finite, or not the new global one; params: the last good.
     diverged: Bool[Array, ""]
     snapshots: Params | None = None  # [P, ...], earlier models that clients start from
-    broadcast: Params | None = (
-        None  # [P, ...], what the rule had broadcast with those models
-    )
+    broadcast: Params | None = None  # [P, ...], what the rule had broadcast with them
 
 
 class Problem(NamedTuple):
@@ -99,6 +97,7 @@ class Inputs(NamedTuple):
     client: Int[Array, "... N"] | None = None
     delivery: Delivery | None = None  # None: all start from w^t
     threshold: Float[Array, "..."] | None = None  # K of DMS; NaN, None: the mean of τ
+    share: Float[Array, "... N"] | None = None  # ρ of `weighting`; None: the rule's
 
 
 # Fields of `History` that are None unless they were asked for.
@@ -127,9 +126,7 @@ class History(NamedTuple):
     selected: Bool[Array, "... N"]
     client_variance: Float[Array, "... N"]  # σ_i²
     client_dissimilarity: Float[Array, "... N"]  # ‖∇F_i − ∇F‖²
-    metrics: Float[Array, "... m"] | None = (
-        None  # of the user's own; None: there are none
-    )
+    metrics: Float[Array, "... m"] | None = None  # of the user's own
     # See `from_updates.Regret`; None: not measured.
     validation_loss: Float[Array, "..."] | None = None
     regret: Float[Array, "..."] | None = None
@@ -244,6 +241,7 @@ def observe(
         interval=jnp.asarray(inputs.interval),
         threshold=jnp.float32(jnp.nan) if threshold is None else jnp.asarray(threshold),
         place=claimed.place,
+        share=inputs.share,
     )
 
 
@@ -288,14 +286,12 @@ def start_of(
         variables, broadcast = trees.take(
             (state.snapshots, state.broadcast), client.snapshot
         )
-    gradient_correction = None
+    added = None
     if rule.gradient_correction is not None:
         assert client.place is not None, "of `participants`"
-        gradient_correction = rule.gradient_correction(
-            state.server, broadcast, client.place
-        )
+        added = rule.gradient_correction(state.server, broadcast, client.place)
     key = jax.random.fold_in(stream, client.id)
-    return local.Start(variables, key, gradient_correction)
+    return local.Start(variables, key, added)
 
 
 class Arrived(NamedTuple):
@@ -352,9 +348,8 @@ def train_and_combine(
         received, mean = there, optax.tree.add(params, trees.parted(update)[0])
     else:
         assert rule.from_updates is not None
-        outputs = ClientOutputs(
-            losses_of(results, on_device, there, spec.axis), objective
-        )
+        losses = losses_of(results, on_device, there, spec.axis)
+        outputs = ClientOutputs(losses, objective)
         weights, server = rule.from_updates(outputs, state.server, there, hparams)
         received = there = there._replace(rho=weights.rho, shares=weights.shares)
         moved = trees.weighted(trees.parted(updates)[0], weights.rho)
@@ -461,11 +456,10 @@ def evaluate_if_due(
     parts: Parts, params: Params, problem: Problem, due: Bool[Array, ""]
 ) -> evaluation.Scores:
     """Accuracy, loss and metrics of w^{t+1} on the test set; NaN if it is not due."""
-    axis = parts.spec.axis
     return lax.cond(
         due,
         lambda w: evaluation.evaluate(
-            parts.model, w, problem.samples, problem.test, axis
+            parts.model, w, problem.samples, problem.test, parts.spec.axis
         ),
         lambda w: evaluation.nothing(parts.model),
         params,

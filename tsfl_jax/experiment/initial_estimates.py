@@ -17,6 +17,7 @@ from tsfl_jax.engine import devices, estimates
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.experiment.rule_settings import needs_constants
+from tsfl_jax.timeline import replay
 from tsfl_jax.types import Constants, HParams, Params, PRNGKey
 
 DRAWS = 4  # estimates of a client, of which the mean is taken
@@ -49,12 +50,24 @@ def _estimate(
 
 
 def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
-    """All clients ``[N]``, with all they hold, in at least `width` columns of rows."""
+    """All clients ``[N]``, with all they hold, in at least `width` columns of rows.
+
+    Of cohorts the first one, so that the estimates do not depend on T.
+    """
     rows, count = prepared.partition.indices, prepared.partition.capacity
+    ids, there = np.arange(len(rows), dtype=np.int32), np.ones(len(rows), np.int32)
+    workload = prepared.workload
+    if workload.drawn is not None and workload.places is not None:
+        works = replay.claimed(workload.schedule) > 0
+        first = works.any(axis=1).argmax()
+        there, place = works[first].astype(np.int32), workload.places[first]
+        ids, rows, count = (
+            a[place] for a in (workload.drawn.astype(np.int32), rows, count)
+        )
     extra = max(width - rows.shape[1], 0)
     return local.Client(
-        jnp.arange(len(rows), dtype=jnp.int32),
-        jnp.ones(len(rows), jnp.int32),
+        jnp.asarray(ids),
+        jnp.asarray(there),
         jnp.asarray(count, jnp.int32),
         jnp.asarray(np.pad(rows, ((0, 0), (0, extra)))),
     )

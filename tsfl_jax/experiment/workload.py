@@ -5,15 +5,18 @@ framework. The workload is drawn once, in `prepare`, and carried.
 """
 
 import inspect
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config, seed_of
+from tsfl_jax.experiment import weighting
 from tsfl_jax.rules import SECTIONS
-from tsfl_jax.timeline import free_riders, replay, schedule, ticks
+from tsfl_jax.timeline import cohort, crowd, free_riders, replay, schedule, ticks
+from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
 from tsfl_jax.types import Schedule, UserError
@@ -25,10 +28,24 @@ class Workload(NamedTuple):
     """Which client works how much and when, drawn before training, on the host."""
 
     schedule: Schedule  # what the compiled program replays
-    fleet: Fleet | None = None  # speeds in seconds; None: τ by cases
+    # Speeds in seconds, or how those of cohorts are drawn; None: τ by cases.
+    fleet: Fleet | Cohorts | None = None
     trace: Trace | None = None  # deliveries in seconds; None: τ by cases
     tasks: list[Task] | None = None  # all that were begun; None: τ by cases
-    held: Int[np.ndarray, "N"] | None = None  # samples of each client; None: τ by cases
+    # Samples of each client; None: τ by cases, without cohorts.
+    held: Int[np.ndarray, "N"] | None = None
+    # Ids of a cohort's clients that ever work, sorted: the only ones on the device.
+    drawn: Int[np.ndarray, "U"] | None = None  # None: all clients
+
+    @property
+    def places(self) -> Int[np.ndarray, "T K"] | None:
+        """Where `drawn` has the client of each slot; None: all clients are in order."""
+        client = self.schedule.client
+        if client is None or self.drawn is None:
+            return client
+        # Nobody works in a slot of another client.
+        last = len(self.drawn) - 1
+        return np.minimum(np.searchsorted(self.drawn, client), last).astype(np.int32)
 
     @property
     def seconds(self) -> Float[np.ndarray, "T"]:
@@ -42,12 +59,17 @@ def groups(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(";") if part.strip())
 
 
-def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> Workload:
+def draw_workload(
+    config: Config,
+    held: Int[np.ndarray, "N"] | None = None,
+    sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None = None,
+) -> Workload:
     """Draw the workload of a validated config.
 
     Args:
       config: all settings.
       held: samples of each client, where they are given and not drawn.
+      sampler: of cohorts, the user's own, in place of that of the settings.
 
     Returns:
       `Workload`; its schedule has notes on idle intervals and clients.
@@ -55,7 +77,15 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
     Raises:
       UserError: a setting that cannot work, in one line.
     """
-    if config.timeline.framework == "none":
+    there = None
+    if config.cohort.size:
+        workload, there = _draw_cohorts(config, held, sampler)
+    elif sampler is not None:
+        raise UserError(
+            "sampler=: would be ignored with --config.cohort.size=0; say how many "
+            "clients it draws"
+        )
+    elif config.timeline.framework == "none":
         drawn = _draw_by_cases(config)
         if held is not None:
             size = np.broadcast_to(held.astype(np.int32), drawn.tau.shape)
@@ -78,7 +108,99 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
     if config.schedule.free_riders:
         times = _with_free_riders(config, times)
     times = times._replace(notes=times.notes + _idle_notes(config, times))
-    return workload._replace(schedule=times)
+    if there is None:
+        return workload._replace(schedule=times)
+    assert workload.held is not None
+    if times.threshold is None and not there.all():  # K is a mean of those asked
+        known = replay.claimed(times).sum(1) / np.maximum(there.sum(1), 1)
+        times = times._replace(threshold=known)
+    times = times._replace(share=weighting.shares(config, times, workload.held))
+    return workload._replace(schedule=times, drawn=replay.drawn(times))
+
+
+def _draw_cohorts(
+    config: Config,
+    held: Int[np.ndarray, "N"] | None,
+    sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None,
+) -> tuple[Workload, Bool[np.ndarray, "T K"]]:
+    """The workload where some clients are asked at a time, and who is in its slots.
+
+    Only those are drawn.
+    """
+    s, t = config.schedule, config.timeline
+    by_cases = t.framework == "none"
+    everyone = _crowd_of(config, held)
+    cohorts = cohort.make_cohorts(everyone, config.cohort, sampler)
+    held = crowd.all_sizes(everyone)
+    if by_cases:
+        ends = ticks.multiples(config.num_intervals, s.interval_seconds)
+        drawn, there = _cohorts_by_cases(config, cohorts)
+        drawn = drawn._replace(seconds=ends)
+        workload, all_count = Workload(drawn, held=held), True
+    else:
+        trace, tasks = simulate_timeline(config, cohorts)
+        drawn = replay.schedule_of(trace, held, cohorts=True)
+        workload, there = (
+            Workload(drawn, cohorts, trace, tasks, held),
+            trace.client >= 0,
+        )
+        all_count = timeline.FRAMEWORKS[t.framework].all_count
+    assert drawn.client is not None
+    chance = cohort.inclusion(cohorts, drawn.client, all_count)
+    return workload._replace(schedule=drawn._replace(inclusion=chance)), there
+
+
+def _crowd_of(config: Config, held: Int[np.ndarray, "N"] | None) -> crowd.Crowd:
+    s, t = config.schedule, config.timeline
+    return crowd.make_crowd(
+        config.num_clients,
+        seed_of(config, "fleet"),
+        data_size=s.data_size,
+        kind=s.kind if t.framework == "none" else "distribution",
+        size_groups=groups(s.size_groups),
+        held=held,
+        speed=groups(t.speed),
+        download=groups(t.download),
+        upload=groups(t.upload),
+        jitter=t.jitter,
+        dropout=s.dropout,
+        by_size=s.iteration == "pass",
+        speeds_file=t.speeds,
+        availability_file=t.availability,
+    )
+
+
+def _cohorts_by_cases(
+    config: Config, cohorts: Cohorts
+) -> tuple[Schedule, Bool[np.ndarray, "T K"]]:
+    shape = config.num_intervals, cohorts.size
+    client, there = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    for t in range(config.num_intervals):
+        ids = cohort.asked(cohorts, t)
+        client[t, : len(ids)], there[t, : len(ids)] = ids, True
+    client = np.where(there, client, client[there].min(initial=0))
+    limit = config.schedule.upload_above
+    return _by_cases_of(config, cohorts.crowd, client, there, limit), there
+
+
+def _by_cases_of(
+    config: Config,
+    everyone: crowd.Crowd,
+    client: Int[np.ndarray, "T K"],
+    there: np.ndarray,
+    upload_above: int,
+) -> Schedule:
+    s = config.schedule
+    return crowd.schedule_of(
+        everyone,
+        client,
+        there,
+        kind=s.kind,
+        tau=tuple(s.tau),
+        tau_groups=groups(s.tau_groups),
+        upload_above=upload_above,
+        all_work=_counts_all_work(config),
+    )
 
 
 def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
@@ -97,7 +219,12 @@ def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
     if drawn.threshold is None:
         return found
     # K counts what clients report, and what those have done that cannot upload.
-    of_all, _ = make(_draw_by_cases(config, upload_above=0).tau)
+    if drawn.client is None:
+        of_all, _ = make(_draw_by_cases(config, upload_above=0).tau)
+    else:
+        everyone, there = _crowd_of(config, None), np.ones(drawn.tau.shape, bool)
+        honest = _by_cases_of(config, everyone, drawn.client, there, 0)
+        of_all, _ = make(honest.tau)
     known = np.where(drawn.tau > 0, reported, of_all)
     return found._replace(threshold=known.mean(axis=1))
 
@@ -123,6 +250,7 @@ def _idle_notes(config: Config, drawn: Schedule) -> tuple[str, ...]:
     worked = np.zeros(config.num_clients, bool)
     worked[np.broadcast_to(client, works.shape)[works]] = True
     missing, empty = np.flatnonzero(~worked), int((~works.any(axis=1)).sum())
+    missing = missing[: 0 if config.cohort.size else None]  # most are never asked
     parts = []
     if empty:
         parts.append(f"no client trains in {empty} of {len(works)} intervals")
@@ -196,7 +324,7 @@ def _draw_fleet(config: Config, size: Int[np.ndarray, "N"]) -> Fleet:
     )
 
 
-def simulate_timeline(config: Config, fleet: Fleet) -> Simulation:
+def simulate_timeline(config: Config, fleet: Fleet | Cohorts) -> Simulation:
     """Simulate all tasks and updates of T·Δ virtual seconds under the framework."""
     t, interval = config.timeline, config.schedule.interval_seconds
     intervals = config.num_intervals
@@ -214,7 +342,9 @@ def simulate_timeline(config: Config, fleet: Fleet) -> Simulation:
                 f"{framework.simulate.__name__} of framework {t.framework!r} takes "
                 f"{argument.name!r}: expected {', '.join(given)}, rng, or a default"
             )
-    _check_events(config, framework.events(fleet, **own))
+    # A cohort is as fast as the others, about.
+    some = cohort.first_fleet(fleet) if isinstance(fleet, Cohorts) else fleet
+    _check_events(config, framework.events(some, **own))
     return framework.simulate(fleet, **own)
 
 

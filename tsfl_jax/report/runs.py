@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Integer
+from jaxtyping import Bool, Float, Integer
 
 from tsfl_jax.report import style as plot_style
 
@@ -28,7 +28,7 @@ def write_figures(
     folder: pathlib.Path, results: Mapping[str, np.ndarray], about: Mapping[str, Any]
 ) -> None:
     """Write curves.png and participation.png; see `curves` and `participation`."""
-    bars = participation(results["tau"], results["rho"], about)
+    bars = participation(results["tau"], results["rho"], about, results.get("client"))
     plot_style.save(curves(results, about), folder / "curves.png")
     plot_style.save(bars, folder / "participation.png")
 
@@ -95,37 +95,70 @@ def participation(
     tau: Integer[np.ndarray, "T N"],
     rho: Float[np.ndarray, "T N"],
     about: Mapping[str, Any],
+    client: Integer[np.ndarray, "T N"] | None = None,
 ) -> "matplotlib.figure.Figure":
     """The figure of how often and how much each client counted.
 
     Args:
       tau: local iterations.
       rho: weights of the aggregation; NaN where every model was lost.
-      about: data, algorithm and seed, for the title.
+      about: data, algorithm and seed, for the title, and num_clients.
+      client: who is in each slot of a cohort or an update; None: client i in column i.
     """
-    rho, clients = np.nan_to_num(rho), tau.shape[1]
-    few = clients <= _FEW_CLIENTS
-    order = np.arange(clients) if few else np.argsort(tau.sum(0), kind="stable")
+    rho = np.nan_to_num(rho)
+    everyone = tau.shape[1]
+    if client is not None:
+        everyone = int(about.get("num_clients") or client.max(initial=0) + 1)
+    clients, of_slot = _whose(client, (tau > 0) | (rho > 0), everyone)
+    few = everyone <= _FEW_CLIENTS
     panels = {
-        "selected in\n% of intervals": 100 * (rho > 0),
+        "selected, times in\n100 intervals": 100 * (rho > 0),
         "mean weight ρ, %\n(dashed: 1/N)": 100 * rho,
         "mean local\niterations τ": tau.astype(float),
     }
+    sums = {
+        name: np.bincount(of_slot.ravel(), values.ravel(), clients + 1)[:clients]
+        for name, values in panels.items()
+    }
+    *_, work = sums.values()
+    order = np.arange(clients) if few else np.argsort(work, kind="stable")
     figure, grid = plot_style.figure_of(4.4, nrows=3, sharex=True)
     # One collection of lines: thousands of bars would take seconds.
     width = (0.8 if few else 1) * 72 * 0.9 * figure.get_figwidth() / clients  # points
     look = {"linewidth": width, "antialiased": few, "color": "#56B4E9"}
-    for axes, (name, values) in zip(grid, panels.items(), strict=True):
-        heights = values.sum(0)[order] / max(len(tau), 1)
+    for axes, (name, values) in zip(grid, sums.items(), strict=True):
+        heights = values[order] / max(len(tau), 1)
         axes.vlines(np.arange(clients), 0, heights, **look)
         axes.set_ylabel(name)
         axes.set_ylim(bottom=0)
-    grid[1].axhline(100 / clients, color="#777777", linestyle="--", linewidth=1)
+    grid[1].axhline(100 / everyone, color="#777777", linestyle="--", linewidth=1)
     grid[2].set_xlim(-0.7, clients - 0.3)
-    grid[2].set_xlabel("client" if few else "client, in order of mean τ")
+    label = "client" if few else "client, in order of mean τ"
+    if clients < everyone:
+        label += f" ({clients:,} of {everyone:,} take part)"
+    grid[2].set_xlabel(label)
     grid[2].xaxis.set_major_locator(plot_style.whole_numbers())
     figure.suptitle(_title(about))
     return figure
+
+
+def _whose(
+    client: Integer[np.ndarray, "T K"] | None,
+    there: Bool[np.ndarray, "T K"],
+    everyone: int,
+) -> tuple[int, Integer[np.ndarray, "T K"]]:
+    """How many clients to show, and which of them is in each slot; that many: none.
+
+    All N, or where there are many those that ever take part.
+    """
+    if client is None:
+        return everyone, np.broadcast_to(np.arange(everyone), there.shape)
+    ids, places = np.unique(client[there], return_inverse=True)
+    if everyone <= _FEW_CLIENTS:
+        ids, places = np.arange(everyone), client[there]
+    found = np.full(there.shape, len(ids))
+    found[there] = places
+    return len(ids), found
 
 
 def _title(about: Mapping[str, Any]) -> str:

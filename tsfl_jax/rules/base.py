@@ -41,6 +41,9 @@ class RoundInfo(NamedTuple):
     threshold: Float[Array, ""] | float = math.nan  # K of DMS; NaN: the mean of τ
     # Of each in a state of all clients, in [0, Counts.clients); None: the ids.
     place: Int[Array, "N"] | None = None
+    share: Float[types.Array, "N"] | None = (
+        None  # ρ that go with how a cohort was sampled
+    )
 
     @property
     def places(self) -> Int[Array, "N"]:
@@ -91,9 +94,10 @@ class ClientOutputs(NamedTuple):
 class Counts(NamedTuple):
     """Numbers that give a rule's state its shape."""
 
-    clients: int  # N
+    clients: int  # N, of cohorts those that ever work
     groups: int  # tiers, at least 1
     size: Num[Array, "N"] | None = None  # samples per client; None: equal sizes
+    others: types.Scalar = 0.0  # samples of all clients that never work
 
 
 def no_state(params: Params, counts: Counts) -> tuple:

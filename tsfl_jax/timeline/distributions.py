@@ -10,6 +10,7 @@ The grammar of a group; `draw_whole` floors each number, `draw_real` does not:
 - ``constant(k)``.
 """
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -109,6 +110,82 @@ def draw_real(
     return _draw([_parse(t, flag, whole=False) for t in texts], group, (), rng, False)
 
 
+def whole_at(
+    texts: Sequence[str],
+    group: Int[np.ndarray, "*shape"],
+    uniform: Float[np.ndarray, "*shape"],
+    *,
+    least: int,
+    flag: str,
+) -> Int[np.ndarray, "*shape"]:
+    """Whole numbers as of `draw_whole`, each from one number in (0, 1), by inversion.
+
+    Args:
+      texts, least, flag: as in `draw_whole`.
+      group: int in [0, G), distribution of each number.
+      uniform: in (0, 1), likewise.
+
+    Returns:
+      int64, floored, from `least` to 2³¹ − 1.
+
+    Raises:
+      UserError: a text outside the grammar.
+    """
+    found = _inverted([_parse(t, flag) for t in texts], group, uniform, True)
+    return np.clip(np.floor(found), least, INT32_MAX).astype(np.int64)
+
+
+def real_at(
+    texts: Sequence[str],
+    group: Int[np.ndarray, "*shape"],
+    uniform: Float[np.ndarray, "*shape"],
+    *,
+    flag: str,
+) -> Float[np.ndarray, "*shape"]:
+    """Real numbers as of `draw_real`, by inversion; see `whole_at`."""
+    parsed = [_parse(t, flag, whole=False) for t in texts]
+    return _inverted(parsed, group, uniform, False)
+
+
+def mean_of(texts: Sequence[str], *, flag: str) -> float:
+    """The mean of a number that is from each of the distributions equally often."""
+    middle = {"uniform": lambda low, high: (low + high) / 2}
+    parsed = [_parse(text, flag) for text in texts]
+    means = [middle.get(name, lambda mean, *_: mean)(*given) for name, given in parsed]
+    return float(np.mean(means))
+
+
+def _inverted(
+    parsed: Sequence[tuple[str, list[float]]],
+    group: Int[np.ndarray, "*shape"],
+    uniform: Float[np.ndarray, "*shape"],
+    whole: bool,
+) -> Float[np.ndarray, "*shape"]:
+    """The quantiles of each number's distribution; whole numbers are exact."""
+    out = np.empty(uniform.shape)
+    for g, (name, numbers) in enumerate(parsed):
+        mine = np.broadcast_to(group == g, out.shape)
+        u, first, last = uniform[mine], numbers[0], numbers[-1]
+        if name == "normal":
+            out[mine] = first + last * _normal(u)
+        elif name == "lognormal":
+            out[mine] = np.exp(math.log(first) - last**2 / 2 + last * _normal(u))
+        elif name == "constant":
+            out[mine] = first
+        elif whole:
+            count = last - first + 1
+            out[mine] = first + np.minimum(np.floor(u * count), count - 1)
+        else:
+            out[mine] = first + u * (last - first)
+    return out
+
+
+def _normal(uniform: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    from scipy import special
+
+    return special.ndtri(uniform)
+
+
 def _draw(
     parsed: Sequence[tuple[str, list[float]]],
     group: Int[np.ndarray, " N"],
@@ -137,6 +214,7 @@ def _draw(
     return out
 
 
+@functools.lru_cache(maxsize=256)
 def _parse(text: str, flag: str, whole: bool = True) -> tuple[str, list[float]]:
     def wrong(why: str) -> UserError:
         return UserError(f"{flag}: {text!r}: {why} (grammar: {_GRAMMAR})")

@@ -93,7 +93,8 @@ def draw_fleet(
     )
     chance = lost_rng.random((draws, N)).T
     lost = np.ascontiguousarray(chance < dropout)
-    online = _read_windows(availability_file, N) if availability_file else ()
+    given = read_windows(availability_file, N) if availability_file else {}
+    online = tuple(given.get(i, np.empty((0, 2))) for i in range(N)) if given else ()
     return Fleet(iteration, download_time, upload_time, lost, online)
 
 
@@ -107,8 +108,12 @@ class ExactFleet(NamedTuple):
     online: Sequence[Sequence[tuple[Ticks, Ticks]]]  # of each client; none: never
 
 
-def exact(fleet: Fleet) -> ExactFleet:
+def exact(fleet: Fleet, client: Int[np.ndarray, "N"] | None = None) -> ExactFleet:
     """Put a fleet in ticks: every time is rounded once, here.
+
+    Args:
+      fleet: in seconds.
+      client: who they are, for messages; None: those from 0 to N−1.
 
     Raises:
       UserError: an iteration that takes no tick.
@@ -117,9 +122,10 @@ def exact(fleet: Fleet) -> ExactFleet:
     if not steps.all():
         i, j = np.argwhere(steps == 0)[0]
         raise UserError(
-            f"--config.timeline.speed: an iteration of client {i} takes "
-            f"{fleet.iteration[i, j]:g} s; expected at least {1 / ticks.SECOND:g} s, "
-            "the unit of virtual time; choose slower clients"
+            "--config.timeline.speed: an iteration of client "
+            f"{i if client is None else client[i]} takes {fleet.iteration[i, j]:g} s; "
+            f"expected at least {1 / ticks.SECOND:g} s, the unit of virtual time; "
+            "choose slower clients"
         )
     online = [
         [(a, b) for a, b in (map(ticks.of, w) for w in windows.tolist()) if a < b]
@@ -214,6 +220,21 @@ def _check(N: int, size: np.ndarray, jitter: float, dropout: float, draws: int) 
     check("schedule.dropout", dropout)
 
 
+def check_groups(groups: dict[str, tuple[str, ...]], N: int) -> None:
+    """Check that there are not more groups than clients.
+
+    Raises:
+      UserError: there are, or no speed.
+    """
+    for name, texts in groups.items():
+        if len(texts) > N or (name == "speed" and not texts):
+            raise UserError(
+                f"--config.timeline.{name} has {len(texts)} entries for "
+                f"--config.num_clients={N}; expected at most one per client, and at "
+                "least one speed"
+            )
+
+
 def _draw_means(
     groups: dict[str, tuple[str, ...]],
     N: int,
@@ -225,32 +246,40 @@ def _draw_means(
 
     Drawn speeds are times `share`, |D_i| over its mean; measured ones have it already.
     """
+    check_groups(groups, N)
     means = []
     for (name, texts), stream in zip(groups.items(), rng.spawn(3), strict=True):
-        if len(texts) > N or (name == "speed" and not texts):
-            raise UserError(
-                f"--config.timeline.{name} has {len(texts)} entries for "
-                f"--config.num_clients={N}; expected at most one per client, and at "
-                "least one speed"
-            )
         texts = texts or ("constant(0)",)
         group = np.arange(N) * len(texts) // N
         flag = f"--config.timeline.{name}"
         means.append(distributions.draw_real(texts, group, stream, flag=flag))
     means[0] = means[0] * share
     if path:
-        _read_means(means, path)
+        read_means(means, path)
+    check_means(groups, means, np.arange(N))
+    return means
+
+
+def check_means(
+    groups: dict[str, tuple[str, ...]],
+    means: Sequence[Seconds],
+    client: Int[np.ndarray, "N"],
+) -> None:
+    """Check that work takes time, and transfers none or some.
+
+    Raises:
+      UserError: not finite, negative, or a speed of 0.
+    """
     for (name, texts), mean in zip(groups.items(), means, strict=True):
         fine = np.isfinite(mean) & (mean > 0 if name == "speed" else mean >= 0)
         if not fine.all():
             i = int(np.argmin(fine))
             raise UserError(
-                f"--config.timeline.{name}={','.join(texts)}: client {i} gets "
+                f"--config.timeline.{name}={','.join(texts)}: client {client[i]} gets "
                 f"{mean[i]:g} s, expected a finite number "
                 f"{'> 0' if name == 'speed' else '>= 0'}; choose uniform(low,high) or "
                 "lognormal(mean,sigma)"
             )
-    return means
 
 
 def _factors(
@@ -262,7 +291,7 @@ def _factors(
     return np.exp(jitter * normal - jitter**2 / 2)
 
 
-def _read_means(means: list[Seconds], path: str) -> None:
+def read_means(means: list[Seconds], path: str) -> None:
     """Put the file's means in place of the drawn ones."""
     N = len(means[0])
     flag = "--config.timeline.speeds"
@@ -287,8 +316,9 @@ def _read_means(means: list[Seconds], path: str) -> None:
         )
 
 
-def _read_windows(path: str, N: int) -> Windows:
-    found: list[list[tuple[float, float, str]]] = [[] for _ in range(N)]
+def read_windows(path: str, N: int) -> dict[int, Float[np.ndarray, "W 2"]]:
+    """Online windows by client, of the clients that the file names; see `Fleet`."""
+    found: dict[int, list[tuple[float, float, str]]] = {}
     flag = "--config.timeline.availability"
     for row in csv_rows.read_rows(path, ("client", "start", "end"), flag=flag):
         i = csv_rows.whole_number(row, "client", 0, N - 1)
@@ -296,11 +326,11 @@ def _read_windows(path: str, N: int) -> Windows:
         end = csv_rows.seconds(row, "end", endless=True)
         if end <= start:
             raise UserError(f"{row[0]}: end is {end:g}; expected > start = {start:g}")
-        found[i].append((start, end, row[0]))
-    online = []
-    for i, windows in enumerate(found):
+        found.setdefault(i, []).append((start, end, row[0]))
+    online = {}
+    for i in sorted(found):
         merged: list[list[float]] = []
-        for start, end, where in sorted(windows):
+        for start, end, where in sorted(found[i]):
             if merged and start < merged[-1][1]:
                 raise UserError(
                     f"{where}: client {i}'s window [{start:g}, {end:g}) overlaps "
@@ -311,5 +341,5 @@ def _read_windows(path: str, N: int) -> Windows:
                 merged[-1][1] = end
             else:
                 merged.append([start, end])
-        online.append(np.array(merged, np.float64).reshape(-1, 2))
-    return tuple(online)
+        online[i] = np.array(merged, np.float64)
+    return online

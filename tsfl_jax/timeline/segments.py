@@ -4,13 +4,15 @@ NOT done here: which tasks there are, see `asynchronous` and `synchronous`.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline.cohort import Cohorts
+from tsfl_jax.timeline.crowd import fleet_of
 from tsfl_jax.timeline.fleet import (
     ExactFleet,
     Fleet,
@@ -25,6 +27,7 @@ from tsfl_jax.timeline.trace import Task
 
 DOWNLOAD, ITERATION, UPLOAD = "download", "iteration", "upload"
 UNFINISHED, WAITING, OFFLINE = "unfinished", "waiting", "offline"
+_MOST = 400  # clients of a cohort that are shown
 KINDS = (DOWNLOAD, ITERATION, UNFINISHED, UPLOAD, WAITING, OFFLINE)
 
 
@@ -58,37 +61,63 @@ def _parts(fleet: ExactFleet, task: Task) -> Iterator[tuple[str, Ticks, Ticks]]:
     yield UPLOAD, uploads, arrival
 
 
-def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segment]:
+def segments(
+    tasks: Iterable[Task], fleet: Fleet | Cohorts, end: float
+) -> Iterator[Segment]:
     """Yield the activities of every client from 0 to `end`, without a gap.
 
     Args:
       tasks: of a `Simulation`, by client, in time.
-      fleet: N clients.
+      fleet: N clients; or cohorts, of which those that are ever asked are shown, or
+        where they are many 400 at even distances.
       end: seconds > 0.
 
     Yields:
       `Segment`s by client, in time. An iteration that is interrupted by being offline
       has one for each part.
     """
-    clients, until = exact(fleet), ticks.of(end)
+    clients = None if isinstance(fleet, Cohorts) else exact(fleet)
+    until = ticks.of(end)
     # Of a float64, which tasks have; less than a tick up to 13 days.
     shortest = until / 2**50
     tasks_of: dict[int, list[Task]] = {}
     for task in tasks:
         if task.start < end:
             tasks_of.setdefault(task.client, []).append(task)
-    for i in range(len(clients.lost)):
+    everyone = _some(sorted(tasks_of)) if clients is None else range(len(clients.lost))
+    for i in everyone:
+        mine, times, row = tasks_of.get(i, []), clients, i
+        if isinstance(fleet, Cohorts):
+            mine, times, row = *_own_times(fleet, mine), 0
+        assert times is not None
         busy = [
             (a, b, kind)
-            for task in tasks_of.get(i, ())
-            for kind, start, last in _parts(clients, task)
+            for task in mine
+            for kind, start, last in _parts(times, task)
             for a, b in online_in(
-                clients, i, start, min(last, ticks.of(task.stop), until)
+                times, row, start, min(last, ticks.of(task.stop), until)
             )
         ]
-        for kind, a, b in _with_gaps(clients, i, busy, until):
+        for kind, a, b in _with_gaps(times, row, busy, until):
             if b - a > shortest:
                 yield Segment(i, kind, ticks.seconds(a), ticks.seconds(b))
+
+
+def _own_times(
+    cohorts: Cohorts, tasks: Sequence[Task]
+) -> tuple[list[Task], ExactFleet]:
+    """A client's tasks as those of a fleet with a row for each, and that fleet."""
+    ids = np.array([task.client for task in tasks])
+    numbers = np.array([task.number for task in tasks])
+    most = max(task.iterations for task in tasks)
+    fleet = exact(fleet_of(cohorts.crowd, ids, numbers, max(most, 1)), ids)
+    rows = [task._replace(client=k, number=0) for k, task in enumerate(tasks)]
+    return rows, fleet
+
+
+def _some(clients: Sequence[int]) -> Sequence[int]:
+    """All, or `_MOST` of them at even distances."""
+    return clients[:: -(-len(clients) // _MOST) or 1]
 
 
 def _with_gaps(
@@ -106,20 +135,27 @@ def _with_gaps(
         now = max(now, b)
 
 
-def of_schedule(tau: Int[np.ndarray, "T N"]) -> list[Segment]:
+def of_schedule(
+    tau: Int[np.ndarray, "T N"], client: Int[np.ndarray, "T N"] | None = None
+) -> list[Segment]:
     """Bars of τ, where seconds are unknown: H iterations fill an interval.
 
     Args:
       tau: ``[T, N]`` int ≥ 0, local iterations.
+      client: who does them, of cohorts, shown as in `segments`; None: client i.
 
     Returns:
       `Segment`s by client, in intervals instead of seconds; the rest is WAITING.
     """
-    intervals, clients = tau.shape
+    intervals, clients = len(tau), range(tau.shape[1])
     H, found = max(int(tau.max(initial=1)), 1), []
-    for i in range(clients):
+    if client is not None:
+        clients = _some(np.unique(client[tau > 0]).tolist())
+        several = [np.where(client == i, tau, 0).max(1) for i in clients]
+        tau = np.stack(several, 1)
+    for column, i in enumerate(clients):
         for t in range(intervals):
-            work = int(tau[t, i])
+            work = int(tau[t, column])
             edges = [t + h / H for h in range(work + 1)]
             pairs = zip(edges[:-1], edges[1:], strict=True)
             found += [Segment(i, ITERATION, a, b) for a, b in pairs]

@@ -2,19 +2,24 @@
 
 The functions are pure: the same fleet gives the same trace. Rows list their clients by
 id. The server waits for a lost delivery until it would have arrived. A round without an
-arrival is no update.
+arrival is no update. With `Cohorts` in place of a fleet some clients are asked in each
+round: those of round r, of its tier, whatever has happened before.
 """
 
+import collections
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline import crowd, rounds, ticks
+from tsfl_jax.timeline.cohort import Cohorts, asked, opening
 from tsfl_jax.timeline.events import quota_of
-from tsfl_jax.timeline.fleet import ExactFleet, Fleet, expected, finish
+from tsfl_jax.timeline.fleet import ExactFleet, Fleet, exact, expected, finish
+from tsfl_jax.timeline.rounds import Asking
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
@@ -23,22 +28,24 @@ from tsfl_jax.timeline.trace import (
     Update,
     add_round,
     begin,
+    end_of,
     in_ticks,
     make_simulation,
 )
 from tsfl_jax.types import INT32_MAX, UserError
 
 
-def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
+def sfl(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulation:
     """Simulate conventional SFL: a round ends when all clients did H iterations.
 
     Args:
-      fleet: N clients. The server does not wait for one that never finishes.
+      fleet: N clients, or cohorts: of K' ≥ K asked the first K count. The server does
+        not wait for one that never finishes.
       horizon: seconds > 0; updates until then count.
       iterations: H ≥ 1.
 
     Returns:
-      A `Simulation` with K = N.
+      A `Simulation` with K = N, or the K of cohorts.
 
     Raises:
       UserError: a value out of range, no update within the horizon.
@@ -46,120 +53,151 @@ def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
     Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", 2017.
     """
-    clients, end = in_ticks(fleet, horizon, iterations)
-    N = len(clients.lost)
-    return _tier_rounds(clients, end, [range(N)], [iterations] * N, iterations)
+    given, end = rounds.asking(fleet, horizon, iterations)
+    return _tier_rounds(given, end, iterations)
 
 
-def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
+def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulation:
     """Simulate ESync: synchronous rounds in which faster clients do more iterations.
 
     A client does as many iterations, at least H, as end by the expected arrival of the
-    slowest client, which does H. Expected times are means that ignore when a client is
-    online. A round ends when all have arrived.
+    slowest client of the round, which does H. Expected times are means that ignore when
+    a client is online. A round ends when all have arrived.
 
     Args, Returns, Raises: as in `sfl`.
 
     Source: Z. Li et al., "ESync: Accelerating Intra-Domain Federated Learning in
     Heterogeneous Data Centers", 2020.
     """
-    clients, end = in_ticks(fleet, horizon, iterations)
-    each = [(d + u, step) for d, step, u in zip(*expected(clients), strict=True)]
-    slowest = max(rest + iterations * step for rest, step in each)
+    given, end = rounds.asking(fleet, horizon, iterations)
+
+    def counts(ids: Sequence[int]) -> list[int]:
+        return _while_the_slowest(given.expected(ids), ids, iterations)
+
+    return _tier_rounds(given, end, iterations, counts=counts)
+
+
+def _while_the_slowest(
+    means: rounds.Expected, ids: Sequence[int], iterations: int
+) -> list[int]:
+    """Iterations that ESync's clients do while the slowest does H."""
+    each = [(d + u, step) for d, step, u in zip(*means, strict=True)]
+    slowest = max((rest + iterations * step for rest, step in each), default=0)
     counts = [max((slowest - rest) // step, iterations) for rest, step in each]
-    if max(counts) > INT32_MAX:
+    if (most := max(counts, default=0)) > INT32_MAX:
         raise UserError(
-            f"--config.timeline.speed: client {counts.index(max(counts))} does "
-            f"{max(counts):.3g} iterations while the slowest does {iterations}; "
+            f"--config.timeline.speed: client {ids[counts.index(most)]} does "
+            f"{most:.3g} iterations while the slowest does {iterations}; "
             f"expected at most {INT32_MAX}; choose speeds that differ less"
         )
-    return _tier_rounds(clients, end, [range(len(counts))], counts, iterations)
+    return counts
 
 
-def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Simulation:
+def fedat(
+    fleet: Fleet | Cohorts, *, horizon: float, iterations: int, tiers: int
+) -> Simulation:
     """Simulate FedAT: tiers of similar speed, each with synchronous rounds of its own.
 
     Clients are sorted by their expected seconds of a task; the p-th of N is in tier
     ⌊pM/N⌋, tier 0 the fastest. The end of a tier's round is an update; ties go to the
     faster tier. A round's base model is the newest when the round begins, also for a
-    client that comes online later.
+    client that comes online later. A cohort is of one tier; all N are sorted once.
 
     Args:
       fleet, horizon, iterations: as in `sfl`.
       tiers: 1 ≤ M ≤ N.
 
     Returns:
-      A `Simulation` with `group` = tier and K = ⌈N/M⌉.
+      A `Simulation` with `group` = tier and K = ⌈N/M⌉, or at most that of cohorts.
 
     Raises: as `sfl`.
 
     Source: Z. Chai et al., "FedAT: A High-Performance and Communication-Efficient
     Federated Learning System with Asynchronous Tiers", SC 2021.
     """
-    clients, end = in_ticks(fleet, horizon, iterations)
-    N = len(clients.lost)
+    if isinstance(fleet, Cohorts):
+        N = fleet.crowd.num_clients
+        total = crowd.task_seconds(
+            fleet.crowd, np.arange(N, dtype=np.int32), iterations
+        )
+        order = np.argsort(total, kind="stable").astype(np.int32)
+    else:
+        clients, _ = in_ticks(fleet, horizon, iterations)
+        means = zip(*expected(clients), strict=True)
+        total = [d + iterations * s + u for d, s, u in means]
+        order = np.array(sorted(range(len(total)), key=total.__getitem__))
+        N = len(order)
     check("timeline.tiers", tiers, N, "num_clients")
-    total = [d + iterations * s + u for d, s, u in zip(*expected(clients), strict=True)]
-    order = sorted(range(N), key=total.__getitem__)
-    tier = np.arange(N) * tiers // N
-    members = [np.sort(np.array(order)[tier == m]).tolist() for m in range(tiers)]
-    return _tier_rounds(clients, end, members, [iterations] * N, iterations)
+    edges = [-(-m * N // tiers) for m in range(tiers + 1)]
+    members = [np.sort(order[a:b]) for a, b in itertools.pairwise(edges)]
+    given, end = rounds.asking(fleet, horizon, iterations, members)
+    return _tier_rounds(given, end, iterations, tiers)
 
 
 def _tier_rounds(
-    fleet: ExactFleet,
+    given: Asking,
     horizon: Ticks,
-    tiers: Sequence[Sequence[int]],
-    counts: Sequence[int],
     iterations: int,
+    tiers: int = 1,
+    counts: Callable[[Sequence[int]], list[int]] | None = None,
 ) -> Simulation:
-    """Synchronous rounds of each tier; counts: iterations of each client."""
+    """Synchronous rounds of each tier; counts: of iterations, of a round's clients."""
     updates: list[Update] = []
     begun: list[Task] = []  # without those of the rounds that go on
-    ends: list[tuple[Ticks, int, int, list[Task]]] = []  # a heap
+    # A heap of rounds that end; one without tasks is to begin then.
+    ends: list[tuple[Ticks, int, int, list[Task]]] = []
 
     def start(tier: int, number: int, now: Ticks) -> None:
-        new = {"version": len(updates), "now": now}
-        tasks = [
-            begin(fleet, i, number, **new, iterations=counts[i]) for i in tiers[tier]
-        ]
-        arrivals = [task.arrival for task in tasks if task.arrival < math.inf]
-        if arrivals:
-            heapq.heappush(ends, (max(arrivals), tier, number, tasks))
-        else:  # no client of this tier finishes: its last round does not end
-            begun.extend(tasks)
+        for later in range(given.patience):
+            k = number + later
+            if (first := given.opens(now, tier)) > now:
+                heapq.heappush(ends, (first, tier, k, []))
+                return
+            ids = given.ask(k, now, tier)
+            several = counts(ids) if counts else [iterations] * len(ids)
+            tasks = given.begin(ids, [k] * len(ids), several, len(updates), now)
+            end = rounds.ending(tasks, given.size)[1]
+            if end < math.inf:
+                heapq.heappush(ends, (end, tier, k, tasks))
+                return
+            begun.extend(tasks)  # none of them finishes
 
-    for tier in range(len(tiers)):
+    for tier in range(tiers):
         start(tier, 0, 0)
     while ends and ends[0][0] <= horizon:
         now, tier, number, tasks = heapq.heappop(ends)
-        ended = [task for task in tasks if task.arrival < math.inf]
+        if not tasks:
+            start(tier, number, now)
+            continue
+        ended, _ = rounds.ending(tasks, given.size)
         begun += ended
-        # A client that never finishes gives this task up for that of the next round.
+        # Who has not finished gives this task up for that of the next round.
+        there = {task.client for task in ended}
         begun += [
             task._replace(stop=now)
             for task in tasks
-            if task.arrival == math.inf and task.start < now
+            if task.client not in there and task.start < now
         ]
         add_round(updates, ended, now, tier)
         start(tier, number + 1, now)
     begun += [task for *_, tasks in ends for task in tasks]
-    width = max(map(len, tiers))
-    return make_simulation(updates, begun, width, fleet, horizon, iterations)
+    width = given.size
+    return make_simulation(updates, begun, width, given.fleet, horizon, iterations)
 
 
 def fedcs(
-    fleet: Fleet, *, horizon: float, iterations: int, deadline: float
+    fleet: Fleet | Cohorts, *, horizon: float, iterations: int, deadline: float
 ) -> Simulation:
     """Simulate FedCS: rounds with a deadline, of clients that should meet it.
 
     A round begins when a client that could meet the deadline is online. The server
-    selects among the clients that are online then, see `_greedy`. Downloads and
-    iterations are parallel, uploads are not, see `_upload_in_turn`. The round ends
-    with the last upload, or at the deadline if an upload was dropped.
+    selects among the clients online then (`_greedy`). Downloads and iterations are
+    parallel, uploads are not (`_upload_in_turn`). The round ends with the last upload,
+    or at the deadline if one was dropped.
 
     Args:
-      fleet, horizon, iterations: as in `sfl`.
+      fleet, horizon, iterations: as in `sfl`; the server selects within a cohort, and
+        if none can be selected waits until the deadline.
       deadline: seconds > 0 a round may last.
 
     Returns:
@@ -173,23 +211,24 @@ def fedcs(
     Heterogeneous Resources in Mobile Edge", ICC 2019, Algorithm 3, with a download
     time of each client's own instead of a multicast to all.
     """
-    clients, until = in_ticks(fleet, horizon, iterations)
     check("timeline.deadline", deadline)
-    longest, J = ticks.of(deadline), fleet.iteration.shape[1]
+    longest = ticks.of(deadline)
+    if isinstance(fleet, Cohorts):
+        return _fedcs_of_cohorts(fleet, horizon, iterations, longest)
+    (clients, until), J = in_ticks(fleet, horizon, iterations), fleet.iteration.shape[1]
     download, step, upload = expected(clients)
     ready = [d + iterations * s for d, s in zip(download, step, strict=True)]
     total = [r + u for r, u in zip(ready, upload, strict=True)]
     able = [i for i, t in enumerate(total) if t <= longest * J]
     if not able:
+        fastest = ticks.seconds(min(total)) / J
         raise UserError(
             f"--config.timeline.deadline={deadline:g}: no client is expected to meet "
-            f"it; the fastest takes {ticks.seconds(min(total)) / J:g} s; choose a "
-            "longer one"
+            f"it; the fastest takes {fastest:g} s; choose a longer one"
         )
     # As if uploads took no time: they wait for the channel.
     silent = clients._replace(upload=np.zeros_like(clients.upload))
-    updates: list[Update] = []
-    begun: list[Task] = []
+    updates, begun = list[Update](), list[Task]()
     number = [itertools.count() for _ in ready]  # of a client's next task
     now: Ticks = 0
     while True:
@@ -205,8 +244,49 @@ def fedcs(
             break
         begun += tasks
         add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
-    width = max((len(update.tasks) for update in updates), default=1)
-    return make_simulation(updates, begun, width, clients, until, iterations)
+    return make_simulation(updates, begun, 0, clients, until, iterations)
+
+
+def _fedcs_of_cohorts(
+    cohorts: Cohorts, horizon: float, iterations: int, longest: Ticks
+) -> Simulation:
+    """FedCS among the clients that are asked in a round."""
+    until = end_of(horizon, iterations)
+    updates: list[Update] = []
+    begun: list[Task] = []
+    now: Ticks = 0
+    for number in itertools.count():
+        now = opening(cohorts, now)
+        if now > until:
+            break
+        ids = np.unique(asked(cohorts, number, now))
+        new = {"version": len(updates), "now": now, "iterations": iterations}
+        tasks, now = _selected(cohorts, ids, number, longest, new)
+        if now > until:
+            break
+        begun += tasks
+        add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
+    return make_simulation(updates, begun, 0, None, until, iterations)
+
+
+def _selected(
+    cohorts: Cohorts, ids: np.ndarray, number: int, longest: Ticks, new: dict[str, Any]
+) -> tuple[list[Task], Ticks]:
+    """The tasks of a round of FedCS, and when it ends; new: arguments of `begin`."""
+    late, now = new["now"] + longest, new["now"]
+    if not len(ids):
+        return [], late
+    download, step, upload = rounds.expected_of(cohorts, ids.tolist())
+    ready = [d + new["iterations"] * s for d, s in zip(download, step, strict=True)]
+    clients = exact(crowd.fleet_of(cohorts.crowd, ids, number, new["iterations"]), ids)
+    here = [k for k in range(len(ids)) if finish(clients, k, now, 0) == now]
+    silent = clients._replace(upload=np.zeros_like(clients.upload))
+    picked = _greedy(here, ready, upload, longest)
+    tasks = [begin(silent, k, 0, **new) for k in picked]
+    if not tasks:
+        return [], late
+    tasks, now = _upload_in_turn(clients, tasks, late)
+    return [rounds.named(t, int(ids[t.client]), number) for t in tasks], now
 
 
 def _upload_in_turn(
@@ -250,21 +330,25 @@ def _greedy(
 
 
 def safa(
-    fleet: Fleet, *, horizon: float, iterations: int, fraction: float, lag: int
+    fleet: Fleet | Cohorts,
+    *,
+    horizon: float,
+    iterations: int,
+    fraction: float,
+    lag: int,
 ) -> Simulation:
     """Simulate SAFA: rounds that end when enough clients have delivered.
 
-    At the start of round r every idle client, and every client whose base model is
-    more than `lag` versions old, begins with the newest model; the latter gives up
-    its task. The others go on; one that is offline downloads what is newest once it is
-    online. The round ends with the ⌈C·N⌉-th delivery, or
-    when everything under way has arrived; what arrives later, also at the same
-    moment, counts in the next round. What has arrived by the end of a round is never
-    given up, however old its base model is.
+    At the start of round r every idle client, and every client whose base model is more
+    than `lag` versions old, begins with the newest model; the latter gives up its task.
+    The others go on; one that is offline downloads what is newest once it is online.
+    The round ends with the ⌈C·N⌉-th delivery, or when everything under way has arrived;
+    what arrives later, also at the same moment, counts in the next round. What has
+    arrived by the end of a round is never given up, however old its base model is.
 
     Args:
       fleet, horizon, iterations: as in `sfl`. A task that was given up has used its
-        iterations' draws.
+        iterations' draws. Of cohorts, only those in the round's begin; N is their size.
       fraction: C in (0, 1].
       lag: versions ≥ 0.
 
@@ -277,37 +361,61 @@ def safa(
     Learning with Low Overhead", IEEE TC 2021; its lag tolerance, without its cache and
     without its preference for clients that did not count in the last round.
     """
-    clients, end = in_ticks(fleet, horizon, iterations)
     check("timeline.fraction", fraction)
     check("timeline.lag", lag)
-    N = len(clients.lost)
-    quota = quota_of(fraction, N)
+    given, end = rounds.asking(fleet, horizon, iterations)
+    quota = quota_of(fraction, given.size)
     updates: list[Update] = []
     begun: list[Task] = []  # without those that are under way
-    number = [itertools.count() for _ in range(N)]  # of a client's next task
+    # The number of each client's next task.
+    numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
     flying: dict[int, Task] = {}  # by client
-    now: Ticks = 0
-    while True:
-        new = {"version": len(updates), "now": now, "iterations": iterations}
-        for i in range(N):
-            task = flying.get(i)
-            if task is not None and task.start > now:  # offline until then
-                flying[i] = begin(clients, i, task.number, **new)
-                continue
-            if task is not None:
-                # What arrived at the very end of the last round waits at the server.
-                if task.arrival <= now or len(updates) - task.version <= lag:
-                    continue
-                begun.append(task._replace(stop=now))
-            flying[i] = begin(clients, i, next(number[i]), **new)
+    now, idle = 0, 0
+    for number in itertools.count():
+        now, version = given.opens(now, 0), len(updates)
+        if now > end:
+            break
+        begun += _give_up(flying, version - lag, now)
+        ids = given.ask(number, now, 0)
+        ids, several = _who_begin(flying, ids, numbers, now)
+        tasks = given.begin(ids, several, [iterations] * len(ids), version, now)
+        flying |= {task.client: task for task in tasks}
         ended, now = _next_round(flying, quota, now)
-        if not ended or now > end:
+        idle = 0 if ended else idle + 1
+        if now > end or idle == given.patience:
             break
         for task in ended:
             begun.append(flying.pop(task.client))
         add_round(updates, ended, now)
     begun += flying.values()
-    return make_simulation(updates, begun, quota, clients, end, iterations)
+    return make_simulation(updates, begun, quota, given.fleet, end, iterations)
+
+
+def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:
+    """Remove the tasks of older versions, and return them as they end."""
+    # What arrived at the very end of the last round waits at the server; who was
+    # offline until now has not begun.
+    late = [
+        task
+        for task in flying.values()
+        if task.start <= now < task.arrival and task.version < oldest
+    ]
+    return [flying.pop(task.client)._replace(stop=now) for task in late]
+
+
+def _who_begin(
+    flying: dict[int, Task],
+    ids: Sequence[int],
+    numbers: dict[int, Iterator[int]],
+    now: Ticks,
+) -> tuple[list[int], list[int]]:
+    """Clients that download the newest model, and the numbers of their tasks.
+
+    Those of `ids` that are not at work, and all that have been offline until now.
+    """
+    again = {t.client: t.number for t in flying.values() if t.start > now}
+    again |= {i: next(numbers[i]) for i in dict.fromkeys(ids) if i not in flying}
+    return list(again), list(again.values())
 
 
 def _next_round(

@@ -1,0 +1,428 @@
+"""Cohorts: which clients are asked in an interval or a round, before training.
+
+A cohort follows from the seed, the number of the interval or round and, of `online`,
+the virtual time; never from a client's position or from training. Samplers are pure
+functions of a `Draw`; without cohorts all clients are asked.
+
+NOT done here: what clients do, see `crowd`; how updates are weighted.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tsfl_jax import rng
+from tsfl_jax.components import component, setting
+from tsfl_jax.timeline import crowd as crowds
+from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline.crowd import Crowd
+from tsfl_jax.timeline.fleet import Fleet
+from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.types import UserError
+
+Ids = Int[np.ndarray, " K"]
+_NEVER = np.iinfo(np.int64).max  # ticks
+_TURNS = 4  # of `permuted`, enough against who does not know the key
+_PART = 1024  # places of a permutation at once; of so few clients it is NumPy's
+NOBODY = np.zeros(0, np.int64)
+
+
+class Draw(NamedTuple):
+    """What a sampler may know. Candidates are numbered from 0 to n − 1."""
+
+    rng: np.random.Generator  # of (seed, tier, number), for this draw alone
+    key: int  # of (seed, tier), in [0, 2⁶⁴)
+    number: int  # t, of the interval or round; of AFL and FedBuff that of the client
+    size: int  # K, how many to ask, 1 ≤ K ≤ n
+    candidates: int  # n, clients to choose from
+    away: Ids  # sorted; cannot be asked now: at work, or offline where this is known
+    groups: int  # G of `cyclic`
+    seconds: float  # virtual time
+    edges: Callable[[], Ids]  # samples of the first 1, 2, …, n candidates together
+
+
+class Sampler(NamedTuple):
+    """How a cohort is drawn."""
+
+    draw: Callable[[Draw], Ids]  # at most K candidates
+    # (a Draw, ids) -> how often each is in a cohort on average; None: unknown.
+    chance: Callable[[Draw, Ids], Float[np.ndarray, " K"]] | None = None
+    online: bool = False  # whether `away` are also those offline
+    around: bool = False  # whether it draws among the others alike
+    reads: tuple[str, ...] = ()  # settings that it reads and others do not
+    sections: tuple[type, ...] = ()
+
+
+def uniform(draw: Draw) -> Ids:
+    """Without replacement, all candidates that are not away alike."""
+    left = draw.candidates - len(draw.away)
+    # Floyd's algorithm where K is small beside n: O(K).
+    places = draw.rng.choice(left, min(draw.size, left), replace=False)
+    return places + np.searchsorted(
+        draw.away - np.arange(len(draw.away)), places, side="right"
+    )
+
+
+def by_size(draw: Draw) -> Ids:
+    """With replacement, in proportion to |D_i|; O(n) memory, O(K log n) time."""
+    edges = draw.edges()
+    return np.searchsorted(edges, draw.rng.integers(edges[-1], size=draw.size), "right")
+
+
+def round_robin(draw: Draw) -> Ids:
+    """Each client once before any twice, in another order each time.
+
+    ⌈n/K⌉ cohorts as equal as possible are a cycle: where K does not divide n some are
+    smaller than K.
+    """
+    n = draw.candidates
+    cohorts = -(-n // draw.size)
+    cycle, place = divmod(draw.number, cohorts)
+    first, last = place * n // cohorts, (place + 1) * n // cohorts
+    parts = range(first // _PART, (last - 1) // _PART + 1)
+    several = [_part_of_cycle(draw.key, cycle, part, n) for part in parts]
+    start = parts[0] * _PART
+    return np.concatenate(several)[first - start : last - start]
+
+
+@functools.lru_cache(maxsize=16)
+def _part_of_cycle(key: int, cycle: int, part: int, n: int) -> Ids:
+    """Several places at once, since one takes as long."""
+    if n <= _PART:
+        return rng.generator(key, "cohort", cycle).permutation(n)
+    places = np.arange(part * _PART, min((part + 1) * _PART, n))
+    return permuted(key, cycle, places, n)
+
+
+def cyclic(draw: Draw) -> Ids:
+    """Uniform in group t mod G; candidate i is in group ⌊iG/n⌋."""
+    first, last = (
+        -(-(draw.number % draw.groups + end) * draw.candidates // draw.groups)
+        for end in (0, 1)
+    )
+    return first + draw.rng.choice(
+        last - first, min(draw.size, last - first), replace=False
+    )
+
+
+def _chance_of_cyclic(draw: Draw, ids: Ids) -> Float[np.ndarray, " K"]:
+    n, groups = draw.candidates, draw.groups
+    members = np.diff(-(-np.arange(groups + 1) * n // groups))
+    return np.minimum(draw.size / members, 1.0)[ids * groups // n] / groups
+
+
+SAMPLERS = {
+    "uniform": Sampler(
+        uniform,
+        lambda draw, ids: np.full(len(ids), draw.size / draw.candidates),
+        around=True,
+    ),
+    "by_size": Sampler(
+        by_size,
+        lambda draw, ids: (
+            np.diff(draw.edges(), prepend=0)[ids] * draw.size / draw.edges()[-1]
+        ),
+    ),
+    "round_robin": Sampler(
+        round_robin,
+        lambda draw, ids: np.full(len(ids), 1 / -(-draw.candidates // draw.size)),
+    ),
+    "cyclic": Sampler(cyclic, _chance_of_cyclic, reads=("cohort.groups",)),
+    "online": Sampler(uniform, online=True, reads=("cohort.short",)),
+}
+WEIGHTINGS = ("ratio", "unbiased", "mean", "inverse")
+_ASKED = "size", ()  # what is read only where some are asked
+
+
+@component("cohort")
+class CohortConfig:
+    """Which clients are asked in each interval or round."""
+
+    size: int = setting(0, "K, clients asked at a time; 0: all", low=0, static=True)
+    sampler: str = setting(
+        "uniform", "how they are drawn", tuple(SAMPLERS), used_by=_ASKED
+    )
+    groups: int = setting(
+        2, "groups, of which interval t asks t mod G", low=1, used_by=_ASKED
+    )
+    ask: int = setting(0, "ask so many, use the first K; 0: K", low=0, used_by=_ASKED)
+    short: str = setting(
+        "take",
+        "if fewer than K are online, take them or wait",
+        ("take", "wait"),
+        used_by=_ASKED,
+    )
+    weighting: str = setting(
+        "ratio", "how updates are weighted", WEIGHTINGS, used_by=_ASKED
+    )
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse what knows no cohorts."""
+        del rule
+        framework = config.timeline.framework
+        for name, value, where, why in (
+            ("schedule.kind", "trace", "none", "a trace says itself who is there"),
+            ("cohort.sampler", "online", "none", "without a framework is no clock"),
+            ("timeline.carry", True, "tsfl", "the next interval asks others"),
+        ):
+            section, last = name.split(".")
+            found = getattr(getattr(config, section), last)
+            if self.size and found == value and framework == where:
+                raise UserError(
+                    f"--config.{name}={value}: cannot go with "
+                    f"--config.cohort.size={self.size}, since {why}; leave out one"
+                )
+
+
+class Online(NamedTuple):
+    """Windows of those clients that are not always online, in ticks, int64."""
+
+    listed: Ids  # sorted, each once
+    client: Int[np.ndarray, " W"]  # whose window it is
+    start: Int[np.ndarray, " W"]
+    end: Int[np.ndarray, " W"]  # `_NEVER` where it has none
+
+
+class Cohorts(NamedTuple):
+    """A crowd, and how cohorts of it are drawn."""
+
+    crowd: Crowd
+    size: int  # K, clients that count
+    asked: int  # K' ≥ K, clients that are asked
+    sampler: Sampler
+    groups: int
+    wait: bool  # for K' that are online
+    online: Online
+    # (tier or −1, its members) -> samples of the first 1, 2, … together, computed once.
+    edges: Callable[[int, Ids | None], Ids]
+
+
+def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohorts:
+    """Cohorts of a crowd.
+
+    Args:
+      crowd: N clients.
+      settings: with a size K ≥ 1.
+      own: a sampler of the user's own, a function from a `Draw` to ids, in place of
+        that of the settings.
+
+    Raises:
+      UserError: more clients or groups than there are, no function.
+    """
+    N = crowd.num_clients
+    for name, value, low in (
+        ("size", settings.size, 1),
+        ("ask", settings.ask or settings.size, settings.size),
+        ("groups", settings.groups if settings.sampler == "cyclic" else 1, 1),
+    ):
+        if not low <= value <= N:
+            raise UserError(
+                f"--config.cohort.{name}={value}: expected {low} to "
+                f"--config.num_clients={N}"
+            )
+    sampler = SAMPLERS[settings.sampler]
+    if own is not None:
+        if not callable(own):
+            raise UserError(f"sampler={own!r}: expected a function of a cohort.Draw")
+        sampler = Sampler(cast(Callable[[Draw], Ids], own))
+    found = [
+        (i, ticks.of(a), ticks.of(b))
+        for i, windows in crowd.windows.items()
+        for a, b in windows.tolist()
+    ]
+    whole = [(i, a, _NEVER if b == math.inf else b) for i, a, b in found]
+    client, start, end = np.array(whole, np.int64).reshape(-1, 3).T
+    return Cohorts(
+        crowd,
+        settings.size,
+        settings.ask or settings.size,
+        sampler,
+        settings.groups,
+        settings.short == "wait",
+        Online(np.unique(client), client, start, end),
+        _edges_of(crowd),
+    )
+
+
+def draw_of(
+    cohorts: Cohorts,
+    number: int,
+    now: Ticks = 0,
+    *,
+    size: int = 0,
+    tier: int = 0,
+    members: Ids | None = None,
+    busy: Ids = NOBODY,
+) -> Draw:
+    """What the sampler may know of a draw; arguments as of `asked`."""
+    crowd = cohorts.crowd
+    n = crowd.num_clients if members is None else len(members)
+    away = busy
+    if cohorts.sampler.online:
+        away = np.union1d(busy, offline(cohorts.online, now))
+        if members is not None:
+            away = np.flatnonzero(np.isin(members, away))
+    return Draw(
+        rng.generator(crowd.seed, "cohort", tier, number),
+        _key(crowd.seed, tier),
+        number,
+        min(size or cohorts.asked, n),
+        n,
+        away,
+        min(cohorts.groups, n),
+        ticks.seconds(now),
+        lambda: cohorts.edges(-1 if members is None else tier, members),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _key(seed: int, tier: int) -> int:
+    return int(rng.hashed(seed, "cohort", np.array(tier)))
+
+
+def asked(
+    cohorts: Cohorts, number: int, now: Ticks = 0, **about: Any
+) -> Int[np.ndarray, " K"]:
+    """The clients asked in an interval or a round.
+
+    Args:
+      cohorts: whose.
+      number: ≥ 0, of the interval or round.
+      now: ticks, when it begins; of `online` only.
+      **about: `size` K instead of K'; of FedAT `tier` and its `members`, sorted ids;
+        `busy`, sorted ids of those who cannot be asked.
+
+    Returns:
+      At most K' ids in [0, N), int64, sorted; one may be there several times.
+
+    Raises:
+      UserError: a sampler of the user's own gives something else.
+    """
+    draw, members = draw_of(cohorts, number, now, **about), about.get("members")
+    found = np.asarray(cohorts.sampler.draw(draw))
+    if not (
+        found.shape == (found.size,)
+        and found.size <= draw.size
+        and (found.dtype.kind in "iu" or not found.size)
+        and (not found.size or 0 <= found.min() <= found.max() < draw.candidates)
+    ):
+        raise UserError(
+            f"sampler=: it gives {str(found)[:60]} in interval {number}; expected at "
+            f"most {draw.size} whole numbers from 0 to {draw.candidates - 1}"
+        )
+    found = np.sort(found.astype(np.int64))
+    found = found[~np.isin(found, draw.away)] if len(draw.away) else found
+    return found if members is None else members[found]
+
+
+def first_fleet(cohorts: Cohorts) -> Fleet:
+    """Mean times of the first clients that are asked, or if none is, of client 0."""
+    steady, ids = cohorts.crowd._replace(jitter=0.0), asked(cohorts, 0)
+    return crowds.fleet_of(steady, ids if len(ids) else np.zeros(1, int), 0, 1)
+
+
+def inclusion(
+    cohorts: Cohorts, client: Int[np.ndarray, "T K"], all_count: bool
+) -> Float[np.ndarray, "T K"] | None:
+    """How often the client of each slot is in a cohort, on average over the intervals.
+
+    Args:
+      cohorts: how they are drawn.
+      client: ids in [0, N).
+      all_count: whether all that are asked count.
+
+    Returns:
+      float64; NaN: unknown, None: K/N for all.
+    """
+    chance = cohorts.sampler.chance
+    if chance is None or not all_count or cohorts.asked > cohorts.size:
+        return np.full(client.shape, np.nan)
+    draw = draw_of(cohorts, 0)
+    found = chance(draw, client.reshape(-1)).reshape(client.shape)
+    same = np.allclose(found, draw.size / draw.candidates, rtol=1e-12, atol=0)
+    return None if same else found
+
+
+def offline(online: Online, now: Ticks) -> Ids:
+    """Clients that are offline at a moment, sorted."""
+    here = online.client[(online.start <= now) & (now < online.end)]
+    return np.setdiff1d(online.listed, here, assume_unique=True)
+
+
+def next_start(online: Online, now: Ticks) -> Ticks:
+    """When the next client comes online after a moment; inf: none does."""
+    later = online.start[online.start > now]
+    return int(later.min()) if len(later) else math.inf
+
+
+def opening(cohorts: Cohorts, now: Ticks, members: Ids | None = None) -> Ticks:
+    """The first moment from now on when enough clients are online; inf: never.
+
+    Args:
+      cohorts: how many are enough: one, or with `wait` all that are asked.
+      now: ticks.
+      members: sorted ids of those that count; None: all.
+    """
+    if not cohorts.sampler.online:
+        return now
+    listed, client, start, end = cohorts.online
+    N = cohorts.crowd.num_clients
+    if members is not None:
+        mine = np.isin(client, members)
+        listed, start, end = listed[np.isin(listed, members)], start[mine], end[mine]
+        N = len(members)
+    need = min(cohorts.asked, N) if cohorts.wait else 1
+    need -= N - len(listed)  # who are always online
+    start, end = np.sort(start), np.sort(end)
+    moments = np.append(now, start[start > now]).astype(np.int64)
+    there = np.searchsorted(start, moments, "right")
+    there -= np.searchsorted(end, moments, "right")
+    enough = np.flatnonzero(there >= need)
+    return int(moments[enough[0]]) if len(enough) else math.inf
+
+
+def permuted(key: int, cycle: int, places: Ids, n: int) -> Ids:
+    """The elements of a random permutation of n at some places, in O(1) for each.
+
+    A Feistel network over the next even number of bits, and again where that gives n
+    or more: M. Luby and C. Rackoff, "How to construct pseudorandom permutations from
+    pseudorandom functions", 1988; J. Black and P. Rogaway, "Ciphers with arbitrary
+    finite domains", 2002.
+
+    Args:
+      key: in [0, 2⁶⁴).
+      cycle: ≥ 0, which permutation.
+      places: int64 in [0, n).
+      n: ≥ 1.
+    """
+    bits = max(2, -(-(n - 1).bit_length() // 2))
+    mask = np.int64(2**bits - 1)
+
+    def once(x: Ids) -> Ids:
+        left, right = x >> bits, x & mask
+        for turn in range(_TURNS):
+            noise = rng.hashed(key, "cohort", right, cycle * _TURNS + turn + 1)
+            left, right = right, left ^ (noise.astype(np.int64) & mask)
+        return left << bits | right
+
+    found = once(places)
+    while (out := found >= n).any():
+        found[out] = once(found[out])
+    return found
+
+
+def _edges_of(crowd: Crowd) -> Callable[[int, Ids | None], Ids]:
+    known: dict[int, Ids] = {}
+
+    def edges(tier: int, members: Ids | None) -> Ids:
+        if tier not in known:
+            if members is None:
+                members = np.arange(crowd.num_clients, dtype=np.int32)
+            known[tier] = crowds.size_edges(crowd, members)
+        return known[tier]
+
+    return edges

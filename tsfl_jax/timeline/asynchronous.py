@@ -7,13 +7,12 @@ import collections
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from tsfl_jax.timeline import crowd, ticks
+from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.cohort import NOBODY, Cohorts, asked, next_start
 from tsfl_jax.timeline.fleet import (
     ExactFleet,
@@ -23,7 +22,7 @@ from tsfl_jax.timeline.fleet import (
     latest_start,
     online_in,
 )
-from tsfl_jax.timeline.rounds import PATIENCE, named
+from tsfl_jax.timeline.rounds import PATIENCE
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
@@ -86,104 +85,76 @@ def fedbuff(
     Aggregation", AISTATS 2022.
     """
     if isinstance(fleet, Cohorts):
-        end, N, clients = end_of(horizon, iterations), fleet.crowd.num_clients, None
-        following = _drawn(fleet, iterations)
+        clients, end = fleet.fleet, end_of(horizon, iterations)
+        following, everyone = _drawn(fleet), None
     else:
         clients, end = in_ticks(fleet, horizon, iterations)
-        N = len(clients.lost)
-        following = _the_same(clients)
-    check("timeline.buffer", buffer, N, "num_clients")
+        following, everyone = _the_same(clients), clients
+    check("timeline.buffer", buffer, clients.clients, "num_clients")
     updates: list[Update] = []
     arrived: list[Task] = []
     begun: list[Task] = []
-    # A client is in here once: with the task it will deliver, or with None where it
-    # will download. Ties go to the smaller id. No turn: to look for clients anew.
-    events: list[tuple[Ticks, int, Task | None, _Turn | None]] = [(0, -1, None, None)]
+    # A client is in here once: with the task it will deliver, or with the number of
+    # that which it will download. Ties go to the smaller id. −1: to look for clients.
+    events: list[tuple[Ticks, int, Task | int]] = [(0, -1, 0)]
     busy: set[int] = set()
     while events and events[0][0] <= end:
-        now, i, done, turn = heapq.heappop(events)
-        if turn is not None and done is None:
+        now, i, done = heapq.heappop(events)
+        if i >= 0 and isinstance(done, int):
             new = {"version": len(updates), "now": now, "iterations": iterations}
-            task = begin(turn.fleet, turn.row, turn.draw, **new)
-            begun.append(named(task, i, turn.number))
-            heapq.heappush(events, (task.arrival, i, begun[-1], turn))
+            begun.append(begin(clients, i, done, **new))
+            heapq.heappush(events, (begun[-1].arrival, i, begun[-1]))
             continue
-        if done is not None:
+        if isinstance(done, Task):
             busy.remove(i)
             if not done.lost:
                 arrived.append(done)
             if len(arrived) == buffer:
                 updates.append(Update(now, arrived))
                 arrived = []
-        for start, turn in following(now, i, busy):
-            client = -1 if turn is None else turn.client
-            heapq.heappush(events, (start, client, None, turn))
+        for start, client, number in following(now, i, busy):
+            heapq.heappush(events, (start, client, number))
             busy |= {client} - {-1}
-    return make_simulation(updates, begun, buffer, clients, end, iterations)
+    return make_simulation(updates, begun, buffer, everyone, end, iterations)
 
 
-class _Turn(NamedTuple):
-    """A client that will download, and where its times are."""
-
-    client: int
-    number: int  # of its task
-    fleet: ExactFleet
-    row: int  # of the fleet
-    draw: int  # of the row
-
-
-# (ticks, who has delivered or −1, those at work) -> who follows, and when; None: look
-# again then.
-_Following = Callable[[Ticks, int, set[int]], list[tuple[Ticks, _Turn | None]]]
+# (ticks, who has delivered or −1, those at work) -> (when, who follows, number of its
+# task); −1: look again then.
+_Following = Callable[[Ticks, int, set[int]], list[tuple[Ticks, int, int]]]
 
 
 def _the_same(fleet: ExactFleet) -> _Following:
     """Who delivers follows itself."""
-    N, J = fleet.download.shape
-    number = [itertools.count() for _ in range(N)]  # of a client's next task
-
-    def following(
-        now: Ticks, client: int, busy: set[int]
-    ) -> list[tuple[Ticks, _Turn | None]]:
-        del busy
-        return [
-            (finish(fleet, i, now, 0), _Turn(i, k, fleet, i, k))
-            for i in (range(N) if client < 0 else [client])
-            for k in [next(number[i])]
-        ]
-
-    return following
+    number = [itertools.count() for _ in range(fleet.clients)]  # of its next task
+    return lambda now, client, busy: [
+        (finish(fleet, i, now, 0), i, next(number[i]))
+        for i in (range(fleet.clients) if client < 0 else [client])
+    ]
 
 
 _AT_ONCE = 64  # clients that are drawn together
 
 
-def _drawn(cohorts: Cohorts, iterations: int) -> _Following:
+def _drawn(cohorts: Cohorts) -> _Following:
     """Draw n asks one client, which its sampler knows as a cohort of one."""
     numbers = itertools.count()
     # Without the clock the next ones are known, whatever happens; but where most
     # clients are at work they would mostly be among those.
     online = cohorts.sampler.online
-    crowded = 2 * cohorts.size > cohorts.crowd.num_clients
+    crowded = 2 * cohorts.size > cohorts.fleet.clients
     alone = online or (crowded and cohorts.sampler.around)
-    line: collections.deque[_Turn] = collections.deque()
+    line: collections.deque[tuple[int, int]] = collections.deque()
 
     def draw(now: Ticks, busy: set[int]) -> None:
-        several = list(itertools.islice(numbers, 1 if alone else _AT_ONCE))
         known = np.array(sorted(busy), np.int64) if alone else NOBODY
-        each = [asked(cohorts, n, now, size=1, busy=known) for n in several]
-        number = np.repeat(several, list(map(len, each)))
-        if len(number):
-            ids = np.concatenate(each)
-            times = crowd.fleet_of(cohorts.crowd, ids, number, iterations)
-            fleet, pairs = exact(times, ids), zip(ids, number, strict=True)
-            line.extend(
-                _Turn(int(i), int(n), fleet, row, 0) for row, (i, n) in enumerate(pairs)
-            )
+        for number in itertools.islice(numbers, 1 if alone else _AT_ONCE):
+            ids = asked(cohorts, number, now, size=1, busy=known)
+            line.extend((i, number) for i in ids.tolist())
+        cohorts.fleet.need([i for i, _ in line])
 
     def following(
         now: Ticks, client: int, busy: set[int]
-    ) -> list[tuple[Ticks, _Turn | None]]:
+    ) -> list[tuple[Ticks, int, int]]:
         del client
         found, there = [], set(busy)
         for _ in range(PATIENCE):
@@ -193,14 +164,14 @@ def _drawn(cohorts: Cohorts, iterations: int) -> _Following:
                 draw(now, there)
             if not line and alone:  # nobody who could be asked
                 break
-            turn = line.popleft() if line else None
-            if turn is None or turn.client in there:
+            i, number = line.popleft() if line else (-1, 0)
+            if i < 0 or i in there:
                 continue
-            if (start := finish(turn.fleet, turn.row, now, 0)) < math.inf:
-                found.append((start, turn))
-                there.add(turn.client)
+            if (start := finish(cohorts.fleet, i, now, 0)) < math.inf:
+                found.append((start, i, number))
+                there.add(i)
         if online and len(there) < cohorts.size:
-            found.append((next_start(cohorts.online, now), None))
+            found.append((next_start(cohorts.online, now), -1, 0))
         return found
 
     return following
@@ -238,22 +209,46 @@ def tsfl(
     check("num_intervals", T)
     check("schedule.interval_seconds", interval)
     if isinstance(fleet, Cohorts):
-        return _tsfl_of_cohorts(fleet, T, interval)
-    N = len(fleet.iteration)
-    check("num_clients", N)
-    clients = exact(fleet)
-    tasks = [
-        task for i in range(N) for task in _intervals(clients, i, T, length, carry)
-    ]
-    if not any(task.fate == COUNTED for task in tasks):
-        raise _nothing(fleet, T, interval)
-    places = {(task.number, task.client): task for task in tasks}
-    client = np.indices((T, N), np.int32)[1]
-    start = [
-        [ticks.seconds(finish(clients, i, t * length, 0)) for i in range(N)]
-        for t in range(T)
-    ]
-    return Simulation(_trace_of(client, np.array(start), places, interval), tasks)
+        clients, width = fleet.fleet, fleet.size
+        # The iterations of a client do not depend on when it was asked before.
+        ids_of, first_of = _asked_in(fleet, length), lambda t: t * _APART
+    else:
+        check("num_clients", len(fleet.iteration))
+        clients, width = exact(fleet), len(fleet.iteration)
+        ids_of, first_of = lambda t: range(width), None
+    client, start = np.full((T, width), -1, np.int32), np.full((T, width), math.nan)
+    done, spent = collections.Counter[int](), dict[int, int]()
+    places: dict[tuple[int, int], Task] = {}
+    for t in range(T):
+        for k, i in enumerate(ids_of(t)):
+            client[t, k] = i
+            start[t, k] = ticks.seconds(finish(clients, i, t * length, 0))
+            first = done[i] if first_of is None else first_of(t)
+            given = first, spent.get(i, 0)
+            task, left = _interval(clients, i, t, t * length, length, *given)
+            if task is not None:
+                places[t, k] = task
+                done[i] += task.iterations
+                spent[i] = left if carry else 0
+    if not any(task.fate == COUNTED for task in places.values()):
+        raise _nothing(clients, T, interval, client)
+    tasks = {(task.client, task.number): task for task in places.values()}
+    trace = _trace_of(client, start, places, interval)
+    return Simulation(trace, [tasks[name] for name in sorted(tasks)])
+
+
+_APART = 97  # iterations between those of an interval and of the next
+
+
+def _asked_in(cohorts: Cohorts, length: Ticks) -> Callable[[int], list[int]]:
+    """Who is asked in interval t of so many ticks."""
+
+    def ids_of(t: int) -> list[int]:
+        ids = asked(cohorts, t, t * length).tolist()
+        cohorts.fleet.need(ids)
+        return ids
+
+    return ids_of
 
 
 def _trace_of(
@@ -282,80 +277,30 @@ def _trace_of(
     )
 
 
-def _tsfl_of_cohorts(cohorts: Cohorts, T: int, interval: float) -> Simulation:
-    """T-SFL's intervals of the clients that are asked in each."""
-    length, shape = ticks.of(interval), (T, cohorts.size)
-    client, start = np.full(shape, -1, np.int32), np.full(shape, math.nan)
-    places: dict[tuple[int, int], Task] = {}
-    fleet = crowd.fleet_of(cohorts.crowd, np.arange(1), 0, 1)  # for the message
-    for t in range(T):
-        ids = asked(cohorts, t, t * length)
-        if not len(ids):
-            continue
-        client[t, : len(ids)] = ids
-        fleet = _long_enough(cohorts, ids, t, interval)
-        clients = exact(fleet, ids)
-        for row, i in enumerate(ids.tolist()):
-            start[t, row] = ticks.seconds(finish(clients, row, t * length, 0))
-            task, *_ = _interval(clients, row, 0, t * length, length)
-            if task is not None:
-                places[t, row] = named(task, i, t)._replace(version=t)
-    if not any(task.fate == COUNTED for task in places.values()):
-        raise _nothing(fleet, T, interval)
-    tasks = {(task.client, t): task for (t, _), task in places.items()}
-    trace = _trace_of(client, start, places, interval)
-    return Simulation(trace, [tasks[name] for name in sorted(tasks)])
-
-
-def _long_enough(
-    cohorts: Cohorts, ids: Int[np.ndarray, " K"], number: int, interval: float
-) -> Fleet:
-    """Times of tasks with as many iterations as fit, or as differ."""
-    count = 16
-    while True:
-        fleet = crowd.fleet_of(cohorts.crowd, ids, number, count)
-        drawn = fleet.iteration.shape[1]
-        if drawn < count or (fleet.iteration.sum(1) > interval).all():
-            return fleet
-        count *= 2
-
-
-def _intervals(
-    fleet: ExactFleet, client: int, num_intervals: int, length: Ticks, carry: bool
-) -> Iterator[Task]:
-    """T-SFL's tasks of a client in seconds: one per interval with time to train."""
-    done, spent = 0, 0
-    for t in range(num_intervals):
-        task, left = _interval(fleet, client, t, t * length, length, done, spent)
-        if task is not None:
-            yield task
-            done, spent = done + task.iterations, left if carry else 0
-
-
 def _interval(
     fleet: ExactFleet,
-    row: int,
+    client: int,
     number: int,
     start: Ticks,
     length: Ticks,
-    done: int = 0,
-    spent: int = 0,
+    done: int,
+    spent: int,
 ) -> tuple[Task | None, int]:
     """What a client does in an interval, if anything, and the ticks left."""
-    k = number % fleet.download.shape[1]
-    windows = online_in(fleet, row, start, start + length)
-    upload = fleet.upload.item(row, k)
-    budget = sum([b - a for a, b in windows]) - fleet.download.item(row, k) - upload
+    k, times = number % fleet.draws, fleet.of(client)
+    windows = online_in(fleet, client, start, start + length)
+    upload = times.upload.item(k)
+    budget = sum([b - a for a, b in windows]) - times.download.item(k) - upload
     if budget <= 0:
         return None, 0
-    count, left = fitting(fleet.work[row].tolist(), done, budget + spent)
+    count, left = fitting(times.work.tolist(), done, budget + spent)
     ready = windows[-1][1]
     if not count:  # there is nothing to upload
-        ready = latest_start(fleet, row, ready, upload)
-    lost, arrival = fleet.lost.item(row, k), ticks.seconds(ready)
+        ready = latest_start(fleet, client, ready, upload)
+    lost, arrival = times.lost.item(k), ticks.seconds(ready)
     task = Task(
         arrival=arrival,
-        client=row,
+        client=client,
         number=number,
         version=number,
         iterations=count,
@@ -374,7 +319,7 @@ def fitting(work: list[int], first: int, budget: int) -> tuple[int, int]:
     """Iterations from the first on that fit into the budget, and the ticks left.
 
     Args:
-      work: of a client, see `ExactFleet`.
+      work: of a client, see `fleet.Client`.
       first: number of an iteration.
       budget: ticks ≥ 0.
     """
@@ -384,11 +329,18 @@ def fitting(work: list[int], first: int, budget: int) -> tuple[int, int]:
     return cycles * J + place - first % J, rest - work[place]
 
 
-def _nothing(fleet: Fleet, num_intervals: int, interval: float) -> UserError:
-    seconds = fleet.download[:, 0] + fleet.iteration[:, 0] + fleet.upload[:, 0]
+def _nothing(
+    fleet: ExactFleet,
+    num_intervals: int,
+    interval: float,
+    client: Int[np.ndarray, "T K"],
+) -> UserError:
+    several = map(fleet.of, np.unique(client[client >= 0]).tolist())
+    first = [c.work.item(1) + c.download.item(0) + c.upload.item(0) for c in several]
+    seconds = ticks.seconds(min(first, default=math.inf))
     return UserError(
         f"--config.schedule.interval_seconds={interval:g}: no client delivers anything "
         f"in --config.num_intervals={num_intervals}; the fastest client's first "
-        f"iteration takes {seconds.min():g} s with its download and upload; choose "
-        "longer intervals, and less dropout if deliveries are lost"
+        f"iteration takes {seconds:g} s with its download and upload; choose longer "
+        "intervals, and less dropout if deliveries are lost"
     )

@@ -1,11 +1,12 @@
 """N clients of whom only those asked for are computed, whatever N is.
 
 What a client has and does are inverted distributions of `rng.uniforms`, random bits of
-(seed, client, number of its task): they do not depend on who else is asked, and the
-others cost nothing. NOT done here: who is asked; see `cohort`.
+(seed, client, number): they do not depend on who else is asked, and others cost
+nothing but their sizes. NOT done here: who is asked; see `cohort`.
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,13 +14,14 @@ from jaxtyping import Float, Int
 
 from tsfl_jax import rng
 from tsfl_jax.timeline import distributions, fleet, schedule
-from tsfl_jax.timeline.fleet import Fleet
+from tsfl_jax.timeline.fleet import ExactFleet, Fleet
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.types import Schedule
 
-_DRAWS = 1024  # most of a task's iterations that differ; then they repeat
-_TASK = 2**20  # numbers of a task's draws are apart by this
+_DRAWS = 256  # of a client's times, where they differ; then they repeat
+_KEPT = 10_000  # clients whose times are kept
 _PART = 2**18  # clients at a time where all N are counted
+_VARYING = "client iterations", "client downloads", "client uploads"
 
 Ids = Int[np.ndarray, "*shape"]
 
@@ -29,8 +31,7 @@ class Crowd(NamedTuple):
 
     num_clients: int  # N
     seed: int
-    sizes: tuple[str, ...]  # distributions of |D_i|; client i has that of i mod G
-    held: Int[np.ndarray, "N"] | None = None  # |D_i|, where they are given
+    held: Int[np.ndarray, "N"]  # int32, |D_i|: all of them, 4 bytes each
     # Distributions of mean seconds: speed, download, upload; of equal groups.
     seconds: Mapping[str, tuple[str, ...]] = {}
     jitter: float = 0.0  # σ of a lognormal factor of mean 1 on every single time
@@ -81,10 +82,13 @@ def make_crowd(
     if speeds_file:
         measured = np.full((3, N), np.nan)
         fleet.read_means(list(measured), speeds_file)
+    texts = schedule.size_texts(kind, size_groups, data_size, N)
+    if held is None:
+        parts = [_drawn_sizes(seed, texts, part) for part in _parts(N)]
+        held = np.concatenate(parts)
     return Crowd(
         N,
         seed,
-        schedule.size_texts(kind, size_groups, data_size, N),
         held,
         {name: texts or ("constant(0)",) for name, texts in groups.items()},
         jitter,
@@ -95,40 +99,22 @@ def make_crowd(
     )
 
 
-def sizes_of(crowd: Crowd, ids: Ids) -> Ids:
-    """Samples of some clients, int64 ≥ 1, in the shape of `ids`."""
-    if crowd.held is not None:
-        return crowd.held[ids].astype(np.int64)
-    group = ids % len(crowd.sizes)
-    uniform = rng.uniforms(crowd.seed, "client size", ids)
-    drawn = distributions.whole_at(
-        crowd.sizes, group, uniform, least=1, flag=schedule.SIZES
-    )
-    return schedule.cut_off(drawn, crowd.sizes, group)
+def _drawn_sizes(seed: int, texts: tuple[str, ...], ids: Ids) -> Ids:
+    group, uniform = ids % len(texts), rng.uniforms(seed, "client size", ids)
+    drawn = distributions.whole_at(texts, group, uniform, least=1, flag=schedule.SIZES)
+    return schedule.cut_off(drawn, texts, group).astype(np.int32)
 
 
-def all_sizes(crowd: Crowd) -> Int[np.ndarray, "N"]:
-    """Samples of all N clients, int32; takes about 0.1 s for a million."""
-    parts = _parts(np.arange(crowd.num_clients, dtype=np.int32))
-    return np.concatenate([sizes_of(crowd, part).astype(np.int32) for part in parts])
+def _parts(N: int) -> list[Int[np.ndarray, "V"]]:
+    """All N clients in parts, so that what is computed of many does not pile up."""
+    edges = [*range(0, N, _PART), N]
+    return [np.arange(a, b, dtype=np.int32) for a, b in itertools.pairwise(edges)]
 
 
-def size_edges(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Int[np.ndarray, "U"]:
-    """Samples of the first 1, 2, …, U of some clients together, int64."""
-    return np.concatenate([sizes_of(crowd, part) for part in _parts(ids)]).cumsum()
-
-
-def task_seconds(
-    crowd: Crowd, ids: Int[np.ndarray, "U"], iterations: int
-) -> Float[np.ndarray, "U"]:
-    """Mean seconds of some clients' tasks of so many iterations."""
-    means = [means_of(crowd, part) for part in _parts(ids)]
+def task_seconds(crowd: Crowd, iterations: int) -> Float[np.ndarray, "N"]:
+    """Mean seconds of all clients' tasks of so many iterations."""
+    means = [means_of(crowd, part) for part in _parts(crowd.num_clients)]
     return np.concatenate([d + iterations * s + u for s, d, u in means])
-
-
-def _parts(ids: Int[np.ndarray, "U"]) -> list[Int[np.ndarray, "V"]]:
-    """The clients in parts, so that what is computed of many does not pile up."""
-    return [ids[start : start + _PART] for start in range(0, len(ids), _PART)]
 
 
 def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"]:
@@ -147,7 +133,7 @@ def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"
         group, flag = ids * len(texts) // crowd.num_clients, f"--config.timeline.{name}"
         mean[:] = distributions.real_at(texts, group, draws[name], flag=flag)
     if crowd.by_size:
-        means[0] *= sizes_of(crowd, ids) / _mean_size(crowd)
+        means[0] *= crowd.held[ids] / crowd.held.mean()
     if crowd.measured is not None:
         given = crowd.measured[:, ids]
         means = np.where(np.isnan(given), means, given)
@@ -155,47 +141,45 @@ def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"
     return means
 
 
-def fleet_of(
-    crowd: Crowd,
-    ids: Int[np.ndarray, "U"],
-    number: int | Int[np.ndarray, "U"],
-    iterations: int,
-) -> Fleet:
-    """The times of one task of each of some clients.
-
-    Args:
-      crowd: all of them.
-      ids: in [0, N).
-      number: ≥ 0, of the task: the same client and number are the same times.
-      iterations: that the task has, at most.
-
-    Returns:
-      A `Fleet` of U clients, in which this task is their task 0.
-
-    Raises:
-      UserError: as of `means_of`.
-    """
-    speed, download, upload = means_of(crowd, ids)[:, :, None]
-    first = np.broadcast_to(np.asarray(number, np.int64) * _TASK, len(ids))[:, None]
-    client, draws = ids[:, None], 1
+def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:
+    """The times of some clients, which depend on nobody else; raises as `means_of`."""
+    speed, download, upload = means_of(crowd, ids)[:, :, None] + np.zeros(draws)
+    client, number = ids[:, None], np.arange(draws)
     if crowd.jitter:
-        draws = min(iterations, _DRAWS)
-        number_of = first + np.arange(draws)
-        of_each = rng.uniforms(crowd.seed, "client iterations", client, number_of)
-        speed = speed * _factor(crowd.jitter, of_each)
-        both = first[:, :, None] + np.arange(2)
-        of_each = rng.uniforms(crowd.seed, "client transfers", client[:, :, None], both)
-        download = download * _factor(crowd.jitter, of_each[:, :, 0])
-        upload = upload * _factor(crowd.jitter, of_each[:, :, 1])
+        speed, download, upload = (
+            mean * _factor(crowd.jitter, rng.uniforms(crowd.seed, name, client, number))
+            for mean, name in zip((speed, download, upload), _VARYING, strict=True)
+        )
     always = np.empty((0, 2))
     online = tuple(crowd.windows.get(i, always) for i in ids.tolist())
-    return Fleet(speed, download, upload, lost(crowd, client, first // _TASK), online)
+    return Fleet(speed, download, upload, lost(crowd, client, number), online)
 
 
-def lost(crowd: Crowd, ids: Ids, number: Ids | int) -> np.ndarray:
-    """Whether a delivery does not arrive, or a client is away, bool like `ids`."""
+def exact_of(crowd: Crowd) -> ExactFleet:
+    """All clients' times in ticks, drawn when they are asked for."""
+    known: dict[int, fleet.Client] = {}
+    draws = _DRAWS if crowd.jitter or crowd.dropout else 1
+
+    def need(ids: Sequence[int]) -> None:
+        if len(known) > _KEPT:
+            known.clear()
+        new = [i for i in dict.fromkeys(ids) if i not in known]
+        if new:
+            times = fleet_of(crowd, np.array(new, np.int64), draws)
+            known.update(zip(new, fleet.exact_clients(times, new), strict=True))
+
+    def of(client: int) -> fleet.Client:
+        if client not in known:
+            need([client])
+        return known[client]
+
+    return ExactFleet(of, draws, crowd.num_clients, need)
+
+
+def lost(crowd: Crowd, ids: Ids, number: Ids) -> np.ndarray:
+    """Whether a delivery does not arrive, or a client is away, bool."""
     if not crowd.dropout:
-        return np.zeros(ids.shape, bool)
+        return np.zeros(np.broadcast_shapes(ids.shape, number.shape), bool)
     return rng.uniforms(crowd.seed, "client lost", ids, number) < crowd.dropout
 
 
@@ -237,15 +221,8 @@ def schedule_of(
         count = np.maximum(there.sum(1), 1)
         threshold = np.where(away, 0, drawn).sum(1) / count
     away |= schedule.cannot_upload(drawn, upload_above)
-    size = sizes_of(crowd, client).astype(np.int32)
     done = np.where(away, 0, drawn).astype(np.int32)
-    return Schedule(done, size, client=client, threshold=threshold)
-
-
-def _mean_size(crowd: Crowd) -> float:
-    if crowd.held is not None:
-        return float(crowd.held.mean())
-    return distributions.mean_of(crowd.sizes, flag=schedule.SIZES)
+    return Schedule(done, crowd.held[client], client=client, threshold=threshold)
 
 
 def _factor(

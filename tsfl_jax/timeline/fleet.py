@@ -5,8 +5,9 @@ client starts which task when; see `synchronous` and `asynchronous`.
 """
 
 import bisect
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -98,22 +99,38 @@ def draw_fleet(
     return Fleet(iteration, download_time, upload_time, lost, online)
 
 
+class Client(NamedTuple):
+    """A client's times in ticks: whole numbers, added and compared exactly."""
+
+    work: Shaped[np.ndarray, "J1"]  # of the first 0, 1, …, J iterations, ascending
+    download: Shaped[np.ndarray, "J"]
+    upload: Shaped[np.ndarray, "J"]
+    lost: Bool[np.ndarray, "J"]
+    online: Sequence[tuple[Ticks, Ticks]]  # none: never
+
+
 class ExactFleet(NamedTuple):
-    """A `Fleet` in ticks: whole numbers, which are added and compared exactly."""
+    """A `Fleet` or `crowd.Crowd` in ticks."""
 
-    work: Shaped[np.ndarray, "N J1"]  # of the first 0, 1, …, J iterations, ascending
-    download: Shaped[np.ndarray, "N J"]
-    upload: Shaped[np.ndarray, "N J"]
-    lost: Bool[np.ndarray, "N J"]
-    online: Sequence[Sequence[tuple[Ticks, Ticks]]]  # of each client; none: never
+    of: Callable[[int], Client]
+    draws: int  # J
+    clients: int  # N
+    # To draw the times of several at once, where they are drawn when asked for.
+    need: Callable[[Sequence[int]], None] = lambda ids: None
 
 
-def exact(fleet: Fleet, client: Int[np.ndarray, "N"] | None = None) -> ExactFleet:
-    """Put a fleet in ticks: every time is rounded once, here.
+def exact(fleet: Fleet) -> ExactFleet:
+    """Put a fleet in ticks; raises as `exact_clients`."""
+    N, J = fleet.iteration.shape
+    return ExactFleet(exact_clients(fleet, range(N)).__getitem__, J, N)
+
+
+def exact_clients(fleet: Fleet, ids: Sequence[int]) -> list[Client]:
+    """Put the clients of a fleet in ticks: every time is rounded once, here.
 
     Args:
       fleet: in seconds.
-      client: who they are, for messages; None: those from 0 to N−1.
+      ids: who they are, for messages.
 
     Raises:
       UserError: an iteration that takes no tick.
@@ -122,10 +139,9 @@ def exact(fleet: Fleet, client: Int[np.ndarray, "N"] | None = None) -> ExactFlee
     if not steps.all():
         i, j = np.argwhere(steps == 0)[0]
         raise UserError(
-            "--config.timeline.speed: an iteration of client "
-            f"{i if client is None else client[i]} takes {fleet.iteration[i, j]:g} s; "
-            f"expected at least {1 / ticks.SECOND:g} s, the unit of virtual time; "
-            "choose slower clients"
+            f"--config.timeline.speed: an iteration of client {ids[i]} takes "
+            f"{fleet.iteration[i, j]:g} s; expected at least {1 / ticks.SECOND:g} s, "
+            "the unit of virtual time; choose slower clients"
         )
     online = [
         [(a, b) for a, b in (map(ticks.of, w) for w in windows.tolist()) if a < b]
@@ -133,29 +149,28 @@ def exact(fleet: Fleet, client: Int[np.ndarray, "N"] | None = None) -> ExactFlee
         else _ALWAYS
         for windows in fleet.online
     ]
-    return ExactFleet(
+    several = zip(
         np.insert(np.cumsum(steps, 1), 0, 0, 1),
         ticks.of_array(fleet.download),
         ticks.of_array(fleet.upload),
         fleet.lost,
         online or [_ALWAYS] * len(steps),
+        strict=True,
     )
+    return list(itertools.starmap(Client, several))
 
 
 def work_of(fleet: ExactFleet, client: int, first: int, count: int) -> int:
     """Ticks of `count` of a client's iterations, from number `first` on."""
-    J = fleet.work.shape[1] - 1
+    work, J = fleet.of(client).work, fleet.draws
     (before, a), (after, b) = divmod(first, J), divmod(first + count, J)
-    work = fleet.work
-    cycles = (after - before) * work.item(client, J)
-    return cycles + work.item(client, b) - work.item(client, a)
+    return (after - before) * work.item(J) + work.item(b) - work.item(a)
 
 
-def expected(fleet: ExactFleet) -> tuple[list[int], list[int], list[int]]:
-    """J times the means of each client's download, iteration, upload: whole numbers."""
-    of_all = fleet.download.sum(1), fleet.work[:, -1], fleet.upload.sum(1)
-    download, step, upload = (each.tolist() for each in of_all)
-    return download, step, upload
+def expected(fleet: ExactFleet, client: int) -> tuple[int, int, int]:
+    """J times a client's mean download, iteration and upload: whole numbers."""
+    work, download, upload, *_ = fleet.of(client)
+    return int(download.sum()), work.item(-1), int(upload.sum())
 
 
 def finish(fleet: ExactFleet, client: int, start: Ticks, work: Ticks) -> Ticks:
@@ -170,7 +185,7 @@ def finish(fleet: ExactFleet, client: int, start: Ticks, work: Ticks) -> Ticks:
     Returns:
       Ticks; for no work the first online moment ≥ start, inf if it never happens.
     """
-    windows = fleet.online[client]
+    windows = fleet.of(client).online
     if windows is _ALWAYS:  # fast, for most fleets
         return start + work
     for begin, end in windows[bisect.bisect_right(windows, start, key=_END) :]:
@@ -183,7 +198,7 @@ def finish(fleet: ExactFleet, client: int, start: Ticks, work: Ticks) -> Ticks:
 
 def latest_start(fleet: ExactFleet, client: int, end: Ticks, work: Ticks) -> Ticks:
     """The latest moment from which on `work` ticks of online time end by `end`."""
-    for first, last in fleet.online[client][::-1]:
+    for first, last in fleet.of(client).online[::-1]:
         last = min(last, end)
         if first < last:
             if work <= last - first:
@@ -196,7 +211,7 @@ def online_in(
     fleet: ExactFleet, client: int, start: Ticks, end: Ticks
 ) -> list[tuple[Ticks, Ticks]]:
     """A client's online windows within [start, end)."""
-    windows = fleet.online[client]
+    windows = fleet.of(client).online
     if windows is _ALWAYS:
         return [(start, end)] if start < end else []
     found = []

@@ -12,7 +12,6 @@ from jaxtyping import Int
 
 from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.cohort import Cohorts
-from tsfl_jax.timeline.crowd import fleet_of
 from tsfl_jax.timeline.fleet import (
     ExactFleet,
     Fleet,
@@ -42,9 +41,10 @@ class Segment(NamedTuple):
 
 def _parts(fleet: ExactFleet, task: Task) -> Iterator[tuple[str, Ticks, Ticks]]:
     """(kind, start, end), also across time that is spent offline."""
-    i, k = task.client, task.number % fleet.download.shape[1]
+    i, k = task.client, task.number % fleet.draws
+    times = fleet.of(i)
     start, arrival = ticks.of(task.start), ticks.of(task.arrival)
-    now = finish(fleet, i, start, fleet.download.item(i, k))
+    now = finish(fleet, i, start, times.download.item(k))
     yield DOWNLOAD, start, now
     for h in range(task.iterations):
         work = work_of(fleet, i, task.first + h, 1)
@@ -54,7 +54,7 @@ def _parts(fleet: ExactFleet, task: Task) -> Iterator[tuple[str, Ticks, Ticks]]:
     if arrival == math.inf:
         return
     # Without an iteration there is nothing to upload.
-    upload = fleet.upload.item(i, k) if task.iterations else 0
+    upload = times.upload.item(k) if task.iterations else 0
     uploads = max(latest_start(fleet, i, arrival, upload), now)
     if task.fills:
         yield UNFINISHED, now, uploads
@@ -76,7 +76,8 @@ def segments(
       `Segment`s by client, in time. An iteration that is interrupted by being offline
       has one for each part.
     """
-    clients = None if isinstance(fleet, Cohorts) else exact(fleet)
+    some = isinstance(fleet, Cohorts)
+    clients = fleet.fleet if some else exact(fleet)
     until = ticks.of(end)
     # Of a float64, which tasks have; less than a tick up to 13 days.
     shortest = until / 2**50
@@ -84,35 +85,18 @@ def segments(
     for task in tasks:
         if task.start < end:
             tasks_of.setdefault(task.client, []).append(task)
-    everyone = _some(sorted(tasks_of)) if clients is None else range(len(clients.lost))
-    for i in everyone:
-        mine, times, row = tasks_of.get(i, []), clients, i
-        if isinstance(fleet, Cohorts):
-            mine, times, row = *_own_times(fleet, mine), 0
-        assert times is not None
+    for i in _some(sorted(tasks_of)) if some else range(clients.clients):
         busy = [
             (a, b, kind)
-            for task in mine
-            for kind, start, last in _parts(times, task)
+            for task in tasks_of.get(i, [])
+            for kind, start, last in _parts(clients, task)
             for a, b in online_in(
-                times, row, start, min(last, ticks.of(task.stop), until)
+                clients, i, start, min(last, ticks.of(task.stop), until)
             )
         ]
-        for kind, a, b in _with_gaps(times, row, busy, until):
+        for kind, a, b in _with_gaps(clients, i, busy, until):
             if b - a > shortest:
                 yield Segment(i, kind, ticks.seconds(a), ticks.seconds(b))
-
-
-def _own_times(
-    cohorts: Cohorts, tasks: Sequence[Task]
-) -> tuple[list[Task], ExactFleet]:
-    """A client's tasks as those of a fleet with a row for each, and that fleet."""
-    ids = np.array([task.client for task in tasks])
-    numbers = np.array([task.number for task in tasks])
-    most = max(task.iterations for task in tasks)
-    fleet = exact(fleet_of(cohorts.crowd, ids, numbers, max(most, 1)), ids)
-    rows = [task._replace(client=k, number=0) for k, task in enumerate(tasks)]
-    return rows, fleet
 
 
 def _some(clients: Sequence[int]) -> Sequence[int]:

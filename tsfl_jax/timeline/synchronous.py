@@ -11,14 +11,13 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from tsfl_jax.timeline import crowd, rounds, ticks
-from tsfl_jax.timeline.cohort import Cohorts, asked, opening
+from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.events import quota_of
-from tsfl_jax.timeline.fleet import ExactFleet, Fleet, exact, expected, finish
+from tsfl_jax.timeline.fleet import Client, ExactFleet, Fleet, expected, finish
 from tsfl_jax.timeline.rounds import Asking
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
@@ -28,7 +27,6 @@ from tsfl_jax.timeline.trace import (
     Update,
     add_round,
     begin,
-    end_of,
     in_ticks,
     make_simulation,
 )
@@ -72,16 +70,16 @@ def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulat
     given, end = rounds.asking(fleet, horizon, iterations)
 
     def counts(ids: Sequence[int]) -> list[int]:
-        return _while_the_slowest(given.expected(ids), ids, iterations)
+        return _while_the_slowest(given.fleet, ids, iterations)
 
     return _tier_rounds(given, end, iterations, counts=counts)
 
 
 def _while_the_slowest(
-    means: rounds.Expected, ids: Sequence[int], iterations: int
+    fleet: ExactFleet, ids: Sequence[int], iterations: int
 ) -> list[int]:
     """Iterations that ESync's clients do while the slowest does H."""
-    each = [(d + u, step) for d, step, u in zip(*means, strict=True)]
+    each = [(d + u, step) for d, step, u in (expected(fleet, i) for i in ids)]
     slowest = max((rest + iterations * step for rest, step in each), default=0)
     counts = [max((slowest - rest) // step, iterations) for rest, step in each]
     if (most := max(counts, default=0)) > INT32_MAX:
@@ -116,17 +114,14 @@ def fedat(
     Federated Learning System with Asynchronous Tiers", SC 2021.
     """
     if isinstance(fleet, Cohorts):
-        N = fleet.crowd.num_clients
-        total = crowd.task_seconds(
-            fleet.crowd, np.arange(N, dtype=np.int32), iterations
-        )
+        total = crowd.task_seconds(fleet.crowd, iterations)
         order = np.argsort(total, kind="stable").astype(np.int32)
     else:
         clients, _ = in_ticks(fleet, horizon, iterations)
-        means = zip(*expected(clients), strict=True)
+        means = (expected(clients, i) for i in range(clients.clients))
         total = [d + iterations * s + u for d, s, u in means]
         order = np.array(sorted(range(len(total)), key=total.__getitem__))
-        N = len(order)
+    N = len(order)
     check("timeline.tiers", tiers, N, "num_clients")
     edges = [-(-m * N // tiers) for m in range(tiers + 1)]
     members = [np.sort(order[a:b]) for a, b in itertools.pairwise(edges)]
@@ -155,7 +150,11 @@ def _tier_rounds(
                 return
             ids = given.ask(k, now, tier)
             several = counts(ids) if counts else [iterations] * len(ids)
-            tasks = given.begin(ids, [k] * len(ids), several, len(updates), now)
+            new = {"version": len(updates), "now": now}
+            tasks = [
+                begin(given.fleet, i, k, **new, iterations=count)
+                for i, count in zip(ids, several, strict=True)
+            ]
             end = rounds.ending(tasks, given.size)[1]
             if end < math.inf:
                 heapq.heappush(ends, (end, tier, k, tasks))
@@ -181,8 +180,8 @@ def _tier_rounds(
         add_round(updates, ended, now, tier)
         start(tier, number + 1, now)
     begun += [task for *_, tasks in ends for task in tasks]
-    width = given.size
-    return make_simulation(updates, begun, width, given.fleet, horizon, iterations)
+    width, fleet = given.size, given.everyone
+    return make_simulation(updates, begun, width, fleet, horizon, iterations)
 
 
 def fedcs(
@@ -212,81 +211,65 @@ def fedcs(
     time of each client's own instead of a multicast to all.
     """
     check("timeline.deadline", deadline)
-    longest = ticks.of(deadline)
-    if isinstance(fleet, Cohorts):
-        return _fedcs_of_cohorts(fleet, horizon, iterations, longest)
-    (clients, until), J = in_ticks(fleet, horizon, iterations), fleet.iteration.shape[1]
-    download, step, upload = expected(clients)
-    ready = [d + iterations * s for d, s in zip(download, step, strict=True)]
-    total = [r + u for r, u in zip(ready, upload, strict=True)]
-    able = [i for i, t in enumerate(total) if t <= longest * J]
+    given, until = rounds.asking(fleet, horizon, iterations)
+    clients, longest, J = given.fleet, ticks.of(deadline), given.fleet.draws
+    silent = clients._replace(of=lambda i: _silent(clients.of(i)))
+    # J times when a client is expected to be ready, and to upload.
+    ready, upload = dict[int, int](), dict[int, int]()
+    updates, begun = list[Update](), list[Task]()
+    numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+    now: Ticks = 0
+    for number in itertools.count():
+        now = given.opens(now, 0)
+        ids = given.ask(number, now, 0)
+        for i in (i for i in ids if i not in ready):
+            d, step, upload[i] = expected(clients, i)
+            ready[i] = d + iterations * step
+        able = [i for i in dict.fromkeys(ids) if ready[i] + upload[i] <= longest * J]
+        if given.everyone:
+            now = _first_able(clients, able, ready, upload, now, deadline)
+        if now > until:
+            break
+        online = [i for i in able if finish(clients, i, now, 0) == now]
+        new = {"version": len(updates), "now": now, "iterations": iterations}
+        tasks = [
+            begin(silent, i, next(numbers[i]) if given.everyone else number, **new)
+            for i in _greedy(online, ready, upload, longest * J)
+        ]
+        late = now + longest
+        tasks, now = _upload_in_turn(clients, tasks, late) if tasks else ([], late)
+        if now > until:
+            break
+        begun += tasks
+        add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
+    return make_simulation(updates, begun, 0, given.everyone, until, iterations)
+
+
+def _silent(client: Client) -> Client:
+    """As if uploads took no time: they wait for the channel."""
+    return client._replace(upload=np.zeros_like(client.upload))
+
+
+def _first_able(
+    fleet: ExactFleet,
+    able: list[int],
+    ready: dict[int, int],
+    upload: dict[int, int],
+    now: Ticks,
+    deadline: float,
+) -> Ticks:
+    """When the next client is online that should meet the deadline.
+
+    Raises:
+      UserError: no client should.
+    """
     if not able:
-        fastest = ticks.seconds(min(total)) / J
+        fastest = ticks.seconds(min(ready[i] + upload[i] for i in ready)) / fleet.draws
         raise UserError(
             f"--config.timeline.deadline={deadline:g}: no client is expected to meet "
             f"it; the fastest takes {fastest:g} s; choose a longer one"
         )
-    # As if uploads took no time: they wait for the channel.
-    silent = clients._replace(upload=np.zeros_like(clients.upload))
-    updates, begun = list[Update](), list[Task]()
-    number = [itertools.count() for _ in ready]  # of a client's next task
-    now: Ticks = 0
-    while True:
-        now = min(finish(clients, i, now, 0) for i in able)
-        if now > until:
-            break
-        online = [i for i in able if finish(clients, i, now, 0) == now]
-        picked = _greedy(online, ready, upload, longest * J)
-        new = {"version": len(updates), "now": now, "iterations": iterations}
-        tasks = [begin(silent, i, next(number[i]), **new) for i in picked]
-        tasks, now = _upload_in_turn(clients, tasks, now + longest)
-        if now > until:
-            break
-        begun += tasks
-        add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
-    return make_simulation(updates, begun, 0, clients, until, iterations)
-
-
-def _fedcs_of_cohorts(
-    cohorts: Cohorts, horizon: float, iterations: int, longest: Ticks
-) -> Simulation:
-    """FedCS among the clients that are asked in a round."""
-    until = end_of(horizon, iterations)
-    updates: list[Update] = []
-    begun: list[Task] = []
-    now: Ticks = 0
-    for number in itertools.count():
-        now = opening(cohorts, now)
-        if now > until:
-            break
-        ids = np.unique(asked(cohorts, number, now))
-        new = {"version": len(updates), "now": now, "iterations": iterations}
-        tasks, now = _selected(cohorts, ids, number, longest, new)
-        if now > until:
-            break
-        begun += tasks
-        add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
-    return make_simulation(updates, begun, 0, None, until, iterations)
-
-
-def _selected(
-    cohorts: Cohorts, ids: np.ndarray, number: int, longest: Ticks, new: dict[str, Any]
-) -> tuple[list[Task], Ticks]:
-    """The tasks of a round of FedCS, and when it ends; new: arguments of `begin`."""
-    late, now = new["now"] + longest, new["now"]
-    if not len(ids):
-        return [], late
-    download, step, upload = rounds.expected_of(cohorts, ids.tolist())
-    ready = [d + new["iterations"] * s for d, s in zip(download, step, strict=True)]
-    clients = exact(crowd.fleet_of(cohorts.crowd, ids, number, new["iterations"]), ids)
-    here = [k for k in range(len(ids)) if finish(clients, k, now, 0) == now]
-    silent = clients._replace(upload=np.zeros_like(clients.upload))
-    picked = _greedy(here, ready, upload, longest)
-    tasks = [begin(silent, k, 0, **new) for k in picked]
-    if not tasks:
-        return [], late
-    tasks, now = _upload_in_turn(clients, tasks, late)
-    return [rounds.named(t, int(ids[t.client]), number) for t in tasks], now
+    return min(finish(fleet, i, now, 0) for i in able)
 
 
 def _upload_in_turn(
@@ -301,7 +284,7 @@ def _upload_in_turn(
     channel: Ticks = 0
     turns: list[Task] = []
     for task in sorted(tasks):
-        work = fleet.upload.item(task.client, task.number % fleet.upload.shape[1])
+        work = fleet.of(task.client).upload.item(task.number % fleet.draws)
         # Ready at the end of a window, with nothing to upload, is delivered.
         if work or channel > task.arrival:
             channel = finish(fleet, task.client, max(channel, task.arrival), work)
@@ -312,7 +295,7 @@ def _upload_in_turn(
 
 
 def _greedy(
-    clients: list[int], ready: list[int], upload: list[int], deadline: Ticks
+    clients: list[int], ready: dict[int, int], upload: dict[int, int], deadline: Ticks
 ) -> list[int]:
     """Clients in the order of selection; all times are J times the expected ones.
 
@@ -377,9 +360,9 @@ def safa(
             break
         begun += _give_up(flying, version - lag, now)
         ids = given.ask(number, now, 0)
-        ids, several = _who_begin(flying, ids, numbers, now)
-        tasks = given.begin(ids, several, [iterations] * len(ids), version, now)
-        flying |= {task.client: task for task in tasks}
+        new = {"version": version, "now": now, "iterations": iterations}
+        for i, k in _who_begin(flying, ids, numbers, now).items():
+            flying[i] = begin(given.fleet, i, k, **new)
         ended, now = _next_round(flying, quota, now)
         idle = 0 if ended else idle + 1
         if now > end or idle == given.patience:
@@ -388,7 +371,7 @@ def safa(
             begun.append(flying.pop(task.client))
         add_round(updates, ended, now)
     begun += flying.values()
-    return make_simulation(updates, begun, quota, given.fleet, end, iterations)
+    return make_simulation(updates, begun, quota, given.everyone, end, iterations)
 
 
 def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:
@@ -408,14 +391,13 @@ def _who_begin(
     ids: Sequence[int],
     numbers: dict[int, Iterator[int]],
     now: Ticks,
-) -> tuple[list[int], list[int]]:
+) -> dict[int, int]:
     """Clients that download the newest model, and the numbers of their tasks.
 
     Those of `ids` that are not at work, and all that have been offline until now.
     """
     again = {t.client: t.number for t in flying.values() if t.start > now}
-    again |= {i: next(numbers[i]) for i in dict.fromkeys(ids) if i not in flying}
-    return list(again), list(again.values())
+    return again | {i: next(numbers[i]) for i in dict.fromkeys(ids) if i not in flying}
 
 
 def _next_round(

@@ -96,10 +96,10 @@ def begin(
     Returns:
       The `Task`.
     """
-    k = number % fleet.download.shape[1]
+    k, times = number % fleet.draws, fleet.of(client)
     start = finish(fleet, client, now, 0)
     work = work_of(fleet, client, number * iterations, iterations)
-    work += fleet.download.item(client, k) + fleet.upload.item(client, k)
+    work += times.download.item(k) + times.upload.item(k)
     arrival = finish(fleet, client, start, work)
     return Task(
         arrival,
@@ -108,7 +108,7 @@ def begin(
         version,
         iterations,
         start,
-        lost=fleet.lost.item(client, k),
+        lost=times.lost.item(k),
         stop=arrival,
         first=number * iterations,
     )
@@ -141,7 +141,7 @@ def make_simulation(
         new = {"version": 0, "now": 0, "iterations": iterations}
         tasks = begun
         if fleet is not None:
-            tasks = [begin(fleet, i, 0, **new) for i in range(len(fleet.lost))]
+            tasks = [begin(fleet, i, 0, **new) for i in range(fleet.clients)]
         ends = [ticks.seconds(task.arrival) for task in tasks] or [math.inf]
         raise UserError(
             f"--config.num_intervals times --config.schedule.interval_seconds is "

@@ -189,9 +189,6 @@ class Schedule(NamedTuple):
     snapshots: int = 0  # P, kept at a time
     reported: Int[np.ndarray, "T N"] | None = None  # int32; None: as many as done
     threshold: Float[np.ndarray, "T"] | None = None  # K of DMS; None: the mean of τ
-    # How often a slot's client is asked on average, float64; NaN: unknown. None: all
-    # clients alike.
-    inclusion: Float[np.ndarray, "T N"] | None = None
     # float32, ρ that go with how a cohort was sampled; None: the rule's own.
     share: Float[np.ndarray, "T N"] | None = None
     notes: tuple[str, ...] = ()  # what a user should know about the draw

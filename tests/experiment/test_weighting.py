@@ -25,10 +25,9 @@ def mean_update(chosen, sampler, several, chance=1.0):
     config = replace(Config(), {"cohort.weighting": chosen, "cohort.size": 2})
     config.schedule.dropout = 1 - chance
     tau = np.random.default_rng(0).integers(1, 5, client.shape)
-    times = Schedule(
-        tau, SIZE[client], client=client, inclusion=cohort.inclusion(cohorts, client, 1)
-    )
-    rho = weighting.shares(config, times, SIZE)
+    times = Schedule(tau, SIZE[client], client=client)
+    chance = cohort.inclusion(cohorts, client, True)
+    rho = weighting.shares(config, times, SIZE, chance)
     assert rho.dtype == np.float32 and rho.shape == client.shape
     return sum(
         p * r @ VALUE[list(ids)] for r, (ids, p) in zip(rho, several, strict=True)
@@ -81,12 +80,12 @@ def test_of_those_that_deliver():
     client, tau = np.array([[0, 2, 3], [1, 4, 5]]), np.array([[1, 0, 2], [0, 0, 0]])
     times = Schedule(tau, SIZE[client], client=client)
     config = replace(Config(), {"cohort.size": 3})
-    assert weighting.shares(config, times, SIZE) is None
+    assert weighting.shares(config, times, SIZE, None) is None
     config.cohort.weighting = "unbiased"
-    rho = weighting.shares(config, times, SIZE)
+    rho = weighting.shares(config, times, SIZE, None)
     np.testing.assert_allclose(rho, [[3 * 5 / 24, 0, 3 * 2 / 24], [0, 0, 0]], rtol=1e-6)
     config.cohort.weighting = "mean"
-    rho = weighting.shares(config, times, SIZE)
+    rho = weighting.shares(config, times, SIZE, None)
     np.testing.assert_array_equal(rho, [[0.5, 0, 0.5], [0, 0, 0]])
 
 
@@ -94,15 +93,13 @@ def test_of_those_that_deliver():
 def test_chances_must_be_known(name):
     config = replace(Config(), {"cohort.size": 1, "cohort.weighting": name})
     client, tau = np.array([[0], [1]]), np.ones((2, 1), int)
-    times = Schedule(tau, SIZE[client], client=client, inclusion=np.full((2, 1), 0.5))
-    assert weighting.shares(config, times, SIZE) is not None
-    unknown = times._replace(inclusion=np.full((2, 1), np.nan))
+    times = Schedule(tau, SIZE[client], client=client)
+    assert weighting.shares(config, times, SIZE, np.full((2, 1), 0.5)) is not None
     with pytest.raises(UserError, match="not known how often"):
-        weighting.shares(config, unknown, SIZE)
+        weighting.shares(config, times, SIZE, np.full((2, 1), np.nan))
     if name == "unbiased":
-        some = times._replace(inclusion=np.array([[0.5], [0.25]]))
         with pytest.raises(UserError, match="use inverse"):
-            weighting.shares(config, some, SIZE)
+            weighting.shares(config, times, SIZE, np.array([[0.5], [0.25]]))
 
 
 SMALL = {

@@ -191,8 +191,6 @@ def test_inverted_numbers_are_distributed_as_drawn_ones(text):
     drawn = distributions.draw_whole((text,), group, 1, rng, least=2, flag=flag)[0]
     assert whole.dtype == drawn.dtype and whole.min() >= 2
     assert stats.ks_2samp(whole, drawn).pvalue > 1e-3
-    mean = distributions.mean_of((text, "constant(0)"), flag=flag)
-    assert abs(mean - real.mean() / 2) < 0.1
 
 
 def test_the_ends_of_whole_numbers():
@@ -291,7 +289,7 @@ def test_cases_of_a_cohort(kind):
     times, held = drawn.schedule, drawn.held
     assert times.tau.shape == times.client.shape == times.size.shape == (30, 20)
     assert (times.size == held[times.client]).all() and held.shape == (1000,)
-    assert times.delivery is None and times.inclusion is None
+    assert times.delivery is None
     assert times.seconds.tolist() == [t + 1 for t in range(30)]
     if kind in CASES:
         assert set(times.tau.ravel()) == CASES[kind]

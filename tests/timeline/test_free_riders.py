@@ -1,5 +1,7 @@
 """Free riders: what they do and report, and what rules make of it."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -211,7 +213,9 @@ def test_k_of_all_work_is_of_what_clients_report():
     # Client 0 cannot upload: it does one iteration of its one, or none.
     drawn = workload._draw_by_cases(settings)
     for kind, least in (("claim", 1), ("echo", 0)):
-        times = workload._with_free_riders(riding(kind, "", settings, 4), drawn)
+        mine = riding(kind, "", settings, 4)
+        honest = functools.partial(workload._draw_by_cases, settings, 0)
+        times = workload._with_free_riders(mine, drawn, honest)
         assert (times.reported == [0, 4, 4, 4]).all()
         assert (times.threshold == (12 + least) / 4).all()
     # All are away in the second five intervals.

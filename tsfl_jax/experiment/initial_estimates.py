@@ -55,15 +55,13 @@ def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
     Of cohorts the first one, so that the estimates do not depend on T.
     """
     rows, count = prepared.partition.indices, prepared.partition.capacity
-    ids, there = np.arange(len(rows), dtype=np.int32), np.ones(len(rows), np.int32)
-    workload = prepared.workload
-    if workload.drawn is not None and workload.places is not None:
-        works = replay.claimed(workload.schedule) > 0
+    ids, there = prepared.workload.drawn, np.ones(len(rows), np.int32)
+    place = prepared.workload.places
+    if prepared.config.cohort.size and place is not None:
+        works = replay.claimed(prepared.workload.schedule) > 0
         first = works.any(axis=1).argmax()
-        there, place = works[first].astype(np.int32), workload.places[first]
-        ids, rows, count = (
-            a[place] for a in (workload.drawn.astype(np.int32), rows, count)
-        )
+        there = works[first].astype(np.int32)
+        ids, rows, count = (a[place[first]] for a in (ids, rows, count))
     extra = max(width - rows.shape[1], 0)
     return local.Client(
         jnp.asarray(ids),

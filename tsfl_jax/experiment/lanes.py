@@ -128,7 +128,7 @@ def make_lanes(
     hparams += hparams[-1:] * (count - busy)
     tables = [p.partition.indices for p in several]
     rows = np.stack([padded(r, group.width - r.shape[1]) for r in tables])
-    ids = np.stack([padded(programs.ids_of(p)) for p in several])
+    ids = np.stack([padded(p.workload.drawn) for p in several])
     rows, ids = devices.place(mesh, (rows, ids), scan.WHOLE)
     held = _stacked([programs.held_out_of(p) for p in several])
     class_index = _stacked([programs.class_index_of(p) for p in several])

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from tsfl_jax import rng
 from tsfl_jax.config import seed_of
@@ -245,19 +245,11 @@ def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
         samples=local.Samples(*devices.place(mesh, samples, scan.WHOLE)),
         test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size),
         rows=prepared.partition.indices,
-        client=ids_of(prepared),
+        client=prepared.workload.drawn,
         class_index=class_index_of(prepared),
         validation=held_out_of(prepared),
     )
     return devices.place(mesh, problem, scan.PROBLEM_SPEC)
-
-
-def ids_of(prepared: Prepared) -> Int[np.ndarray, "U"]:
-    """The clients that are on the device; they name the random streams."""
-    drawn = prepared.workload.drawn
-    if drawn is None:
-        drawn = np.arange(prepared.config.num_clients)
-    return drawn.astype(np.int32)
 
 
 def sizes_of(
@@ -265,9 +257,7 @@ def sizes_of(
 ) -> tuple[Float[np.ndarray, "U"], Float[np.ndarray, ""]]:
     """Samples of each client on the device, and of all others together."""
     own, held = prepared.partition.capacity, prepared.workload.held
-    others = 0
-    if prepared.workload.drawn is not None and held is not None:
-        others = held.sum(dtype=np.int64) - own.sum(dtype=np.int64)
+    others = 0 if held is None else held.sum(dtype=np.int64) - own.sum(dtype=np.int64)
     return own.astype(np.float32), np.asarray(others, np.float32)
 
 

@@ -42,10 +42,11 @@ def draw_split(
     held_out: Int[np.ndarray, "V"] | None,
     drawn: Int[np.ndarray, "U"] | None = None,
 ) -> Partition:
-    """The samples of each client, drawn or given; of the clients `drawn`; None: all.
+    """The samples of each client, drawn or given; under cohorts of the clients `drawn`.
 
     What a client holds does not depend on who else is drawn.
     """
+    drawn = drawn if config.cohort.size else None
     generator = rng.generator(seed_of(config, "split"), "partition")
     if lists is not None:
         if drawn is None:

@@ -43,7 +43,10 @@ def applied(config: Config, rule: Aggregator) -> Aggregator:
 
 
 def shares(
-    config: Config, times: Schedule, held: Int[np.ndarray, "N"]
+    config: Config,
+    times: Schedule,
+    held: Int[np.ndarray, "N"],
+    chance: Float[np.ndarray, "T K"] | None,
 ) -> Float[np.ndarray, "T K"] | None:
     """ρ of each slot as `cohort.weighting` says, float32; None: as the rule says.
 
@@ -51,11 +54,12 @@ def shares(
       config: all settings.
       times: of cohorts; 0 where nobody delivers.
       held: samples of all clients.
+      chance: π of each slot's client, NaN: unknown; None: K/N of all.
 
     Raises:
       UserError: it needs to know how often clients are asked.
     """
-    chosen, chance = config.cohort.weighting, times.inclusion
+    chosen = config.cohort.weighting
     if chosen == "ratio" or times.client is None:
         return None
     there = replay.claimed(times) > 0
@@ -73,10 +77,10 @@ def shares(
                 else "some clients are asked more often; use inverse"
             )
         )
-    share = held[times.client] / held.sum(dtype=np.int64)
+    share = np.where(there, held[times.client] / held.sum(dtype=np.int64), 0.0)
     if chosen == "unbiased":
-        chance = count / len(held)
-    else:  # that it is asked and is there
-        chance = times.tau.shape[1] / len(held) if chance is None else chance
-        chance = chance * (1 - config.schedule.dropout)
-    return np.where(there, share / chance, 0.0).astype(np.float32)
+        return (share * len(held) / count).astype(np.float32)
+    if chance is None:
+        chance = np.array(times.tau.shape[1] / len(held))
+    there_too = chance * (1 - config.schedule.dropout)  # asked, and delivers
+    return (share / there_too).astype(np.float32)

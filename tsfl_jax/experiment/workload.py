@@ -4,12 +4,13 @@ Local iterations τ are drawn by cases, or simulated in virtual seconds under a
 framework. The workload is drawn once, in `prepare`, and carried.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config, seed_of
@@ -34,17 +35,16 @@ class Workload(NamedTuple):
     tasks: list[Task] | None = None  # all that were begun; None: τ by cases
     # Samples of each client; None: τ by cases, without cohorts.
     held: Int[np.ndarray, "N"] | None = None
-    # Ids of a cohort's clients that ever work, sorted: the only ones on the device.
-    drawn: Int[np.ndarray, "U"] | None = None  # None: all clients
+    # Ids of those on the device, sorted: all, of cohorts those that ever work.
+    drawn: Int[np.ndarray, "U"] = np.zeros(0, np.int32)
 
     @property
     def places(self) -> Int[np.ndarray, "T K"] | None:
         """Where `drawn` has the client of each slot; None: all clients are in order."""
-        client = self.schedule.client
-        if client is None or self.drawn is None:
-            return client
+        client, last = self.schedule.client, len(self.drawn) - 1
+        if client is None:
+            return None
         # Nobody works in a slot of another client.
-        last = len(self.drawn) - 1
         return np.minimum(np.searchsorted(self.drawn, client), last).astype(np.int32)
 
     @property
@@ -77,15 +77,14 @@ def draw_workload(
     Raises:
       UserError: a setting that cannot work, in one line.
     """
-    there = None
     if config.cohort.size:
-        workload, there = _draw_cohorts(config, held, sampler)
-    elif sampler is not None:
+        return _draw_cohorts(config, held, sampler)
+    if sampler is not None:
         raise UserError(
             "sampler=: would be ignored with --config.cohort.size=0; say how many "
             "clients it draws"
         )
-    elif config.timeline.framework == "none":
+    if config.timeline.framework == "none":
         drawn = _draw_by_cases(config)
         if held is not None:
             size = np.broadcast_to(held.astype(np.int32), drawn.tau.shape)
@@ -104,50 +103,49 @@ def draw_workload(
         trace, tasks = simulate_timeline(config, fleet)
         times = replay.schedule_of(trace, size)._replace(notes=notes)
         workload = Workload(times, fleet, trace, tasks, size)
-    times = workload.schedule
-    if config.schedule.free_riders:
-        times = _with_free_riders(config, times)
-    times = times._replace(notes=times.notes + _idle_notes(config, times))
-    if there is None:
-        return workload._replace(schedule=times)
-    assert workload.held is not None
-    if times.threshold is None and not there.all():  # K is a mean of those asked
-        known = replay.claimed(times).sum(1) / np.maximum(there.sum(1), 1)
-        times = times._replace(threshold=known)
-    times = times._replace(share=weighting.shares(config, times, workload.held))
-    return workload._replace(schedule=times, drawn=replay.drawn(times))
+    times = _checked(config, workload.schedule, lambda: _draw_by_cases(config, 0))
+    everyone = np.arange(config.num_clients, dtype=np.int32)
+    return workload._replace(schedule=times, drawn=everyone)
 
 
 def _draw_cohorts(
     config: Config,
     held: Int[np.ndarray, "N"] | None,
     sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None,
-) -> tuple[Workload, Bool[np.ndarray, "T K"]]:
-    """The workload where some clients are asked at a time, and who is in its slots.
-
-    Only those are drawn.
-    """
-    s, t = config.schedule, config.timeline
-    by_cases = t.framework == "none"
+) -> Workload:
+    """The workload where some clients are asked at a time, and only those are drawn."""
+    s, framework = config.schedule, config.timeline.framework
     everyone = _crowd_of(config, held)
-    cohorts = cohort.make_cohorts(everyone, config.cohort, sampler)
-    held = everyone.held
-    if by_cases:
+    cohorts, held = cohort.make_cohorts(everyone, config.cohort, sampler), everyone.held
+    if framework == "none":
+        client, there = cohort.all_asked(cohorts, config.num_intervals)
+        by_cases = functools.partial(
+            crowd.schedule_of,
+            everyone,
+            client,
+            there,
+            kind=s.kind,
+            tau=tuple(s.tau),
+            tau_groups=groups(s.tau_groups),
+            all_work=_counts_all_work(config),
+        )
         ends = ticks.multiples(config.num_intervals, s.interval_seconds)
-        drawn, there = _cohorts_by_cases(config, cohorts)
-        drawn = drawn._replace(seconds=ends)
-        workload, all_count = Workload(drawn, held=held), True
+        times = by_cases(upload_above=s.upload_above)._replace(seconds=ends)
+        workload, all_count = Workload(times, held=held), True
+        times = _checked(config, times, lambda: by_cases(upload_above=0))
     else:
         trace, tasks = simulate_timeline(config, cohorts)
-        drawn = replay.schedule_of(trace, held, cohorts=True)
-        workload, there = (
-            Workload(drawn, cohorts, trace, tasks, held),
-            trace.client >= 0,
-        )
-        all_count = timeline.FRAMEWORKS[t.framework].all_count
-    assert drawn.client is not None
-    chance = cohort.inclusion(cohorts, drawn.client, all_count)
-    return workload._replace(schedule=drawn._replace(inclusion=chance)), there
+        times, there = replay.schedule_of(trace, held, cohorts=True), trace.client >= 0
+        workload = Workload(times, cohorts, trace, tasks, held)
+        all_count = timeline.FRAMEWORKS[framework].all_count
+        times = _checked(config, times)
+    if times.threshold is None and not there.all():  # K is a mean of those asked
+        known = replay.claimed(times).sum(1) / np.maximum(there.sum(1), 1)
+        times = times._replace(threshold=known)
+    assert times.client is not None
+    chance = cohort.inclusion(cohorts, times.client, all_count)
+    times = times._replace(share=weighting.shares(config, times, held, chance))
+    return workload._replace(schedule=times, drawn=replay.drawn(times))
 
 
 def _crowd_of(config: Config, held: Int[np.ndarray, "N"] | None) -> crowd.Crowd:
@@ -170,40 +168,21 @@ def _crowd_of(config: Config, held: Int[np.ndarray, "N"] | None) -> crowd.Crowd:
     )
 
 
-def _cohorts_by_cases(
-    config: Config, cohorts: Cohorts
-) -> tuple[Schedule, Bool[np.ndarray, "T K"]]:
-    shape = config.num_intervals, cohorts.size
-    client, there = np.zeros(shape, np.int32), np.zeros(shape, bool)
-    for t in range(config.num_intervals):
-        ids = cohort.asked(cohorts, t)
-        client[t, : len(ids)], there[t, : len(ids)] = ids, True
-    client = np.where(there, client, client[there].min(initial=0))
-    limit = config.schedule.upload_above
-    return _by_cases_of(config, cohorts.crowd, client, there, limit), there
-
-
-def _by_cases_of(
-    config: Config,
-    everyone: crowd.Crowd,
-    client: Int[np.ndarray, "T K"],
-    there: np.ndarray,
-    upload_above: int,
+def _checked(
+    config: Config, drawn: Schedule, honest: Callable[[], Schedule] | None = None
 ) -> Schedule:
-    s = config.schedule
-    return crowd.schedule_of(
-        everyone,
-        client,
-        there,
-        kind=s.kind,
-        tau=tuple(s.tau),
-        tau_groups=groups(s.tau_groups),
-        upload_above=upload_above,
-        all_work=_counts_all_work(config),
-    )
+    """The schedule with free riders, and with notes on idle intervals and clients.
+
+    honest: draws τ by cases once more, also of those that cannot upload.
+    """
+    if config.schedule.free_riders:
+        drawn = _with_free_riders(config, drawn, honest)
+    return drawn._replace(notes=drawn.notes + _idle_notes(config, drawn))
 
 
-def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
+def _with_free_riders(
+    config: Config, drawn: Schedule, honest: Callable[[], Schedule] | None
+) -> Schedule:
     s = config.schedule
     clients = {}
     if drawn.client is not None:
@@ -216,15 +195,10 @@ def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
 
     done, reported = make(drawn.tau)
     found = drawn._replace(tau=done, reported=reported)
-    if drawn.threshold is None:
+    if drawn.threshold is None or honest is None:
         return found
     # K counts what clients report, and what those have done that cannot upload.
-    if drawn.client is None:
-        of_all, _ = make(_draw_by_cases(config, upload_above=0).tau)
-    else:
-        everyone, there = _crowd_of(config, None), np.ones(drawn.tau.shape, bool)
-        honest = _by_cases_of(config, everyone, drawn.client, there, 0)
-        of_all, _ = make(honest.tau)
+    of_all, _ = make(honest().tau)
     known = np.where(drawn.tau > 0, reported, of_all)
     return found._replace(threshold=known.mean(axis=1))
 

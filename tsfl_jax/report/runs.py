@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Integer
 
 from tsfl_jax.report import style as plot_style
 
@@ -105,60 +105,44 @@ def participation(
       about: data, algorithm and seed, for the title, and num_clients.
       client: who is in each slot of a cohort or an update; None: client i in column i.
     """
-    rho = np.nan_to_num(rho)
-    everyone = tau.shape[1]
-    if client is not None:
-        everyone = int(about.get("num_clients") or client.max(initial=0) + 1)
-    clients, of_slot = _whose(client, (tau > 0) | (rho > 0), everyone)
-    few = everyone <= _FEW_CLIENTS
+    rho, ids, clients = np.nan_to_num(rho), client, tau.shape[1]
+    if ids is None:
+        ids = np.broadcast_to(np.arange(clients), tau.shape)
+    else:
+        clients = int(about.get("num_clients") or ids.max(initial=0) + 1)
+    few, there = clients <= _FEW_CLIENTS, (tau > 0) | (rho > 0)
+    shown = np.arange(clients) if few or client is None else np.unique(ids[there])
+    place = np.searchsorted(shown, ids[there])
     panels = {
         "selected, times in\n100 intervals": 100 * (rho > 0),
         "mean weight ρ, %\n(dashed: 1/N)": 100 * rho,
         "mean local\niterations τ": tau.astype(float),
     }
     sums = {
-        name: np.bincount(of_slot.ravel(), values.ravel(), clients + 1)[:clients]
+        name: np.bincount(place, values[there], len(shown))
         for name, values in panels.items()
     }
     *_, work = sums.values()
     order = np.arange(clients) if few else np.argsort(work, kind="stable")
     figure, grid = plot_style.figure_of(4.4, nrows=3, sharex=True)
     # One collection of lines: thousands of bars would take seconds.
-    width = (0.8 if few else 1) * 72 * 0.9 * figure.get_figwidth() / clients  # points
+    points = 72 * 0.9 * figure.get_figwidth() / len(shown)
+    width = (0.8 if few else 1) * points
     look = {"linewidth": width, "antialiased": few, "color": "#56B4E9"}
     for axes, (name, values) in zip(grid, sums.items(), strict=True):
         heights = values[order] / max(len(tau), 1)
-        axes.vlines(np.arange(clients), 0, heights, **look)
+        axes.vlines(np.arange(len(shown)), 0, heights, **look)
         axes.set_ylabel(name)
         axes.set_ylim(bottom=0)
-    grid[1].axhline(100 / everyone, color="#777777", linestyle="--", linewidth=1)
-    grid[2].set_xlim(-0.7, clients - 0.3)
+    grid[1].axhline(100 / clients, color="#777777", linestyle="--", linewidth=1)
+    grid[2].set_xlim(-0.7, len(shown) - 0.3)
     label = "client" if few else "client, in order of mean τ"
-    if clients < everyone:
-        label += f" ({clients:,} of {everyone:,} take part)"
+    if len(shown) < clients:
+        label += f" ({len(shown):,} of {clients:,} take part)"
     grid[2].set_xlabel(label)
     grid[2].xaxis.set_major_locator(plot_style.whole_numbers())
     figure.suptitle(_title(about))
     return figure
-
-
-def _whose(
-    client: Integer[np.ndarray, "T K"] | None,
-    there: Bool[np.ndarray, "T K"],
-    everyone: int,
-) -> tuple[int, Integer[np.ndarray, "T K"]]:
-    """How many clients to show, and which of them is in each slot; that many: none.
-
-    All N, or where there are many those that ever take part.
-    """
-    if client is None:
-        return everyone, np.broadcast_to(np.arange(everyone), there.shape)
-    ids, places = np.unique(client[there], return_inverse=True)
-    if everyone <= _FEW_CLIENTS:
-        ids, places = np.arange(everyone), client[there]
-    found = np.full(there.shape, len(ids))
-    found[there] = places
-    return len(ids), found
 
 
 def _title(about: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
@@ -33,7 +33,8 @@ class Draw(NamedTuple):
     """What a sampler may know. Candidates are numbered from 0 to n − 1."""
 
     rng: np.random.Generator  # of (seed, tier, number), for this draw alone
-    key: int  # of (seed, tier), in [0, 2⁶⁴)
+    seed: int
+    tier: int  # whose round it is; 0 without tiers
     number: int  # t, of the interval or round; of AFL and FedBuff that of the client
     size: int  # K, how many to ask, 1 ≤ K ≤ n
     candidates: int  # n, clients to choose from
@@ -80,14 +81,14 @@ def round_robin(draw: Draw) -> Ids:
     n = draw.candidates
     cohorts = -(-n // draw.size)
     cycle, place = divmod(draw.number, cohorts)
-    order = _order(draw.key, cycle, n)
+    order = _order(draw.seed, draw.tier, cycle, n)
     return order[place * n // cohorts : (place + 1) * n // cohorts]
 
 
 @functools.lru_cache(maxsize=8)
-def _order(key: int, cycle: int, n: int) -> Ids:
+def _order(seed: int, tier: int, cycle: int, n: int) -> Ids:
     """Of a cycle; takes 0.2 s and 80 MB for ten million clients."""
-    return rng.generator(key, "cohort", cycle).permutation(n)
+    return rng.generator(seed, "cohort", tier, cycle, 0).permutation(n)
 
 
 def cyclic(draw: Draw) -> Ids:
@@ -262,7 +263,8 @@ def draw_of(
             away = np.flatnonzero(np.isin(members, away))
     return Draw(
         rng.generator(crowd.seed, "cohort", tier, number),
-        _key(crowd.seed, tier),
+        crowd.seed,
+        tier,
         number,
         min(size or cohorts.asked, n),
         n,
@@ -271,11 +273,6 @@ def draw_of(
         ticks.seconds(now),
         lambda: cohorts.edges(-1 if members is None else tier, members),
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _key(seed: int, tier: int) -> int:
-    return int(rng.hashed(seed, "cohort", np.array(tier)))
 
 
 def asked(
@@ -311,6 +308,18 @@ def asked(
     found = np.sort(found.astype(np.int64))
     found = found[~np.isin(found, draw.away)] if len(draw.away) else found
     return found if members is None else members[found]
+
+
+def all_asked(
+    cohorts: Cohorts, num_intervals: int
+) -> tuple[Int[np.ndarray, "T K"], Bool[np.ndarray, "T K"]]:
+    """Who is asked in each interval without a clock, and which slots have someone."""
+    shape = num_intervals, cohorts.size
+    client, there = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    for t in range(num_intervals):
+        ids = asked(cohorts, t)
+        client[t, : len(ids)], there[t, : len(ids)] = ids, True
+    return np.where(there, client, client[there].min(initial=0)), there
 
 
 def first_fleet(cohorts: Cohorts) -> Fleet:

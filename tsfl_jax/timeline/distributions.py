@@ -147,14 +147,6 @@ def real_at(
     return _inverted(parsed, group, uniform, False)
 
 
-def mean_of(texts: Sequence[str], *, flag: str) -> float:
-    """The mean of a number that is from each of the distributions equally often."""
-    middle = {"uniform": lambda low, high: (low + high) / 2}
-    parsed = [_parse(text, flag) for text in texts]
-    means = [middle.get(name, lambda mean, *_: mean)(*given) for name, given in parsed]
-    return float(np.mean(means))
-
-
 def _inverted(
     parsed: Sequence[tuple[str, list[float]]],
     group: Int[np.ndarray, "*shape"],
@@ -162,14 +154,16 @@ def _inverted(
     whole: bool,
 ) -> Float[np.ndarray, "*shape"]:
     """The quantiles of each number's distribution; whole numbers are exact."""
+    from scipy import special
+
     out = np.empty(uniform.shape)
     for g, (name, numbers) in enumerate(parsed):
         mine = np.broadcast_to(group == g, out.shape)
         u, first, last = uniform[mine], numbers[0], numbers[-1]
         if name == "normal":
-            out[mine] = first + last * _normal(u)
+            out[mine] = first + last * special.ndtri(u)
         elif name == "lognormal":
-            out[mine] = np.exp(math.log(first) - last**2 / 2 + last * _normal(u))
+            out[mine] = np.exp(math.log(first) - last**2 / 2 + last * special.ndtri(u))
         elif name == "constant":
             out[mine] = first
         elif whole:
@@ -178,12 +172,6 @@ def _inverted(
         else:
             out[mine] = first + u * (last - first)
     return out
-
-
-def _normal(uniform: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
-    from scipy import special
-
-    return special.ndtri(uniform)
 
 
 def _draw(

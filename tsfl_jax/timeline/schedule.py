@@ -92,7 +92,7 @@ def make_schedule(
 
     Source: section V, Cases 1–3; the second parameter of N is a standard deviation.
     """
-    check_all(kind, num_intervals, num_clients, data_size, upload_above, dropout)
+    _check(kind, num_intervals, num_clients, data_size, upload_above, dropout)
     shape = num_intervals, num_clients
     tau_rng, size_rng, dropout_rng = rng.spawn(3)
     if kind == "trace":
@@ -181,10 +181,9 @@ def _parsed(
     return tau, np.where(size > 0, size, np.where(largest > 0, largest, data_size))
 
 
-def check_all(
+def _check(
     kind: str, T: int, N: int, data_size: int, upload_above: int, dropout: float
 ) -> None:
-    """Check the numbers of `make_schedule`."""
     check_name("schedule.kind", kind, SCHEDULES)
     check("num_intervals", T)
     check("num_clients", N)

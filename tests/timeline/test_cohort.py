@@ -415,9 +415,9 @@ def test_when_enough_are_online():
     # Client 3 is always online: one more is enough, or none; a tier counts its own.
     four = make(4, 2, "online", windows=windows, short="wait")
     assert cohort.opening(four, 0) == ticks.of(2)
-    tier = np.array([1, 2])
-    assert cohort.opening(four, 0, tier) == math.inf
-    assert cohort.opening(make(4, 2, "online", windows=windows), 0, tier) == ticks.of(3)
+    four = cohort.with_tiers(four, [np.array([1, 2])])
+    assert cohort.opening(four, 0) == math.inf
+    assert cohort.opening(four._replace(wait=False), 0) == ticks.of(3)
     assert cohort.opening(make(4, 2, windows=windows, short="wait"), 0) == 0
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tsfl_jax.timeline import ticks
-from tsfl_jax.timeline.cohort import NOBODY, Cohorts, asked, next_start
+from tsfl_jax.timeline.cohort import NOBODY, Cohorts, ask, asked, everyone, next_start
 from tsfl_jax.timeline.fleet import (
     ExactFleet,
     Fleet,
@@ -22,7 +22,7 @@ from tsfl_jax.timeline.fleet import (
     latest_start,
     online_in,
 )
-from tsfl_jax.timeline.rounds import PATIENCE
+from tsfl_jax.timeline.rounds import PATIENCE, given
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
@@ -34,8 +34,6 @@ from tsfl_jax.timeline.trace import (
     Trace,
     Update,
     begin,
-    end_of,
-    in_ticks,
     make_simulation,
 )
 from tsfl_jax.types import UserError
@@ -84,12 +82,9 @@ def fedbuff(
     Source: J. Nguyen et al., "Federated Learning with Buffered Asynchronous
     Aggregation", AISTATS 2022.
     """
-    if isinstance(fleet, Cohorts):
-        clients, end = fleet.fleet, end_of(horizon, iterations)
-        following, everyone = _drawn(fleet), None
-    else:
-        clients, end = in_ticks(fleet, horizon, iterations)
-        following, everyone = _the_same(clients), clients
+    cohorts, end, all_asked = given(fleet, horizon, iterations)
+    clients = cohorts.fleet
+    following = _drawn(cohorts) if all_asked is None else _the_same(clients)
     check("timeline.buffer", buffer, clients.clients, "num_clients")
     updates: list[Update] = []
     arrived: list[Task] = []
@@ -115,7 +110,7 @@ def fedbuff(
         for start, client, number in following(now, i, busy):
             heapq.heappush(events, (start, client, number))
             busy |= {client} - {-1}
-    return make_simulation(updates, begun, buffer, everyone, end, iterations)
+    return make_simulation(updates, begun, buffer, all_asked, end, iterations)
 
 
 # (ticks, who has delivered or −1, those at work) -> (when, who follows, number of its
@@ -208,24 +203,22 @@ def tsfl(
     T, length = num_intervals, ticks.of(interval)
     check("num_intervals", T)
     check("schedule.interval_seconds", interval)
-    if isinstance(fleet, Cohorts):
-        clients, width = fleet.fleet, fleet.size
-        # The iterations of a client do not depend on when it was asked before.
-        ids_of, first_of = _asked_in(fleet, length), lambda t: t * _APART
-    else:
-        check("num_clients", len(fleet.iteration))
-        clients, width = exact(fleet), len(fleet.iteration)
-        ids_of, first_of = lambda t: range(width), None
+    cohorts = fleet
+    if not isinstance(cohorts, Cohorts):
+        check("num_clients", len(cohorts.iteration))
+        cohorts = everyone(exact(cohorts))
+    clients, width = cohorts.fleet, cohorts.size
     client, start = np.full((T, width), -1, np.int32), np.full((T, width), math.nan)
     done, spent = collections.Counter[int](), dict[int, int]()
     places: dict[tuple[int, int], Task] = {}
     for t in range(T):
-        for k, i in enumerate(ids_of(t)):
+        for k, i in enumerate(ask(cohorts, t, t * length)):
             client[t, k] = i
             start[t, k] = ticks.seconds(finish(clients, i, t * length, 0))
-            first = done[i] if first_of is None else first_of(t)
-            given = first, spent.get(i, 0)
-            task, left = _interval(clients, i, t, t * length, length, *given)
+            # Those of a cohort do not depend on when a client was asked before.
+            first = done[i] if cohorts.crowd is None else t * _APART
+            before = first, spent.get(i, 0)
+            task, left = _interval(clients, i, t, t * length, length, *before)
             if task is not None:
                 places[t, k] = task
                 done[i] += task.iterations
@@ -238,17 +231,6 @@ def tsfl(
 
 
 _APART = 97  # iterations between those of an interval and of the next
-
-
-def _asked_in(cohorts: Cohorts, length: Ticks) -> Callable[[int], list[int]]:
-    """Who is asked in interval t of so many ticks."""
-
-    def ids_of(t: int) -> list[int]:
-        ids = asked(cohorts, t, t * length).tolist()
-        cohorts.fleet.need(ids)
-        return ids
-
-    return ids_of
 
 
 def _trace_of(

@@ -9,7 +9,7 @@ NOT done here: what clients do, see `crowd`; how updates are weighted.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -181,18 +181,19 @@ class Online(NamedTuple):
 
 
 class Cohorts(NamedTuple):
-    """A crowd, and how cohorts of it are drawn."""
+    """N clients, and how cohorts of them are drawn."""
 
-    crowd: Crowd
-    size: int  # K, clients that count
+    fleet: ExactFleet  # the clients' times
+    crowd: Crowd | None  # the clients; None: all are asked
+    seed: int
+    size: int  # K, most clients that count in a round
     asked: int  # K' ≥ K, clients that are asked
     sampler: Sampler
     groups: int
     wait: bool  # for K' that are online
     online: Online
-    # (tier or −1, its members) -> samples of the first 1, 2, … together, computed once.
-    edges: Callable[[int, Ids | None], Ids]
-    fleet: ExactFleet  # the clients' times
+    members: Sequence[Ids | None]  # sorted ids of each tier; None: all
+    edges: Callable[[int], Ids]  # of a tier: samples of its first 1, 2, … together
 
 
 def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohorts:
@@ -230,17 +231,43 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohor
     ]
     whole = [(i, a, _NEVER if b == math.inf else b) for i, a, b in found]
     client, start, end = np.array(whole, np.int64).reshape(-1, 3).T
-    return Cohorts(
+    made = Cohorts(
+        crowds.exact_of(crowd),
         crowd,
+        crowd.seed,
         settings.size,
         settings.ask or settings.size,
         sampler,
         settings.groups,
         settings.short == "wait",
         Online(np.unique(client), client, start, end),
-        _edges_of(crowd.held),
-        crowds.exact_of(crowd),
+        [],
+        lambda tier: NOBODY,
     )
+    return with_tiers(made, [None])
+
+
+def everyone(fleet: ExactFleet) -> Cohorts:
+    """All clients in each cohort."""
+    N, online = fleet.clients, Online(NOBODY, NOBODY, NOBODY, NOBODY)
+    every = Sampler(lambda draw: np.arange(draw.candidates))
+    return Cohorts(
+        fleet, None, 0, N, N, every, 1, False, online, [None], lambda tier: NOBODY
+    )
+
+
+def with_tiers(cohorts: Cohorts, members: Sequence[Ids | None]) -> Cohorts:
+    """Cohorts of tiers, of which these are the sorted ids; None: all clients."""
+    most = max(cohorts.fleet.clients if ids is None else len(ids) for ids in members)
+
+    @functools.cache
+    def edges(tier: int) -> Ids:
+        assert cohorts.crowd is not None
+        held, mine = cohorts.crowd.held, members[tier]
+        return (held if mine is None else held[mine]).cumsum(dtype=np.int64)
+
+    size = min(cohorts.size, most)
+    return cohorts._replace(members=members, size=size, edges=edges)
 
 
 def draw_of(
@@ -250,20 +277,19 @@ def draw_of(
     *,
     size: int = 0,
     tier: int = 0,
-    members: Ids | None = None,
     busy: Ids = NOBODY,
 ) -> Draw:
     """What the sampler may know of a draw; arguments as of `asked`."""
-    crowd = cohorts.crowd
-    n = crowd.num_clients if members is None else len(members)
+    members = cohorts.members[tier]
+    n = cohorts.fleet.clients if members is None else len(members)
     away = busy
     if cohorts.sampler.online:
         away = np.union1d(busy, offline(cohorts.online, now))
         if members is not None:
             away = np.flatnonzero(np.isin(members, away))
     return Draw(
-        rng.generator(crowd.seed, "cohort", tier, number),
-        crowd.seed,
+        rng.generator(cohorts.seed, "cohort", tier, number),
+        cohorts.seed,
         tier,
         number,
         min(size or cohorts.asked, n),
@@ -271,7 +297,7 @@ def draw_of(
         away,
         min(cohorts.groups, n),
         ticks.seconds(now),
-        lambda: cohorts.edges(-1 if members is None else tier, members),
+        functools.partial(cohorts.edges, tier),
     )
 
 
@@ -284,8 +310,8 @@ def asked(
       cohorts: whose.
       number: ≥ 0, of the interval or round.
       now: ticks, when it begins; of `online` only.
-      **about: `size` K instead of K'; of FedAT `tier` and its `members`, sorted ids;
-        `busy`, sorted ids of those who cannot be asked.
+      **about: `size` K instead of K'; `tier`, of FedAT; `busy`, sorted ids of those
+        who cannot be asked.
 
     Returns:
       At most K' ids in [0, N), int64, sorted; one may be there several times.
@@ -293,7 +319,7 @@ def asked(
     Raises:
       UserError: a sampler of the user's own gives something else.
     """
-    draw, members = draw_of(cohorts, number, now, **about), about.get("members")
+    draw = draw_of(cohorts, number, now, **about)
     found = np.asarray(cohorts.sampler.draw(draw))
     if not (
         found.shape == (found.size,)
@@ -307,7 +333,15 @@ def asked(
         )
     found = np.sort(found.astype(np.int64))
     found = found[~np.isin(found, draw.away)] if len(draw.away) else found
+    members = cohorts.members[draw.tier]
     return found if members is None else members[found]
+
+
+def ask(cohorts: Cohorts, number: int, now: Ticks, tier: int = 0) -> list[int]:
+    """Those asked, whose times are needed."""
+    ids = asked(cohorts, number, now, tier=tier).tolist()
+    cohorts.fleet.need(ids)
+    return ids
 
 
 def all_asked(
@@ -324,6 +358,7 @@ def all_asked(
 
 def first_fleet(cohorts: Cohorts) -> Fleet:
     """Mean times of the first clients that are asked, or if none is, of client 0."""
+    assert cohorts.crowd is not None
     steady, ids = cohorts.crowd._replace(jitter=0.0), asked(cohorts, 0)
     return crowds.fleet_of(steady, ids if len(ids) else np.zeros(1, int), 1)
 
@@ -362,18 +397,18 @@ def next_start(online: Online, now: Ticks) -> Ticks:
     return int(later.min()) if len(later) else math.inf
 
 
-def opening(cohorts: Cohorts, now: Ticks, members: Ids | None = None) -> Ticks:
+def opening(cohorts: Cohorts, now: Ticks, tier: int = 0) -> Ticks:
     """The first moment from now on when enough clients are online; inf: never.
 
     Args:
       cohorts: how many are enough: one, or with `wait` all that are asked.
       now: ticks.
-      members: sorted ids of those that count; None: all.
+      tier: whose clients count.
     """
     if not cohorts.sampler.online:
         return now
     listed, client, start, end = cohorts.online
-    N = cohorts.crowd.num_clients
+    N, members = cohorts.fleet.clients, cohorts.members[tier]
     if members is not None:
         mine = np.isin(client, members)
         listed, start, end = listed[np.isin(listed, members)], start[mine], end[mine]
@@ -386,15 +421,3 @@ def opening(cohorts: Cohorts, now: Ticks, members: Ids | None = None) -> Ticks:
     there -= np.searchsorted(end, moments, "right")
     enough = np.flatnonzero(there >= need)
     return int(moments[enough[0]]) if len(enough) else math.inf
-
-
-def _edges_of(held: Int[np.ndarray, "N"]) -> Callable[[int, Ids | None], Ids]:
-    known: dict[int, Ids] = {}
-
-    def edges(tier: int, members: Ids | None) -> Ids:
-        if tier not in known:
-            mine = held if members is None else held[members]
-            known[tier] = mine.cumsum(dtype=np.int64)
-        return known[tier]
-
-    return edges

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from tsfl_jax.timeline import crowd, rounds, ticks
-from tsfl_jax.timeline.cohort import Cohorts
+from tsfl_jax.timeline.cohort import Cohorts, ask, opening, with_tiers
 from tsfl_jax.timeline.events import quota_of
 from tsfl_jax.timeline.fleet import Client, ExactFleet, Fleet, expected, finish
-from tsfl_jax.timeline.rounds import Asking
+from tsfl_jax.timeline.rounds import PATIENCE
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
@@ -27,7 +27,6 @@ from tsfl_jax.timeline.trace import (
     Update,
     add_round,
     begin,
-    in_ticks,
     make_simulation,
 )
 from tsfl_jax.types import INT32_MAX, UserError
@@ -51,8 +50,7 @@ def sfl(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulatio
     Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", 2017.
     """
-    given, end = rounds.asking(fleet, horizon, iterations)
-    return _tier_rounds(given, end, iterations)
+    return _tier_rounds(*rounds.given(fleet, horizon, iterations), iterations)
 
 
 def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulation:
@@ -67,12 +65,12 @@ def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulat
     Source: Z. Li et al., "ESync: Accelerating Intra-Domain Federated Learning in
     Heterogeneous Data Centers", 2020.
     """
-    given, end = rounds.asking(fleet, horizon, iterations)
+    cohorts, end, everyone = rounds.given(fleet, horizon, iterations)
 
     def counts(ids: Sequence[int]) -> list[int]:
-        return _while_the_slowest(given.fleet, ids, iterations)
+        return _while_the_slowest(cohorts.fleet, ids, iterations)
 
-    return _tier_rounds(given, end, iterations, counts=counts)
+    return _tier_rounds(cohorts, end, everyone, iterations, counts)
 
 
 def _while_the_slowest(
@@ -113,27 +111,27 @@ def fedat(
     Source: Z. Chai et al., "FedAT: A High-Performance and Communication-Efficient
     Federated Learning System with Asynchronous Tiers", SC 2021.
     """
-    if isinstance(fleet, Cohorts):
-        total = crowd.task_seconds(fleet.crowd, iterations)
+    cohorts, end, all_asked = rounds.given(fleet, horizon, iterations)
+    if cohorts.crowd is not None:
+        total = crowd.task_seconds(cohorts.crowd, iterations)
         order = np.argsort(total, kind="stable").astype(np.int32)
     else:
-        clients, _ = in_ticks(fleet, horizon, iterations)
-        means = (expected(clients, i) for i in range(clients.clients))
+        means = (expected(cohorts.fleet, i) for i in range(cohorts.fleet.clients))
         total = [d + iterations * s + u for d, s, u in means]
         order = np.array(sorted(range(len(total)), key=total.__getitem__))
     N = len(order)
     check("timeline.tiers", tiers, N, "num_clients")
     edges = [-(-m * N // tiers) for m in range(tiers + 1)]
     members = [np.sort(order[a:b]) for a, b in itertools.pairwise(edges)]
-    given, end = rounds.asking(fleet, horizon, iterations, members)
-    return _tier_rounds(given, end, iterations, tiers)
+    cohorts = with_tiers(cohorts, members)
+    return _tier_rounds(cohorts, end, all_asked, iterations)
 
 
 def _tier_rounds(
-    given: Asking,
+    cohorts: Cohorts,
     horizon: Ticks,
+    everyone: ExactFleet | None,
     iterations: int,
-    tiers: int = 1,
     counts: Callable[[Sequence[int]], list[int]] | None = None,
 ) -> Simulation:
     """Synchronous rounds of each tier; counts: of iterations, of a round's clients."""
@@ -143,32 +141,31 @@ def _tier_rounds(
     ends: list[tuple[Ticks, int, int, list[Task]]] = []
 
     def start(tier: int, number: int, now: Ticks) -> None:
-        for later in range(given.patience):
-            k = number + later
-            if (first := given.opens(now, tier)) > now:
+        for k in range(number, number + (PATIENCE if everyone is None else 1)):
+            if (first := opening(cohorts, now, tier)) > now:
                 heapq.heappush(ends, (first, tier, k, []))
                 return
-            ids = given.ask(k, now, tier)
+            ids = ask(cohorts, k, now, tier)
             several = counts(ids) if counts else [iterations] * len(ids)
             new = {"version": len(updates), "now": now}
             tasks = [
-                begin(given.fleet, i, k, **new, iterations=count)
+                begin(cohorts.fleet, i, k, **new, iterations=count)
                 for i, count in zip(ids, several, strict=True)
             ]
-            end = rounds.ending(tasks, given.size)[1]
+            end = rounds.ending(tasks, cohorts.size)[1]
             if end < math.inf:
                 heapq.heappush(ends, (end, tier, k, tasks))
                 return
             begun.extend(tasks)  # none of them finishes
 
-    for tier in range(tiers):
+    for tier in range(len(cohorts.members)):
         start(tier, 0, 0)
     while ends and ends[0][0] <= horizon:
         now, tier, number, tasks = heapq.heappop(ends)
         if not tasks:
             start(tier, number, now)
             continue
-        ended, _ = rounds.ending(tasks, given.size)
+        ended, _ = rounds.ending(tasks, cohorts.size)
         begun += ended
         # Who has not finished gives this task up for that of the next round.
         there = {task.client for task in ended}
@@ -180,8 +177,8 @@ def _tier_rounds(
         add_round(updates, ended, now, tier)
         start(tier, number + 1, now)
     begun += [task for *_, tasks in ends for task in tasks]
-    width, fleet = given.size, given.everyone
-    return make_simulation(updates, begun, width, fleet, horizon, iterations)
+    width = cohorts.size
+    return make_simulation(updates, begun, width, everyone, horizon, iterations)
 
 
 def fedcs(
@@ -211,8 +208,8 @@ def fedcs(
     time of each client's own instead of a multicast to all.
     """
     check("timeline.deadline", deadline)
-    given, until = rounds.asking(fleet, horizon, iterations)
-    clients, longest, J = given.fleet, ticks.of(deadline), given.fleet.draws
+    cohorts, until, everyone = rounds.given(fleet, horizon, iterations)
+    clients, longest, J = cohorts.fleet, ticks.of(deadline), cohorts.fleet.draws
     silent = clients._replace(of=lambda i: _silent(clients.of(i)))
     # J times when a client is expected to be ready, and to upload.
     ready, upload = dict[int, int](), dict[int, int]()
@@ -220,20 +217,20 @@ def fedcs(
     numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
     now: Ticks = 0
     for number in itertools.count():
-        now = given.opens(now, 0)
-        ids = given.ask(number, now, 0)
+        now = opening(cohorts, now)
+        ids = ask(cohorts, number, now)
         for i in (i for i in ids if i not in ready):
             d, step, upload[i] = expected(clients, i)
             ready[i] = d + iterations * step
         able = [i for i in dict.fromkeys(ids) if ready[i] + upload[i] <= longest * J]
-        if given.everyone:
+        if everyone:
             now = _first_able(clients, able, ready, upload, now, deadline)
         if now > until:
             break
         online = [i for i in able if finish(clients, i, now, 0) == now]
         new = {"version": len(updates), "now": now, "iterations": iterations}
         tasks = [
-            begin(silent, i, next(numbers[i]) if given.everyone else number, **new)
+            begin(silent, i, next(numbers[i]) if everyone else number, **new)
             for i in _greedy(online, ready, upload, longest * J)
         ]
         late = now + longest
@@ -242,7 +239,7 @@ def fedcs(
             break
         begun += tasks
         add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
-    return make_simulation(updates, begun, 0, given.everyone, until, iterations)
+    return make_simulation(updates, begun, 0, everyone, until, iterations)
 
 
 def _silent(client: Client) -> Client:
@@ -346,8 +343,8 @@ def safa(
     """
     check("timeline.fraction", fraction)
     check("timeline.lag", lag)
-    given, end = rounds.asking(fleet, horizon, iterations)
-    quota = quota_of(fraction, given.size)
+    cohorts, end, everyone = rounds.given(fleet, horizon, iterations)
+    quota = quota_of(fraction, cohorts.size)
     updates: list[Update] = []
     begun: list[Task] = []  # without those that are under way
     # The number of each client's next task.
@@ -355,23 +352,23 @@ def safa(
     flying: dict[int, Task] = {}  # by client
     now, idle = 0, 0
     for number in itertools.count():
-        now, version = given.opens(now, 0), len(updates)
+        now, version = opening(cohorts, now), len(updates)
         if now > end:
             break
         begun += _give_up(flying, version - lag, now)
-        ids = given.ask(number, now, 0)
+        ids = ask(cohorts, number, now)
         new = {"version": version, "now": now, "iterations": iterations}
         for i, k in _who_begin(flying, ids, numbers, now).items():
-            flying[i] = begin(given.fleet, i, k, **new)
+            flying[i] = begin(cohorts.fleet, i, k, **new)
         ended, now = _next_round(flying, quota, now)
         idle = 0 if ended else idle + 1
-        if now > end or idle == given.patience:
+        if now > end or idle == (PATIENCE if everyone is None else 1):
             break
         for task in ended:
             begun.append(flying.pop(task.client))
         add_round(updates, ended, now)
     begun += flying.values()
-    return make_simulation(updates, begun, quota, given.everyone, end, iterations)
+    return make_simulation(updates, begun, quota, everyone, end, iterations)
 
 
 def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:

@@ -184,10 +184,10 @@ def test_a_cohort_of_ten_million_needs_no_memory(name):
 def test_inverted_numbers_are_distributed_as_drawn_ones(text):
     uniform, flag = np.random.default_rng(0).random(4000), "--x"
     group, rng = np.zeros(4000, int), np.random.default_rng(1)
-    real = distributions.real_at((text,), group, uniform, flag=flag)
+    real = distributions.quantiles((text,), group, uniform, flag=flag)
     drawn = distributions.draw_real((text,), group, rng, flag=flag)
     assert stats.ks_2samp(real, drawn).pvalue > 1e-3
-    whole = distributions.whole_at((text,), group, uniform, least=2, flag=flag)
+    whole = distributions.quantiles((text,), group, uniform, least=2, flag=flag)
     drawn = distributions.draw_whole((text,), group, 1, rng, least=2, flag=flag)[0]
     assert whole.dtype == drawn.dtype and whole.min() >= 2
     assert stats.ks_2samp(whole, drawn).pvalue > 1e-3
@@ -195,7 +195,7 @@ def test_inverted_numbers_are_distributed_as_drawn_ones(text):
 
 def test_the_ends_of_whole_numbers():
     uniform = np.array([2.0**-54, 0.49, 0.51, 1 - 2.0**-53])
-    found = distributions.whole_at(
+    found = distributions.quantiles(
         ("uniform(0,1)",), np.zeros(4, int), uniform, least=0, flag=""
     )
     assert found.tolist() == [0, 0, 1, 1]

@@ -13,7 +13,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from tsfl_jax.timeline import ticks
-from tsfl_jax.timeline.cohort import NOBODY, Cohorts, ask, asked, everyone, next_start
+from tsfl_jax.timeline.cohort import (
+    NOBODY,
+    Cohorts,
+    all_of,
+    ask,
+    asked,
+    given,
+    next_start,
+)
 from tsfl_jax.timeline.fleet import (
     ExactFleet,
     Fleet,
@@ -22,7 +30,6 @@ from tsfl_jax.timeline.fleet import (
     latest_start,
     online_in,
 )
-from tsfl_jax.timeline.rounds import PATIENCE, given
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
@@ -82,9 +89,9 @@ def fedbuff(
     Source: J. Nguyen et al., "Federated Learning with Buffered Asynchronous
     Aggregation", AISTATS 2022.
     """
-    cohorts, end, all_asked = given(fleet, horizon, iterations)
-    clients = cohorts.fleet
-    following = _drawn(cohorts) if all_asked is None else _the_same(clients)
+    cohorts, end = given(fleet, horizon, iterations)
+    clients, everyone = cohorts.fleet, cohorts.everyone
+    following = _the_same(everyone) if everyone else _drawn(cohorts)
     check("timeline.buffer", buffer, clients.clients, "num_clients")
     updates: list[Update] = []
     arrived: list[Task] = []
@@ -110,7 +117,7 @@ def fedbuff(
         for start, client, number in following(now, i, busy):
             heapq.heappush(events, (start, client, number))
             busy |= {client} - {-1}
-    return make_simulation(updates, begun, buffer, all_asked, end, iterations)
+    return make_simulation(updates, begun, buffer, everyone, end, iterations)
 
 
 # (ticks, who has delivered or −1, those at work) -> (when, who follows, number of its
@@ -152,7 +159,7 @@ def _drawn(cohorts: Cohorts) -> _Following:
     ) -> list[tuple[Ticks, int, int]]:
         del client
         found, there = [], set(busy)
-        for _ in range(PATIENCE):
+        for _ in range(cohorts.patience):
             if len(there) == cohorts.size:
                 break
             if not line:
@@ -206,7 +213,7 @@ def tsfl(
     cohorts = fleet
     if not isinstance(cohorts, Cohorts):
         check("num_clients", len(cohorts.iteration))
-        cohorts = everyone(exact(cohorts))
+        cohorts = all_of(exact(cohorts))
     clients, width = cohorts.fleet, cohorts.size
     client, start = np.full((T, width), -1, np.int32), np.full((T, width), math.nan)
     done, spent = collections.Counter[int](), dict[int, int]()

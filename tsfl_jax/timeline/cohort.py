@@ -22,6 +22,7 @@ from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.crowd import Crowd
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet
 from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.trace import end_of, in_ticks
 from tsfl_jax.types import UserError
 
 Ids = Int[np.ndarray, " K"]
@@ -195,6 +196,16 @@ class Cohorts(NamedTuple):
     members: Sequence[Ids | None]  # sorted ids of each tier; None: all
     edges: Callable[[int], Ids]  # of a tier: samples of its first 1, 2, … together
 
+    @property
+    def everyone(self) -> ExactFleet | None:
+        """The fleet, if all of it are asked."""
+        return self.fleet if self.crowd is None else None
+
+    @property
+    def patience(self) -> int:
+        """Rounds in succession that may end without a delivery."""
+        return 1 if self.crowd is None else 1000
+
 
 def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohorts:
     """Cohorts of a crowd.
@@ -247,7 +258,21 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohor
     return with_tiers(made, [None])
 
 
-def everyone(fleet: ExactFleet) -> Cohorts:
+def given(
+    fleet: Fleet | Cohorts, horizon: float, iterations: int
+) -> tuple[Cohorts, Ticks]:
+    """Who is asked, and the horizon in ticks.
+
+    Raises:
+      UserError: what no framework with tasks of H `iterations` accepts.
+    """
+    if isinstance(fleet, Cohorts):
+        return fleet, end_of(horizon, iterations)
+    clients, end = in_ticks(fleet, horizon, iterations)
+    return all_of(clients), end
+
+
+def all_of(fleet: ExactFleet) -> Cohorts:
     """All clients in each cohort."""
     N, online = fleet.clients, Online(NOBODY, NOBODY, NOBODY, NOBODY)
     every = Sampler(lambda draw: np.arange(draw.candidates))

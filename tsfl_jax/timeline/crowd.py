@@ -101,7 +101,7 @@ def make_crowd(
 
 def _drawn_sizes(seed: int, texts: tuple[str, ...], ids: Ids) -> Ids:
     group, uniform = ids % len(texts), rng.uniforms(seed, "client size", ids)
-    drawn = distributions.whole_at(texts, group, uniform, least=1, flag=schedule.SIZES)
+    drawn = distributions.quantiles(texts, group, uniform, least=1, flag=schedule.SIZES)
     return schedule.cut_off(drawn, texts, group).astype(np.int32)
 
 
@@ -131,7 +131,7 @@ def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"
     means = np.empty((3, len(ids)))
     for mean, (name, texts) in zip(means, crowd.seconds.items(), strict=True):
         group, flag = ids * len(texts) // crowd.num_clients, f"--config.timeline.{name}"
-        mean[:] = distributions.real_at(texts, group, draws[name], flag=flag)
+        mean[:] = distributions.quantiles(texts, group, draws[name], flag=flag)
     if crowd.by_size:
         means[0] *= crowd.held[ids] / crowd.held.mean()
     if crowd.measured is not None:
@@ -214,7 +214,7 @@ def schedule_of(
     interval = np.arange(len(client))[:, None]
     uniform = rng.uniforms(crowd.seed, "client tau", client, interval)
     flag = "--config.schedule.tau_groups"
-    drawn = distributions.whole_at(texts, group, uniform, least=0, flag=flag)
+    drawn = distributions.quantiles(texts, group, uniform, least=0, flag=flag)
     away = ~there | lost(crowd, client, interval)
     threshold = None
     if all_work:
@@ -230,6 +230,6 @@ def _factor(
 ) -> Float[np.ndarray, "U J"]:
     """Lognormal factors of mean 1."""
     text, group = f"lognormal(1,{jitter!r})", np.zeros(1, int)
-    return distributions.real_at(
+    return distributions.quantiles(
         (text,), group, uniform, flag="--config.timeline.jitter"
     )

@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from tsfl_jax.types import INT32_MAX, UserError, nearest
 
@@ -110,68 +110,49 @@ def draw_real(
     return _draw([_parse(t, flag, whole=False) for t in texts], group, (), rng, False)
 
 
-def whole_at(
+def quantiles(
     texts: Sequence[str],
     group: Int[np.ndarray, "*shape"],
     uniform: Float[np.ndarray, "*shape"],
     *,
-    least: int,
     flag: str,
-) -> Int[np.ndarray, "*shape"]:
-    """Whole numbers as of `draw_whole`, each from one number in (0, 1), by inversion.
+    least: int | None = None,
+) -> Shaped[np.ndarray, "*shape"]:
+    """Numbers as `draw_real`'s, each by inversion of its distribution.
 
     Args:
-      texts, least, flag: as in `draw_whole`.
+      texts, flag: as in `draw_real`.
       group: int in [0, G), distribution of each number.
       uniform: in (0, 1), likewise.
+      least: of whole numbers as `draw_whole`'s; None: of real ones.
 
     Returns:
-      int64, floored, from `least` to 2³¹ − 1.
+      float64; of whole numbers int64, floored, from `least` to 2³¹ − 1.
 
     Raises:
       UserError: a text outside the grammar.
     """
-    found = _inverted([_parse(t, flag) for t in texts], group, uniform, True)
-    return np.clip(np.floor(found), least, INT32_MAX).astype(np.int64)
-
-
-def real_at(
-    texts: Sequence[str],
-    group: Int[np.ndarray, "*shape"],
-    uniform: Float[np.ndarray, "*shape"],
-    *,
-    flag: str,
-) -> Float[np.ndarray, "*shape"]:
-    """Real numbers as of `draw_real`, by inversion; see `whole_at`."""
-    parsed = [_parse(t, flag, whole=False) for t in texts]
-    return _inverted(parsed, group, uniform, False)
-
-
-def _inverted(
-    parsed: Sequence[tuple[str, list[float]]],
-    group: Int[np.ndarray, "*shape"],
-    uniform: Float[np.ndarray, "*shape"],
-    whole: bool,
-) -> Float[np.ndarray, "*shape"]:
-    """The quantiles of each number's distribution; whole numbers are exact."""
     from scipy import special
 
-    out = np.empty(uniform.shape)
-    for g, (name, numbers) in enumerate(parsed):
+    whole, out = least is not None, np.empty(uniform.shape)
+    for g, text in enumerate(texts):
+        name, numbers = _parse(text, flag, whole=whole)
         mine = np.broadcast_to(group == g, out.shape)
         u, first, last = uniform[mine], numbers[0], numbers[-1]
         if name == "normal":
-            out[mine] = first + last * special.ndtri(u)
+            found = first + last * special.ndtri(u)
         elif name == "lognormal":
-            out[mine] = np.exp(math.log(first) - last**2 / 2 + last * special.ndtri(u))
+            found = np.exp(math.log(first) - last**2 / 2 + last * special.ndtri(u))
         elif name == "constant":
-            out[mine] = first
+            found = first
         elif whole:
-            count = last - first + 1
-            out[mine] = first + np.minimum(np.floor(u * count), count - 1)
+            found = first + np.minimum(np.floor(u * (last - first + 1)), last - first)
         else:
-            out[mine] = first + u * (last - first)
-    return out
+            found = first + u * (last - first)
+        out[mine] = found
+    if least is None:
+        return out
+    return np.clip(np.floor(out), least, INT32_MAX).astype(np.int64)
 
 
 def _draw(

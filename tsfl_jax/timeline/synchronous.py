@@ -7,6 +7,7 @@ round: those of round r, of its tier, whatever has happened before.
 """
 
 import collections
+import functools
 import heapq
 import itertools
 import math
@@ -14,11 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from tsfl_jax.timeline import crowd, rounds, ticks
-from tsfl_jax.timeline.cohort import Cohorts, ask, opening, with_tiers
+from tsfl_jax.timeline import crowd, ticks
+from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening, with_tiers
 from tsfl_jax.timeline.events import quota_of
 from tsfl_jax.timeline.fleet import Client, ExactFleet, Fleet, expected, finish
-from tsfl_jax.timeline.rounds import PATIENCE
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
@@ -50,7 +50,7 @@ def sfl(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulatio
     Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", 2017.
     """
-    return _tier_rounds(*rounds.given(fleet, horizon, iterations), iterations)
+    return _tier_rounds(*given(fleet, horizon, iterations), iterations)
 
 
 def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulation:
@@ -65,16 +65,13 @@ def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulat
     Source: Z. Li et al., "ESync: Accelerating Intra-Domain Federated Learning in
     Heterogeneous Data Centers", 2020.
     """
-    cohorts, end, everyone = rounds.given(fleet, horizon, iterations)
-
-    def counts(ids: Sequence[int]) -> list[int]:
-        return _while_the_slowest(cohorts.fleet, ids, iterations)
-
-    return _tier_rounds(cohorts, end, everyone, iterations, counts)
+    cohorts, end = given(fleet, horizon, iterations)
+    counts = functools.partial(_while_the_slowest, cohorts.fleet, iterations)
+    return _tier_rounds(cohorts, end, iterations, counts)
 
 
 def _while_the_slowest(
-    fleet: ExactFleet, ids: Sequence[int], iterations: int
+    fleet: ExactFleet, iterations: int, ids: Sequence[int]
 ) -> list[int]:
     """Iterations that ESync's clients do while the slowest does H."""
     each = [(d + u, step) for d, step, u in (expected(fleet, i) for i in ids)]
@@ -111,7 +108,7 @@ def fedat(
     Source: Z. Chai et al., "FedAT: A High-Performance and Communication-Efficient
     Federated Learning System with Asynchronous Tiers", SC 2021.
     """
-    cohorts, end, all_asked = rounds.given(fleet, horizon, iterations)
+    cohorts, end = given(fleet, horizon, iterations)
     if cohorts.crowd is not None:
         total = crowd.task_seconds(cohorts.crowd, iterations)
         order = np.argsort(total, kind="stable").astype(np.int32)
@@ -123,14 +120,12 @@ def fedat(
     check("timeline.tiers", tiers, N, "num_clients")
     edges = [-(-m * N // tiers) for m in range(tiers + 1)]
     members = [np.sort(order[a:b]) for a, b in itertools.pairwise(edges)]
-    cohorts = with_tiers(cohorts, members)
-    return _tier_rounds(cohorts, end, all_asked, iterations)
+    return _tier_rounds(with_tiers(cohorts, members), end, iterations)
 
 
 def _tier_rounds(
     cohorts: Cohorts,
     horizon: Ticks,
-    everyone: ExactFleet | None,
     iterations: int,
     counts: Callable[[Sequence[int]], list[int]] | None = None,
 ) -> Simulation:
@@ -141,7 +136,7 @@ def _tier_rounds(
     ends: list[tuple[Ticks, int, int, list[Task]]] = []
 
     def start(tier: int, number: int, now: Ticks) -> None:
-        for k in range(number, number + (PATIENCE if everyone is None else 1)):
+        for k in range(number, number + cohorts.patience):
             if (first := opening(cohorts, now, tier)) > now:
                 heapq.heappush(ends, (first, tier, k, []))
                 return
@@ -152,7 +147,7 @@ def _tier_rounds(
                 begin(cohorts.fleet, i, k, **new, iterations=count)
                 for i, count in zip(ids, several, strict=True)
             ]
-            end = rounds.ending(tasks, cohorts.size)[1]
+            end = _ending(tasks, cohorts.size)[1]
             if end < math.inf:
                 heapq.heappush(ends, (end, tier, k, tasks))
                 return
@@ -165,7 +160,7 @@ def _tier_rounds(
         if not tasks:
             start(tier, number, now)
             continue
-        ended, _ = rounds.ending(tasks, cohorts.size)
+        ended, _ = _ending(tasks, cohorts.size)
         begun += ended
         # Who has not finished gives this task up for that of the next round.
         there = {task.client for task in ended}
@@ -177,8 +172,22 @@ def _tier_rounds(
         add_round(updates, ended, now, tier)
         start(tier, number + 1, now)
     begun += [task for *_, tasks in ends for task in tasks]
-    width = cohorts.size
-    return make_simulation(updates, begun, width, everyone, horizon, iterations)
+    width, fleet = cohorts.size, cohorts.everyone
+    return make_simulation(updates, begun, width, fleet, horizon, iterations)
+
+
+def _ending(tasks: Sequence[Task], quota: int) -> tuple[list[Task], Ticks]:
+    """The tasks that end in a round, and when it does; inf: it does not.
+
+    It ends with the delivery that fills the quota; where so many do not arrive, with
+    the last task that ends.
+    """
+    ends = sorted(task for task in tasks if task.arrival < math.inf)
+    arrived = [task for task in ends if not task.lost]
+    if len(arrived) < quota:
+        return ends, ends[-1].arrival if ends else math.inf
+    now = arrived[quota - 1].arrival
+    return arrived[:quota] + [t for t in ends if t.lost and t.arrival <= now], now
 
 
 def fedcs(
@@ -208,7 +217,7 @@ def fedcs(
     time of each client's own instead of a multicast to all.
     """
     check("timeline.deadline", deadline)
-    cohorts, until, everyone = rounds.given(fleet, horizon, iterations)
+    cohorts, until = given(fleet, horizon, iterations)
     clients, longest, J = cohorts.fleet, ticks.of(deadline), cohorts.fleet.draws
     silent = clients._replace(of=lambda i: _silent(clients.of(i)))
     # J times when a client is expected to be ready, and to upload.
@@ -223,14 +232,14 @@ def fedcs(
             d, step, upload[i] = expected(clients, i)
             ready[i] = d + iterations * step
         able = [i for i in dict.fromkeys(ids) if ready[i] + upload[i] <= longest * J]
-        if everyone:
+        if cohorts.everyone:
             now = _first_able(clients, able, ready, upload, now, deadline)
         if now > until:
             break
         online = [i for i in able if finish(clients, i, now, 0) == now]
         new = {"version": len(updates), "now": now, "iterations": iterations}
         tasks = [
-            begin(silent, i, next(numbers[i]) if everyone else number, **new)
+            begin(silent, i, next(numbers[i]) if cohorts.everyone else number, **new)
             for i in _greedy(online, ready, upload, longest * J)
         ]
         late = now + longest
@@ -239,7 +248,7 @@ def fedcs(
             break
         begun += tasks
         add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
-    return make_simulation(updates, begun, 0, everyone, until, iterations)
+    return make_simulation(updates, begun, 0, cohorts.everyone, until, iterations)
 
 
 def _silent(client: Client) -> Client:
@@ -343,7 +352,7 @@ def safa(
     """
     check("timeline.fraction", fraction)
     check("timeline.lag", lag)
-    cohorts, end, everyone = rounds.given(fleet, horizon, iterations)
+    cohorts, end = given(fleet, horizon, iterations)
     quota = quota_of(fraction, cohorts.size)
     updates: list[Update] = []
     begun: list[Task] = []  # without those that are under way
@@ -362,13 +371,13 @@ def safa(
             flying[i] = begin(cohorts.fleet, i, k, **new)
         ended, now = _next_round(flying, quota, now)
         idle = 0 if ended else idle + 1
-        if now > end or idle == (PATIENCE if everyone is None else 1):
+        if now > end or idle == cohorts.patience:
             break
         for task in ended:
             begun.append(flying.pop(task.client))
         add_round(updates, ended, now)
     begun += flying.values()
-    return make_simulation(updates, begun, quota, everyone, end, iterations)
+    return make_simulation(updates, begun, quota, cohorts.everyone, end, iterations)
 
 
 def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:

@@ -34,7 +34,8 @@ def make(
     """Cohorts; `seconds` and `windows` are those of the clients from 0 on."""
     settings = {n: more.pop(n) for n in ("groups", "ask", "short") if n in more}
     seconds, windows = more.pop("seconds", None), more.pop("windows", {})
-    everyone = crowd.make_crowd(N, seed, data_size=10, size_groups=sizes, **more)
+    speed = {"speed": more.pop("speed", ("constant(1)",)), "download": (), "upload": ()}
+    everyone = crowd.make_crowd(N, seed, sizes=sizes, seconds=speed, **more)
     if seconds is not None:
         measured = np.zeros((3, N))
         measured[: np.ndim(seconds) * 2 - 1] = seconds
@@ -202,16 +203,14 @@ def test_the_ends_of_whole_numbers():
 
 
 def several(N=1000, sizes=("lognormal(40,0.7)", "uniform(5,9)"), **more):
-    times = {"speed": ("lognormal(1,0.5)",), "upload": ("uniform(0,1)",)}
+    times = {
+        "speed": ("lognormal(1,0.5)",),
+        "download": (),
+        "upload": ("uniform(0,1)",),
+    }
+    times |= more.pop("seconds", {})
     return crowd.make_crowd(
-        N,
-        3,
-        data_size=10,
-        size_groups=sizes,
-        jitter=0.4,
-        dropout=0.3,
-        **times,
-        **more,
+        N, 3, sizes=sizes, jitter=0.4, dropout=0.3, seconds=times, **more
     )
 
 
@@ -258,7 +257,7 @@ def test_what_is_measured_stands_in_place_of_draws(tmp_path):
     path = tmp_path / "speeds.csv"
     lines = [f"{i},{i + 1},{'' if i else 0.5}" for i in range(1000)]
     path.write_text("client,seconds,download\n" + "\n".join(lines))
-    everyone = several(speeds_file=str(path), download=("uniform(2,3)",))
+    everyone = several(speeds_file=str(path), seconds={"download": ("uniform(2,3)",)})
     speed, download, _ = crowd.means_of(everyone, np.array([0, 9]))
     assert speed.tolist() == [1, 10] and download[0] == 0.5 and 2 < download[1] < 3
     with pytest.raises(UserError, match="client 7 gets -"):
@@ -564,7 +563,7 @@ def test_nobody_online_ends_in_one_line():
             "timeline.framework": name,
         }
         config = checked(settings)
-        everyone = crowd.make_crowd(5, 0, data_size=9)
+        everyone = crowd.make_crowd(5, 0, sizes=("constant(9)",))
         late = {i: np.array([[1e6, 2e6]]) for i in range(5)}
         cohorts = make_cohorts(everyone._replace(windows=late), config.cohort)
         with pytest.raises(UserError) as error:

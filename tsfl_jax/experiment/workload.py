@@ -149,22 +149,19 @@ def _draw_cohorts(
 
 
 def _crowd_of(config: Config, held: Int[np.ndarray, "N"] | None) -> crowd.Crowd:
-    s, t = config.schedule, config.timeline
+    s, t, N = config.schedule, config.timeline, config.num_clients
+    kind = s.kind if t.framework == "none" else "distribution"
     return crowd.make_crowd(
-        config.num_clients,
+        N,
         seed_of(config, "fleet"),
-        data_size=s.data_size,
-        kind=s.kind if t.framework == "none" else "distribution",
-        size_groups=groups(s.size_groups),
+        sizes=schedule.size_texts(kind, groups(s.size_groups), s.data_size, N),
         held=held,
-        speed=groups(t.speed),
-        download=groups(t.download),
-        upload=groups(t.upload),
+        seconds={n: groups(getattr(t, n)) for n in ("speed", "download", "upload")},
+        speeds_file=t.speeds,
+        availability_file=t.availability,
         jitter=t.jitter,
         dropout=s.dropout,
         by_size=s.iteration == "pass",
-        speeds_file=t.speeds,
-        availability_file=t.availability,
     )
 
 

@@ -7,7 +7,7 @@ nothing but their sizes. NOT done here: who is asked; see `cohort`.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -15,13 +15,13 @@ from jaxtyping import Float, Int
 from tsfl_jax import rng
 from tsfl_jax.timeline import distributions, fleet, schedule
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet
-from tsfl_jax.timeline.settings import check
 from tsfl_jax.types import Schedule
 
 _DRAWS = 256  # of a client's times, where they differ; then they repeat
 _KEPT = 10_000  # clients whose times are kept
 _PART = 2**18  # clients at a time where all N are counted
 _VARYING = "client iterations", "client downloads", "client uploads"
+_ONE = {"speed": ("constant(1)",), "download": (), "upload": ()}  # second
 
 Ids = Int[np.ndarray, "*shape"]
 
@@ -32,8 +32,8 @@ class Crowd(NamedTuple):
     num_clients: int  # N
     seed: int
     held: Int[np.ndarray, "N"]  # int32, |D_i|: all of them, 4 bytes each
-    # Distributions of mean seconds: speed, download, upload; of equal groups.
-    seconds: Mapping[str, tuple[str, ...]] = {}
+    mean_size: float
+    seconds: Mapping[str, tuple[str, ...]]  # distributions, see `fleet.means_of`
     jitter: float = 0.0  # σ of a lognormal factor of mean 1 on every single time
     dropout: float = 0.0  # chance that a delivery is lost, or a client away
     by_size: bool = True  # an iteration takes longer where there are more samples
@@ -45,58 +45,35 @@ def make_crowd(
     num_clients: int,
     seed: int,
     *,
-    data_size: int,
-    kind: str = "distribution",
-    size_groups: tuple[str, ...] = (),
+    sizes: tuple[str, ...] = (),
     held: Int[np.ndarray, "N"] | None = None,
-    speed: tuple[str, ...] = ("constant(1)",),
-    download: tuple[str, ...] = (),
-    upload: tuple[str, ...] = (),
-    jitter: float = 0.0,
-    dropout: float = 0.0,
-    by_size: bool = True,
+    seconds: Mapping[str, tuple[str, ...]] = _ONE,
     speeds_file: str = "",
     availability_file: str = "",
+    **more: Any,
 ) -> Crowd:
-    """Check what N clients are like, without drawing any.
+    """What is known of N clients.
 
     Args:
       num_clients: N ≥ 1.
       seed: of all draws.
-      data_size, kind, size_groups: as in `schedule.make_schedule`; but a client has
-        the same size all the time.
+      sizes: distributions of |D_i|, client i's that of i mod G; see `distributions`.
       held: ``[N]`` int ≥ 1, sizes in their place.
-      speed, download, upload, jitter, dropout, speeds_file, availability_file: as in
-        `fleet.draw_fleet`; the mean size is that of the distributions.
-      by_size: whether the speed is of an iteration at the mean size, else at any.
+      seconds: distributions of speed, download and upload, see `fleet.means_of`.
+      speeds_file, availability_file: as in `fleet.draw_fleet`.
+      **more: jitter, dropout and by_size of `Crowd`.
 
     Raises:
-      UserError: a value out of range, malformed distributions or files.
+      UserError: malformed distributions or files.
     """
-    N, groups = num_clients, {"speed": speed, "download": download, "upload": upload}
-    check("num_clients", N)
-    check("timeline.jitter", jitter)
-    check("schedule.dropout", dropout)
-    fleet.check_groups(groups, N)
-    measured = None
-    if speeds_file:
-        measured = np.full((3, N), np.nan)
-        fleet.read_means(list(measured), speeds_file)
-    texts = schedule.size_texts(kind, size_groups, data_size, N)
     if held is None:
-        parts = [_drawn_sizes(seed, texts, part) for part in _parts(N)]
+        parts = [_drawn_sizes(seed, sizes, part) for part in _parts(num_clients)]
         held = np.concatenate(parts)
-    return Crowd(
-        N,
-        seed,
-        held,
-        {name: texts or ("constant(0)",) for name, texts in groups.items()},
-        jitter,
-        dropout,
-        by_size,
-        measured,
-        fleet.read_windows(availability_file, N) if availability_file else {},
-    )
+    if speeds_file:
+        more["measured"] = fleet.read_means(speeds_file, num_clients)
+    if availability_file:
+        more["windows"] = fleet.read_windows(availability_file, num_clients)
+    return Crowd(num_clients, seed, held, float(held.mean()), seconds, **more)
 
 
 def _drawn_sizes(seed: int, texts: tuple[str, ...], ids: Ids) -> Ids:
@@ -118,27 +95,18 @@ def task_seconds(crowd: Crowd, iterations: int) -> Float[np.ndarray, "N"]:
 
 
 def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"]:
-    """Mean seconds of some clients' iterations, downloads and uploads.
+    """Mean seconds of some clients' work; see `fleet.means_of`."""
 
-    Raises:
-      UserError: a distribution gave what is no time.
-    """
-    draws = {
-        "speed": rng.uniforms(crowd.seed, "client speed", ids),
-        "download": rng.uniforms(crowd.seed, "client download", ids),
-        "upload": rng.uniforms(crowd.seed, "client upload", ids),
-    }
-    means = np.empty((3, len(ids)))
-    for mean, (name, texts) in zip(means, crowd.seconds.items(), strict=True):
-        group, flag = ids * len(texts) // crowd.num_clients, f"--config.timeline.{name}"
-        mean[:] = distributions.quantiles(texts, group, draws[name], flag=flag)
-    if crowd.by_size:
-        means[0] *= crowd.held[ids] / crowd.held.mean()
-    if crowd.measured is not None:
-        given = crowd.measured[:, ids]
-        means = np.where(np.isnan(given), means, given)
-    fleet.check_means(dict(crowd.seconds), list(means), ids)
-    return means
+    def draw(
+        name: str, texts: tuple[str, ...], group: Int[np.ndarray, "U"]
+    ) -> Float[np.ndarray, "U"]:
+        uniform = rng.uniforms(crowd.seed, f"client {name}", ids)
+        flag = f"--config.timeline.{name}"
+        return distributions.quantiles(texts, group, uniform, flag=flag)
+
+    share = crowd.held[ids] / crowd.mean_size if crowd.by_size else 1.0
+    N = crowd.num_clients
+    return fleet.means_of(crowd.seconds, ids, N, draw, share, crowd.measured)
 
 
 def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:
@@ -229,7 +197,5 @@ def _factor(
     jitter: float, uniform: Float[np.ndarray, "U J"]
 ) -> Float[np.ndarray, "U J"]:
     """Lognormal factors of mean 1."""
-    text, group = f"lognormal(1,{jitter!r})", np.zeros(1, int)
-    return distributions.quantiles(
-        (text,), group, uniform, flag="--config.timeline.jitter"
-    )
+    text, flag = f"lognormal(1,{jitter!r})", "--config.timeline.jitter"
+    return distributions.quantiles((text,), np.zeros(1, int), uniform, flag=flag)

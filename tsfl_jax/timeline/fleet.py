@@ -7,7 +7,7 @@ client starts which task when; see `synchronous` and `asynchronous`.
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -87,7 +87,7 @@ def draw_fleet(
     # Always all of them, so that what one draws does not shift the others.
     means_rng, jitter_rng, lost_rng = rng.spawn(3)
     groups = {"speed": speed, "download": download, "upload": upload}
-    means = _draw_means(groups, N, means_rng, speeds_file, size / size.mean())
+    means = _draw_means(groups, means_rng, speeds_file, size / size.mean())
     iteration, download_time, upload_time = (
         mean[:, None] * _factors(jitter, N, draws, stream)
         for mean, stream in zip(means, jitter_rng.spawn(3), strict=True)
@@ -235,66 +235,67 @@ def _check(N: int, size: np.ndarray, jitter: float, dropout: float, draws: int) 
     check("schedule.dropout", dropout)
 
 
-def check_groups(groups: dict[str, tuple[str, ...]], N: int) -> None:
-    """Check that there are not more groups than clients.
+def means_of(
+    groups: Mapping[str, tuple[str, ...]],
+    ids: Int[np.ndarray, "U"],
+    num_clients: int,
+    draw: Callable[[str, tuple[str, ...], Int[np.ndarray, "U"]], Seconds],
+    share: Float[np.ndarray, "U"] | float,
+    measured: Float[np.ndarray, "3 N"] | None,
+) -> Float[np.ndarray, "3 U"]:
+    """Mean seconds of some clients' iterations, downloads and uploads.
+
+    Args:
+      groups: distributions of speed, download and upload, each of equal groups of N.
+      ids: in [0, N).
+      num_clients: N.
+      draw: (name, distributions, group of each client) -> means.
+      share: |D_i| over its mean, which drawn speeds are times.
+      measured: means in place of drawn ones; NaN: drawn.
 
     Raises:
-      UserError: there are, or no speed.
+      UserError: more groups than clients, no speed, what is no time.
     """
-    for name, texts in groups.items():
-        if len(texts) > N or (name == "speed" and not texts):
+    means = np.empty((3, len(ids)))
+    for mean, (name, texts) in zip(means, groups.items(), strict=True):
+        if len(texts) > num_clients or (name == "speed" and not texts):
             raise UserError(
                 f"--config.timeline.{name} has {len(texts)} entries for "
-                f"--config.num_clients={N}; expected at most one per client, and at "
-                "least one speed"
+                f"--config.num_clients={num_clients}; expected at most one per "
+                "client, and at least one speed"
             )
-
-
-def _draw_means(
-    groups: dict[str, tuple[str, ...]],
-    N: int,
-    rng: np.random.Generator,
-    path: str,
-    share: Float[np.ndarray, "N"],
-) -> list[Seconds]:
-    """Mean seconds of each kind of work; the file's in place of the drawn ones.
-
-    Drawn speeds are times `share`, |D_i| over its mean; measured ones have it already.
-    """
-    check_groups(groups, N)
-    means = []
-    for (name, texts), stream in zip(groups.items(), rng.spawn(3), strict=True):
         texts = texts or ("constant(0)",)
-        group = np.arange(N) * len(texts) // N
-        flag = f"--config.timeline.{name}"
-        means.append(distributions.draw_real(texts, group, stream, flag=flag))
-    means[0] = means[0] * share
-    if path:
-        read_means(means, path)
-    check_means(groups, means, np.arange(N))
-    return means
-
-
-def check_means(
-    groups: dict[str, tuple[str, ...]],
-    means: Sequence[Seconds],
-    client: Int[np.ndarray, "N"],
-) -> None:
-    """Check that work takes time, and transfers none or some.
-
-    Raises:
-      UserError: not finite, negative, or a speed of 0.
-    """
+        mean[:] = draw(name, texts, ids.astype(np.int64) * len(texts) // num_clients)
+    means[0] *= share
+    if measured is not None:
+        means = np.where(np.isnan(measured[:, ids]), means, measured[:, ids])
     for (name, texts), mean in zip(groups.items(), means, strict=True):
         fine = np.isfinite(mean) & (mean > 0 if name == "speed" else mean >= 0)
         if not fine.all():
             i = int(np.argmin(fine))
             raise UserError(
-                f"--config.timeline.{name}={','.join(texts)}: client {client[i]} gets "
+                f"--config.timeline.{name}={','.join(texts)}: client {ids[i]} gets "
                 f"{mean[i]:g} s, expected a finite number "
                 f"{'> 0' if name == 'speed' else '>= 0'}; choose uniform(low,high) or "
                 "lognormal(mean,sigma)"
             )
+    return means
+
+
+def _draw_means(
+    groups: Mapping[str, tuple[str, ...]],
+    rng: np.random.Generator,
+    path: str,
+    share: Float[np.ndarray, "N"],
+) -> Float[np.ndarray, "3 N"]:
+    N, streams = len(share), dict(zip(groups, rng.spawn(3), strict=True))
+
+    def draw(name: str, texts: tuple[str, ...], group: np.ndarray) -> Seconds:
+        flag = f"--config.timeline.{name}"
+        return distributions.draw_real(texts, group, streams[name], flag=flag)
+
+    measured = read_means(path, N) if path else None
+    return means_of(groups, np.arange(N), N, draw, share, measured)
 
 
 def _factors(
@@ -306,9 +307,9 @@ def _factors(
     return np.exp(jitter * normal - jitter**2 / 2)
 
 
-def read_means(means: list[Seconds], path: str) -> None:
-    """Put the file's means in place of the drawn ones."""
-    N = len(means[0])
+def read_means(path: str, N: int) -> Float[np.ndarray, "3 N"]:
+    """Mean seconds of iterations, downloads and uploads in a file; NaN: not given."""
+    means = np.full((3, N), np.nan)
     flag = "--config.timeline.speeds"
     given = [""] * N  # where
     for row in csv_rows.read_rows(
@@ -329,6 +330,7 @@ def read_means(means: list[Seconds], path: str) -> None:
             f"{flag}={path}: no row for client {missing[0]}; expected every client "
             f"from 0 to {N - 1} once"
         )
+    return means
 
 
 def read_windows(path: str, N: int) -> dict[int, Float[np.ndarray, "W 2"]]:

@@ -27,13 +27,13 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import (
     devices,
     evaluation,
-    exact_sums,
     from_updates,
     mapping,
     optimizers,
 )
 from tsfl_jax.engine.estimates import estimate
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
+from tsfl_jax.engine.tally import Tally, count
 from tsfl_jax.models.losses import all_finite, weight_entropy
 from tsfl_jax.rules.base import (
     Aggregator,
@@ -386,35 +386,6 @@ def losses_of(
     own = trees.scattered(own, on_device.place, received.rho.shape[0])
     loss, samples = devices.total(own, axis)
     return jnp.where(received.present, loss / jnp.maximum(samples, 1), jnp.nan)
-
-
-class Tally(NamedTuple):
-    """The work of an interval over all devices."""
-
-    loss: Float[Array, ""]  # mean sample loss of the clients with finite models
-    samples: Int[Array, "N"]  # samples trained on
-    dropped: Int[Array, ""]  # clients that worked and whose model was not finite
-    survivors: Int[Array, ""]  # with a finite model, or not trained for lack of weight
-
-
-def count(
-    results: local.LocalResult,
-    on_device: mapping.DeviceClients,
-    number: int,
-    axis: str | None,
-) -> Tally:
-    """Sum over the clients of all devices; N = `number`."""
-    worked = on_device.clients.tau > 0
-    usable = results.finite & worked
-    loss = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
-    samples = jnp.where(usable, results.samples, 0).astype(jnp.float32)
-    survived = usable if on_device.skipped is None else usable | on_device.skipped
-    own = (
-        trees.scattered(results.samples, on_device.place, number),
-        jnp.sum(~results.finite & worked),
-        survived.sum(),
-    )
-    return Tally(loss / exact_sums.scalar(samples, axis), *devices.total(own, axis))
 
 
 def advance(

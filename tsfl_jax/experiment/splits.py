@@ -84,13 +84,13 @@ def _drawn_split(
         own = capacity[drawn]
         rows = found.indices[drawn, : own.max(initial=1)]
         return Partition(rows, own, found.notes)
-    seed = seed_of(config, "split")
-    every = population.views(len(capacity), len(labels), capacity, seed)
+    own = capacity[drawn]
+    rows = population.views(drawn, own, len(labels), seed_of(config, "split"))
     note = (
         f"the clients hold {total:,} samples and there are {len(labels):,}: each holds "
         "a piece of them in random order, as --config.partition.replacement=True allows"
     )
-    return Partition(every.rows(drawn), every.size[drawn], (note,))
+    return Partition(rows, own, (note,))
 
 
 def small_clients(batch_size: int, capacity: Int[np.ndarray, "N"]) -> tuple[str, ...]:

@@ -409,7 +409,7 @@ def counts_of(prepared: Prepared) -> Counts:
 
 def drawn_bytes(config: Config) -> int:
     """A lower bound on the host memory of an experiment's draws, in bytes."""
-    s, N = config.schedule, config.num_clients
+    s, N = config.schedule, config.cohort.size or config.num_clients
     if config.timeline.framework != "none":
         return 0  # not known before
     held = 0 if s.size_groups or s.kind == "trace" else s.data_size

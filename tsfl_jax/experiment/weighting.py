@@ -46,7 +46,7 @@ def shares(
     config: Config,
     times: Schedule,
     held: Int[np.ndarray, "N"],
-    chance: Float[np.ndarray, "T K"] | None,
+    chance: Float[np.ndarray, "T K"],
 ) -> Float[np.ndarray, "T K"] | None:
     """ρ of each slot as `cohort.weighting` says, float32; None: as the rule says.
 
@@ -54,7 +54,7 @@ def shares(
       config: all settings.
       times: of cohorts; 0 where nobody delivers.
       held: samples of all clients.
-      chance: π of each slot's client, NaN: unknown; None: K/N of all.
+      chance: π of each slot's client; NaN: unknown.
 
     Raises:
       UserError: it needs to know how often clients are asked.
@@ -66,9 +66,8 @@ def shares(
     count = np.maximum(there.sum(axis=1, keepdims=True), 1)
     if chosen == "mean":
         return (there / count).astype(np.float32)
-    unknown = chance is not None and bool(np.isnan(chance).any())
-    unequal = chance is not None and np.ptp(chance) > 1e-9
-    if unknown or (unequal and chosen == "unbiased"):
+    unknown = bool(np.isnan(chance).any())
+    if unknown or (chosen == "unbiased" and np.ptp(chance) > 1e-9):
         raise UserError(
             f"--config.cohort.weighting={chosen}: with this sampler and framework "
             + (
@@ -80,7 +79,5 @@ def shares(
     share = np.where(there, held[times.client] / held.sum(dtype=np.int64), 0.0)
     if chosen == "unbiased":
         return (share * len(held) / count).astype(np.float32)
-    if chance is None:
-        chance = np.array(times.tau.shape[1] / len(held))
     there_too = chance * (1 - config.schedule.dropout)  # asked, and delivers
     return (share / there_too).astype(np.float32)

@@ -390,7 +390,7 @@ def first_fleet(cohorts: Cohorts) -> Fleet:
 
 def inclusion(
     cohorts: Cohorts, client: Int[np.ndarray, "T K"], all_count: bool
-) -> Float[np.ndarray, "T K"] | None:
+) -> Float[np.ndarray, "T K"]:
     """How often the client of each slot is in a cohort, on average over the intervals.
 
     Args:
@@ -399,15 +399,12 @@ def inclusion(
       all_count: whether all that are asked count.
 
     Returns:
-      float64; NaN: unknown, None: K/N for all.
+      float64; NaN: unknown.
     """
     chance = cohorts.sampler.chance
     if chance is None or not all_count or cohorts.asked > cohorts.size:
         return np.full(client.shape, np.nan)
-    draw = draw_of(cohorts, 0)
-    found = chance(draw, client.reshape(-1)).reshape(client.shape)
-    same = np.allclose(found, draw.size / draw.candidates, rtol=1e-12, atol=0)
-    return None if same else found
+    return chance(draw_of(cohorts, 0), client.reshape(-1)).reshape(client.shape)
 
 
 def offline(online: Online, now: Ticks) -> Ids:

@@ -77,14 +77,12 @@ def _drawn_split(
     """
     p, total = config.partition, int(capacity.sum(dtype=np.int64))
     sharing = p.replacement and total > len(labels) >= capacity.max()
-    if drawn is None or not (sharing and p.kind == "iid"):
-        found = partition.make_partition(labels, capacity, p, generator)
-        if drawn is None:
-            return found
-        own = capacity[drawn]
-        rows = found.indices[drawn, : own.max(initial=1)]
-        return Partition(rows, own, found.notes)
+    if drawn is None:
+        return partition.make_partition(labels, capacity, p, generator)
     own = capacity[drawn]
+    if not sharing or p.kind != "iid":
+        found = partition.make_partition(labels, capacity, p, generator)
+        return Partition(found.indices[drawn, : own.max()], own, found.notes)
     rows = population.views(drawn, own, len(labels), seed_of(config, "split"))
     note = (
         f"the clients hold {total:,} samples and there are {len(labels):,}: each holds "

@@ -175,10 +175,10 @@ class CohortConfig:
 class Online(NamedTuple):
     """Windows of those clients that are not always online, in ticks, int64."""
 
-    listed: Ids  # sorted, each once
-    client: Int[np.ndarray, " W"]  # whose window it is
-    start: Int[np.ndarray, " W"]
-    end: Int[np.ndarray, " W"]  # `_NEVER` where it has none
+    listed: Ids = NOBODY  # sorted, each once
+    client: Int[np.ndarray, " W"] = NOBODY  # whose window it is
+    start: Int[np.ndarray, " W"] = NOBODY
+    end: Int[np.ndarray, " W"] = NOBODY  # `_NEVER` where it has none
 
 
 class Cohorts(NamedTuple):
@@ -186,15 +186,16 @@ class Cohorts(NamedTuple):
 
     fleet: ExactFleet  # the clients' times
     crowd: Crowd | None  # the clients; None: all are asked
-    seed: int
     size: int  # K, most clients that count in a round
     asked: int  # K' ≥ K, clients that are asked
     sampler: Sampler
-    groups: int
-    wait: bool  # for K' that are online
-    online: Online
-    members: Sequence[Ids | None]  # sorted ids of each tier; None: all
-    edges: Callable[[int], Ids]  # of a tier: samples of its first 1, 2, … together
+    seed: int = 0
+    groups: int = 1
+    wait: bool = False  # for K' that are online
+    online: Online = Online()
+    members: Sequence[Ids | None] = (None,)  # sorted ids of each tier; None: all
+    # Of a tier: samples of its first 1, 2, … together.
+    edges: Callable[[int], Ids] = lambda tier: NOBODY
 
     @property
     def everyone(self) -> ExactFleet | None:
@@ -245,15 +246,13 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohor
     made = Cohorts(
         crowds.exact_of(crowd),
         crowd,
-        crowd.seed,
         settings.size,
         settings.ask or settings.size,
         sampler,
+        crowd.seed,
         settings.groups,
         settings.short == "wait",
         Online(np.unique(client), client, start, end),
-        [],
-        lambda tier: NOBODY,
     )
     return with_tiers(made, [None])
 
@@ -274,16 +273,14 @@ def given(
 
 def all_of(fleet: ExactFleet) -> Cohorts:
     """All clients in each cohort."""
-    N, online = fleet.clients, Online(NOBODY, NOBODY, NOBODY, NOBODY)
     every = Sampler(lambda draw: np.arange(draw.candidates))
-    return Cohorts(
-        fleet, None, 0, N, N, every, 1, False, online, [None], lambda tier: NOBODY
-    )
+    return Cohorts(fleet, None, fleet.clients, fleet.clients, every)
 
 
 def with_tiers(cohorts: Cohorts, members: Sequence[Ids | None]) -> Cohorts:
     """Cohorts of tiers, of which these are the sorted ids; None: all clients."""
-    most = max(cohorts.fleet.clients if ids is None else len(ids) for ids in members)
+    N = cohorts.fleet.clients
+    most = max(N if ids is None else len(ids) for ids in members)
 
     @functools.cache
     def edges(tier: int) -> Ids:
@@ -292,7 +289,7 @@ def with_tiers(cohorts: Cohorts, members: Sequence[Ids | None]) -> Cohorts:
         return (held if mine is None else held[mine]).cumsum(dtype=np.int64)
 
     size = min(cohorts.size, most)
-    return cohorts._replace(members=members, size=size, edges=edges)
+    return cohorts._replace(size=size, members=members, edges=edges)
 
 
 def draw_of(

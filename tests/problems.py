@@ -231,7 +231,11 @@ def scheduled(schedule: Schedule) -> scan.Inputs:
     given = inputs(schedule.tau, schedule.size)
     return jax.tree.map(
         jnp.asarray,
-        given._replace(reported=schedule.reported, delivery=schedule.delivery),
+        given._replace(
+            reported=schedule.reported,
+            client=schedule.client,
+            delivery=schedule.delivery,
+        ),
     )
 
 
@@ -270,9 +274,7 @@ def replayed(
     )
     counts = base.Counts(prob.rows.shape[0], groups)
     if sizes is None and schedule.delivery is None:
-        by_id = np.ones(counts.clients, int)
-        by_id[np.asarray(prob.client)] = schedule.size[0]
-        sizes = by_id.tolist()
+        sizes = schedule.size[0].tolist()
     sizes = None if sizes is None else tuple(sizes)
     start = _start(rule, prob.samples.x.shape[1], counts, schedule.snapshots, sizes)
     key = jax.random.fold_in(jax.random.key(0), 1)

@@ -174,7 +174,7 @@ SETTINGS = [
     ("schedule.interval_seconds", 0.0, ">= 1e-09", TIMED),
     ("schedule.free_riders", 3, "<= 2 = --config.num_clients", {}),
     ("schedule.free_riding", "steal", "claim", {}),
-    ("schedule.free_riding", "echo", "free_riders=0; say how many", {}),
+    ("schedule.free_riding", "echo", "free_riders=0; give that another value", {}),
     ("timeline.framework", "fedavg", "one of", {}),
     ("timeline.buffer", 3, "framework=none; it belongs to fedbuff", {}),
     ("timeline.fraction", 0.1, "timeline.framework=afl; it belongs to safa", TIMED),

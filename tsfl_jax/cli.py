@@ -146,12 +146,14 @@ def _label(given: Given, config: Config) -> str:
 
 def _headline(exp: runner.Experiment) -> str:
     labels, intervals = exp.labels, exp.program.intervals
-    clients = len(exp.arrays.problem.client)
+    config = exp.prepared.config
+    clients = f"{config.cohort.size:,} of " * (config.cohort.size > 0)
+    clients += f"{config.num_clients:,} clients"
     number = labels["num_devices"]
     devices_text = f"{number} device{'s' * (number != 1)}"
     return (
         f"{labels['algorithm']} on {labels['data']}: {intervals} intervals, "
-        f"{clients} clients, {labels['model']} with {labels['num_parameters']:,} "
+        f"{clients}, {labels['model']} with {labels['num_parameters']:,} "
         f"parameters, clients {progress.MAPPED[labels['mapping']]} on "
         f"{devices_text}"
     )

@@ -21,6 +21,7 @@ from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.models.networks import MODELS, ModelConfig
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.sections import LR_SCHEDULES, ConstantsConfig, General, SeedsConfig
+from tsfl_jax.timeline.cohort import SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.settings import ScheduleConfig, TimelineConfig
 from tsfl_jax.types import UserError
@@ -34,11 +35,12 @@ TABLES: dict[str, Mapping[str, Any]] = {
     "schedule.kind": SCHEDULES,
     "timeline.framework": {"none": timeline.NONE} | timeline.FRAMEWORKS,
     "model.name": MODELS,
+    "cohort.sampler": SAMPLERS,
 }
 # Components that are in every experiment.
 COMMON = (
     *(DataConfig, PartitionConfig, ScheduleConfig, TimelineConfig, ModelConfig),
-    *(ConstantsConfig, SeedsConfig),
+    *(ConstantsConfig, SeedsConfig, CohortConfig),
 )
 
 
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
         model: ModelConfig
         constants: ConstantsConfig
         seeds: SeedsConfig
+        cohort: CohortConfig
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -137,8 +140,14 @@ def unread(config: Config, own: Mapping[str, Any] = {}) -> dict[str, str]:  # no
         name: by
         for name, readers in READERS.items()
         for by, values in readers.items()
-        if (name not in mine[by] if by in mine else get(config, by) not in values)
+        if (name not in mine[by] if by in mine else not _uses(config, by, values))
     }
+
+
+def _uses(config: Config, by: str, values: list[str]) -> bool:
+    """Whether a setting has one of the values; none: any but its default."""
+    value = get(config, by)
+    return value in values if values else value != get(Config(), by)
 
 
 def read(values: dict[str, Any]) -> dict[str, Any]:

@@ -170,13 +170,12 @@ class HParams(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """Which clients deliver what at an update, where clients do not start together.
+    """What the clients of an update started from, where they do not start together.
 
     A leading axis ``[R]`` makes it a chunk of R updates. K slots; one with τ = 0 is
     empty. Clients start from one of P snapshots of earlier global models.
     """
 
-    client: Int[Array, "... K"]  # int32, which client
     task: Int[Array, "... K"]  # int32, which of its tasks; names the random stream
     snapshot: Int[Array, "... K"]  # int32 in [0, P), which one it started from
     lag: Int[Array, "... K"]  # int32, global updates since that model
@@ -187,16 +186,19 @@ class Delivery(NamedTuple):
 class Schedule(NamedTuple):
     """How much each client works and when, drawn before training, on the host.
 
-    Where clients do not start together, T counts updates and N their slots.
+    N clients in order, or with `client` those in the slots of a cohort or an update.
     """
 
     tau: Int[np.ndarray, "T N"]  # int32, local iterations ≥ 0
     size: Int[np.ndarray, "T N"]  # int32, samples held ≥ 1
     seconds: Float[np.ndarray, "T"] | None = None  # float64, virtual time of updates
+    client: Int[np.ndarray, "T N"] | None = None  # int32, who is in a slot; None: all
     delivery: Delivery | None = None  # of NumPy arrays, leading axis [T]
     snapshots: int = 0  # P, kept at a time
     reported: Int[np.ndarray, "T N"] | None = None  # int32; None: as many as done
     threshold: Float[np.ndarray, "T"] | None = None  # K of DMS; None: the mean of τ
+    # float32, ρ that go with how a cohort was sampled; None: the rule's own.
+    share: Float[np.ndarray, "T N"] | None = None
     notes: tuple[str, ...] = ()  # what a user should know about the draw
 
 

@@ -17,6 +17,7 @@ SHORT = {
     "interval": ["--models", "mnist_cnn", "--clients", "2", "--repeats", "1"],
     "shares": ["--clients", "4", "--repeats", "1"],
     "clients": ["--clients", "2", "4", "--repeats", "1"],
+    "populations": ["--clients", "1000", "--size", "10", "--repeats", "1"],
     "compile": ["--repeats", "1", "--programs", "MNIST CNN, FedAvg"],
     "implementations": [
         *("--models", "mnist_cnn", "--clients", "2"),

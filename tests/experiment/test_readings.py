@@ -171,22 +171,21 @@ def test_new_samples_have_the_classes_of_the_old_ones():
     count = np.bincount(labels)
     class_index = local.ClassIndex(np.cumsum(count) - count, count, order)
     key = jax.random.key(0)
-    same = interval.renewed(problem, key, jnp.int32(0))
-    assert same is problem
+    ones = jnp.ones(3, jnp.int32)
+    clients = local.Client(problem.client, ones, 20 * ones, problem.rows)
+    same = interval.renewed(problem, key, jnp.int32(0), clients)
+    assert same is clients
+    changing = problem._replace(class_index=class_index)
     rows = [
-        np.asarray(
-            interval.renewed(
-                problem._replace(class_index=class_index), key, jnp.int32(t)
-            ).rows
-        )
+        np.asarray(interval.renewed(changing, key, jnp.int32(t), clients).row)
         for t in range(40)
     ]
     for new in rows:
         np.testing.assert_array_equal(labels[new], labels[problem.rows])
     assert len(np.unique(np.stack(rows))) == 120  # all samples, not those of the rows
     assert (rows[0] != rows[1]).mean() > 0.8
-    moved = problem._replace(class_index=class_index, client=problem.client[::-1])
-    other = np.asarray(interval.renewed(moved, key, jnp.int32(0)).rows)
+    moved = clients._replace(id=clients.id[::-1])
+    other = np.asarray(interval.renewed(changing, key, jnp.int32(0), moved).row)
     assert (other[1] == rows[0][1]).all() and (other[0] != rows[0][0]).any()
 
 

@@ -45,7 +45,7 @@ def test_a_run(tmp_path):
 def test_deliveries_have_clients():
     clock = {"timeline.framework": "afl", "algorithm": "fedasync"}
     found = tsfl_jax.simulate(replace(Config(), SMALL | clock)).to_xarray()
-    assert found["rho"].dims == found["client"].dims == ("interval", "delivery")
+    assert found["rho"].dims == found["client"].dims == ("interval", "slot")
     assert set(np.unique(found["client"])) <= {0, 1}
     assert found["rho"].groupby("client").sum().sum() == pytest.approx(
         float(found["rho"].sum())

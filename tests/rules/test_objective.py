@@ -123,7 +123,7 @@ def test_the_control_variates_are_those_of_the_download():
     # c has become 5 since the download, when it was 1: c_0⁺ = 2 − 1 + 4/(0.5·2) = 5.
     rule = rules.AGGREGATORS["scaffold"]
     own, size = {"w": jnp.array([[2.0], [8.0]])}, jnp.ones(2)
-    state = ControlVariates({"w": jnp.array([5.0])}, own, size)
+    state = ControlVariates({"w": jnp.array([5.0])}, own, size, jnp.float32(0))
     broadcast = {"w": jnp.array([[1.0]])}
     assert rule.gradient_correction(state, {"w": jnp.array([1.0])}, 0)[
         "w"
@@ -149,7 +149,7 @@ def test_scaffold_with_one_client_ten_times_faster(buffer):
     config.timeline.local_iterations = 5
     config.schedule.interval_seconds = 10.0
     result = simulate(config, optima, sizes)
-    client = draw_workload(config).schedule.delivery.client
+    client = draw_workload(config).schedule.client
     assert buffer == 1 or ((client == 0).sum(axis=1) >= 3).any()
     assert np.nanmax(result.history["train_loss"]) < 100
     # w* = (4 + 0 − 1 − 3·3)/6.

@@ -1,5 +1,7 @@
 """Free riders: what they do and report, and what rules make of it."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -194,8 +196,8 @@ def test_free_riders_of_a_timeline_are_clients():
         times = workload.draw_workload(riding("echo", "", timed(framework))).schedule
         said = times.reported > 0
         client = np.arange(4)[None].repeat(len(said), 0)
-        if times.delivery is not None:
-            client = times.delivery.client
+        if times.client is not None:
+            client = times.client
         lazy = set(client[said & (times.tau == 0)].tolist())
         assert len(lazy) == 1
         assert (times.tau[np.isin(client, list(lazy))] == 0).all()
@@ -211,7 +213,9 @@ def test_k_of_all_work_is_of_what_clients_report():
     # Client 0 cannot upload: it does one iteration of its one, or none.
     drawn = workload._draw_by_cases(settings)
     for kind, least in (("claim", 1), ("echo", 0)):
-        times = workload._with_free_riders(riding(kind, "", settings, 4), drawn)
+        mine = riding(kind, "", settings, 4)
+        honest = functools.partial(workload._draw_by_cases, settings, 0)
+        times = workload._with_free_riders(mine, drawn, honest)
         assert (times.reported == [0, 4, 4, 4]).all()
         assert (times.threshold == (12 + least) / 4).all()
     # All are away in the second five intervals.

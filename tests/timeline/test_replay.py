@@ -79,7 +79,7 @@ def test_afl_of_three_clients():
     schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
     assert schedule.snapshots == 2
     d = schedule.delivery
-    assert d.client.tolist() == [[0], [0], [1], [0], [2]]
+    assert schedule.client.tolist() == [[0], [0], [1], [0], [2]]
     assert d.task.tolist() == [[0], [1], [0], [2], [0]]
     assert d.snapshot.tolist() == [[0], [1], [0], [1], [0]]
     assert d.lag.tolist() == [[0], [0], [2], [1], [4]]
@@ -114,7 +114,7 @@ def test_the_same_client_twice_and_padding():
         schedule = replay.schedule_of(part, np.array([5, 6, 7]))
         assert schedule.delivery is not None
     d = schedule.delivery
-    assert d.client.tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert schedule.client.tolist() == [[0, 0, 0], [1, 0, 0]]
     assert d.task.tolist() == [[0, 1, 0], [7, 2, 0]]
     assert d.snapshot.tolist() == [[0, 0, 0], [0, 1, 0]]
     assert d.lag.tolist() == [[0, 0, 0], [1, 0, 0]]
@@ -144,25 +144,15 @@ def test_evaluated_where_a_multiple_is_a_rounding_error_late():
     assert replay.evaluated(seconds, 0.1).all()
 
 
-def test_dense_by_hand():
-    trace = trace_of([[0, 0, 1], [2, 1, -1]], [[0, 0, 0], [0, 1, 0]])
-    schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
-    rho = np.array([[0.5, 0.25, 0.25], [0.75, 0.25, 9.0]])
-    assert replay.dense(rho, schedule, 3).tolist() == [[0.75, 0.25, 0], [0, 0.25, 0.75]]
-    assert replay.dense(rho[:1], schedule, 3).tolist() == [[0.75, 0.25, 0]]
-    chosen = np.array([[True, False, False], [True, False, True]])
-    assert replay.dense(chosen, schedule, 3).tolist() == [
-        [True, False, False],
-        [False, False, True],
-    ]
-    whole = np.ones((2, 3))
-    assert replay.dense(whole, Schedule(whole, whole), 3) is whole
+def test_who_ever_works():
+    trace = trace_of([[0, 3, 3], [2, 1, -1]], [[0, 0, 0], [0, 1, 0]])
+    schedule = replay.schedule_of(trace, np.array([5, 6, 7, 8, 9]))
+    assert replay.drawn(schedule).tolist() == [0, 1, 2, 3]
     # A client that did nothing, but says that it did, has its weight, too.
-    idle = schedule.tau.copy()
-    idle[1, 1] = 0
+    idle = schedule.tau * (schedule.client != 2)
+    assert replay.drawn(schedule._replace(tau=idle)).tolist() == [0, 1, 3]
     lazy = schedule._replace(tau=idle, reported=schedule.tau)
-    assert replay.dense(rho, lazy, 3).tolist() == [[0.75, 0.25, 0], [0, 0.25, 0.75]]
-    assert replay.dense(idle, lazy, 3)[1].tolist() == [0, 0, 1]
+    assert replay.drawn(lazy).tolist() == [0, 1, 2, 3]
 
 
 @st.composite
@@ -188,7 +178,12 @@ def test_every_delivery_reads_its_version_from_the_smallest_pool(trace):
     work = np.zeros((len(real), 5), int)
     for r, k in zip(*np.nonzero(real), strict=True):
         work[r, trace.client[r, k]] += trace.iterations[r, k]
-    np.testing.assert_array_equal(replay.dense(schedule.tau, schedule, 5), work)
+    found = schedule.tau
+    if schedule.client is not None:
+        found = np.zeros_like(work)
+        row = np.arange(len(work))[:, None]
+        np.add.at(found, (row, schedule.client), schedule.tau)
+    np.testing.assert_array_equal(found, work)
     if schedule.delivery is None:
         assert (trace.version == np.arange(len(real))[:, None])[real].all()
         return
@@ -197,7 +192,7 @@ def test_every_delivery_reads_its_version_from_the_smallest_pool(trace):
         for k in np.flatnonzero(real[r]):
             assert pool[d.snapshot[r, k]] == trace.version[r, k]
             assert d.lag[r, k] == r - trace.version[r, k]
-            assert d.client[r, k] == trace.client[r, k]
+            assert schedule.client[r, k] == trace.client[r, k]
             assert d.task[r, k] == trace.task[r, k]
         assert (schedule.tau[r][~real[r]] == 0).all()
         if d.keep[r] < schedule.snapshots:
@@ -217,14 +212,14 @@ def in_form_of_deliveries(schedule):
     zeros = np.zeros((updates, clients), np.int32)
     interval = np.arange(updates, dtype=np.int32)[:, None]
     delivery = Delivery(
-        client=zeros + np.arange(clients, dtype=np.int32),
         task=zeros + interval,
         snapshot=zeros,
         lag=zeros,
         keep=np.zeros(updates, np.int32),
         group=np.zeros(updates, np.int32),
     )
-    return schedule._replace(delivery=delivery, snapshots=1)
+    client = zeros + np.arange(clients, dtype=np.int32)
+    return schedule._replace(client=client, delivery=delivery, snapshots=1)
 
 
 @pytest.mark.parametrize(
@@ -397,7 +392,7 @@ def test_a_damaged_delivery_is_left_out_and_the_pool_unharmed():
     _, schedule, hp, *_ = case("fedbuff")
     clean, bad = damaged(1)
     _, state, history = problems.replayed("fedbuff", bad, schedule, hp=hp)
-    theirs = (schedule.delivery.client == 1) & (schedule.tau > 0)
+    theirs = (schedule.client == 1) & (schedule.tau > 0)
     assert theirs.any() and not (theirs | (schedule.tau == 0)).all(axis=1).any()
     np.testing.assert_array_equal(history.num_discarded, theirs.sum(axis=1))
     assert not history.diverged.any()
@@ -421,7 +416,6 @@ def test_no_client_delivers(algorithm):
     schedule = replay.schedule_of(trace, SIZES)
     assert schedule.delivery is None
     delivery = Delivery(
-        client=np.array([[0], [0], [1], [1]]),
         task=np.array([[0], [0], [0], [1]]),
         snapshot=np.array([[0], [0], [0], [1]]),
         lag=np.array([[0], [0], [2], [1]]),
@@ -431,7 +425,8 @@ def test_no_client_delivers(algorithm):
     delivery = jax.tree.map(lambda a: a.astype(np.int32), delivery)
     tau = np.array([[1], [0], [0], [0]], np.int32)
     size = np.full((4, 1), 10, np.int32)
-    schedule = Schedule(tau, size, None, delivery, 2)
+    client = np.array([[0], [0], [1], [1]], np.int32)
+    schedule = Schedule(tau, size, None, client, delivery, 2)
     start, state, history = problems.replayed(algorithm, PROBLEM, schedule)
     losses = np.asarray(history.test_loss)
     assert (losses == losses[0]).all()
@@ -500,8 +495,11 @@ def test_every_framework_runs(framework, tmp_path):
     assert np.isfinite(accuracy).sum() == len(np.unique(periods))
     assert np.isfinite(accuracy[-1])
     with np.load(tmp_path / "clients.npz") as clients:
+        slots = result.history["rho"].shape
+        assert slots[0] == updates
         for name in ("tau", "size", "rho", "selected"):
-            assert clients[name].shape == (updates, 4), name
+            assert clients[name].shape == slots, name
+        assert ("client" in clients) == ("client" in result.history)
         assert (clients["tau"].sum(axis=1) > 0).sum() >= 1
         assert not clients["rho"][clients["tau"] == 0].any()
         worked = clients["tau"].sum(axis=1) * 32

@@ -67,14 +67,21 @@ def _checked(given: Any, samples: int) -> Lists:
     return found
 
 
-def as_partition(lists: Lists, generator: np.random.Generator) -> Partition:
-    """The index table of lists; rows in random order, as those that are drawn."""
+def as_partition(
+    lists: Sequence[Int[np.ndarray, "_"]], generator: np.random.Generator | None
+) -> Partition:
+    """The index table of lists; rows in random order, as those that are drawn.
+
+    Without a generator they stay in order, which matters to no client that uses all.
+    """
     capacity = np.array([len(rows) for rows in lists], np.int32)
     most = int(capacity.max())
     host_memory.require(
         f"a client with {most:,} samples", 4 * most * len(lists), "the index table"
     )
-    table = [np.resize(generator.permutation(rows), most) for rows in lists]
+    if generator is not None:
+        lists = [generator.permutation(rows) for rows in lists]
+    table = [np.resize(rows, most) for rows in lists]
     note = (
         f"each client holds all of its samples, {capacity.min():,} to {most:,} of them"
     )

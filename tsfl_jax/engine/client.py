@@ -49,6 +49,7 @@ class Client(NamedTuple):
     tau: Int[Array, "..."]  # local iterations τ_i ≥ 0
     size: Int[Array, "..."]  # samples held |D_i| ≥ 1
     row: Int[Array, "... D"]  # indices into Samples; the first `size` are held
+    place: Int[Array, "..."] | None = None  # in a rule's state of all clients
     # Of asynchronous frameworks: the task, which names the stream instead of the
     # interval, and which of the P snapshots the client starts from; else w^t.
     task: Int[Array, "..."] | None = None

@@ -6,6 +6,7 @@ client trains τ_i^t local iterations from w^t, the server forms w^{t+1} from
 Σ_i ρ_i^t w_i^t, and the new model is evaluated. In asynchronous frameworks
 (`types.Delivery`) an interval is one global update by the clients that deliver: each
 started from the model it had downloaded, one of P snapshots of earlier global models.
+Which clients take part, all or some in slots, is apart from that.
 NOT done: nothing here communicates with the host.
 
 Random streams are those of `rng`, by interval and client, so results do not depend on
@@ -26,13 +27,13 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import (
     devices,
     evaluation,
-    exact_sums,
     from_updates,
     mapping,
     optimizers,
 )
 from tsfl_jax.engine.estimates import estimate
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
+from tsfl_jax.engine.tally import Tally, count
 from tsfl_jax.models.losses import all_finite, weight_entropy
 from tsfl_jax.rules.base import (
     Aggregator,
@@ -64,9 +65,7 @@ class State(NamedTuple):
     # No client's model was finite, or not the new global one; params: the last good.
     diverged: Bool[Array, ""]
     snapshots: Params | None = None  # [P, ...], earlier models that clients start from
-    broadcast: Params | None = (
-        None  # [P, ...], what the rule had broadcast with those models
-    )
+    broadcast: Params | None = None  # [P, ...], what the rule had broadcast with them
 
 
 class Problem(NamedTuple):
@@ -74,8 +73,9 @@ class Problem(NamedTuple):
 
     samples: local.Samples
     test: evaluation.TestSet
-    rows: Int[Array, "N D"]  # which samples each client may use
-    client: Int[Array, "N"]  # ids, which name the clients' random streams
+    # Of the clients that are ever in a slot; `Inputs.client` has places in these axes.
+    rows: Int[Array, "U D"]  # which samples each client may use
+    client: Int[Array, "U"]  # ids, which name the clients' random streams
     # Clients get new samples in every interval, of the classes of those in their rows.
     class_index: local.ClassIndex | None = None
     # Samples that no client holds; None: there are none. Lanes have their own.
@@ -93,9 +93,11 @@ class Inputs(NamedTuple):
     assigned: Int[Array, "... K"]
     # Local iterations that clients report; None: those they did, τ.
     reported: Int[Array, "... N"] | None = None
-    # None: all clients, from w^t. Else N above is the number of slots of a delivery.
-    delivery: Delivery | None = None
+    # Which client is in slot k of N; None: client k.
+    client: Int[Array, "... N"] | None = None
+    delivery: Delivery | None = None  # None: all start from w^t
     threshold: Float[Array, "..."] | None = None  # K of DMS; NaN, None: the mean of τ
+    share: Float[Array, "... N"] | None = None  # ρ of `weighting`; None: the rule's
 
 
 # Fields of `History` that are None unless they were asked for.
@@ -124,9 +126,7 @@ class History(NamedTuple):
     selected: Bool[Array, "... N"]
     client_variance: Float[Array, "... N"]  # σ_i²
     client_dissimilarity: Float[Array, "... N"]  # ‖∇F_i − ∇F‖²
-    metrics: Float[Array, "... m"] | None = (
-        None  # of the user's own; None: there are none
-    )
+    metrics: Float[Array, "... m"] | None = None  # of the user's own
     # See `from_updates.Regret`; None: not measured.
     validation_loss: Float[Array, "..."] | None = None
     regret: Float[Array, "..."] | None = None
@@ -164,11 +164,11 @@ def run_interval(
     if parts.spec.lr_varies:
         hparams = optimizers.in_interval(hparams, jnp.asarray(inputs.interval))
     streams = rng.keys(key, "training", "estimates", "rule")
-    problem = renewed(problem, key, inputs.interval)
     train_key, estimate_key, rule_key = jax.vmap(
         lambda stream: jax.random.fold_in(stream, inputs.interval)
     )(streams)
     clients = participants(problem, inputs)
+    clients = renewed(problem, key, inputs.interval, clients)
     reported = inputs.tau if inputs.reported is None else inputs.reported
     claimed = clients._replace(tau=reported)
     estimates = estimate(
@@ -203,13 +203,18 @@ def run_interval(
 
 
 def participants(problem: Problem, inputs: Inputs) -> local.Client:
-    """All clients, or those that deliver; leading axis ``[N]``."""
+    """All clients, or those in the slots; leading axis ``[N]``."""
     given = problem.client, problem.rows, inputs.tau, inputs.size
     ids, rows, tau, size = map(jnp.asarray, given)
+    place = jnp.arange(len(ids), dtype=jnp.int32)
+    if inputs.client is not None:
+        place = jnp.asarray(inputs.client)
+        ids, rows = ids[place], rows[place]
+    found = local.Client(ids, tau, size, rows, place)
     if inputs.delivery is None:
-        return local.Client(ids, tau, size, rows)
-    client, task, snapshot, *_ = map(jnp.asarray, inputs.delivery)
-    return local.Client(ids[client], tau, size, rows[client], task, snapshot)
+        return found
+    task, snapshot, *_ = map(jnp.asarray, inputs.delivery)
+    return found._replace(task=task, snapshot=snapshot)
 
 
 def observe(
@@ -235,27 +240,30 @@ def observe(
         *estimates,
         interval=jnp.asarray(inputs.interval),
         threshold=jnp.float32(jnp.nan) if threshold is None else jnp.asarray(threshold),
+        place=claimed.place,
+        share=inputs.share,
     )
 
 
-def renewed(problem: Problem, key: PRNGKey, interval: Int[Array, ""]) -> Problem:
-    """The problem with the samples that clients hold in this interval.
+def renewed(
+    problem: Problem, key: PRNGKey, interval: Int[Array, ""], clients: local.Client
+) -> local.Client:
+    """The clients with the samples that they hold in this interval.
 
     The same as before, or with `class_index` a random sample of the same class for
     each, drawn with replacement: what a client holds changes, and its shares of the
     classes do not.
     """
     if problem.class_index is None:
-        return problem
+        return clients
     stream = jax.random.fold_in(rng.fold(key, "online samples"), interval)
-    rows, client = jnp.asarray(problem.rows), jnp.asarray(problem.client)
-    keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(client)
-    drawn = jax.vmap(lambda k: jax.random.uniform(k, rows.shape[1:]))(keys)
+    keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
+    drawn = jax.vmap(lambda k: jax.random.uniform(k, clients.row.shape[1:]))(keys)
     first, count, order = map(jnp.asarray, problem.class_index)
-    label = problem.samples.y[rows]
+    label = problem.samples.y[clients.row]
     place = jnp.floor(drawn * count[label]).astype(jnp.int32)
     place = first[label] + jnp.minimum(place, count[label] - 1)
-    return problem._replace(rows=order[place])
+    return clients._replace(row=order[place])
 
 
 def start_of(
@@ -278,13 +286,12 @@ def start_of(
         variables, broadcast = trees.take(
             (state.snapshots, state.broadcast), client.snapshot
         )
-    gradient_correction = None
+    added = None
     if rule.gradient_correction is not None:
-        gradient_correction = rule.gradient_correction(
-            state.server, broadcast, client.id
-        )
+        assert client.place is not None, "of `participants`"
+        added = rule.gradient_correction(state.server, broadcast, client.place)
     key = jax.random.fold_in(stream, client.id)
-    return local.Start(variables, key, gradient_correction)
+    return local.Start(variables, key, added)
 
 
 class Arrived(NamedTuple):
@@ -341,9 +348,8 @@ def train_and_combine(
         received, mean = there, optax.tree.add(params, trees.parted(update)[0])
     else:
         assert rule.from_updates is not None
-        outputs = ClientOutputs(
-            losses_of(results, on_device, there, spec.axis), objective
-        )
+        losses = losses_of(results, on_device, there, spec.axis)
+        outputs = ClientOutputs(losses, objective)
         weights, server = rule.from_updates(outputs, state.server, there, hparams)
         received = there = there._replace(rho=weights.rho, shares=weights.shares)
         moved = trees.weighted(trees.parted(updates)[0], weights.rho)
@@ -380,35 +386,6 @@ def losses_of(
     own = trees.scattered(own, on_device.place, received.rho.shape[0])
     loss, samples = devices.total(own, axis)
     return jnp.where(received.present, loss / jnp.maximum(samples, 1), jnp.nan)
-
-
-class Tally(NamedTuple):
-    """The work of an interval over all devices."""
-
-    loss: Float[Array, ""]  # mean sample loss of the clients with finite models
-    samples: Int[Array, "N"]  # samples trained on
-    discarded: Int[Array, ""]  # clients that worked and whose model was not finite
-    survivors: Int[Array, ""]  # with a finite model, or not trained for lack of weight
-
-
-def count(
-    results: local.LocalResult,
-    on_device: mapping.DeviceClients,
-    number: int,
-    axis: str | None,
-) -> Tally:
-    """Sum over the clients of all devices; N = `number`."""
-    worked = on_device.clients.tau > 0
-    usable = results.finite & worked
-    loss = exact_sums.scalar(jnp.where(usable, results.loss, 0.0), axis)
-    samples = jnp.where(usable, results.samples, 0).astype(jnp.float32)
-    survived = usable if on_device.skipped is None else usable | on_device.skipped
-    own = (
-        trees.scattered(results.samples, on_device.place, number),
-        jnp.sum(~results.finite & worked),
-        survived.sum(),
-    )
-    return Tally(loss / exact_sums.scalar(samples, axis), *devices.total(own, axis))
 
 
 def advance(
@@ -450,11 +427,10 @@ def evaluate_if_due(
     parts: Parts, params: Params, problem: Problem, due: Bool[Array, ""]
 ) -> evaluation.Scores:
     """Accuracy, loss and metrics of w^{t+1} on the test set; NaN if it is not due."""
-    axis = parts.spec.axis
     return lax.cond(
         due,
         lambda w: evaluation.evaluate(
-            parts.model, w, problem.samples, problem.test, axis
+            parts.model, w, problem.samples, problem.test, parts.spec.axis
         ),
         lambda w: evaluation.nothing(parts.model),
         params,

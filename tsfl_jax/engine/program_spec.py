@@ -54,7 +54,8 @@ class ProgramSpec:
         divergence check, never the model. True for a rule that `stacks`.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
-        ``validation`` and ``class_index`` and all inputs but interval and evaluate:
+        ``client``, ``validation`` and ``class_index`` and all inputs but interval and
+        evaluate:
         "sequential" or "vmap".
       axis: mesh axis of devices that share the clients; set by `scan.make_run`.
     """

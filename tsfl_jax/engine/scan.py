@@ -74,18 +74,18 @@ def _over_lanes(run: Run, lanes: str) -> Run:
             state: State,
             key: PRNGKey,
             hparams: HParams,
-            split: tuple[AnyArray, HeldOut | None, ClassIndex | None],
+            split: tuple[AnyArray, AnyArray, HeldOut | None, ClassIndex | None],
             own: Inputs,
         ) -> tuple[State, History]:
             mine = own._replace(interval=inputs.interval, evaluate=inputs.evaluate)
-            rows, validation, class_index = split
+            rows, client, validation, class_index = split
             held = problem._replace(
-                rows=rows, validation=validation, class_index=class_index
+                rows=rows, client=client, validation=validation, class_index=class_index
             )
             return run(state, key, hparams, held, mine)
 
         own = inputs._replace(interval=None, evaluate=None)
-        split = problem.rows, problem.validation, problem.class_index
+        split = problem.rows, problem.client, problem.validation, problem.class_index
         each = state, key, hparams, split, own
         if lanes == "vmap":
             return jax.vmap(one)(*each)

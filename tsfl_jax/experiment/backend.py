@@ -82,7 +82,7 @@ def start_jax(config: Config) -> Mesh:
         )
     devices.start(config.devices)
     use_cache(config.compile_cache)
-    return devices.make_mesh(config.devices, config.num_clients)
+    return devices.make_mesh(config.devices, config.cohort.size or config.num_clients)
 
 
 def default_folder() -> pathlib.Path:

@@ -27,6 +27,7 @@ class Own(NamedTuple):
     augment: Any = None  # (key, x [B, ...], y [B]) -> (x, y)
     client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
     partition: Any = None  # N lists of indices into the training samples
+    sampler: Any = None  # of cohorts: `cohort.Draw` -> ids
 
 
 def input_dtype(dataset: Dataset) -> Any:
@@ -47,23 +48,20 @@ _TAKEN |= {"client", "run", "lane"}  # in the files of a sweep
 _TAKEN |= {*SETTINGS}  # columns of a sweep that has several values
 
 
-def check_metrics(metrics: Any) -> None:
-    """Check that no metric has the name of something else in the history."""
-    for name in _TAKEN & {*(metrics or ())}:
-        raise UserError(
-            f"metrics: {name!r} is a name of the history or of a setting; use another"
-        )
-
-
-def checked(augment: Any, client_step: Any, dataset: Dataset, batch_size: int) -> Hooks:
-    """The hooks, each None or a function that can work.
+def checked(own: Own, dataset: Dataset, batch_size: int) -> Hooks:
+    """The hooks, each None or a function that can work; names of metrics are free.
 
     Args:
-      augment: (key, x ``[B, ...]``, y ``[B]``) → (x, y) of the same shapes and dtypes.
-      client_step: `hooks.Step` → `hooks.Stepped`.
+      own: augment is (key, x ``[B, ...]``, y ``[B]``) → (x, y) of the same shapes and
+        dtypes, client_step `hooks.Step` → `hooks.Stepped`.
       dataset: for the shape of a sample.
       batch_size: B.
     """
+    for name in _TAKEN & {*(own.metrics or ())}:
+        raise UserError(
+            f"metrics: {name!r} is a name of the history or of a setting; use another"
+        )
+    augment, client_step = own.augment, own.client_step
     expected = "expected a function (key, x, y) -> (x, y), same shapes and dtypes"
     given = {
         f"client_step={client_step!r}: expected a function of a Step": client_step,

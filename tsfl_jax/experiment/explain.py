@@ -32,8 +32,8 @@ _COLUMNS, _NAME = 99, 15  # of a terminal, and of the names in it
 class Work(NamedTuple):
     """Work of the whole run."""
 
-    deliveries: Int[np.ndarray, "N"]  # of each client
-    iterations: Int[np.ndarray, "N"]  # local iterations of each client that count
+    deliveries: Int[np.ndarray, "N"]  # of each client, of cohorts those who ever work
+    iterations: Int[np.ndarray, "N"]  # local iterations of each of them that count
     mean_tau: float  # of a delivery; NaN: none
     degree: float  # δ of an update's local iterations, the mean of all updates
     mean_staleness: float  # global updates since the model a delivery started from
@@ -130,9 +130,12 @@ def _width(prepared: Prepared, mesh: Mesh) -> int:
 
 def _work_of(prepared: Prepared) -> Work:
     times, settings = prepared.workload.schedule, values_of(prepared)
-    clients, works = len(prepared.partition.capacity), times.tau > 0
-    delivers = (replay.claimed(times) > 0).astype(int)
-    lag = replay.staleness(times)
+    works, lag = times.tau > 0, replay.staleness(times)
+    places = prepared.workload.places
+    if places is None:
+        places = np.broadcast_to(np.arange(times.tau.shape[1]), works.shape)
+    clients, there = len(prepared.partition.capacity), replay.claimed(times) > 0
+    done = np.bincount(places[there], times.tau[there], clients)  # exact below 2⁵³
     # Under a framework, clients that do not deliver are still at work.
     known = works if times.delivery is not None else np.ones_like(works)
     degrees = [t[k].var() for t, k in zip(times.tau, known, strict=True) if k.any()]
@@ -140,8 +143,8 @@ def _work_of(prepared: Prepared) -> Work:
     batches = -(-times.size.astype(np.int64) // settings["batch_size"])
     passes, rest = np.divmod(prepared.steps.astype(np.int64), batches)
     return Work(
-        deliveries=replay.dense(delivers, times, clients).sum(0),
-        iterations=replay.dense(times.tau, times, clients).sum(0, dtype=np.int64),
+        deliveries=np.bincount(places[there], minlength=clients),
+        iterations=done.astype(np.int64),
         mean_tau=float(times.tau[works].mean()) if works.any() else float("nan"),
         degree=float(np.mean(degrees)) if degrees else 0.0,
         mean_staleness=float(lag.mean()) if lag.size else 0.0,
@@ -152,10 +155,10 @@ def _work_of(prepared: Prepared) -> Work:
 
 
 def _timeline(workload: Workload) -> Timeline:
-    times, fleet, trace, tasks, _ = workload
+    times, fleet, trace, tasks, *_ = workload
     most = int(times.tau.max(initial=1))
     if fleet is None or trace is None or tasks is None:
-        found = segments.of_schedule(times.tau)
+        found = segments.of_schedule(times.tau, times.client)
         ends = np.arange(1.0, len(times.tau) + 1)
         return Timeline(found, [], ends, {}, most, False, segments.shares(found))
     found = list(segments.segments(tasks, fleet, float(trace.time[-1])))
@@ -178,6 +181,15 @@ def _memory_text(rows: dict[str, int]) -> str:
     return ", ".join(f"{name} {memory.size_text(count)}" for name, count in ordered)
 
 
+def _clients_text(known: Explanation) -> str:
+    """How many clients there are, of cohorts also how many at a time and ever."""
+    s, ever = known.settings, len(known.work.deliveries)
+    clients = s["num_clients"]
+    if not s["cohort.size"]:
+        return f"{clients:,} clients"
+    return f"{s['cohort.size']:,} of {clients:,} clients at a time, {ever:,} ever"
+
+
 def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
     """Format an explanation as text, in lines of at most 99 characters.
 
@@ -195,7 +207,7 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
         table = {"run": f"framework {framework} ({values})"}
     table |= {
         "algorithm": f"{known.labels['algorithm']} on {known.labels['data']}, "
-        f"{s['num_clients']:,} clients",
+        f"{_clients_text(known)}",
         "network": f"{known.labels['model']}, {known.parameters:,} parameters, "
         f"batches of {s['batch_size']}",
         "updates": f"{known.updates:,} in {known.seconds:,.6g} virtual seconds, one in "

@@ -69,7 +69,8 @@ def depends_on_devices(prepared: Prepared) -> bool:
 def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint must agree on: all settings that can change a result."""
     own = prepared.own._asdict()
-    del own["dataset"], own["partition"]  # among the fingerprints
+    for name in ("dataset", "partition", "sampler"):
+        del own[name]  # among the fingerprints
     described = {
         f"own {n}": describe(part) for n, part in own.items() if part is not None
     }
@@ -104,11 +105,14 @@ def signature(prepared: Prepared) -> dict[str, str]:
     fixed |= {name: "above 0" if on else "0" for name, on in terms.items()}
     if rule.stacks:
         fixed["algorithm"] = own or prepared.config.algorithm
-    if prepared.config.timeline.framework != "none":
+    times = prepared.workload.schedule
+    if prepared.config.timeline.framework != "none" or times.client is not None:
         # Lanes share the shape of a timeline, and when the model is tested.
-        times = prepared.workload.schedule
+        slots = "clients" if times.client is None else "slots"
+        shape = f"{times.tau.shape} {slots}, {times.snapshots} kept"
+        shape += ", weighted" * (times.share is not None)
         fixed |= {
-            "timeline": f"{times.tau.shape}, {times.snapshots} kept, {counts}",
+            "timeline": f"{shape}, {counts.groups} tiers",
             "server state": own or describe(rule.init),
             # Measured against w^t or against earlier models.
             "updates of": "each" if rule.deltas else "all",

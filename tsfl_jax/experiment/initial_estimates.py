@@ -18,6 +18,7 @@ from tsfl_jax.engine import devices, estimates
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.experiment.rule_settings import needs_constants
+from tsfl_jax.timeline import replay
 from tsfl_jax.types import Constants, HParams, Params, PRNGKey
 
 DRAWS = 4  # estimates of a client, of which the mean is taken
@@ -50,12 +51,22 @@ def _estimate(
 
 
 def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
-    """All clients ``[N]`` with all their samples; index tables of at least `width`."""
+    """All clients ``[N]``, with all they hold, in at least `width` columns of rows.
+
+    Of cohorts the first one, so that the estimates do not depend on T.
+    """
     rows, count = prepared.partition.indices, prepared.partition.capacity
+    ids, there = prepared.workload.drawn, np.ones(len(rows), np.int32)
+    place = prepared.workload.places
+    if prepared.config.cohort.size and place is not None:
+        works = replay.claimed(prepared.workload.schedule) > 0
+        first = works.any(axis=1).argmax()
+        there = works[first].astype(np.int32)
+        ids, rows, count = (a[place[first]] for a in (ids, rows, count))
     extra = max(width - rows.shape[1], 0)
     return local.Client(
-        jnp.arange(len(rows), dtype=jnp.int32),
-        jnp.ones(len(rows), jnp.int32),
+        jnp.asarray(ids),
+        jnp.asarray(there),
         jnp.asarray(count, jnp.int32),
         jnp.asarray(np.pad(rows, ((0, 0), (0, extra)))),
     )

@@ -56,6 +56,7 @@ class Group(NamedTuple):
     program: programs.Program
     problem: scan.Problem  # split of the first lane; `make_lanes` puts in all
     width: int  # D, columns of the index tables
+    clients: int  # U, their rows
     reports: bool  # clients of some lane report other work than they did
 
 
@@ -73,6 +74,7 @@ def make_group(members: list[Prepared], mesh: Mesh) -> Group:
         program=programs.make_program(members, mesh, how),
         problem=programs.make_problem(members[0], mesh),
         width=max(p.partition.indices.shape[1] for p in members),
+        clients=max(len(p.partition.indices) for p in members),
         reports=any(p.workload.schedule.reported is not None for p in members),
     )
 
@@ -104,7 +106,13 @@ def make_lanes(
             own,
         )
 
-    sizes = np.stack([p.partition.capacity.astype(np.float32) for p in several])
+    def padded(a: np.ndarray, *more: int) -> np.ndarray:
+        """With rows of clients that are never drawn."""
+        missing = group.clients - len(a), *more
+        return np.pad(a, [(0, n) for n in missing])
+
+    sizes = [programs.sizes_of(p) for p in several]
+    sizes = _stacked([(padded(own), others) for own, others in sizes])
     own = devices.place(mesh, (init_keys, sizes), scan.WHOLE)
     state = jax.jit(init)(own, group.problem.samples)
     start = state.params
@@ -119,8 +127,9 @@ def make_lanes(
         hparams.append(found._replace(rule=number, settings=settings))
     hparams += hparams[-1:] * (count - busy)
     tables = [p.partition.indices for p in several]
-    rows = [np.pad(r, ((0, 0), (0, group.width - r.shape[1]))) for r in tables]
-    rows = devices.place(mesh, np.stack(rows), scan.WHOLE)
+    rows = np.stack([padded(r, group.width - r.shape[1]) for r in tables])
+    ids = np.stack([padded(p.workload.drawn) for p in several])
+    rows, ids = devices.place(mesh, (rows, ids), scan.WHOLE)
     held = _stacked([programs.held_out_of(p) for p in several])
     class_index = _stacked([programs.class_index_of(p) for p in several])
     held, class_index = devices.place(mesh, (held, class_index), scan.WHOLE)
@@ -129,7 +138,7 @@ def make_lanes(
         key=train_keys,
         hparams=_stacked(hparams),
         problem=group.problem._replace(
-            rows=rows, validation=held, class_index=class_index
+            rows=rows, client=ids, validation=held, class_index=class_index
         ),
         inputs=_make_lanes_inputs(group, several, busy),
     )

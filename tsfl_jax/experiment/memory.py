@@ -16,10 +16,11 @@ def _bytes(tree: Any) -> int:
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
-def _state_of(prepared: Prepared) -> scan.State:
-    """Shapes of the state; nothing is computed."""
+def _state_of(prepared: Prepared, times: int = 1) -> scan.State:
+    """Shapes of the state of so many times the clients; nothing is computed."""
     model, rule = prepared.network.model, prepared.rule
     counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
+    counts = counts._replace(clients=times * counts.clients)
     shape = (1, *prepared.dataset.x_train.shape[1:])
     x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
     return jax.eval_shape(
@@ -33,6 +34,7 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
     `width` is the number of models that a device trains side by side.
     """
     dataset, state = prepared.dataset, _state_of(prepared)
+    personal = _bytes(_state_of(prepared, 2).server) - _bytes(state.server)
     model, trained = _bytes(state.params), _bytes(state.params["params"])
     optimizer = jax.eval_shape(
         prepared.optimizer(prepared.hparams).init, state.params["params"]
@@ -44,7 +46,8 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
         "test samples": (dataset.x_test.nbytes + dataset.y_test.nbytes) // num_devices,
         "global model": model,
         "earlier models": _bytes((state.snapshots, state.broadcast)),
-        "server state": _bytes(state.server),
+        "server state": _bytes(state.server) - personal,
+        "personal state": personal,  # of each client that ever works
         "clients in training": width * (model + trained + _bytes(optimizer)),
     }
     if prepared.rule.stacks or prepared.config.measure_regret:

@@ -169,7 +169,7 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     samples = claimed * (size if iteration == "pass" else config.batch_size)
     if samples.max(initial=0) > INT32_MAX:
         t, place = np.unravel_index(samples.argmax(), samples.shape)
-        i = place if times.delivery is None else times.delivery.client[t, place]
+        i = place if times.client is None else times.client[t, place]
         raise UserError(
             f"client {i} does τ = {claimed[t, place]} local iterations in interval {t},"
             f" {samples[t, place]} samples; expected at most {INT32_MAX}; choose a "
@@ -281,18 +281,17 @@ def prepare_validated(
         dataset = in_memory.check(dataset)
     held_out, lists = splits.given(config, own.partition, dataset)
     held = None if lists is None else np.array([len(rows) for rows in lists])
-    workload = draw_workload(config, held)
+    workload = draw_workload(config, held, own.sampler)
     times = workload.schedule
     steps, capacity = _steps(config, times), _capacity(workload)
     network, mapping = make_network(config, dataset, own, networks)
     rule, hparams, rule_notes = _make_rule(config, own, times, network)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
-    split = splits.draw_split(config, dataset, capacity, lists, held_out)
-    rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
-    custom_hooks.check_metrics(own.metrics)
-    hooks = custom_hooks.checked(
-        own.augment, own.client_step, dataset, config.batch_size
+    split = splits.draw_split(
+        config, dataset, capacity, lists, held_out, workload.drawn
     )
+    rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
+    hooks = custom_hooks.checked(own, dataset, config.batch_size)
     model = precision.with_precision(network.model, config.precision)
     network = network._replace(model=model)
     mapping, mapping_notes = _mapping_of(config, network, mapping, steps)
@@ -405,12 +404,12 @@ def counts_of(prepared: Prepared) -> Counts:
         tiers = config.timeline.tiers  # one may never deliver
     elif delivery is not None:
         tiers += int(delivery.group.max())
-    return Counts(config.num_clients, tiers)
+    return Counts(len(prepared.partition.capacity), tiers)
 
 
 def drawn_bytes(config: Config) -> int:
     """A lower bound on the host memory of an experiment's draws, in bytes."""
-    s, N = config.schedule, config.num_clients
+    s, N = config.schedule, config.cohort.size or config.num_clients
     if config.timeline.framework != "none":
         return 0  # not known before
     held = 0 if s.size_groups or s.kind == "trace" else s.data_size

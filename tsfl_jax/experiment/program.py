@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
@@ -169,6 +168,7 @@ def recipe_of(
     most = max(int(p.partition.capacity.max()) for p in several)
     batch_size, iteration = min(config.batch_size, most), config.schedule.iteration
     schedules, first = [p.workload.schedule for p in several], several[0].steps.flat[0]
+    slots = several[0].steps.shape[1]
     estimating = {p.rule for p in several if initial_estimates.when(p) == "interval"}
     return ProgramSpec(
         batch_size=batch_size,
@@ -177,7 +177,7 @@ def recipe_of(
             local.most_passes(s.tau, s.size, batch_size, iteration) for s in schedules
         ),
         mapping=several[0].mapping,
-        block=min(config.client_block or config.num_clients, config.num_clients),
+        block=min(config.client_block or slots, slots),
         longest=max(int(p.steps.max()) for p in several),
         # Without train_all some clients stop at 0 steps.
         even=config.train_all and all((p.steps == first).all() for p in several),
@@ -221,10 +221,9 @@ def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
     """The arrays of one experiment; without `runs` only for compiling."""
     problem = make_problem(prepared, mesh)
     init_key, key = keys_of(prepared)
-    size = jnp.asarray(prepared.partition.capacity, jnp.float32)
-    rule = prepared.rule
+    rule, sizes = prepared.rule, sizes_of(prepared)
     start = jax.jit(
-        lambda key, samples: initial_state(prepared, rule, key, size, samples)
+        lambda key, samples: initial_state(prepared, rule, key, sizes, samples)
     )(init_key, problem.samples)
     inputs = make_inputs(prepared, mesh.size)
     hparams = prepared.hparams
@@ -246,11 +245,20 @@ def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
         samples=local.Samples(*devices.place(mesh, samples, scan.WHOLE)),
         test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size),
         rows=prepared.partition.indices,
-        client=np.arange(prepared.config.num_clients, dtype=np.int32),
+        client=prepared.workload.drawn,
         class_index=class_index_of(prepared),
         validation=held_out_of(prepared),
     )
     return devices.place(mesh, problem, scan.PROBLEM_SPEC)
+
+
+def sizes_of(
+    prepared: Prepared,
+) -> tuple[Float[np.ndarray, "U"], Float[np.ndarray, ""]]:
+    """Samples of each client on the device, and of all others together."""
+    own, held = prepared.partition.capacity, prepared.workload.held
+    others = 0 if held is None else held.sum(dtype=np.int64) - own.sum(dtype=np.int64)
+    return own.astype(np.float32), np.asarray(others, np.float32)
 
 
 def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
@@ -291,11 +299,13 @@ def make_inputs(
             prepared.steps, num_devices, grouped=prepared.mapping == "sequential"
         ),
         reported=times.reported,
+        client=prepared.workload.places,
         delivery=times.delivery,
         # An array in any case, so that all lanes have one.
         threshold=np.full(len(times.tau), np.nan, np.float32)
         if times.threshold is None
         else times.threshold.astype(np.float32),
+        share=times.share,
     )
     missing = (chunk or chunk_of(prepared)) - 1
     if not missing:
@@ -326,15 +336,17 @@ def initial_state(
     prepared: Prepared,
     rule: Aggregator,
     key: PRNGKey,
-    size: Float[Array, "N"],
+    sizes: tuple[Float[Array, "U"], Float[Array, ""]],
     samples: local.Samples,
 ) -> scan.State:
-    """w^0 and the rule's state; `size` is the number of samples of each client."""
+    """w^0 and the rule's state; `sizes` as of `sizes_of`."""
+    size, others = sizes
+    counts = counts_of(prepared)._replace(clients=size.shape[0], size=size)
     return scan.init_state(
         prepared.network.model,
         rule,
         key,
         local.scaled(samples, samples.x[:1]),
-        counts_of(prepared)._replace(size=size),
+        counts._replace(others=others),
         prepared.workload.schedule.snapshots,
     )

@@ -14,6 +14,7 @@ from tsfl_jax.components import Part, listed, section_of
 from tsfl_jax.config import COMMON, READERS, TABLES, Config, get
 from tsfl_jax.data.partition import PARTITIONS
 from tsfl_jax.engine import optimizers
+from tsfl_jax.experiment import weighting
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator
@@ -24,7 +25,7 @@ from tsfl_jax.types import HParams, Params, Schedule, UserError
 
 def rule_of(config: Config, own: Own) -> Aggregator:
     """The rule of a run: the user's own, or that of the table."""
-    return own.aggregator or AGGREGATORS[config.algorithm]
+    return weighting.applied(config, own.aggregator or AGGREGATORS[config.algorithm])
 
 
 def sections(config: Config, rule: Aggregator) -> tuple[type, ...]:
@@ -54,6 +55,7 @@ _GIVEN = {
     "data.name": ("dataset", Part(reads=("data.validation",))),
     "partition.kind": ("partition", PARTITIONS["client"]),
     "model.name": ("model", Part()),
+    "cohort.sampler": ("sampler", Part()),
 }
 
 
@@ -92,13 +94,14 @@ def check_read(configs: list[Config], own: Own) -> None:
     for name in (n for n in READERS if n in ignored and n not in read):
         config = ignored[name]
         by = unread(config, own)[name]
-        chosen = f"--config.{by}={get(config, by)}"
+        chosen, values = f"--config.{by}={get(config, by)}", READERS[name][by]
         given = _given(config, own)
         chosen = f"{given[by][0]}=" if by in given else chosen
-        raise UserError(
-            f"--config.{name}={get(config, name)}: would be ignored with {chosen}; it "
-            f"belongs to {listed(READERS[name][by])}"
-        )
+        way = "give that another value"
+        if values:
+            way = f"it belongs to {listed([v or 'an empty one' for v in values])}"
+        mine = f"--config.{name}={get(config, name)}"
+        raise UserError(f"{mine}: would be ignored with {chosen}; {way}")
 
 
 def _differs(value: object, default: object) -> bool:

@@ -67,10 +67,9 @@ class Result(NamedTuple):
     params: Params  # the final global model's Flax variables, on the host
     # Per interval, [T] or [T, N]: `scan.History`, but "samples" as the sum over the
     # clients, [T] int64, which a sweep has by client; and "virtual_time" in seconds.
+    # Of cohorts and deliveries N are slots, and "client" [T, N] says whose they are.
     history: dict[str, np.ndarray]
     summary: dict[str, Any]  # as in summary.json
-    # [T, K], the client of each delivery; None: the second axis is the client.
-    client: np.ndarray | None = None
 
     def __repr__(self) -> str:
         """What the command line prints at its end, and what one can do with it."""
@@ -79,7 +78,7 @@ class Result(NamedTuple):
 
     def to_xarray(self) -> Any:
         """The history as an `xarray.Dataset`; see `report.table`."""
-        return table.of_run(self.history, self.client, self.summary)
+        return table.of_run(self.history, self.summary)
 
     def to_pandas(self) -> Any:
         """A data frame with one line per interval."""
@@ -102,6 +101,7 @@ def simulate(
     augment: Callable[..., Any] | None = None,
     client_step: Callable[..., Any] | None = None,
     partition: Any = None,
+    sampler: Callable[..., Any] | None = None,
     workdir: str | pathlib.Path | None = None,
     verbose: bool = False,
 ) -> Result:
@@ -121,6 +121,8 @@ def simulate(
       augment: (key, x ``[B, ...]``, y ``[B]``) → (x, y), in training.
       client_step: `Step` → `Stepped`, instead of a step of the optimizer.
       partition: N lists of indices into the training samples, instead of a drawn split.
+      sampler: `timeline.cohort.Draw` → ids of the clients that are asked, instead of
+        ``config.cohort.sampler``.
       workdir: where to write files and checkpoints; None: nowhere.
       verbose: print progress on stderr.
 
@@ -143,6 +145,7 @@ def simulate(
         augment=augment,
         client_step=client_step,
         partition=partition,
+        sampler=sampler,
     )
     return run(exp, workdir, sys.stderr if verbose else None)
 
@@ -183,7 +186,8 @@ def run(
             params = done.state.params
             summary.write_results(folder, exp.prepared, history, params, found)
     workload, finished = exp.prepared.workload, len(history.rho)
-    delivery = workload.schedule.delivery
+    client = workload.schedule.client
+    who = {} if client is None else {"client": client[:finished]}
     return Result(
         done.state.params,
         history.named(tuple(exp.prepared.own.metrics or ()))
@@ -191,9 +195,9 @@ def run(
             "virtual_time": workload.seconds[:finished],
             # On the host, where an integer has 64 bits.
             "samples": history.samples.sum(axis=1, dtype=np.int64),
-        },
+        }
+        | who,
         found,
-        None if delivery is None else np.asarray(delivery.client)[:finished],
     )
 
 

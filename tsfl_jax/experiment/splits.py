@@ -7,7 +7,7 @@ from jaxtyping import Int
 
 from tsfl_jax import rng
 from tsfl_jax.config import Config, seed_of
-from tsfl_jax.data import given_partition, partition, validation
+from tsfl_jax.data import given_partition, partition, population, validation
 from tsfl_jax.types import Dataset, Partition, UserError
 
 
@@ -40,23 +40,55 @@ def draw_split(
     capacity: Int[np.ndarray, "N"],
     lists: given_partition.Lists | None,
     held_out: Int[np.ndarray, "V"] | None,
+    drawn: Int[np.ndarray, "U"] | None = None,
 ) -> Partition:
-    """The samples of each client, drawn or given."""
+    """The samples of each client, drawn or given; under cohorts of the clients `drawn`.
+
+    What a client holds does not depend on who else is drawn.
+    """
+    drawn = drawn if config.cohort.size else None
     generator = rng.generator(seed_of(config, "split"), "partition")
     if lists is not None:
-        return given_partition.as_partition(lists, generator)
+        if drawn is None:
+            return given_partition.as_partition(lists, generator)
+        return given_partition.as_partition([lists[i] for i in drawn], None)
     labels = dataset.y_train
     if held_out is None:
-        return partition.make_partition(labels, capacity, config.partition, generator)
+        return _drawn_split(config, labels, capacity, drawn, generator)
     rest = validation.left(len(labels), held_out)
     try:
-        found = partition.make_partition(
-            labels[rest], capacity, config.partition, generator
-        )
+        found = _drawn_split(config, labels[rest], capacity, drawn, generator)
     except UserError as error:
         taken = f"--config.data.validation={len(held_out)} leaves {len(rest)} samples"
         raise UserError(f"{taken}: {error}") from error
     return found._replace(indices=rest[found.indices].astype(np.int32))
+
+
+def _drawn_split(
+    config: Config,
+    labels: Int[np.ndarray, "M"],
+    capacity: Int[np.ndarray, "N"],
+    drawn: Int[np.ndarray, "U"] | None,
+    generator: np.random.Generator,
+) -> Partition:
+    """A drawn split, of the clients `drawn`; None: all.
+
+    Only where clients share samples at random the others cost nothing.
+    """
+    p, total = config.partition, int(capacity.sum(dtype=np.int64))
+    sharing = p.replacement and total > len(labels) >= capacity.max()
+    if drawn is None:
+        return partition.make_partition(labels, capacity, p, generator)
+    own = capacity[drawn]
+    if not sharing or p.kind != "iid":
+        found = partition.make_partition(labels, capacity, p, generator)
+        return Partition(found.indices[drawn, : own.max()], own, found.notes)
+    rows = population.views(drawn, own, len(labels), seed_of(config, "split"))
+    note = (
+        f"the clients hold {total:,} samples and there are {len(labels):,}: each holds "
+        "a piece of them in random order, as --config.partition.replacement=True allows"
+    )
+    return Partition(rows, own, (note,))
 
 
 def small_clients(batch_size: int, capacity: Int[np.ndarray, "N"]) -> tuple[str, ...]:

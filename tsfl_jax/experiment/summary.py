@@ -14,7 +14,6 @@ from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs
-from tsfl_jax.timeline import replay
 from tsfl_jax.types import Array, Params
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
@@ -163,19 +162,17 @@ def write_results(
 ) -> None:
     """Write all files but the metrics; `history` has the finished intervals only."""
     finished, times = len(history.rho), prepared.workload.schedule
-    clients = len(prepared.partition.capacity)
-    per_client = {"tau": times.tau, "rho": history.rho, "selected": history.selected}
-    if times.delivery is not None:  # one cell may be of several deliveries
-        there = delivers(times.tau[:finished], history.rho)
-        per_client["deliveries"] = there.astype(np.int32)
-    if history.slope is not None:
-        per_client["slope"] = np.nan_to_num(np.asarray(history.slope))  # 0: not there
     arrays = {
-        name: replay.dense(np.asarray(a)[:finished], times, clients)
-        for name, a in per_client.items()
+        "tau": times.tau[:finished],
+        "size": times.size[:finished],
+        "rho": np.asarray(history.rho),
+        "selected": np.asarray(history.selected),
     }
-    arrays["size"] = replay.dense(times.size[:finished], times, clients, np.maximum)
-    if times.delivery is None and not np.isnan(history.grad_square).all():
+    if times.client is not None:
+        arrays["client"] = times.client[:finished]
+    if history.slope is not None:
+        arrays["slope"] = np.nan_to_num(np.asarray(history.slope))  # 0: not there
+    if not np.isnan(history.grad_square).all():
         arrays |= {
             "variance": np.asarray(history.client_variance),
             "dissimilarity": np.asarray(history.client_dissimilarity),
@@ -183,7 +180,8 @@ def write_results(
     report.write_arrays(folder / "clients.npz", arrays, compress=True)
     report.write_arrays(folder / "model.npz", named_arrays(params))
     report.write_json(folder / "summary.json", summary)
-    runs.write_figures(folder, history.named() | arrays, summary)
+    about = summary | {"num_clients": prepared.config.num_clients}
+    runs.write_figures(folder, history.named() | arrays, about)
 
 
 def named_arrays(params: Params) -> dict[str, np.ndarray]:

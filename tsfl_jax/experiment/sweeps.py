@@ -433,8 +433,8 @@ def _run_call(
             "virtual_time": workload.seconds,
             "seconds": np.float64(done.seconds / len(indices)),
         }
-        if workload.schedule.delivery is not None:
-            one[CLIENT] = np.asarray(workload.schedule.delivery.client)
+        if workload.schedule.client is not None:
+            one[CLIENT] = workload.schedule.client
         if every.folder is not None:
             name = every.names[index]
             lane = one | {_NAME: np.array(name)}

@@ -4,7 +4,9 @@ Local iterations τ are drawn by cases, or simulated in virtual seconds under a
 framework. The workload is drawn once, in `prepare`, and carried.
 """
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +14,10 @@ from jaxtyping import Float, Int
 
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config, seed_of
+from tsfl_jax.experiment import weighting
 from tsfl_jax.rules import SECTIONS
-from tsfl_jax.timeline import free_riders, replay, schedule, ticks
+from tsfl_jax.timeline import cohort, crowd, free_riders, replay, schedule, ticks
+from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
 from tsfl_jax.types import Schedule, UserError
@@ -25,10 +29,23 @@ class Workload(NamedTuple):
     """Which client works how much and when, drawn before training, on the host."""
 
     schedule: Schedule  # what the compiled program replays
-    fleet: Fleet | None = None  # speeds in seconds; None: τ by cases
+    # Speeds in seconds, or how those of cohorts are drawn; None: τ by cases.
+    fleet: Fleet | Cohorts | None = None
     trace: Trace | None = None  # deliveries in seconds; None: τ by cases
     tasks: list[Task] | None = None  # all that were begun; None: τ by cases
-    held: Int[np.ndarray, "N"] | None = None  # samples of each client; None: τ by cases
+    # Samples of each client; None: τ by cases, without cohorts.
+    held: Int[np.ndarray, "N"] | None = None
+    # Ids of those on the device, sorted: all, of cohorts those that ever work.
+    drawn: Int[np.ndarray, "U"] = np.zeros(0, np.int32)
+
+    @property
+    def places(self) -> Int[np.ndarray, "T K"] | None:
+        """Where `drawn` has the client of each slot; None: all clients are in order."""
+        client, last = self.schedule.client, len(self.drawn) - 1
+        if client is None:
+            return None
+        # Nobody works in a slot of another client.
+        return np.minimum(np.searchsorted(self.drawn, client), last).astype(np.int32)
 
     @property
     def seconds(self) -> Float[np.ndarray, "T"]:
@@ -42,12 +59,17 @@ def groups(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(";") if part.strip())
 
 
-def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> Workload:
+def draw_workload(
+    config: Config,
+    held: Int[np.ndarray, "N"] | None = None,
+    sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None = None,
+) -> Workload:
     """Draw the workload of a validated config.
 
     Args:
       config: all settings.
       held: samples of each client, where they are given and not drawn.
+      sampler: of cohorts, the user's own, in place of that of the settings.
 
     Returns:
       `Workload`; its schedule has notes on idle intervals and clients.
@@ -55,6 +77,13 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
     Raises:
       UserError: a setting that cannot work, in one line.
     """
+    if config.cohort.size:
+        return _draw_cohorts(config, held, sampler)
+    if sampler is not None:
+        raise UserError(
+            "sampler=: would be ignored with --config.cohort.size=0; say how many "
+            "clients it draws"
+        )
     if config.timeline.framework == "none":
         drawn = _draw_by_cases(config)
         if held is not None:
@@ -74,18 +103,87 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
         trace, tasks = simulate_timeline(config, fleet)
         times = replay.schedule_of(trace, size)._replace(notes=notes)
         workload = Workload(times, fleet, trace, tasks, size)
-    times = workload.schedule
+    times = _checked(config, workload.schedule, lambda: _draw_by_cases(config, 0))
+    everyone = np.arange(config.num_clients, dtype=np.int32)
+    return workload._replace(schedule=times, drawn=everyone)
+
+
+def _draw_cohorts(
+    config: Config,
+    held: Int[np.ndarray, "N"] | None,
+    sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None,
+) -> Workload:
+    """The workload where some clients are asked at a time, and only those are drawn."""
+    s, framework = config.schedule, config.timeline.framework
+    everyone = _crowd_of(config, held)
+    cohorts, held = cohort.make_cohorts(everyone, config.cohort, sampler), everyone.held
+    if framework == "none":
+        client, there = cohort.all_asked(cohorts, config.num_intervals)
+        by_cases = functools.partial(
+            crowd.schedule_of,
+            everyone,
+            client,
+            there,
+            kind=s.kind,
+            tau=tuple(s.tau),
+            tau_groups=groups(s.tau_groups),
+            all_work=_counts_all_work(config),
+        )
+        ends = ticks.multiples(config.num_intervals, s.interval_seconds)
+        times = by_cases(upload_above=s.upload_above)._replace(seconds=ends)
+        workload, all_count = Workload(times, held=held), True
+        times = _checked(config, times, lambda: by_cases(upload_above=0))
+    else:
+        trace, tasks = simulate_timeline(config, cohorts)
+        times, there = replay.schedule_of(trace, held, cohorts=True), trace.client >= 0
+        workload = Workload(times, cohorts, trace, tasks, held)
+        all_count = timeline.FRAMEWORKS[framework].all_count
+        times = _checked(config, times)
+    if times.threshold is None and not there.all():  # K is a mean of those asked
+        known = replay.claimed(times).sum(1) / np.maximum(there.sum(1), 1)
+        times = times._replace(threshold=known)
+    assert times.client is not None
+    chance = cohort.inclusion(cohorts, times.client, all_count)
+    times = times._replace(share=weighting.shares(config, times, held, chance))
+    return workload._replace(schedule=times, drawn=replay.drawn(times))
+
+
+def _crowd_of(config: Config, held: Int[np.ndarray, "N"] | None) -> crowd.Crowd:
+    s, t, N = config.schedule, config.timeline, config.num_clients
+    kind = s.kind if t.framework == "none" else "distribution"
+    return crowd.make_crowd(
+        N,
+        seed_of(config, "fleet"),
+        sizes=schedule.size_texts(kind, groups(s.size_groups), s.data_size, N),
+        held=held,
+        seconds={n: groups(getattr(t, n)) for n in ("speed", "download", "upload")},
+        speeds_file=t.speeds,
+        availability_file=t.availability,
+        jitter=t.jitter,
+        dropout=s.dropout,
+        by_size=s.iteration == "pass",
+    )
+
+
+def _checked(
+    config: Config, drawn: Schedule, honest: Callable[[], Schedule] | None = None
+) -> Schedule:
+    """The schedule with free riders, and with notes on idle intervals and clients.
+
+    honest: draws τ by cases once more, also of those that cannot upload.
+    """
     if config.schedule.free_riders:
-        times = _with_free_riders(config, times)
-    times = times._replace(notes=times.notes + _idle_notes(config, times))
-    return workload._replace(schedule=times)
+        drawn = _with_free_riders(config, drawn, honest)
+    return drawn._replace(notes=drawn.notes + _idle_notes(config, drawn))
 
 
-def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
+def _with_free_riders(
+    config: Config, drawn: Schedule, honest: Callable[[], Schedule] | None
+) -> Schedule:
     s = config.schedule
     clients = {}
-    if drawn.delivery is not None:
-        clients = {"client": drawn.delivery.client, "num_clients": config.num_clients}
+    if drawn.client is not None:
+        clients = {"client": drawn.client, "num_clients": config.num_clients}
 
     def make(tau: Int[np.ndarray, "T K"]) -> tuple[Int[np.ndarray, "T K"], ...]:
         chance = rng.generator(seed_of(config, "fleet"), "free riders")
@@ -94,10 +192,10 @@ def _with_free_riders(config: Config, drawn: Schedule) -> Schedule:
 
     done, reported = make(drawn.tau)
     found = drawn._replace(tau=done, reported=reported)
-    if drawn.threshold is None:
+    if drawn.threshold is None or honest is None:
         return found
     # K counts what clients report, and what those have done that cannot upload.
-    of_all, _ = make(_draw_by_cases(config, upload_above=0).tau)
+    of_all, _ = make(honest().tau)
     known = np.where(drawn.tau > 0, reported, of_all)
     return found._replace(threshold=known.mean(axis=1))
 
@@ -118,11 +216,12 @@ def _idle_notes(config: Config, drawn: Schedule) -> tuple[str, ...]:
             "intervals; let some clients have τ >= 1 that is not lost"
         )
     client = np.arange(works.shape[1])
-    if drawn.delivery is not None:
-        client = drawn.delivery.client
+    if drawn.client is not None:
+        client = drawn.client
     worked = np.zeros(config.num_clients, bool)
     worked[np.broadcast_to(client, works.shape)[works]] = True
     missing, empty = np.flatnonzero(~worked), int((~works.any(axis=1)).sum())
+    missing = missing[: 0 if config.cohort.size else None]  # most are never asked
     parts = []
     if empty:
         parts.append(f"no client trains in {empty} of {len(works)} intervals")
@@ -196,7 +295,7 @@ def _draw_fleet(config: Config, size: Int[np.ndarray, "N"]) -> Fleet:
     )
 
 
-def simulate_timeline(config: Config, fleet: Fleet) -> Simulation:
+def simulate_timeline(config: Config, fleet: Fleet | Cohorts) -> Simulation:
     """Simulate all tasks and updates of T·Δ virtual seconds under the framework."""
     t, interval = config.timeline, config.schedule.interval_seconds
     intervals = config.num_intervals
@@ -214,7 +313,9 @@ def simulate_timeline(config: Config, fleet: Fleet) -> Simulation:
                 f"{framework.simulate.__name__} of framework {t.framework!r} takes "
                 f"{argument.name!r}: expected {', '.join(given)}, rng, or a default"
             )
-    _check_events(config, framework.events(fleet, **own))
+    # A cohort is as fast as the others, about.
+    some = cohort.first_fleet(fleet) if isinstance(fleet, Cohorts) else fleet
+    _check_events(config, framework.events(some, **own))
     return framework.simulate(fleet, **own)
 
 

@@ -28,7 +28,7 @@ def write_figures(
     folder: pathlib.Path, results: Mapping[str, np.ndarray], about: Mapping[str, Any]
 ) -> None:
     """Write curves.png and participation.png; see `curves` and `participation`."""
-    bars = participation(results["tau"], results["rho"], about)
+    bars = participation(results["tau"], results["rho"], about, results.get("client"))
     plot_style.save(curves(results, about), folder / "curves.png")
     plot_style.save(bars, folder / "participation.png")
 
@@ -95,34 +95,51 @@ def participation(
     tau: Integer[np.ndarray, "T N"],
     rho: Float[np.ndarray, "T N"],
     about: Mapping[str, Any],
+    client: Integer[np.ndarray, "T N"] | None = None,
 ) -> "matplotlib.figure.Figure":
     """The figure of how often and how much each client counted.
 
     Args:
       tau: local iterations.
       rho: weights of the aggregation; NaN where every model was lost.
-      about: data, algorithm and seed, for the title.
+      about: data, algorithm and seed, for the title, and num_clients.
+      client: who is in each slot of a cohort or an update; None: client i in column i.
     """
-    rho, clients = np.nan_to_num(rho), tau.shape[1]
-    few = clients <= _FEW_CLIENTS
-    order = np.arange(clients) if few else np.argsort(tau.sum(0), kind="stable")
+    rho, ids, clients = np.nan_to_num(rho), client, tau.shape[1]
+    if ids is None:
+        ids = np.broadcast_to(np.arange(clients), tau.shape)
+    else:
+        clients = int(about.get("num_clients") or ids.max(initial=0) + 1)
+    few, there = clients <= _FEW_CLIENTS, (tau > 0) | (rho > 0)
+    shown = np.arange(clients) if few or client is None else np.unique(ids[there])
+    place = np.searchsorted(shown, ids[there])
     panels = {
-        "selected in\n% of intervals": 100 * (rho > 0),
+        "selected, times in\n100 intervals": 100 * (rho > 0),
         "mean weight ρ, %\n(dashed: 1/N)": 100 * rho,
         "mean local\niterations τ": tau.astype(float),
     }
+    sums = {
+        name: np.bincount(place, values[there], len(shown))
+        for name, values in panels.items()
+    }
+    *_, work = sums.values()
+    order = np.arange(clients) if few else np.argsort(work, kind="stable")
     figure, grid = plot_style.figure_of(4.4, nrows=3, sharex=True)
     # One collection of lines: thousands of bars would take seconds.
-    width = (0.8 if few else 1) * 72 * 0.9 * figure.get_figwidth() / clients  # points
+    points = 72 * 0.9 * figure.get_figwidth() / len(shown)
+    width = (0.8 if few else 1) * points
     look = {"linewidth": width, "antialiased": few, "color": "#56B4E9"}
-    for axes, (name, values) in zip(grid, panels.items(), strict=True):
-        heights = values.sum(0)[order] / max(len(tau), 1)
-        axes.vlines(np.arange(clients), 0, heights, **look)
+    for axes, (name, values) in zip(grid, sums.items(), strict=True):
+        heights = values[order] / max(len(tau), 1)
+        axes.vlines(np.arange(len(shown)), 0, heights, **look)
         axes.set_ylabel(name)
         axes.set_ylim(bottom=0)
     grid[1].axhline(100 / clients, color="#777777", linestyle="--", linewidth=1)
-    grid[2].set_xlim(-0.7, clients - 0.3)
-    grid[2].set_xlabel("client" if few else "client, in order of mean τ")
+    grid[2].set_xlim(-0.7, len(shown) - 0.3)
+    label = "client" if few else "client, in order of mean τ"
+    if len(shown) < clients:
+        label += f" ({len(shown):,} of {clients:,} take part)"
+    grid[2].set_xlabel(label)
     grid[2].xaxis.set_major_locator(plot_style.whole_numbers())
     figure.suptitle(_title(about))
     return figure

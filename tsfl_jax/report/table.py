@@ -1,7 +1,7 @@
 """Results as one labelled table, an `xarray.Dataset`: every array names its axes.
 
-A run has the dimensions ``interval`` and ``client``, or ``delivery`` where clients do
-not start together. A sweep has those of its swept settings before them, or ``run``
+A run has the dimensions ``interval`` and ``client``, or ``slot`` of a cohort or of an
+update's deliveries. A sweep has those of its swept settings before them, or ``run``
 where its points are no product. Units are attributes.
 """
 
@@ -55,19 +55,15 @@ _FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
 
 
 def of_run(
-    history: Mapping[str, np.ndarray],
-    client: np.ndarray | None = None,
-    about: Mapping[str, Any] | None = None,
+    history: Mapping[str, np.ndarray], about: Mapping[str, Any] | None = None
 ) -> "xarray.Dataset":
     """The table of one run.
 
     Args:
-      history: arrays ``[T]``, and ``[T, N]`` or ``[T, K]``, by name.
-      client: ``[T, K]``, whose each delivery is; None: the second axis is the client.
+      history: arrays ``[T]``, and ``[T, N]`` or ``[T, K]``, by name; with "client"
+        ``[T, K]``, whose each slot is, else the second axis is the client.
       about: attributes of the table.
     """
-    if client is not None:
-        history = {**history, "client": client}
     shapes = {name: np.asarray(a) for name, a in history.items()}
     return _dataset((), shapes, about or {})
 
@@ -105,7 +101,7 @@ def _dataset(
     """Arrays with their dimensions, units, and the number of the interval from 1."""
     import xarray
 
-    last = "delivery" if "client" in arrays else "client"
+    last = "slot" if "client" in arrays else "client"
     names = (*before, "interval", last)
     found: dict[Hashable, Any] = {}
     sizes: dict[str, int] = {}

@@ -68,6 +68,13 @@ def size_weights(info: RoundInfo, hparams: HParams) -> Weights:
     return weights_of(normalized(share, info.tau), info.tau)
 
 
+def given_weights(info: RoundInfo, hparams: HParams) -> Weights:
+    """The weights that go with how a cohort was sampled, drawn before training."""
+    del hparams
+    assert info.share is not None
+    return weights_of(jnp.where(info.tau > 0, info.share, 0.0), info.tau)
+
+
 def stale_uniform_weights(info: RoundInfo, hparams: HParams) -> Weights:
     """Equal weights less staleness, ρ_i = s(lag_i)/n: FedAsync, FedBuff.
 

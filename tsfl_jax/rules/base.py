@@ -29,7 +29,7 @@ class RoundInfo(NamedTuple):
     """
 
     key: PRNGKey
-    client: Int[Array, "N"]  # ids
+    client: Int[Array, "N"]  # ids, which name random streams
     tau: Int[Array, "N"]
     size: Int[Array, "N"]  # samples
     steps: Int[Array, "N"]  # mini-batch steps
@@ -39,6 +39,16 @@ class RoundInfo(NamedTuple):
     gradients: ClientGradients | None = None  # of w^t, for a rule that uses them
     interval: Int[Array, ""] | int = 0  # t
     threshold: Float[Array, ""] | float = math.nan  # K of DMS; NaN: the mean of τ
+    # Of each in a state of all clients, in [0, Counts.clients); None: the ids.
+    place: Int[Array, "N"] | None = None
+    share: Float[types.Array, "N"] | None = (
+        None  # ρ that go with how a cohort was sampled
+    )
+
+    @property
+    def places(self) -> Int[Array, "N"]:
+        """Where a rule's state has each client."""
+        return self.client if self.place is None else self.place
 
 
 class Weights(NamedTuple):
@@ -84,9 +94,10 @@ class ClientOutputs(NamedTuple):
 class Counts(NamedTuple):
     """Numbers that give a rule's state its shape."""
 
-    clients: int  # N
+    clients: int  # N, of cohorts those that ever work
     groups: int  # tiers, at least 1
     size: Num[Array, "N"] | None = None  # samples per client; None: equal sizes
+    others: types.Scalar = 0.0  # samples of all clients that never work
 
 
 def no_state(params: Params, counts: Counts) -> tuple:
@@ -140,7 +151,7 @@ class Aggregator(NamedTuple):
     # state -> what a client downloads with the model. Kept with earlier models, so that
     # a client that is not in step uses what there was when it downloaded.
     broadcast: Callable[[Any], Params] | None = None
-    # (state, what it downloaded, client id) -> what that client adds to each gradient.
+    # (state, what it downloaded, its place in it) -> added to each of its gradients.
     gradient_correction: Callable[[Any, Params, Array], Params] | None = None
     # Components whose settings its functions read, `HParams.of`.
     sections: tuple[type, ...] = ()

@@ -25,13 +25,15 @@ class ControlVariates(NamedTuple):
     common: Params  # c = Σ_i p_i c_i
     own: Params  # [N, ...] c_i, 0 until client i has delivered
     size: Float[Array, "N"]  # |D_i| of its last delivery; p_i = |D_i|/Σ|D_j|
+    others: Float[Array, ""]  # |D_j| of all that never deliver, whose c_j stay 0
 
 
 def _control_variates(params: Params, counts: Counts) -> ControlVariates:
     zeros = jax.tree.map(jnp.zeros_like, params.get("params", {}))
     many = trees.repeated(zeros, counts.clients)
     size = jnp.ones(counts.clients) if counts.size is None else counts.size
-    return ControlVariates(zeros, many, jnp.asarray(size, jnp.float32))
+    size, others = (jnp.asarray(a, jnp.float32) for a in (size, counts.others))
+    return ControlVariates(zeros, many, size, others)
 
 
 def _correction(
@@ -67,12 +69,12 @@ def _combine(
     decides c_i: one after another they would leave the same. All of them were trained
     with the c_i of before this update.
     """
-    _, own, size = state
+    _, own, size, others = state
     present, info = received.present, received.info
     work = local_work.of_sgd(info.steps, hparams)
     worked = present & (work > 0)
     scale = jnp.where(worked, 1.0 / (hparams.lr * jnp.where(worked, work, 1.0)), 0.0)
-    client, clients = info.client, size.shape[0]
+    client, clients = info.places, size.shape[0]
     turn = jnp.arange(client.shape[0])
     latest = jnp.full(clients, -1).at[client].max(jnp.where(worked, turn, -1))
     # An empty slot names client 0; what does not count is written nowhere.
@@ -88,7 +90,7 @@ def _combine(
 
     own = jax.tree.map(renewed, own, broadcast, updates["params"])
     size = size.at[where].set(info.size.astype(size.dtype), mode="drop")
-    share = size / size.sum()
+    share = size / (size.sum() + others)
     # Summed again each time: c must not drift from the c_i. In full precision, since
     # an error of c stays in each client's gradients.
     common = jax.tree.map(lambda each: _weighted_sum(share, each), own)
@@ -96,7 +98,7 @@ def _combine(
     rho = jnp.where(present, received.rho, 0.0)
     rho = rho / jnp.where(rho.sum() > 0, rho.sum(), 1.0)
     delta = jax.tree.map(lambda u: _weighted_sum(rho, u), updates)
-    return delta, ControlVariates(common, own, size)
+    return delta, ControlVariates(common, own, size, others)
 
 
 SCAFFOLD = Aggregator(

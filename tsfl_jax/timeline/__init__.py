@@ -21,13 +21,16 @@ _NAMES = {
 class Framework(NamedTuple):
     """A framework, and what is known of it before it is simulated."""
 
-    # Of a `Fleet` and what its arguments name: settings of ``timeline``, and
-    # `horizon`, `iterations`, `num_intervals`, `interval`, `rng`.
+    # Of a `Fleet`, or of `cohort.Cohorts` where it has `cohorts`, and what its
+    # arguments name: settings of ``timeline``, and `horizon`, `iterations`,
+    # `num_intervals`, `interval`, `rng`.
     simulate: Callable[..., Simulation]
     label: str = ""  # its name in figures and tables; "": that of its table
     # Of the same: about how many events it simulates; see `events`.
     events: Callable[..., float] = events.of_arrivals
     sections: tuple[type, ...] = (FleetConfig,)
+    cohorts: tuple[str, ...] = ()  # settings of ``cohort`` that it reads
+    all_count: bool = False  # whether all count that are asked and not lost
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -37,25 +40,31 @@ class Framework(NamedTuple):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Those of ``timeline``, as no other setting is of some frameworks only."""
-        return tuple(name for name in self.settings if name.startswith("timeline."))
+        """Those of ``timeline`` and ``cohort``; all frameworks read the others."""
+        own = (name for name in self.settings if name.startswith("timeline."))
+        return (*own, *self.cohorts)
 
 
 # Without a framework: τ by cases.
 NONE = Part(
     reads=(
         *("schedule.tau", "schedule.tau_groups", "schedule.trace"),
-        "schedule.upload_above",
+        *("schedule.upload_above", "cohort.size"),
     )
 )
+_ASKS = ("cohort.size",)
+_WAITS = (*_ASKS, "cohort.short")
+_ASKS_MORE = (*_WAITS, "cohort.ask")
 
 FRAMEWORKS = {
-    "sfl": Framework(sfl, "SFL", events.of_tiers),
-    "tsfl": Framework(tsfl, "T-SFL", events.of_clock),
-    "afl": Framework(afl, "AFL"),
-    "fedbuff": Framework(fedbuff, "FedBuff"),
-    "fedat": Framework(fedat, "FedAT", events.of_tiers),
-    "fedcs": Framework(fedcs, "FedCS", events.of_selection),
-    "esync": Framework(esync, "ESync", events.of_tiers),
-    "safa": Framework(safa, "SAFA", events.of_quota),
+    "sfl": Framework(sfl, "SFL", events.of_tiers, cohorts=_ASKS_MORE, all_count=True),
+    "tsfl": Framework(tsfl, "T-SFL", events.of_clock, cohorts=_ASKS, all_count=True),
+    "afl": Framework(afl, "AFL", cohorts=_ASKS),
+    "fedbuff": Framework(fedbuff, "FedBuff", cohorts=_ASKS),
+    "fedat": Framework(fedat, "FedAT", events.of_tiers, cohorts=_ASKS_MORE),
+    "fedcs": Framework(fedcs, "FedCS", events.of_selection, cohorts=_WAITS),
+    "esync": Framework(
+        esync, "ESync", events.of_tiers, cohorts=_ASKS_MORE, all_count=True
+    ),
+    "safa": Framework(safa, "SAFA", events.of_quota, cohorts=_WAITS),
 }

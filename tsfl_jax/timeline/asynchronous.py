@@ -3,14 +3,25 @@ the clock (tsfl).
 """
 
 import bisect
+import collections
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline.cohort import (
+    NOBODY,
+    Cohorts,
+    all_of,
+    ask,
+    asked,
+    given,
+    next_start,
+)
 from tsfl_jax.timeline.fleet import (
     ExactFleet,
     Fleet,
@@ -30,17 +41,18 @@ from tsfl_jax.timeline.trace import (
     Trace,
     Update,
     begin,
-    in_ticks,
     make_simulation,
 )
 from tsfl_jax.types import UserError
 
 
-def afl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
+def afl(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulation:
     """Simulate AFL: every arrival is an update, and its client begins the next task.
 
     Args:
       fleet: N clients. An offline client downloads, once online, the newest model.
+        Or cohorts: at most K clients are at work, and when one delivers a new one
+        begins, drawn from those that are not.
       horizon: seconds > 0; updates until then count.
       iterations: H ≥ 1.
 
@@ -56,7 +68,7 @@ def afl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
 
 
 def fedbuff(
-    fleet: Fleet, *, horizon: float, iterations: int, buffer: int
+    fleet: Fleet | Cohorts, *, horizon: float, iterations: int, buffer: int
 ) -> Simulation:
     """Simulate FedBuff: every K-th arrival is an update.
 
@@ -77,37 +89,98 @@ def fedbuff(
     Source: J. Nguyen et al., "Federated Learning with Buffered Asynchronous
     Aggregation", AISTATS 2022.
     """
-    clients, end = in_ticks(fleet, horizon, iterations)
-    N = len(clients.lost)
-    check("timeline.buffer", buffer, N, "num_clients")
+    cohorts, end = given(fleet, horizon, iterations)
+    clients, everyone = cohorts.fleet, cohorts.everyone
+    following = _the_same(everyone) if everyone else _drawn(cohorts)
+    check("timeline.buffer", buffer, clients.clients, "num_clients")
     updates: list[Update] = []
     arrived: list[Task] = []
     begun: list[Task] = []
-    number = [itertools.count() for _ in range(N)]  # of a client's next task
-    # A client is in here once: with the task it will deliver, or with None where it
-    # will download. Ties go to the smaller id.
-    events: list[tuple[Ticks, int, Task | None]] = [
-        (finish(clients, i, 0, 0), i, None) for i in range(N)
-    ]
-    heapq.heapify(events)
-    while events[0][0] <= end:
+    # A client is in here once: with the task it will deliver, or with the number of
+    # that which it will download. Ties go to the smaller id. −1: to look for clients.
+    events: list[tuple[Ticks, int, Task | int]] = [(0, -1, 0)]
+    busy: set[int] = set()
+    while events and events[0][0] <= end:
         now, i, done = heapq.heappop(events)
-        if done is None:
+        if i >= 0 and isinstance(done, int):
             new = {"version": len(updates), "now": now, "iterations": iterations}
-            begun.append(begin(clients, i, next(number[i]), **new))
+            begun.append(begin(clients, i, done, **new))
             heapq.heappush(events, (begun[-1].arrival, i, begun[-1]))
             continue
-        if not done.lost:
-            arrived.append(done)
-        if len(arrived) == buffer:
-            updates.append(Update(now, arrived))
-            arrived = []
-        heapq.heappush(events, (finish(clients, i, now, 0), i, None))
-    return make_simulation(updates, begun, buffer, clients, end, iterations)
+        if isinstance(done, Task):
+            busy.remove(i)
+            if not done.lost:
+                arrived.append(done)
+            if len(arrived) == buffer:
+                updates.append(Update(now, arrived))
+                arrived = []
+        for start, client, number in following(now, i, busy):
+            heapq.heappush(events, (start, client, number))
+            busy |= {client} - {-1}
+    return make_simulation(updates, begun, buffer, everyone, end, iterations)
+
+
+# (ticks, who has delivered or −1, those at work) -> (when, who follows, number of its
+# task); −1: look again then.
+_Following = Callable[[Ticks, int, set[int]], list[tuple[Ticks, int, int]]]
+
+
+def _the_same(fleet: ExactFleet) -> _Following:
+    """Who delivers follows itself."""
+    number = [itertools.count() for _ in range(fleet.clients)]  # of its next task
+    return lambda now, client, busy: [
+        (finish(fleet, i, now, 0), i, next(number[i]))
+        for i in (range(fleet.clients) if client < 0 else [client])
+    ]
+
+
+_AT_ONCE = 64  # clients that are drawn together
+
+
+def _drawn(cohorts: Cohorts) -> _Following:
+    """Draw n asks one client, which its sampler knows as a cohort of one."""
+    numbers = itertools.count()
+    # Without the clock the next ones are known, whatever happens; but where most
+    # clients are at work they would mostly be among those.
+    online = cohorts.sampler.online
+    crowded = 2 * cohorts.size > cohorts.fleet.clients
+    alone = online or (crowded and cohorts.sampler.around)
+    line: collections.deque[tuple[int, int]] = collections.deque()
+
+    def draw(now: Ticks, busy: set[int]) -> None:
+        known = np.array(sorted(busy), np.int64) if alone else NOBODY
+        for number in itertools.islice(numbers, 1 if alone else _AT_ONCE):
+            ids = asked(cohorts, number, now, size=1, busy=known)
+            line.extend((i, number) for i in ids.tolist())
+        cohorts.fleet.need([i for i, _ in line])
+
+    def following(
+        now: Ticks, client: int, busy: set[int]
+    ) -> list[tuple[Ticks, int, int]]:
+        del client
+        found, there = [], set(busy)
+        for _ in range(cohorts.patience):
+            if len(there) == cohorts.size:
+                break
+            if not line:
+                draw(now, there)
+            if not line and alone:  # nobody who could be asked
+                break
+            i, number = line.popleft() if line else (-1, 0)
+            if i < 0 or i in there:
+                continue
+            if (start := finish(cohorts.fleet, i, now, 0)) < math.inf:
+                found.append((start, i, number))
+                there.add(i)
+        if online and len(there) < cohorts.size:
+            found.append((next_start(cohorts.online, now), -1, 0))
+        return found
+
+    return following
 
 
 def tsfl(
-    fleet: Fleet, *, num_intervals: int, interval: float, carry: bool
+    fleet: Fleet | Cohorts, *, num_intervals: int, interval: float, carry: bool
 ) -> Simulation:
     """Simulate T-SFL: τ_i iterations of client i fit in interval t of Δ seconds.
 
@@ -115,17 +188,18 @@ def tsfl(
     between the client does as many iterations as fit. Nothing happens offline.
 
     Args:
-      fleet: N clients.
+      fleet: N clients, or cohorts, of which that of interval t is asked.
       num_intervals: T ≥ 1.
       interval: Δ > 0 seconds.
       carry: the time spent on the unfinished iteration counts for the first one of
-        the next interval, else it is lost and the same iteration begins anew.
+        the next interval, else it is lost and the same iteration begins anew; not
+        with cohorts, whose clients change.
 
     Returns:
-      A `Simulation` with R = T, K = N, clients 0..N−1 in every row of the trace,
-      `task` = `version` = t. Where a client delivers nothing, or its delivery is
-      lost, `iterations` is 0 and `arrival` NaN; `start` is NaN if it was offline all
-      the interval.
+      A `Simulation` with R = T, K = N, clients 0..N−1 in every row of the trace, or
+      those asked, `task` = `version` = t. Where a client delivers nothing, or its
+      delivery is lost, `iterations` is 0 and `arrival` NaN; `start` is NaN if it was
+      offline all the interval.
 
     Raises:
       UserError: a value out of range, nothing delivered in all intervals.
@@ -133,80 +207,108 @@ def tsfl(
     Source: Y. Shao et al., "Robust Model Aggregation for Heterogeneous Federated
     Learning: Analysis and Optimizations"; the carry-over is ours.
     """
-    N, T = len(fleet.iteration), num_intervals
-    check("num_clients", N)
+    T, length = num_intervals, ticks.of(interval)
     check("num_intervals", T)
     check("schedule.interval_seconds", interval)
-    clients, length = exact(fleet), ticks.of(interval)
-    tasks = [
-        task for i in range(N) for task in _intervals(clients, i, T, length, carry)
-    ]
-    counted = [task for task in tasks if task.fate == COUNTED]
-    if not counted:
-        raise _nothing(fleet, T, interval)
-    number, client = np.indices((T, N), np.int32)
-    iterations, arrival = np.zeros((T, N), np.int32), np.full((T, N), math.nan)
-    there = [t.number for t in counted], [t.client for t in counted]
-    iterations[there] = [t.iterations for t in counted]
-    arrival[there] = [t.arrival for t in counted]
-    time = ticks.multiples(T, interval)
-    start = [
-        [ticks.seconds(finish(clients, i, t * length, 0)) for i in range(N)]
-        for t in range(T)
-    ]
-    trace = Trace(
+    cohorts = fleet
+    if not isinstance(cohorts, Cohorts):
+        check("num_clients", len(cohorts.iteration))
+        cohorts = all_of(exact(cohorts))
+    clients, width = cohorts.fleet, cohorts.size
+    client, start = np.full((T, width), -1, np.int32), np.full((T, width), math.nan)
+    done, spent = collections.Counter[int](), dict[int, int]()
+    places: dict[tuple[int, int], Task] = {}
+    for t in range(T):
+        for k, i in enumerate(ask(cohorts, t, t * length)):
+            client[t, k] = i
+            start[t, k] = ticks.seconds(finish(clients, i, t * length, 0))
+            # Those of a cohort do not depend on when a client was asked before.
+            first = done[i] if cohorts.crowd is None else t * _APART
+            before = first, spent.get(i, 0)
+            task, left = _interval(clients, i, t, t * length, length, *before)
+            if task is not None:
+                places[t, k] = task
+                done[i] += task.iterations
+                spent[i] = left if carry else 0
+    if not any(task.fate == COUNTED for task in places.values()):
+        raise _nothing(clients, T, interval, client)
+    tasks = {(task.client, task.number): task for task in places.values()}
+    trace = _trace_of(client, start, places, interval)
+    return Simulation(trace, [tasks[name] for name in sorted(tasks)])
+
+
+_APART = 97  # iterations between those of an interval and of the next
+
+
+def _trace_of(
+    client: Int[np.ndarray, "T K"],
+    start: Float[np.ndarray, "T K"],
+    tasks: dict[tuple[int, int], Task],
+    interval: float,
+) -> Trace:
+    """The trace of T-SFL; tasks by interval and column."""
+    T, time = len(client), ticks.multiples(len(client), interval)
+    number = np.indices(client.shape, np.int32)[0]
+    iterations = np.zeros(client.shape, np.int32)
+    arrival = np.full(client.shape, math.nan)
+    for place, task in tasks.items():
+        if task.fate == COUNTED:
+            iterations[place], arrival[place] = task.iterations, task.arrival
+    return Trace(
         time=time,
         client=client,
         version=number,
         iterations=iterations,
         task=number.copy(),
-        start=np.where(np.array(start) < time[:, None], start, math.nan),
+        start=np.where(start < time[:, None], start, math.nan),
         arrival=arrival,
         group=np.zeros(T, np.int32),
     )
-    return Simulation(trace, tasks)
 
 
-def _intervals(
-    fleet: ExactFleet, client: int, num_intervals: int, length: Ticks, carry: bool
-) -> Iterator[Task]:
-    """T-SFL's tasks of a client in seconds: one per interval with time to train."""
-    J, work = fleet.download.shape[1], fleet.work[client].tolist()
-    done, spent = 0, 0
-    for t in range(num_intervals):
-        k = t % J
-        windows = online_in(fleet, client, t * length, (t + 1) * length)
-        upload = fleet.upload.item(client, k)
-        budget = sum([b - a for a, b in windows]) - fleet.download.item(client, k)
-        budget -= upload
-        if budget > 0:
-            count, left = fitting(work, done, budget + spent)
-            ready = windows[-1][1]
-            if not count:  # there is nothing to upload
-                ready = latest_start(fleet, client, ready, upload)
-            lost, arrival = fleet.lost.item(client, k), ticks.seconds(ready)
-            yield Task(
-                arrival=arrival,
-                client=client,
-                number=t,
-                version=t,
-                iterations=count,
-                start=ticks.seconds(windows[0][0]),
-                lost=lost,
-                stop=arrival,
-                first=done,
-                spent=ticks.seconds(spent),
-                fills=True,
-                fate=(LOST if lost else COUNTED) if count else OPEN,
-            )
-            done, spent = done + count, left if carry else 0
+def _interval(
+    fleet: ExactFleet,
+    client: int,
+    number: int,
+    start: Ticks,
+    length: Ticks,
+    done: int,
+    spent: int,
+) -> tuple[Task | None, int]:
+    """What a client does in an interval, if anything, and the ticks left."""
+    k, times = number % fleet.draws, fleet.of(client)
+    windows = online_in(fleet, client, start, start + length)
+    upload = times.upload.item(k)
+    budget = sum([b - a for a, b in windows]) - times.download.item(k) - upload
+    if budget <= 0:
+        return None, 0
+    count, left = fitting(times.work.tolist(), done, budget + spent)
+    ready = windows[-1][1]
+    if not count:  # there is nothing to upload
+        ready = latest_start(fleet, client, ready, upload)
+    lost, arrival = times.lost.item(k), ticks.seconds(ready)
+    task = Task(
+        arrival=arrival,
+        client=client,
+        number=number,
+        version=number,
+        iterations=count,
+        start=ticks.seconds(windows[0][0]),
+        lost=lost,
+        stop=arrival,
+        first=done,
+        spent=ticks.seconds(spent),
+        fills=True,
+        fate=(LOST if lost else COUNTED) if count else OPEN,
+    )
+    return task, left
 
 
 def fitting(work: list[int], first: int, budget: int) -> tuple[int, int]:
     """Iterations from the first on that fit into the budget, and the ticks left.
 
     Args:
-      work: of a client, see `ExactFleet`.
+      work: of a client, see `fleet.Client`.
       first: number of an iteration.
       budget: ticks ≥ 0.
     """
@@ -216,11 +318,18 @@ def fitting(work: list[int], first: int, budget: int) -> tuple[int, int]:
     return cycles * J + place - first % J, rest - work[place]
 
 
-def _nothing(fleet: Fleet, num_intervals: int, interval: float) -> UserError:
-    seconds = fleet.download[:, 0] + fleet.iteration[:, 0] + fleet.upload[:, 0]
+def _nothing(
+    fleet: ExactFleet,
+    num_intervals: int,
+    interval: float,
+    client: Int[np.ndarray, "T K"],
+) -> UserError:
+    several = map(fleet.of, np.unique(client[client >= 0]).tolist())
+    first = [c.work.item(1) + c.download.item(0) + c.upload.item(0) for c in several]
+    seconds = ticks.seconds(min(first, default=math.inf))
     return UserError(
         f"--config.schedule.interval_seconds={interval:g}: no client delivers anything "
         f"in --config.num_intervals={num_intervals}; the fastest client's first "
-        f"iteration takes {seconds.min():g} s with its download and upload; choose "
-        "longer intervals, and less dropout if deliveries are lost"
+        f"iteration takes {seconds:g} s with its download and upload; choose longer "
+        "intervals, and less dropout if deliveries are lost"
     )

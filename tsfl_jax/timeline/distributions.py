@@ -10,12 +10,13 @@ The grammar of a group; `draw_whole` floors each number, `draw_real` does not:
 - ``constant(k)``.
 """
 
+import functools
 import math
 import re
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from tsfl_jax.types import INT32_MAX, UserError, nearest
 
@@ -109,6 +110,51 @@ def draw_real(
     return _draw([_parse(t, flag, whole=False) for t in texts], group, (), rng, False)
 
 
+def quantiles(
+    texts: Sequence[str],
+    group: Int[np.ndarray, "*shape"],
+    uniform: Float[np.ndarray, "*shape"],
+    *,
+    flag: str,
+    least: int | None = None,
+) -> Shaped[np.ndarray, "*shape"]:
+    """Numbers as `draw_real`'s, each by inversion of its distribution.
+
+    Args:
+      texts, flag: as in `draw_real`.
+      group: int in [0, G), distribution of each number.
+      uniform: in (0, 1), likewise.
+      least: of whole numbers as `draw_whole`'s; None: of real ones.
+
+    Returns:
+      float64; of whole numbers int64, floored, from `least` to 2³¹ − 1.
+
+    Raises:
+      UserError: a text outside the grammar.
+    """
+    from scipy import special
+
+    whole, out = least is not None, np.empty(uniform.shape)
+    for g, text in enumerate(texts):
+        name, numbers = _parse(text, flag, whole=whole)
+        mine = np.broadcast_to(group == g, out.shape)
+        u, first, last = uniform[mine], numbers[0], numbers[-1]
+        if name == "normal":
+            found = first + last * special.ndtri(u)
+        elif name == "lognormal":
+            found = np.exp(math.log(first) - last**2 / 2 + last * special.ndtri(u))
+        elif name == "constant":
+            found = first
+        elif whole:
+            found = first + np.minimum(np.floor(u * (last - first + 1)), last - first)
+        else:
+            found = first + u * (last - first)
+        out[mine] = found
+    if least is None:
+        return out
+    return np.clip(np.floor(out), least, INT32_MAX).astype(np.int64)
+
+
 def _draw(
     parsed: Sequence[tuple[str, list[float]]],
     group: Int[np.ndarray, " N"],
@@ -137,6 +183,7 @@ def _draw(
     return out
 
 
+@functools.lru_cache(maxsize=256)
 def _parse(text: str, flag: str, whole: bool = True) -> tuple[str, list[float]]:
     def wrong(why: str) -> UserError:
         return UserError(f"{flag}: {text!r}: {why} (grammar: {_GRAMMAR})")

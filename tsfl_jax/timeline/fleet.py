@@ -5,8 +5,9 @@ client starts which task when; see `synchronous` and `asynchronous`.
 """
 
 import bisect
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -86,29 +87,50 @@ def draw_fleet(
     # Always all of them, so that what one draws does not shift the others.
     means_rng, jitter_rng, lost_rng = rng.spawn(3)
     groups = {"speed": speed, "download": download, "upload": upload}
-    means = _draw_means(groups, N, means_rng, speeds_file, size / size.mean())
+    means = _draw_means(groups, means_rng, speeds_file, size / size.mean())
     iteration, download_time, upload_time = (
         mean[:, None] * _factors(jitter, N, draws, stream)
         for mean, stream in zip(means, jitter_rng.spawn(3), strict=True)
     )
     chance = lost_rng.random((draws, N)).T
     lost = np.ascontiguousarray(chance < dropout)
-    online = _read_windows(availability_file, N) if availability_file else ()
+    given = read_windows(availability_file, N) if availability_file else {}
+    online = tuple(given.get(i, np.empty((0, 2))) for i in range(N)) if given else ()
     return Fleet(iteration, download_time, upload_time, lost, online)
 
 
-class ExactFleet(NamedTuple):
-    """A `Fleet` in ticks: whole numbers, which are added and compared exactly."""
+class Client(NamedTuple):
+    """A client's times in ticks: whole numbers, added and compared exactly."""
 
-    work: Shaped[np.ndarray, "N J1"]  # of the first 0, 1, …, J iterations, ascending
-    download: Shaped[np.ndarray, "N J"]
-    upload: Shaped[np.ndarray, "N J"]
-    lost: Bool[np.ndarray, "N J"]
-    online: Sequence[Sequence[tuple[Ticks, Ticks]]]  # of each client; none: never
+    work: Shaped[np.ndarray, "J1"]  # of the first 0, 1, …, J iterations, ascending
+    download: Shaped[np.ndarray, "J"]
+    upload: Shaped[np.ndarray, "J"]
+    lost: Bool[np.ndarray, "J"]
+    online: Sequence[tuple[Ticks, Ticks]]  # none: never
+
+
+class ExactFleet(NamedTuple):
+    """A `Fleet` or `crowd.Crowd` in ticks."""
+
+    of: Callable[[int], Client]
+    draws: int  # J
+    clients: int  # N
+    # To draw the times of several at once, where they are drawn when asked for.
+    need: Callable[[Sequence[int]], None] = lambda ids: None
 
 
 def exact(fleet: Fleet) -> ExactFleet:
-    """Put a fleet in ticks: every time is rounded once, here.
+    """Put a fleet in ticks; raises as `exact_clients`."""
+    N, J = fleet.iteration.shape
+    return ExactFleet(exact_clients(fleet, range(N)).__getitem__, J, N)
+
+
+def exact_clients(fleet: Fleet, ids: Sequence[int]) -> list[Client]:
+    """Put the clients of a fleet in ticks: every time is rounded once, here.
+
+    Args:
+      fleet: in seconds.
+      ids: who they are, for messages.
 
     Raises:
       UserError: an iteration that takes no tick.
@@ -117,7 +139,7 @@ def exact(fleet: Fleet) -> ExactFleet:
     if not steps.all():
         i, j = np.argwhere(steps == 0)[0]
         raise UserError(
-            f"--config.timeline.speed: an iteration of client {i} takes "
+            f"--config.timeline.speed: an iteration of client {ids[i]} takes "
             f"{fleet.iteration[i, j]:g} s; expected at least {1 / ticks.SECOND:g} s, "
             "the unit of virtual time; choose slower clients"
         )
@@ -127,29 +149,28 @@ def exact(fleet: Fleet) -> ExactFleet:
         else _ALWAYS
         for windows in fleet.online
     ]
-    return ExactFleet(
+    several = zip(
         np.insert(np.cumsum(steps, 1), 0, 0, 1),
         ticks.of_array(fleet.download),
         ticks.of_array(fleet.upload),
         fleet.lost,
         online or [_ALWAYS] * len(steps),
+        strict=True,
     )
+    return list(itertools.starmap(Client, several))
 
 
 def work_of(fleet: ExactFleet, client: int, first: int, count: int) -> int:
     """Ticks of `count` of a client's iterations, from number `first` on."""
-    J = fleet.work.shape[1] - 1
+    work, J = fleet.of(client).work, fleet.draws
     (before, a), (after, b) = divmod(first, J), divmod(first + count, J)
-    work = fleet.work
-    cycles = (after - before) * work.item(client, J)
-    return cycles + work.item(client, b) - work.item(client, a)
+    return (after - before) * work.item(J) + work.item(b) - work.item(a)
 
 
-def expected(fleet: ExactFleet) -> tuple[list[int], list[int], list[int]]:
-    """J times the means of each client's download, iteration, upload: whole numbers."""
-    of_all = fleet.download.sum(1), fleet.work[:, -1], fleet.upload.sum(1)
-    download, step, upload = (each.tolist() for each in of_all)
-    return download, step, upload
+def expected(fleet: ExactFleet, client: int) -> tuple[int, int, int]:
+    """J times a client's mean download, iteration and upload: whole numbers."""
+    work, download, upload, *_ = fleet.of(client)
+    return int(download.sum()), work.item(-1), int(upload.sum())
 
 
 def finish(fleet: ExactFleet, client: int, start: Ticks, work: Ticks) -> Ticks:
@@ -164,7 +185,7 @@ def finish(fleet: ExactFleet, client: int, start: Ticks, work: Ticks) -> Ticks:
     Returns:
       Ticks; for no work the first online moment ≥ start, inf if it never happens.
     """
-    windows = fleet.online[client]
+    windows = fleet.of(client).online
     if windows is _ALWAYS:  # fast, for most fleets
         return start + work
     for begin, end in windows[bisect.bisect_right(windows, start, key=_END) :]:
@@ -177,7 +198,7 @@ def finish(fleet: ExactFleet, client: int, start: Ticks, work: Ticks) -> Ticks:
 
 def latest_start(fleet: ExactFleet, client: int, end: Ticks, work: Ticks) -> Ticks:
     """The latest moment from which on `work` ticks of online time end by `end`."""
-    for first, last in fleet.online[client][::-1]:
+    for first, last in fleet.of(client).online[::-1]:
         last = min(last, end)
         if first < last:
             if work <= last - first:
@@ -190,7 +211,7 @@ def online_in(
     fleet: ExactFleet, client: int, start: Ticks, end: Ticks
 ) -> list[tuple[Ticks, Ticks]]:
     """A client's online windows within [start, end)."""
-    windows = fleet.online[client]
+    windows = fleet.of(client).online
     if windows is _ALWAYS:
         return [(start, end)] if start < end else []
     found = []
@@ -214,43 +235,67 @@ def _check(N: int, size: np.ndarray, jitter: float, dropout: float, draws: int) 
     check("schedule.dropout", dropout)
 
 
-def _draw_means(
-    groups: dict[str, tuple[str, ...]],
-    N: int,
-    rng: np.random.Generator,
-    path: str,
-    share: Float[np.ndarray, "N"],
-) -> list[Seconds]:
-    """Mean seconds of each kind of work; the file's in place of the drawn ones.
+def means_of(
+    groups: Mapping[str, tuple[str, ...]],
+    ids: Int[np.ndarray, "U"],
+    num_clients: int,
+    draw: Callable[[str, tuple[str, ...], Int[np.ndarray, "U"]], Seconds],
+    share: Float[np.ndarray, "U"] | float,
+    measured: Float[np.ndarray, "3 N"] | None,
+) -> Float[np.ndarray, "3 U"]:
+    """Mean seconds of some clients' iterations, downloads and uploads.
 
-    Drawn speeds are times `share`, |D_i| over its mean; measured ones have it already.
+    Args:
+      groups: distributions of speed, download and upload, each of equal groups of N.
+      ids: in [0, N).
+      num_clients: N.
+      draw: (name, distributions, group of each client) -> means.
+      share: |D_i| over its mean, which drawn speeds are times.
+      measured: means in place of drawn ones; NaN: drawn.
+
+    Raises:
+      UserError: more groups than clients, no speed, what is no time.
     """
-    means = []
-    for (name, texts), stream in zip(groups.items(), rng.spawn(3), strict=True):
-        if len(texts) > N or (name == "speed" and not texts):
+    means = np.empty((3, len(ids)))
+    for mean, (name, texts) in zip(means, groups.items(), strict=True):
+        if len(texts) > num_clients or (name == "speed" and not texts):
             raise UserError(
                 f"--config.timeline.{name} has {len(texts)} entries for "
-                f"--config.num_clients={N}; expected at most one per client, and at "
-                "least one speed"
+                f"--config.num_clients={num_clients}; expected at most one per "
+                "client, and at least one speed"
             )
         texts = texts or ("constant(0)",)
-        group = np.arange(N) * len(texts) // N
-        flag = f"--config.timeline.{name}"
-        means.append(distributions.draw_real(texts, group, stream, flag=flag))
-    means[0] = means[0] * share
-    if path:
-        _read_means(means, path)
+        mean[:] = draw(name, texts, ids.astype(np.int64) * len(texts) // num_clients)
+    means[0] *= share
+    if measured is not None:
+        means = np.where(np.isnan(measured[:, ids]), means, measured[:, ids])
     for (name, texts), mean in zip(groups.items(), means, strict=True):
         fine = np.isfinite(mean) & (mean > 0 if name == "speed" else mean >= 0)
         if not fine.all():
             i = int(np.argmin(fine))
             raise UserError(
-                f"--config.timeline.{name}={','.join(texts)}: client {i} gets "
+                f"--config.timeline.{name}={','.join(texts)}: client {ids[i]} gets "
                 f"{mean[i]:g} s, expected a finite number "
                 f"{'> 0' if name == 'speed' else '>= 0'}; choose uniform(low,high) or "
                 "lognormal(mean,sigma)"
             )
     return means
+
+
+def _draw_means(
+    groups: Mapping[str, tuple[str, ...]],
+    rng: np.random.Generator,
+    path: str,
+    share: Float[np.ndarray, "N"],
+) -> Float[np.ndarray, "3 N"]:
+    N, streams = len(share), dict(zip(groups, rng.spawn(3), strict=True))
+
+    def draw(name: str, texts: tuple[str, ...], group: np.ndarray) -> Seconds:
+        flag = f"--config.timeline.{name}"
+        return distributions.draw_real(texts, group, streams[name], flag=flag)
+
+    measured = read_means(path, N) if path else None
+    return means_of(groups, np.arange(N), N, draw, share, measured)
 
 
 def _factors(
@@ -262,9 +307,9 @@ def _factors(
     return np.exp(jitter * normal - jitter**2 / 2)
 
 
-def _read_means(means: list[Seconds], path: str) -> None:
-    """Put the file's means in place of the drawn ones."""
-    N = len(means[0])
+def read_means(path: str, N: int) -> Float[np.ndarray, "3 N"]:
+    """Mean seconds of iterations, downloads and uploads in a file; NaN: not given."""
+    means = np.full((3, N), np.nan)
     flag = "--config.timeline.speeds"
     given = [""] * N  # where
     for row in csv_rows.read_rows(
@@ -285,10 +330,12 @@ def _read_means(means: list[Seconds], path: str) -> None:
             f"{flag}={path}: no row for client {missing[0]}; expected every client "
             f"from 0 to {N - 1} once"
         )
+    return means
 
 
-def _read_windows(path: str, N: int) -> Windows:
-    found: list[list[tuple[float, float, str]]] = [[] for _ in range(N)]
+def read_windows(path: str, N: int) -> dict[int, Float[np.ndarray, "W 2"]]:
+    """Online windows by client, of the clients that the file names; see `Fleet`."""
+    found: dict[int, list[tuple[float, float, str]]] = {}
     flag = "--config.timeline.availability"
     for row in csv_rows.read_rows(path, ("client", "start", "end"), flag=flag):
         i = csv_rows.whole_number(row, "client", 0, N - 1)
@@ -296,11 +343,11 @@ def _read_windows(path: str, N: int) -> Windows:
         end = csv_rows.seconds(row, "end", endless=True)
         if end <= start:
             raise UserError(f"{row[0]}: end is {end:g}; expected > start = {start:g}")
-        found[i].append((start, end, row[0]))
-    online = []
-    for i, windows in enumerate(found):
+        found.setdefault(i, []).append((start, end, row[0]))
+    online = {}
+    for i in sorted(found):
         merged: list[list[float]] = []
-        for start, end, where in sorted(windows):
+        for start, end, where in sorted(found[i]):
             if merged and start < merged[-1][1]:
                 raise UserError(
                     f"{where}: client {i}'s window [{start:g}, {end:g}) overlaps "
@@ -311,5 +358,5 @@ def _read_windows(path: str, N: int) -> Windows:
                 merged[-1][1] = end
             else:
                 merged.append([start, end])
-        online.append(np.array(merged, np.float64).reshape(-1, 2))
-    return tuple(online)
+        online[i] = np.array(merged, np.float64)
+    return online

@@ -8,39 +8,51 @@ it becomes τ ``[R, N]``; else deliveries that name a snapshot of an earlier mod
 import heapq
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Delivery, Schedule
 
 
-def schedule_of(trace: Trace, size: Int[np.ndarray, " N"]) -> Schedule:
+def schedule_of(
+    trace: Trace, size: Int[np.ndarray, " N"], cohorts: bool = False
+) -> Schedule:
     """The schedule that the engine replays.
 
     Args:
       trace: R updates with up to K deliveries each.
       size: ``[N]`` int, samples of each client.
+      cohorts: a client is in the slot that the trace has it in; else, where all start
+        from the newest model, in that of its number.
 
     Returns:
-      `Schedule` with ``[R, N]`` arrays, or with a `Delivery` and ``[R, K]`` arrays.
+      `Schedule` with ``[R, N]`` arrays, or with clients and ``[R, K]`` arrays; with a
+      `Delivery` where some start from an earlier model.
     """
     real = (trace.client >= 0) & (trace.iterations > 0)
     update = np.arange(len(trace.time))
     newest = trace.version == update[:, None]
     seconds = trace.time.astype(np.float64)
     row, delivers = np.nonzero(real)[0], trace.client[real]
+    if cohorts and (newest | ~real).all() and not trace.group.any():
+        # Who was asked and does nothing keeps its slot; an empty one names someone.
+        there = trace.client >= 0
+        client = np.where(there, trace.client, trace.client[there].min())
+        return Schedule(
+            trace.iterations, size[client].astype(np.int32), seconds, client
+        )
     once = len(np.unique(row * len(size) + delivers)) == len(row)
     if once and (newest | ~real).all() and not trace.group.any():
         tau = np.zeros((len(update), len(size)), np.int32)
         tau[row, delivers] = trace.iterations[real]
         sizes = np.broadcast_to(size, tau.shape).astype(np.int32)
         return Schedule(tau, sizes, seconds)
-    client = np.where(real, trace.client, 0).astype(np.int32)
+    someone = delivers.min() if cohorts else 0
+    client = np.where(real, trace.client, someone).astype(np.int32)
     version = np.where(real, trace.version, 0)
     snapshot, snapshots = _snapshots(version, real)
     delivery = Delivery(
-        client=client,
         task=np.where(real, trace.task, 0).astype(np.int32),
         snapshot=np.where(real, snapshot[version], 0).astype(np.int32),
         lag=np.where(real, update[:, None] - version, 0).astype(np.int32),
@@ -49,7 +61,7 @@ def schedule_of(trace: Trace, size: Int[np.ndarray, " N"]) -> Schedule:
     )
     tau = np.where(real, trace.iterations, 0).astype(np.int32)
     sizes = np.where(real, size[client], 1).astype(np.int32)
-    return Schedule(tau, sizes, seconds, delivery, snapshots)
+    return Schedule(tau, sizes, seconds, client, delivery, snapshots)
 
 
 def _snapshots(
@@ -114,40 +126,7 @@ def staleness(schedule: Schedule) -> Int[np.ndarray, " D"]:
     return np.asarray(schedule.delivery.lag)[there]
 
 
-def dense(
-    values: Shaped[np.ndarray, "R K"],
-    schedule: Schedule,
-    num_clients: int,
-    put: np.ufunc = np.add,
-) -> Shaped[np.ndarray, "R N"]:
-    """Values by delivery, ordered by client; values by client stay as they are.
-
-    Args:
-      values: ``[R, K]`` of the first R updates, or ``[R, N]`` without deliveries.
-      schedule: of T ≥ R updates.
-      num_clients: N.
-      put: combines the values of a client that delivers twice in one update.
-
-    Returns:
-      ``[R, N]``, 0 where a client does not deliver.
-    """
-    if schedule.delivery is None:
-        return values
-    updates = len(values)
-    # A client that did nothing but says otherwise has weight, too.
-    there = claimed(schedule)[:updates] > 0
-    client = np.asarray(schedule.delivery.client)[:updates]
-    return by_client(values, client, there, num_clients, put)
-
-
-def by_client(
-    values: Shaped[np.ndarray, "R K"],
-    client: Int[np.ndarray, "R K"],
-    there: Bool[np.ndarray, "R K"],
-    num_clients: int,
-    put: np.ufunc = np.add,
-) -> Shaped[np.ndarray, "R N"]:
-    """Values by slot, ordered by client; those of slots not `there` are left out."""
-    out = np.zeros((len(values), num_clients), values.dtype)
-    put.at(out, (np.nonzero(there)[0], client[there]), values[there])
-    return out
+def drawn(schedule: Schedule) -> Int[np.ndarray, " U"]:
+    """Sorted ids of the clients of a cohort or an update that ever work."""
+    assert schedule.client is not None
+    return np.unique(schedule.client[claimed(schedule) > 0])

@@ -45,6 +45,8 @@ _CASE3_SIZES = (
 )
 _COLUMNS = ("interval", "client", "tau", "size")
 _TRACE = "--config.schedule.trace"
+_TAU = "--config.schedule.tau_groups"
+SIZES = "--config.schedule.size_groups"
 _SMALL = 50_000  # T·N of a trace that is kept for the next runs
 
 Table = Int[np.ndarray, "T N"]
@@ -102,7 +104,7 @@ def make_schedule(
     # Drawn always, so that a dropout rate of 0 changes nothing else.
     away = dropout_rng.random(shape) < dropout
     threshold = np.where(away, 0, drawn).mean(axis=1) if all_work else None
-    drawn = np.where(_cannot_upload(drawn, upload_above) | away, 0, drawn)
+    drawn = np.where(cannot_upload(drawn, upload_above) | away, 0, drawn)
     found = Schedule(drawn.astype(np.int32), size.astype(np.int32), notes=notes)
     return found._replace(threshold=threshold)
 
@@ -198,23 +200,37 @@ def _draw_tau(
     rng: np.random.Generator,
 ) -> Table:
     T, N = shape
+    groups = tau_texts(kind, tau, tau_groups, N)
+    group = np.arange(N) * len(groups) // N
+    if kind != "explicit":
+        return distributions.draw_whole(groups, group, T, rng, least=0, flag=_TAU)
+    # Constants need no draws, of which more than 2³² take long.
+    return np.tile(np.asarray(tau, np.int64)[group], (T, 1))
+
+
+def tau_texts(
+    kind: str, tau: tuple[int | float, ...], tau_groups: tuple[str, ...], N: int
+) -> tuple[str, ...]:
+    """The distributions of τ of equal groups of N clients, as in `make_schedule`.
+
+    Raises:
+      UserError: none, more than clients, a constant that is no whole number.
+    """
     name = {"explicit": "tau", "distribution": "tau_groups"}.get(kind, "")
     groups = {"explicit": tau, "distribution": tau_groups}.get(kind) or _CASES.get(kind)
     if not groups:
         raise UserError(f"--config.schedule.kind={kind} needs --config.schedule.{name}")
     if name:  # the groups of a case may stay empty
         _check_groups(name, len(groups), N)
-    group = np.arange(N) * len(groups) // N
     if kind != "explicit":
-        flag = "--config.schedule.tau_groups"
-        return distributions.draw_whole(groups, group, T, rng, least=0, flag=flag)
+        return tuple(map(str, groups))
     for value in tau:
         if not (float(value).is_integer() and 0 <= value <= INT32_MAX):
             raise UserError(
                 f"--config.schedule.tau={tuple(tau)}: {value} is not a whole number "
                 ">= 0"
             )
-    return np.tile(np.asarray(tau, np.int64)[group], (T, 1))
+    return tuple(f"constant({int(value)})" for value in tau)
 
 
 def _draw_sizes(
@@ -229,26 +245,46 @@ def _draw_sizes(
     Without the limit a longer run would ask for ever more data.
     """
     T, N = shape
-    _check_groups("size_groups", len(groups), N)
-    if not groups and kind == "case3":
-        groups = tuple(
-            f"normal({m * data_size!r},{s * data_size!r})" for m, s in _CASE3_SIZES
-        )
-    groups = groups or (f"constant({data_size})",)
-    group, flag = np.arange(N) % len(groups), "--config.schedule.size_groups"
-    size = distributions.draw_whole(groups, group, T, rng, least=1, flag=flag)
-    most = np.maximum(np.floor(distributions.limits(groups, flag=flag)[group]), 1)
-    over = int((size > most).sum())
+    groups = size_texts(kind, groups, data_size, N)
+    group = np.arange(N) % len(groups)
+    drawn = distributions.draw_whole(groups, group, T, rng, least=1, flag=SIZES)
+    size = cut_off(drawn, groups, group)
+    over = int((drawn > size).sum())
     note = (
         f"{over} of {size.size} drawn data sizes were cut off at three standard "
         "deviations above the mean: harmless, so that few outliers do not decide how "
         "much data there must be"
     )
-    size = np.minimum(size, most.clip(max=INT32_MAX).astype(np.int64))
     return size, (note,) if over else ()
 
 
-def _cannot_upload(tau: Table, upload_above: int) -> np.ndarray:
+def size_texts(
+    kind: str, groups: tuple[str, ...], data_size: int, N: int
+) -> tuple[str, ...]:
+    """The distributions of the sizes of N clients, client i's that of i mod G.
+
+    Raises:
+      UserError: more than clients.
+    """
+    _check_groups("size_groups", len(groups), N)
+    if not groups and kind == "case3":
+        return tuple(
+            f"normal({m * data_size!r},{s * data_size!r})" for m, s in _CASE3_SIZES
+        )
+    return groups or (f"constant({data_size})",)
+
+
+def cut_off(
+    size: Int[np.ndarray, "*shape"],
+    groups: tuple[str, ...],
+    group: Int[np.ndarray, "*shape"],
+) -> Int[np.ndarray, "*shape"]:
+    """Drawn sizes, int64, those above their distribution's limit cut off."""
+    most = np.maximum(np.floor(distributions.limits(groups, flag=SIZES)), 1)
+    return np.minimum(size, most.clip(max=INT32_MAX).astype(np.int64)[group])
+
+
+def cannot_upload(tau: Table, upload_above: int) -> np.ndarray:
     """Whether a client does too few iterations to upload, ``[T, N]`` bool."""
     if upload_above and tau.max() <= upload_above:
         raise UserError(

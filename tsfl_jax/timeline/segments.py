@@ -4,13 +4,14 @@ NOT done here: which tasks there are, see `asynchronous` and `synchronous`.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.fleet import (
     ExactFleet,
     Fleet,
@@ -25,6 +26,7 @@ from tsfl_jax.timeline.trace import Task
 
 DOWNLOAD, ITERATION, UPLOAD = "download", "iteration", "upload"
 UNFINISHED, WAITING, OFFLINE = "unfinished", "waiting", "offline"
+_MOST = 400  # clients of a cohort that are shown
 KINDS = (DOWNLOAD, ITERATION, UNFINISHED, UPLOAD, WAITING, OFFLINE)
 
 
@@ -39,9 +41,10 @@ class Segment(NamedTuple):
 
 def _parts(fleet: ExactFleet, task: Task) -> Iterator[tuple[str, Ticks, Ticks]]:
     """(kind, start, end), also across time that is spent offline."""
-    i, k = task.client, task.number % fleet.download.shape[1]
+    i, k = task.client, task.number % fleet.draws
+    times = fleet.of(i)
     start, arrival = ticks.of(task.start), ticks.of(task.arrival)
-    now = finish(fleet, i, start, fleet.download.item(i, k))
+    now = finish(fleet, i, start, times.download.item(k))
     yield DOWNLOAD, start, now
     for h in range(task.iterations):
         work = work_of(fleet, i, task.first + h, 1)
@@ -51,36 +54,41 @@ def _parts(fleet: ExactFleet, task: Task) -> Iterator[tuple[str, Ticks, Ticks]]:
     if arrival == math.inf:
         return
     # Without an iteration there is nothing to upload.
-    upload = fleet.upload.item(i, k) if task.iterations else 0
+    upload = times.upload.item(k) if task.iterations else 0
     uploads = max(latest_start(fleet, i, arrival, upload), now)
     if task.fills:
         yield UNFINISHED, now, uploads
     yield UPLOAD, uploads, arrival
 
 
-def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segment]:
+def segments(
+    tasks: Iterable[Task], fleet: Fleet | Cohorts, end: float
+) -> Iterator[Segment]:
     """Yield the activities of every client from 0 to `end`, without a gap.
 
     Args:
       tasks: of a `Simulation`, by client, in time.
-      fleet: N clients.
+      fleet: N clients; or cohorts, of which those that are ever asked are shown, or
+        where they are many 400 at even distances.
       end: seconds > 0.
 
     Yields:
       `Segment`s by client, in time. An iteration that is interrupted by being offline
       has one for each part.
     """
-    clients, until = exact(fleet), ticks.of(end)
+    some = isinstance(fleet, Cohorts)
+    clients = fleet.fleet if some else exact(fleet)
+    until = ticks.of(end)
     # Of a float64, which tasks have; less than a tick up to 13 days.
     shortest = until / 2**50
     tasks_of: dict[int, list[Task]] = {}
     for task in tasks:
         if task.start < end:
             tasks_of.setdefault(task.client, []).append(task)
-    for i in range(len(clients.lost)):
+    for i in _some(sorted(tasks_of)) if some else range(clients.clients):
         busy = [
             (a, b, kind)
-            for task in tasks_of.get(i, ())
+            for task in tasks_of.get(i, [])
             for kind, start, last in _parts(clients, task)
             for a, b in online_in(
                 clients, i, start, min(last, ticks.of(task.stop), until)
@@ -89,6 +97,11 @@ def segments(tasks: Iterable[Task], fleet: Fleet, end: float) -> Iterator[Segmen
         for kind, a, b in _with_gaps(clients, i, busy, until):
             if b - a > shortest:
                 yield Segment(i, kind, ticks.seconds(a), ticks.seconds(b))
+
+
+def _some(clients: Sequence[int]) -> Sequence[int]:
+    """All, or `_MOST` of them at even distances."""
+    return clients[:: -(-len(clients) // _MOST) or 1]
 
 
 def _with_gaps(
@@ -106,20 +119,27 @@ def _with_gaps(
         now = max(now, b)
 
 
-def of_schedule(tau: Int[np.ndarray, "T N"]) -> list[Segment]:
+def of_schedule(
+    tau: Int[np.ndarray, "T N"], client: Int[np.ndarray, "T N"] | None = None
+) -> list[Segment]:
     """Bars of τ, where seconds are unknown: H iterations fill an interval.
 
     Args:
       tau: ``[T, N]`` int ≥ 0, local iterations.
+      client: who does them, of cohorts, shown as in `segments`; None: client i.
 
     Returns:
       `Segment`s by client, in intervals instead of seconds; the rest is WAITING.
     """
-    intervals, clients = tau.shape
+    intervals, clients = len(tau), range(tau.shape[1])
     H, found = max(int(tau.max(initial=1)), 1), []
-    for i in range(clients):
+    if client is not None:
+        clients = _some(np.unique(client[tau > 0]).tolist())
+        several = [np.where(client == i, tau, 0).max(1) for i in clients]
+        tau = np.stack(several, 1)
+    for column, i in enumerate(clients):
         for t in range(intervals):
-            work = int(tau[t, i])
+            work = int(tau[t, column])
             edges = [t + h / H for h in range(work + 1)]
             pairs = zip(edges[:-1], edges[1:], strict=True)
             found += [Segment(i, ITERATION, a, b) for a, b in pairs]

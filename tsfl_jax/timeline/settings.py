@@ -37,16 +37,8 @@ class ScheduleConfig:
         "claim",
         "what free riders do, see timeline/free_riders.py",
         ("claim", "echo", "visit"),
+        used_by=("free_riders", ()),
     )
-
-    def check(self, config: Any, rule: Any) -> None:
-        """Refuse a way of free riding that nobody goes."""
-        del config, rule
-        if self.free_riding != ScheduleConfig.free_riding and not self.free_riders:
-            raise UserError(
-                f"--config.schedule.free_riding={self.free_riding}: would be ignored "
-                "with --config.schedule.free_riders=0; say how many"
-            )
 
 
 @component("timeline")
@@ -83,7 +75,9 @@ class FleetConfig:
     """How fast and how long the clients work, of every framework."""
 
     speed: str = setting(
-        "uniform(0.25,1)", "groups; seconds per iteration at the mean size"
+        "uniform(0.25,1)",
+        "groups; seconds per iteration at the mean size",
+        used_by=("speeds", ("",)),
     )
     jitter: float = setting(
         0.0, "σ of a lognormal factor on each iteration and transfer", low=0, high=10
@@ -94,15 +88,6 @@ class FleetConfig:
     availability: str = setting(
         "", "CSV file, client,start,end in seconds; others are always online"
     )
-
-    def check(self, config: Any, rule: Any) -> None:
-        """Refuse drawn speeds beside those of a file."""
-        del config, rule
-        if self.speeds and self.speed != FleetConfig.speed:
-            raise UserError(
-                f"--config.timeline.speed={self.speed}: would be ignored with "
-                f"--config.timeline.speeds={self.speeds}; it belongs to an empty one"
-            )
 
 
 check = checker(General, ScheduleConfig, TimelineConfig, FleetConfig)

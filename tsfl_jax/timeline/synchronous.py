@@ -2,19 +2,23 @@
 
 The functions are pure: the same fleet gives the same trace. Rows list their clients by
 id. The server waits for a lost delivery until it would have arrived. A round without an
-arrival is no update.
+arrival is no update. With `Cohorts` in place of a fleet some clients are asked in each
+round: those of round r, of its tier, whatever has happened before.
 """
 
+import collections
+import functools
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline import crowd, ticks
+from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening, with_tiers
 from tsfl_jax.timeline.events import quota_of
-from tsfl_jax.timeline.fleet import ExactFleet, Fleet, expected, finish
+from tsfl_jax.timeline.fleet import Client, ExactFleet, Fleet, expected, finish
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
@@ -23,22 +27,22 @@ from tsfl_jax.timeline.trace import (
     Update,
     add_round,
     begin,
-    in_ticks,
     make_simulation,
 )
 from tsfl_jax.types import INT32_MAX, UserError
 
 
-def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
+def sfl(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulation:
     """Simulate conventional SFL: a round ends when all clients did H iterations.
 
     Args:
-      fleet: N clients. The server does not wait for one that never finishes.
+      fleet: N clients, or cohorts: of K' ≥ K asked the first K count. The server does
+        not wait for one that never finishes.
       horizon: seconds > 0; updates until then count.
       iterations: H ≥ 1.
 
     Returns:
-      A `Simulation` with K = N.
+      A `Simulation` with K = N, or the K of cohorts.
 
     Raises:
       UserError: a value out of range, no update within the horizon.
@@ -46,120 +50,159 @@ def sfl(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
     Source: B. McMahan et al., "Communication-Efficient Learning of Deep Networks from
     Decentralized Data", 2017.
     """
-    clients, end = in_ticks(fleet, horizon, iterations)
-    N = len(clients.lost)
-    return _tier_rounds(clients, end, [range(N)], [iterations] * N, iterations)
+    return _tier_rounds(*given(fleet, horizon, iterations), iterations)
 
 
-def esync(fleet: Fleet, *, horizon: float, iterations: int) -> Simulation:
+def esync(fleet: Fleet | Cohorts, *, horizon: float, iterations: int) -> Simulation:
     """Simulate ESync: synchronous rounds in which faster clients do more iterations.
 
     A client does as many iterations, at least H, as end by the expected arrival of the
-    slowest client, which does H. Expected times are means that ignore when a client is
-    online. A round ends when all have arrived.
+    slowest client of the round, which does H. Expected times are means that ignore when
+    a client is online. A round ends when all have arrived.
 
     Args, Returns, Raises: as in `sfl`.
 
     Source: Z. Li et al., "ESync: Accelerating Intra-Domain Federated Learning in
     Heterogeneous Data Centers", 2020.
     """
-    clients, end = in_ticks(fleet, horizon, iterations)
-    each = [(d + u, step) for d, step, u in zip(*expected(clients), strict=True)]
-    slowest = max(rest + iterations * step for rest, step in each)
+    cohorts, end = given(fleet, horizon, iterations)
+    counts = functools.partial(_while_the_slowest, cohorts.fleet, iterations)
+    return _tier_rounds(cohorts, end, iterations, counts)
+
+
+def _while_the_slowest(
+    fleet: ExactFleet, iterations: int, ids: Sequence[int]
+) -> list[int]:
+    """Iterations that ESync's clients do while the slowest does H."""
+    each = [(d + u, step) for d, step, u in (expected(fleet, i) for i in ids)]
+    slowest = max((rest + iterations * step for rest, step in each), default=0)
     counts = [max((slowest - rest) // step, iterations) for rest, step in each]
-    if max(counts) > INT32_MAX:
+    if (most := max(counts, default=0)) > INT32_MAX:
         raise UserError(
-            f"--config.timeline.speed: client {counts.index(max(counts))} does "
-            f"{max(counts):.3g} iterations while the slowest does {iterations}; "
+            f"--config.timeline.speed: client {ids[counts.index(most)]} does "
+            f"{most:.3g} iterations while the slowest does {iterations}; "
             f"expected at most {INT32_MAX}; choose speeds that differ less"
         )
-    return _tier_rounds(clients, end, [range(len(counts))], counts, iterations)
+    return counts
 
 
-def fedat(fleet: Fleet, *, horizon: float, iterations: int, tiers: int) -> Simulation:
+def fedat(
+    fleet: Fleet | Cohorts, *, horizon: float, iterations: int, tiers: int
+) -> Simulation:
     """Simulate FedAT: tiers of similar speed, each with synchronous rounds of its own.
 
     Clients are sorted by their expected seconds of a task; the p-th of N is in tier
     ⌊pM/N⌋, tier 0 the fastest. The end of a tier's round is an update; ties go to the
     faster tier. A round's base model is the newest when the round begins, also for a
-    client that comes online later.
+    client that comes online later. A cohort is of one tier; all N are sorted once.
 
     Args:
       fleet, horizon, iterations: as in `sfl`.
       tiers: 1 ≤ M ≤ N.
 
     Returns:
-      A `Simulation` with `group` = tier and K = ⌈N/M⌉.
+      A `Simulation` with `group` = tier and K = ⌈N/M⌉, or at most that of cohorts.
 
     Raises: as `sfl`.
 
     Source: Z. Chai et al., "FedAT: A High-Performance and Communication-Efficient
     Federated Learning System with Asynchronous Tiers", SC 2021.
     """
-    clients, end = in_ticks(fleet, horizon, iterations)
-    N = len(clients.lost)
+    cohorts, end = given(fleet, horizon, iterations)
+    if cohorts.crowd is not None:
+        total = crowd.task_seconds(cohorts.crowd, iterations)
+        order = np.argsort(total, kind="stable").astype(np.int32)
+    else:
+        means = (expected(cohorts.fleet, i) for i in range(cohorts.fleet.clients))
+        total = [d + iterations * s + u for d, s, u in means]
+        order = np.array(sorted(range(len(total)), key=total.__getitem__))
+    N = len(order)
     check("timeline.tiers", tiers, N, "num_clients")
-    total = [d + iterations * s + u for d, s, u in zip(*expected(clients), strict=True)]
-    order = sorted(range(N), key=total.__getitem__)
-    tier = np.arange(N) * tiers // N
-    members = [np.sort(np.array(order)[tier == m]).tolist() for m in range(tiers)]
-    return _tier_rounds(clients, end, members, [iterations] * N, iterations)
+    edges = [-(-m * N // tiers) for m in range(tiers + 1)]
+    members = [np.sort(order[a:b]) for a, b in itertools.pairwise(edges)]
+    return _tier_rounds(with_tiers(cohorts, members), end, iterations)
 
 
 def _tier_rounds(
-    fleet: ExactFleet,
+    cohorts: Cohorts,
     horizon: Ticks,
-    tiers: Sequence[Sequence[int]],
-    counts: Sequence[int],
     iterations: int,
+    counts: Callable[[Sequence[int]], list[int]] | None = None,
 ) -> Simulation:
-    """Synchronous rounds of each tier; counts: iterations of each client."""
+    """Synchronous rounds of each tier; counts: of iterations, of a round's clients."""
     updates: list[Update] = []
     begun: list[Task] = []  # without those of the rounds that go on
-    ends: list[tuple[Ticks, int, int, list[Task]]] = []  # a heap
+    # A heap of rounds that end; one without tasks is to begin then.
+    ends: list[tuple[Ticks, int, int, list[Task]]] = []
 
     def start(tier: int, number: int, now: Ticks) -> None:
-        new = {"version": len(updates), "now": now}
-        tasks = [
-            begin(fleet, i, number, **new, iterations=counts[i]) for i in tiers[tier]
-        ]
-        arrivals = [task.arrival for task in tasks if task.arrival < math.inf]
-        if arrivals:
-            heapq.heappush(ends, (max(arrivals), tier, number, tasks))
-        else:  # no client of this tier finishes: its last round does not end
-            begun.extend(tasks)
+        for k in range(number, number + cohorts.patience):
+            if (first := opening(cohorts, now, tier)) > now:
+                heapq.heappush(ends, (first, tier, k, []))
+                return
+            ids = ask(cohorts, k, now, tier)
+            several = counts(ids) if counts else [iterations] * len(ids)
+            new = {"version": len(updates), "now": now}
+            tasks = [
+                begin(cohorts.fleet, i, k, **new, iterations=count)
+                for i, count in zip(ids, several, strict=True)
+            ]
+            end = _ending(tasks, cohorts.size)[1]
+            if end < math.inf:
+                heapq.heappush(ends, (end, tier, k, tasks))
+                return
+            begun.extend(tasks)  # none of them finishes
 
-    for tier in range(len(tiers)):
+    for tier in range(len(cohorts.members)):
         start(tier, 0, 0)
     while ends and ends[0][0] <= horizon:
         now, tier, number, tasks = heapq.heappop(ends)
-        ended = [task for task in tasks if task.arrival < math.inf]
+        if not tasks:
+            start(tier, number, now)
+            continue
+        ended, _ = _ending(tasks, cohorts.size)
         begun += ended
-        # A client that never finishes gives this task up for that of the next round.
+        # Who has not finished gives this task up for that of the next round.
+        there = {task.client for task in ended}
         begun += [
             task._replace(stop=now)
             for task in tasks
-            if task.arrival == math.inf and task.start < now
+            if task.client not in there and task.start < now
         ]
         add_round(updates, ended, now, tier)
         start(tier, number + 1, now)
     begun += [task for *_, tasks in ends for task in tasks]
-    width = max(map(len, tiers))
+    width, fleet = cohorts.size, cohorts.everyone
     return make_simulation(updates, begun, width, fleet, horizon, iterations)
 
 
+def _ending(tasks: Sequence[Task], quota: int) -> tuple[list[Task], Ticks]:
+    """The tasks that end in a round, and when it does; inf: it does not.
+
+    It ends with the delivery that fills the quota; where so many do not arrive, with
+    the last task that ends.
+    """
+    ends = sorted(task for task in tasks if task.arrival < math.inf)
+    arrived = [task for task in ends if not task.lost]
+    if len(arrived) < quota:
+        return ends, ends[-1].arrival if ends else math.inf
+    now = arrived[quota - 1].arrival
+    return arrived[:quota] + [t for t in ends if t.lost and t.arrival <= now], now
+
+
 def fedcs(
-    fleet: Fleet, *, horizon: float, iterations: int, deadline: float
+    fleet: Fleet | Cohorts, *, horizon: float, iterations: int, deadline: float
 ) -> Simulation:
     """Simulate FedCS: rounds with a deadline, of clients that should meet it.
 
     A round begins when a client that could meet the deadline is online. The server
-    selects among the clients that are online then, see `_greedy`. Downloads and
-    iterations are parallel, uploads are not, see `_upload_in_turn`. The round ends
-    with the last upload, or at the deadline if an upload was dropped.
+    selects among the clients online then (`_greedy`). Downloads and iterations are
+    parallel, uploads are not (`_upload_in_turn`). The round ends with the last upload,
+    or at the deadline if one was dropped.
 
     Args:
-      fleet, horizon, iterations: as in `sfl`.
+      fleet, horizon, iterations: as in `sfl`; the server selects within a cohort, and
+        if none can be selected waits until the deadline.
       deadline: seconds > 0 a round may last.
 
     Returns:
@@ -173,40 +216,66 @@ def fedcs(
     Heterogeneous Resources in Mobile Edge", ICC 2019, Algorithm 3, with a download
     time of each client's own instead of a multicast to all.
     """
-    clients, until = in_ticks(fleet, horizon, iterations)
     check("timeline.deadline", deadline)
-    longest, J = ticks.of(deadline), fleet.iteration.shape[1]
-    download, step, upload = expected(clients)
-    ready = [d + iterations * s for d, s in zip(download, step, strict=True)]
-    total = [r + u for r, u in zip(ready, upload, strict=True)]
-    able = [i for i, t in enumerate(total) if t <= longest * J]
-    if not able:
-        raise UserError(
-            f"--config.timeline.deadline={deadline:g}: no client is expected to meet "
-            f"it; the fastest takes {ticks.seconds(min(total)) / J:g} s; choose a "
-            "longer one"
-        )
-    # As if uploads took no time: they wait for the channel.
-    silent = clients._replace(upload=np.zeros_like(clients.upload))
-    updates: list[Update] = []
-    begun: list[Task] = []
-    number = [itertools.count() for _ in ready]  # of a client's next task
+    cohorts, until = given(fleet, horizon, iterations)
+    clients, longest, J = cohorts.fleet, ticks.of(deadline), cohorts.fleet.draws
+    silent = clients._replace(of=lambda i: _silent(clients.of(i)))
+    # J times when a client is expected to be ready, and to upload.
+    ready, upload = dict[int, int](), dict[int, int]()
+    updates, begun = list[Update](), list[Task]()
+    numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
     now: Ticks = 0
-    while True:
-        now = min(finish(clients, i, now, 0) for i in able)
+    for number in itertools.count():
+        now = opening(cohorts, now)
+        ids = ask(cohorts, number, now)
+        for i in (i for i in ids if i not in ready):
+            d, step, upload[i] = expected(clients, i)
+            ready[i] = d + iterations * step
+        able = [i for i in dict.fromkeys(ids) if ready[i] + upload[i] <= longest * J]
+        if cohorts.everyone:
+            now = _first_able(clients, able, ready, upload, now, deadline)
         if now > until:
             break
         online = [i for i in able if finish(clients, i, now, 0) == now]
-        picked = _greedy(online, ready, upload, longest * J)
         new = {"version": len(updates), "now": now, "iterations": iterations}
-        tasks = [begin(silent, i, next(number[i]), **new) for i in picked]
-        tasks, now = _upload_in_turn(clients, tasks, now + longest)
+        tasks = [
+            begin(silent, i, next(numbers[i]) if cohorts.everyone else number, **new)
+            for i in _greedy(online, ready, upload, longest * J)
+        ]
+        late = now + longest
+        tasks, now = _upload_in_turn(clients, tasks, late) if tasks else ([], late)
         if now > until:
             break
         begun += tasks
         add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
-    width = max((len(update.tasks) for update in updates), default=1)
-    return make_simulation(updates, begun, width, clients, until, iterations)
+    return make_simulation(updates, begun, 0, cohorts.everyone, until, iterations)
+
+
+def _silent(client: Client) -> Client:
+    """As if uploads took no time: they wait for the channel."""
+    return client._replace(upload=np.zeros_like(client.upload))
+
+
+def _first_able(
+    fleet: ExactFleet,
+    able: list[int],
+    ready: dict[int, int],
+    upload: dict[int, int],
+    now: Ticks,
+    deadline: float,
+) -> Ticks:
+    """When the next client is online that should meet the deadline.
+
+    Raises:
+      UserError: no client should.
+    """
+    if not able:
+        fastest = ticks.seconds(min(ready[i] + upload[i] for i in ready)) / fleet.draws
+        raise UserError(
+            f"--config.timeline.deadline={deadline:g}: no client is expected to meet "
+            f"it; the fastest takes {fastest:g} s; choose a longer one"
+        )
+    return min(finish(fleet, i, now, 0) for i in able)
 
 
 def _upload_in_turn(
@@ -221,7 +290,7 @@ def _upload_in_turn(
     channel: Ticks = 0
     turns: list[Task] = []
     for task in sorted(tasks):
-        work = fleet.upload.item(task.client, task.number % fleet.upload.shape[1])
+        work = fleet.of(task.client).upload.item(task.number % fleet.draws)
         # Ready at the end of a window, with nothing to upload, is delivered.
         if work or channel > task.arrival:
             channel = finish(fleet, task.client, max(channel, task.arrival), work)
@@ -232,7 +301,7 @@ def _upload_in_turn(
 
 
 def _greedy(
-    clients: list[int], ready: list[int], upload: list[int], deadline: Ticks
+    clients: list[int], ready: dict[int, int], upload: dict[int, int], deadline: Ticks
 ) -> list[int]:
     """Clients in the order of selection; all times are J times the expected ones.
 
@@ -250,21 +319,25 @@ def _greedy(
 
 
 def safa(
-    fleet: Fleet, *, horizon: float, iterations: int, fraction: float, lag: int
+    fleet: Fleet | Cohorts,
+    *,
+    horizon: float,
+    iterations: int,
+    fraction: float,
+    lag: int,
 ) -> Simulation:
     """Simulate SAFA: rounds that end when enough clients have delivered.
 
-    At the start of round r every idle client, and every client whose base model is
-    more than `lag` versions old, begins with the newest model; the latter gives up
-    its task. The others go on; one that is offline downloads what is newest once it is
-    online. The round ends with the ⌈C·N⌉-th delivery, or
-    when everything under way has arrived; what arrives later, also at the same
-    moment, counts in the next round. What has arrived by the end of a round is never
-    given up, however old its base model is.
+    At the start of round r every idle client, and every client whose base model is more
+    than `lag` versions old, begins with the newest model; the latter gives up its task.
+    The others go on; one that is offline downloads what is newest once it is online.
+    The round ends with the ⌈C·N⌉-th delivery, or when everything under way has arrived;
+    what arrives later, also at the same moment, counts in the next round. What has
+    arrived by the end of a round is never given up, however old its base model is.
 
     Args:
       fleet, horizon, iterations: as in `sfl`. A task that was given up has used its
-        iterations' draws.
+        iterations' draws. Of cohorts, only those in the round's begin; N is their size.
       fraction: C in (0, 1].
       lag: versions ≥ 0.
 
@@ -277,37 +350,60 @@ def safa(
     Learning with Low Overhead", IEEE TC 2021; its lag tolerance, without its cache and
     without its preference for clients that did not count in the last round.
     """
-    clients, end = in_ticks(fleet, horizon, iterations)
     check("timeline.fraction", fraction)
     check("timeline.lag", lag)
-    N = len(clients.lost)
-    quota = quota_of(fraction, N)
+    cohorts, end = given(fleet, horizon, iterations)
+    quota = quota_of(fraction, cohorts.size)
     updates: list[Update] = []
     begun: list[Task] = []  # without those that are under way
-    number = [itertools.count() for _ in range(N)]  # of a client's next task
+    # The number of each client's next task.
+    numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
     flying: dict[int, Task] = {}  # by client
-    now: Ticks = 0
-    while True:
-        new = {"version": len(updates), "now": now, "iterations": iterations}
-        for i in range(N):
-            task = flying.get(i)
-            if task is not None and task.start > now:  # offline until then
-                flying[i] = begin(clients, i, task.number, **new)
-                continue
-            if task is not None:
-                # What arrived at the very end of the last round waits at the server.
-                if task.arrival <= now or len(updates) - task.version <= lag:
-                    continue
-                begun.append(task._replace(stop=now))
-            flying[i] = begin(clients, i, next(number[i]), **new)
+    now, idle = 0, 0
+    for number in itertools.count():
+        now, version = opening(cohorts, now), len(updates)
+        if now > end:
+            break
+        begun += _give_up(flying, version - lag, now)
+        ids = ask(cohorts, number, now)
+        new = {"version": version, "now": now, "iterations": iterations}
+        for i, k in _who_begin(flying, ids, numbers, now).items():
+            flying[i] = begin(cohorts.fleet, i, k, **new)
         ended, now = _next_round(flying, quota, now)
-        if not ended or now > end:
+        idle = 0 if ended else idle + 1
+        if now > end or idle == cohorts.patience:
             break
         for task in ended:
             begun.append(flying.pop(task.client))
         add_round(updates, ended, now)
     begun += flying.values()
-    return make_simulation(updates, begun, quota, clients, end, iterations)
+    return make_simulation(updates, begun, quota, cohorts.everyone, end, iterations)
+
+
+def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:
+    """Remove the tasks of older versions, and return them as they end."""
+    # What arrived at the very end of the last round waits at the server; who was
+    # offline until now has not begun.
+    late = [
+        task
+        for task in flying.values()
+        if task.start <= now < task.arrival and task.version < oldest
+    ]
+    return [flying.pop(task.client)._replace(stop=now) for task in late]
+
+
+def _who_begin(
+    flying: dict[int, Task],
+    ids: Sequence[int],
+    numbers: dict[int, Iterator[int]],
+    now: Ticks,
+) -> dict[int, int]:
+    """Clients that download the newest model, and the numbers of their tasks.
+
+    Those of `ids` that are not at work, and all that have been offline until now.
+    """
+    again = {t.client: t.number for t in flying.values() if t.start > now}
+    return again | {i: next(numbers[i]) for i in dict.fromkeys(ids) if i not in flying}
 
 
 def _next_round(

@@ -96,10 +96,10 @@ def begin(
     Returns:
       The `Task`.
     """
-    k = number % fleet.download.shape[1]
+    k, times = number % fleet.draws, fleet.of(client)
     start = finish(fleet, client, now, 0)
     work = work_of(fleet, client, number * iterations, iterations)
-    work += fleet.download.item(client, k) + fleet.upload.item(client, k)
+    work += times.download.item(k) + times.upload.item(k)
     arrival = finish(fleet, client, start, work)
     return Task(
         arrival,
@@ -108,7 +108,7 @@ def begin(
         version,
         iterations,
         start,
-        lost=fleet.lost.item(client, k),
+        lost=times.lost.item(k),
         stop=arrival,
         first=number * iterations,
     )
@@ -118,7 +118,7 @@ def make_simulation(
     updates: Sequence[Update],
     begun: Sequence[Task],
     width: int,
-    fleet: ExactFleet,
+    fleet: ExactFleet | None,
     horizon: Ticks,
     iterations: int,
 ) -> Simulation:
@@ -127,9 +127,9 @@ def make_simulation(
     Args:
       updates: R of them, in time, with the tasks that count.
       begun: all tasks, also those that count, in any order.
-      width: K, the most deliveries of an update.
+      width: K; 0: the most deliveries of an update.
       fleet, horizon, iterations: the error message says how long first tasks of H
-        iterations take.
+        iterations take; of cohorts there is no fleet, and it says when tasks end.
 
     Returns:
       A `Simulation`.
@@ -139,8 +139,10 @@ def make_simulation(
     """
     if not updates:
         new = {"version": 0, "now": 0, "iterations": iterations}
-        tasks = [begin(fleet, i, 0, **new) for i in range(len(fleet.lost))]
-        ends = [ticks.seconds(task.arrival) for task in tasks]
+        tasks = begun
+        if fleet is not None:
+            tasks = [begin(fleet, i, 0, **new) for i in range(fleet.clients)]
+        ends = [ticks.seconds(task.arrival) for task in tasks] or [math.inf]
         raise UserError(
             f"--config.num_intervals times --config.schedule.interval_seconds is "
             f"{ticks.seconds(horizon):g} s: no global update happens in that time; the "
@@ -148,6 +150,7 @@ def make_simulation(
             "more or longer intervals, and less --config.schedule.dropout if "
             "deliveries are lost"
         )
+    width = width or max(len(update.tasks) for update in updates)
     last = updates[-1].time
     counted = {(t.client, t.number) for update in updates for t in update.tasks}
     tasks = {(t.client, t.number): t for t in begun if t.start < last}
@@ -207,10 +210,19 @@ def in_ticks(fleet: Fleet, horizon: float, iterations: int) -> tuple[ExactFleet,
       UserError: what no such framework accepts.
     """
     check("num_clients", len(fleet.iteration))
+    return exact(fleet), end_of(horizon, iterations)
+
+
+def end_of(horizon: float, iterations: int) -> Ticks:
+    """The horizon in ticks, for a framework with tasks of H iterations.
+
+    Raises:
+      UserError: what no such framework accepts.
+    """
     if not 1 / ticks.SECOND <= horizon < math.inf:
         raise UserError(
             "--config.num_intervals times --config.schedule.interval_seconds is "
             f"{horizon} s: must be finite and > 0, at least {1 / ticks.SECOND:g}"
         )
     check("timeline.local_iterations", iterations)
-    return exact(fleet), ticks.of(horizon)
+    return ticks.of(horizon)

@@ -1,0 +1,118 @@
+"""Cohorts: some of the clients in slots, all from the newest model."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import problems
+from tsfl_jax import trees
+from tsfl_jax.engine import client, optimizers, scan
+from tsfl_jax.rules import base
+from tsfl_jax.types import Schedule
+
+DATA = problems.dataset()
+PROBLEM = problems.problem(DATA, 8, 12)
+TAU = np.array([2, 1, 3, 2, 1, 2, 4, 1], np.int32)  # of each client
+SIZE = np.array([12, 5, 9, 7, 12, 8, 3, 10], np.int32)
+
+
+def cohort(*ids, problem=PROBLEM) -> Schedule:
+    """An interval with these clients in its slots; −1: an empty slot."""
+    ids = np.array(ids)
+    there = ids >= 0
+    place = np.searchsorted(np.asarray(problem.client), np.where(there, ids, 0))
+    tau = np.where(there, TAU[ids], 0).astype(np.int32)
+    return Schedule(tau[None], SIZE[ids][None], client=place.astype(np.int32)[None])
+
+
+def keeping(slots: int) -> base.Aggregator:
+    """Equal weights, and the updates of all slots as the rule's state."""
+
+    def combine(updates, state, received, hparams):
+        rho = jnp.where(received.present, received.rho, 0.0)
+        return trees.weighted(updates, rho), updates
+
+    return base.Aggregator(
+        base.equal_weights,
+        init=lambda params, counts: trees.repeated(params, slots),
+        combine=combine,
+    )
+
+
+def updates_of(schedule, problem=PROBLEM, mapping="sequential", block=2):
+    """The updates ``[K, ...]`` of a cohort in interval 3."""
+    slots = schedule.tau.shape[1]
+    spec = scan.ProgramSpec(4, 4, mapping=mapping, block=block)
+    rule, model = keeping(slots), problems.mlp()
+    x = client.scaled(problem.samples, problem.samples.x[:1])
+    counts = base.Counts(len(problem.client), 1)
+    start = scan.init_state(model, rule, jax.random.key(0), x, counts)
+    run = jax.jit(scan.make_run(model, (rule,), optimizers.sgd, spec))
+    inputs = problems.scheduled(schedule)._replace(interval=jnp.array([3]))
+    state, _ = run(start, jax.random.key(7), problems.hparams(), problem, inputs)
+    return jax.tree.map(np.asarray, state.server)
+
+
+def slot(updates, k):
+    return jax.tree.map(lambda u: u[k], updates)
+
+
+def test_an_update_depends_neither_on_the_others_nor_on_the_slot():
+    alone = slot(updates_of(cohort(2)), 0)
+    assert any(leaf.any() for leaf in jax.tree.leaves(alone))
+    some = updates_of(cohort(5, 2, 7))
+    many = updates_of(cohort(7, 0, -1, 5, 2, 2))
+    for found in (slot(some, 1), slot(many, 4), slot(many, 5)):
+        chex.assert_trees_all_equal(alone, found)
+    chex.assert_trees_all_equal(slot(some, 0), slot(many, 3))
+    assert not any(leaf.any() for leaf in jax.tree.leaves(slot(many, 2)))
+    different = jax.tree.map(lambda a, b: (a != b).any(), alone, slot(some, 0))
+    assert any(jax.tree.leaves(different))
+
+
+def test_side_by_side_within_rounding():
+    # Products of several clients at once are rounded in another order.
+    alone = slot(updates_of(cohort(2)), 0)
+    for block, ids, place in ((2, (5, 2, 7), 1), (4, (7, 0, 2, 5), 2)):
+        found = updates_of(cohort(*ids), mapping="vmap", block=block)
+        chex.assert_trees_all_close(alone, slot(found, place), rtol=1e-5, atol=1e-7)
+
+
+def test_an_update_does_not_depend_on_how_many_clients_there_are():
+    """Only those who are ever drawn are on the device; rows may be longer."""
+    whole = updates_of(cohort(5, 2, 7))
+    drawn = np.array([2, 5, 6, 7])
+    rows = np.pad(np.asarray(PROBLEM.rows)[drawn], ((0, 0), (0, 5)))
+    few = PROBLEM._replace(rows=jnp.asarray(rows), client=jnp.asarray(drawn))
+    chex.assert_trees_all_equal(whole, updates_of(cohort(5, 2, 7, problem=few), few))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "dms", "scaffold", "fedadam"])
+def test_a_cohort_of_all_clients_is_no_cohort(algorithm):
+    intervals = 3
+    tau, size = (np.tile(a, (intervals, 1)) for a in (TAU, SIZE))
+    every = np.tile(np.arange(8, dtype=np.int32), (intervals, 1))
+    options = {"estimates": algorithm == "dms", "sizes": SIZE.tolist()}
+    plain = Schedule(tau, size)
+    _, one, history = problems.replayed(algorithm, PROBLEM, plain, **options)
+    _, two, other = problems.replayed(
+        algorithm, PROBLEM, plain._replace(client=every), **options
+    )
+    chex.assert_trees_all_equal((one, history), (two, other))
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedadam"])
+def test_an_empty_cohort_leaves_the_model(algorithm):
+    first, last = cohort(5, 2, 7), cohort(-1, -1, -1)
+    both = Schedule(
+        *map(np.concatenate, zip(first[:2], last[:2], strict=True)),
+        client=np.concatenate([first.client, last.client]),
+    )
+    sizes = SIZE.tolist()
+    _, once, _ = problems.replayed(algorithm, PROBLEM, first, sizes=sizes)
+    _, state, history = problems.replayed(algorithm, PROBLEM, both, sizes=sizes)
+    chex.assert_trees_all_equal(once, state)
+    assert not history.diverged.any() and history.rho[1].sum() == 0
+    assert np.isfinite(history.test_loss).all()

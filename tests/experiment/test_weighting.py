@@ -1,0 +1,140 @@
+"""Weights of cohorts: unbiased ones by enumerating all cohorts of a small N."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tsfl_jax.config import Config, replace
+from tsfl_jax.experiment import weighting
+from tsfl_jax.timeline import cohort, crowd
+from tsfl_jax.types import Schedule, UserError
+
+SIZE = np.array([5, 1, 9, 2, 3, 4], np.int32)
+VALUE = np.array([1.0, -2.0, 0.5, 4.0, 8.0, -1.0])  # the clients' updates
+GOAL = SIZE @ VALUE / SIZE.sum()
+
+
+def mean_update(chosen, sampler, several, chance=1.0):
+    """Σ_S P(S) Σ_{i ∈ S} ρ_i Δ_i of [(S, P(S))], with the sampler's own π."""
+    everyone = crowd.make_crowd(6, 0, held=SIZE)
+    settings = cohort.CohortConfig(size=2, sampler=sampler, groups=2)
+    cohorts = cohort.make_cohorts(everyone, settings)
+    client = np.array([ids for ids, _ in several])
+    config = replace(Config(), {"cohort.weighting": chosen, "cohort.size": 2})
+    config.schedule.dropout = 1 - chance
+    tau = np.random.default_rng(0).integers(1, 5, client.shape)
+    times = Schedule(tau, SIZE[client], client=client)
+    chance = cohort.inclusion(cohorts, client, True)
+    rho = weighting.shares(config, times, SIZE, chance)
+    assert rho.dtype == np.float32 and rho.shape == client.shape
+    return sum(
+        p * r @ VALUE[list(ids)] for r, (ids, p) in zip(rho, several, strict=True)
+    )
+
+
+def pairs(*clients, p=1.0):
+    found = list(itertools.combinations(clients, 2))
+    return [(ids, p / len(found)) for ids in found]
+
+
+def with_replacement():
+    share = SIZE / SIZE.sum()
+    found = itertools.product(range(6), repeat=2)
+    return [((i, j), share[i] * share[j]) for i, j in found]
+
+
+CASES = [
+    ("unbiased", "uniform", pairs(*range(6))),
+    ("inverse", "uniform", pairs(*range(6))),
+    ("unbiased", "round_robin", pairs(*range(6))),
+    ("inverse", "round_robin", pairs(*range(6))),
+    ("mean", "by_size", with_replacement()),
+    ("inverse", "by_size", with_replacement()),
+    ("inverse", "cyclic", pairs(0, 1, 2, p=0.5) + pairs(3, 4, 5, p=0.5)),
+    ("unbiased", "cyclic", pairs(0, 1, 2, p=0.5) + pairs(3, 4, 5, p=0.5)),
+]
+
+
+@pytest.mark.parametrize(("chosen", "sampler", "several"), CASES)
+def test_the_mean_of_all_cohorts_is_that_of_all_clients(chosen, sampler, several):
+    assert sum(p for _, p in several) == pytest.approx(1)
+    assert mean_update(chosen, sampler, several) == pytest.approx(GOAL, rel=1e-6)
+
+
+def test_some_are_biased():
+    for chosen, sampler in (("mean", "uniform"), ("mean", "round_robin")):
+        found = mean_update(chosen, sampler, pairs(*range(6)))
+        assert found == pytest.approx(VALUE.mean()) and abs(found - GOAL) > 0.1
+
+
+def test_lost_updates_are_in_the_chance():
+    """With dropout 1/2 each update counts twice where it arrives."""
+    several = pairs(*range(6))
+    whole = mean_update("inverse", "uniform", several, chance=0.5)
+    assert whole / 2 == pytest.approx(GOAL, rel=1e-6)
+
+
+def test_of_those_that_deliver():
+    client, tau = np.array([[0, 2, 3], [1, 4, 5]]), np.array([[1, 0, 2], [0, 0, 0]])
+    times = Schedule(tau, SIZE[client], client=client)
+    config = replace(Config(), {"cohort.size": 3})
+    assert weighting.shares(config, times, SIZE, np.full((2, 3), 0.5)) is None
+    config.cohort.weighting = "unbiased"
+    rho = weighting.shares(config, times, SIZE, np.full((2, 3), 0.5))
+    np.testing.assert_allclose(rho, [[3 * 5 / 24, 0, 3 * 2 / 24], [0, 0, 0]], rtol=1e-6)
+    config.cohort.weighting = "mean"
+    rho = weighting.shares(config, times, SIZE, np.full((2, 3), 0.5))
+    np.testing.assert_array_equal(rho, [[0.5, 0, 0.5], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("name", ["unbiased", "inverse"])
+def test_chances_must_be_known(name):
+    config = replace(Config(), {"cohort.size": 1, "cohort.weighting": name})
+    client, tau = np.array([[0], [1]]), np.ones((2, 1), int)
+    times = Schedule(tau, SIZE[client], client=client)
+    assert weighting.shares(config, times, SIZE, np.full((2, 1), 0.5)) is not None
+    with pytest.raises(UserError, match="not known how often"):
+        weighting.shares(config, times, SIZE, np.full((2, 1), np.nan))
+    if name == "unbiased":
+        with pytest.raises(UserError, match="use inverse"):
+            weighting.shares(config, times, SIZE, np.array([[0.5], [0.25]]))
+
+
+SMALL = {
+    "num_clients": 30,
+    "num_intervals": 3,
+    "batch_size": 8,
+    "model.hidden": 4,
+    "schedule.size_groups": "uniform(12,24)",
+    "partition.kind": "iid",
+    "partition.replacement": True,
+    "cohort.size": 4,
+}
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "fedprox"])
+def test_runs_have_these_weights(algorithm):
+    config = replace(Config(), SMALL | {"algorithm": algorithm})
+    config.cohort.weighting = "unbiased"
+    found = tsfl_jax.simulate(config).history
+    held = tsfl_jax.explain(config).schedule
+    np.testing.assert_array_equal(found["rho"], held.share)
+    assert (np.abs(found["rho"].sum(1) - 1) > 1e-3).any()
+    assert not found["diverged"].any()
+
+
+@pytest.mark.parametrize("algorithm", ["dms", "fedbuff", "scaffold", "fedat"])
+def test_rules_with_weights_of_their_own_have_no_others(algorithm):
+    config = replace(Config(), SMALL | {"algorithm": algorithm})
+    config.cohort.weighting = "mean"
+    with pytest.raises(UserError, match=f"algorithm={algorithm} are its own"):
+        tsfl_jax.explain(config)
+
+
+def test_settings_of_other_weights_would_be_ignored():
+    config = replace(Config(), SMALL | {"algorithm": "fedavg", "fedavg.by_size": False})
+    config.cohort.weighting = "mean"
+    with pytest.raises(UserError, match="by_size=False: would be ignored"):
+        tsfl_jax.explain(config)

@@ -1,0 +1,720 @@
+"""Cohorts: who is asked, how often, what it costs, and timelines worked by hand."""
+
+import collections
+import itertools
+import math
+import tracemalloc
+from time import perf_counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tsfl_jax.config import Config, replace
+from tsfl_jax.experiment import prepare, rule_settings, workload
+from tsfl_jax.timeline import (
+    FRAMEWORKS,
+    cohort,
+    crowd,
+    distributions,
+    replay,
+    segments,
+    ticks,
+)
+from tsfl_jax.timeline.cohort import SAMPLERS, CohortConfig, asked, make_cohorts
+from tsfl_jax.timeline.fleet import Fleet
+from tsfl_jax.types import UserError
+
+ALWAYS = np.empty((0, 2))
+
+
+def make(
+    N=6, K=2, sampler="uniform", own=None, seed=0, sizes=("constant(10)",), **more
+):
+    """Cohorts; `seconds` and `windows` are those of the clients from 0 on."""
+    settings = {n: more.pop(n) for n in ("groups", "ask", "short") if n in more}
+    seconds, windows = more.pop("seconds", None), more.pop("windows", {})
+    speed = {"speed": more.pop("speed", ("constant(1)",)), "download": (), "upload": ()}
+    everyone = crowd.make_crowd(N, seed, sizes=sizes, seconds=speed, **more)
+    if seconds is not None:
+        measured = np.zeros((3, N))
+        measured[: np.ndim(seconds) * 2 - 1] = seconds
+        everyone = everyone._replace(measured=measured)
+    found = {i: np.array(pairs, float) for i, pairs in windows.items()}
+    everyone = everyone._replace(windows=found)
+    return make_cohorts(
+        everyone, CohortConfig(size=K, sampler=sampler, **settings), own
+    )
+
+
+def rows(trace):
+    """Per update: its time and the clients that deliver."""
+    return [
+        (float(t), [int(i) for i in c[(c >= 0) & (n > 0)]])
+        for t, c, n in zip(trace.time, trace.client, trace.iterations, strict=True)
+    ]
+
+
+def follow(*sequence):
+    """A sampler of cohorts known beforehand, over and over."""
+    return lambda draw: np.array(sequence[draw.number % len(sequence)])[: draw.size]
+
+
+# --- samplers ---------------------------------------------------------------------
+
+
+def test_uniform_gives_all_cohorts_alike():
+    cohorts, T = make(5, 2), 4000
+    count = collections.Counter(tuple(asked(cohorts, t)) for t in range(T))
+    assert set(count) == set(itertools.combinations(range(5), 2))
+    assert stats.chisquare(list(count.values())).pvalue > 1e-3
+
+
+def test_online_gives_all_cohorts_of_those_online_alike():
+    away = {1: [(5, 9)], 2: [(0, 1)], 4: [(9, 10)]}
+    cohorts = make(7, 2, "online", windows=away)
+    now = ticks.of(7.0)
+    count = collections.Counter(tuple(asked(cohorts, t, now)) for t in range(4000))
+    assert set(count) == set(itertools.combinations([0, 1, 3, 5, 6], 2))
+    assert stats.chisquare(list(count.values())).pvalue > 1e-3
+    # A window is without its end; too few are all that there are.
+    few = make(3, 2, "online", windows={i: [(i, i + 2)] for i in range(3)})
+    for second, there in ((0, [0]), (2, [1, 2]), (3, [2]), (4, [])):
+        assert asked(few, 0, ticks.of(second)).tolist() == there
+
+
+def test_by_size_is_with_replacement_and_in_proportion():
+    held, T = np.array([1, 2, 3, 4]), 3000
+    cohorts = make(4, 3, "by_size", held=held)
+    drawn = np.concatenate([asked(cohorts, t) for t in range(T)])
+    assert len(drawn) == 3 * T
+    expected = 3 * T * held / held.sum()
+    assert stats.chisquare(np.bincount(drawn, minlength=4), expected).pvalue > 1e-3
+    assert any(len(set(asked(cohorts, t))) < 3 for t in range(9))
+
+
+@pytest.mark.parametrize(("N", "K"), [(10, 3), (12, 4), (7, 7), (5, 4), (1, 1), (9, 1)])
+def test_round_robin_asks_each_once_before_any_twice(N, K):
+    cohorts, each = make(N, K, "round_robin"), -(-N // K)
+    cycles = []
+    for c in range(6):
+        several = [asked(cohorts, c * each + g).tolist() for g in range(each)]
+        assert sorted(sum(several, [])) == list(range(N))
+        lengths = [len(ids) for ids in several]
+        assert K >= max(lengths) >= min(lengths) >= max(lengths) - 1
+        cycles.append(str(several))
+    assert N == K or len(set(cycles)) > 1
+
+
+def test_orders_of_a_round_robin_come_alike():
+    cohorts = make(3, 1, "round_robin")
+    drawn = np.concatenate([asked(cohorts, t) for t in range(9000)]).reshape(-1, 3)
+    count = collections.Counter(map(tuple, drawn.tolist()))
+    assert len(count) == 6 and stats.chisquare(list(count.values())).pvalue > 1e-3
+
+
+def test_cyclic_asks_one_group_after_another():
+    cohorts = make(10, 2, "cyclic", groups=3)
+    groups = [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
+    count = collections.Counter()
+    for t in range(3000):
+        ids = asked(cohorts, t).tolist()
+        assert len(set(ids)) == 2 and set(ids) <= set(groups[t % 3])
+        count.update(ids)
+    chance = SAMPLERS["cyclic"].chance(cohort.draw_of(cohorts, 0), np.arange(10))
+    assert np.allclose(chance, [1 / 6] * 4 + [2 / 9] * 6)
+    assert stats.chisquare([count[i] for i in range(10)], 3000 * chance).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("name", ["uniform", "by_size", "round_robin", "cyclic"])
+def test_inclusion_is_how_often_a_client_is_asked(name):
+    T, sizes = 6000, ("uniform(1,9)",)
+    cohorts = make(7, 3, name, sizes=sizes)
+    count = np.zeros(7)
+    for t in range(T):
+        np.add.at(count, asked(cohorts, t), 1)
+    client = np.arange(7)[None]
+    chance = cohort.inclusion(cohorts, client, True)
+    assert np.allclose(chance, 3 / 7) == (name == "uniform")
+    # Within 5 standard deviations, which are at most those of independent draws.
+    assert (np.abs(count / T - chance) < 5 * np.sqrt(chance / T)).all()
+    assert np.isnan(cohort.inclusion(cohorts, client, False)).all()
+
+
+def test_a_cohort_follows_from_seed_and_number_alone():
+    for name in SAMPLERS:
+        first, again, other = (make(50, 5, name, seed=s) for s in (3, 3, 4))
+        late = asked(first, 40)
+        assert (late == asked(again, 40)).all()
+        assert any((asked(first, t) != asked(other, t)).any() for t in range(3))
+        assert any((asked(first, t) != asked(first, t + 2)).any() for t in range(3))
+
+
+def test_a_sampler_of_the_users_own():
+    def mine(draw):
+        assert draw.candidates == 6 and draw.size == 2 and draw.edges()[-1] == 60
+        return [draw.number % 6, 5]
+
+    assert asked(make(own=mine), 8).tolist() == [2, 5]
+    for wrong in ([6], [-1], [0, 1, 2], [0.5], [[1]], "ab"):
+        with pytest.raises(UserError, match="sampler=: it gives .* interval 0; exp"):
+            asked(make(own=lambda draw, wrong=wrong: wrong), 0)
+    with pytest.raises(UserError, match="sampler=5: expected a function"):
+        make(own=5)
+
+
+@pytest.mark.parametrize("name", ["uniform", "cyclic", "online"])
+def test_a_cohort_of_ten_million_needs_no_memory(name):
+    cohorts = make(10**7, 100, name, windows={7: [(0, 1)]})
+    asked(cohorts, 0)
+    tracemalloc.start()
+    several = [asked(cohorts, t) for t in range(1, 4)]
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**20
+    assert all(len(ids) == 100 and ids.max() > 10**6 for ids in several)
+
+
+# --- draws by client id -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["normal(5,2)", "uniform(1,5)", "lognormal(4,0.5)", "constant(3)"]
+)
+def test_inverted_numbers_are_distributed_as_drawn_ones(text):
+    uniform, flag = np.random.default_rng(0).random(4000), "--x"
+    group, rng = np.zeros(4000, int), np.random.default_rng(1)
+    real = distributions.quantiles((text,), group, uniform, flag=flag)
+    drawn = distributions.draw_real((text,), group, rng, flag=flag)
+    assert stats.ks_2samp(real, drawn).pvalue > 1e-3
+    whole = distributions.quantiles((text,), group, uniform, least=2, flag=flag)
+    drawn = distributions.draw_whole((text,), group, 1, rng, least=2, flag=flag)[0]
+    assert whole.dtype == drawn.dtype and whole.min() >= 2
+    assert stats.ks_2samp(whole, drawn).pvalue > 1e-3
+
+
+def test_the_ends_of_whole_numbers():
+    uniform = np.array([2.0**-54, 0.49, 0.51, 1 - 2.0**-53])
+    found = distributions.quantiles(
+        ("uniform(0,1)",), np.zeros(4, int), uniform, least=0, flag=""
+    )
+    assert found.tolist() == [0, 0, 1, 1]
+
+
+def several(N=1000, sizes=("lognormal(40,0.7)", "uniform(5,9)"), **more):
+    times = {
+        "speed": ("lognormal(1,0.5)",),
+        "download": (),
+        "upload": ("uniform(0,1)",),
+    }
+    times |= more.pop("seconds", {})
+    return crowd.make_crowd(
+        N, 3, sizes=sizes, jitter=0.4, dropout=0.3, seconds=times, **more
+    )
+
+
+def test_a_clients_times_depend_on_nobody_else():
+    """Not on who is asked with it, where it stands, or how many there are."""
+    ids, order = np.array([5, 700, 3]), np.array([2, 0, 1])
+    groups = ("constant(40)",)
+    few, many = several(sizes=groups), several(10**6, sizes=groups)
+    one, other = crowd.fleet_of(few, ids, 8), crowd.fleet_of(many, ids[order], 5)
+    for a, b in zip(one[:4], other[:4], strict=True):
+        assert (a[order][:, :5] == b).all()
+    assert len(np.unique(one.iteration)) == one.iteration.size
+    # The mean of its times is the client's.
+    long = crowd.fleet_of(few, np.array([5]), 8000)
+    speed, _, upload = crowd.means_of(few, np.array([5]))[:, 0]
+    assert abs(long.iteration.mean() / speed - 1) < 0.02
+    assert abs(long.upload.mean() / upload - 1) < 0.03
+    assert abs(long.lost.mean() - 0.3) < 0.03
+    assert (long.download == 0).all()
+
+
+def test_times_are_drawn_when_they_are_asked_for():
+    everyone = several()
+    lazy, times = crowd.exact_of(everyone), crowd.fleet_of(everyone, np.arange(1000), 9)
+    lazy.need([7, 3, 7])
+    for i in (3, 7, 600):
+        mine = lazy.of(i)
+        assert mine.work[9] == ticks.of_array(times.iteration[i]).sum()
+        assert (mine.upload[:9] == ticks.of_array(times.upload[i])).all()
+        assert (mine.lost[:9] == times.lost[i]).all()
+
+
+def test_sizes_are_those_of_the_groups_and_speeds_follow_them():
+    everyone, ids = several(), np.arange(1000)
+    size = everyone.held
+    assert set(size[1::2]) == {5, 6, 7, 8, 9} and 30 < size[::2].mean() < 45
+    assert (several(1500).held[:1000] == size).all() and size.dtype == np.int32
+    plain = crowd.means_of(everyone._replace(by_size=False), ids)[0]
+    with_size = crowd.means_of(everyone, ids)[0]
+    assert np.allclose(with_size / plain, size / size.mean())
+
+
+def test_what_is_measured_stands_in_place_of_draws(tmp_path):
+    path = tmp_path / "speeds.csv"
+    lines = [f"{i},{i + 1},{'' if i else 0.5}" for i in range(1000)]
+    path.write_text("client,seconds,download\n" + "\n".join(lines))
+    everyone = several(speeds_file=str(path), seconds={"download": ("uniform(2,3)",)})
+    speed, download, _ = crowd.means_of(everyone, np.array([0, 9]))
+    assert speed.tolist() == [1, 10] and download[0] == 0.5 and 2 < download[1] < 3
+    with pytest.raises(UserError, match="client 7 gets -"):
+        crowd.means_of(make(9, speed=("normal(-9,1)",)).crowd, np.array([7]))
+
+
+CASES = {
+    "case1": {1, 4},
+    "case2": {1, 2, 3, 4},
+    "explicit": {2, 9},
+}
+
+
+@pytest.mark.parametrize("kind", [*CASES, "case3", "distribution"])
+def test_cases_of_a_cohort(kind):
+    settings = {
+        "num_clients": 1000,
+        "num_intervals": 30,
+        "cohort.size": 20,
+        "schedule.kind": kind,
+        "schedule.size_groups": "uniform(3,9)",
+    }
+    if kind == "explicit":
+        settings |= {"schedule.tau": (2, 9)}
+    if kind == "distribution":
+        settings |= {"schedule.tau_groups": "normal(30,1); constant(0)"}
+    drawn = workload.draw_workload(checked(settings))
+    times, held = drawn.schedule, drawn.held
+    assert times.tau.shape == times.client.shape == times.size.shape == (30, 20)
+    assert (times.size == held[times.client]).all() and held.shape == (1000,)
+    assert times.delivery is None
+    assert times.seconds.tolist() == [t + 1 for t in range(30)]
+    if kind in CASES:
+        assert set(times.tau.ravel()) == CASES[kind]
+        group = times.client * len(CASES[kind]) // 1000
+        assert (times.tau == np.array(sorted(CASES[kind]))[group]).all()
+    if kind == "case3":
+        means = [times.tau[times.client // 250 == g].mean() for g in range(4)]
+        # Floored: about half less than 2, 3, 4, 5.
+        assert np.allclose(means, [1.5, 2.5, 3.5, 4.5], atol=0.3)
+    if kind == "distribution":
+        assert ((times.tau > 20) == (times.client < 500)).all()
+
+
+def checked(settings):
+    config, own = prepare.accepted(replace(Config(), settings))
+    rule_settings.check(config, rule_settings.rule_of(config, own))
+    return config
+
+
+def test_the_same_client_does_the_same_in_any_cohort():
+    settings = {"num_clients": 40, "num_intervals": 12, "schedule.dropout": 0.3}
+    known = {}
+    for size, sampler in ((5, "uniform"), (20, "uniform"), (11, "round_robin")):
+        more = {"cohort.size": size, "cohort.sampler": sampler}
+        times = workload.draw_workload(checked(settings | more)).schedule
+        for t, k in np.ndindex(times.tau.shape):
+            if sampler == "uniform" or times.tau[t, k]:
+                place = t, int(times.client[t, k])
+                assert (
+                    known.setdefault(place, times.tau[place[0], k]) == times.tau[t, k]
+                )
+    assert 0 in known.values() and len(known) > 300
+
+
+def test_the_threshold_is_of_the_cohort():
+    settings = {
+        "num_clients": 100,
+        "cohort.size": 10,
+        "schedule.kind": "case2",
+        "schedule.upload_above": 2,
+        "dms.threshold": "all",
+    }
+    times = workload.draw_workload(checked(settings)).schedule
+    tau = times.client * 4 // 100 + 1
+    assert np.allclose(times.threshold, tau.mean(1))
+    assert (times.tau == np.where(tau > 2, tau, 0)).all()
+
+
+# --- timelines --------------------------------------------------------------------
+
+SECONDS = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # of client i's iteration
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_cohort_of_all_is_the_fleet(name):
+    """The same deliveries at the same times as without cohorts."""
+    own = {
+        "fedbuff": {"buffer": 2},
+        "fedat": {"tiers": 3},
+        "fedcs": {"deadline": 9.0},
+        "safa": {"fraction": 0.5, "lag": 2},
+    }.get(name, {})
+    own |= {"horizon": 40.0, "iterations": 2}
+    if name == "tsfl":
+        own = {"num_intervals": 4, "interval": 10.0, "carry": False}
+    several = SECONDS[[3, 0, 5, 1, 4, 2]], 0.3 + SECONDS / 16, 0.5 - SECONDS / 32
+    times = np.array([a[:, None] for a in several])
+    online = {0: [(1, 7), (9, math.inf)], 4: [(0, 5), (20, 30)]}
+    windows = tuple(np.array(online.get(i, ALWAYS), float) for i in range(6))
+    fleet = Fleet(*times, np.zeros((6, 1), bool), windows)
+    cohorts = make(6, 6, seconds=times[:, :, 0], windows=online)
+    simulate = FRAMEWORKS[name].simulate
+    expected, found = simulate(fleet, **own).trace, simulate(cohorts, **own).trace
+    assert rows(found) == rows(expected) and len(rows(found)) > 1
+    for field in ("time", "version", "iterations", "start", "arrival", "group"):
+        a, b = getattr(expected, field), getattr(found, field)
+        assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f"), field
+
+
+def test_over_selection_takes_the_first_that_finish():
+    own = follow([0, 1, 4, 5], [2, 3, 4, 5])
+    cohorts = make(6, 2, own=own, ask=4, seconds=SECONDS)
+    trace, tasks = FRAMEWORKS["sfl"].simulate(cohorts, horizon=12.0, iterations=1)
+    # 0 and 1 by 2 s; 2 and 3 by 2 + 4 s; 0 and 1 by 8 s; 2 and 3 by 12 s.
+    assert rows(trace) == [(2, [0, 1]), (6, [2, 3]), (8, [0, 1]), (12, [2, 3])]
+    left = [(t.client, t.stop) for t in tasks if t.fate == "given up"]
+    assert left == [(4, 2), (4, 6), (4, 8), (4, 12), (5, 2), (5, 6), (5, 8), (5, 12)]
+    # Where K do not arrive, the round lasts as long as those that do.
+    gone = {1: [(0, 1)], 4: [(0, 1)], 5: [(0, 1)]}
+    cohorts = make(6, 2, own=own, ask=4, seconds=SECONDS, windows=gone)
+    trace = FRAMEWORKS["sfl"].simulate(cohorts, horizon=6.0, iterations=1).trace
+    assert rows(trace) == [(1, [0]), (5, [2, 3]), (6, [0])]
+
+
+def test_too_few_online_are_taken_or_waited_for():
+    windows = {0: [(0, 9)], 1: [(0.5, 2), (5, 9)], 2: [(3, 9)]}
+    found = {}
+    for short in ("take", "wait"):
+        cohorts = make(3, 2, "online", windows=windows, short=short, seconds=np.ones(3))
+        trace = FRAMEWORKS["sfl"].simulate(cohorts, horizon=20.0, iterations=1).trace
+        found[short] = rows(trace)
+    # From 5 s on all three are online and two of them are asked; nobody from 9 s on.
+    early = [(1, [0]), (2, [0, 1]), (3, [0]), (4, [0, 2]), (5, [0, 2])]
+    assert found["take"][:5] == early
+    assert [t for t, _ in found["take"][5:]] == [6, 7, 8, 9]
+    # Two are online from 0.5 s on; client 1 is offline from 2 to 5 s, in mid-task.
+    assert found["wait"][:2] == [(1.5, [0, 1]), (5.5, [0, 1])]
+    assert [t for t, _ in found["wait"][2:]] == [6.5, 7.5, 8.5]
+    assert {len(ids) for _, ids in found["take"][5:] + found["wait"]} == {2}
+
+
+def test_when_enough_are_online():
+    windows = {0: [(2, 4), (6, math.inf)], 1: [(3, 4)], 2: [(7, 8)]}
+    for wait, at in (
+        (False, {0: 2, 3.5: 3.5, 4: 6, 9: 9}),
+        (True, {0: 3, 3.5: 3.5, 4: 7, 8: math.inf}),
+    ):
+        short = "wait" if wait else "take"
+        cohorts = make(3, 2, "online", windows=windows, short=short)
+        for now, then in at.items():
+            found = cohort.opening(cohorts, ticks.of(now))
+            assert found == (then if then == math.inf else ticks.of(then)), (wait, now)
+    # Client 3 is always online: one more is enough, or none; a tier counts its own.
+    four = make(4, 2, "online", windows=windows, short="wait")
+    assert cohort.opening(four, 0) == ticks.of(2)
+    four = cohort.with_tiers(four, [np.array([1, 2])])
+    assert cohort.opening(four, 0) == math.inf
+    assert cohort.opening(four._replace(wait=False), 0) == ticks.of(3)
+    assert cohort.opening(make(4, 2, windows=windows, short="wait"), 0) == 0
+
+
+def test_afl_with_two_at_work():
+    # Who is drawn: 0, 1; then 2; 1 is at work, so 0; then 3, 0, …
+    cohorts = make(6, 2, own=follow([0], [1], [2], [1], [0], [3]), seconds=SECONDS)
+    trace, tasks = FRAMEWORKS["afl"].simulate(cohorts, horizon=8.0, iterations=1)
+    # 0: 0 to 1. 1: 0 to 2. 2: 1 to 4. Draw 3 is 1, which is at work at no time after 2.
+    assert rows(trace)[:3] == [(1, [0]), (2, [1]), (4, [1])]
+    # 2 and 1 arrive at 4, ties by id; then 0 and 3 begin.
+    assert rows(trace)[3:] == [(4, [2]), (5, [0]), (6, [0]), (8, [1]), (8, [3])]
+    assert trace.version.ravel().tolist() == [0, 0, 2, 1, 3, 5, 6, 4]
+    assert trace.task.ravel().tolist() == [0, 1, 3, 2, 4, 6, 7, 5]
+    assert len({(t.client, t.number) for t in tasks}) == len(tasks)
+
+
+@pytest.mark.parametrize("sampler", [*SAMPLERS])
+@pytest.mark.parametrize("name", ["afl", "fedbuff"])
+def test_at_most_k_are_at_work(name, sampler):
+    own = {"buffer": 3} if name == "fedbuff" else {}
+    windows = {i: [(0.0, 5.0), (7.0 + i, 90.0)] for i in range(9)}
+    windows = windows if sampler == "online" else {}
+    cohorts = make(
+        9, 4, sampler, speed=("uniform(0.2,1)",), jitter=0.5, windows=windows
+    )
+    trace, tasks = FRAMEWORKS[name].simulate(cohorts, horizon=40.0, iterations=3, **own)
+    events = sorted(
+        [(ticks.of(t.start), 1, t.client) for t in tasks]
+        + [(ticks.of(t.arrival), 0, t.client) for t in tasks]
+    )
+    busy: list[int] = []
+    most = 0
+    for _, begins, client in events:
+        assert begins == (client not in busy)
+        busy = [*busy, client] if begins else [i for i in busy if i != client]
+        most = max(most, len(busy))
+    assert most == 4 and len(trace.time) > 10
+    counted = collections.Counter(trace.client[trace.client >= 0].tolist())
+    assert len(counted) == 9
+
+
+@pytest.mark.parametrize("K", [2, 4])
+def test_afl_draws_those_not_at_work_alike(K):
+    # Without ties, of which the smaller id comes first.
+    cohorts = make(5, K, seconds=np.ones(5), jitter=0.3)
+    tasks = FRAMEWORKS["afl"].simulate(cohorts, horizon=2000.0, iterations=1).tasks
+    count = collections.Counter(t.client for t in tasks)
+    assert stats.chisquare([count[i] for i in range(5)]).pvalue > 1e-3
+
+
+def test_safa_asks_a_cohort_per_round():
+    # C·K = 1: a round ends with the first. 5 is asked at 0, delivers at 6.
+    own = follow([0, 5], [1, 2], [0, 1])
+    cohorts = make(6, 2, own=own, seconds=SECONDS)
+    arguments = {"horizon": 7.0, "iterations": 1, "fraction": 0.5}
+    trace = FRAMEWORKS["safa"].simulate(cohorts, lag=9, **arguments).trace
+    # 0 at 1. From 1 on 1 (3) and 2 (4). 1 at 3; from 3 on 0 and 1. 0 and 2 at 4, of
+    # which 2 waits; from 4 on 0 again: 2 counts at once, at 4. From 4 on 1 is at work.
+    assert rows(trace)[:3] == [(1, [0]), (3, [1]), (4, [0])]
+    assert trace.client.shape[1] == 1
+    # With no lag what is under way is given up in the next round, whoever is asked.
+    trace, tasks = FRAMEWORKS["safa"].simulate(cohorts, lag=0, **arguments)
+    assert {(t.client, t.stop) for t in tasks if t.fate == "given up"} >= {
+        (5, 1),
+        (2, 3),
+    }
+
+
+def test_fedcs_selects_within_the_cohort():
+    own = follow([0, 1, 5], [5], [2])
+    cohorts = make(6, 3, own=own, seconds=SECONDS)
+    trace = (
+        FRAMEWORKS["fedcs"]
+        .simulate(cohorts, horizon=14.0, iterations=1, deadline=4.0)
+        .trace
+    )
+    # 5 never meets 4 s: alone it leaves a round of 4 s without a delivery.
+    assert rows(trace) == [(2, [0, 1]), (9, [2]), (11, [0, 1])]
+
+
+def test_fedat_asks_within_its_tiers():
+    cohorts = make(6, 2, seconds=SECONDS)
+    trace = (
+        FRAMEWORKS["fedat"].simulate(cohorts, horizon=60.0, iterations=1, tiers=2).trace
+    )
+    for time, group, ids in zip(trace.time, trace.group, trace.client, strict=True):
+        assert {i // 3 for i in ids} == {group}, time
+    drawn = [tuple(ids) for ids in trace.client[trace.group == 0]]
+    assert set(drawn) == {(0, 1), (0, 2), (1, 2)}
+    for name in ("by_size", "round_robin", "cyclic", "online"):
+        other = make(6, 2, name, seconds=SECONDS, windows={4: [(0, 99)]})
+        trace = (
+            FRAMEWORKS["fedat"]
+            .simulate(other, horizon=60.0, iterations=1, tiers=2)
+            .trace
+        )
+        there = trace.client >= 0
+        assert (
+            trace.group == np.where(there, trace.client // 3, trace.group[:, None]).T
+        ).all()
+
+
+def test_esync_goes_by_the_slowest_of_the_cohort():
+    cohorts = make(6, 2, own=follow([0, 2], [0, 5]), seconds=SECONDS)
+    trace = FRAMEWORKS["esync"].simulate(cohorts, horizon=18.0, iterations=2).trace
+    assert trace.time.tolist() == [6, 18]
+    assert trace.iterations.tolist() == [[6, 2], [12, 2]]
+
+
+def test_tsfl_counts_what_fits_for_the_chosen():
+    own = follow([0, 4], [1, 1], [])
+    windows = {4: [(1, 9)]}
+    cohorts = make(6, 2, own=own, seconds=SECONDS, windows=windows)
+    trace = (
+        FRAMEWORKS["tsfl"]
+        .simulate(cohorts, num_intervals=4, interval=6.0, carry=False)
+        .trace
+    )
+    assert trace.client.tolist() == [[0, 4], [1, 1], [-1, -1], [0, 4]]
+    assert trace.iterations.tolist() == [[6, 1], [3, 3], [0, 0], [6, 0]]
+    times = replay.schedule_of(trace, np.arange(6) + 1, cohorts=True)
+    assert times.delivery is None and times.client.tolist()[2] == [0, 0]
+    assert times.tau.tolist() == trace.iterations.tolist()
+    assert times.size.tolist() == [[1, 5], [2, 2], [1, 1], [1, 5]]
+
+
+def test_jitter_of_tsfl_does_not_depend_on_the_cohort():
+    """A slow and a fast client, whose draws are of different lengths."""
+    alone = make(6, 1, own=follow([0]), seconds=SECONDS / 100, jitter=0.7)
+    both = make(6, 2, own=follow([0, 5]), seconds=SECONDS / 100, jitter=0.7)
+    arguments = {"num_intervals": 3, "interval": 2.0, "carry": False}
+    a, b = (FRAMEWORKS["tsfl"].simulate(c, **arguments).trace for c in (alone, both))
+    assert (a.iterations[:, 0] == b.iterations[:, 0]).all()
+    assert len(set(a.iterations[:, 0])) > 1
+
+
+def test_nobody_online_ends_in_one_line():
+    for name in ("sfl", "afl", "safa", "fedcs", "fedat", "esync", "tsfl"):
+        settings = {
+            "num_clients": 5,
+            "num_intervals": 4,
+            "cohort.size": 2,
+            "cohort.sampler": "online",
+            "timeline.framework": name,
+        }
+        config = checked(settings)
+        everyone = crowd.make_crowd(5, 0, sizes=("constant(9)",))
+        late = {i: np.array([[1e6, 2e6]]) for i in range(5)}
+        cohorts = make_cohorts(everyone._replace(windows=late), config.cohort)
+        with pytest.raises(UserError) as error:
+            workload.simulate_timeline(config, cohorts)
+        assert "\n" not in str(error.value)
+
+
+def test_empty_cohorts_are_counted():
+    config = checked({"num_clients": 4, "cohort.size": 2, "num_intervals": 6})
+    drawn = workload.draw_workload(config, sampler=follow([0, 1], [], [3]))
+    assert any(
+        "no client trains in 2 of 6 intervals" in n for n in drawn.schedule.notes
+    )
+    assert (drawn.schedule.tau[[1, 4]] == 0).all()
+    assert (drawn.schedule.tau[2] > 0).tolist() == [True, False]
+    with pytest.raises(UserError, match="no client does a local iteration"):
+        workload.draw_workload(config, sampler=follow([]))
+
+
+# --- settings ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ask": 5}, "ask=5: would be ignored with --config.cohort.size=0"),
+        ({"size": 21}, "size=21: expected 1 to --config.num_clients=20"),
+        ({"size": 3, "ask": 2, "framework": "sfl"}, "ask=2: expected 3 to "),
+        (
+            {"size": 3, "ask": 4},
+            "framework=none; it belongs to sfl, fedat or esync",
+        ),
+        ({"size": 3, "ask": 4, "framework": "afl"}, "ask=4: would be ignored with"),
+        ({"size": 3, "groups": 4}, "groups=4: would be ignored with --config.cohort.s"),
+        ({"sampler": "cyclic"}, "ignored with --config.cohort.size=0; give that anot"),
+        ({"size": 3, "groups": 21, "sampler": "cyclic"}, "groups=21: expected 1 to "),
+        ({"size": 3, "sampler": "online"}, "sampler=online: cannot go with "),
+        ({"size": 3, "short": "wait"}, "short=wait: "),
+        (
+            {"size": 3, "short": "wait", "sampler": "online", "framework": "tsfl"},
+            "short=wait: would be ignored with --config.timeline.framework=tsfl",
+        ),
+        (
+            {"size": 3, "framework": "tsfl", "carry": True},
+            "timeline.carry=True: cannot",
+        ),
+        (
+            {"size": 3, "kind": "trace", "trace": "a.csv"},
+            "schedule.kind=trace: cannot",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(settings, words):
+    sections = {"framework": "timeline", "carry": "timeline"}
+    sections |= {"kind": "schedule", "trace": "schedule"}
+    flat = {f"{sections.get(n, 'cohort')}.{n}": v for n, v in settings.items()}
+    with pytest.raises(UserError) as error:
+        workload.draw_workload(checked(flat))
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_sampler_without_cohorts_is_refused():
+    with pytest.raises(UserError, match="sampler=: would be ignored with"):
+        workload.draw_workload(Config(), sampler=follow([0]))
+
+
+@pytest.mark.parametrize("name", ["none", "tsfl", "afl"])
+def test_a_million_clients_are_set_up_in_seconds(name):
+    settings = {
+        "num_clients": 10**6,
+        "num_intervals": 10,
+        "cohort.size": 100,
+        "timeline.framework": name,
+    }
+    config = checked(settings)
+    workload.draw_workload(replace(config, {"num_clients": 1000}))
+    tracemalloc.start()
+    start = perf_counter()
+    times = workload.draw_workload(config).schedule
+    seconds, most = perf_counter() - start, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Sizes of all are 4 bytes each; of a part of them more for a moment.
+    assert seconds < 10 and most < 64 * 2**20
+    assert times.tau.shape[1] == (1 if name == "afl" else 100)
+    assert len(np.unique(times.client)) > 100
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_activities_of_cohorts_fill_the_time(name):
+    """Each task's parts end when it arrives; in between a client waits."""
+    settings = {
+        "num_clients": 300,
+        "num_intervals": 12,
+        "cohort.size": 4,
+        "timeline.framework": name,
+        "timeline.jitter": 0.4,
+        "timeline.upload": "uniform(0.01,0.1)",
+    }
+    drawn = workload.draw_workload(checked(settings))
+    assert drawn.trace is not None and drawn.tasks is not None
+    end = float(drawn.trace.time[-1])
+    found = list(segments.segments(drawn.tasks, drawn.fleet, end))
+    clients = {task.client for task in drawn.tasks}
+    assert {s.client for s in found} == clients and len(clients) > 7
+    for i in clients:
+        mine = [s for s in found if s.client == i]
+        assert abs(sum(s.end - s.start for s in mine) - end) < 1e-6
+        # Of FedCS other uploads are in between.
+        tasks = [t for t in drawn.tasks if t.client == i and name != "fedcs"]
+        uploads = {s.end for s in mine if s.kind == segments.UPLOAD}
+        assert uploads <= {t.stop for t in tasks} | {end} or name == "fedcs"
+        assert uploads >= {t.arrival for t in tasks if t.fate == "counted"}
+
+
+def test_bars_of_a_cohort_are_those_of_its_clients():
+    tau, client = np.array([[2, 1], [0, 2]]), np.array([[7, 3], [7, 5]])
+    found = segments.of_schedule(tau, client)
+    done = [(s.client, s.start) for s in found if s.kind == segments.ITERATION]
+    assert sorted(done) == [(3, 0.0), (5, 1.0), (5, 1.5), (7, 0.0), (7, 0.5)]
+    assert sum(s.end - s.start for s in found) == 6
+
+
+def test_who_is_asked_twice_counts_twice():
+    cohorts = make(3, 3, "by_size", seconds=np.array([1.0, 2.0, 3.0]))
+    simulate = FRAMEWORKS["sfl"].simulate
+    trace, tasks = simulate(cohorts, horizon=60.0, iterations=1)
+    expected = [asked(cohorts, t).tolist() for t in range(len(trace.time))]
+    assert trace.client.tolist() == expected
+    assert any(len(set(ids)) < 3 for ids in expected)
+    assert len({(t.client, t.number) for t in tasks}) == len(tasks)
+    times = replay.schedule_of(trace, np.full(3, 9), cohorts=True)
+    assert times.delivery is None and (times.client == trace.client).all()
+
+
+@pytest.mark.parametrize("threshold", ["uploads", "all"])
+@pytest.mark.parametrize("name", ["none", "tsfl", "afl"])
+def test_free_riders_of_cohorts_are_clients(name, threshold):
+    settings = {
+        "num_clients": 30,
+        "num_intervals": 20,
+        "cohort.size": 6,
+        "timeline.framework": name,
+        "schedule.free_riders": 10,
+        "schedule.free_riding": "echo",
+    }
+    if threshold == "all":
+        if name != "none":
+            return
+        settings |= {"dms.threshold": "all", "schedule.upload_above": 1}
+    times = workload.draw_workload(checked(settings)).schedule
+    assert times.reported is not None and times.client is not None
+    lazy = set(times.client[(times.reported > 0) & (times.tau == 0)].tolist())
+    assert 5 < len(lazy) <= 10
+    assert (times.tau[np.isin(times.client, list(lazy))] == 0).all()
+    assert (threshold == "all") == (times.threshold is not None)

@@ -1,0 +1,442 @@
+"""Cohorts: which clients are asked in an interval or a round, before training.
+
+A cohort follows from the seed, the number of the interval or round and, of `online`,
+the virtual time; never from a client's position or from training. Samplers are pure
+functions of a `Draw`; without cohorts all clients are asked.
+
+NOT done here: what clients do, see `crowd`; how updates are weighted.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from tsfl_jax import rng
+from tsfl_jax.components import component, setting
+from tsfl_jax.timeline import crowd as crowds
+from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline.crowd import Crowd
+from tsfl_jax.timeline.fleet import ExactFleet, Fleet
+from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.trace import end_of, in_ticks
+from tsfl_jax.types import UserError
+
+Ids = Int[np.ndarray, " K"]
+_NEVER = np.iinfo(np.int64).max  # ticks
+NOBODY = np.zeros(0, np.int64)
+
+
+class Draw(NamedTuple):
+    """What a sampler may know. Candidates are numbered from 0 to n − 1."""
+
+    rng: np.random.Generator  # of (seed, tier, number), for this draw alone
+    seed: int
+    tier: int  # whose round it is; 0 without tiers
+    number: int  # t, of the interval or round; of AFL and FedBuff that of the client
+    size: int  # K, how many to ask, 1 ≤ K ≤ n
+    candidates: int  # n, clients to choose from
+    away: Ids  # sorted; cannot be asked now: at work, or offline where this is known
+    groups: int  # G of `cyclic`
+    seconds: float  # virtual time
+    edges: Callable[[], Ids]  # samples of the first 1, 2, …, n candidates together
+
+
+class Sampler(NamedTuple):
+    """How a cohort is drawn."""
+
+    draw: Callable[[Draw], Ids]  # at most K candidates
+    # (a Draw, ids) -> how often each is in a cohort on average; None: unknown.
+    chance: Callable[[Draw, Ids], Float[np.ndarray, " K"]] | None = None
+    online: bool = False  # whether `away` are also those offline
+    around: bool = False  # whether it draws among the others alike
+    reads: tuple[str, ...] = ()  # settings that it reads and others do not
+    sections: tuple[type, ...] = ()
+
+
+def uniform(draw: Draw) -> Ids:
+    """Without replacement, all candidates that are not away alike."""
+    left = draw.candidates - len(draw.away)
+    # Floyd's algorithm where K is small beside n: O(K).
+    places = draw.rng.choice(left, min(draw.size, left), replace=False)
+    return places + np.searchsorted(
+        draw.away - np.arange(len(draw.away)), places, side="right"
+    )
+
+
+def by_size(draw: Draw) -> Ids:
+    """With replacement, in proportion to |D_i|; O(n) memory, O(K log n) time."""
+    edges = draw.edges()
+    return np.searchsorted(edges, draw.rng.integers(edges[-1], size=draw.size), "right")
+
+
+def round_robin(draw: Draw) -> Ids:
+    """Each client once before any twice, in another order each time.
+
+    ⌈n/K⌉ cohorts as equal as possible are a cycle: where K does not divide n some are
+    smaller than K.
+    """
+    n = draw.candidates
+    cohorts = -(-n // draw.size)
+    cycle, place = divmod(draw.number, cohorts)
+    order = _order(draw.seed, draw.tier, cycle, n)
+    return order[place * n // cohorts : (place + 1) * n // cohorts]
+
+
+@functools.lru_cache(maxsize=8)
+def _order(seed: int, tier: int, cycle: int, n: int) -> Ids:
+    """Of a cycle; takes 0.2 s and 80 MB for ten million clients."""
+    return rng.generator(seed, "cohort", tier, cycle, 0).permutation(n)
+
+
+def cyclic(draw: Draw) -> Ids:
+    """Uniform in group t mod G; candidate i is in group ⌊iG/n⌋."""
+    first, last = (
+        -(-(draw.number % draw.groups + end) * draw.candidates // draw.groups)
+        for end in (0, 1)
+    )
+    return first + draw.rng.choice(
+        last - first, min(draw.size, last - first), replace=False
+    )
+
+
+def _chance_of_cyclic(draw: Draw, ids: Ids) -> Float[np.ndarray, " K"]:
+    n, groups = draw.candidates, draw.groups
+    members = np.diff(-(-np.arange(groups + 1) * n // groups))
+    return np.minimum(draw.size / members, 1.0)[ids * groups // n] / groups
+
+
+SAMPLERS = {
+    "uniform": Sampler(
+        uniform,
+        lambda draw, ids: np.full(len(ids), draw.size / draw.candidates),
+        around=True,
+    ),
+    "by_size": Sampler(
+        by_size,
+        lambda draw, ids: (
+            np.diff(draw.edges(), prepend=0)[ids] * draw.size / draw.edges()[-1]
+        ),
+    ),
+    "round_robin": Sampler(
+        round_robin,
+        lambda draw, ids: np.full(len(ids), 1 / -(-draw.candidates // draw.size)),
+    ),
+    "cyclic": Sampler(cyclic, _chance_of_cyclic, reads=("cohort.groups",)),
+    "online": Sampler(uniform, online=True, reads=("cohort.short",)),
+}
+WEIGHTINGS = ("ratio", "unbiased", "mean", "inverse")
+_ASKED = "size", ()  # what is read only where some are asked
+
+
+@component("cohort")
+class CohortConfig:
+    """Which clients are asked in each interval or round."""
+
+    size: int = setting(0, "K, clients asked at a time; 0: all", low=0, static=True)
+    sampler: str = setting(
+        "uniform", "how they are drawn", tuple(SAMPLERS), used_by=_ASKED
+    )
+    groups: int = setting(
+        2, "groups, of which interval t asks t mod G", low=1, used_by=_ASKED
+    )
+    ask: int = setting(0, "ask so many, use the first K; 0: K", low=0, used_by=_ASKED)
+    short: str = setting(
+        "take",
+        "if fewer than K are online, take them or wait",
+        ("take", "wait"),
+        used_by=_ASKED,
+    )
+    weighting: str = setting(
+        "ratio", "how updates are weighted", WEIGHTINGS, used_by=_ASKED
+    )
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse what knows no cohorts."""
+        del rule
+        framework = config.timeline.framework
+        for name, value, where, why in (
+            ("schedule.kind", "trace", "none", "a trace says itself who is there"),
+            ("cohort.sampler", "online", "none", "without a framework is no clock"),
+            ("timeline.carry", True, "tsfl", "the next interval asks others"),
+        ):
+            section, last = name.split(".")
+            found = getattr(getattr(config, section), last)
+            if self.size and found == value and framework == where:
+                raise UserError(
+                    f"--config.{name}={value}: cannot go with "
+                    f"--config.cohort.size={self.size}, since {why}; leave out one"
+                )
+
+
+class Online(NamedTuple):
+    """Windows of those clients that are not always online, in ticks, int64."""
+
+    listed: Ids = NOBODY  # sorted, each once
+    client: Int[np.ndarray, " W"] = NOBODY  # whose window it is
+    start: Int[np.ndarray, " W"] = NOBODY
+    end: Int[np.ndarray, " W"] = NOBODY  # `_NEVER` where it has none
+
+
+class Cohorts(NamedTuple):
+    """N clients, and how cohorts of them are drawn."""
+
+    fleet: ExactFleet  # the clients' times
+    crowd: Crowd | None  # the clients; None: all are asked
+    size: int  # K, most clients that count in a round
+    asked: int  # K' ≥ K, clients that are asked
+    sampler: Sampler
+    seed: int = 0
+    groups: int = 1
+    wait: bool = False  # for K' that are online
+    online: Online = Online()
+    members: Sequence[Ids | None] = (None,)  # sorted ids of each tier; None: all
+    # Of a tier: samples of its first 1, 2, … together.
+    edges: Callable[[int], Ids] = lambda tier: NOBODY
+
+    @property
+    def everyone(self) -> ExactFleet | None:
+        """The fleet, if all of it are asked."""
+        return self.fleet if self.crowd is None else None
+
+    @property
+    def patience(self) -> int:
+        """Rounds in succession that may end without a delivery."""
+        return 1 if self.crowd is None else 1000
+
+
+def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohorts:
+    """Cohorts of a crowd.
+
+    Args:
+      crowd: N clients.
+      settings: with a size K ≥ 1.
+      own: a sampler of the user's own, a function from a `Draw` to ids, in place of
+        that of the settings.
+
+    Raises:
+      UserError: more clients or groups than there are, no function.
+    """
+    N = crowd.num_clients
+    for name, value, low in (
+        ("size", settings.size, 1),
+        ("ask", settings.ask or settings.size, settings.size),
+        ("groups", settings.groups if settings.sampler == "cyclic" else 1, 1),
+    ):
+        if not low <= value <= N:
+            raise UserError(
+                f"--config.cohort.{name}={value}: expected {low} to "
+                f"--config.num_clients={N}"
+            )
+    sampler = SAMPLERS[settings.sampler]
+    if own is not None:
+        if not callable(own):
+            raise UserError(f"sampler={own!r}: expected a function of a cohort.Draw")
+        sampler = Sampler(cast(Callable[[Draw], Ids], own))
+    found = [
+        (i, ticks.of(a), ticks.of(b))
+        for i, windows in crowd.windows.items()
+        for a, b in windows.tolist()
+    ]
+    whole = [(i, a, _NEVER if b == math.inf else b) for i, a, b in found]
+    client, start, end = np.array(whole, np.int64).reshape(-1, 3).T
+    made = Cohorts(
+        crowds.exact_of(crowd),
+        crowd,
+        settings.size,
+        settings.ask or settings.size,
+        sampler,
+        crowd.seed,
+        settings.groups,
+        settings.short == "wait",
+        Online(np.unique(client), client, start, end),
+    )
+    return with_tiers(made, [None])
+
+
+def given(
+    fleet: Fleet | Cohorts, horizon: float, iterations: int
+) -> tuple[Cohorts, Ticks]:
+    """Who is asked, and the horizon in ticks.
+
+    Raises:
+      UserError: what no framework with tasks of H `iterations` accepts.
+    """
+    if isinstance(fleet, Cohorts):
+        return fleet, end_of(horizon, iterations)
+    clients, end = in_ticks(fleet, horizon, iterations)
+    return all_of(clients), end
+
+
+def all_of(fleet: ExactFleet) -> Cohorts:
+    """All clients in each cohort."""
+    every = Sampler(lambda draw: np.arange(draw.candidates))
+    return Cohorts(fleet, None, fleet.clients, fleet.clients, every)
+
+
+def with_tiers(cohorts: Cohorts, members: Sequence[Ids | None]) -> Cohorts:
+    """Cohorts of tiers, of which these are the sorted ids; None: all clients."""
+    N = cohorts.fleet.clients
+    most = max(N if ids is None else len(ids) for ids in members)
+
+    @functools.cache
+    def edges(tier: int) -> Ids:
+        assert cohorts.crowd is not None
+        held, mine = cohorts.crowd.held, members[tier]
+        return (held if mine is None else held[mine]).cumsum(dtype=np.int64)
+
+    size = min(cohorts.size, most)
+    return cohorts._replace(size=size, members=members, edges=edges)
+
+
+def draw_of(
+    cohorts: Cohorts,
+    number: int,
+    now: Ticks = 0,
+    *,
+    size: int = 0,
+    tier: int = 0,
+    busy: Ids = NOBODY,
+) -> Draw:
+    """What the sampler may know of a draw; arguments as of `asked`."""
+    members = cohorts.members[tier]
+    n = cohorts.fleet.clients if members is None else len(members)
+    away = busy
+    if cohorts.sampler.online:
+        away = np.union1d(busy, offline(cohorts.online, now))
+        if members is not None:
+            away = np.flatnonzero(np.isin(members, away))
+    return Draw(
+        rng.generator(cohorts.seed, "cohort", tier, number),
+        cohorts.seed,
+        tier,
+        number,
+        min(size or cohorts.asked, n),
+        n,
+        away,
+        min(cohorts.groups, n),
+        ticks.seconds(now),
+        functools.partial(cohorts.edges, tier),
+    )
+
+
+def asked(
+    cohorts: Cohorts, number: int, now: Ticks = 0, **about: Any
+) -> Int[np.ndarray, " K"]:
+    """The clients asked in an interval or a round.
+
+    Args:
+      cohorts: whose.
+      number: ≥ 0, of the interval or round.
+      now: ticks, when it begins; of `online` only.
+      **about: `size` K instead of K'; `tier`, of FedAT; `busy`, sorted ids of those
+        who cannot be asked.
+
+    Returns:
+      At most K' ids in [0, N), int64, sorted; one may be there several times.
+
+    Raises:
+      UserError: a sampler of the user's own gives something else.
+    """
+    draw = draw_of(cohorts, number, now, **about)
+    found = np.asarray(cohorts.sampler.draw(draw))
+    if not (
+        found.shape == (found.size,)
+        and found.size <= draw.size
+        and (found.dtype.kind in "iu" or not found.size)
+        and (not found.size or 0 <= found.min() <= found.max() < draw.candidates)
+    ):
+        raise UserError(
+            f"sampler=: it gives {str(found)[:60]} in interval {number}; expected at "
+            f"most {draw.size} whole numbers from 0 to {draw.candidates - 1}"
+        )
+    found = np.sort(found.astype(np.int64))
+    found = found[~np.isin(found, draw.away)] if len(draw.away) else found
+    members = cohorts.members[draw.tier]
+    return found if members is None else members[found]
+
+
+def ask(cohorts: Cohorts, number: int, now: Ticks, tier: int = 0) -> list[int]:
+    """Those asked, whose times are needed."""
+    ids = asked(cohorts, number, now, tier=tier).tolist()
+    cohorts.fleet.need(ids)
+    return ids
+
+
+def all_asked(
+    cohorts: Cohorts, num_intervals: int
+) -> tuple[Int[np.ndarray, "T K"], Bool[np.ndarray, "T K"]]:
+    """Who is asked in each interval without a clock, and which slots have someone."""
+    shape = num_intervals, cohorts.size
+    client, there = np.zeros(shape, np.int32), np.zeros(shape, bool)
+    for t in range(num_intervals):
+        ids = asked(cohorts, t)
+        client[t, : len(ids)], there[t, : len(ids)] = ids, True
+    return np.where(there, client, client[there].min(initial=0)), there
+
+
+def first_fleet(cohorts: Cohorts) -> Fleet:
+    """Mean times of the first clients that are asked, or if none is, of client 0."""
+    assert cohorts.crowd is not None
+    steady, ids = cohorts.crowd._replace(jitter=0.0), asked(cohorts, 0)
+    return crowds.fleet_of(steady, ids if len(ids) else np.zeros(1, int), 1)
+
+
+def inclusion(
+    cohorts: Cohorts, client: Int[np.ndarray, "T K"], all_count: bool
+) -> Float[np.ndarray, "T K"]:
+    """How often the client of each slot is in a cohort, on average over the intervals.
+
+    Args:
+      cohorts: how they are drawn.
+      client: ids in [0, N).
+      all_count: whether all that are asked count.
+
+    Returns:
+      float64; NaN: unknown.
+    """
+    chance = cohorts.sampler.chance
+    if chance is None or not all_count or cohorts.asked > cohorts.size:
+        return np.full(client.shape, np.nan)
+    return chance(draw_of(cohorts, 0), client.reshape(-1)).reshape(client.shape)
+
+
+def offline(online: Online, now: Ticks) -> Ids:
+    """Clients that are offline at a moment, sorted."""
+    here = online.client[(online.start <= now) & (now < online.end)]
+    return np.setdiff1d(online.listed, here, assume_unique=True)
+
+
+def next_start(online: Online, now: Ticks) -> Ticks:
+    """When the next client comes online after a moment; inf: none does."""
+    later = online.start[online.start > now]
+    return int(later.min()) if len(later) else math.inf
+
+
+def opening(cohorts: Cohorts, now: Ticks, tier: int = 0) -> Ticks:
+    """The first moment from now on when enough clients are online; inf: never.
+
+    Args:
+      cohorts: how many are enough: one, or with `wait` all that are asked.
+      now: ticks.
+      tier: whose clients count.
+    """
+    if not cohorts.sampler.online:
+        return now
+    listed, client, start, end = cohorts.online
+    N, members = cohorts.fleet.clients, cohorts.members[tier]
+    if members is not None:
+        mine = np.isin(client, members)
+        listed, start, end = listed[np.isin(listed, members)], start[mine], end[mine]
+        N = len(members)
+    need = min(cohorts.asked, N) if cohorts.wait else 1
+    need -= N - len(listed)  # who are always online
+    start, end = np.sort(start), np.sort(end)
+    moments = np.append(now, start[start > now]).astype(np.int64)
+    there = np.searchsorted(start, moments, "right")
+    there -= np.searchsorted(end, moments, "right")
+    enough = np.flatnonzero(there >= need)
+    return int(moments[enough[0]]) if len(enough) else math.inf

@@ -1,0 +1,201 @@
+"""N clients of whom only those asked for are computed, whatever N is.
+
+What a client has and does are inverted distributions of `rng.uniforms`, random bits of
+(seed, client, number): they do not depend on who else is asked, and others cost
+nothing but their sizes. NOT done here: who is asked; see `cohort`.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tsfl_jax import rng
+from tsfl_jax.timeline import distributions, fleet, schedule
+from tsfl_jax.timeline.fleet import ExactFleet, Fleet
+from tsfl_jax.types import Schedule
+
+_DRAWS = 256  # of a client's times, where they differ; then they repeat
+_KEPT = 10_000  # clients whose times are kept
+_PART = 2**18  # clients at a time where all N are counted
+_VARYING = "client iterations", "client downloads", "client uploads"
+_ONE = {"speed": ("constant(1)",), "download": (), "upload": ()}  # second
+
+Ids = Int[np.ndarray, "*shape"]
+
+
+class Crowd(NamedTuple):
+    """What is known of N clients, none of whom is drawn yet."""
+
+    num_clients: int  # N
+    seed: int
+    held: Int[np.ndarray, "N"]  # int32, |D_i|: all of them, 4 bytes each
+    mean_size: float
+    seconds: Mapping[str, tuple[str, ...]]  # distributions, see `fleet.means_of`
+    jitter: float = 0.0  # σ of a lognormal factor of mean 1 on every single time
+    dropout: float = 0.0  # chance that a delivery is lost, or a client away
+    by_size: bool = True  # an iteration takes longer where there are more samples
+    measured: Float[np.ndarray, "3 N"] | None = None  # means of a file; NaN: drawn
+    windows: Mapping[int, Float[np.ndarray, "W 2"]] = {}  # others: always online
+
+
+def make_crowd(
+    num_clients: int,
+    seed: int,
+    *,
+    sizes: tuple[str, ...] = (),
+    held: Int[np.ndarray, "N"] | None = None,
+    seconds: Mapping[str, tuple[str, ...]] = _ONE,
+    speeds_file: str = "",
+    availability_file: str = "",
+    **more: Any,
+) -> Crowd:
+    """What is known of N clients.
+
+    Args:
+      num_clients: N ≥ 1.
+      seed: of all draws.
+      sizes: distributions of |D_i|, client i's that of i mod G; see `distributions`.
+      held: ``[N]`` int ≥ 1, sizes in their place.
+      seconds: distributions of speed, download and upload, see `fleet.means_of`.
+      speeds_file, availability_file: as in `fleet.draw_fleet`.
+      **more: jitter, dropout and by_size of `Crowd`.
+
+    Raises:
+      UserError: malformed distributions or files.
+    """
+    if held is None:
+        parts = [_drawn_sizes(seed, sizes, part) for part in _parts(num_clients)]
+        held = np.concatenate(parts)
+    if speeds_file:
+        more["measured"] = fleet.read_means(speeds_file, num_clients)
+    if availability_file:
+        more["windows"] = fleet.read_windows(availability_file, num_clients)
+    return Crowd(num_clients, seed, held, float(held.mean()), seconds, **more)
+
+
+def _drawn_sizes(seed: int, texts: tuple[str, ...], ids: Ids) -> Ids:
+    group, uniform = ids % len(texts), rng.uniforms(seed, "client size", ids)
+    drawn = distributions.quantiles(texts, group, uniform, least=1, flag=schedule.SIZES)
+    return schedule.cut_off(drawn, texts, group).astype(np.int32)
+
+
+def _parts(N: int) -> list[Int[np.ndarray, "V"]]:
+    """All N clients in parts, so that what is computed of many does not pile up."""
+    edges = [*range(0, N, _PART), N]
+    return [np.arange(a, b, dtype=np.int32) for a, b in itertools.pairwise(edges)]
+
+
+def task_seconds(crowd: Crowd, iterations: int) -> Float[np.ndarray, "N"]:
+    """Mean seconds of all clients' tasks of so many iterations."""
+    means = [means_of(crowd, part) for part in _parts(crowd.num_clients)]
+    return np.concatenate([d + iterations * s + u for s, d, u in means])
+
+
+def means_of(crowd: Crowd, ids: Int[np.ndarray, "U"]) -> Float[np.ndarray, "3 U"]:
+    """Mean seconds of some clients' work; see `fleet.means_of`."""
+
+    def draw(
+        name: str, texts: tuple[str, ...], group: Int[np.ndarray, "U"]
+    ) -> Float[np.ndarray, "U"]:
+        uniform = rng.uniforms(crowd.seed, f"client {name}", ids)
+        flag = f"--config.timeline.{name}"
+        return distributions.quantiles(texts, group, uniform, flag=flag)
+
+    share = crowd.held[ids] / crowd.mean_size if crowd.by_size else 1.0
+    N = crowd.num_clients
+    return fleet.means_of(crowd.seconds, ids, N, draw, share, crowd.measured)
+
+
+def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:
+    """The times of some clients, which depend on nobody else; raises as `means_of`."""
+    speed, download, upload = means_of(crowd, ids)[:, :, None] + np.zeros(draws)
+    client, number = ids[:, None], np.arange(draws)
+    if crowd.jitter:
+        speed, download, upload = (
+            mean * _factor(crowd.jitter, rng.uniforms(crowd.seed, name, client, number))
+            for mean, name in zip((speed, download, upload), _VARYING, strict=True)
+        )
+    always = np.empty((0, 2))
+    online = tuple(crowd.windows.get(i, always) for i in ids.tolist())
+    return Fleet(speed, download, upload, lost(crowd, client, number), online)
+
+
+def exact_of(crowd: Crowd) -> ExactFleet:
+    """All clients' times in ticks, drawn when they are asked for."""
+    known: dict[int, fleet.Client] = {}
+    draws = _DRAWS if crowd.jitter or crowd.dropout else 1
+
+    def need(ids: Sequence[int]) -> None:
+        if len(known) > _KEPT:
+            known.clear()
+        new = [i for i in dict.fromkeys(ids) if i not in known]
+        if new:
+            times = fleet_of(crowd, np.array(new, np.int64), draws)
+            known.update(zip(new, fleet.exact_clients(times, new), strict=True))
+
+    def of(client: int) -> fleet.Client:
+        if client not in known:
+            need([client])
+        return known[client]
+
+    return ExactFleet(of, draws, crowd.num_clients, need)
+
+
+def lost(crowd: Crowd, ids: Ids, number: Ids) -> np.ndarray:
+    """Whether a delivery does not arrive, or a client is away, bool."""
+    if not crowd.dropout:
+        return np.zeros(np.broadcast_shapes(ids.shape, number.shape), bool)
+    return rng.uniforms(crowd.seed, "client lost", ids, number) < crowd.dropout
+
+
+def schedule_of(
+    crowd: Crowd,
+    client: Int[np.ndarray, "T K"],
+    there: np.ndarray,
+    *,
+    kind: str,
+    tau: tuple[int | float, ...] = (),
+    tau_groups: tuple[str, ...] = (),
+    upload_above: int = 0,
+    all_work: bool = False,
+) -> Schedule:
+    """τ of those who are asked in each interval, by cases.
+
+    Args:
+      crowd: of N clients.
+      client: in [0, N), who is in slot k of interval t.
+      there: ``[T, K]`` bool, whether there is someone in it.
+      kind, tau, tau_groups, upload_above, all_work: as in `schedule.make_schedule`;
+        K of DMS is the mean over the cohort.
+
+    Returns:
+      A `Schedule` of ``[T, K]`` arrays.
+
+    Raises:
+      UserError: a value out of range, a malformed distribution.
+    """
+    texts = schedule.tau_texts(kind, tau, tau_groups, crowd.num_clients)
+    group = client.astype(np.int64) * len(texts) // crowd.num_clients
+    interval = np.arange(len(client))[:, None]
+    uniform = rng.uniforms(crowd.seed, "client tau", client, interval)
+    flag = "--config.schedule.tau_groups"
+    drawn = distributions.quantiles(texts, group, uniform, least=0, flag=flag)
+    away = ~there | lost(crowd, client, interval)
+    threshold = None
+    if all_work:
+        count = np.maximum(there.sum(1), 1)
+        threshold = np.where(away, 0, drawn).sum(1) / count
+    away |= schedule.cannot_upload(drawn, upload_above)
+    done = np.where(away, 0, drawn).astype(np.int32)
+    return Schedule(done, crowd.held[client], client=client, threshold=threshold)
+
+
+def _factor(
+    jitter: float, uniform: Float[np.ndarray, "U J"]
+) -> Float[np.ndarray, "U J"]:
+    """Lognormal factors of mean 1."""
+    text, flag = f"lognormal(1,{jitter!r})", "--config.timeline.jitter"
+    return distributions.quantiles((text,), np.zeros(1, int), uniform, flag=flag)

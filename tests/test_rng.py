@@ -74,6 +74,8 @@ def names_asked_for():
                 "generator",
                 "fold",
                 "keys",
+                "hashed",
+                "uniforms",
             ):
                 continue
             for argument in node.args[1:]:

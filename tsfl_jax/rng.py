@@ -12,6 +12,7 @@ Results depend on the numbers below: a number that was given is not given again.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float64, Int, UInt64
 
 from tsfl_jax.types import PRNGKey
 
@@ -66,6 +67,8 @@ STREAMS = {
     "framework": 42,  # on the host, of a framework that draws
     "fleet of numbers": 40,  # on the host, of studies
     "variance intervals": 41,  # on the host, of confidence intervals, with seed 0
+    "views": 60,  # on the host, by client id: where its view of the samples starts
+    "table order": 61,  # on the host, of the samples that views are cut from
 }
 
 
@@ -82,6 +85,43 @@ def generator(seed: int, stream: str) -> np.random.Generator:
     number = STREAMS[stream]
     spawn_key = (number,) if number else ()
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=spawn_key))
+
+
+def _mixed(x: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
+    """A step of SplitMix64: one to one, and every bit depends on all."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def hashed(
+    seed: int, stream: str, ids: Int[np.ndarray, "*shape"], number: int | np.ndarray = 0
+) -> UInt64[np.ndarray, "*shape"]:
+    """64 random bits of (seed, stream, id, number), and of nothing else.
+
+    So that draws of the asked-for clients cost nothing for the others. Steele, Lea and
+    Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+
+    Args:
+      seed: in [0, 2**64).
+      stream: a key of `STREAMS`.
+      ids: ≥ 0, of clients.
+      number: ≥ 0, which of an id's draws; an array goes together with the ids by
+        NumPy's broadcasting.
+    """
+    bits = np.array([seed], np.uint64)
+    for part in (STREAMS[stream], ids, number):
+        bits = _mixed(bits ^ np.asarray(part).astype(np.uint64))
+    return bits.reshape(np.broadcast_shapes(np.shape(ids), np.shape(number)))
+
+
+def uniforms(
+    seed: int, stream: str, ids: Int[np.ndarray, "*shape"], number: int | np.ndarray = 0
+) -> Float64[np.ndarray, "*shape"]:
+    """Numbers in (0, 1), never 0 or 1, of `hashed`, to invert a distribution with."""
+    bits = hashed(seed, stream, ids, number) >> np.uint64(11)
+    return (bits.astype(np.float64) + 0.5) * 2.0**-53
 
 
 def key(seed: int) -> PRNGKey:

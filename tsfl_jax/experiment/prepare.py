@@ -309,7 +309,7 @@ def prepare_validated(
         hparams=hparams,
         mapping=mapping,
         held_out=held_out,
-        own=own._replace(dataset=None),
+        own=own._replace(dataset=None, metrics=dict(model.metrics)),
         fingerprints=_fingerprints(config, dataset, split, times, data_fingerprint)
         | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
         | custom_hooks.start_of(own.model),

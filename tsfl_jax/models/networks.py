@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
 from tsfl_jax.components import Part, component, setting
-from tsfl_jax.models import convolution, nnx_modules, pooling, switches
+from tsfl_jax.models import convolution, nnx_modules, pooling, switches, text
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
 from tsfl_jax.types import Array as AnyArray
@@ -44,7 +44,7 @@ class ModelConfig:
     )
     hidden: int = setting(
         50,
-        "width of the hidden layer, mlp, mnist_cnn, mnist_dropout_cnn; 0: none",
+        "width of the hidden layer, mlp, mnist_cnn, mnist_dropout_cnn, lstm; 0: none",
         low=0,
         static=True,
     )
@@ -95,7 +95,8 @@ def from_flax(module: nn.Module | Any) -> Model:
     A method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to ``[B]``, replaces
     cross-entropy. With ``classifies = False`` the module is a regression, without
     accuracy and with outputs of any width; without that attribute, `decide_task`
-    decides by the width of the outputs.
+    decides by the width of the outputs. Of its own loss, an attribute ``metrics`` has
+    functions alike by name, whose means over the test set are reported.
 
     An nnx module, or a function of `nnx.Rngs` that makes one, goes to
     `nnx_modules.from_nnx`.
@@ -140,10 +141,11 @@ def from_flax(module: nn.Module | Any) -> Model:
         return testing.apply(variables, x, *args, **named)
 
     classifies = getattr(module, "classifies", None)
+    metrics = tuple(getattr(module, "metrics", {}).items())
     if not callable(getattr(type(module), "loss", None)):
         # One that says that it is a regression has its loss from `simulate`.
         return Model(init, train, predict, classifies=classifies is not False)
-    return Model(init, train, predict, module.loss, classifies)
+    return Model(init, train, predict, module.loss, classifies, metrics)
 
 
 class Conv(nn.Module):
@@ -377,7 +379,7 @@ MODELS = {
     "vgg11": Part(lambda k, own, form: VGG11(k, own.norm, form), _NORM),
     "resnet18": Part(lambda k, own, form: ResNet18(k, own.norm, form), _NORM),
     "quadratic": Part(),  # for its data, `data.quadratic.Quadratic`
-}
+} | text.MODELS
 # Smallest height and width of an image; others take samples of any shape.
 SMALLEST = {
     "mnist_cnn": 16,

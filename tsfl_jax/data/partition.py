@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax import host_memory
 from tsfl_jax.components import Part, check_name, checker, component, setting
-from tsfl_jax.data import class_counts
+from tsfl_jax.data import class_counts, whole_splits
 from tsfl_jax.types import Partition, UserError
 
 
@@ -28,7 +28,7 @@ class PartitionConfig:
 
     kind: str = setting("dirichlet", "the split; client: as the data set says")
     alpha: float = setting(
-        0.5, "dirichlet: concentration; small values skew the labels more", above=0
+        0.5, "dirichlet, quantity: concentration; small values skew more", above=0
     )
     classes_per_client: int = setting(2, "shards: classes of a client", low=1)
     replacement: bool = setting(False, "let clients share samples if there are too few")
@@ -69,7 +69,7 @@ def make_partition(
 ) -> Partition:
     """Divide training samples among clients, capacity[i] to client i.
 
-    The kinds are those of `PARTITIONS`, except for "client".
+    The kinds are those of `PARTITIONS`, but "client" and those of `whole_splits`.
 
     With `iid_share` that share of every client's samples is drawn IID instead, and the
     rest as above from what is left; with `common` it is the same samples for all.
@@ -330,14 +330,15 @@ _DRAWN = (
 )
 # By `PartitionConfig.kind`: functions of settings, the clients' samples ``[N]``, those
 # of each class ``[C]`` and a generator, to shares of the classes ``[N, C]`` ≥ 0 whose
-# rows sum to 1. None: of all samples at random; client: as the data set says.
+# rows sum to 1. None: of all samples at random; client: as the data set says; of
+# `whole_splits`: see there.
 PARTITIONS = {
     "iid": Part(reads=_DRAWN),
     "dirichlet": Part(_dirichlet, (*_DRAWN, "partition.alpha")),
     "shards": Part(_shards, (*_DRAWN, "partition.classes_per_client")),
     "label": Part(_label, _DRAWN),
     "client": Part(),
-}
+} | whole_splits.KINDS
 
 _FEW = 0.1  # share of replaced samples that hardly changes a split
 

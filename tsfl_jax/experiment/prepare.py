@@ -288,6 +288,7 @@ def prepare_validated(
     rule, hparams, rule_notes = _make_rule(config, own, times, network)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
     split = splits.draw_split(config, dataset, capacity, lists, held_out)
+    dataset, digest = splits.skewed(config, dataset, split, data_fingerprint)
     rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
     custom_hooks.check_metrics(own.metrics)
     hooks = custom_hooks.checked(
@@ -310,7 +311,7 @@ def prepare_validated(
         mapping=mapping,
         held_out=held_out,
         own=own._replace(dataset=None, metrics=dict(model.metrics)),
-        fingerprints=_fingerprints(config, dataset, split, times, data_fingerprint)
+        fingerprints=_fingerprints(config, dataset, split, times, digest)
         | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
         | custom_hooks.start_of(own.model),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,

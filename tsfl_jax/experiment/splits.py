@@ -7,7 +7,7 @@ from jaxtyping import Int
 
 from tsfl_jax import rng
 from tsfl_jax.config import Config, seed_of
-from tsfl_jax.data import given_partition, partition, validation
+from tsfl_jax.data import given_partition, partition, skew, validation, whole_splits
 from tsfl_jax.types import Dataset, Partition, UserError
 
 
@@ -28,7 +28,13 @@ def given(
     """
     held = held_out(config, dataset)
     kind, clients = config.partition.kind, config.num_clients
-    lists = given_partition.lists_of(own, kind, dataset, clients)
+    if own is None and kind in whole_splits.KINDS:
+        generator = rng.generator(seed_of(config, "split"), "whole split")
+        lists = whole_splits.lists(
+            dataset.y_train, clients, config.partition, generator
+        )
+    else:
+        lists = given_partition.lists_of(own, kind, dataset, clients)
     if lists is not None:
         lists = lists if held is None else validation.without(lists, held)
     return held, lists
@@ -57,6 +63,15 @@ def draw_split(
         taken = f"--config.data.validation={len(held_out)} leaves {len(rest)} samples"
         raise UserError(f"{taken}: {error}") from error
     return found._replace(indices=rest[found.indices].astype(np.int32))
+
+
+def skewed(
+    config: Config, dataset: Dataset, split: Partition, digest: str
+) -> tuple[Dataset, str]:
+    """The data set as its clients have it, and its digest; "": not known."""
+    generator = rng.generator(seed_of(config, "split"), "skew")
+    found = skew.skewed(dataset, split, config.partition, generator)
+    return found, digest if found is dataset else ""
 
 
 def small_clients(batch_size: int, capacity: Int[np.ndarray, "N"]) -> tuple[str, ...]:

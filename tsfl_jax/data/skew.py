@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
+from tsfl_jax import rng
 from tsfl_jax.components import component, setting
 from tsfl_jax.types import Dataset, Partition, UserError
 
@@ -34,7 +35,7 @@ def skewed(
     dataset: Dataset,
     partition: Partition,
     settings: Any,
-    rng: np.random.Generator,
+    seed: int,
 ) -> Dataset:
     """The data set as its clients have it.
 
@@ -46,7 +47,7 @@ def skewed(
       dataset: samples, whose arrays are not changed.
       partition: which client holds which; samples of no client stay.
       settings: `noise` σ ≥ 0, `rotation` φ in degrees, `label_noise` p in [0, 1).
-      rng: random number generator.
+      seed: of the split.
 
     Returns:
       The data set itself, if nothing is skewed. Values of uint8 are rounded and
@@ -59,6 +60,7 @@ def skewed(
         return dataset
     _check(dataset, partition, settings)
     x, y = dataset.x_train, dataset.y_train.copy()
+    draws = rng.generator(seed, "skew")
     if settings.noise or settings.rotation:
         x = x.copy()
     N, C = len(partition.indices), dataset.num_classes
@@ -69,10 +71,10 @@ def skewed(
         if settings.rotation * level:
             x[mine] = _stored(_rotated(x[mine], settings.rotation * level), x.dtype)
         if settings.noise * level:
-            noise = rng.standard_normal(x[mine].shape) * dataset.std
+            noise = draws.standard_normal(x[mine].shape) * dataset.std
             x[mine] = _stored(x[mine] + settings.noise * level * noise, x.dtype)
-        wrong = rng.permutation(mine)[: round(settings.label_noise * held)]
-        y[wrong] = (y[wrong] + rng.integers(1, C, len(wrong))) % C
+        wrong = draws.permutation(mine)[: round(settings.label_noise * held)]
+        y[wrong] = (y[wrong] + draws.integers(1, C, len(wrong))) % C
     return dataset._replace(x_train=x, y_train=y)
 
 

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from tsfl_jax import rng
 from tsfl_jax.config import Config, seed_of
 from tsfl_jax.data import given_partition, partition, skew, validation, whole_splits
+from tsfl_jax.timeline import copula
 from tsfl_jax.types import Dataset, Partition, UserError
 
 
@@ -40,25 +41,48 @@ def given(
     return held, lists
 
 
+def ties(
+    config: Config, lists: given_partition.Lists | None, dataset: Dataset
+) -> tuple[Int[np.ndarray, "N"] | None, copula.Scores]:
+    """Each client's number of samples where it is given, and scores of `copula`."""
+    text, known, held = config.timeline.copula, {}, None
+    if lists is not None:
+        held = np.array([len(rows) for rows in lists])
+    if not text:
+        return held, {}
+    if lists is not None:
+        C, y = dataset.num_classes, dataset.y_train
+        table = np.stack([np.bincount(y[rows], minlength=C) for rows in lists])
+        rare = copula.rarity(table.astype(float), np.bincount(y, minlength=C))
+        known = {"size": held, "rarity": rare}
+    seed = seed_of(config, "fleet")
+    return held, copula.scores(text, config.num_clients, seed, known)
+
+
 def draw_split(
     config: Config,
     dataset: Dataset,
     capacity: Int[np.ndarray, "N"],
     lists: given_partition.Lists | None,
     held_out: Int[np.ndarray, "V"] | None,
+    tied: copula.Scores,
 ) -> Partition:
-    """The samples of each client, drawn or given."""
+    """The samples of each client, drawn or given; `tied` are scores of `copula`."""
     generator = rng.generator(seed_of(config, "split"), "partition")
     if lists is not None:
         return given_partition.as_partition(lists, generator)
-    labels = dataset.y_train
+    labels, given = dataset.y_train, (capacity, config.partition, generator)
+    rare = tied.get("rarity")
+    if rare is not None and config.partition.kind not in ("dirichlet", "shards"):
+        raise UserError(
+            f"--config.partition.kind={config.partition.kind}: rarity of labels, in "
+            "--config.timeline.copula, needs dirichlet, shards or a given split"
+        )
     if held_out is None:
-        return partition.make_partition(labels, capacity, config.partition, generator)
+        return partition.make_partition(labels, *given, rare)
     rest = validation.left(len(labels), held_out)
     try:
-        found = partition.make_partition(
-            labels[rest], capacity, config.partition, generator
-        )
+        found = partition.make_partition(labels[rest], *given, rare)
     except UserError as error:
         taken = f"--config.data.validation={len(held_out)} leaves {len(rest)} samples"
         raise UserError(f"{taken}: {error}") from error
@@ -69,8 +93,7 @@ def skewed(
     config: Config, dataset: Dataset, split: Partition, digest: str
 ) -> tuple[Dataset, str]:
     """The data set as its clients have it, and its digest; "": not known."""
-    generator = rng.generator(seed_of(config, "split"), "skew")
-    found = skew.skewed(dataset, split, config.partition, generator)
+    found = skew.skewed(dataset, split, config.partition, seed_of(config, "split"))
     return found, digest if found is dataset else ""
 
 

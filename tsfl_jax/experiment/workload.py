@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config, seed_of
 from tsfl_jax.rules import SECTIONS
-from tsfl_jax.timeline import free_riders, replay, schedule, ticks
+from tsfl_jax.timeline import copula, free_riders, replay, schedule, ticks
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
 from tsfl_jax.types import Schedule, UserError
@@ -42,12 +42,17 @@ def groups(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(";") if part.strip())
 
 
-def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> Workload:
+def draw_workload(
+    config: Config,
+    held: Int[np.ndarray, "N"] | None = None,
+    ties: copula.Scores | None = None,
+) -> Workload:
     """Draw the workload of a validated config.
 
     Args:
       config: all settings.
       held: samples of each client, where they are given and not drawn.
+      ties: scores of `copula`, of what goes together in a client.
 
     Returns:
       `Workload`; its schedule has notes on idle intervals and clients.
@@ -63,8 +68,12 @@ def draw_workload(config: Config, held: Int[np.ndarray, "N"] | None = None) -> W
         workload = Workload(drawn)
     else:
         size, notes = _draw_sizes(config)
-        size = size if held is None else held.astype(size.dtype)
-        fleet = _draw_fleet(config, size)
+        ties = ties or {}
+        if held is not None:
+            size = held.astype(size.dtype)
+        elif "size" in ties:
+            size = size[copula.order(size, ties["size"])]
+        fleet = _draw_fleet(config, size, ties)
         missing = sum(len(windows) == 0 for windows in fleet.online)
         if config.timeline.availability and missing:
             notes += (
@@ -177,12 +186,14 @@ def _draw_sizes(config: Config) -> tuple[Int[np.ndarray, "N"], tuple[str, ...]]:
     return drawn.size[0], drawn.notes
 
 
-def _draw_fleet(config: Config, size: Int[np.ndarray, "N"]) -> Fleet:
+def _draw_fleet(
+    config: Config, size: Int[np.ndarray, "N"], ties: copula.Scores
+) -> Fleet:
     """Speeds of the clients; they do not depend on the framework."""
     t = config.timeline
     if config.schedule.iteration == "step":  # of a mini-batch, however many there are
         size = np.ones_like(size)
-    return draw_fleet(
+    fleet = draw_fleet(
         config.num_clients,
         size,
         speed=groups(t.speed),
@@ -194,6 +205,9 @@ def _draw_fleet(config: Config, size: Int[np.ndarray, "N"]) -> Fleet:
         availability_file=t.availability,
         rng=rng.generator(seed_of(config, "fleet"), "fleet"),
     )
+    share = np.ones(len(size)) if t.speeds else size / size.mean()
+    horizon = config.num_intervals * config.schedule.interval_seconds
+    return copula.tied(fleet, ties, share, horizon)
 
 
 def simulate_timeline(config: Config, fleet: Fleet) -> Simulation:

@@ -94,6 +94,9 @@ class FleetConfig:
     availability: str = setting(
         "", "CSV file, client,start,end in seconds; others are always online"
     )
+    copula: str = setting(
+        "", 'correlations, "seconds rarity 0.8"; of seconds, size, rarity, online'
+    )
 
     def check(self, config: Any, rule: Any) -> None:
         """Refuse drawn speeds beside those of a file."""

@@ -12,7 +12,7 @@ import pytest
 from tsfl_jax import data, simulate
 from tsfl_jax.config import Config, replace
 from tsfl_jax.data import text
-from tsfl_jax.sections import DataConfig
+from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import UserError
 
 h5py = pytest.importorskip("h5py")
@@ -122,7 +122,8 @@ WRITERS = {
 
 
 def load(name, folder, **settings):
-    return data.load(DataConfig(name.split()[0], str(folder), **settings))
+    own = {"name": name.split()[0], "dir": str(folder)} | settings
+    return data.load(replace(Config(), {f"data.{n}": v for n, v in own.items()}).data)
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -139,6 +139,17 @@ def test_every_layout_gives_the_same_table_of_samples(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["tff", "fedjax"])
+def test_one_of_several_files_is_chosen(tmp_path, name):
+    WRITERS[name](tmp_path, {"train": TRAIN, "test": TEST})
+    for path in list(tmp_path.iterdir()):
+        path.with_name(f"other_{path.name}").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="got .*other_.*data.file chooses"):
+        load(name, tmp_path)
+    stem = {"tff": "fed_emnist", "fedjax": "federated_emnist"}[name]
+    assert len(load(name, tmp_path, file=stem).x_train) == 3
+
+
+@pytest.mark.parametrize("name", ["tff", "fedjax"])
 def test_text_of_clients_becomes_rows_of_tokens(tmp_path, name):
     users = {u: {"snippets": texts} for u, texts in TEXT.items()}
     writer = {"tff": write_tff, "fedjax": write_fedjax}[name]
@@ -330,3 +341,20 @@ def test_a_network_for_images_takes_no_text(tmp_path):
         simulate(settings(tmp_path))
     with pytest.raises(UserError, match="takes text"):
         simulate(settings("", **DIGITS, **{"partition.kind": "iid"}))
+
+
+def test_ragged_and_miscounted_users_of_leaf_are_one_line(tmp_path):
+    write_leaf(tmp_path, {"train": TRAIN, "test": TEST})
+    path = next((tmp_path / "train").glob("*.json"))
+    whole = path.read_text()
+    for change, said in (
+        ({"num_samples": [5, 1]}, "user a has 2 x and 2 y; expected 5"),
+        ({"users": ["a", "z"]}, "cannot be read"),
+        ({"user_data": {"a": {"x": []}, "b": {}}}, "no x or y"),
+    ):
+        path.write_text(json.dumps(json.loads(whole) | change))
+        with pytest.raises(UserError, match=said):
+            load("leaf", tmp_path)
+    path.write_text(whole.replace("[1.0, 0.25]", "[1.0]"))
+    with pytest.raises(UserError, match="samples of user a differ"):
+        load("leaf", tmp_path)

@@ -42,22 +42,27 @@ def _samples(folder: pathlib.Path) -> natural.Samples:
     x, y, client = [], [], []
     for path in sorted(folder.glob("*.json")):
         for user, number, data in _users(path):
-            x.append([_text(one) for one in data["x"]])
-            y.append(data["y"])
-            if not len(x[-1]) == len(y[-1]) == number:
+            pair = data["x"], data["y"]
+            if not len(pair[0]) == len(pair[1]) == number:
                 raise UserError(
-                    f"{path}: user {user} has {len(x[-1])} x and {len(y[-1])} y; "
+                    f"{path}: user {user} has {len(pair[0])} x and {len(pair[1])} y; "
                     f"expected {number}, as in num_samples"
                 )
+            if not number:
+                continue
+            try:
+                x.append(_values(pair[0]))
+                y.append(_values(pair[1]))
+            except (ValueError, TypeError, IndexError) as error:
+                raise UserError(
+                    f"{path}: the samples of user {user} differ ({error})"
+                ) from error
             client += [user] * number
     if not client:
         raise UserError(f"{folder}: no .json file with samples; expected {_LAYOUT}")
-    of_text = isinstance(next(filter(None, x))[0], str)
-    samples = natural.joined(x if of_text else _arrays(x), folder)
-    if not of_text and np.shape(samples)[1:] == (784,):
+    samples, labels = natural.joined(x, folder), natural.joined(y, folder)
+    if np.shape(samples)[1:] == (784,):
         samples = np.reshape(samples, (-1, 28, 28, 1))
-    next_one = isinstance(next(filter(None, y))[0], str)
-    labels = natural.joined(y if next_one else _arrays(y), folder)
     return natural.Samples(samples, labels, client)
 
 
@@ -67,19 +72,22 @@ def _users(path: pathlib.Path) -> list[tuple[str, int, dict[str, Any]]]:
         held = json.loads(path.read_text(encoding="utf-8"))
         users, data = held["users"], held["user_data"]
         pairs = zip(users, held["num_samples"], strict=True)
-        return [(str(user), int(number), data[user]) for user, number in pairs]
+        found = [(str(user), int(number), data[user]) for user, number in pairs]
+        if not all({"x", "y"} <= {*of_user} for _, _, of_user in found):
+            raise KeyError("no x or y")
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         expected = "LEAF's users, num_samples and user_data"
         raise natural.unreadable(path, error, expected) from error
 
 
-def _text(sample: Any) -> Any:
-    """The tweet of a row of Sent140; others as they are."""
-    row = isinstance(sample, list) and len(sample) > 4
-    return sample[4] if row and isinstance(sample[4], str) else sample
-
-
-def _arrays(parts: list[list[Any]]) -> list[np.ndarray]:
-    arrays = [np.array(part) for part in parts if part]
+def _values(values: list[Any]) -> np.ndarray | list[str]:
+    """Texts, labels, or samples as float32; of a row of Sent140 the tweet."""
+    first = values[0]
+    if isinstance(first, list) and len(first) > 4 and isinstance(first[4], str):
+        return [row[4] for row in values]
+    if isinstance(first, str):
+        return values
     # Numbers as text have no decimal point where they are whole: 0 and 1 of an image.
-    return [a.astype(np.float32) if a.ndim > 1 else a for a in arrays]
+    found = np.array(values)
+    return found.astype(np.float32) if found.ndim > 1 else found

@@ -4,6 +4,7 @@ What the readers of formats share. A reader gives the `Samples` of its files; he
 become a `Dataset`: text becomes tokens, names of clients become numbers.
 """
 
+import glob
 import importlib
 import pathlib
 from collections.abc import Collection
@@ -52,14 +53,18 @@ def folder(settings: DataConfig, holds: str) -> pathlib.Path:
     return found
 
 
-def file_of(folder: pathlib.Path, part: str, ending: str) -> pathlib.Path:
+def file_of(
+    settings: DataConfig, folder: pathlib.Path, part: str, ending: str
+) -> pathlib.Path:
     """The only file of a part, such as ``shakespeare_train.h5``."""
-    found = sorted(folder.glob(f"*{part}{ending}"))
+    pattern = f"{glob.escape(settings.file)}_{part}" if settings.file else f"*{part}"
+    found = sorted(folder.glob(f"{pattern}{ending}"))
     if len(found) != 1:
         shown = ", ".join(path.name for path in found) or "none"
         raise UserError(
-            f"--config.data.dir={folder}: expected one file *{part}{ending}, got "
-            f"{shown}"
+            f"--config.data.dir={folder}: expected one file {pattern}{ending}, got "
+            f"{shown}; of several, --config.data.file chooses: what comes before "
+            f"_{part}{ending}"
         )
     return found[0]
 

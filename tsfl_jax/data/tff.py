@@ -16,7 +16,8 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     """Read the two files *train.h5 and *test.h5 of a folder.
 
     Args:
-      settings: `dir` is the folder; `columns` names the features, if others are wanted.
+      settings: `dir` is the folder, `file` what comes before _train, of several;
+        `columns` names the features, if others are wanted.
       seed: ignored.
 
     Returns:
@@ -27,8 +28,11 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     """
     del seed
     folder = natural.folder(settings, "files *train.h5 and *test.h5")
-    files = [natural.file_of(folder, part, ".h5") for part in ("train", "test")]
-    return natural.dataset(settings, folder, *(_samples(settings, f) for f in files))
+    train, test = (
+        _samples(settings, natural.file_of(settings, folder, part, ".h5"))
+        for part in ("train", "test")
+    )
+    return natural.dataset(settings, folder, train, test)
 
 
 def _samples(settings: DataConfig, path: pathlib.Path) -> natural.Samples:

@@ -68,10 +68,10 @@ STREAMS = {
     "fleet of numbers": 40,  # on the host, of studies
     "variance intervals": 41,  # on the host, of confidence intervals, with seed 0
     "views": 60,  # on the host, by client id: where its view of the samples starts
-    "whole split": 62,  # on the host, of all samples
-    "copula": 64,  # on the host, by client id
-    "skew": 63,  # on the host, noise of samples and labels
     "table order": 61,  # on the host, of the samples that views are cut from
+    "whole split": 62,  # on the host, of all samples
+    "skew": 63,  # on the host, noise of samples and labels
+    "copula": 64,  # on the host, by client id
 }
 
 

@@ -87,7 +87,7 @@ def unreadable(path: pathlib.Path, error: BaseException, expected: str) -> UserE
 
 
 def columns(
-    settings: DataConfig, held: Collection[str], where: object, client: bool = False
+    settings: Any, held: Collection[str], where: object, client: bool = False
 ) -> list[str]:
     """The names of samples, labels and, where asked for, clients; "" for no labels.
 
@@ -132,7 +132,7 @@ def joined(parts: list[Any], where: object) -> np.ndarray | list[str]:
 
 
 def dataset(
-    settings: DataConfig, where: pathlib.Path, train: Samples, test: Samples | None
+    settings: Any, where: pathlib.Path, train: Samples, test: Samples | None
 ) -> Dataset:
     """The data set of the samples of all clients.
 

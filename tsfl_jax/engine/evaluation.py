@@ -35,12 +35,12 @@ class HeldOut(NamedTuple):
 class Scores(NamedTuple):
     """A model on the test set, float32."""
 
-    accuracy: Float[Array, ""]  # in [0, 1]; NaN: the model does not classify
-    loss: Float[Array, ""]  # mean; inf: not a number. NaN: not measured
+    accuracy: Float[types.Array, ""]  # in [0, 1]; NaN: the model does not classify
+    loss: Float[types.Array, ""]  # mean; inf: not a number. NaN: not measured
     metrics: Float[Array, "m"] | None  # means of the model's metrics; None: it has none
     # The same by group of test samples; None: there are no groups.
-    group_accuracy: Float[Array, "G"] | None = None
-    group_loss: Float[Array, "G"] | None = None
+    group_accuracy: Float[types.Array, "G"] | None = None
+    group_loss: Float[types.Array, "G"] | None = None
 
 
 def make_test_set(
@@ -114,7 +114,7 @@ def evaluate(
         if model.classifies:
             right = losses.correct(outputs, item.y) & item.mask
         by_group = ()
-        if group_size is not None:
+        if item.group is not None and group_size is not None:
             # Not a scatter, whose sums have another order in every run on a GPU.
             mine = item.group[:, None] == jnp.arange(len(group_size))
             by_group = tuple(
@@ -141,21 +141,21 @@ def evaluate(
     )
 
 
-def _accuracy(model: Model, value: Float[Array, "..."]) -> Float[Array, "..."]:
+def _accuracy(
+    model: Model, share: Float[types.Array, "*G"]
+) -> Float[types.Array, "*G"]:
     """NaN where the model does not classify."""
-    return (
-        value.astype(jnp.float32) if model.classifies else jnp.full_like(value, jnp.nan)
-    )
+    return share if model.classifies else jnp.full_like(share, jnp.nan)
 
 
-def _loss(mean: Float[Array, "..."]) -> Float[Array, "..."]:
+def _loss(mean: Float[types.Array, "*G"]) -> Float[types.Array, "*G"]:
     """NaN stands for "not measured", after which the loss before would be the last."""
     return jnp.where(jnp.isnan(mean), jnp.inf, mean)
 
 
-def nothing(model: Model, groups: int = 0) -> Scores:
+def nothing(model: Model, group_size: Int[types.Array, "G"] | None = None) -> Scores:
     """Scores that were not measured."""
     missing, number = jnp.float32(jnp.nan), len(model.metrics)
-    by_group = jnp.full(groups, jnp.nan) if groups else None
+    by_group = None if group_size is None else jnp.full(len(group_size), jnp.nan)
     metrics = jnp.full(number, jnp.nan) if number else None
     return Scores(missing, missing, metrics, by_group, by_group)

@@ -64,9 +64,8 @@ class State(NamedTuple):
     # No client's model was finite, or not the new global one; params: the last good.
     diverged: Bool[Array, ""]
     snapshots: Params | None = None  # [P, ...], earlier models that clients start from
-    broadcast: Params | None = (
-        None  # [P, ...], what the rule had broadcast with those models
-    )
+    # [P, ...], what the rule had broadcast with those models.
+    broadcast: Params | None = None
 
 
 class Problem(NamedTuple):
@@ -126,9 +125,8 @@ class History(NamedTuple):
     selected: Bool[Array, "... N"]
     client_variance: Float[Array, "... N"]  # σ_i²
     client_dissimilarity: Float[Array, "... N"]  # ‖∇F_i − ∇F‖²
-    metrics: Float[Array, "... m"] | None = (
-        None  # of the user's own; None: there are none
-    )
+    # Of the user or of the network; None: there are none.
+    metrics: Float[Array, "... m"] | None = None
     # By class or client of the test samples; None: not asked for.
     group_accuracy: Float[Array, "... G"] | None = None
     group_loss: Float[Array, "... G"] | None = None
@@ -461,7 +459,7 @@ def evaluate_if_due(
         lambda w: evaluation.evaluate(
             parts.model, w, problem.samples, problem.test, axis, sizes
         ),
-        lambda w: evaluation.nothing(parts.model, 0 if sizes is None else len(sizes)),
+        lambda w: evaluation.nothing(parts.model, sizes),
         params,
     )
 

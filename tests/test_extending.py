@@ -285,7 +285,7 @@ def test_a_part_of_any_table_is_one_file_and_one_line(tmp_path):
     """Source, partition, network and framework, each with a setting of its own."""
     row = '"skewed": Part(skewed, _DRAWN, (Skewed,)),'
     linear = "Part(lambda k, own, form: Linear(k, own.bias), (), (LinearConfig,)),"
-    pairs = "Framework(pairs, late=True, sections=(FleetConfig, Pairs)),"
+    pairs = "Framework(pairs, sections=(FleetConfig, Pairs)),"
     parts = {
         "data/blobs.py": (
             SOURCE,

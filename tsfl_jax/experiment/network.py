@@ -56,7 +56,8 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
     shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
     tokens, notes = dtype == np.int32, ()
     name = config.model.name
-    if own.model is not None:
+    module: Any = own.model
+    if module is not None:
         name = getattr(own.model, "__name__", type(own.model).__name__)
         name = "own" if name == "<lambda>" else name
         model, params, outputs, found = _traced.__wrapped__(
@@ -71,13 +72,16 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
             )
     else:
         _check_tokens(name, dataset, bool(tokens))
-        module: Any = (
+        module = (
             Quadratic(tuple(curvature_of(config, shape).tolist()))
             if name == "quadratic"
             else networks.make_model(config.model, dataset.num_classes, shape, form)
         )
         model, params, outputs, found = _traced(module, name, shape, dtype)
-    model = with_measures(model, own.loss, own.metrics, outputs)
+    metrics = own.metrics
+    if isinstance(module, text.NextToken):  # its accuracy is no other's
+        metrics = text.METRICS | dict(metrics or {})
+    model = with_measures(model, own.loss, metrics, outputs)
     model, said = networks.decide_task(model, outputs, dataset.num_classes)
     return Network(model, name, form, params, found + said + notes)
 

@@ -93,7 +93,7 @@ def with_measures(
         if not isinstance(name, str) or not name.isidentifier():
             raise UserError(f"metrics: {name!r} is no identifier; use one like 'top_3'")
         _check_measure(f"metrics[{name!r}]", function, outputs)
-    model = model._replace(metrics=tuple((dict(model.metrics) | {**given}).items()))
+    model = model._replace(metrics=tuple(given.items()))
     if loss is None and model.loss is losses.cross_entropy:
         return model  # for which `decide_task` knows the outputs
     _check_measure("loss", model.loss if loss is None else loss, outputs, True)

@@ -95,8 +95,7 @@ def from_flax(module: nn.Module | Any) -> Model:
     A method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to ``[B]``, replaces
     cross-entropy. With ``classifies = False`` the module is a regression, without
     accuracy and with outputs of any width; without that attribute, `decide_task`
-    decides by the width of the outputs. Of its own loss, an attribute ``metrics`` has
-    functions alike by name, whose means over the test set are reported.
+    decides by the width of the outputs.
 
     An nnx module, or a function of `nnx.Rngs` that makes one, goes to
     `nnx_modules.from_nnx`.
@@ -141,11 +140,10 @@ def from_flax(module: nn.Module | Any) -> Model:
         return testing.apply(variables, x, *args, **named)
 
     classifies = getattr(module, "classifies", None)
-    metrics = tuple(getattr(module, "metrics", {}).items())
     if not callable(getattr(type(module), "loss", None)):
         # One that says that it is a regression has its loss from `simulate`.
         return Model(init, train, predict, classifies=classifies is not False)
-    return Model(init, train, predict, module.loss, classifies, metrics)
+    return Model(init, train, predict, module.loss, classifies)
 
 
 class Conv(nn.Module):

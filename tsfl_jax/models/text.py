@@ -42,7 +42,6 @@ class NextToken(nn.Module):
 
     network: nn.Module  # tokens [B, S] → logits [B, S, O]
     classifies = False
-    metrics = {"next_token_accuracy": lambda outputs, labels: outputs[:, 1]}  # noqa: RUF012
 
     @nn.compact
     def __call__(self, x: Int[Array, "B S1"]) -> Float[Array, "B 2"]:
@@ -60,6 +59,10 @@ class NextToken(nn.Module):
         """The mean cross-entropy of each sample; labels are ignored."""
         del labels
         return outputs[:, 0]
+
+
+# Of the outputs of `NextToken`, the share of a sample's tokens that are right.
+METRICS = {"next_token_accuracy": lambda outputs, labels: outputs[:, 1]}
 
 
 def _lstm(num_classes: int, own: Any, every: bool = False) -> LSTM:

@@ -90,7 +90,7 @@ def shares_of(
 ) -> Float[np.ndarray, "N C"]:
     """Shares of the classes in each client's samples, of the split that a run draws."""
     labels, held_out = dataset.y_train, splits.held_out(config, dataset)
-    drawn = splits.draw_split(config, dataset, np.asarray(size), None, held_out)
+    drawn = splits.draw_split(config, dataset, np.asarray(size), None, held_out, {})
     counts = np.zeros((len(size), dataset.num_classes))
     for i, held in enumerate(drawn.capacity):
         counts[i] = np.bincount(

@@ -19,6 +19,7 @@ from tsfl_jax.models import networks
 
 PACKAGE = pathlib.Path(rng.__file__).parent
 SEEDS = (0, 1, 2, 2**32 - 1)
+VARYING = ("iterations", "downloads", "uploads")
 
 
 def test_numbers_are_different():
@@ -78,9 +79,12 @@ def names_asked_for():
                 "uniforms",
             ):
                 continue
-            for argument in node.args[1:]:
-                if isinstance(argument, ast.Constant):
-                    found.add(argument.value)
+            found |= {
+                argument.value
+                for argument in node.args[1:]
+                if isinstance(argument, ast.Constant)
+                and isinstance(argument.value, str)
+            }
     return found
 
 
@@ -93,6 +97,7 @@ def test_only_one_module_makes_generators_and_keys():
     # Every stream is used; those whose names are put together are listed here.
     whole = {f"synthetic {p}" for p in ("prototypes", "train samples", "test samples")}
     whole |= {"train subset", "test subset"}
+    whole |= {f"client {n}" for n in ("speed", "download", "upload", *VARYING)}
     assert names_asked_for() | whole == set(rng.STREAMS)
 
 
@@ -115,8 +120,9 @@ def test_no_two_draws_of_an_experiment_start_alike(monkeypatch, seed):
     config.timeline.framework = "tsfl"
     prepare.prepare(config)
     data.load(DataConfig(train_size=50, test_size=20))
-    # Synthetic data 3, sizes, fleet, riders, partition; digits and two subsets.
-    assert len(started) == len(set(started)) == 10
+    # Synthetic data 3, sizes, fleet, riders, partition, who is asked in 5 intervals;
+    # digits and two subsets.
+    assert len(started) == len(set(started)) == 15
 
 
 class Noisy(nn.Module):

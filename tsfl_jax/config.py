@@ -18,6 +18,7 @@ from tsfl_jax.components import Settings, component, section_of
 from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.partition import PARTITIONS, PartitionConfig
 from tsfl_jax.data.settings import DataConfig
+from tsfl_jax.data.skew import SkewConfig
 from tsfl_jax.models.networks import MODELS, ModelConfig
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.sections import LR_SCHEDULES, ConstantsConfig, General, SeedsConfig
@@ -40,7 +41,7 @@ TABLES: dict[str, Mapping[str, Any]] = {
 # Components that are in every experiment.
 COMMON = (
     *(DataConfig, PartitionConfig, ScheduleConfig, TimelineConfig, ModelConfig),
-    *(ConstantsConfig, SeedsConfig, CohortConfig),
+    *(ConstantsConfig, SeedsConfig, CohortConfig, SkewConfig),
 )
 
 

@@ -69,6 +69,9 @@ STREAMS = {
     "variance intervals": 41,  # on the host, of confidence intervals, with seed 0
     "views": 60,  # on the host, by client id: where its view of the samples starts
     "table order": 61,  # on the host, of the samples that views are cut from
+    "whole split": 62,  # on the host, of all samples
+    "skew": 63,  # on the host, noise of samples and labels
+    "copula": 64,  # on the host, by client id
     # On the host, of cohorts; the others by client id.
     "cohort": 70,  # who is asked, by tier and interval
     "client size": 71,

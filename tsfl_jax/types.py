@@ -122,6 +122,7 @@ class Dataset(NamedTuple):
     std: Float[np.ndarray, "..."]  # like mean, > 0
     # int32 in [0, clients): which client each training sample belongs to; None: unknown
     client: Int[np.ndarray, "M"] | None = None
+    test_client: Int[np.ndarray, "M_test"] | None = None  # likewise of test samples
 
 
 class Partition(NamedTuple):

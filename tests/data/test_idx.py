@@ -173,3 +173,25 @@ def test_what_debian_installs():
     assert dataset.x_test.shape == (10000, 28, 28, 1)
     assert (np.bincount(dataset.y_train) == 6000).all()
     assert (np.bincount(dataset.y_test) == 1000).all()
+
+
+def write_emnist(folder, part, arrays):
+    for key, name in NAMES.items():
+        name = f"emnist-{part}-{name.replace('t10k', 'test')}.gz"
+        (folder / name).write_bytes(gzip.compress(encoded(arrays[key])))
+
+
+def test_the_names_of_emnist(tmp_path):
+    arrays = samples()
+    letters = arrays | {k: arrays[k] + np.uint8(1) for k in ("y_train", "y_test")}
+    write_emnist(tmp_path, "letters", letters)
+    got = load(tmp_path)
+    assert got.name == "idx(emnist-letters)" and got.num_classes == 10
+    # Upright, and the first letter is class 0.
+    assert (got.x_train[..., 0] == arrays["x_train"].swapaxes(1, 2)).all()
+    assert (got.y_test == arrays["y_test"]).all()
+    write_emnist(tmp_path, "digits", arrays)
+    with pytest.raises(UserError, match="has digits, letters of EMNIST; expected one"):
+        load(tmp_path)
+    got = data.load(DataConfig("idx", str(tmp_path), "digits"))
+    assert (got.y_train == arrays["y_train"]).all()

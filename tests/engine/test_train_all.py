@@ -138,5 +138,5 @@ def test_derivatives_are_those_with_all_clients():
 
 
 def test_it_cannot_be_swept():
-    with pytest.raises(UserError, match="--sweep train_all: all lanes share it"):
+    with pytest.raises(UserError, match="--sweep train_all: all runs share it"):
         tsfl_jax.sweep(small(), {"train_all": [True, False]})

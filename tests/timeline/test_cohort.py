@@ -613,11 +613,17 @@ def test_empty_cohorts_are_counted():
             {"size": 3, "kind": "trace", "trace": "a.csv"},
             "schedule.kind=trace: cannot",
         ),
+        ({"size": 3, "noise": 0.1}, "partition.noise=0.1: cannot go with "),
+        (
+            {"size": 3, "framework": "tsfl", "copula": "seconds size 0.5"},
+            "timeline.copula=seconds size 0.5: cannot",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(settings, words):
     sections = {"framework": "timeline", "carry": "timeline"}
     sections |= {"kind": "schedule", "trace": "schedule"}
+    sections |= {"noise": "partition", "copula": "timeline"}
     flat = {f"{sections.get(n, 'cohort')}.{n}": v for n, v in settings.items()}
     with pytest.raises(UserError) as error:
         workload.draw_workload(checked(flat))

@@ -41,14 +41,22 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
     kept = _subset(dataset, "train", settings.train_size)
     tested = _subset(dataset, "test", settings.test_size)
     x_train, client = dataset.x_train[kept], dataset.client
+    owner = dataset.test_client
+    owner = owner if owner is None else owner[tested]
     if client is not None and settings.train_size:  # some may be gone altogether
-        client = np.unique(client[kept], return_inverse=True)[1].astype(np.int32)
+        left, client = np.unique(client[kept], return_inverse=True)
+        client = client.astype(np.int32)
+        if owner is not None:  # of those without training samples: after the others
+            place = np.searchsorted(left, owner)
+            gone = ~np.isin(owner, left)
+            owner = np.where(gone, len(left) + owner, place).astype(np.int32)
     dataset = dataset._replace(
         x_train=x_train,
         y_train=dataset.y_train[kept],
         x_test=dataset.x_test[tested],
         y_test=dataset.y_test[tested],
         client=client,
+        test_client=owner,
     )
     if settings.normalize == "standard":
         if x_train.dtype == np.int32:

@@ -7,9 +7,11 @@ from jaxtyping import Float32, Int, UInt8
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.components import Part
-from tsfl_jax.data import idx, in_memory, tfds
+from tsfl_jax.data import fedjax, hugging_face, idx, in_memory, leaf, tfds, tff
+from tsfl_jax.data.natural import ColumnsConfig
 from tsfl_jax.data.quadratic import QuadraticConfig
 from tsfl_jax.data.settings import DataConfig
+from tsfl_jax.data.text import TextConfig
 from tsfl_jax.types import Dataset, UserError
 
 _BLOCK = 1024  # synthetic samples made at a time
@@ -128,6 +130,7 @@ def _blends(
 
 
 _PARTS = (*("data.normalize", "data.train_size", "data.test_size", "data.validation"),)
+_FILE, _NATURAL = (*_PARTS, "data.file"), (TextConfig, ColumnsConfig)
 # By `DataConfig.name`: factories of settings and a seed ≥ 0, to a `Dataset`.
 DATASETS = {
     "digits": Part(digits, _PARTS),
@@ -136,8 +139,12 @@ DATASETS = {
     "cifar10": Part(tfds.read, _PARTS),
     "svhn_cropped": Part(tfds.read, _PARTS),
     "svhn": Part(tfds.read, _PARTS),  # short for svhn_cropped
-    "idx": Part(idx.read, _PARTS),
-    "npz": Part(in_memory.read_npz, (*_PARTS, "data.file")),
+    "leaf": Part(leaf.read, _PARTS, (TextConfig,)),
+    "tff": Part(tff.read, _FILE, _NATURAL),
+    "fedjax": Part(fedjax.read, _FILE, _NATURAL),
+    "hugging_face": Part(hugging_face.read, _PARTS, _NATURAL),
+    "idx": Part(idx.read, _FILE),
+    "npz": Part(in_memory.read_npz, _FILE),
     "synthetic": Part(synthetic, (*_PARTS, "data.shape", "data.num_classes")),
     # Drawn for the clients, by `quadratic.make_quadratic`.
     "quadratic": Part(reads=("data.shape",), sections=(QuadraticConfig,)),

@@ -1,5 +1,9 @@
 """Image sets as four IDX files in a folder: the format of MNIST and Fashion-MNIST.
 
+EMNIST has them too, for each of its parts: emnist-balanced-train-images-idx3-ubyte and
+so on, with test in place of t10k. Its images lie on their side, and its letters are
+numbered from 1.
+
 A file is a header of big-endian numbers (two zero bytes, the type, the number of axes,
 the length of each axis) and the values. NOT read: other types than unsigned bytes.
 Nothing is written, and no network is used.
@@ -9,6 +13,7 @@ import gzip
 import math
 import os
 import pathlib
+import re
 import zlib
 
 import numpy as np
@@ -37,7 +42,8 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     and each plain or as .gz. A plain file goes before a .gz.
 
     Args:
-      settings: `dir` is the folder.
+      settings: `dir` is the folder; `file` the part of EMNIST, such as balanced, if
+        there are several.
       seed: ignored.
 
     Returns:
@@ -53,12 +59,36 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
             + ", ".join(name for name, _ in _FILES.values())
         )
     folder, held = _listing(settings.dir)
+    part = _emnist_part(folder, held, settings.file)
     arrays = {
-        key: _array(_find(folder, held, name), axes)
+        key: _array(_find(folder, held, _name(name, part)), axes)
         for key, (name, axes) in _FILES.items()
     }
+    if part:
+        least = arrays["y_train"].min(initial=1)
+        for key in ("train", "test"):
+            arrays[f"x_{key}"] = arrays[f"x_{key}"].swapaxes(1, 2)
+            arrays[f"y_{key}"] = arrays[f"y_{key}"] - min(least, 1)
     dataset = in_memory.make_dataset(**arrays, name=str(folder))
-    return dataset._replace(name=f"idx({folder.resolve().name})")
+    shown = f"emnist-{part}" if part else folder.resolve().name
+    return dataset._replace(name=f"idx({shown})")
+
+
+def _name(name: str, part: str) -> str:
+    """What a file is called in a part of EMNIST; "": in MNIST."""
+    return f"emnist-{part}-{name.replace('t10k', 'test')}" if part else name
+
+
+def _emnist_part(folder: pathlib.Path, held: list[str], asked: str) -> str:
+    """The part of EMNIST in a folder; "" for the files of MNIST."""
+    found = [re.match(r"emnist-(\w+)-train-images", name) for name in held]
+    parts = sorted({match[1] for match in found if match})
+    if asked and asked not in parts or not asked and len(parts) > 1:
+        raise UserError(
+            f"--config.data.file={asked or repr('')}: {folder} has "
+            f"{', '.join(parts) or 'no part'} of EMNIST; expected one of them"
+        )
+    return asked or "".join(parts)
 
 
 def _listing(text: str) -> tuple[pathlib.Path, list[str]]:

@@ -57,6 +57,7 @@ def make_dataset(
     name: str | Any = "arrays",
     num_classes: int | Any = 0,
     client: Numbers | None = None,
+    test_client: Numbers | None = None,
 ) -> Dataset:
     """Make a `Dataset` of arrays in memory.
 
@@ -69,6 +70,7 @@ def make_dataset(
       num_classes: 0 = the largest training label + 1.
       client: [M], which client each training sample belongs to, as numbers or names,
         for ``partition.kind="client"``; clients are numbered in sorted order.
+      test_client: [M_test], likewise; those without training samples follow the others.
 
     Returns:
       A `Dataset`.
@@ -100,10 +102,10 @@ def make_dataset(
     y_train = _labels(name, "y_train", raw["y_train"], len(x_train))
     y_test = _labels(name, "y_test", raw["y_test"], len(x_test))
     classes = _class_count(name, y_train, y_test, int(num_classes))
-    ids = None if client is None else _clients(name, client, len(x_train))
+    owners = _clients(name, client, test_client, (len(x_train), len(x_test)))
     full_scale = 255.0 if x_train.dtype == np.uint8 else 1.0
     made = from_arrays(name, x_train, y_train, x_test, y_test, classes, full_scale)
-    return made._replace(client=ids)
+    return made._replace(client=owners[0], test_client=owners[1])
 
 
 def check(dataset: Dataset | Any) -> Dataset:
@@ -123,6 +125,7 @@ def check(dataset: Dataset | Any) -> Dataset:
         name=dataset.name,
         num_classes=dataset.num_classes,
         client=dataset.client,
+        test_client=dataset.test_client,
     )
     channels = checked.x_train.shape[-1]
     moments = {}
@@ -167,7 +170,7 @@ def notes(dataset: Dataset, classifies: bool | None) -> tuple[str, ...]:
 def read_npz(settings: DataConfig, seed: int = 0) -> Dataset:
     """Read x_train, y_train, x_test, y_test of an .npz file, as in `make_dataset`.
 
-    An array `client` in the file is read, too.
+    Arrays `client` and `test_client` in the file are read, too.
 
     Args:
       settings: `file` is the path.
@@ -294,15 +297,34 @@ def _way_out(key: str, y: Shaped[np.ndarray, "..."]) -> str:
     return _TABLE
 
 
-def _clients(name: str, client: Numbers, count: int) -> Int[np.ndarray, "M"]:
+def _clients(
+    name: str, client: Numbers | None, tested: Numbers | None, counts: tuple[int, int]
+) -> tuple[Int[np.ndarray, "M"] | None, Int[np.ndarray, "M_test"] | None]:
     """Clients numbered from 0, of names or numbers."""
-    ids = _array(name, "client", client)
-    if ids.shape != (count,) or ids.dtype.kind not in "iuUS":
+    if client is None and tested is None:
+        return None, None
+    ids = [_array(name, "client", [] if client is None else client)]
+    ids += [] if tested is None else [_array(name, "test_client", tested)]
+    for one, part, count in zip(ids, ("training", "test"), counts, strict=False):
+        if one.shape != (count,) or one.dtype.kind not in "iuUS":
+            key = "client" if part == "training" else "test_client"
+            raise UserError(
+                f"{name}: {key} is {one.dtype} of shape {one.shape}; expected "
+                f"[{count}], a whole number or a name per {part} sample"
+            )
+    known, inverse = np.unique(ids[0], return_inverse=True)
+    numbers = inverse.astype(np.int32)
+    if tested is None:
+        return numbers, None
+    if (ids[0].dtype.kind in "iu") != (ids[1].dtype.kind in "iu"):
         raise UserError(
-            f"{name}: client is {ids.dtype} of shape {ids.shape}; expected [{count}], "
-            "a whole number or a name per training sample"
+            f"{name}: client is {ids[0].dtype}, test_client {ids[1].dtype}; expected "
+            "numbers in both, or names"
         )
-    return np.unique(ids, return_inverse=True)[1].astype(np.int32)
+    others = np.setdiff1d(ids[1], known)
+    place = np.searchsorted(known, ids[1])
+    new = len(known) + np.searchsorted(others, ids[1])
+    return numbers, np.where(np.isin(ids[1], known), place, new).astype(np.int32)
 
 
 def _class_count(
@@ -358,7 +380,7 @@ def _read_arrays(path: str) -> dict[str, np.ndarray]:
                     f"{', '.join(held.files) or 'nothing'}; expected {', '.join(_KEYS)}"
                 )
             arrays = {}
-            for key in (*_KEYS, *({"client"} & set(held.files))):
+            for key in (*_KEYS, *({"client", "test_client"} & set(held.files))):
                 arrays[key] = held[key]
             return arrays
     except UserError:

@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax import host_memory
 from tsfl_jax.components import Part, check_name, checker, component, setting
-from tsfl_jax.data import class_counts
+from tsfl_jax.data import class_counts, whole_splits
+from tsfl_jax.timeline import copula
 from tsfl_jax.types import Partition, UserError
 
 
@@ -28,7 +29,7 @@ class PartitionConfig:
 
     kind: str = setting("dirichlet", "the split; client: as the data set says")
     alpha: float = setting(
-        0.5, "dirichlet: concentration; small values skew the labels more", above=0
+        0.5, "dirichlet, quantity: concentration; small values skew more", above=0
     )
     classes_per_client: int = setting(2, "shards: classes of a client", low=1)
     replacement: bool = setting(False, "let clients share samples if there are too few")
@@ -66,10 +67,11 @@ def make_partition(
     capacity: Int[np.ndarray, "N"],
     settings: PartitionConfig,
     rng: np.random.Generator,
+    rarity: Float[np.ndarray, "N"] | None = None,
 ) -> Partition:
     """Divide training samples among clients, capacity[i] to client i.
 
-    The kinds are those of `PARTITIONS`, except for "client".
+    The kinds are those of `PARTITIONS`, but "client" and those of `whole_splits`.
 
     With `iid_share` that share of every client's samples is drawn IID instead, and the
     rest as above from what is left; with `common` it is the same samples for all.
@@ -86,6 +88,7 @@ def make_partition(
       settings: the kind, α of dirichlet, k of shards, and whether clients may share
         samples if there are too few.
       rng: random number generator.
+      rarity: scores by which clients get shares of classes, see `timeline.copula`.
 
     Returns:
       A `Partition`. Rows are in random order, so that the beginning of a row is an
@@ -97,7 +100,7 @@ def make_partition(
     capacity = capacity.astype(np.int64)
     _check("partition.iid_share", settings.iid_share)
     if settings.iid_share > 0:
-        return _partly_iid(labels, capacity, settings, rng)
+        return _partly_iid(labels, capacity, settings, rng, rarity)
     check_name("partition.kind", settings.kind, PARTITIONS)
     _check("partition.alpha", settings.alpha)
     _check_stock(len(labels), capacity, settings.replacement)
@@ -110,7 +113,7 @@ def make_partition(
             (),
         )
     else:
-        class_index, counts, notes = _by_class(labels, capacity, settings, sharing, rng)
+        class_index, counts, notes = _by_class(labels, capacity, settings, rng, rarity)
     if sharing:
         notes += (_shared(int(capacity.sum()), len(labels)),)
     return _partition(counts, class_index, notes, rng)
@@ -121,6 +124,7 @@ def _partly_iid(
     capacity: Int[np.ndarray, "N"],
     settings: PartitionConfig,
     rng: np.random.Generator,
+    rarity: Float[np.ndarray, "N"] | None,
 ) -> Partition:
     """A share of every client's samples drawn IID, the rest by kind.
 
@@ -144,7 +148,11 @@ def _partly_iid(
     # With too few samples both parts are drawn from all of them.
     rest = whole if sharing else np.sort(order[used:])
     own = make_partition(
-        labels[rest], capacity - part, dataclasses.replace(settings, iid_share=0.0), rng
+        labels[rest],
+        capacity - part,
+        dataclasses.replace(settings, iid_share=0.0),
+        rng,
+        rarity,
     )
     start = np.zeros(N, np.int64) if common else np.cumsum(part) - part
     most = int(capacity.max())
@@ -197,16 +205,19 @@ def _by_class(
     labels: Shaped[np.ndarray, "M"],
     capacity: Int[np.ndarray, "N"],
     settings: PartitionConfig,
-    sharing: bool,
     rng: np.random.Generator,
+    rarity: Float[np.ndarray, "N"] | None,
 ) -> tuple[list[Int[np.ndarray, "_"]], Int[np.ndarray, "N C"], tuple[str, ...]]:
     """The samples of each class in random order, the counts, and notes."""
     kind, k = settings.kind, settings.classes_per_client
+    sharing = int(capacity.sum()) > len(labels)
     classes, inverse = np.unique(labels, return_inverse=True)
     members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
     class_index = [rng.permutation(samples) for samples in members]
     stock = np.array([len(pool) for pool in class_index])
     shares = PARTITIONS[kind].make(settings, capacity, stock, rng)
+    if rarity is not None:
+        shares = shares[copula.order(copula.rarity(shares, stock), rarity)]
     real = shares * capacity[:, None]
     wanted = fitted = class_counts.round_rows(real, capacity)
     if kind == "shards" and not sharing:
@@ -330,14 +341,15 @@ _DRAWN = (
 )
 # By `PartitionConfig.kind`: functions of settings, the clients' samples ``[N]``, those
 # of each class ``[C]`` and a generator, to shares of the classes ``[N, C]`` ≥ 0 whose
-# rows sum to 1. None: of all samples at random; client: as the data set says.
+# rows sum to 1. None: of all samples at random; client: as the data set says; of
+# `whole_splits`: see there.
 PARTITIONS = {
     "iid": Part(reads=_DRAWN),
     "dirichlet": Part(_dirichlet, (*_DRAWN, "partition.alpha")),
     "shards": Part(_shards, (*_DRAWN, "partition.classes_per_client")),
     "label": Part(_label, _DRAWN),
     "client": Part(),
-}
+} | whole_splits.KINDS
 
 _FEW = 0.1  # share of replaced samples that hardly changes a split
 

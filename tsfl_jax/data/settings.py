@@ -10,11 +10,13 @@ class DataConfig:
     name: str = setting("digits", "data set; svhn is svhn_cropped")
     dir: str = setting(
         "",
-        'TFDS data, "": $TFDS_DATA_DIR or ~/tensorflow_datasets; idx: the files',
+        'TFDS data, "": $TFDS_DATA_DIR or ~/tensorflow_datasets; others: the files',
         effect=False,
     )
     file: str = setting(
-        "", "npz: file with x_train, y_train, x_test, y_test", effect=False
+        "",
+        "npz: the file; idx: part of EMNIST; tff, fedjax: name before _train",
+        effect=False,
     )
     download: bool = setting(
         True, "fetch and prepare a missing TFDS data set", effect=False

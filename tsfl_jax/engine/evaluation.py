@@ -21,6 +21,8 @@ class TestSet(NamedTuple):
     x: Shaped[Array, "E b ..."]  # as stored
     y: Int[Array, "E b"]  # int32
     mask: Bool[Array, "E b"]  # False on padding
+    # int32 in [0, G), the client or class that a sample counts for; None: no groups
+    group: Int[Array, "E b"] | None = None
 
 
 class HeldOut(NamedTuple):
@@ -33,22 +35,31 @@ class HeldOut(NamedTuple):
 class Scores(NamedTuple):
     """A model on the test set, float32."""
 
-    accuracy: Float[Array, ""]  # in [0, 1]; NaN: the model does not classify
-    loss: Float[Array, ""]  # mean; inf: not a number. NaN: not measured
+    accuracy: Float[types.Array, ""]  # in [0, 1]; NaN: the model does not classify
+    loss: Float[types.Array, ""]  # mean; inf: not a number. NaN: not measured
     metrics: Float[Array, "m"] | None  # means of the model's metrics; None: it has none
+    # The same by group of test samples; None: there are no groups.
+    group_accuracy: Float[types.Array, "G"] | None = None
+    group_loss: Float[types.Array, "G"] | None = None
 
 
 def make_test_set(
-    x: Shaped[np.ndarray, "M ..."], y: Int[np.ndarray, "M"], num_devices: int = 1
+    x: Shaped[np.ndarray, "M ..."],
+    y: Int[np.ndarray, "M"],
+    num_devices: int = 1,
+    group: Int[np.ndarray, "M"] | None = None,
 ) -> TestSet:
-    """Cut samples and labels into equal batches, the same number for each device.
+    """Cut samples, labels and groups into equal batches, as many for each device.
 
     The size of a batch does not depend on the number of devices, so that no sum does;
     some devices may get one batch without samples.
     """
     index, mask = _in_batches(len(y), num_devices)
     x, y = x[index.ravel()].reshape(index.shape + x.shape[1:]), y[index]
-    return TestSet(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask))
+    cut = TestSet(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask))
+    if group is None:
+        return cut
+    return cut._replace(group=jnp.asarray(group[index], jnp.int32))
 
 
 def _in_batches(
@@ -71,7 +82,12 @@ def make_held_out(rows: Int[np.ndarray, "V"]) -> HeldOut:
 
 
 def evaluate(
-    model: Model, variables: Params, samples: Samples, test: TestSet, axis: str | None
+    model: Model,
+    variables: Params,
+    samples: Samples,
+    test: TestSet,
+    axis: str | None,
+    group_size: Int[types.Array, "G"] | None = None,
 ) -> Scores:
     """Evaluate a model on the whole test set.
 
@@ -81,36 +97,65 @@ def evaluate(
       samples: for their scale.
       test: this device's batches.
       axis: mesh axis of devices that share the test set; None: one device.
+      group_size: test samples of each group; None: no groups.
 
     Returns:
-      `Scores`.
+      `Scores`; NaN for a group without samples.
     """
 
-    def batch(item: TestSet) -> tuple[Int[Array, ""], Float[Array, ""], list[Array]]:
+    def batch(item: TestSet) -> tuple[Array, Array, list[Array], tuple[Array, ...]]:
         outputs = model.predict(variables, scaled(samples, item.x))
         loss = jnp.where(item.mask, model.loss(outputs, item.y), 0.0)
         own = [
             jnp.where(item.mask, metric(outputs, item.y), 0).sum(dtype=jnp.float32)
             for _, metric in model.metrics
         ]
-        right = jnp.int32(0)
+        right = jnp.zeros_like(item.mask)
         if model.classifies:
-            correct = losses.correct(outputs, item.y)
-            right = jnp.where(item.mask, correct, False).sum()
-        return right, loss.sum(), own
+            right = losses.correct(outputs, item.y) & item.mask
+        by_group = ()
+        if item.group is not None and group_size is not None:
+            # Not a scatter, whose sums have another order in every run on a GPU.
+            mine = item.group[:, None] == jnp.arange(len(group_size))
+            by_group = tuple(
+                jnp.where(mine, values[:, None], 0).sum(axis=0, dtype=jnp.float32)
+                for values in (right, loss)
+            )
+        return right.sum(), loss.sum(), own, by_group
 
-    right, loss, own = lax.map(batch, test)
+    right, loss, own, by_group = lax.map(batch, test)
     right, count = devices.total((right.sum(), test.mask.sum()), axis)
-    accuracy = right / count if model.classifies else jnp.float32(jnp.nan)
-    means = [exact_sums.scalar(sums, axis) / count for sums in own]
-    metrics = jnp.stack(means) if means else None
-    mean = exact_sums.scalar(loss, axis) / count
-    # NaN stands for "not measured", after which the loss before would be the last one.
-    mean = jnp.where(jnp.isnan(mean), jnp.inf, mean)
-    return Scores(jnp.asarray(accuracy, jnp.float32), mean, metrics)
+    means = [exact_sums.mean(sums, count, axis) for sums in own]
+    found = Scores(
+        _accuracy(model, right / count),
+        _loss(exact_sums.mean(loss, count, axis)),
+        jnp.stack(means) if means else None,
+    )
+    if group_size is None:
+        return found
+    right, loss = (exact_sums.mean(sums, group_size, axis) for sums in by_group)
+    there = group_size > 0
+    return found._replace(
+        group_accuracy=jnp.where(there, _accuracy(model, right), jnp.nan),
+        group_loss=jnp.where(there, _loss(loss), jnp.nan),
+    )
 
 
-def nothing(model: Model) -> Scores:
+def _accuracy(
+    model: Model, share: Float[types.Array, "*G"]
+) -> Float[types.Array, "*G"]:
+    """NaN where the model does not classify."""
+    return share if model.classifies else jnp.full_like(share, jnp.nan)
+
+
+def _loss(mean: Float[types.Array, "*G"]) -> Float[types.Array, "*G"]:
+    """NaN stands for "not measured", after which the loss before would be the last."""
+    return jnp.where(jnp.isnan(mean), jnp.inf, mean)
+
+
+def nothing(model: Model, group_size: Int[types.Array, "G"] | None = None) -> Scores:
     """Scores that were not measured."""
     missing, number = jnp.float32(jnp.nan), len(model.metrics)
-    return Scores(missing, missing, jnp.full(number, jnp.nan) if number else None)
+    by_group = None if group_size is None else jnp.full(len(group_size), jnp.nan)
+    metrics = jnp.full(number, jnp.nan) if number else None
+    return Scores(missing, missing, metrics, by_group, by_group)

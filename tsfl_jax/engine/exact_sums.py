@@ -140,12 +140,20 @@ def value(total: Sum) -> Float[Array, "..."]:
     return trees.with_tangent_of(found, total.linear)
 
 
-def scalar(terms: Float[Array, "n"], axis: str | None) -> Float[Array, ""]:
-    """Sum of float32 terms, over the devices of an axis as well.
+def scalar(terms: Float[Array, "n ..."], axis: str | None) -> Float[Array, "..."]:
+    """Sum of n float32 terms, over the devices of an axis as well.
 
     Infinite terms and NaN make it infinite or NaN, as in any sum.
     """
     finite = jnp.isfinite(terms)
-    total = over_devices(add_all(zeros(()), jnp.where(finite, terms, 0.0)), axis)
-    others = jnp.where(finite, 0.0, terms).sum()  # the same in every order
+    total = add_all(zeros(terms.shape[1:]), jnp.where(finite, terms, 0.0))
+    total = over_devices(total, axis)
+    others = jnp.where(finite, 0.0, terms).sum(axis=0)  # the same in every order
     return value(total) + devices.total(others, axis)
+
+
+def mean(
+    terms: Float[Array, "n ..."], count: Array, axis: str | None
+) -> Float[Array, "..."]:
+    """The sum of float32 terms, as `scalar` has it, over a count."""
+    return scalar(terms, axis) / count

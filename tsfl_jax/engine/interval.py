@@ -80,6 +80,8 @@ class Problem(NamedTuple):
     class_index: local.ClassIndex | None = None
     # Samples that no client holds; None: there are none. Lanes have their own.
     validation: evaluation.HeldOut | None = None
+    # Test samples of each group that is scored by itself; None: no groups.
+    group_size: Int[Array, "G"] | None = None
 
 
 class Inputs(NamedTuple):
@@ -102,7 +104,7 @@ class Inputs(NamedTuple):
 
 # Fields of `History` that are None unless they were asked for.
 REGRET = from_updates.Regret._fields
-OPTIONAL = ("metrics", *REGRET)
+OPTIONAL = ("metrics", "group_accuracy", "group_loss", *REGRET)
 
 
 class History(NamedTuple):
@@ -126,7 +128,11 @@ class History(NamedTuple):
     selected: Bool[Array, "... N"]
     client_variance: Float[Array, "... N"]  # σ_i²
     client_dissimilarity: Float[Array, "... N"]  # ‖∇F_i − ∇F‖²
-    metrics: Float[Array, "... m"] | None = None  # of the user's own
+    # Of the user or of the network; None: there are none.
+    metrics: Float[Array, "... m"] | None = None
+    # By class or client of the test samples; None: not asked for.
+    group_accuracy: Float[Array, "... G"] | None = None
+    group_loss: Float[Array, "... G"] | None = None
     # See `from_updates.Regret`; None: not measured.
     validation_loss: Float[Array, "..."] | None = None
     regret: Float[Array, "..."] | None = None
@@ -427,12 +433,13 @@ def evaluate_if_due(
     parts: Parts, params: Params, problem: Problem, due: Bool[Array, ""]
 ) -> evaluation.Scores:
     """Accuracy, loss and metrics of w^{t+1} on the test set; NaN if it is not due."""
+    axis, sizes = parts.spec.axis, problem.group_size
     return lax.cond(
         due,
         lambda w: evaluation.evaluate(
-            parts.model, w, problem.samples, problem.test, parts.spec.axis
+            parts.model, w, problem.samples, problem.test, axis, sizes
         ),
-        lambda w: evaluation.nothing(parts.model),
+        lambda w: evaluation.nothing(parts.model, sizes),
         params,
     )
 
@@ -467,5 +474,7 @@ def record(
         client_variance=gradients.variance,
         client_dissimilarity=gradients.dissimilarity,
         metrics=scores.metrics,
+        group_accuracy=scores.group_accuracy,
+        group_loss=scores.group_loss,
         **measured,
     )

@@ -15,7 +15,7 @@ from tsfl_jax.data import in_memory, quadratic
 from tsfl_jax.data.quadratic import Quadratic, curvature
 from tsfl_jax.experiment import backend
 from tsfl_jax.experiment.custom_hooks import Own, input_dtype
-from tsfl_jax.models import networks, replay, tracing
+from tsfl_jax.models import networks, replay, text, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, Dataset, Params, UserError
@@ -56,7 +56,8 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
     shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
     tokens, notes = dtype == np.int32, ()
     name = config.model.name
-    if own.model is not None:
+    module: Any = own.model
+    if module is not None:
         name = getattr(own.model, "__name__", type(own.model).__name__)
         name = "own" if name == "<lambda>" else name
         model, params, outputs, found = _traced.__wrapped__(
@@ -69,22 +70,43 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
                 f"samples are whole numbers ({dataset.x_train.dtype}): tokens, given "
                 "to the network as they are",
             )
-    elif tokens:
-        raise UserError(
-            f"--config.model.name={name}: the samples of {dataset.name} are whole "
-            f"numbers ({dataset.x_train.dtype}), taken for tokens; give a network for "
-            "them as model=, or make the samples uint8 or float"
-        )
     else:
-        module: Any = (
+        _check_tokens(name, dataset, bool(tokens))
+        module = (
             Quadratic(tuple(curvature_of(config, shape).tolist()))
             if name == "quadratic"
             else networks.make_model(config.model, dataset.num_classes, shape, form)
         )
         model, params, outputs, found = _traced(module, name, shape, dtype)
-    model = with_measures(model, own.loss, own.metrics, outputs)
+    metrics = own.metrics
+    if isinstance(module, text.NextToken):  # its accuracy is no other's
+        metrics = text.METRICS | dict(metrics or {})
+    model = with_measures(model, own.loss, metrics, outputs)
     model, said = networks.decide_task(model, outputs, dataset.num_classes)
     return Network(model, name, form, params, found + said + notes)
+
+
+def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:
+    """Raise `UserError` if one of our networks cannot take the samples."""
+    takes, x = name in text.MODELS, dataset.x_train
+    if tokens and not takes:
+        raise UserError(
+            f"--config.model.name={name}: the samples of {dataset.name} are whole "
+            f"numbers ({x.dtype}), taken for tokens; use "
+            f"{' or '.join(text.MODELS)}, give a network for them as model=, or make "
+            "the samples uint8 or float"
+        )
+    if takes and not tokens:
+        raise UserError(
+            f"--config.model.name={name}: takes text; {dataset.name} has samples "
+            f"{list(x.shape[1:])} of {x.dtype}"
+        )
+    if takes and x.max() >= dataset.num_classes:
+        raise UserError(
+            f"--config.model.name={name}: predicts tokens, as many as there are classes"
+            f"; {dataset.name} has tokens up to {x.max()} and {dataset.num_classes} "
+            "classes; give a network of your own as model="
+        )
 
 
 def make_network(

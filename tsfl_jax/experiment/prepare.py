@@ -239,7 +239,7 @@ def _make_rule(
     notes = rule_settings.notes(config, rule, times)
     params = network.params["params"]
     notes += rule_settings.optimizer_notes(config, own, rule, hparams, params)
-    return rule, hparams, notes
+    return rule, hparams._replace(lr_total=jnp.float32(len(times.tau))), notes
 
 
 def prepare(config: Config, **own: Any) -> Prepared:
@@ -280,16 +280,17 @@ def prepare_validated(
     elif not data_fingerprint:
         dataset = in_memory.check(dataset)
     held_out, lists = splits.given(config, own.partition, dataset)
-    held = None if lists is None else np.array([len(rows) for rows in lists])
-    workload = draw_workload(config, held, own.sampler)
+    held, ties = splits.ties(config, lists, dataset)
+    workload = draw_workload(config, held, own.sampler, ties)
     times = workload.schedule
     steps, capacity = _steps(config, times), _capacity(workload)
     network, mapping = make_network(config, dataset, own, networks)
     rule, hparams, rule_notes = _make_rule(config, own, times, network)
     hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
     split = splits.draw_split(
-        config, dataset, capacity, lists, held_out, workload.drawn
+        config, dataset, capacity, lists, held_out, ties, workload.drawn
     )
+    dataset, digest = splits.skewed(config, dataset, split, data_fingerprint)
     rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
     hooks = custom_hooks.checked(own, dataset, config.batch_size)
     model = precision.with_precision(network.model, config.precision)
@@ -308,8 +309,8 @@ def prepare_validated(
         hparams=hparams,
         mapping=mapping,
         held_out=held_out,
-        own=own._replace(dataset=None),
-        fingerprints=_fingerprints(config, dataset, split, times, data_fingerprint)
+        own=own._replace(dataset=None, metrics=dict(model.metrics)),
+        fingerprints=_fingerprints(config, dataset, split, times, digest)
         | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
         | custom_hooks.start_of(own.model),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,

@@ -3,11 +3,19 @@
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from tsfl_jax import rng
 from tsfl_jax.config import Config, seed_of
-from tsfl_jax.data import given_partition, partition, population, validation
+from tsfl_jax.data import (
+    given_partition,
+    partition,
+    population,
+    skew,
+    validation,
+    whole_splits,
+)
+from tsfl_jax.timeline import copula
 from tsfl_jax.types import Dataset, Partition, UserError
 
 
@@ -28,10 +36,34 @@ def given(
     """
     held = held_out(config, dataset)
     kind, clients = config.partition.kind, config.num_clients
-    lists = given_partition.lists_of(own, kind, dataset, clients)
+    if own is None and kind in whole_splits.KINDS:
+        generator = rng.generator(seed_of(config, "split"), "whole split")
+        lists = whole_splits.lists(
+            dataset.y_train, clients, config.partition, generator
+        )
+    else:
+        lists = given_partition.lists_of(own, kind, dataset, clients)
     if lists is not None:
         lists = lists if held is None else validation.without(lists, held)
     return held, lists
+
+
+def ties(
+    config: Config, lists: given_partition.Lists | None, dataset: Dataset
+) -> tuple[Int[np.ndarray, "N"] | None, copula.Scores]:
+    """Each client's number of samples where it is given, and scores of `copula`."""
+    text, known, held = config.timeline.copula, {}, None
+    if lists is not None:
+        held = np.array([len(rows) for rows in lists])
+    if not text:
+        return held, {}
+    if lists is not None:
+        C, y = dataset.num_classes, dataset.y_train
+        table = np.stack([np.bincount(y[rows], minlength=C) for rows in lists])
+        rare = copula.rarity(table.astype(float), np.bincount(y, minlength=C))
+        known = {"size": held, "rarity": rare}
+    seed = seed_of(config, "fleet")
+    return held, copula.scores(text, config.num_clients, seed, known)
 
 
 def draw_split(
@@ -40,11 +72,13 @@ def draw_split(
     capacity: Int[np.ndarray, "N"],
     lists: given_partition.Lists | None,
     held_out: Int[np.ndarray, "V"] | None,
+    tied: copula.Scores,
     drawn: Int[np.ndarray, "U"] | None = None,
 ) -> Partition:
-    """The samples of each client, drawn or given; under cohorts of the clients `drawn`.
+    """The samples of each client, drawn or given; under cohorts of some clients.
 
-    What a client holds does not depend on who else is drawn.
+    What a client holds does not depend on who else is `drawn`. `tied` are scores of
+    `copula`.
     """
     drawn = drawn if config.cohort.size else None
     generator = rng.generator(seed_of(config, "split"), "partition")
@@ -52,12 +86,12 @@ def draw_split(
         if drawn is None:
             return given_partition.as_partition(lists, generator)
         return given_partition.as_partition([lists[i] for i in drawn], None)
-    labels = dataset.y_train
+    labels, given = dataset.y_train, (capacity, drawn, generator, tied.get("rarity"))
     if held_out is None:
-        return _drawn_split(config, labels, capacity, drawn, generator)
+        return _drawn_split(config, labels, *given)
     rest = validation.left(len(labels), held_out)
     try:
-        found = _drawn_split(config, labels[rest], capacity, drawn, generator)
+        found = _drawn_split(config, labels[rest], *given)
     except UserError as error:
         taken = f"--config.data.validation={len(held_out)} leaves {len(rest)} samples"
         raise UserError(f"{taken}: {error}") from error
@@ -70,18 +104,24 @@ def _drawn_split(
     capacity: Int[np.ndarray, "N"],
     drawn: Int[np.ndarray, "U"] | None,
     generator: np.random.Generator,
+    rare: Float[np.ndarray, "N"] | None,
 ) -> Partition:
     """A drawn split, of the clients `drawn`; None: all.
 
     Only where clients share samples at random the others cost nothing.
     """
+    if rare is not None and config.partition.kind not in ("dirichlet", "shards"):
+        raise UserError(
+            f"--config.partition.kind={config.partition.kind}: rarity of labels, in "
+            "--config.timeline.copula, needs dirichlet, shards or a given split"
+        )
     p, total = config.partition, int(capacity.sum(dtype=np.int64))
     sharing = p.replacement and total > len(labels) >= capacity.max()
     if drawn is None:
-        return partition.make_partition(labels, capacity, p, generator)
+        return partition.make_partition(labels, capacity, p, generator, rare)
     own = capacity[drawn]
     if not sharing or p.kind != "iid":
-        found = partition.make_partition(labels, capacity, p, generator)
+        found = partition.make_partition(labels, capacity, p, generator, rare)
         return Partition(found.indices[drawn, : own.max()], own, found.notes)
     rows = population.views(drawn, own, len(labels), seed_of(config, "split"))
     note = (
@@ -89,6 +129,14 @@ def _drawn_split(
         "a piece of them in random order, as --config.partition.replacement=True allows"
     )
     return Partition(rows, own, (note,))
+
+
+def skewed(
+    config: Config, dataset: Dataset, split: Partition, digest: str
+) -> tuple[Dataset, str]:
+    """The data set as its clients have it, and its digest; "": not known."""
+    found = skew.skewed(dataset, split, config.partition, seed_of(config, "split"))
+    return found, digest if found is dataset else ""
 
 
 def small_clients(batch_size: int, capacity: Int[np.ndarray, "N"]) -> tuple[str, ...]:

@@ -257,9 +257,9 @@ class _Sweep(NamedTuple):
     stop: Callable[[], bool]
     watch: Watch
 
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the custom metrics, the same in all runs."""
-        return tuple(self.several[0].own.metrics or ())
+    def metrics(self, run: int = 0) -> tuple[str, ...]:
+        """Names of further metrics, of the user or of the network."""
+        return tuple(self.several[run].own.metrics)
 
 
 def _train(
@@ -425,7 +425,7 @@ def _run_call(
         written,
         axis=1,
     )
-    found, named = [], done.history.named(every.metrics())
+    found, named = [], done.history.named(every.metrics(indices[0]))
     for lane, index in enumerate(indices):
         workload = every.several[index].workload
         one = {name: a[lane] for name, a in named.items()} | {

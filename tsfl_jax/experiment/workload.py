@@ -16,7 +16,15 @@ from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config, seed_of
 from tsfl_jax.experiment import weighting
 from tsfl_jax.rules import SECTIONS
-from tsfl_jax.timeline import cohort, crowd, free_riders, replay, schedule, ticks
+from tsfl_jax.timeline import (
+    cohort,
+    copula,
+    crowd,
+    free_riders,
+    replay,
+    schedule,
+    ticks,
+)
 from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet
 from tsfl_jax.timeline.trace import Simulation, Task, Trace
@@ -63,6 +71,7 @@ def draw_workload(
     config: Config,
     held: Int[np.ndarray, "N"] | None = None,
     sampler: Callable[[cohort.Draw], Int[np.ndarray, "K"]] | None = None,
+    ties: copula.Scores | None = None,
 ) -> Workload:
     """Draw the workload of a validated config.
 
@@ -70,6 +79,7 @@ def draw_workload(
       config: all settings.
       held: samples of each client, where they are given and not drawn.
       sampler: of cohorts, the user's own, in place of that of the settings.
+      ties: scores of `copula`, of what goes together in a client.
 
     Returns:
       `Workload`; its schedule has notes on idle intervals and clients.
@@ -92,8 +102,12 @@ def draw_workload(
         workload = Workload(drawn)
     else:
         size, notes = _draw_sizes(config)
-        size = size if held is None else held.astype(size.dtype)
-        fleet = _draw_fleet(config, size)
+        ties = ties or {}
+        if held is not None:
+            size = held.astype(size.dtype)
+        elif "size" in ties:
+            size = size[copula.order(size, ties["size"])]
+        fleet = _draw_fleet(config, size, ties)
         missing = sum(len(windows) == 0 for windows in fleet.online)
         if config.timeline.availability and missing:
             notes += (
@@ -276,12 +290,14 @@ def _draw_sizes(config: Config) -> tuple[Int[np.ndarray, "N"], tuple[str, ...]]:
     return drawn.size[0], drawn.notes
 
 
-def _draw_fleet(config: Config, size: Int[np.ndarray, "N"]) -> Fleet:
+def _draw_fleet(
+    config: Config, size: Int[np.ndarray, "N"], ties: copula.Scores
+) -> Fleet:
     """Speeds of the clients; they do not depend on the framework."""
     t = config.timeline
     if config.schedule.iteration == "step":  # of a mini-batch, however many there are
         size = np.ones_like(size)
-    return draw_fleet(
+    fleet = draw_fleet(
         config.num_clients,
         size,
         speed=groups(t.speed),
@@ -293,6 +309,9 @@ def _draw_fleet(config: Config, size: Int[np.ndarray, "N"]) -> Fleet:
         availability_file=t.availability,
         rng=rng.generator(seed_of(config, "fleet"), "fleet"),
     )
+    share = np.ones(len(size)) if t.speeds else size / size.mean()
+    horizon = config.num_intervals * config.schedule.interval_seconds
+    return copula.tied(fleet, ties, share, horizon)
 
 
 def simulate_timeline(config: Config, fleet: Fleet | Cohorts) -> Simulation:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
 from tsfl_jax.components import Part, component, setting
-from tsfl_jax.models import convolution, nnx_modules, pooling, switches
+from tsfl_jax.models import convolution, nnx_modules, pooling, switches, text
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
 from tsfl_jax.types import Array as AnyArray
@@ -44,7 +44,7 @@ class ModelConfig:
     )
     hidden: int = setting(
         50,
-        "width of the hidden layer, mlp, mnist_cnn, mnist_dropout_cnn; 0: none",
+        "width of the hidden layer, mlp, mnist_cnn, mnist_dropout_cnn, lstm; 0: none",
         low=0,
         static=True,
     )
@@ -377,7 +377,7 @@ MODELS = {
     "vgg11": Part(lambda k, own, form: VGG11(k, own.norm, form), _NORM),
     "resnet18": Part(lambda k, own, form: ResNet18(k, own.norm, form), _NORM),
     "quadratic": Part(),  # for its data, `data.quadratic.Quadratic`
-}
+} | text.MODELS
 # Smallest height and width of an image; others take samples of any shape.
 SMALLEST = {
     "mnist_cnn": 16,

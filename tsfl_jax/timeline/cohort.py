@@ -129,6 +129,7 @@ SAMPLERS = {
     "online": Sampler(uniform, online=True, reads=("cohort.short",)),
 }
 WEIGHTINGS = ("ratio", "unbiased", "mean", "inverse")
+SKEWS = ("noise", "rotation", "label_noise")
 _ASKED = "size", ()  # what is read only where some are asked
 
 
@@ -157,17 +158,21 @@ class CohortConfig:
     def check(self, config: Any, rule: Any) -> None:
         """Refuse what knows no cohorts."""
         del rule
-        framework = config.timeline.framework
-        for name, value, where, why in (
-            ("schedule.kind", "trace", "none", "a trace says itself who is there"),
-            ("cohort.sampler", "online", "none", "without a framework is no clock"),
-            ("timeline.carry", True, "tsfl", "the next interval asks others"),
+        framework, all_needed = config.timeline.framework, "it is drawn for all clients"
+        for name, where, why in (
+            ("schedule.kind=trace", "none", "a trace says itself who is there"),
+            ("cohort.sampler=online", "none", "without a framework is no clock"),
+            ("timeline.carry=True", "tsfl", "the next interval asks others"),
+            ("timeline.copula", framework, all_needed),
+            *((f"partition.{n}", framework, all_needed) for n in SKEWS),
         ):
-            section, last = name.split(".")
+            path, _, value = name.partition("=")
+            section, last = path.split(".")
             found = getattr(getattr(config, section), last)
-            if self.size and found == value and framework == where:
+            clash = str(found) == value if value else bool(found)
+            if self.size and clash and framework == where:
                 raise UserError(
-                    f"--config.{name}={value}: cannot go with "
+                    f"--config.{path}={found}: cannot go with "
                     f"--config.cohort.size={self.size}, since {why}; leave out one"
                 )
 

@@ -1,0 +1,360 @@
+"""Federated data by client, read from small files in each documented layout."""
+
+import io
+import json
+import sqlite3
+import sys
+import zlib
+
+import numpy as np
+import pytest
+
+from tsfl_jax import data, simulate
+from tsfl_jax.config import Config, replace
+from tsfl_jax.data import text
+from tsfl_jax.data.settings import DataConfig
+from tsfl_jax.types import UserError
+
+h5py = pytest.importorskip("h5py")
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+msgpack = pytest.importorskip("msgpack")
+
+# Samples of two clients, in the order of their names; client b has no test sample, and
+# a third has only one.
+TRAIN = {"a": ([[0.0, 0.5], [1.0, 0.25]], [0, 1]), "b": ([[0.75, 1.0]], [2])}
+TEST = {"a": ([[0.5, 0.5]], [2]), "c": ([[0.125, 0.0]], [0])}
+TEXT = {"a": ["to be", "or"], "b": ["not to"]}
+
+
+def write_leaf(folder, parts):
+    for part, users in parts.items():
+        (folder / part).mkdir(parents=True)
+        held = {
+            "users": list(users),
+            "num_samples": [len(x) for x, _ in users.values()],
+            "user_data": {u: {"x": x, "y": y} for u, (x, y) in users.items()},
+        }
+        name = f"all_data_niid_05_keep_0_{part}_9.json"
+        (folder / part / name).write_text(json.dumps(held))
+
+
+def write_tff(folder, parts):
+    for part, users in parts.items():
+        with h5py.File(folder / f"fed_emnist_{part}.h5", "w") as file:
+            for user, features in users.items():
+                for name, value in features.items():
+                    kind = h5py.string_dtype() if isinstance(value, list) else None
+                    file.create_dataset(f"examples/{user}/{name}", None, kind, value)
+
+
+def write_fedjax(folder, parts):
+    def packed(value):
+        if isinstance(value, list):
+            texts = [one.encode() for one in value]
+            return msgpack.ExtType(4, msgpack.packb(((len(texts),), texts)))
+        content = (value.shape, value.dtype.name, value.tobytes())
+        return msgpack.ExtType(1, msgpack.packb(content))
+
+    for part, users in parts.items():
+        file = sqlite3.connect(folder / f"federated_emnist_{part}.sqlite")
+        file.execute(
+            "CREATE TABLE federated_data (client_id BLOB NOT NULL PRIMARY KEY, "
+            "data BLOB NOT NULL, num_examples INTEGER NOT NULL);"
+        )
+        for user, features in users.items():
+            number = len(next(iter(features.values())))
+            held = {name: packed(value) for name, value in features.items()}
+            blob = zlib.compress(msgpack.packb(held))
+            row = (user.encode(), blob, number)
+            file.execute("INSERT INTO federated_data VALUES (?, ?, ?)", row)
+        file.commit()
+        file.close()
+
+
+def tables(parts):
+    """Arrow tables of samples with a column of clients."""
+    return {
+        part: pa.table(
+            {
+                "image": [x for xs, _ in users.values() for x in xs],
+                "label": [y for _, ys in users.values() for y in ys],
+                "writer_id": [u for u, (xs, _) in users.items() for _ in xs],
+            }
+        )
+        for part, users in parts.items()
+    }
+
+
+def write_arrow(folder, parts):
+    """As datasets.DatasetDict.save_to_disk does."""
+    (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    for part, table in tables(parts).items():
+        (folder / part).mkdir()
+        path = str(folder / part / "data-00000-of-00001.arrow")
+        with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, table.schema) as w:
+            w.write_table(table)
+
+
+def write_parquet(folder, parts):
+    (folder / "data").mkdir()
+    for part, table in tables(parts).items():
+        parquet.write_table(table, folder / "data" / f"{part}-00000-of-00001.parquet")
+
+
+def features(parts):
+    return {
+        part: {
+            user: {"pixels": np.array(x, np.float32), "label": np.array(y, np.int32)}
+            for user, (x, y) in users.items()
+        }
+        for part, users in parts.items()
+    }
+
+
+WRITERS = {
+    "leaf": write_leaf,
+    "tff": lambda folder, parts: write_tff(folder, features(parts)),
+    "fedjax": lambda folder, parts: write_fedjax(folder, features(parts)),
+    "hugging_face": write_arrow,
+    "hugging_face parquet": write_parquet,
+}
+
+
+def load(name, folder, **settings):
+    own = {"name": name.split()[0], "dir": str(folder)} | settings
+    return data.load(replace(Config(), {f"data.{n}": v for n, v in own.items()}).data)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_layout_gives_the_same_table_of_samples(tmp_path, name):
+    WRITERS[name](tmp_path, {"train": TRAIN, "test": TEST})
+    got = load(name, tmp_path)
+    assert got.x_train.tolist() == [x for xs, _ in TRAIN.values() for x in xs]
+    assert got.x_train.dtype == np.float32 and got.y_train.tolist() == [0, 1, 2]
+    assert got.x_test.tolist() == [[0.5, 0.5], [0.125, 0]]
+    assert got.client.tolist() == [0, 0, 1]
+    assert got.test_client.tolist() == [0, 2]  # c has no training sample
+    assert got.num_classes == 3
+
+
+@pytest.mark.parametrize("name", ["tff", "fedjax"])
+def test_one_of_several_files_is_chosen(tmp_path, name):
+    WRITERS[name](tmp_path, {"train": TRAIN, "test": TEST})
+    for path in list(tmp_path.iterdir()):
+        path.with_name(f"other_{path.name}").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="got .*other_.*data.file chooses"):
+        load(name, tmp_path)
+    stem = {"tff": "fed_emnist", "fedjax": "federated_emnist"}[name]
+    assert len(load(name, tmp_path, file=stem).x_train) == 3
+
+
+@pytest.mark.parametrize("name", ["tff", "fedjax"])
+def test_text_of_clients_becomes_rows_of_tokens(tmp_path, name):
+    users = {u: {"snippets": texts} for u, texts in TEXT.items()}
+    writer = {"tff": write_tff, "fedjax": write_fedjax}[name]
+    writer(tmp_path, {"train": users, "test": users})
+    got = load(name, tmp_path, tokens="words", length=2)
+    # to is the most frequent word; the others by the alphabet.
+    to, be, no, either = (text.RESERVED + i for i in range(4))
+    rows = [[1, to, be], [be, 2, 0], [1, either, 2], [1, no, to], [to, 2, 0]]
+    assert got.x_train.tolist() == rows and got.x_train.dtype == np.int32
+    assert got.client.tolist() == got.test_client.tolist() == [0, 0, 0, 1, 1]
+    assert got.num_classes == text.RESERVED + 4
+    shorter = load(name, tmp_path, tokens="words", length=2, vocabulary=1)
+    assert shorter.x_train[0].tolist() == [1, to, text.UNKNOWN]
+
+
+def test_each_token_is_predicted_once():
+    texts = ["abcdefg", "", "hi"]
+    known = text.vocabulary(texts, "characters", 100)
+    for length in (1, 2, 3, 8, 20):
+        x, source = text.sequences(texts, known, "characters", length)
+        assert x.shape[1] == length + 1
+        target = [x[source == i, 1:].ravel() for i in range(3)]
+        for found, whole in zip(target, texts, strict=True):
+            found = found[found != text.PADDING].tolist()
+            assert found == [*(known[c] for c in whole), text.END]
+
+
+def test_leaf_text_has_characters_and_the_next_one(tmp_path):
+    users = {"ROMEO": (["abca", "bcab"], ["b", "c"])}
+    write_leaf(tmp_path, {"train": users, "test": users})
+    got = load("leaf", tmp_path, length=5)
+    a, b, c = (text.RESERVED + i for i in (1, 0, 2))  # b is the most frequent
+    assert got.x_train.tolist() == [[0, a, b, c, a], [0, b, c, a, b]]
+    assert got.y_train.tolist() == [b, c]
+    assert got.num_classes == text.RESERVED + 3
+
+
+def test_leaf_images_and_tweets(tmp_path):
+    x = np.linspace(0, 1, 2 * 784).reshape(2, 784)
+    write_leaf(tmp_path / "i", {p: {"f": (x.tolist(), [0, 61])} for p in PARTS})
+    assert load("leaf", tmp_path / "i").x_train.shape == (2, 28, 28, 1)
+    tweet = ["1467", "Mon", "NO_QUERY", "sue", "so good", "training"]
+    users = {"sue": ([tweet], [1]), "tom": ([[*tweet[:4], "bad"]], [0])}
+    write_leaf(tmp_path / "t", {part: users for part in PARTS})
+    got = load("leaf", tmp_path / "t", tokens="words", length=2)
+    assert got.x_train.tolist() == [[6, 5], [0, 4]] and got.y_train.tolist() == [1, 0]
+
+
+PARTS = ("train", "test")
+
+
+def test_images_of_the_hub_and_a_tenth_for_tests(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    drawn = np.random.default_rng(0).integers(0, 256, (40, 4, 4), np.uint8)
+
+    def encoded(pixels):
+        buffer = io.BytesIO()
+        image.fromarray(pixels).save(buffer, "PNG")
+        return {"bytes": buffer.getvalue(), "path": None}
+
+    who = np.repeat([7, 3, 5], [21, 10, 9])
+    held = {
+        "image": [encoded(one) for one in drawn],
+        "hsf_id": who,
+        "writer_id": who,
+        "character": np.arange(40) % 4,
+    }
+    parquet.write_table(pa.table(held), tmp_path / "train-00000-of-00001.parquet")
+    got = load("hugging_face", tmp_path, columns="image,character,writer_id")
+    assert got.x_train.dtype == np.uint8 and got.x_train.shape == (37, 4, 4, 1)
+    assert np.bincount(got.client).tolist() == [9, 9, 19]
+    assert np.bincount(got.test_client).tolist() == [1, 0, 2]
+    both = np.concatenate([got.x_train, got.x_test])[..., 0]
+    assert sorted(both.tolist()) == sorted(drawn.tolist())
+
+
+def test_a_subset_keeps_the_clients_of_test_samples(tmp_path):
+    users = {f"u{i}": ([[i, 0.5]], [i % 2]) for i in range(9)}
+    write_leaf(tmp_path, {"train": users, "test": users})
+    got = load("leaf", tmp_path, train_size=4)
+    assert got.client.tolist() == [0, 1, 2, 3]
+    known = got.test_client < 4
+    assert np.isin(got.x_test[known, 0], got.x_train[:, 0]).all() and known.sum() == 4
+
+
+def test_npz_has_clients_of_test_samples(tmp_path):
+    arrays = {
+        "x_train": np.zeros((3, 2), np.float32),
+        "y_train": [0, 1, 0],
+        "x_test": np.zeros((2, 2), np.float32),
+        "y_test": [0, 1],
+        "client": ["z", "k", "z"],
+    }
+    np.savez(tmp_path / "a.npz", **arrays, test_client=["k", "b"])
+    got = data.load(DataConfig("npz", file=str(tmp_path / "a.npz")))
+    assert got.client.tolist() == [1, 0, 1] and got.test_client.tolist() == [0, 2]
+    np.savez(tmp_path / "a.npz", **arrays, test_client=[1, 2])
+    with pytest.raises(UserError, match="numbers in both, or names"):
+        data.load(DataConfig("npz", file=str(tmp_path / "a.npz")))
+
+
+def damage(folder, ending):
+    for path in folder.rglob(f"*{ending}"):
+        path.write_bytes(path.read_bytes()[:40])
+
+
+@pytest.mark.parametrize(
+    "name, ending",
+    [
+        ("leaf", ".json"),
+        ("tff", ".h5"),
+        ("fedjax", ".sqlite"),
+        ("hugging_face", ".arrow"),
+        ("hugging_face parquet", ".parquet"),
+    ],
+)
+def test_a_damaged_file_is_one_line(tmp_path, name, ending):
+    with pytest.raises(UserError, match="data.dir"):
+        load(name, "")
+    with pytest.raises(UserError, match="expected"):
+        load(name, tmp_path)
+    WRITERS[name](tmp_path, {"train": TRAIN, "test": TEST})
+    damage(tmp_path, ending)
+    with pytest.raises(UserError, match=f"\\{ending}: cannot be read") as caught:
+        load(name, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_column_or_package_is_named(tmp_path, monkeypatch):
+    write_parquet(tmp_path, {"train": TRAIN, "test": TEST})
+    with pytest.raises(UserError, match="holds image, label, writer_id; expected"):
+        load("hugging_face", tmp_path, columns="image,label,author")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pip install 'tsfl_jax\[natural\]'"):
+        load("hugging_face", tmp_path)
+
+
+def settings(folder, **changes):
+    return replace(
+        Config(),
+        {
+            "data.name": "leaf",
+            "data.dir": str(folder),
+            "data.length": 6,
+            "partition.kind": "client",
+            "num_clients": 2,
+            "num_intervals": 12,
+            "schedule.kind": "explicit",
+            "schedule.tau": (4,),
+            "algorithm": "fedavg",
+            "mu": 0.0,
+            "model.hidden": 16,
+            "batch_size": 8,
+            "lr": 0.5,
+            "devices": 1,
+            **changes,
+        },
+    )
+
+
+def test_the_next_character_of_a_period_is_learned(tmp_path):
+    """Text that repeats itself: from the command line's settings alone."""
+    whole = "abcd" * 12
+    pairs = [(whole[i : i + 6], whole[i + 6]) for i in range(24)]
+    users = {u: tuple(map(list, zip(*pairs, strict=True))) for u in ("x", "y")}
+    write_leaf(tmp_path, {"train": users, "test": users})
+    history = simulate(settings(tmp_path, **{"model.name": "lstm"})).history
+    assert history["test_accuracy"][-1] > 0.9
+
+    users = {u: {"snippets": [whole] * 4} for u in ("x", "y")}
+    write_tff(tmp_path, {"train": users, "test": users})
+    changes = {"data.name": "tff", "model.name": "next_token_lstm"}
+    history = simulate(settings(tmp_path, **changes)).history
+    assert history["next_token_accuracy"][-1] > 0.7
+
+
+DIGITS = {
+    "data.name": "digits",
+    "data.dir": "",
+    "data.length": 80,
+    "model.name": "lstm",
+}
+
+
+def test_a_network_for_images_takes_no_text(tmp_path):
+    users = {user: (["abc"], ["d"]) for user in ("a", "b")}
+    write_leaf(tmp_path, {part: users for part in PARTS})
+    with pytest.raises(UserError, match="taken for tokens; use lstm or next_token"):
+        simulate(settings(tmp_path))
+    with pytest.raises(UserError, match="takes text"):
+        simulate(settings("", **DIGITS, **{"partition.kind": "iid"}))
+
+
+def test_ragged_and_miscounted_users_of_leaf_are_one_line(tmp_path):
+    write_leaf(tmp_path, {"train": TRAIN, "test": TEST})
+    path = next((tmp_path / "train").glob("*.json"))
+    whole = path.read_text()
+    for change, said in (
+        ({"num_samples": [5, 1]}, "user a has 2 x and 2 y; expected 5"),
+        ({"users": ["a", "z"]}, "cannot be read"),
+        ({"user_data": {"a": {"x": []}, "b": {}}}, "no x or y"),
+    ):
+        path.write_text(json.dumps(json.loads(whole) | change))
+        with pytest.raises(UserError, match=said):
+            load("leaf", tmp_path)
+    path.write_text(whole.replace("[1.0, 0.25]", "[1.0]"))
+    with pytest.raises(UserError, match="samples of user a differ"):
+        load("leaf", tmp_path)

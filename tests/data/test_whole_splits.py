@@ -1,0 +1,156 @@
+"""Splits of all samples with sizes that follow; skewed samples and labels."""
+
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tsfl_jax.config import Config, replace
+from tsfl_jax.data import skew, whole_splits
+from tsfl_jax.experiment import prepare
+from tsfl_jax.types import Dataset, Partition, UserError
+
+LABELS = np.random.default_rng(5).permutation(np.arange(6000) % 10)
+KINDS = tuple(whole_splits.KINDS)
+
+
+def partition_settings(**changes):
+    return replace(
+        Config(), {f"partition.{n}": v for n, v in changes.items()}
+    ).partition
+
+
+def drawn(kind, N=20, seed=0, labels=LABELS, **changes):
+    own = partition_settings(kind=kind, **changes)
+    return whole_splits.lists(labels, N, own, np.random.default_rng(seed))
+
+
+def histogram(lists, labels=LABELS):
+    return np.stack([np.bincount(labels[rows], minlength=10) for rows in lists])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 100.0])
+def test_each_sample_has_one_client_and_none_too_few(kind, alpha):
+    least = 15 if alpha > 0.5 or kind == "class_dirichlet" else 1
+    lists = drawn(kind, alpha=alpha, least_size=least)
+    assert (np.sort(np.concatenate(lists)) == np.arange(len(LABELS))).all()
+    assert min(map(len, lists)) >= least
+    again = drawn(kind, alpha=alpha, least_size=least)
+    assert all((a == b).all() for a, b in zip(lists, again, strict=True))
+
+
+def test_quantity_skews_sizes_only():
+    """Sizes have the moments of Dir(α); the mix of labels is that of all."""
+    N, alpha = 10, 2.0
+    tables = [
+        histogram(drawn("quantity", N, s, alpha=alpha, least_size=1))
+        for s in range(200)
+    ]
+    share = np.stack([t.sum(axis=1) / len(LABELS) for t in tables])
+    # Var p_i = (1/N)(1 − 1/N) / (Nα + 1)
+    assert share.var() == pytest.approx(0.09 / 21, rel=0.1)
+    mix = tables[0] / tables[0].sum(axis=1, keepdims=True)
+    big = tables[0].sum(axis=1) > 500
+    assert big.any() and np.abs(mix[big] - 0.1).max() < 0.06
+
+
+def test_class_dirichlet_skews_labels_and_sizes():
+    few = histogram(drawn("class_dirichlet", alpha=0.1, least_size=1))
+    many = histogram(drawn("class_dirichlet", alpha=1000.0))
+    assert np.abs(many - 30).max() < 10  # 6000 / 20 / 10
+    largest = (few / few.sum(axis=1, keepdims=True)).max(axis=1)
+    assert np.median(largest) > 0.4
+    size = few.sum(axis=1)
+    assert size.max() > 1.5 * size.min()
+    # A client with M/N samples takes part in no further class.
+    order = np.cumsum(few, axis=1)
+    full = order[:, :-1] >= len(LABELS) / 20
+    assert (few[:, 1:][full] == 0).all()
+
+
+def test_the_first_class_has_the_shares_of_a_dirichlet_distribution():
+    shares = [
+        histogram(drawn("class_dirichlet", 10, s, alpha=0.5, least_size=1))[:, 0] / 600
+        for s in range(300)
+    ]
+    assert np.var(shares) == pytest.approx(0.09 / 6, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiny_alphas_and_too_large_least_sizes_end(kind):
+    with pytest.raises(UserError, match="in 100 draws"):
+        drawn(kind, alpha=1e-300, least_size=1)  # one client gets all, or a class
+    with pytest.raises(UserError, match="least_size=301: 6000 samples of 20 clients"):
+        drawn(kind, least_size=301)
+    with pytest.raises(UserError, match="in 100 draws"):
+        drawn(kind, alpha=0.01, least_size=250)
+
+
+def images(count=60, dtype=np.uint8):
+    x = np.zeros((count, 8, 8, 1), dtype)
+    x[:, 1, 3] = 100 if dtype == np.uint8 else 1.0
+    return tsfl_jax.make_dataset(x, np.arange(count) % 10, x[:5], np.arange(5))
+
+
+def thirds(count=60):
+    rows = np.arange(count).reshape(3, -1)
+    return Partition(rows, np.full(3, count // 3), ())
+
+
+def of_clients(dataset: Dataset, **changes) -> Dataset:
+    own = partition_settings(**changes)
+    return skew.skewed(dataset, thirds(len(dataset.x_train)), own, 0)
+
+
+def test_noise_grows_from_client_to_client():
+    data = images(600, np.float32)
+    got = of_clients(data, noise=0.4)
+    change = (got.x_train - data.x_train).reshape(3, -1)
+    assert change.std(axis=1) == pytest.approx([0, 0.2, 0.4], rel=0.02)
+    assert (got.x_test == data.x_test).all() and (got.y_train == data.y_train).all()
+    stored = of_clients(images(600)._replace(std=np.float32(255)), noise=0.1)
+    assert stored.x_train.dtype == np.uint8
+    bright = stored.x_train[400:, 1, 3, 0].astype(float)
+    assert bright.std() == pytest.approx(25.5, rel=0.1)
+    assert of_clients(data) is data
+
+
+def test_images_are_rotated_by_client():
+    data = images()
+    got = of_clients(data, rotation=180.0).x_train
+    assert (got[:20] == data.x_train[:20]).all()
+    for turned, quarters in ((got[20:40], 1), (got[40:], 2)):
+        assert (turned == np.rot90(data.x_train[:20], quarters, (1, 2))).all()
+
+
+def test_a_share_of_labels_is_wrong():
+    data = images(3000)
+    got = of_clients(data, label_noise=0.3)
+    wrong = (got.y_train != data.y_train).reshape(3, -1)
+    assert wrong.mean(axis=1).tolist() == [0.3, 0.3, 0.3]
+    shift = ((got.y_train - data.y_train) % 10)[wrong.ravel()]
+    assert np.bincount(shift, minlength=10)[1:] == pytest.approx(100, rel=0.35)
+
+
+def settings(**changes):
+    few = {"num_clients": 8, "num_intervals": 2, "devices": 1, "algorithm": "fedavg"}
+    return replace(Config(), few | {"mu": 0.0} | changes)
+
+
+def test_settings_choose_them_and_change_the_identity_of_data():
+    plain = prepare.prepare(settings(**{"partition.kind": "quantity"}))
+    assert plain.partition.capacity.sum() == len(plain.dataset.y_train)
+    swept = [
+        settings(**{"partition.kind": "quantity", "partition.label_noise": p})
+        for p in (0.0, 0.5)
+    ]
+    several = prepare.prepare_all(swept)
+    digests = [p.fingerprints["data"] for p in several]
+    assert digests[0] == plain.fingerprints["data"] != digests[1]
+    assert (several[0].dataset.y_train == plain.dataset.y_train).all()
+    shared = {"partition.noise": 0.1, "partition.online": True}
+    with pytest.raises(UserError, match="several clients hold the same"):
+        prepare.prepare(settings(**shared))
+    with pytest.raises(UserError, match="kind=quantity"):
+        changes = {"partition.kind": "quantity", "schedule.data_size": 9}
+        prepare.prepare(settings(**changes))

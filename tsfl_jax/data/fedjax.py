@@ -1,0 +1,76 @@
+"""The SQLite files of FedJAX, without FedJAX and TensorFlow.
+
+Ro, Suresh and Wu, "FedJAX: Federated learning simulation with JAX" (2021). Two files,
+such as federated_emnist_train.sqlite and federated_emnist_test.sqlite, with a table
+``federated_data(client_id BLOB, data BLOB, num_examples INTEGER)``. `data` is msgpack
+under zlib: a dict of features, each an array as a msgpack extension, 1 for numbers
+(shape, dtype, bytes) and 4 for byte strings (shape, list).
+"""
+
+import contextlib
+import pathlib
+import sqlite3
+import zlib
+from typing import Any
+
+import numpy as np
+
+from tsfl_jax.data import natural
+from tsfl_jax.data.settings import DataConfig
+from tsfl_jax.types import Dataset, UserError
+
+_NUMBERS, _BYTES = 1, 4
+
+
+def read(settings: DataConfig, seed: int = 0) -> Dataset:
+    """Read the two files *train.sqlite and *test.sqlite of a folder.
+
+    Args:
+      settings: `dir` is the folder, `file` what comes before _train, of several;
+        `columns` names the features, if others are wanted.
+      seed: ignored.
+
+    Returns:
+      A `Dataset`; pixels as stored, in EMNIST 1 is the background.
+
+    Raises:
+      UserError: file, what is wrong and what was expected, in one line.
+    """
+    del seed
+    folder = natural.folder(settings, "files *train.sqlite and *test.sqlite")
+    train, test = (
+        _samples(settings, natural.file_of(settings, folder, part, ".sqlite"))
+        for part in ("train", "test")
+    )
+    return natural.dataset(settings, folder, train, test)
+
+
+def _samples(settings: DataConfig, path: pathlib.Path) -> natural.Samples:
+    msgpack = natural.package("msgpack", "--config.data.name=fedjax")
+
+    def array(code: int, packed: bytes) -> Any:
+        shape, *content = msgpack.unpackb(packed, raw=True)
+        if code == _NUMBERS:
+            return np.frombuffer(content[1], content[0].decode()).reshape(shape)
+        if code == _BYTES:
+            return [one.decode() for one in content[0]]
+        raise ValueError(f"extension {code}")
+
+    x, y, client, label = [], [], [], ""
+    try:
+        query = "SELECT client_id, data, num_examples FROM federated_data"
+        file = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+        with contextlib.closing(file):
+            for user, packed, number in file.execute(f"{query} ORDER BY client_id"):
+                held = msgpack.unpackb(zlib.decompress(packed), ext_hook=array)
+                sample, label = natural.columns(settings, [*held], path)
+                x.append(held[sample])
+                y += [held[label].reshape(-1)] if label else []
+                client += [user.decode()] * number
+    except UserError:
+        raise
+    except (sqlite3.Error, zlib.error, ValueError, TypeError, AttributeError) as error:
+        expected = "an SQLite file with FedJAX's table federated_data"
+        raise natural.unreadable(path, error, expected) from error
+    labels = natural.joined(y, path) if label else None
+    return natural.Samples(natural.joined(x, path), labels, client)

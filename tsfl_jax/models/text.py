@@ -1,0 +1,80 @@
+"""An LSTM on tokens, that predicts a class, or each token from those before it.
+
+An embedding of width 8 and two layers of `hidden` cells, 256 for Shakespeare in McMahan
+et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
+(2017). Token 0 is padding, see `data.text`.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from tsfl_jax.components import Part
+from tsfl_jax.data.text import PADDING
+from tsfl_jax.models import losses
+from tsfl_jax.types import UserError
+
+
+class LSTM(nn.Module):
+    """The next token, or a class, after ``[B, S]`` tokens: logits ``[B, O]``."""
+
+    num_classes: int  # also of the tokens
+    hidden: int
+    every: bool = False  # logits ``[B, S, O]`` after each token
+
+    @nn.compact
+    def __call__(self, x: Int[Array, "B S"]) -> Float[Array, "B ..."]:
+        """Return the logits."""
+        y: Any = nn.Embed(self.num_classes, 8)(x)
+        for _ in range(2):
+            y = nn.RNN(nn.LSTMCell(self.hidden))(y)
+        return nn.Dense(self.num_classes)(y if self.every else y[:, -1])
+
+
+class NextToken(nn.Module):
+    """Predicts each of ``[B, S + 1]`` tokens but the first, of those before it.
+
+    Its outputs ``[B, 2]`` are the mean cross-entropy of a sample in nats, which is the
+    loss, and the share of tokens that are right; padding counts in neither.
+    """
+
+    network: nn.Module  # tokens [B, S] → logits [B, S, O]
+    classifies = False
+
+    @nn.compact
+    def __call__(self, x: Int[Array, "B S1"]) -> Float[Array, "B 2"]:
+        """Return cross-entropy and accuracy of each sample."""
+        logits, target = self.network(x[:, :-1]), x[:, 1:]
+        real = (target != PADDING).astype(logits.dtype)
+        number = jnp.maximum(real.sum(axis=1), 1)
+        score = losses.cross_entropy(logits, target), losses.correct(logits, target)
+        means = [jnp.sum(value * real, axis=1) / number for value in score]
+        return jnp.stack(means, axis=1)
+
+    def loss(
+        self, outputs: Float[Array, "B 2"], labels: Int[Array, "B"]
+    ) -> Float[Array, "B"]:
+        """The mean cross-entropy of each sample; labels are ignored."""
+        del labels
+        return outputs[:, 0]
+
+
+# Of the outputs of `NextToken`, the share of a sample's tokens that are right.
+METRICS = {"next_token_accuracy": lambda outputs, labels: outputs[:, 1]}
+
+
+def _lstm(num_classes: int, own: Any, every: bool = False) -> LSTM:
+    if not own.hidden:
+        raise UserError(f"--config.model.hidden=0: model {own.name!r} needs >= 1")
+    return LSTM(num_classes, own.hidden, every)
+
+
+# By `ModelConfig.name`, as in `networks.MODELS`; they alone take tokens.
+MODELS = {
+    "lstm": Part(lambda k, own, form: _lstm(k, own), ("model.hidden",)),
+    "next_token_lstm": Part(
+        lambda k, own, form: NextToken(_lstm(k, own, every=True)), ("model.hidden",)
+    ),
+}

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable
 
 from benchmarks import common
+from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, lanes
 from tsfl_jax.experiment.custom_hooks import Own
@@ -19,7 +20,10 @@ WORK = {"schedule__kind": "case1", "schedule__data_size": 256}
 def several(seeds: int, model: str, work: dict) -> list[Prepared]:
     """Experiments that differ in their seed only."""
     configs = [common.make_config(model, seed=s, **work) for s in range(seeds)]
-    return prepare_all(configs, Own(dataset=load_dataset(configs[0])))
+    dataset = load_dataset(configs[0])
+    for config in configs:
+        config.data = DataConfig()  # the samples are given
+    return prepare_all(configs, Own(dataset=dataset))
 
 
 def compiled(found: list[Prepared]) -> Callable[[], None]:

@@ -126,7 +126,9 @@ def config_of(work: Work, **settings) -> config.Config:
         "schedule__kind": "explicit",
         "schedule__tau": (1,),
     }
-    return common.make_config("vgg11", **fixed | settings)
+    made = config.Config(algorithm="fedavg", num_intervals=1, report_every=1)
+    made.compile_cache, made.partition.kind = "off", "iid"
+    return common.changed(made, fixed | settings)
 
 
 def _experiment(work: Work, form: str) -> runner.Experiment:

@@ -3,7 +3,7 @@
 A peer is a program of a folder of the user's, run as ``PYTHON PROGRAM --workload NAME
 --rounds R …``, which prints one line of JSON with `round_s`, the median of its rounds
 in seconds without the first one. Each is given as ``--peer "NAME=PYTHON PROGRAM …"``.
-tsfl_jax trains the K clients of a round; nothing is sampled and nothing evaluated.
+tsfl_jax has a new cohort in every round, too; nothing is evaluated.
 """
 
 import json
@@ -11,14 +11,18 @@ import shlex
 import statistics
 import subprocess
 import time
+from typing import NamedTuple
 
 import numpy as np
 from flax import linen as nn
 
 import tsfl_jax
 from benchmarks import common, own
+from tsfl_jax.config import Config
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import runner
+
+TABLE = 768 * 2**20  # bytes of samples at most; clients share them where it is full
 
 
 class Perceptron(nn.Module):
@@ -33,44 +37,127 @@ class Perceptron(nn.Module):
         return nn.Dense(10)(x)
 
 
+class LeNet(nn.Module):
+    """LeNet-5 on color images, with ReLU and maxima."""
+
+    @nn.compact
+    def __call__(self, x):
+        for filters in (6, 16):
+            x = nn.relu(nn.Conv(filters, (5, 5), padding="VALID")(x))
+            x = nn.max_pool(x, (2, 2), strides=(2, 2))
+        x = x.reshape(x.shape[0], -1)
+        for width in (120, 84):
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(10)(x)
+
+
+class Work(NamedTuple):
+    """K of N clients in each round, and what they do."""
+
+    network: nn.Module
+    shape: tuple[int, ...]
+    clients: int  # N
+    cohort: int  # K
+    samples: int  # of a client; of skewed sizes the least
+    skewed: bool = False  # sizes by a power law, at most five times the least
+    passes: int = 1
+    batch_size: int = 10
+    lr: float = 0.1
+    classes: int = 10
+    name: str = ""  # what peers call it, "": as here
+
+
+_CNN, _EMNIST = own.TwoConvolutions(), own.TwoConvolutions(62, True)
+_MLP = Work(Perceptron((32,)), (64,), 1000, 100, 50, name="population")
+_WIDE = Work(Perceptron((64,)), (784,), 1000, 1000, 20)
 WORKLOADS = {
-    "population": own.Work(Perceptron((32,)), (64,), 100),
-    "cifar": own.WORK["CNN"],
-    "lr_mnist": own.Work(Perceptron(), (784,), samples=61),
-    # Not of the peers: wide layers, few steps.
-    "wide 64": own.Work(Perceptron((64,)), (784,), 1000, 20),
-    "wide 512": own.Work(Perceptron((512,)), (784,), 1000, 20),
+    "population": _MLP,
+    "population of 10^6": _MLP._replace(clients=10**6),
+    "cifar": Work(_CNN, (32, 32, 3), 1000, 50, 50),
+    "emnist": Work(_EMNIST, (28, 28, 1), 3400, 10, 100, True, 1, 20, classes=62),
+    "logreg": Work(Perceptron(), (60,), 1000, 10, 30, True, 20, lr=0.01),
+    "lr_mnist": Work(Perceptron(), (784,), 1000, 10, 37, True, lr=0.03),
+    "lenet": Work(LeNet(), (32, 32, 3), 100, 100, 500, passes=5, batch_size=50),
+    # Not of the peers: wide layers, few steps, all clients.
+    "wide 64": _WIDE,
+    "wide 512": _WIDE._replace(network=Perceptron((512,))),
 }
 
 
-def round_seconds(work: own.Work, rounds: int, present: float, limit: int) -> float:
-    """Median seconds of one interval of tsfl_jax.
+def _held(work: Work, rng: np.random.Generator) -> np.ndarray:
+    """Samples of each client."""
+    least = np.full(work.clients, work.samples)
+    if not work.skewed:
+        return least
+    grown = work.samples * (1 + rng.pareto(2.5, work.clients))
+    return np.minimum(grown, 5 * work.samples).astype(int)
+
+
+def build(work: Work, rounds: int, present: float, limit: int) -> runner.Experiment:
+    """The experiment, whose first call has all rounds; arguments as of the next."""
+    rng = np.random.default_rng(0)
+    held = _held(work, rng)
+    rows = min(int(held.sum()), TABLE // (4 * int(np.prod(work.shape))))
+    x = rng.standard_normal((rows, *work.shape), np.float32)
+    y = np.arange(rows) % work.classes
+    tested = slice(work.classes)
+    tau = np.zeros(work.clients, int)
+    tau[: round(present * work.clients)] = work.passes
+    sampled = work.cohort < work.clients
+    settings = {
+        "schedule__tau": (work.passes,) if present == 1 else tuple(tau.tolist()),
+        "cohort__size": work.cohort if sampled else 0,
+        "num_intervals": rounds,
+        "report_every": rounds,
+        "eval_every": rounds,
+        "lr": work.lr,
+        "partition__replacement": not work.skewed,
+        "devices": limit,
+    }
+    given, each = None, work.samples
+    if work.skewed:
+        each = Config().schedule.data_size
+        start = held.cumsum() - held
+        if held.sum() > rows:
+            start = start % (rows - held.max())
+        given = [np.arange(a, a + n) for a, n in zip(start, held, strict=True)]
+    plain = own.Work(work.network, work.shape, work.clients, each, work.batch_size)
+    dataset = tsfl_jax.make_dataset(
+        x, y, x[tested], y[tested], num_classes=work.classes
+    )
+    return runner.build(
+        own.config_of(plain, **settings),
+        model=work.network,
+        dataset=dataset,
+        partition=given,
+    )
+
+
+def round_seconds(
+    work: Work, rounds: int, present: float, limit: int, calls: int
+) -> float:
+    """Median seconds of a round of tsfl_jax.
 
     Args:
       work: what the clients do.
-      rounds: intervals that are timed, each a call of its own.
+      rounds: intervals of one call.
       present: share of the clients that work.
       limit: devices; 0: as tsfl_jax chooses.
+      calls: that are timed.
     """
-    rng, number = np.random.default_rng(0), work.clients * work.samples
-    x = rng.standard_normal((number, *work.shape)).astype(np.float32)
-    y = np.arange(number) % 10
-    tau = np.zeros(work.clients, int)
-    tau[: round(present * work.clients)] = 1
-    config = own.config_of(work, schedule__tau=tuple(tau.tolist()), devices=limit)
-    dataset = tsfl_jax.make_dataset(x, y, x[:10], y[:10])
-    exp = runner.build(config, model=work.network, dataset=dataset)
-    run, seconds = common.compiled(exp), []
-    for _ in range(rounds + 1):
+    run, seconds = common.compiled(build(work, rounds, present, limit)), []
+    for _ in range(calls + 1):
         begun = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - begun)
-    return statistics.median(seconds[1:])
+    return statistics.median(seconds[1:]) / rounds
 
 
-def peer_seconds(command: str, folder: str, name: str, rounds: int) -> float | None:
+def peer_seconds(command: str, folder: str, work: str, rounds: int) -> float | None:
     """Median seconds of a round of a peer; None: it failed."""
-    words = [*shlex.split(command), "--workload", name, "--rounds", str(rounds + 1)]
+    found = WORKLOADS[work]
+    words = [*shlex.split(command), "--workload", found.name or work]
+    words += ["--clients", str(found.clients), "--rounds", str(rounds + 1)]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return json.loads(lines[-1])["round_s"] if lines else None
@@ -82,6 +169,7 @@ def measure(options, name: str) -> dict:
     found = {"tsfl_jax": [], **{peer: [] for peer in peers}}
     one = [name, "--one", "--rounds", str(options.rounds)]
     one += ["--present", str(options.present), "--devices", str(options.devices)]
+    one += ["--calls", str(options.calls)]
     for _ in range(options.repeats):
         ours = common.in_a_process("benchmarks.peers", "--workloads", *one)
         found["tsfl_jax"].append(ours["round_s"])
@@ -101,6 +189,7 @@ def main() -> None:
     parser = common.parser(__doc__, repeats=3)
     parser.add_argument("--workloads", nargs="+", default=[*WORKLOADS])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--calls", type=int, default=3)
     parser.add_argument("--present", type=float, default=1.0)
     parser.add_argument("--devices", type=int, default=0)
     parser.add_argument("--folder", default=".")
@@ -110,7 +199,8 @@ def main() -> None:
     devices.start(options.devices)
     if options.one:
         work, given = WORKLOADS[options.workloads[0]], (options.rounds, options.present)
-        print(json.dumps({"round_s": round_seconds(work, *given, options.devices)}))
+        seconds = round_seconds(work, *given, options.devices, options.calls)
+        print(json.dumps({"round_s": seconds}))
         return
     common.show([measure(options, name) for name in options.workloads])
 

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable
 
 from benchmarks import common
-from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, lanes
 from tsfl_jax.experiment.custom_hooks import Own
@@ -22,7 +21,7 @@ def several(seeds: int, model: str, work: dict) -> list[Prepared]:
     configs = [common.make_config(model, seed=s, **work) for s in range(seeds)]
     dataset = load_dataset(configs[0])
     for config in configs:
-        config.data = DataConfig()  # the samples are given
+        config.data = type(config.data)()  # the samples are given
     return prepare_all(configs, Own(dataset=dataset))
 
 

@@ -19,10 +19,7 @@ WORK = {"schedule__kind": "case1", "schedule__data_size": 256}
 def several(seeds: int, model: str, work: dict) -> list[Prepared]:
     """Experiments that differ in their seed only."""
     configs = [common.make_config(model, seed=s, **work) for s in range(seeds)]
-    dataset = load_dataset(configs[0])
-    for config in configs:
-        config.data = type(config.data)()  # the samples are given
-    return prepare_all(configs, Own(dataset=dataset))
+    return prepare_all(configs, Own(dataset=load_dataset(configs[0])))
 
 
 def compiled(found: list[Prepared]) -> Callable[[], None]:

@@ -21,14 +21,14 @@ EXPERIMENTS = {
     "constants": CASE1
     | {
         "algorithm": "dms",
-        "dms__constants": "interval",
-        "dms__estimator": "quotient",
+        "constants__when": "interval",
+        "constants__estimator": "quotient",
     },
     "every": CASE1
     | {
         "measure_clients": True,
-        "dms__constants": "interval",
-        "dms__estimator": "quotient",
+        "constants__when": "interval",
+        "constants__estimator": "quotient",
     },
 }
 CASES = {"case1": "Case 1", "case2": "Case 2"}

@@ -123,6 +123,7 @@ class Dataset(NamedTuple):
     # int32 in [0, clients): which client each training sample belongs to; None: unknown
     client: Int[np.ndarray, "M"] | None = None
     test_client: Int[np.ndarray, "M_test"] | None = None  # likewise of test samples
+    source: str = ""  # the settings that it was loaded with; "": none
 
 
 class Partition(NamedTuple):

@@ -110,7 +110,7 @@ def test_a_refusal_of_the_first_process_ends_the_others(runs):
     root, _ = runs
     both = start_pair([root / "first"] * 2, "--config.lr=0.5")
     (_, err), (_, other) = [finish(process, code=2) for process in both]
-    assert "holds another experiment (lr: " in err
+    assert "holds a checkpoint of another experiment (lr: " in err
     assert "launch.py: process 0 has stopped" in other
 
 

@@ -252,7 +252,10 @@ def test_own_parts_work_in_lanes_and_are_distinguished(tmp_path):
         return {**mean, "params": state}, state
 
     rule = tsfl_jax.Aggregator(
-        weights, lambda p, counts: jax.tree.map(jnp.zeros_like, p["params"]), update
+        weights,
+        lambda p, counts: jax.tree.map(jnp.zeros_like, p["params"]),
+        update,
+        sections=tsfl_jax.AGGREGATORS["fedavg"].sections,
     )
     seeds, options = {"seed": [0, 1]}, {"workdir": tmp_path, "aggregator": rule}
     first = tsfl_jax.sweep(small(), seeds, optimizer=optax.adam(1e-3), **options)
@@ -319,12 +322,13 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(
 
     def stop():
         calls.append(1)
-        return len(calls) == 7  # after the first chunk of the fourth call
+        # After the first chunk of the fourth call, which has what FedProx trains.
+        return len(calls) == 7
 
     with pytest.raises(KeyboardInterrupt):
         sweeps.run(small(), SWEPT, **options, stop=stop)
     kept = sorted((tmp_path / "lanes").iterdir())
-    assert len(kept) == 15
+    assert len(kept) == 12
     kept[0].write_bytes(b"half a file")  # and four were damaged or swapped
     kept[1].write_bytes(kept[1].read_bytes()[:200])
     swapped = kept[2].read_bytes(), kept[3].read_bytes()
@@ -339,7 +343,7 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(
 
     monkeypatch.setattr(lanes, "make_lanes", counted)
     resumed = sweeps.run(small(), SWEPT, **options)
-    assert sum(trained) == 1 + 4
+    assert sum(trained) == 4 + 4
     assert sum("runs again" in text for text in caplog.messages) == 4
     for name in FLOATS:
         np.testing.assert_allclose(

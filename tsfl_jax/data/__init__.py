@@ -57,6 +57,7 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
         y_test=dataset.y_test[tested],
         client=client,
         test_client=owner,
+        source=str(settings),
     )
     if settings.normalize == "standard":
         if x_train.dtype == np.int32:

@@ -61,7 +61,8 @@ _GIVEN = {
 
 def _given(config: Config, own: Own) -> dict[str, tuple[str, Part]]:
     found = {by: g for by, g in _GIVEN.items() if getattr(own, g[0]) is not None}
-    if config.data.name == "quadratic":  # the model's settings too
+    quadratic = config.data.name == "quadratic"  # whose settings the model has, too
+    if quadratic or getattr(own.dataset, "source", "") == str(config.data):
         found.pop("data.name", None)
     return found
 

@@ -214,7 +214,7 @@ def _by_class(
     classes, inverse = np.unique(labels, return_inverse=True)
     members = [np.flatnonzero(inverse == c) for c in range(len(classes))]
     class_index = [rng.permutation(samples) for samples in members]
-    stock = np.array([len(pool) for pool in class_index])
+    stock = np.array([len(rows) for rows in class_index])
     shares = PARTITIONS[kind].make(settings, capacity, stock, rng)
     if rarity is not None:
         shares = shares[copula.order(copula.rarity(shares, stock), rarity)]
@@ -397,12 +397,12 @@ def _partition(
     """Assign samples: client i gets counts[i, c] of class_index[c]."""
     N = len(counts)
     owner, sample = [], []
-    for c, pool in enumerate(class_index):
+    for c, rows in enumerate(class_index):
         # The clients in random order take the next samples of the class, starting again
         # at its end: no client gets one twice, and all are used equally often.
         order = rng.permutation(N)
         owner.append(np.repeat(order, counts[order, c]))
-        sample.append(np.resize(pool, len(owner[-1])))
+        sample.append(np.resize(rows, len(owner[-1])))
     owner, sample = np.concatenate(owner), np.concatenate(sample)
     mixed = np.lexsort((rng.random(len(owner)), owner))  # by owner, then at random
     capacity = counts.sum(axis=1)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Int
 
@@ -49,8 +50,11 @@ class Terms(NamedTuple):
 
 def terms_of(hparams: HParams) -> Terms:
     """The terms that hyper-parameters, which are known numbers, switch on."""
-    h = hparams
-    return Terms(bool(h.clip_norm < jnp.inf), bool(h.momentum != 0), bool(h.mu != 0))
+    # In NumPy: while a function is traced JAX's comparisons are traced, too.
+    limit, *others = (
+        np.asarray(h) for h in (hparams.clip_norm, hparams.momentum, hparams.mu)
+    )
+    return Terms(bool(limit < np.inf), *(bool(other != 0) for other in others))
 
 
 def sgd(hparams: HParams, terms: Terms = Terms()) -> optax.GradientTransformation:  # noqa: B008

@@ -16,6 +16,7 @@ from flax import traverse_util
 from tsfl_jax import components, timeline
 from tsfl_jax.components import Settings, component, section_of
 from tsfl_jax.data.builtin import DATASETS
+from tsfl_jax.data.client_test import EvaluationConfig
 from tsfl_jax.data.partition import PARTITIONS, PartitionConfig
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.data.skew import SkewConfig
@@ -41,7 +42,7 @@ TABLES: dict[str, Mapping[str, Any]] = {
 # Components that are in every experiment.
 COMMON = (
     *(DataConfig, PartitionConfig, ScheduleConfig, TimelineConfig, ModelConfig),
-    *(ConstantsConfig, SeedsConfig, CohortConfig, SkewConfig),
+    *(ConstantsConfig, SeedsConfig, CohortConfig, SkewConfig, EvaluationConfig),
 )
 
 
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
         constants: ConstantsConfig
         seeds: SeedsConfig
         cohort: CohortConfig
+        evaluation: EvaluationConfig
 
         def __getattr__(self, name: str) -> Any: ...
 

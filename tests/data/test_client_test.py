@@ -12,17 +12,22 @@ ROWS = Partition(
 )
 
 
-def dataset(test_client=None):
-    one = np.float32(1)
+def dataset(test_client=None, classes=4):
+    one = np.array(1, np.float32)
     y_train, y_test = np.array([0, 0, 1, 2]), np.array([0, 1, 1, 2, 0])
     x = np.zeros((5, 1), np.float32)
-    given = "hand", x[:4], y_train, x, y_test, 4, 0 * one, one
+    given = "hand", x[:4], y_train, x, y_test, classes, 0 * one, one
     return Dataset(*given, test_client=test_client)
 
 
+def labels(rows=ROWS, classifies=True, most=0, classes=4):
+    ids = np.arange(3) + 10
+    return client_test.by_labels(dataset(None, classes), rows, ids, classifies, most)
+
+
 def test_label_mix_by_hand():
-    found = client_test.client_test("labels", dataset(), ROWS)
-    np.testing.assert_array_equal(found.client, [0, 1])
+    found = labels()
+    np.testing.assert_array_equal(found.client, [10, 11])
     np.testing.assert_array_equal(found.size, [2, 2, 1, 0])
     accuracy = np.array([[0.9, 0.3, 0.5, np.nan], [np.nan] * 4])
     got = client_test.by_client(found, accuracy)
@@ -30,21 +35,58 @@ def test_label_mix_by_hand():
     assert np.isnan(got[1]).all()
 
 
+def test_an_infinite_loss_is_of_those_who_have_its_class():
+    got = client_test.by_client(labels(), np.array([[1.0, 2.0, np.inf, np.nan]]))
+    np.testing.assert_allclose(got, [[4 / 3, np.inf]])
+
+
+def test_a_client_whose_classes_are_not_tested_has_no_score():
+    data = dataset()._replace(y_train=np.array([0, 0, 1, 3]))
+    found = client_test.by_labels(data, ROWS, np.arange(3), True)
+    got = client_test.by_client(found, np.array([[0.9, 0.3, 0.5, np.nan]]))
+    np.testing.assert_allclose(got, [[0.7, np.nan]])
+    assert client_test.summarized(got)["mean"] == pytest.approx(0.7)
+
+
 def test_own_samples_by_hand():
     own = np.array([1, 0, 1, 7, 0], np.int32)
-    found = client_test.client_test("own", dataset(own), ROWS)
+    found = client_test.by_owner(dataset(own), 3)
     np.testing.assert_array_equal(found.group, [1, 0, 1, 2, 0])  # 7 is no client
     np.testing.assert_array_equal(found.size, [2, 2])
     score = np.array([[0.25, 0.75]])
     np.testing.assert_array_equal(client_test.by_client(found, score), score)
-    one = client_test.client_test("own", dataset(own), ROWS, most=1)
-    np.testing.assert_array_equal(one.client, [0])
-    np.testing.assert_array_equal(one.group, [1, 0, 1, 1, 0])
+    one = client_test.by_owner(dataset(own), 3, most=1)
+    mine = one.client[0]
+    np.testing.assert_array_equal(one.group, np.where(own == mine, 0, 1))
+    np.testing.assert_array_equal(one.size, [2])
 
 
-def test_data_without_clients_are_refused():
-    with pytest.raises(UserError, match="no test sample of hand belongs to a client"):
-        client_test.client_test("own", dataset(), ROWS)
+def test_some_clients_are_the_same_whatever_is_scored():
+    rows = Partition(np.zeros((50, 1), np.int32), np.ones(50, int), ())
+    owner = np.arange(50, dtype=np.int32)
+    x, y = np.zeros((50, 1), np.float32), np.zeros(50, int)
+    data = dataset(owner)._replace(x_test=x, y_test=y)
+    first = client_test.by_owner(data, 50, 7).client
+    second = client_test.by_labels(data, rows, owner, True, 7).client
+    np.testing.assert_array_equal(first, second)
+    assert len({*first.tolist()}) == 7 and (np.diff(first) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: client_test.by_owner(dataset(), 3), "no test sample of hand belongs"),
+        (
+            lambda: client_test.by_owner(dataset(np.full(5, 7)), 3),
+            "no test sample of hand belongs",
+        ),
+        (lambda: labels(classes=1), "hand has one class"),
+        (lambda: labels(classifies=False), "no classes that the network predicts"),
+    ],
+)
+def test_data_without_clients_or_classes_are_refused(make, words):
+    with pytest.raises(UserError, match=words):
+        make()
 
 
 def test_summary_by_hand():
@@ -53,3 +95,27 @@ def test_summary_by_hand():
     assert [float(got[n][0]) for n in ("mean", "worst")] == [9.5, 0.5]
     np.testing.assert_allclose(got["std"][0], np.arange(20).std())
     assert all(np.isnan(a[1]) for a in got.values())
+    assert client_test.summarized(values, losses=True)["worst"][0] == 18.5
+    few = client_test.summarized(np.array([[3.0, np.nan, 1.0], [np.nan, np.inf, 0.0]]))
+    assert few["worst"].tolist() == [1, 0] and few["mean"].tolist() == [2, np.inf]
+    assert few["std"][0] == 1
+
+
+@pytest.mark.parametrize("intervals", [0, 3, 250])  # blocks are of 100
+def test_the_clients_of_each_interval_by_hand(intervals):
+    own = np.array([1, 0, 1, 2, 0], np.int32)
+    found = client_test.by_owner(dataset(own), 9)
+    score = np.arange(intervals)[:, None] + np.array([[0.0, 10.0, 30.0]])
+    history = {"group_accuracy": score, "group_loss": score, "rho": score}
+    asked = np.tile([[5, 1, 2, 1]], (intervals, 1))  # 5 has no test samples
+    asked[1:2] = -1, -1, -1, -1
+    got = client_test.named(found, history, asked)
+    assert {*got} == {"rho", *client_test.SERIES}
+    want = {"accuracy_mean": 20, "accuracy_worst": 10, "loss_worst": 30, "loss_std": 10}
+    for name, value in want.items():
+        each = value + np.arange(intervals) * float(name != "loss_std")
+        each[1:2] = np.nan
+        np.testing.assert_array_equal(got[f"client_{name}"], each)
+    everyone = client_test.named(found, history)
+    np.testing.assert_array_equal(everyone["client_accuracy_worst"], score[:, 0])
+    assert {*client_test.named(None, history)} == {"rho"}

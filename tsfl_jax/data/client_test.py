@@ -3,21 +3,63 @@
 Two sources of such data. "own": test samples that belong to clients, as natural
 federated data have them. "labels": the common test set reweighted by the client's
 label mix, accuracy_i = Σ_c p_i(c) · accuracy_c with p_i(c) the share of class c among
-the client's training samples; it costs nothing, since the accuracy of each class is
-measured anyway. The mix of labels is then all that tells clients apart.
+the client's training samples; it costs next to nothing, since the accuracy of each
+class is the accuracy of all, summed by class. The mix of labels is then all that tells
+clients apart.
 
 The compiled program scores the test set by group, a class or a client; all else is
 done on the host.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 
+from tsfl_jax import rng
+from tsfl_jax.components import component, setting
 from tsfl_jax.types import Dataset, Partition, UserError
 
-KINDS = ("none", "labels", "own")
+
+@component("evaluation")
+class EvaluationConfig:
+    """Scores of single clients; they change no model."""
+
+    clients: str = setting(
+        "none",
+        "each client's test data: the test set by its mix of labels, or its own",
+        ("none", "labels", "own"),
+        static=True,
+    )
+    number: int = setting(
+        0,
+        "M, clients that are scored, the same for every seed; 0: all",
+        low=0,
+        static=True,
+        used_by=("clients", ()),
+    )
+    over: str = setting(
+        "all",
+        "statistics of all M clients, or of those in the cohort of the interval",
+        ("all", "cohort"),
+        used_by=("clients", ()),
+    )
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse cohorts where there are none."""
+        del rule
+        if self.over == "cohort" and not config.cohort.size:
+            raise UserError(
+                "--config.evaluation.over=cohort: there are no cohorts with "
+                "--config.cohort.size=0; choose their size, or all"
+            )
+
+
+_BLOCK = 100  # intervals at a time: there may be a million clients
+# Statistics over the clients, of their accuracy and loss.
+_OVER_CLIENTS = ("mean", "worst", "std")
+SERIES = tuple(f"client_{n}_{s}" for n in ("accuracy", "loss") for s in _OVER_CLIENTS)
 
 
 class ClientTest(NamedTuple):
@@ -25,42 +67,70 @@ class ClientTest(NamedTuple):
 
     group: Int[np.ndarray, "M_test"]  # int32 in [0, G); G: of no client that is scored
     size: Int[np.ndarray, "G"]  # int32, test samples of each group
-    share: Float[np.ndarray, "m G"] | None  # p_i(c); None: group i is client i
-    client: Int[np.ndarray, "m"]  # int32 ids
+    share: Float64[np.ndarray, "m G"] | None  # p_i(c); None: group i is client i
+    client: Int[np.ndarray, "m"]  # int32 ids, ascending
 
 
-def client_test(
-    kind: str, dataset: Dataset, partition: Partition, most: int = 0
+def by_labels(
+    dataset: Dataset,
+    partition: Partition,
+    drawn: Int[np.ndarray, "U"],
+    classifies: bool | None,
+    most: int = 0,
 ) -> ClientTest:
-    """The groups of the test samples by which clients are scored.
+    """The classes as groups, and the label mix of the clients with samples.
 
     Args:
-      kind: "labels" or "own", see the module.
-      dataset: with `test_client` for "own".
-      partition: rows of all N clients.
-      most: m, clients to score, evenly spaced by id; 0: all.
-
-    Returns:
-      `ClientTest`.
+      dataset: as the clients have it.
+      partition: rows of U clients.
+      drawn: ids of these clients: all, of cohorts those that are ever asked.
+      classifies: whether the network does.
+      most: M, clients to score, see `_some`; 0: all.
 
     Raises:
-      UserError: "own" without test samples that belong to clients.
+      UserError: there are no classes.
     """
-    if kind == "labels":
-        client = _some(np.flatnonzero(partition.capacity > 0), most)
-        share = np.stack([_label_mix(dataset, partition, i) for i in client.tolist()])
-        group, number = dataset.y_test, dataset.num_classes
-    else:
-        owner = dataset.test_client
-        if owner is None:
-            raise UserError(
-                f"--config.client_scores=own: no test sample of {dataset.name} belongs "
-                "to a client; choose a data set with a natural split, or labels"
-            )
-        client = _some(np.unique(owner[owner < len(partition.capacity)]), most)
-        number, share = len(client), None
-        place = np.searchsorted(client, owner).clip(max=number - 1)
-        group = np.where(client[place] == owner, place, number)
+    C = dataset.num_classes
+    if C < 2 or not classifies:
+        what = "has one class" if C < 2 else "has no classes that the network predicts"
+        raise UserError(
+            f"--config.evaluation.clients=labels: {dataset.name} {what}; choose own, "
+            "for data whose test samples belong to clients, or none"
+        )
+    place = _some(np.flatnonzero(partition.capacity > 0), most)
+    rows, held = partition.indices[place], partition.capacity[place]
+    there = np.arange(rows.shape[1]) < held[:, None]
+    cell = np.arange(len(place))[:, None] * C + dataset.y_train[rows]
+    count = np.bincount(cell[there], minlength=len(place) * C).reshape(-1, C)
+    share = count / held[:, None]
+    return _of(dataset.y_test, C, share, np.asarray(drawn)[place])
+
+
+def by_owner(dataset: Dataset, num_clients: int, most: int = 0) -> ClientTest:
+    """The clients as groups, those that own test samples.
+
+    Args:
+      dataset: with `test_client`.
+      num_clients: N; others may own test samples, too, and are left out.
+      most: M, clients to score, see `_some`; 0: all.
+
+    Raises:
+      UserError: no test sample belongs to one of the clients.
+    """
+    owner = dataset.test_client
+    known = np.zeros(0, int) if owner is None else np.unique(owner[owner < num_clients])
+    if owner is None or not len(known):
+        raise UserError(
+            f"--config.evaluation.clients=own: no test sample of {dataset.name} "
+            "belongs to a client; choose data with clients, or labels"
+        )
+    client = _some(known, most)
+    place = np.searchsorted(client, owner).clip(max=len(client) - 1)
+    group = np.where(client[place] == owner, place, len(client))
+    return _of(group, len(client), None, client)
+
+
+def _of(group: np.ndarray, number: int, share: Any, client: np.ndarray) -> ClientTest:
     size = np.bincount(group, minlength=number)[:number]
     return ClientTest(
         group.astype(np.int32), size.astype(np.int32), share, client.astype(np.int32)
@@ -68,57 +138,100 @@ def client_test(
 
 
 def _some(client: Int[np.ndarray, "n"], most: int) -> Int[np.ndarray, "m"]:
-    """At most so many of the clients, evenly spaced; 0: all."""
+    """At most so many of the clients, drawn with seed 0, ascending; 0: all."""
     if not 0 < most < len(client):
         return client
-    return client[np.arange(most) * len(client) // most]
+    draws = rng.generator(0, "scored clients")
+    return np.sort(draws.choice(client, most, replace=False))
 
 
-def _label_mix(
-    dataset: Dataset, partition: Partition, client: int
-) -> Float[np.ndarray, "C"]:
-    """p_i(c): the share of each class among a client's training samples."""
-    rows = partition.indices[client, : partition.capacity[client]]
-    count = np.bincount(dataset.y_train[rows], minlength=dataset.num_classes)
-    return count / count.sum()
-
-
-def by_client(test: ClientTest, score: Float[np.ndarray, "R G"]) -> np.ndarray:
+def by_client(
+    test: ClientTest, score: Float[np.ndarray, "R G"]
+) -> Float64[np.ndarray, "R m"]:
     """A score of each client.
 
     Args:
-      test: from `client_test`.
+      test: from `by_labels` or `by_owner`.
       score: ``[R, G]``, accuracy or loss by group; NaN: not measured.
 
     Returns:
-      ``[R, m]`` float64; a class without test samples does not count.
+      ``[R, m]`` float64; a class without test samples does not count. NaN for a client
+      without a class that is tested.
     """
     score = np.asarray(score, np.float64)
     if test.share is None:
         return score
-    share = np.where(test.size > 0, test.share, 0.0)
+    tested = test.size > 0
+    score, share = score[:, tested], test.share[:, tested]
+    finite = np.isfinite(score)
     with np.errstate(invalid="ignore"):  # 0/0: no class of the client is tested
-        share = share / share.sum(axis=1, keepdims=True)
-    return np.where(test.size > 0, score, 0.0) @ share.T
+        found = np.where(finite, score, 0.0) @ (share / share.sum(1, keepdims=True)).T
+    found[np.isinf(score).astype(float) @ (share > 0).T > 0] = np.inf
+    found[np.isnan(score).any(axis=1)] = np.nan
+    return found
 
 
-def summarized(values: Float[np.ndarray, "R m"]) -> dict[str, np.ndarray]:
-    """Mean, worst decile and standard deviation over clients.
+def summarized(
+    values: Float64[np.ndarray, "R m"], losses: bool = False
+) -> dict[str, Float64[np.ndarray, "R"]]:
+    """Mean, worst decile and standard deviation over the clients with a score.
 
     Args:
-      values: ``[R, m]`` float64, accuracies; NaN: no test data.
+      values: ``[R, m]`` float64; NaN: no score.
+      losses: of which the highest are the worst; else accuracies.
 
     Returns:
-      ``[R]`` each: "mean"; "worst", the mean over the lowest ⌈m/10⌉ clients; "std",
-      of the m clients. NaN in an interval without a measurement.
+      ``[R]`` each: "mean"; "worst", the mean over the worst tenth of the n clients,
+      which are ⌈n/10⌉, so that below ten it is the worst one; "std", of the n clients.
+      NaN in an interval without a score.
     """
-    known = values[:, ~np.isnan(values).all(axis=0)]
-    if not known.shape[1]:
-        missing = np.full(len(values), np.nan)
-        return {"mean": missing, "worst": missing, "std": missing}
-    lowest = np.sort(known, axis=1)[:, : -(-known.shape[1] // 10)]
-    return {
-        "mean": known.mean(axis=1),
-        "worst": lowest.mean(axis=1),
-        "std": known.std(axis=1),
-    }
+    there, sign = ~np.isnan(values), -1 if losses else 1
+    count = there.sum(axis=1)
+    ranked = np.sort(sign * values, axis=1)  # NaN comes last
+    tenth = -(-count // 10)
+    among = np.arange(values.shape[1]) < tenth[:, None]
+    with np.errstate(invalid="ignore"):  # 0/0, and infinite losses
+        mean = values.sum(axis=1, where=there) / count
+        worst = sign * ranked.sum(axis=1, where=among) / tenth
+        square = ((values - mean[:, None]) ** 2).sum(axis=1, where=there) / count
+    return dict(zip(_OVER_CLIENTS, (mean, worst, np.sqrt(square)), strict=True))
+
+
+def named(
+    test: ClientTest | None,
+    history: Mapping[str, np.ndarray],
+    asked: Int[np.ndarray, "R K"] | None = None,
+) -> dict[str, np.ndarray]:
+    """A history by name, its scores by group as those of `SERIES`, ``[R]``.
+
+    Args:
+      test: from `by_labels` or `by_owner`; None: no client is scored.
+      history: arrays with the leading axis ``[R]``.
+      asked: ids of the clients that count in each interval, −1 for none; None: all m.
+    """
+    found = dict(history)
+    for name in ("accuracy", "loss"):
+        values = found.pop(f"group_{name}", None)
+        if test is None or values is None:
+            continue
+        parts = []
+        for first in range(0, max(len(values), 1), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            each = by_client(test, values[block])
+            if asked is not None:
+                each = np.where(_among(test.client, asked[block]), each, np.nan)
+            parts.append(summarized(each, name == "loss"))
+        for s in _OVER_CLIENTS:
+            found[f"client_{name}_{s}"] = np.concatenate([part[s] for part in parts])
+    return found
+
+
+def _among(
+    client: Int[np.ndarray, "m"], asked: Int[np.ndarray, "R K"]
+) -> Bool[np.ndarray, "R m"]:
+    """Which of the clients are among those asked in each interval."""
+    place = np.searchsorted(client, asked).clip(max=len(client) - 1)
+    row, slot = np.nonzero(client[place] == asked)
+    found = np.zeros((len(asked), len(client)), bool)
+    found[row, place[row, slot]] = True
+    return found

@@ -116,7 +116,7 @@ def evaluate(
         by_group = ()
         if item.group is not None and group_size is not None:
             # Not a scatter, whose sums have another order in every run on a GPU.
-            mine = item.group[:, None] == jnp.arange(len(group_size))
+            mine = item.group[:, None] == jnp.arange(len(group_size))[None]
             by_group = tuple(
                 jnp.where(mine, values[:, None], 0).sum(axis=0, dtype=jnp.float32)
                 for values in (right, loss)

@@ -15,8 +15,9 @@ from jaxtyping import Bool, Int
 
 from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
-from tsfl_jax.config import Config, replace, with_sections
+from tsfl_jax.config import Config, get, replace, with_sections
 from tsfl_jax.data import in_memory
+from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
@@ -59,6 +60,7 @@ class Prepared(NamedTuple):
     hparams: HParams
     mapping: str  # "sequential" or "vmap"
     held_out: Int[np.ndarray, "V"] | None  # validation samples; None: there are none
+    tested: ClientTest | None  # clients that are scored; None: none
     own: Own  # without its dataset, which is the one above
     # Digests of the drawn arrays, to find out whether two runs had the same.
     fingerprints: dict[str, str]
@@ -286,13 +288,12 @@ def prepare_validated(
     steps, capacity = _steps(config, times), _capacity(workload)
     network, mapping = make_network(config, dataset, own, networks)
     rule, hparams, rule_notes = _make_rule(config, own, times, network)
-    hparams = hparams._replace(lr_total=jnp.float32(len(times.tau)))
     split = splits.draw_split(
         config, dataset, capacity, lists, held_out, ties, workload.drawn
     )
     dataset, digest = splits.skewed(config, dataset, split, data_fingerprint)
     rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
-    hooks = custom_hooks.checked(own, dataset, config.batch_size)
+    tested = splits.client_test(config, own, dataset, split, workload.drawn, network)
     model = precision.with_precision(network.model, config.precision)
     network = network._replace(model=model)
     mapping, mapping_notes = _mapping_of(config, network, mapping, steps)
@@ -305,13 +306,14 @@ def prepare_validated(
         network=network,
         rule=rule,
         optimizer=optimizers.as_factory(own.optimizer),
-        hooks=hooks,
+        hooks=custom_hooks.checked(own, dataset, config.batch_size),
         hparams=hparams,
         mapping=mapping,
         held_out=held_out,
+        tested=tested,
         own=own._replace(dataset=None, metrics=dict(model.metrics)),
         fingerprints=_fingerprints(config, dataset, split, times, digest)
-        | ({} if held_out is None else {"validation": data.fingerprint(held_out)})
+        | _fingerprints_asked_for(held_out, tested)
         | custom_hooks.start_of(own.model),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
@@ -337,6 +339,15 @@ def _fingerprints(
     if times.seconds is not None and changing:
         found["times"] = data.fingerprint(times.seconds)
     return found
+
+
+def _fingerprints_asked_for(
+    held_out: Int[np.ndarray, "V"] | None, tested: ClientTest | None
+) -> dict[str, str]:
+    """Digests of what only some runs have."""
+    found = {} if tested is None else {"client tests": tested.group}
+    found |= {} if held_out is None else {"validation": held_out}
+    return {name: data.fingerprint(array) for name, array in found.items()}
 
 
 def evaluated(prepared: Prepared) -> Bool[np.ndarray, "T"]:
@@ -429,6 +440,7 @@ _OF_ALL_LANES = {
     "measure_regret": "it is recorded for all runs or for none",
     "train_all": "all runs share it, and no model depends on it",
     "devices": "all runs are on the same devices",
+    "evaluation.clients": "they are scored in all runs or in none",
 }
 
 
@@ -436,7 +448,7 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
     """Prepare several validated configs; those with the same data share one copy."""
     own, several = own or Own(), []
     for name, why in _OF_ALL_LANES.items():
-        if len({getattr(config, name) for config in configs}) > 1:
+        if len({get(config, name) for config in configs}) > 1:
             raise UserError(f"--sweep {name}: {why}; set --config.{name}")
     rule_settings.check_read(configs, own)
     shared: dict[str, tuple[Dataset, str]] = {}

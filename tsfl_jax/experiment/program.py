@@ -234,7 +234,8 @@ def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
 
 def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
     """Samples, test set and index table on the devices."""
-    dataset = prepared.dataset
+    dataset, tested = prepared.dataset, prepared.tested
+    group, group_size = (None, None) if tested is None else tested[:2]
     samples = (
         dataset.x_train,
         dataset.y_train,
@@ -243,11 +244,12 @@ def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
     )
     problem = scan.Problem(
         samples=local.Samples(*devices.place(mesh, samples, scan.WHOLE)),
-        test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size),
+        test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size, group),
         rows=prepared.partition.indices,
         client=prepared.workload.drawn,
         class_index=class_index_of(prepared),
         validation=held_out_of(prepared),
+        group_size=group_size,
     )
     return devices.place(mesh, problem, scan.PROBLEM_SPEC)
 

@@ -190,7 +190,7 @@ def run(
     who = {} if client is None else {"client": client[:finished]}
     return Result(
         done.state.params,
-        history.named(tuple(exp.prepared.own.metrics or ()))
+        summary.named_of(exp.prepared, history)
         | {
             "virtual_time": workload.seconds[:finished],
             # On the host, where an integer has 64 bits.

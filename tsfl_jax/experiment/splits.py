@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 
 from tsfl_jax import rng
 from tsfl_jax.config import Config, seed_of
+from tsfl_jax.data import client_test as tests
 from tsfl_jax.data import (
     given_partition,
     partition,
@@ -15,6 +16,7 @@ from tsfl_jax.data import (
     validation,
     whole_splits,
 )
+from tsfl_jax.experiment.network import Network
 from tsfl_jax.timeline import copula
 from tsfl_jax.types import Dataset, Partition, UserError
 
@@ -137,6 +139,29 @@ def skewed(
     """The data set as its clients have it, and its digest; "": not known."""
     found = skew.skewed(dataset, split, config.partition, seed_of(config, "split"))
     return found, digest if found is dataset else ""
+
+
+def client_test(
+    config: Config,
+    own: Any,
+    dataset: Dataset,
+    split: Partition,
+    drawn: Int[np.ndarray, "U"],
+    network: Network,
+) -> tests.ClientTest | None:
+    """The clients that are scored, by the settings; None: none."""
+    how, number = config.evaluation.clients, config.evaluation.number
+    if how == "labels":
+        return tests.by_labels(dataset, split, drawn, network.model.classifies, number)
+    if how == "none":
+        return None
+    if config.partition.kind != "client" and own.partition is None:
+        raise UserError(
+            f"--config.evaluation.clients=own: with --config.partition.kind="
+            f"{config.partition.kind} clients train on other samples than those that "
+            "belong to them; choose --config.partition.kind=client, or labels"
+        )
+    return tests.by_owner(dataset, config.num_clients, number)
 
 
 def small_clients(batch_size: int, capacity: Int[np.ndarray, "N"]) -> tuple[str, ...]:

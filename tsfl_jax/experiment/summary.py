@@ -9,11 +9,13 @@ import jax
 import numpy as np
 
 from tsfl_jax import trees
+from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs
+from tsfl_jax.timeline import replay
 from tsfl_jax.types import Array, Params
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
@@ -32,7 +34,19 @@ _COLUMNS = (
     "num_discarded",
 )
 # And those that are there only if asked for.
-_ASKED = ("validation_loss", "regret", "gap")
+_ASKED = ("validation_loss", "regret", "gap", *client_test.SERIES)
+
+
+def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
+    """All fields of a run's history by name, its further metrics, scores of clients."""
+    metrics = tuple(prepared.own.metrics or ())
+    times, asked = prepared.workload.schedule, None
+    if prepared.config.evaluation.over == "cohort":
+        assert times.client is not None
+        asked = np.where(replay.claimed(times) > 0, times.client, -1)[
+            : len(history.rho)
+        ]
+    return client_test.named(prepared.tested, history.named(metrics), asked)
 
 
 def last_measured(values: Array | np.ndarray) -> float:
@@ -61,7 +75,7 @@ def summarize(
 ) -> dict[str, Any]:
     """The content of summary.json; `history` has the finished intervals only."""
     samples = int(history.samples.sum(dtype=np.int64))
-    tau, named = prepared.workload.schedule.tau, history._asdict()
+    tau, named = prepared.workload.schedule.tau, named_of(prepared, history)
     deliveries = int(delivers(tau[: len(history.diverged)], history.rho).sum())
     return (
         labels
@@ -90,6 +104,9 @@ def scores_of(history: dict[str, Any]) -> dict[str, Any]:
         "final_test_loss": last_measured(history["test_loss"]),
         "diverged_at": int(lost[0]) + 1 if len(lost) else None,
     }
+    for name in ("client_accuracy_mean", "client_accuracy_worst"):
+        if name in history:
+            found[f"final_{name}"] = last_measured(history[name])
     for name in ("regret", "gap"):
         values = history.get(name)
         if values is not None:  # over the measured intervals
@@ -136,7 +153,7 @@ def rows_of(prepared: Prepared, history: scan.History) -> list[dict[str, Any]]:
     finished, own = len(history.rho), tuple(prepared.own.metrics or ())
     columns: dict[str, Sequence] = {"interval": range(1, finished + 1)}
     columns["virtual_time"] = prepared.workload.seconds[:finished].tolist()
-    named = history.named(own)
+    named = named_of(prepared, history)
     for name in (*_COLUMNS, *(n for n in _ASKED if n in named), *own):
         columns[name] = _plain(named[name])
     return [
@@ -172,6 +189,13 @@ def write_results(
         arrays["client"] = times.client[:finished]
     if history.slope is not None:
         arrays["slope"] = np.nan_to_num(np.asarray(history.slope))  # 0: not there
+    if prepared.tested is not None:
+        scores = {"accuracy": history.group_accuracy, "loss": history.group_loss}
+        last = {n: np.asarray(values)[-1:] for n, values in scores.items()}
+        arrays |= {
+            f"final_{name}": client_test.by_client(prepared.tested, values)[0]
+            for name, values in last.items()
+        } | {"tested_client": prepared.tested.client}
     if not np.isnan(history.grad_square).all():
         arrays |= {
             "variance": np.asarray(history.client_variance),
@@ -181,7 +205,7 @@ def write_results(
     report.write_arrays(folder / "model.npz", named_arrays(params))
     report.write_json(folder / "summary.json", summary)
     about = summary | {"num_clients": prepared.config.num_clients}
-    runs.write_figures(folder, history.named() | arrays, about)
+    runs.write_figures(folder, named_of(prepared, history) | arrays, about)
 
 
 def named_arrays(params: Params) -> dict[str, np.ndarray]:

@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 
 from tsfl_jax import host_memory
 from tsfl_jax.config import Config, settings_of
+from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment import checkpoint, grid, lanes, memory, summary
 from tsfl_jax.experiment.backend import start_jax
@@ -273,7 +274,9 @@ def _train(
     if every.folder is not None:
         warn = progress.warn_to(stream)
         regret = several[0].config.measure_regret
+        scored = several[0].tested is not None
         wanted = every.metrics() + (scan.REGRET if regret else ())
+        wanted += client_test.SERIES if scored else ()
         found = _finished_lanes(every.folder / "lanes", names, warn, wanted)
         done = {i: _cut(found[n]) for i, n in enumerate(names) if n in found}
     rows = {i: _row(i, every, history) for i, history in done.items()}
@@ -425,10 +428,12 @@ def _run_call(
         written,
         axis=1,
     )
-    found, named = [], done.history.named(every.metrics(indices[0]))
+    found = []
     for lane, index in enumerate(indices):
-        workload = every.several[index].workload
-        one = {name: a[lane] for name, a in named.items()} | {
+        prepared = every.several[index]
+        workload = prepared.workload
+        own = jax.tree.map(lambda a, lane=lane: a[lane], done.history)
+        one = summary.named_of(prepared, own) | {
             "tau": workload.schedule.tau,
             "virtual_time": workload.seconds,
             "seconds": np.float64(done.seconds / len(indices)),

@@ -38,6 +38,8 @@ _PROVENANCE = "fingerprints versions processor device backend num_devices mappin
 _FIGURES = (  # columns of the curves, and names of the axes
     ("interval", "test_accuracy", bands.INTERVAL, bands.ACCURACY),
     ("virtual_time", "test_accuracy", bands.SECONDS, bands.ACCURACY),
+    ("interval", "client_accuracy_mean", bands.INTERVAL, "mean over clients in %"),
+    ("interval", "client_accuracy_worst", bands.INTERVAL, "worst decile in %"),
     ("interval", "test_loss", bands.INTERVAL, "test loss"),
     ("interval", "train_loss", bands.INTERVAL, "training loss"),
 )

@@ -35,6 +35,9 @@ def summary_text(
     }
     if _percent(final) == "–" and "final_test_loss" in s:  # of a regression
         table |= {"test accuracy": "", "test loss": f"final {s['final_test_loss']:.4g}"}
+    if math.isfinite(s.get("final_client_accuracy_mean", math.nan)):
+        mean, worst = (s[f"final_client_accuracy_{n}"] for n in ("mean", "worst"))
+        table["clients"] = f"mean {_percent(mean)}, worst decile {_percent(worst)}"
     if math.isfinite(s.get("mean_regret", math.nan)):
         gap = s.get("mean_gap", math.nan)
         table["regret"] = f"{s['mean_regret']:.3g} of the validation loss per interval"

@@ -20,6 +20,10 @@ _PANELS = {  # of curves.png: the axis, and the quantities in it with their labe
     "test accuracy in %": {"test_accuracy": ""},
     "loss": {"train_loss": "training", "test_loss": "test"},
     "validation loss": {"gap": "gap", "regret": "regret"},
+    "accuracy of clients in %": {
+        "client_accuracy_worst": "worst decile",
+        "client_accuracy_mean": "mean",
+    },
 }
 _FEW_CLIENTS = 60  # bars that a reader can distinguish
 
@@ -40,17 +44,18 @@ def curves(
     """The figure of accuracy and losses against the interval.
 
     Without the accuracy where only a test loss was measured; with the regret of the
-    weights where it was.
+    weights and the accuracy of clients where they were.
 
     Args:
-      history: test_accuracy, test_loss and train_loss, ``[T]`` each; regret and gap if
-        there are any; NaN where not measured.
+      history: test_accuracy, test_loss and train_loss, ``[T]`` each; regret, gap and
+        `client_test.SERIES` if there are any; NaN where not measured.
       about: data, algorithm and seed, for the title.
     """
     known = {name for lines in _PANELS.values() for name in lines} & history.keys()
     measured = {name for name in known if np.isfinite(history[name]).any()}
     accuracy = "test_accuracy" in measured or "test_loss" not in measured
-    wanted = (accuracy, True, "regret" in measured)
+    clients = "client_accuracy_mean" in measured
+    wanted = (accuracy, True, "regret" in measured, clients)
     names = [name for name, there in zip(_PANELS, wanted, strict=True) if there]
     figure, grid = plot_style.figure_of(2.7, ncols=len(names), squeeze=False)
     look = plot_style.style_of(str(about.get("algorithm")), 0)

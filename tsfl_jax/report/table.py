@@ -37,6 +37,12 @@ UNITS = {
     "validation_loss": "nat",
     "regret": "nat",
     "gap": "nat",
+    "client_accuracy_mean": "1",
+    "client_accuracy_worst": "1",
+    "client_accuracy_std": "1",
+    "client_loss_mean": "nat",
+    "client_loss_worst": "nat",
+    "client_loss_std": "nat",
     "best_test_accuracy": "1",
     "final_test_accuracy": "1",
     "final_test_loss": "nat",
@@ -49,7 +55,7 @@ UNITS = {
 SCORES = (
     *("best_test_accuracy", "final_test_accuracy", "final_test_loss"),
     *("diverged_at", "mean_regret", "mean_gap", "seconds", "samples_trained"),
-    "bytes_moved",
+    *("bytes_moved", "final_client_accuracy_mean", "final_client_accuracy_worst"),
 )
 _FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
 
@@ -209,6 +215,8 @@ COLUMNS = {
     "best_test_accuracy": Column("best accuracy, %", 100, spread_of_known),
     "final_test_accuracy": Column("final accuracy, %", 100, spread_of_known),
     "final_test_loss": Column("final loss", cell=_SHORT),
+    "final_client_accuracy_mean": Column("mean of clients, %", 100, spread_of_known),
+    "final_client_accuracy_worst": Column("worst decile, %", 100, spread_of_known),
     "mean_regret": Column("mean regret", cell=_SHORT),
     "intervals": Column("intervals", result=False),
     "virtual_time": Column("virtual time, s", result=False),

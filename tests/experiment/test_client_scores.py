@@ -1,0 +1,227 @@
+"""Scores of clients from the settings to the files, in runs, sweeps and cohorts."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tsfl_jax.config import Config, replace
+from tsfl_jax.data.client_test import SERIES
+from tsfl_jax.experiment import runner
+from tsfl_jax.report import files, page
+from tsfl_jax.types import UserError
+
+C, N, F = 3, 5, 2  # classes, clients, features
+SMALL = {
+    "algorithm": "fedavg",
+    "num_clients": N,
+    "num_intervals": 4,
+    "eval_every": 2,
+    "report_every": 2,
+    "lr": 0.05,
+    "devices": 1,
+    "model.hidden": 4,
+    "partition.kind": "client",
+    "evaluation.clients": "own",
+}
+
+
+def samples():
+    """Client i has another mix of labels than the others; two know no client."""
+    draws = np.random.default_rng(0)
+    x, y = draws.normal(size=(330, F)).astype(np.float32), draws.integers(0, C, 330)
+    x[np.arange(330), y % F] += 1.0 + y
+    owner = np.minimum(draws.integers(0, N + 2, 330), 2 * y + 2)
+    owner[:N] = np.arange(N)
+    parts = x[:130], y[:130], x[130:], y[130:]
+    train, test = owner[:130] % N, owner[130:]
+    return tsfl_jax.make_dataset(*parts, client=train, test_client=test)
+
+
+DATA = samples()
+
+
+def config_of(**changes) -> Config:
+    named = {name.replace("__", "."): value for name, value in changes.items()}
+    return replace(Config(), SMALL | named)
+
+
+@functools.cache
+def own_of(devices: int = 1):
+    return tsfl_jax.simulate(config_of(devices=devices), dataset=DATA)
+
+
+def outputs(params, x):
+    """Logits of the network of one hidden layer, float64."""
+    layers = [{n: np.asarray(a, float) for n, a in p.items()} for p in params.values()]
+    hidden = np.maximum(x @ layers[0]["kernel"] + layers[0]["bias"], 0)
+    return hidden @ layers[1]["kernel"] + layers[1]["bias"]
+
+
+def scored(result):
+    """(right, loss) of each test sample under the final model, in float64."""
+    x = (DATA.x_test.astype(float) - DATA.mean) / DATA.std
+    logits = outputs(result.params["params"], x)
+    top = logits.max(axis=1, keepdims=True)
+    lse = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1))
+    y = DATA.y_test
+    return logits.argmax(1) == y, lse - logits[np.arange(len(y)), y]
+
+
+def check_last(result, right, loss):
+    """The last interval has mean, worst and std of these, one for each client."""
+    found = {name: result.history[name][-1] for name in SERIES}
+    want = [right.mean(), right.min(), right.std(), loss.mean(), loss.max(), loss.std()]
+    np.testing.assert_allclose([*found.values()], want, rtol=2e-5)
+    assert result.summary["final_client_accuracy_mean"] == found[SERIES[0]]
+    assert result.summary["final_client_accuracy_worst"] == found[SERIES[1]]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_own_samples_against_numpy(devices):
+    result, owner = own_of(devices), DATA.test_client
+    assert owner is not None and owner.max() > N - 1  # of nobody who is scored
+    right, loss = (
+        np.array([values[owner == i].mean() for i in range(N)])
+        for values in scored(result)
+    )
+    assert np.ptp(right) > 0.05
+    check_last(result, right, loss)
+    assert np.isnan(result.history[SERIES[0]][::2]).all()  # not evaluated
+
+
+def test_label_mix_against_numpy():
+    result = tsfl_jax.simulate(config_of(evaluation__clients="labels"), dataset=DATA)
+    each = np.stack(
+        [
+            [values[DATA.y_test == c].mean() for c in range(C)]
+            for values in scored(result)
+        ]
+    )
+    mix = [np.bincount(DATA.y_train[DATA.client == i], minlength=C) for i in range(N)]
+    check_last(result, *(each @ (np.stack(mix) / np.sum(mix, 1, keepdims=True)).T))
+
+
+def test_clients_of_the_mix_of_all_have_the_score_of_all():
+    y = np.tile(np.arange(C), 20)
+    x = np.random.default_rng(1).normal(size=(60, F)).astype(np.float32)
+    data = tsfl_jax.make_dataset(x, y, x, y, client=np.arange(60) // 12)
+    result = tsfl_jax.simulate(config_of(evaluation__clients="labels"), dataset=data)
+    for score in ("accuracy", "loss"):
+        for name in ("mean", "worst"):
+            got = result.history[f"client_{score}_{name}"]
+            np.testing.assert_allclose(got, result.history[f"test_{score}"], rtol=1e-6)
+        assert result.history[f"client_{score}_std"][-1] < 1e-6
+
+
+def test_off_by_default_and_nothing_depends_on_it():
+    config, on = config_of(evaluation__clients="none"), own_of()
+    off = tsfl_jax.simulate(config, dataset=DATA)
+    assert {*on.history} - {*off.history} == {*SERIES}
+    assert not [name for name in off.summary if "client_" in name]
+    for name, values in off.history.items():
+        np.testing.assert_array_equal(values, on.history[name], err_msg=name)
+
+
+def test_a_sweep_is_its_single_runs_and_resumes(tmp_path, capsys):
+    changes = {"evaluation__clients": "labels", "partition__kind": "dirichlet"}
+    config = config_of(**changes, evaluation__number=4, schedule__data_size=20)
+    points = {"seed": [0, 1]}
+    swept = tsfl_jax.sweep(config, points, dataset=DATA, workdir=tmp_path / "s")
+    for i, row in enumerate(swept.rows):
+        alone = tsfl_jax.simulate(replace(config, {"seed": i}), dataset=DATA)
+        for name in SERIES:
+            got = swept.history[name][i]
+            np.testing.assert_array_equal(got, alone.history[name], err_msg=name)
+        name = "final_client_accuracy_worst"
+        assert row[name] == alone.summary[name]
+    assert not np.array_equal(*swept.history[SERIES[0]][:, -1:])
+    again = {"workdir": tmp_path / "s", "verbose": True}
+    again = tsfl_jax.sweep(config, points, dataset=DATA, **again)
+    assert "2 runs were finished already" in capsys.readouterr().err
+    np.testing.assert_array_equal(again.history[SERIES[1]], swept.history[SERIES[1]])
+    table = swept.to_xarray()
+    assert table[SERIES[0]].dims == ("seed", "interval")
+    assert table["client_loss_worst"].attrs["units"] == "nat"
+    assert "worst decile in %" in page.make_page([tmp_path / "s"])
+
+
+def test_files_of_a_run_that_was_resumed(tmp_path):
+    exp = runner.build(config_of(), dataset=DATA)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(exp, tmp_path, stop=lambda: True)
+    result = runner.run(runner.build(config_of(), dataset=DATA), tmp_path)
+    rows = files.read_metrics(tmp_path / "metrics.jsonl")
+    for name in SERIES:
+        want = own_of().history[name]
+        np.testing.assert_array_equal(result.history[name], want)
+        assert [r[name] for r in rows] == files.plain(want)
+    arrays = files.read_arrays(tmp_path / "clients.npz")
+    np.testing.assert_array_equal(arrays["tested_client"], np.arange(N))
+    worst = arrays["final_accuracy"].min()
+    assert worst == result.history["client_accuracy_worst"][-1]
+    text = page.make_page([tmp_path])
+    assert "worst decile, %" in text and "mean over clients in %" in text
+    with pytest.raises(UserError, match="evaluation.number: 0 → 2"):
+        changed = runner.build(config_of(evaluation__number=2), dataset=DATA)
+        runner.run(changed, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("framework", "over"), [("none", "all"), ("none", "cohort"), ("fedbuff", "all")]
+)
+def test_cohorts_score_those_who_are_ever_asked(framework, over, tmp_path):
+    config = config_of(
+        num_clients=40,
+        cohort__size=3,
+        partition__kind="iid",
+        partition__replacement=True,
+        schedule__data_size=20,
+        evaluation__clients="labels",
+        timeline__framework=framework,
+        schedule__interval_seconds=3.0,
+        schedule__dropout=0.3,
+        evaluation__over=over,
+    )
+    exp = runner.build(config, dataset=DATA)
+    prepared = exp.prepared
+    assert prepared.tested is not None
+    np.testing.assert_array_equal(prepared.tested.client, prepared.workload.drawn)
+    result = runner.run(exp, tmp_path)
+    assert result.history[SERIES[0]].shape == result.history["test_accuracy"].shape
+    assert result.history["client_accuracy_std"][-1] > 0
+    arrays = files.read_arrays(tmp_path / "clients.npz")
+    each = dict(zip(arrays["tested_client"], arrays["final_accuracy"], strict=True))
+    counted = arrays["client"][-1][arrays["tau"][-1] > 0]
+    counted = {*counted.tolist()} if over == "cohort" else {*each}
+    assert 1 < len(counted) <= (3 if over == "cohort" else 40)
+    mean = np.mean([each[i] for i in counted])
+    np.testing.assert_allclose(result.history["client_accuracy_mean"][-1], mean)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"partition.kind": "iid", "schedule.data_size": 20},
+            "partition.kind=iid clients train on other samples than",
+        ),
+        (
+            {"evaluation.clients": "none", "evaluation.number": 3},
+            "evaluation.number=3: would be ignored with --config.evaluation.clients=n",
+        ),
+        ({"evaluation.over": "cohort"}, "no cohorts with --config.cohort.size=0"),
+    ],
+)
+def test_what_cannot_work_is_one_line(changes, words):
+    config = replace(config_of(), changes)
+    with pytest.raises(UserError, match=words) as found:
+        tsfl_jax.simulate(config, dataset=DATA)
+    assert "\n" not in str(found.value)
+
+
+def test_a_sweep_scores_clients_in_all_runs_or_in_none():
+    with pytest.raises(UserError, match="evaluation.clients: they are scored in all"):
+        values = {"evaluation.clients": ["none", "own"]}
+        tsfl_jax.sweep(config_of(), values, dataset=DATA)

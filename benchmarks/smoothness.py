@@ -26,7 +26,7 @@ from tsfl_jax.engine import estimates
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.experiment import backend, grid, initial_estimates, prepare, program
 
-_INITIAL = ("bounds", initial_estimates.DRAWS)
+_PILOT = ("bounds", initial_estimates.DRAWS)
 
 
 def largest_curvatures(model, variables, problem, sizes) -> np.ndarray:
@@ -68,7 +68,7 @@ def estimated(prepared, variables, problem, repeats: int) -> dict[str, np.ndarra
     clients = initial_estimates.clients_of(prepared)
     keys = jax.random.split(jax.random.key(1), repeats)
     found = {}
-    for method, draws in [(m, 1) for m in settings.ESTIMATORS] + [_INITIAL]:
+    for method, draws in [(m, 1) for m in settings.ESTIMATORS] + [_PILOT]:
         spec = ProgramSpec(
             prepared.config.batch_size, 1, estimates=Estimates(method=method)
         )

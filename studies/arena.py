@@ -217,10 +217,10 @@ def tune(
         for rule in rules
         for rate in rates
     }
-    options = {"dataset": dataset, "first_seed": TUNING_SEED}
-    runs = study.run(config, points, 1, out / "tune", dataset.num_classes, **options)
-    found = {label: recent(curves[0]) for label, curves in runs.accuracy().items()}
-    score = np.array([[found[rule, rate] for rate in rates] for rule in rules])
+    options = {"dataset": dataset, "first_seed": TUNING_SEED, "dims": ("rule", "rate")}
+    options["classes"] = dataset.num_classes
+    curves = study.run(config, points, 1, out / "tune", **options).accuracy()
+    score = np.array([[recent(c) for c in rule[:, 0]] for rule in curves.values])
     chosen = [rates[i] for i in score.argmax(axis=1)]
     table = [
         {"rule": style.name_of(rule)}

@@ -81,7 +81,7 @@ def compare(
     """Holm's p values of all rules against one, and verdicts; NaN for stopped ones."""
     gaps = np.where(stopped[:, None], np.nan, scores - scores[against])
     p = [paired_p(gap) if i != against else np.nan for i, gap in enumerate(gaps)]
-    p = holm(p)
+    p = holm(p).tolist()
     found = [verdict(gap, value) for gap, value in zip(gaps, p, strict=True)]
     return p, [STOPPED if s else v for s, v in zip(stopped, found, strict=True)]
 
@@ -200,7 +200,7 @@ def rule_rows(arena: Arena) -> list[dict[str, str]]:
     pooled = scores.mean(axis=0)  # [rules, S]
     verdicts = _verdicts(pooled, base, out)
     means = np.where(out, np.nan, scores.mean(axis=2))  # [cells, rules]
-    wilcoxon = holm([signed_rank_p(m - means[:, base]) for m in means.T])
+    wilcoxon = holm([signed_rank_p(m - means[:, base]) for m in means.T]).tolist()
     counts = _counts(scores, base, stopped)
     rows = []
     for i in np.argsort(order, kind="stable"):

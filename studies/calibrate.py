@@ -226,13 +226,17 @@ def run_variant(
         a: {"algorithm": a} | (sized[a] if variant.by_size else {}) for a in algorithms
     }
     runs = study.run(config, points, seeds, workdir / cell)
-    seconds = runs.by_label(np.array([row["seconds"] for row in runs.result.rows]))
-    found = {}
-    for a, curves in runs.accuracy().items():
-        best, of_mean = np.nanmax(100 * curves, axis=1), (100 * curves).mean(axis=0)
-        whole = float(seconds[a].sum())
-        found[variant.label, cell, a] = Measured(best, float(np.nanmax(of_mean)), whole)
-    return found
+    seconds = runs.labelled(np.array([row["seconds"] for row in runs.result.rows]))
+    curves, best = 100 * runs.accuracy(), runs.best()
+    of_mean = curves.mean("seed").max("interval")
+    return {
+        (variant.label, cell, a): Measured(
+            best.sel(rule=a).values,
+            float(of_mean.sel(rule=a)),
+            float(seconds.sel(rule=a).sum()),
+        )
+        for a in algorithms
+    }
 
 
 def target(cell: str, algorithm: str) -> float:

@@ -1,10 +1,9 @@
 """Curves of rules minus those of one rule, a small panel for each."""
 
 import pathlib
-from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float
+import xarray
 
 from tsfl_jax.report import style
 
@@ -13,10 +12,7 @@ _COLUMNS = 4
 
 @style.styled
 def plot_differences(
-    curves: Mapping[str, Float[np.ndarray, "S T"]],
-    base: str,
-    path: pathlib.Path,
-    title: str,
+    accuracy: xarray.DataArray, base: str, path: pathlib.Path, title: str
 ) -> list[pathlib.Path]:
     """Plot each rule minus the base against the interval, with its confidence band.
 
@@ -24,30 +20,28 @@ def plot_differences(
     early and late ones can be read in one picture.
 
     Args:
-      curves: name → test accuracies in [0, 1], paired by seed with the base's.
-      base: key of `curves`.
+      accuracy: ``[rule, seed, interval]`` on the test set, in [0, 1].
+      base: a rule, with which the others are paired by seed.
       path: without a suffix.
       title: above the figure.
 
     Returns:
       The paths of the PNG and the PDF.
     """
-    names = [name for name in curves if name != base]
-    columns = min(len(names), _COLUMNS) or 1
-    rows = -(-len(names) // columns) or 1
+    gains = 100 * (accuracy - accuracy.sel(rule=base)).drop_sel(rule=base)
+    columns = min(len(gains), _COLUMNS) or 1
+    rows = -(-len(gains) // columns) or 1
     grid_of = {"nrows": rows, "ncols": columns, "sharex": True, "sharey": True}
     figure, panels = style.figure_of(1.3 + 1.5 * rows, **grid_of)
     panels = list(np.ravel(panels))
-    for axes in panels[len(names) :]:
+    for axes in panels[len(gains) :]:
         axes.set_axis_off()
     look = style.line_style("#0072B2", "-", "")
     grey = {"color": "#777777", "linestyle": "--", "linewidth": 1}
-    for axes, name in zip(panels, names, strict=False):
-        gain = 100 * (curves[name] - curves[base])
-        x = np.arange(1, gain.shape[1] + 1)
-        style.plot_mean(axes, x, gain, look, "")
+    for axes, gain in zip(panels, gains, strict=False):
+        style.plot_mean(axes, gain["interval"].values, gain.values, look, "")
         axes.axhline(0, **grey)
-        axes.set_title(style.name_of(name), fontsize="small")
+        axes.set_title(style.name_of(gain["rule"].item()), fontsize="small")
         axes.set_yscale("symlog", linthresh=1)
         axes.yaxis.set_major_formatter("{x:g}")
     label = "points of test accuracy" + ("\n" if rows == 1 else " ") + "above "

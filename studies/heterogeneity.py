@@ -9,12 +9,12 @@ conventional SFL waits for H iterations of the slowest, AFL takes every arrival.
 import argparse
 import pathlib
 import sys
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from studies import study
-from studies.study import Case, Runs, Study
+from studies.study import Case, Changes, Runs, Study
 from tsfl_jax.config import Config, get, read
 from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
@@ -54,13 +54,11 @@ def speeds(pattern: tuple[int, ...], interval: float) -> str:
     return "; ".join(f"constant({interval / tau!r})" for tau in pattern)
 
 
-def points(
-    config: Config, given: argparse.Namespace
-) -> dict[tuple[tuple[int, ...], str], dict[str, Any]]:
+def points(config: Config, given: argparse.Namespace) -> dict[tuple[str, str], Changes]:
     """Fig. 2a: T-SFL on each pattern with FedAvg and DMS."""
     kind = {"schedule.kind": "distribution"}
     return {
-        (pattern, algorithm): kind
+        (f"δ = {degree(pattern):g}, τ in {pattern}", algorithm): kind
         | {"schedule.tau_groups": groups(pattern), "algorithm": algorithm}
         for pattern in PATTERNS
         for algorithm in ("fedavg", "dms")
@@ -69,15 +67,12 @@ def points(
 
 def plot_accuracy(runs: Runs, case: Case) -> list[pathlib.Path]:
     """Plot Fig. 2a, one figure per algorithm."""
-    paths, accuracy = [], runs.accuracy()
-    about = study.noted(case.about, runs)
-    for algorithm in ("fedavg", "dms"):
-        curves = {
-            f"δ = {degree(pattern):g}, τ in {pattern}": accuracy[pattern, algorithm]
-            for pattern in PATTERNS
-        }
-        title = f"T-SFL with {style.NAMES[algorithm]}, {about}"
-        path = case.path.with_name(f"{case.path.name}_{algorithm}")
+    paths, about = [], study.noted(case.about, runs)
+    for each in runs.accuracy().transpose("rule", "pattern", ...):
+        rule = each["rule"].item()
+        curves = {one["pattern"].item(): one.values for one in each}
+        title = f"T-SFL with {style.NAMES[rule]}, {about}"
+        path = case.path.with_name(f"{case.path.name}_{rule}")
         paths += plot_bands(curves, path, title)
     return paths
 
@@ -89,6 +84,7 @@ FIG2A = Study(
     None,
     plot_accuracy,
     taken=("algorithm", "schedule.kind", "schedule.tau_groups"),
+    dims=("pattern", "rule"),
     any_case=False,
 )
 

@@ -20,15 +20,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import xarray
 from jaxtyping import Float
 
 from studies import study
-from studies.significance import holm, p_text, paired_p, verdict
+from studies.significance import tested
+from studies.study import Row
 from tsfl_jax import data, rng
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import OVER_SEEDS, spread
+from tsfl_jax.report.statistics import OVER_SEEDS
 from tsfl_jax.rules.learned import FEATURES
 from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError
@@ -88,10 +90,10 @@ def training_data() -> Dataset:
     )
 
 
-def fitness(accuracy: Float[np.ndarray, "L T"]) -> Float[np.ndarray, "L"]:
+def fitness(accuracy: xarray.DataArray) -> xarray.DataArray:
     """Mean of the mean accuracy over a run and over its last third, in points."""
-    late = accuracy[:, 2 * accuracy.shape[1] // 3 :]
-    return 50 * (accuracy.mean(axis=1) + late.mean(axis=1))
+    late = accuracy.isel(interval=slice(2 * accuracy.sizes["interval"] // 3, None))
+    return 50 * (accuracy.mean("interval") + late.mean("interval"))
 
 
 def score(
@@ -106,10 +108,9 @@ def score(
         for member, one in enumerate(theta)
         for fleet, changes in TRAINING.items()
     }
-    options = {"dataset": dataset, "stream": None}
+    options = {"dataset": dataset, "stream": None, "dims": ("member", "fleet")}
     accuracy = study.run(config, points, seeds, None, **options).accuracy()
-    each = np.stack([fitness(curves) for curves in accuracy.values()])
-    return np.array([part.mean() for part in np.split(each, len(theta))])
+    return fitness(accuracy).mean(["fleet", "seed"]).values
 
 
 def settings_of(theta: Float[np.ndarray, "F"]) -> dict[str, float]:
@@ -204,38 +205,33 @@ def train(given: argparse.Namespace) -> dict[str, float]:
 
 def test_rows(
     theta: Mapping[str, float], seeds: int, workdir: pathlib.Path
-) -> list[dict[str, str]]:
+) -> list[Row]:
     """Learned weights against FedAvg and DMS on fleets that training has not seen."""
-    config = grid.changed(Config(), _DIGITS)
-    own: dict[str, Any] = {f"learned.{n}": v for n, v in theta.items()}
-    own["algorithm"] = "learned"
-    rules: dict[str, dict[str, Any]] = {
-        "fedavg": {"algorithm": "fedavg"},
-        "dms": {"algorithm": "dms"},
-        "learned": own,
-    }
+    own = {f"learned.{name}": value for name, value in theta.items()}
     points = {
-        (fleet, rule): own | changes
+        (fleet, rule): {"algorithm": rule}
+        | (own if rule == "learned" else {})
+        | changes
         for fleet, changes in TESTS.items()
-        for rule, own in rules.items()
+        for rule in (*_COMPARED, "learned")
     }
-    runs = study.run(config, points, seeds, workdir, first_seed=_FIRST_TEST_SEED)
-    scores = {label: fitness(curves) for label, curves in runs.accuracy().items()}
-    rows, gains = [], []
-    for fleet in TESTS:
-        row = {"fleet and split": fleet}
-        row |= {style.name_of(rule): spread(scores[fleet, rule]) for rule in rules}
-        for other in _COMPARED:
-            gains.append(scores[fleet, "learned"] - scores[fleet, other])
-            row[f"learned − {style.name_of(other)}"] = spread(gains[-1], "+.2f")
-        rows.append(row | {"seeds": str(seeds)})
-    corrected = iter(zip(gains, holm([paired_p(g) for g in gains]), strict=True))
-    for row in rows:
-        for other in _COMPARED:
-            gain, p = next(corrected)
-            row[f"p, {style.name_of(other)}"] = p_text(p)
-            row[f"than {style.name_of(other)}"] = verdict(gain, p)
-    return rows
+    options = {"dims": ("fleet", "rule"), "first_seed": _FIRST_TEST_SEED}
+    config = grid.changed(Config(), _DIGITS)
+    runs = study.run(config, points, seeds, workdir, **options)
+    scores = fitness(runs.accuracy())
+    gains = scores.sel(rule="learned") - scores.sel(rule=list(_COMPARED))
+    (p, verdicts), shown = tested(gains, "fleet", "rule"), study.texts(scores)
+    columns: dict[str, Any] = {"fleet and split": scores["fleet"]}
+    for rule in (*_COMPARED, "learned"):
+        columns[style.name_of(rule)] = shown.sel(rule=rule)
+    for rule in _COMPARED:
+        gain = study.texts(gains.sel(rule=rule), "+.2f")
+        columns[f"learned − {style.name_of(rule)}"] = gain
+    columns["seeds"] = [str(seeds)] * len(TESTS)
+    for rule in _COMPARED:
+        columns[f"p, {style.name_of(rule)}"] = p.sel(rule=rule)
+        columns[f"than {style.name_of(rule)}"] = verdicts.sel(rule=rule)
+    return study.rows_of(columns)
 
 
 def parse(texts: list[str]) -> argparse.Namespace:

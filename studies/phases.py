@@ -17,23 +17,23 @@ A run that diverged is scored at chance level. Choose on one data set
 """
 
 import argparse
-import itertools
 import pathlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+import pandas
+import xarray
 
 from studies import study
 from studies.differences import plot_differences
 from studies.significance import OPEN
-from studies.study import Case, Runs, Study
+from studies.study import Case, Changes, Row, Runs, Study, texts
 from tsfl_jax.config import Config, get
-from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, over
 from tsfl_jax.types import UserError
 
 REFERENCES = ("FedAvg", "DMS")
+THIRDS = ("first", "middle", "last")
 MARGIN = 0.5  # points that a level rule may lose in a third of the run
 LEVEL, BEHIND = "yes", "no"  # or OPEN
 _CHANCE = 0.05  # of the intervals in which a level rule may look behind
@@ -69,49 +69,49 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 }
 
 
-class Difference(NamedTuple):
-    """A candidate against a reference, in points of test accuracy."""
-
-    mean: Float[np.ndarray, "T"]
-    half: Float[np.ndarray, "T"]  # half of the 95 % confidence interval
-    thirds: list[Float[np.ndarray, "S"]]  # means over the thirds of the run, per seed
-
-    def behind(self) -> int:
-        """Intervals in which the whole confidence interval is below 0."""
-        return int((self.mean + self.half < 0).sum())
-
-    def ends(self) -> tuple[float, float]:
-        """Lowest lower and lowest upper end of the thirds' confidence intervals."""
-        mean, half = confidence_interval(np.stack(self.thirds, axis=1))
-        return float((mean - half).min()), float((mean + half).min())
-
-    def level(self) -> str:
-        """Whether it is level with the reference at every interval, or ahead."""
-        low, high = self.ends()
-        if self.behind() > _CHANCE * len(self.mean) or high < 0:
-            return BEHIND
-        return LEVEL if low > -MARGIN else OPEN
-
-
-def difference(
-    one: Float[np.ndarray, "S T"], other: Float[np.ndarray, "S T"]
-) -> Difference:
-    """Compare two rules, paired by seed.
+def gains_of(accuracy: xarray.DataArray) -> xarray.DataArray:
+    """Each rule minus each reference, paired by seed, in points.
 
     Args:
-      one, other: test accuracies in [0, 1]; NaN where not evaluated, left out.
+      accuracy: ``[rule, seed, interval]`` in [0, 1]; NaN where not tested.
 
     Returns:
-      one − other in points. With one seed `half` is NaN and nothing is decided.
+      ``[rule, reference, seed, interval]`` of the tested intervals, with the third of
+      the run that each is in; NaN for a reference against itself.
     """
-    gain = 100 * (one - other)
-    gain = gain[:, np.isfinite(gain).all(axis=0)]
-    mean, half = confidence_interval(gain)
-    thirds = [part.mean(axis=1) for part in np.array_split(gain, 3, axis=1)]
-    return Difference(mean, half, thirds)
+    seen = accuracy.dropna("interval")
+    gains = 100 * (seen - seen.sel(rule=list(REFERENCES)).rename(rule="reference"))
+    gains = gains.where(gains["rule"] != gains["reference"])
+    parts = np.array_split(np.arange(seen.sizes["interval"]), 3)
+    third = np.repeat(THIRDS, [len(part) for part in parts])
+    dims = ("rule", "reference", "seed", "interval")
+    return gains.transpose(*dims).assign_coords(third=("interval", third))
 
 
-def points(config: Config, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def compared(gains: xarray.DataArray) -> xarray.Dataset:
+    """Whether each rule is level with each reference, and why.
+
+    Args:
+      gains: from `gains_of`.
+
+    Returns:
+      ``[rule, reference]``: "behind", the intervals in which the whole confidence
+      interval is below 0; "low", the lowest end of the thirds' intervals; "level", one
+      of LEVEL, BEHIND and OPEN, which is all that one seed can give. "thirds", the
+      means over the thirds of the run, ``[rule, reference, seed, third]``.
+    """
+    mean, half = over(gains)
+    behind = (mean + half < 0).sum("interval")
+    thirds = gains.groupby("third").mean().sel(third=list(THIRDS))
+    mean, half = over(thirds)
+    low, high = (mean - half).min("third"), (mean + half).min("third")
+    lost = (behind > _CHANCE * gains.sizes["interval"]) | (high < 0)
+    level = xarray.where(lost, BEHIND, xarray.where(low > -MARGIN, LEVEL, OPEN))
+    fields = {"behind": behind, "low": low, "level": level, "thirds": thirds}
+    return xarray.Dataset(fields)
+
+
+def points(config: Config, given: argparse.Namespace) -> dict[str, Changes]:
     """The references and the candidates that were asked for.
 
     Raises:
@@ -128,51 +128,39 @@ def points(config: Config, given: argparse.Namespace) -> dict[str, dict[str, Any
     return {name: {"algorithm": "dms"} | CANDIDATES[name] for name in names}
 
 
-def candidate_rows(
-    curves: Mapping[str, Float[np.ndarray, "S T"]],
-) -> list[dict[str, str]]:
+def candidate_rows(accuracy: xarray.DataArray) -> list[Row]:
     """The table as text: the candidates, the one with the best worst third first."""
-    found = []
-    for name, accuracy in curves.items():
-        several = {r: difference(accuracy, curves[r]) for r in REFERENCES if r != name}
-        row = {"rule": name, "best accuracy, %": spread(100 * np.nanmax(accuracy, 1))}
-        row["mean over the run, %"] = spread(100 * np.nanmean(accuracy, axis=1))
-        for r in REFERENCES:
-            known = several.get(r)
-            for part, label in enumerate(("first", "middle", "last")):
-                text = "–" if known is None else spread(known.thirds[part], "+.2f")
-                row[f"− {r}, {label} third"] = text
-            row[f"intervals behind {r}"] = "–" if known is None else str(known.behind())
-        lowest = min(one.ends()[0] for one in several.values())
-        row["lowest end over a third"] = (
-            f"{lowest:+.2f}" if np.isfinite(lowest) else "–"
-        )
-        levels = {one.level() for one in several.values()}
-        row["level"] = next(v for v in (BEHIND, OPEN, LEVEL) if v in levels)
-        worst = min(t.mean() for one in several.values() for t in one.thirds)
-        found.append(
-            (name not in REFERENCES, -worst, row | {"seeds": str(len(accuracy))})
-        )
-    first = [row for candidate, _, row in found if not candidate]
-    rest = sorted((item for item in found if item[0]), key=lambda item: item[1])
-    return first + [row for *_, row in rest]
+    found = compared(gains_of(accuracy))
+    rules, low = accuracy["rule"].values.tolist(), found["low"].min("reference")
+    columns = {"rule": rules, "best accuracy, %": texts(100 * accuracy.max("interval"))}
+    columns["mean over the run, %"] = texts(100 * accuracy.mean("interval"))
+    shown = texts(found["thirds"], "+.2f")
+    for r in REFERENCES:
+        for third in THIRDS:
+            columns[f"− {r}, {third} third"] = shown.sel(reference=r, third=third)
+        behind = found["behind"].sel(reference=r).astype(object)
+        columns[f"intervals behind {r}"] = behind.where(behind["rule"] != r, "–")
+    columns["lowest end over a third"] = [
+        f"{v:+.2f}" if np.isfinite(v) else "–" for v in low.values
+    ]
+    others = found["level"].where(found["rule"] != found["reference"], "")
+    columns["level"] = [
+        next(v for v in (BEHIND, OPEN, LEVEL) if v in several)
+        for several in others.values.tolist()
+    ]
+    columns["seeds"] = [str(accuracy.sizes["seed"])] * len(rules)
+    worst = found["thirds"].mean("seed").min(["reference", "third"]).values
+    worst[: len(REFERENCES)] = np.inf  # they are first
+    rows = study.rows_of(columns)
+    return [rows[i] for i in np.argsort(-worst, kind="stable")]
 
 
-def interval_rows(
-    curves: Mapping[str, Float[np.ndarray, "S T"]],
-) -> list[dict[str, Any]]:
+def interval_rows(accuracy: xarray.DataArray) -> pandas.DataFrame:
     """The paired differences at every interval, in long form."""
-    rows = []
-    for name, reference in itertools.product(curves, REFERENCES):
-        if name == reference:
-            continue
-        gain = 100 * (curves[name] - curves[reference])
-        mean, half = confidence_interval(gain)
-        for t in np.flatnonzero(np.isfinite(mean)):
-            row = {"rule": name, "reference": reference, "interval": int(t) + 1}
-            row["difference"] = round(float(mean[t]), 4)
-            rows.append(row | {"half of the 95 % interval": round(float(half[t]), 4)})
-    return rows
+    names = {"mean": "difference", "half": "half of the 95 % interval"}
+    both = over(gains_of(accuracy)).drop_vars("third").round(4)
+    frame = both.to_dataset("statistic").to_dataframe().rename(columns=names)
+    return frame[frame["difference"].notna()].reset_index()
 
 
 def add_candidates(parser: argparse.ArgumentParser) -> None:
@@ -188,7 +176,7 @@ def add_candidates(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def table(runs: Runs, case: Case) -> tuple[list[dict[str, str]], str]:
+def table(runs: Runs, case: Case) -> tuple[list[Row], str]:
     """The table of a case, and what is said above it."""
     head = f"{case.about}. Test accuracy, differences in points: {OVER_SEEDS}, paired."
     head += f" Level: no third's interval ends below −{MARGIN:g}, not corrected for the"

@@ -5,17 +5,16 @@ A quarter of the clients are free riders, of one kind at a time.
 
 import argparse
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+import xarray
 
 from studies import study
-from studies.study import Case, Runs, Study
+from studies.study import Case, Changes, Row, Runs, Study
 from tsfl_jax.config import Config, get
 from tsfl_jax.report import style
-from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, over
 
 ALGORITHMS = ("dms", "fedavg", "fednova", "median", "trimmed_mean", "krum")
 KINDS = {  # label → schedule.free_riding; None: all clients are honest
@@ -33,9 +32,7 @@ def count(config: Config) -> int:
     return max(get(config, "num_clients") // 4, 1)
 
 
-def points(
-    config: Config, given: argparse.Namespace
-) -> dict[tuple[str, str], dict[str, Any]]:
+def points(config: Config, given: argparse.Namespace) -> dict[tuple[str, str], Changes]:
     """Each rule with each kind of free riders."""
     return {
         (algorithm, label): {
@@ -48,28 +45,27 @@ def points(
     }
 
 
-def free_rider_rows(
-    best: Mapping[tuple[str, str], Float[np.ndarray, "S"]],
-) -> list[dict[str, str]]:
-    """The table in %; changes against honest clients are paired by seed."""
-    rows = []
-    for algorithm in ALGORITHMS:
-        row = {"rule": style.name_of(algorithm)}
-        for label in KINDS:
-            values = 100 * best[algorithm, label]
-            row[label] = spread(values)
-            if label != "honest":
-                change = values - 100 * best[algorithm, "honest"]
-                row[f"{label}, change"] = spread(change, "+.2f")
-        rows.append(row)
-    return rows
-
-
 def _about(runs: Runs, case: Case) -> str:
     return study.noted(case.about, runs, f"{count(case.config)} free riders")
 
 
-def table(runs: Runs, case: Case) -> tuple[list[dict[str, str]], str]:
+def free_rider_rows(best: xarray.DataArray) -> list[Row]:
+    """The table; changes against honest clients are paired by seed.
+
+    Args:
+      best: highest test accuracies in %, ``[rule, kind, seed]``.
+    """
+    shown = study.texts(best)
+    change = study.texts(best - best.sel(kind="honest"), "+.2f")
+    columns: dict[str, Any] = {"rule": study.named(best["rule"])}
+    for kind in KINDS:
+        columns[kind] = shown.sel(kind=kind)
+        if kind != "honest":
+            columns[f"{kind}, change"] = change.sel(kind=kind)
+    return study.rows_of(columns)
+
+
+def table(runs: Runs, case: Case) -> tuple[list[Row], str]:
     """The table, and what is said above it."""
     text = f"{_about(runs, case)}. Highest test accuracy in %: {OVER_SEEDS}; changes "
     return free_rider_rows(runs.best()), text + "are paired by seed."
@@ -79,17 +75,13 @@ def table(runs: Runs, case: Case) -> tuple[list[dict[str, str]], str]:
 def figure(runs: Runs, case: Case) -> list[pathlib.Path]:
     """Plot grouped bars: a group per rule, a bar per kind of free rider."""
     page, plot = style.figure_of(3.2)
-    best, width = runs.best(), 0.8 / len(KINDS)
-    for index, label in enumerate(KINDS):
-        mean, half = confidence_interval(
-            np.stack([100 * best[rule, label] for rule in ALGORITHMS], axis=1)
-        )
-        x = np.arange(len(ALGORITHMS)) + (index - (len(KINDS) - 1) / 2) * width
+    width, x = 0.8 / len(KINDS), np.arange(len(ALGORITHMS))
+    for index, bars in enumerate(over(runs.best()).transpose("kind", ...)):
         look = {"color": _COLORS[index], "hatch": _HATCHES[index], "linewidth": 0.6}
-        look |= {"edgecolor": "#333333", "capsize": 2}
-        plot.bar(x, mean, width, yerr=half, label=label, **look)
-    names = [style.name_of(rule) for rule in ALGORITHMS]
-    plot.set_xticks(range(len(names)), names)
+        look |= {"edgecolor": "#333333", "capsize": 2, "label": bars["kind"].item()}
+        shift, (mean, half) = index - (len(KINDS) - 1) / 2, bars.values
+        plot.bar(x + shift * width, mean, width, yerr=half, **look)
+    plot.set_xticks(x, study.named(ALGORITHMS))
     plot.set_ylabel("best test accuracy in %")
     plot.set_ylim(0, 112)
     look = {"fontsize": "small", "loc": "upper center", "handlelength": 2}
@@ -105,6 +97,7 @@ STUDY = Study(
     table,
     figure,
     taken=("algorithm", "schedule.free_riders", "schedule.free_riding"),
+    dims=("rule", "kind"),
     any_case=False,
 )
 

@@ -6,18 +6,17 @@ data and schedule in every run, so their difference is paired by seed.
 
 import argparse
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
-from jaxtyping import Float
+import xarray
 
 from studies import study
-from studies.significance import holm, p_text, paired_p, verdict
-from studies.study import Case, Runs, Study
+from studies.significance import tested
+from studies.study import Case, Changes, Row, Runs, Study
 from tsfl_jax.config import Config, get
 from tsfl_jax.report import files, style
-from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, over
 from tsfl_jax.studies import arguments, reproduce
 
 
@@ -76,9 +75,7 @@ def choices_of(config: Config) -> list[Choice]:
     return choices(get(config, "lr"), get(config, "num_clients"))
 
 
-def points(
-    config: Config, given: argparse.Namespace
-) -> dict[tuple[str, str], dict[str, Any]]:
+def points(config: Config, given: argparse.Namespace) -> dict[tuple[str, str], Changes]:
     """DMS with every choice, FedAvg where it makes a difference."""
     return {
         (choice.choice, algorithm): choice.changes | {"algorithm": algorithm}
@@ -87,49 +84,32 @@ def points(
     }
 
 
-class ChoiceResult(NamedTuple):
-    """Best test accuracies in [0, 1] under one choice, by seed."""
-
-    choice: Choice
-    fedavg: Float[np.ndarray, "S"]
-    dms: Float[np.ndarray, "S"]
-
-
-def by_choice(
-    several: Sequence[Choice], best: Mapping[tuple[str, str], Float[np.ndarray, "S"]]
-) -> list[ChoiceResult]:
-    """The results by choice; FedAvg's standard run where a choice is of DMS alone."""
-    standard = best[several[0].choice, "fedavg"]
-    return [
-        ChoiceResult(c, best.get((c.choice, "fedavg"), standard), best[c.choice, "dms"])
-        for c in several
-    ]
-
-
-def choice_rows(several: Sequence[ChoiceResult]) -> list[dict[str, str]]:
-    """The table as text, one row per choice; Holm's correction counts all of them."""
-    found = []
-    gains = [100 * (dms - fedavg) for _, fedavg, dms in several]
-    corrected = holm([paired_p(gain) for gain in gains])
-    for (choice, fedavg, dms), gain, p in zip(several, gains, corrected, strict=True):
-        found.append(
-            {
-                "open in the paper": choice.open,
-                "choice": choice.choice,
-                "FedAvg, %": spread(100 * fedavg),
-                "DMS, %": spread(100 * dms),
-                "DMS − FedAvg, paired": spread(gain, "+.2f"),
-                "p": p_text(p),
-                "verdict": verdict(gain, p, ("DMS helps", "DMS hurts")),
-                "seeds": str(len(gain)),
-            }
-        )
-    return found
+def choice_rows(several: Sequence[Choice], best: xarray.DataArray) -> list[Row]:
+    """The table as text, a row per choice; Holm's correction counts all of them."""
+    gains = best.sel(rule="dms") - best.sel(rule="fedavg")
+    p, verdicts = tested(gains, "choice", words=("DMS helps", "DMS hurts"))
+    shown = study.texts(best)
+    columns = {
+        "open in the paper": [choice.open for choice in several],
+        "choice": best["choice"],
+        "FedAvg, %": shown.sel(rule="fedavg"),
+        "DMS, %": shown.sel(rule="dms"),
+        "DMS − FedAvg, paired": study.texts(gains, "+.2f"),
+        "p": p,
+        "verdict": verdicts,
+        "seeds": [str(best.sizes["seed"])] * len(several),
+    }
+    return study.rows_of(columns)
 
 
-def table(runs: Runs, case: Case) -> tuple[list[dict[str, str]], str]:
+def completed(best: xarray.DataArray) -> xarray.DataArray:
+    """``[choice, rule, seed]``; a choice of DMS alone has FedAvg's standard run."""
+    return best.fillna(best.isel(choice=0, drop=True))
+
+
+def table(runs: Runs, case: Case) -> tuple[list[Row], str]:
     """The table, and what is said above it; writes it in LaTeX as well."""
-    rows = choice_rows(by_choice(choices_of(case.config), runs.best()))
+    rows = choice_rows(choices_of(case.config), completed(runs.best()))
     files.write_text(case.path.with_suffix(".tex"), reproduce.latex(rows))
     about = f"mnist_case1, {get(case.config, 'num_intervals')} intervals"
     about += f" ({case.changed})" * bool(case.changed)
@@ -141,19 +121,15 @@ def table(runs: Runs, case: Case) -> tuple[list[dict[str, str]], str]:
 @style.styled
 def figure(runs: Runs, case: Case) -> list[pathlib.Path]:
     """Plot differences with their confidence intervals, one line per choice."""
-    several = by_choice(choices_of(case.config), runs.best())
+    several, best = choices_of(case.config), completed(runs.best())
+    gain, half = over(best.sel(rule="dms") - best.sel(rule="fedavg")).values
     page, axes = style.figure_of(0.8 + 0.25 * len(several))
-    for row, (_, fedavg, dms) in enumerate(several):
-        gain, half = confidence_interval(100 * (dms - fedavg))
-        look = {"fmt": "o", "color": "#0072B2", "markersize": 4}
-        axes.errorbar(gain, row, xerr=half, **look)
+    look = {"fmt": "o", "color": "#0072B2", "markersize": 4}
+    axes.errorbar(gain, range(len(several)), xerr=half, **look)
     axes.axvline(0, color="#333333", linewidth=1)
     axes.set_xscale("symlog", linthresh=1, linscale=2)  # tenths of a point and tens
     axes.xaxis.set_major_formatter("{x:g}")
-    names = [
-        f"{choice.open}: {choice.choice}" if choice.changes else "standard"
-        for choice, _, _ in several
-    ]
+    names = [f"{c.open}: {c.choice}" if c.changes else "standard" for c in several]
     axes.set_yticks(range(len(names)), [style.escape(name) for name in names])
     axes.invert_yaxis()
     axes.set_xlabel("DMS − FedAvg in points of best accuracy, 95 % confidence")
@@ -166,7 +142,16 @@ TAKEN = frozenset(name for c in choices(1.0, 1) for name in c.changes) | {
     *("algorithm", "dms.coupling", "dms.unit"),
     *("schedule.kind", "schedule.tau", "schedule.tau_groups", "schedule.trace"),
 }
-STUDY = Study("sensitivity", __doc__, points, table, figure, TAKEN, any_case=False)
+STUDY = Study(
+    "sensitivity",
+    __doc__,
+    points,
+    table,
+    figure,
+    taken=TAKEN,
+    dims=("choice", "rule"),
+    any_case=False,
+)
 
 if __name__ == "__main__":
     study.start("sensitivity", lambda texts: study.main(STUDY, texts))

@@ -1,8 +1,11 @@
 """Paired tests of differences, corrected for their number, and what they say."""
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import xarray
 
 LEVEL = 0.05  # of all tests
 BETTER, WORSE, OPEN, SAME = "better", "worse", "inconclusive", "identical"
@@ -50,17 +53,20 @@ def signed_rank_p(differences: np.ndarray | Sequence[float | np.floating]) -> fl
     return float(np.asarray(stats.wilcoxon(found))[1])
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: np.ndarray | Sequence[float]) -> np.ndarray:
     """p values corrected for their number; NaN are no tests and stay.
 
     p̃_(i) = max_{j ≤ i} min(1, (m − j + 1) p_(j)), p_(1) ≤ … ≤ p_(m). Holm, "A Simple
     Sequentially Rejective Multiple Test Procedure", Scand. J. Statistics 1979.
+
+    Args:
+      p_values: of any shape, all of them tests of one family.
     """
-    p = np.asarray(p_values, float)
-    order = np.argsort(p)[: int(np.isfinite(p).sum())]
+    p = np.array(p_values, float)
+    order = np.argsort(p, axis=None)[: int(np.isfinite(p).sum())]
     factors = np.arange(len(order), 0, -1)
-    p[order] = np.minimum(np.maximum.accumulate(factors * p[order]), 1.0)
-    return p.tolist()
+    p.flat[order] = np.minimum(np.maximum.accumulate(factors * p.flat[order]), 1.0)
+    return p
 
 
 def verdict(
@@ -83,3 +89,22 @@ def verdict(
     if p >= LEVEL:
         return OPEN
     return words[0] if found.mean() > 0 else words[1]
+
+
+def tested(
+    gains: xarray.DataArray, *family: str, words: tuple[str, str] = (BETTER, WORSE)
+) -> tuple[xarray.DataArray, xarray.DataArray]:
+    """p values as text, and verdicts, of differences that are paired by seed.
+
+    Args:
+      gains: ``[…, seed]``; NaN: no test.
+      family: dimensions whose tests Holm's correction counts together.
+      words: for a mean above 0, and below.
+    """
+    each, many = functools.partial(xarray.apply_ufunc, vectorize=True), [[*family]]
+    p = each(paired_p, gains, input_core_dims=[["seed"]])
+    p = each(holm, p, input_core_dims=many, output_core_dims=many)
+    say = functools.partial(verdict, words=words)
+    texts: dict[str, Any] = {"output_dtypes": [object]}
+    said = each(say, gains, p, input_core_dims=[["seed"], []], **texts)
+    return each(p_text, p, **texts), said

@@ -8,18 +8,19 @@ goes on where it was stopped. Studies of another form use the parts.
 import argparse
 import pathlib
 import sys
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+import pandas
+import xarray
 
 from tsfl_jax import command
 from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, sweeps
-from tsfl_jax.report import files
-from tsfl_jax.report.statistics import curves_of, diverged_note
+from tsfl_jax.report import files, style
+from tsfl_jax.report.statistics import curves_of, diverged_note, spread
 from tsfl_jax.studies import arguments, experiments
 from tsfl_jax.types import UserError
 
@@ -43,22 +44,30 @@ class Runs(NamedTuple):
 
     config: Config
     seeds: int
-    labels: list[Any]
+    keys: pandas.MultiIndex  # of each run: the parts of its label, and its seed
     result: sweeps.SweepResult
     classes: int
 
-    def by_label(self, values: np.ndarray) -> dict[Any, np.ndarray]:
-        """Values of all lanes, ``[S, …]`` of each label."""
-        parts = np.split(np.asarray(values), len(self.labels))
-        return dict(zip(self.labels, parts, strict=True))
+    def labelled(self, values: np.ndarray) -> xarray.DataArray:
+        """Numbers of all runs, ``[label …, seed, …]``; NaN where a label is missing.
 
-    def accuracy(self) -> dict[Any, Float[np.ndarray, "S T"]]:
+        Args:
+          values: ``[L]``, ``[L, T]`` or ``[L, T, N]``, of each run.
+        """
+        coords = xarray.Coordinates.from_pandas_multiindex(self.keys, "run")
+        dims = ("run", "interval", "client")[: values.ndim]
+        found = xarray.DataArray(values, coords, dims).unstack("run")
+        order = {name: self.keys.unique(name) for name in self.keys.names}
+        return found.sel(order).transpose(*order, ...)  # unstack has sorted them
+
+    def accuracy(self) -> xarray.DataArray:
         """Test accuracies in [0, 1]; a run that diverged is at chance level."""
-        return self.by_label(curves_of(self.result.history, self.classes))
+        found = self.labelled(curves_of(self.result.history, self.classes))
+        return found.assign_coords(interval=np.arange(1, found.sizes["interval"] + 1))
 
-    def best(self) -> dict[Any, Float[np.ndarray, "S"]]:
-        """The highest test accuracy of each run, in [0, 1]."""
-        return {n: np.nanmax(a, axis=1) for n, a in self.accuracy().items()}
+    def best(self) -> xarray.DataArray:
+        """The highest test accuracy of each run in %."""
+        return 100 * self.accuracy().max("interval")
 
     def minutes(self) -> float:
         """Training time of all runs."""
@@ -70,6 +79,7 @@ def run(
     points: Mapping[Any, Changes],
     seeds: int,
     workdir: pathlib.Path | None,
+    dims: Sequence[str] = ("rule",),
     classes: int = experiments.CLASSES,
     first_seed: int = 0,
     **options: Any,
@@ -78,18 +88,47 @@ def run(
 
     Args:
       config: all settings but the points'.
-      points: label → settings.
+      points: label, or tuple of its parts → settings.
       seeds: runs of each.
-      workdir: folder of finished lanes.
+      workdir: folder of finished runs.
+      dims: names of the parts of a label. With "seed" as the last one each point has
+        its own seed.
       classes: of the data.
       first_seed: the others follow it.
       options: of `sweeps.run`.
     """
-    numbers = range(first_seed, first_seed + seeds)
-    lanes = [{**p, "seed": s} for p in points.values() for s in numbers]
+    runs = {n if isinstance(n, tuple) else (n,): p for n, p in points.items()}
+    if dims[-1] != "seed":
+        numbers = range(first_seed, first_seed + seeds)
+        runs = {(*n, s): {**p, "seed": s} for n, p in runs.items() for s in numbers}
+        dims = (*dims, "seed")
+    keys = pandas.MultiIndex.from_tuples(list(runs), names=dims)
     options = {"stream": sys.stderr} | options
-    result = sweeps.run(config, lanes, workdir=workdir, **options)
-    return Runs(config, seeds, list(points), result, classes)
+    result = sweeps.run(config, list(runs.values()), workdir=workdir, **options)
+    return Runs(config, seeds, keys, result, classes)
+
+
+def texts(values: xarray.DataArray, form: str = ".2f") -> xarray.DataArray:
+    """`spread` over the seeds; "–" where one of them is not finite."""
+
+    def shown(seeds: np.ndarray) -> str:
+        return spread(seeds, form) if np.isfinite(seeds).all() else "–"
+
+    core, kinds = [["seed"]], [object]
+    return xarray.apply_ufunc(
+        shown, values, input_core_dims=core, vectorize=True, output_dtypes=kinds
+    )
+
+
+def named(index: Sequence[str] | xarray.DataArray) -> list[str]:
+    """Names of rules for the first column of a table."""
+    return [style.name_of(str(name)) for name in np.asarray(index)]
+
+
+def rows_of(columns: Mapping[str, Any]) -> list[Row]:
+    """Rows of a table from its columns, all of the same length."""
+    lists = {name: np.asarray(column).tolist() for name, column in columns.items()}
+    return pandas.DataFrame(lists).to_dict("records")  # pyright: ignore
 
 
 def make_parser(
@@ -145,7 +184,8 @@ class Study(NamedTuple):
     table: Callable[[Runs, Case], tuple[list[Row], str]] | None
     figure: Callable[[Runs, Case], list[pathlib.Path]]
     taken: Collection[Hashable] = ()  # settings that the runs set themselves
-    rows: Callable[[Runs], list[Row]] | None = None  # of every interval
+    rows: Callable[[Runs], pandas.DataFrame] | None = None  # of every interval
+    dims: Sequence[str] = ("rule",)  # names of the parts of a label
     add: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
     changes: Changes = {}  # settings of all runs
     # Of any case, on --data with validation samples; else of the paper's first on
@@ -265,7 +305,7 @@ def carry_out(
     try:
         points = study.points(case.config, given)
         workdir = given.out / "cells" / case.path.name
-        runs = run(case.config, points, given.seeds, workdir)
+        runs = run(case.config, points, given.seeds, workdir, study.dims)
     except UserError as error:
         print(f"{case.path.name}: not available: {error}", file=sys.stderr)
         return []

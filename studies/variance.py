@@ -315,7 +315,7 @@ def text_of(swept: Sequence[str], rows: Sequence[Row], losses: bool) -> str:
 
     Args:
       swept: names of the swept settings.
-      rows: results of each lane.
+      rows: results of each run.
       losses: lanes are judged by their final test loss, not by their best accuracy.
     """
     axes = _axes(swept, rows)

@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+import xarray
 
 import tsfl_jax
 from studies import learned as study
 from tsfl_jax import config
 from tsfl_jax.experiment import sweeps
 from tsfl_jax.types import UserError
+
+DIMS = ("seed", "interval")
 
 
 def test_ranks_and_evolution():
@@ -48,7 +51,7 @@ def test_a_given_theta_has_each_name_once():
 
 def test_fitness_by_hand():
     """Mean of 50 (over all) and 80 (over the last third), in points."""
-    accuracy = np.array([[0.2, 0.3, 0.4, 0.5, 0.7, 0.9]])
+    accuracy = xarray.DataArray([[0.2, 0.3, 0.4, 0.5, 0.7, 0.9]], dims=DIMS)
     np.testing.assert_allclose(study.fitness(accuracy), [65.0])
 
 
@@ -76,7 +79,8 @@ def test_theta_decides_and_starts_at_fedavg(monkeypatch):
         ).history["test_accuracy"]
         for seed in range(2)
     ]
-    expected = study.fitness(np.array(single, np.float64)).mean()
+    single = xarray.DataArray(np.array(single, np.float64), dims=DIMS)
+    expected = study.fitness(single).mean()
     np.testing.assert_allclose(found[0], expected, atol=0.5)
 
 

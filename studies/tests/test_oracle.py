@@ -57,7 +57,7 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert other["regret"] == "0.2333 ± 0.0000" and other["gap"] == "–"
     assert other["regret, last third"] == "0.1000 ± 0.0000"
     # Two seeds: half of the interval is 12.706 standard errors, here of 0.
-    rows = oracle.interval_rows(results)
+    rows = oracle.interval_rows(results).to_dict("records")
     assert [(r["rule"], r["interval"]) for r in rows][5:7] == [
         ("fedavg", 6),
         ("oracle", 1),

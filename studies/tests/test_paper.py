@@ -5,6 +5,7 @@ import csv
 
 import numpy as np
 import pytest
+import xarray
 
 from studies import heterogeneity, riders, sensitivity, study
 from tsfl_jax.config import Config
@@ -49,11 +50,15 @@ def test_choices_by_hand():
         == given["constants.smoothness"]
     )
     two = (several[0], several[1], several[6])
-    best = [0.95, 0.94], [0.96, 0.9501], [0.9, 0.8], [0.8, 0.9], [0.92, 0.89]
-    keys = [(two[0].choice, "fedavg"), (two[0].choice, "dms"), ("0", "fedavg")]
-    keys += [("0", "dms"), (two[2].choice, "dms")]
-    values = dict(zip(keys, map(np.array, best), strict=True))
-    found = sensitivity.choice_rows(sensitivity.by_choice(two, values))
+    # FedAvg and DMS; the last choice is of DMS alone.
+    best = [
+        [[0.95, 0.94], [0.96, 0.9501]],
+        [[0.9, 0.8], [0.8, 0.9]],
+        [[np.nan, np.nan], [0.92, 0.89]],
+    ]
+    names = {"choice": [choice.choice for choice in two], "rule": ["fedavg", "dms"]}
+    made = 100 * xarray.DataArray(best, names, ("choice", "rule", "seed"))
+    found = sensitivity.choice_rows(two, sensitivity.completed(made))
     # DMS − FedAvg of the standard: +1, +1.01; momentum 0: −10, +10; given c: −3, −5
     assert [row["verdict"] for row in found] == [
         "DMS helps",
@@ -74,12 +79,9 @@ def test_free_riders_by_hand():
     assert len(points) == 6 * 4 and points[0]["schedule.free_riders"] == 0
     assert points[1]["schedule.free_riders"] == 5
     assert points[1]["schedule.free_riding"] == "claim"
-    best = {
-        (rule, kind): np.array([0.9, 0.9])
-        for rule in riders.ALGORITHMS
-        for kind in riders.KINDS
-    }
-    best["dms", "claims more"] = np.array([0.7, 0.8])  # −20, −10
+    names = {"rule": list(riders.ALGORITHMS), "kind": list(riders.KINDS)}
+    best = xarray.DataArray(np.full((6, 4, 2), 90.0), names, ("rule", "kind", "seed"))
+    best.loc["dms", "claims more"] = [70, 80]  # −20, −10
     row = riders.free_rider_rows(best)[0]
     change = row["claims more, change"]
     assert row["rule"] == "DMS" and change == "-15.00 (-20.00 to -10.00)"

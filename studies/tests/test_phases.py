@@ -3,7 +3,9 @@
 import csv
 
 import numpy as np
+import pandas
 import pytest
+import xarray
 
 from studies import phases, study
 from tsfl_jax.config import Config, replace
@@ -12,34 +14,47 @@ from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.types import UserError
 
 
+def labelled(curves):
+    """Curves by rule as ``[rule, seed, interval]``."""
+    several = {
+        name: xarray.DataArray(a, dims=("seed", "interval"))
+        for name, a in curves.items()
+    }
+    found = xarray.concat(several.values(), pandas.Index(several, name="rule"))
+    return found.assign_coords(interval=np.arange(1, found.sizes["interval"] + 1))
+
+
+def against(one, other):
+    """One rule against FedAvg, which is `other`; DMS is never behind."""
+    curves = labelled({"FedAvg": other, "DMS": other - 1, "x": one})
+    gains = phases.gains_of(curves).sel(rule="x", reference="FedAvg", drop=True)
+    return gains, phases.compared(phases.gains_of(curves)).sel(
+        rule="x", reference="FedAvg"
+    )
+
+
 def test_differences_by_hand():
     one = np.array([[0.5, 0.6, 0.7], [0.7, 0.6, 0.5]])
     other = np.array([[0.4, 0.6, 0.8], [0.6, 0.6, 0.6]])
-    found = phases.difference(one, other)
-    np.testing.assert_allclose(found.mean, [10, 0, -10], atol=1e-12)
-    np.testing.assert_allclose(found.half, 0, atol=1e-9)
-    assert found.behind() == 1 and found.level() == "no"
-    assert [third.tolist() for third in found.thirds] == [
-        pytest.approx([10, 10]),
-        pytest.approx([0, 0], abs=1e-9),
-        pytest.approx([-10, -10]),
-    ]
-    assert phases.difference(other, other).level() == "yes"
+    gains, found = against(one, other)
+    np.testing.assert_allclose(gains.mean("seed"), [10, 0, -10], atol=1e-12)
+    assert found["behind"] == 1 and found["level"] == "no"
+    thirds = found["thirds"].transpose("third", "seed")
+    np.testing.assert_allclose(thirds, [[10, 10], [0, 0], [-10, -10]], atol=1e-9)
+    assert against(other, other)[1]["level"] == "yes"
     # Seeds that disagree: nothing is shown.
-    assert phases.difference(one, one[::-1]).level() == "inconclusive"
-    assert phases.difference(one[:1], other[:1]).level() == "inconclusive"
+    assert against(one, one[::-1])[1]["level"] == "inconclusive"
+    assert against(one[:1], other[:1])[1]["level"] == "inconclusive"
     # A loss that is shown but small is level, as is one that cannot be seen.
     for less in (0.004, 0.0):
         some = other - less + 1e-4 * np.array([[1.0], [-1.0]])
-        found = phases.difference(some, other)
-        low, high = found.ends()
-        assert low == pytest.approx(-100 * less - 12.706 * 0.01, abs=1e-3)
-        assert high == pytest.approx(-100 * less + 12.706 * 0.01, abs=1e-3)
-        assert found.level() == ("no" if less else "yes")
+        found = against(some, other)[1]
+        assert found["low"] == pytest.approx(-100 * less - 12.706 * 0.01, abs=1e-3)
+        assert found["level"] == ("no" if less else "yes")
     # Intervals without an evaluation are left out.
     one, other = (np.repeat(a, 2, axis=1) for a in (one, other))
     gap = np.where(np.arange(6) == 3, np.nan, one)
-    assert len(phases.difference(gap, other).mean) == 5
+    assert against(gap, other)[0].sizes["interval"] == 5
 
 
 def invented(seeds=3, intervals=9):
@@ -52,15 +67,15 @@ def invented(seeds=3, intervals=9):
 
 
 def test_the_table_says_who_is_level():
-    rows = phases.candidate_rows(invented())
+    rows = phases.candidate_rows(labelled(invented()))
     assert [row["rule"] for row in rows] == ["FedAvg", "DMS", "good", "bad"]
     level = {row["rule"]: row["level"] for row in rows}
     assert level == {"FedAvg": "no", "DMS": "no", "good": "yes", "bad": "no"}
-    assert rows[1]["intervals behind FedAvg"] == "6"
+    assert rows[1]["intervals behind FedAvg"] == 6
     assert rows[0]["− FedAvg, last third"] == "–"
-    long = phases.interval_rows(invented())
+    long = phases.interval_rows(labelled(invented()))
     assert len(long) == 6 * 9
-    assert {row["interval"] for row in long} == set(range(1, 10))
+    assert set(long["interval"]) == set(range(1, 10))
 
 
 def test_the_study_runs_and_resumes(tmp_path, monkeypatch):

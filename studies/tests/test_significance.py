@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import xarray
 
 from studies import significance
 
@@ -26,4 +27,16 @@ def test_holm_by_hand():
     # 3·0.01, 2·0.03, 1·0.04 but not below the one before it.
     found = significance.holm([0.04, 0.01, np.nan, 0.03])
     np.testing.assert_allclose(found, [0.06, 0.03, np.nan, 0.06])
-    assert significance.holm([0.6, 0.7]) == [1.0, 1.0]
+    assert significance.holm([[0.6], [0.7]]).tolist() == [[1.0], [1.0]]
+
+
+def test_holm_counts_the_tests_of_a_family():
+    """Both tests of a cell, not the four of both cells."""
+    gains = xarray.DataArray(
+        [[[1.0, 2, 3], [np.nan] * 3], [[1, 2, 3], [-1, -2, -3]]],
+        dims=("cell", "rule", "seed"),
+    )
+    p, verdicts = significance.tested(gains, "rule")
+    assert p.values.tolist() == [["0.074", "–"], ["0.148", "0.148"]]
+    assert set(verdicts.values.ravel()) == {"inconclusive", "–"}
+    assert significance.tested(gains, "cell", "rule")[0].values[0, 0] == "0.223"

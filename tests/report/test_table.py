@@ -8,7 +8,7 @@ import pytest
 import tsfl_jax
 from tsfl_jax.config import Config, replace
 from tsfl_jax.report import table
-from tsfl_jax.report.statistics import confidence_interval
+from tsfl_jax.report.statistics import over
 
 SMALL = {
     "num_intervals": 3,
@@ -73,7 +73,10 @@ def test_means_over_seeds_and_paired_differences_by_hand(sweep):
     np.testing.assert_allclose(best.mean("seed"), by_hand.mean(axis=2))
     gain = best.sel(algorithm="dms") - best.sel(algorithm="fedavg")
     first, second = (by_hand[1] - by_hand[0]).T  # of two seeds
-    mean, half = confidence_interval(gain.transpose("seed", "lr"))
+    both = over(gain)
+    assert both.dims == ("statistic", "lr")
+    np.testing.assert_array_equal(both["lr"], SWEPT["lr"])
+    mean, half = both.sel(statistic="mean"), both.sel(statistic="half")
     np.testing.assert_allclose(mean, (first + second) / 2)
     np.testing.assert_allclose(half, 12.706205 * abs(first - second) / 2, rtol=1e-6)
     long = sweep.to_pandas()

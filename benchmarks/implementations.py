@@ -2,13 +2,12 @@
 
 One interval of FedAvg, τ = 1, batch 32, of every combination, taken in turns; the
 table in `experiment.backend` follows it. On a GPU with PyTorch it also runs the loop
-over clients there, counts the kernels that run, and says how many of the program's
-kernels XLA put in how many command buffers (CUDA graphs).
+over clients there, counts the kernels that run, and with ``--structure`` says how many
+of the program's kernels XLA put in how many command buffers (CUDA graphs).
 """
 
 import glob
 import itertools
-import shutil
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -42,7 +41,7 @@ def kernels(run: Callable[[], None]) -> str:
 def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
     """The rows of one network; `folder` of `ahead.dump` on a GPU."""
     built, runs = {}, {}
-    for mapping, form in itertools.product(options.mappings, FORMS):
+    for mapping, form in itertools.product(options.mappings, options.forms):
         if form == "lax" and jax.default_backend() == "cpu" and not options.all:
             continue  # 10 to 50 times slower inside a loop: jax-ml/jax#12868
         exp = common.make_experiment(
@@ -106,11 +105,13 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--size", type=int, default=128, help="samples per client")
     parser.add_argument("--mappings", nargs="+", default=MAPPINGS, choices=MAPPINGS)
+    parser.add_argument("--forms", nargs="+", default=FORMS, choices=FORMS)
     parser.add_argument("--all", action="store_true", help="lax on a CPU too")
     parser.add_argument("--devices", type=int, default=0)
+    structure = "on a GPU: kernels in command buffers; compiles without a cache"
+    parser.add_argument("--structure", action="store_true", help=structure)
     options = parser.parse_args()
-    # Before JAX starts and can be asked.
-    folder = ahead.dump() if shutil.which("nvidia-smi") else None
+    folder = ahead.dump() if options.structure else None
     devices.start(options.devices)
     rows = [row for name in options.models for row in measure(name, options, folder)]
     common.show(rows)

@@ -127,7 +127,7 @@ class _Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(128), nn.Linear(128, 80)
 
     def forward(self, x):
-        x = self.embed(x) + self.places(torch.arange(x.shape[1]))
+        x = self.embed(x) + self.places(torch.arange(x.shape[1], device=x.device))
         return self.head(self.norm(self.layers(x)).mean(1))
 
 

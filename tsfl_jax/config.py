@@ -23,7 +23,7 @@ from tsfl_jax.data.skew import SkewConfig
 from tsfl_jax.models.networks import MODELS, ModelConfig
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.sections import LR_SCHEDULES, ConstantsConfig, General, SeedsConfig
-from tsfl_jax.timeline.cohort import SAMPLERS, CohortConfig
+from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.settings import ScheduleConfig, TimelineConfig
 from tsfl_jax.types import UserError
@@ -37,7 +37,7 @@ TABLES: dict[str, Mapping[str, Any]] = {
     "schedule.kind": SCHEDULES,
     "timeline.framework": {"none": timeline.NONE} | timeline.FRAMEWORKS,
     "model.name": MODELS,
-    "cohort.sampler": SAMPLERS,
+    "cohort.sampler": SAMPLERS | CHOOSING,
 }
 # Components that are in every experiment.
 COMMON = (

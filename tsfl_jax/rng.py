@@ -84,6 +84,7 @@ STREAMS = {
     "client iterations": 77,  # each of them, around the mean
     "client downloads": 78,  # likewise
     "client uploads": 79,
+    "cohort lots": 80,  # of who is chosen of the candidates, by interval
 }
 
 

@@ -45,6 +45,7 @@ local iteration  the unit of τ, a pass over the client's data or a step, by set
 task             one download, training and upload of a client on a timeline
 delivery         a task whose upload arrived and counts in an update
 cohort           the clients of one update; K members, padded with τ = 0
+candidates       d clients of whom the cohort is chosen while training
 slot             index k of a cohort member, 0 to K−1
 fleet            the clients' speeds, delays and online windows
 trace            which client delivers what when; as a setting, a CSV file of τ
@@ -185,6 +186,13 @@ class Delivery(NamedTuple):
     group: Int[Array, "..."]  # int32, tier that delivers; 0 without tiers
 
 
+class Lots(NamedTuple):
+    """What Oort's choice needs besides training; see `timeline.feedback`."""
+
+    gumbel: Float[Array, "... d"]  # float32, of the standard Gumbel distribution
+    factor: Float[Array, "... d"]  # float32 in [0, 1], the penalty of long durations
+
+
 class Schedule(NamedTuple):
     """How much each client works and when, drawn before training, on the host.
 
@@ -201,6 +209,7 @@ class Schedule(NamedTuple):
     threshold: Float[np.ndarray, "T"] | None = None  # K of DMS; None: the mean of τ
     # float32, ρ that go with how a cohort was sampled; None: the rule's own.
     share: Float[np.ndarray, "T N"] | None = None
+    lots: Lots | None = None  # of candidates; None: Oort does not choose among them
     notes: tuple[str, ...] = ()  # what a user should know about the draw
 
 

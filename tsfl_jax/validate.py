@@ -105,7 +105,7 @@ def _check_extremes(flag: str, value: Any) -> None:
 def _check_memory(config: c.Config) -> None:
     """What is drawn before training must fit; later steps check what they make."""
     intervals, clients = config.num_intervals, config.num_clients
-    clients = config.cohort.size or clients
+    clients = config.cohort.slots(clients)
     if config.timeline.framework == "none":
         host_memory.require(
             f"--config.num_clients={clients} with --config.num_intervals={intervals}",

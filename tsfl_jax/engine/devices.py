@@ -219,6 +219,12 @@ def _place(rank: Any, group: Any, num_devices: int) -> tuple[Any, Any]:
     return device, turn * group + rank % group
 
 
+def places(number: int, num_devices: int, *, grouped: bool = True) -> int:
+    """K, entries of every device for so many clients; arguments as of `assign`."""
+    even = -(-number // num_devices)
+    return min(even + group_size(number) - 1, number) if grouped else even
+
+
 def assign_again(
     work: Int[Array, "N"], places: int, axis: str | None, *, grouped: bool = True
 ) -> Int[Array, "K"]:
@@ -257,14 +263,12 @@ def assign(
       differ by at most the work of one group.
     """
     intervals, num_clients = work.shape
-    places = -(-num_clients // num_devices)
-    if grouped:
-        places = min(places + group_size(num_clients) - 1, num_clients)
+    num_places = places(num_clients, num_devices, grouped=grouped)
     # Stable, so that equal work keeps the order of the clients.
     order = np.argsort(-work, axis=1, kind="stable").astype(np.int32)
     group = group_size((work > 0).sum(axis=1, keepdims=True)) if grouped else 1
     device, entry = _place(np.arange(num_clients)[None], group, num_devices)
-    slots = np.full((intervals, num_devices * places), num_clients, np.int32)
-    index = np.broadcast_to(device * places + entry, order.shape)
+    slots = np.full((intervals, num_devices * num_places), num_clients, np.int32)
+    index = np.broadcast_to(device * num_places + entry, order.shape)
     np.put_along_axis(slots, index, order, axis=1)
     return slots

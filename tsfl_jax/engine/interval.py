@@ -46,12 +46,14 @@ from tsfl_jax.rules.base import (
     others_of,
     total_weight,
 )
+from tsfl_jax.timeline.feedback import Known
 from tsfl_jax.types import (
     Array,
     ClientGradients,
     Constants,
     Delivery,
     HParams,
+    Lots,
     Params,
     PRNGKey,
 )
@@ -66,6 +68,7 @@ class State(NamedTuple):
     diverged: Bool[Array, ""]
     snapshots: Params | None = None  # [P, ...], earlier models that clients start from
     broadcast: Params | None = None  # [P, ...], what the rule had broadcast with them
+    feedback: Known | None = None  # [U], of clients; None: Oort does not choose
 
 
 class Problem(NamedTuple):
@@ -100,11 +103,12 @@ class Inputs(NamedTuple):
     delivery: Delivery | None = None  # None: all start from w^t
     threshold: Float[Array, "..."] | None = None  # K of DMS; NaN, None: the mean of τ
     share: Float[Array, "... N"] | None = None  # ρ of `weighting`; None: the rule's
+    lots: Lots | None = None  # of candidates, in place of N; see `choosing`
 
 
 # Fields of `History` that are None unless they were asked for.
 REGRET = from_updates.Regret._fields
-OPTIONAL = ("metrics", "group_accuracy", "group_loss", *REGRET)
+OPTIONAL = ("metrics", "group_accuracy", "group_loss", "chosen", *REGRET)
 
 
 class History(NamedTuple):
@@ -138,10 +142,13 @@ class History(NamedTuple):
     regret: Float[Array, "..."] | None = None
     gap: Float[Array, "..."] | None = None
     slope: Float[Array, "... N"] | None = None
+    # Who of the candidates is in a slot; None: those of the schedule.
+    chosen: Int[Array, "... N"] | None = None
 
     def named(self, metrics: Sequence[str] = ()) -> dict[str, Any]:
         """All fields by name, the user's own metrics each under its own."""
-        found = {n: a for n, a in self._asdict().items() if a is not None}
+        known = self._replace(chosen=None)._asdict()  # "client" says who that is
+        found = {n: a for n, a in known.items() if a is not None}
         own = found.pop("metrics", None)
         return found | {name: own[..., i] for i, name in enumerate(metrics)}
 

@@ -13,6 +13,7 @@ import optax
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator
+from tsfl_jax.timeline.feedback import Choice
 from tsfl_jax.types import HParams
 
 
@@ -49,6 +50,7 @@ class ProgramSpec:
       lr_varies: whether η follows a schedule over intervals; False only if it is
         constant everywhere.
       estimates: which estimates the program can make.
+      choice: how clients are chosen of the candidates; None: all in the slots train.
       regret: whether the regret of the weights is measured in every interval.
       train_all: also train clients with zero weight. Changes the logged loss and the
         divergence check, never the model. True for a rule that `stacks`.
@@ -70,6 +72,7 @@ class ProgramSpec:
     proximal: bool = True
     lr_varies: bool = False
     estimates: Estimates = Estimates()
+    choice: Choice | None = None
     regret: bool = False
     train_all: bool = True
     lanes: str = ""

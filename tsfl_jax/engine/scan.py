@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Num
 
 from tsfl_jax import trees
-from tsfl_jax.engine import devices
+from tsfl_jax.engine import choosing, devices
 from tsfl_jax.engine.client import ClassIndex
 from tsfl_jax.engine.evaluation import HeldOut
 from tsfl_jax.engine.hooks import Hooks
@@ -32,6 +32,7 @@ from tsfl_jax.engine.interval import (
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator, Counts, one_of
+from tsfl_jax.timeline import feedback
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import HParams, PRNGKey
 
@@ -101,6 +102,7 @@ def init_state(
     x: Num[Array, "B ..."],
     counts: Counts,
     snapshots: int = 0,
+    choice: feedback.Choice | None = None,
 ) -> State:
     """w^0 and the rule's state.
 
@@ -111,10 +113,13 @@ def init_state(
       x: one batch of scaled network input.
       counts: numbers of clients and tiers, and samples of each client.
       snapshots: P, earlier models kept; 0 if all clients start from w^t.
+      choice: how clients are chosen of the candidates; None: they are not.
     """
     params = model.init(key, x)
     server = rule.init(trees.parted(params)[0], counts)
     state = State(params, server, jnp.bool_(False))
+    if choice is not None and choice.sampler == "oort":
+        return state._replace(feedback=feedback.nothing_known(counts.clients))
     if not snapshots:
         return state
     broadcast = None if rule.broadcast is None else rule.broadcast(server)
@@ -150,7 +155,14 @@ def make_run(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs
     ) -> tuple[State, History]:
         def body(state: State, inputs: Inputs) -> tuple[State, History]:
-            return run_interval(parts, state, key, hparams, problem, inputs)
+            known = chosen = None
+            if spec.choice is not None:
+                state, inputs, chosen = choosing.choose(
+                    parts, state, key, problem, inputs
+                )
+                known = state.feedback
+            state, history = run_interval(parts, state, key, hparams, problem, inputs)
+            return state._replace(feedback=known), history._replace(chosen=chosen)
 
         # Inside of the network `models.precision` may choose other products.
         with trees.arithmetic():

@@ -23,6 +23,7 @@ from tsfl_jax.experiment.prepare import (
 from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report.timeline import Timeline, figure_of, gantt, losses, window
 from tsfl_jax.timeline import FRAMEWORKS, replay, segments
+from tsfl_jax.timeline.cohort import CHOOSING
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Schedule
 
@@ -123,7 +124,7 @@ def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:
 
 def _width(prepared: Prepared, mesh: Mesh) -> int:
     """Models that a device trains side by side."""
-    slots = prepared.steps.shape[1]
+    slots = prepared.slots
     block = prepared.config.client_block or slots
     return 1 if prepared.mapping == "sequential" else min(block, -(-slots // mesh.size))
 
@@ -187,7 +188,10 @@ def _clients_text(known: Explanation) -> str:
     clients = s["num_clients"]
     if not s["cohort.size"]:
         return f"{clients:,} clients"
-    return f"{s['cohort.size']:,} of {clients:,} clients at a time, {ever:,} ever"
+    found = f"{s['cohort.size']:,} of {clients:,} clients at a time"
+    if s["cohort.sampler"] in CHOOSING:
+        found += f", chosen of {known.schedule.tau.shape[1]:,} candidates"
+    return f"{found}, {ever:,} ever"
 
 
 def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:

@@ -100,6 +100,7 @@ def signature(prepared: Prepared) -> dict[str, str]:
         "clients": prepared.mapping,
         "timeline": "none",
         "evaluated": "by interval",
+        "choice": str(prepared.config.cohort.choice),
     }
     terms = optimizers.terms_of(prepared.hparams)._asdict()
     fixed |= {name: "above 0" if on else "0" for name, on in terms.items()}

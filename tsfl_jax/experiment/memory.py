@@ -39,7 +39,7 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
     optimizer = jax.eval_shape(
         prepared.optimizer(prepared.hparams).init, state.params["params"]
     )
-    slots = prepared.steps.shape[1]
+    slots = prepared.slots
     rows = {
         "training samples": dataset.x_train.nbytes + dataset.y_train.nbytes,
         "index table": prepared.partition.indices.nbytes,

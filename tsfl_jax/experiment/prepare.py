@@ -67,6 +67,12 @@ class Prepared(NamedTuple):
     notes: tuple[str, ...]  # what a user should know before the run
 
     @property
+    def slots(self) -> int:
+        """Clients that train in an interval; there may be more candidates."""
+        choice = self.config.cohort.choice
+        return self.steps.shape[1] if choice is None else choice.size
+
+    @property
     def sections(self) -> tuple[type, ...]:
         """The components whose settings reach the program."""
         return rule_settings.sections(self.config, self.rule)
@@ -421,7 +427,7 @@ def counts_of(prepared: Prepared) -> Counts:
 
 def drawn_bytes(config: Config) -> int:
     """A lower bound on the host memory of an experiment's draws, in bytes."""
-    s, N = config.schedule, config.cohort.size or config.num_clients
+    s, N = config.schedule, config.cohort.slots(config.num_clients)
     if config.timeline.framework != "none":
         return 0  # not known before
     held = 0 if s.size_groups or s.kind == "trace" else s.data_size

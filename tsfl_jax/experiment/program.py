@@ -168,7 +168,7 @@ def recipe_of(
     most = max(int(p.partition.capacity.max()) for p in several)
     batch_size, iteration = min(config.batch_size, most), config.schedule.iteration
     schedules, first = [p.workload.schedule for p in several], several[0].steps.flat[0]
-    slots = several[0].steps.shape[1]
+    slots = several[0].slots
     estimating = {p.rule for p in several if initial_estimates.when(p) == "interval"}
     return ProgramSpec(
         batch_size=batch_size,
@@ -188,6 +188,7 @@ def recipe_of(
             gradients=tuple(bool(r.uses_gradients or measures) for r in rules),
             method=config.constants.estimator if estimating else "quotient",
         ),
+        choice=config.cohort.choice,
         regret=config.measure_regret,
         train_all=config.train_all,
         lanes=lanes,
@@ -308,6 +309,7 @@ def make_inputs(
         if times.threshold is None
         else times.threshold.astype(np.float32),
         share=times.share,
+        lots=times.lots,
     )
     missing = (chunk or chunk_of(prepared)) - 1
     if not missing:
@@ -351,4 +353,5 @@ def initial_state(
         local.scaled(samples, samples.x[:1]),
         counts._replace(others=others),
         prepared.workload.schedule.snapshots,
+        prepared.config.cohort.choice,
     )

@@ -186,8 +186,8 @@ def run(
             params = done.state.params
             summary.write_results(folder, exp.prepared, history, params, found)
     workload, finished = exp.prepared.workload, len(history.rho)
-    client = workload.schedule.client
-    who = {} if client is None else {"client": client[:finished]}
+    client = summary.done_of(exp.prepared, history).client
+    who = {} if client is None else {"client": client}
     return Result(
         done.state.params,
         summary.named_of(exp.prepared, history)

@@ -16,7 +16,7 @@ from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs
 from tsfl_jax.timeline import replay
-from tsfl_jax.types import Array, Params
+from tsfl_jax.types import Array, Params, Schedule
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
 _COLUMNS = (
@@ -37,15 +37,26 @@ _COLUMNS = (
 _ASKED = ("validation_loss", "regret", "gap", *client_test.SERIES)
 
 
+def done_of(prepared: Prepared, history: scan.History) -> Schedule:
+    """What the clients did in the finished intervals, with those that were chosen."""
+    times, finished = prepared.workload.schedule, len(history.rho)
+    own = times.tau, times.size, times.client, times.reported
+    own = jax.tree.map(lambda a: a[:finished], own)
+    if history.chosen is not None:
+        chosen = np.asarray(history.chosen)
+        own = jax.tree.map(lambda a: np.take_along_axis(a, chosen, axis=1), own)
+    tau, size, client, reported = own
+    return times._replace(tau=tau, size=size, client=client, reported=reported)
+
+
 def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
     """All fields of a run's history by name, its further metrics, scores of clients."""
     metrics = tuple(prepared.own.metrics or ())
-    times, asked = prepared.workload.schedule, None
+    asked = None
     if prepared.config.evaluation.over == "cohort":
+        times = done_of(prepared, history)
         assert times.client is not None
-        asked = np.where(replay.claimed(times) > 0, times.client, -1)[
-            : len(history.rho)
-        ]
+        asked = np.where(replay.claimed(times) > 0, times.client, -1)
     return client_test.named(prepared.tested, history.named(metrics), asked)
 
 
@@ -75,8 +86,8 @@ def summarize(
 ) -> dict[str, Any]:
     """The content of summary.json; `history` has the finished intervals only."""
     samples = int(history.samples.sum(dtype=np.int64))
-    tau, named = prepared.workload.schedule.tau, named_of(prepared, history)
-    deliveries = int(delivers(tau[: len(history.diverged)], history.rho).sum())
+    tau, named = done_of(prepared, history).tau, named_of(prepared, history)
+    deliveries = int(delivers(tau, history.rho).sum())
     return (
         labels
         | {"num_intervals": len(history.diverged)}
@@ -178,15 +189,15 @@ def write_results(
     summary: dict[str, Any],
 ) -> None:
     """Write all files but the metrics; `history` has the finished intervals only."""
-    finished, times = len(history.rho), prepared.workload.schedule
+    times = done_of(prepared, history)
     arrays = {
-        "tau": times.tau[:finished],
-        "size": times.size[:finished],
+        "tau": times.tau,
+        "size": times.size,
         "rho": np.asarray(history.rho),
         "selected": np.asarray(history.selected),
     }
     if times.client is not None:
-        arrays["client"] = times.client[:finished]
+        arrays["client"] = times.client
     if history.slope is not None:
         arrays["slope"] = np.nan_to_num(np.asarray(history.slope))  # 0: not there
     if prepared.tested is not None:

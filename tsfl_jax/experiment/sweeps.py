@@ -431,15 +431,15 @@ def _run_call(
     found = []
     for lane, index in enumerate(indices):
         prepared = every.several[index]
-        workload = prepared.workload
         own = jax.tree.map(lambda a, lane=lane: a[lane], done.history)
+        times = summary.done_of(prepared, own)
         one = summary.named_of(prepared, own) | {
-            "tau": workload.schedule.tau,
-            "virtual_time": workload.seconds,
+            "tau": times.tau,
+            "virtual_time": prepared.workload.seconds,
             "seconds": np.float64(done.seconds / len(indices)),
         }
-        if workload.schedule.client is not None:
-            one[CLIENT] = workload.schedule.client
+        if times.client is not None:
+            one[CLIENT] = times.client
         if every.folder is not None:
             name = every.names[index]
             lane = one | {_NAME: np.array(name)}

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax import rng, timeline
 from tsfl_jax.config import Config, seed_of
+from tsfl_jax.engine import client as local
 from tsfl_jax.experiment import weighting
 from tsfl_jax.rules import SECTIONS
 from tsfl_jax.timeline import (
     cohort,
     copula,
     crowd,
+    feedback,
     free_riders,
     replay,
     schedule,
@@ -133,16 +135,7 @@ def _draw_cohorts(
     cohorts, held = cohort.make_cohorts(everyone, config.cohort, sampler), everyone.held
     if framework == "none":
         client, there = cohort.all_asked(cohorts, config.num_intervals)
-        by_cases = functools.partial(
-            crowd.schedule_of,
-            everyone,
-            client,
-            there,
-            kind=s.kind,
-            tau=tuple(s.tau),
-            tau_groups=groups(s.tau_groups),
-            all_work=_counts_all_work(config),
-        )
+        by_cases = functools.partial(_by_cases, config, everyone, client, there)
         ends = ticks.multiples(config.num_intervals, s.interval_seconds)
         times = by_cases(upload_above=s.upload_above)._replace(seconds=ends)
         workload, all_count = Workload(times, held=held), True
@@ -153,6 +146,8 @@ def _draw_cohorts(
         workload = Workload(times, cohorts, trace, tasks, held)
         all_count = timeline.FRAMEWORKS[framework].all_count
         times = _checked(config, times)
+    if config.cohort.choice is not None:
+        return _with_candidates(config, everyone, workload, times)
     if times.threshold is None and not there.all():  # K is a mean of those asked
         known = replay.claimed(times).sum(1) / np.maximum(there.sum(1), 1)
         times = times._replace(threshold=known)
@@ -160,6 +155,52 @@ def _draw_cohorts(
     chance = cohort.inclusion(cohorts, times.client, all_count)
     times = times._replace(share=weighting.shares(config, times, held, chance))
     return workload._replace(schedule=times, drawn=replay.drawn(times))
+
+
+def _by_cases(
+    config: Config,
+    everyone: crowd.Crowd,
+    client: Int[np.ndarray, "T K"],
+    there: Bool[np.ndarray, "T K"],
+    upload_above: int = 0,
+) -> Schedule:
+    """τ by cases of those who are asked."""
+    s = config.schedule
+    return crowd.schedule_of(
+        everyone,
+        client,
+        there,
+        kind=s.kind,
+        tau=tuple(s.tau),
+        tau_groups=groups(s.tau_groups),
+        upload_above=upload_above,
+        all_work=_counts_all_work(config),
+    )
+
+
+def _with_candidates(
+    config: Config, everyone: crowd.Crowd, workload: Workload, times: Schedule
+) -> Workload:
+    """The workload of candidates, of whom the cohort is chosen while training."""
+    c, client = config.cohort, times.client
+    assert client is not None
+    note = (
+        f"who is asked depends on training: {c.sampler} chooses {c.size} of "
+        f"{client.shape[1]} candidates in each interval; work that is known before "
+        "training is that of all candidates"
+    )
+    times = times._replace(notes=(*times.notes, note))
+    if c.sampler == "oort":
+        # As if all would deliver: the server does not know who will not.
+        sure = everyone._replace(dropout=0.0)
+        whole = _by_cases(config, sure, client, np.ones(client.shape, bool))
+        steps = whole.tau * local.steps_per_iteration(
+            whole.size, config.batch_size, config.schedule.iteration
+        )
+        lots = feedback.draw_lots(everyone.seed, client, steps, c.preferred, c.penalty)
+        times = times._replace(lots=lots)
+    # Also who never works: what its data say is asked for.
+    return workload._replace(schedule=times, drawn=np.unique(client))
 
 
 def _crowd_of(config: Config, held: Int[np.ndarray, "N"] | None) -> crowd.Crowd:

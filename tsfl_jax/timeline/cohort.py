@@ -2,7 +2,8 @@
 
 A cohort follows from the seed, the number of the interval or round and, of `online`,
 the virtual time; never from a client's position or from training. Samplers are pure
-functions of a `Draw`; without cohorts all clients are asked.
+functions of a `Draw`; without cohorts all clients are asked. Those of `CHOOSING` draw
+candidates, of whom the cohort is chosen while training, see `feedback`.
 
 NOT done here: what clients do, see `crowd`; how updates are weighted.
 """
@@ -18,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from tsfl_jax import rng
 from tsfl_jax.components import component, setting
 from tsfl_jax.timeline import crowd as crowds
-from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline import feedback, ticks
 from tsfl_jax.timeline.crowd import Crowd
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet
 from tsfl_jax.timeline.ticks import Ticks
@@ -71,6 +72,12 @@ def by_size(draw: Draw) -> Ids:
     """With replacement, in proportion to |D_i|; O(n) memory, O(K log n) time."""
     edges = draw.edges()
     return np.searchsorted(edges, draw.rng.integers(edges[-1], size=draw.size), "right")
+
+
+def by_size_once(draw: Draw) -> Ids:
+    """One after another in proportion to |D_i|, each at most once; O(n) memory."""
+    held = np.diff(draw.edges(), prepend=0)
+    return draw.rng.choice(len(held), draw.size, replace=False, p=held / held.sum())
 
 
 def round_robin(draw: Draw) -> Ids:
@@ -128,6 +135,14 @@ SAMPLERS = {
     "cyclic": Sampler(cyclic, _chance_of_cyclic, reads=("cohort.groups",)),
     "online": Sampler(uniform, online=True, reads=("cohort.short",)),
 }
+# Of candidates, of whom the cohort is chosen while training.
+CHOOSING = {
+    "power_of_choice": Sampler(by_size_once, reads=("cohort.candidates",)),
+    "oort": Sampler(
+        uniform,
+        reads=("cohort.candidates", "cohort.preferred", "cohort.penalty"),
+    ),
+}
 WEIGHTINGS = ("ratio", "unbiased", "mean", "inverse")
 SKEWS = ("noise", "rotation", "label_noise")
 _ASKED = "size", ()  # what is read only where some are asked
@@ -139,7 +154,19 @@ class CohortConfig:
 
     size: int = setting(0, "K, clients asked at a time; 0: all", low=0, static=True)
     sampler: str = setting(
-        "uniform", "how they are drawn", tuple(SAMPLERS), used_by=_ASKED
+        "uniform", "how they are drawn", (*SAMPLERS, *CHOOSING), used_by=_ASKED
+    )
+    candidates: int = setting(
+        0, "d, of whom K are chosen while training; 0: all clients", low=0, static=True
+    )
+    preferred: float = setting(
+        100.0, "T, a percentile of the candidates' steps; 100: none", above=0, high=100
+    )
+    penalty: float = setting(
+        2.0,
+        "α of the factor (T/t)^α of candidates with t > T steps",
+        low=0,
+        used_by=("preferred", ()),
     )
     groups: int = setting(
         2, "groups, of which interval t asks t mod G", low=1, used_by=_ASKED
@@ -155,9 +182,23 @@ class CohortConfig:
         "ratio", "how updates are weighted", WEIGHTINGS, used_by=_ASKED
     )
 
+    @property
+    def choice(self) -> feedback.Choice | None:
+        """How the cohort is chosen while training; None: it is drawn before."""
+        chooses = self.size and self.sampler in CHOOSING
+        return feedback.Choice(self.sampler, self.size) if chooses else None
+
+    def slots(self, num_clients: int) -> int:
+        """Members of a cohort, or candidates; N where all are asked."""
+        if self.choice is not None:
+            return self.candidates or num_clients
+        return self.size or num_clients
+
     def check(self, config: Any, rule: Any) -> None:
-        """Refuse what knows no cohorts."""
+        """Refuse what knows no cohorts, or none that are chosen while training."""
         del rule
+        if self.choice is not None:
+            feedback.check(config, self.choice)
         framework, all_needed = config.timeline.framework, "it is drawn for all clients"
         for name, where, why in (
             ("schedule.kind=trace", "none", "a trace says itself who is there"),
@@ -191,7 +232,7 @@ class Cohorts(NamedTuple):
 
     fleet: ExactFleet  # the clients' times
     crowd: Crowd | None  # the clients; None: all are asked
-    size: int  # K, most clients that count in a round
+    size: int  # K, most clients that count in a round; d, candidates
     asked: int  # K' ≥ K, clients that are asked
     sampler: Sampler
     seed: int = 0
@@ -226,8 +267,10 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohor
       UserError: more clients or groups than there are, no function.
     """
     N = crowd.num_clients
+    slots = settings.slots(N)
     for name, value, low in (
         ("size", settings.size, 1),
+        ("candidates", slots, settings.size),
         ("ask", settings.ask or settings.size, settings.size),
         ("groups", settings.groups if settings.sampler == "cyclic" else 1, 1),
     ):
@@ -236,8 +279,13 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohor
                 f"--config.cohort.{name}={value}: expected {low} to "
                 f"--config.num_clients={N}"
             )
-    sampler = SAMPLERS[settings.sampler]
+    sampler = (SAMPLERS | CHOOSING)[settings.sampler]
     if own is not None:
+        if settings.choice is not None:
+            raise UserError(
+                f"sampler=: cannot go with --config.cohort.sampler={settings.sampler}; "
+                "leave out one"
+            )
         if not callable(own):
             raise UserError(f"sampler={own!r}: expected a function of a cohort.Draw")
         sampler = Sampler(cast(Callable[[Draw], Ids], own))
@@ -251,8 +299,8 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohor
     made = Cohorts(
         crowds.exact_of(crowd),
         crowd,
-        settings.size,
-        settings.ask or settings.size,
+        slots,
+        settings.ask or slots,
         sampler,
         crowd.seed,
         settings.groups,

@@ -1,0 +1,119 @@
+"""Who of an interval's candidates trains, chosen by what their data say at w^t.
+
+Before `run_interval`: the K that are chosen of d candidates become the clients of the
+interval, so that no rule and no loop sees the others. NOT done here: who the candidates
+are, and the choice itself; see `timeline.cohort` and `timeline.feedback`.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from tsfl_jax import trees
+from tsfl_jax.engine import client as local
+from tsfl_jax.engine import devices
+from tsfl_jax.engine.interval import Inputs, Problem, State, participants, renewed
+from tsfl_jax.engine.program_spec import Parts, ProgramSpec
+from tsfl_jax.timeline import feedback
+from tsfl_jax.types import Params, PRNGKey
+
+
+def choose(
+    parts: Parts, state: State, key: PRNGKey, problem: Problem, inputs: Inputs
+) -> tuple[State, Inputs, Int[Array, "K"]]:
+    """Choose K of the candidates of an interval.
+
+    Args:
+      parts: network and spec, with a `choice`.
+      state: w^t, and what is known of the clients.
+      key: of the run.
+      problem: samples and index table.
+      inputs: of this interval, d candidates.
+
+    Returns:
+      The state with what those chosen let be heard, the inputs of K clients, and their
+      places among the candidates, ascending.
+    """
+    choice = parts.spec.choice
+    assert choice is not None, "else there is nothing to choose"
+    clients = participants(problem, inputs)
+    clients = renewed(problem, key, inputs.interval, clients)
+    if choice.sampler == "power_of_choice":
+        loss, _ = losses(parts, state.params, problem.samples, clients)
+        chosen = feedback.power_of_choice(loss, choice.size)
+        return state, _of(parts.spec, inputs, chosen), chosen
+    assert inputs.lots is not None and state.feedback is not None
+    number, place = inputs.interval + 1, clients.place
+    known = trees.take(state.feedback, place)
+    given = known, clients.size, inputs.lots, number
+    chosen = feedback.oort(*given, choice.size)
+    taken, own = _of(parts.spec, inputs, chosen), trees.take(clients, chosen)
+    _, square = losses(parts, state.params, problem.samples, own)
+    utility = own.size * jnp.sqrt(square)
+    utility = jnp.where(jnp.isfinite(utility), utility, 0.0)
+    # Nothing is heard of a client whose upload is lost, nor in intervals that fill up.
+    claimed = taken.tau if taken.reported is None else taken.reported
+    heard = jnp.where(claimed > 0, own.place, len(state.feedback.last))
+    news = feedback.Known(utility, jnp.broadcast_to(number, heard.shape))
+    found = trees.put(state.feedback, heard, news)
+    return state._replace(feedback=found), taken, chosen
+
+
+def _of(spec: ProgramSpec, inputs: Inputs, chosen: Int[Array, "K"]) -> Inputs:
+    """The inputs of those chosen, assigned to the devices as K clients are."""
+    of_each = inputs.tau, inputs.size, inputs.reported, inputs.client
+    tau, size, reported, client = trees.take(jax.tree.map(jnp.asarray, of_each), chosen)
+    work = tau * local.steps_per_iteration(size, spec.batch_size, spec.iteration)
+    grouped = spec.mapping == "sequential"
+    places = devices.places(len(chosen), devices.count(spec.axis), grouped=grouped)
+    assigned = devices.assign_again(work, places, spec.axis, grouped=grouped)
+    return inputs._replace(
+        tau=tau,
+        size=size,
+        assigned=assigned,
+        reported=reported,
+        client=client,
+        lots=None,
+    )
+
+
+def losses(
+    parts: Parts, params: Params, samples: local.Samples, clients: local.Client
+) -> tuple[Float[Array, "N"], Float[Array, "N"]]:
+    """The mean loss, and the mean squared loss, of all samples that each client holds.
+
+    Args:
+      parts: the network, and the size of a mini-batch.
+      params: a model's Flax variables.
+      samples: the training samples.
+      clients: leading axis ``[N]``.
+
+    Returns:
+      Both float32, the same on every device, without derivatives.
+    """
+    spec, model = parts.spec, parts.model
+    params, samples = jax.tree.map(lax.stop_gradient, (params, samples))
+    number, batch = clients.tau.shape[0], jnp.arange(spec.batch_size)
+
+    def one(client: local.Client) -> Float[Array, "2"]:
+        def add(b: Array, sums: Array) -> Array:
+            place = b * spec.batch_size + batch
+            there = place < client.size
+            rows = client.row[jnp.where(there, place, 0)]
+            outputs = model.predict(params, local.scaled(samples, samples.x[rows]))
+            loss = jnp.where(there, model.loss(outputs, samples.y[rows]), 0.0)
+            return sums + jnp.stack([loss.sum(), jnp.square(loss).sum()])
+
+        batches = -(-client.size // spec.batch_size)
+        return lax.fori_loop(0, batches, add, jnp.zeros(2)) / client.size
+
+    own = devices.own_share(number, spec.axis)
+    width = min(spec.width, number)
+    found = lax.map(
+        one,
+        trees.take(clients, own % number),
+        batch_size=width if width > 1 else None,
+    )
+    found = trees.scattered(found, own, number)  # those beyond the last are left out
+    return tuple(devices.total(found, spec.axis).T)

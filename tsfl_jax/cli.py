@@ -334,7 +334,8 @@ def main(name: str, texts: list[str]) -> None:
     # First of all: the first use of JAX starts it with one CPU device.
     devices.start(config.devices)
     _join(given, config)
-    if given.workdir and devices.first():
+    # Ray starts processes, which it has to do before JAX starts.
+    if given.workdir and (given.ray is not None or devices.first()):
         _check_workdir(pathlib.Path(given.workdir))
     if given.explain:
         _explain(given, config)

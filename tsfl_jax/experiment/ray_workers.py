@@ -11,8 +11,10 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
-from tsfl_jax.config import Config, settings_of
+from tsfl_jax.config import Config, flat, replace, settings_of
 from tsfl_jax.experiment import grid, shards, sweep_folder, sweeps
+from tsfl_jax.experiment.custom_hooks import Own
+from tsfl_jax.experiment.prepare import adopted
 from tsfl_jax.report import files, progress
 from tsfl_jax.types import UserError, one_line
 
@@ -21,7 +23,8 @@ RETRIES = 5  # of a shard whose worker was lost
 
 def _work(task: tuple, shard: tuple[int, int] | None) -> sweeps.SweepResult | None:
     """What a worker does: one shard; None: the tables."""
-    config, points, workdir, runs_per_call, own = task
+    settings, points, workdir, runs_per_call, own = task
+    config = replace(Config(), settings)
     if shard is None:
         return shards.collect(config, points, workdir=workdir, **own)
     options = {"workdir": workdir, "runs_per_call": runs_per_call}
@@ -60,11 +63,14 @@ def run(
     if workdir is None:
         raise UserError("ray: needs a workdir, a folder that all workers see")
     folder = files.folder_of(workdir).absolute()
-    points = grid.points(swept, settings_of(type(config)))
+    known, parts = adopted(config, Own(**own))
+    points = grid.points(swept, settings_of(type(known)))
+    if type(known) is type(config):  # a rule of the package goes by its name
+        config, own = known, parts._asdict()
     with _cluster(address) as ray:
         there, each = ray.cluster_resources(), max(1, config.devices)
         gpu = there.get("GPU", 0) >= 1
-        config = config if gpu else dataclasses.replace(config, devices=each)
+        settings = flat(dataclasses.asdict(config)) | ({} if gpu else {"devices": each})
         count = int(there.get("GPU" if gpu else "CPU", 0) // each)
         if not count:
             raise UserError(
@@ -75,7 +81,7 @@ def run(
         # A worker ends with its shard, since JAX keeps devices and memory.
         options = {"max_retries": RETRIES, "max_calls": 1}
         work = ray.remote(**options, **{"num_gpus" if gpu else "num_cpus": each})(_work)
-        task = ray.put((config, points, folder, runs_per_call, own))
+        task = ray.put((settings, points, folder, runs_per_call, own))
         kind = "GPUs" if gpu else "CPUs"
         progress.log(stream, f"{count} Ray workers with {each} {kind} each")
         wanted = [work.remote(task, (index, count)) for index in range(count)]

@@ -1,8 +1,6 @@
-"""Shards: who does which runs; in any order they end with the table of one process."""
+"""Sweeps in shards: the division, the locks, and results of one process, bit for bit."""
 
 import contextlib
-import importlib.util
-import json
 import os
 import pathlib
 import signal
@@ -10,162 +8,221 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.experiment.test_sweep import SWEPT, small
-from tsfl_jax.experiment import lanes, ray_workers, shards, sweep_folder, sweeps
+import tsfl_jax
+from tsfl_jax import config
+from tsfl_jax.experiment import lanes, shards, sweep_folder
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
-SMALL = {"algorithm": ["dms", "fedavg", "fedprox"], "seed": [0, 3]}  # two programs
+POINTS = [{"seed": s, "algorithm": a} for s in (0, 1) for a in ("fedavg", "dms")]
 
 
-def table(folder):
-    """The rows of a sweep without what a clock said, and the lines of all histories."""
-    rows = map(json.loads, (folder / "results.jsonl").read_text().splitlines())
-    kept = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-    return kept, (folder / "history.csv").read_text()
+def small() -> config.Config:
+    settings = config.Config(
+        num_intervals=4, num_clients=5, lr=0.02, batch_size=8, report_every=2, devices=1
+    )
+    settings.schedule.data_size = 32
+    settings.model.hidden = 8
+    return settings
 
 
-@pytest.mark.parametrize("text", ["", "1", "2/2", "-1/2", "0/0", "1/2/3", "a/b"])
-def test_what_is_no_shard(text):
-    with pytest.raises(UserError, match=r"expected i/n with 0 <= i < n"):
+def same(folder, whole):
+    """Tables without the times are equal, and so are all numbers of each run."""
+    first, second = (
+        [
+            {k: v for k, v in files.parse_json(line).items() if k != "seconds"}
+            for line in (f / "results.jsonl").read_text().splitlines()
+        ]
+        for f in (folder, whole)
+    )
+    assert first == second and len(first) > 1
+    assert (folder / "history.csv").read_bytes() == (whole / "history.csv").read_bytes()
+    names = [{p.name for p in (f / "lanes").iterdir()} for f in (folder, whole)]
+    assert names[0] == names[1]
+    for name in names[0]:
+        one, other = (files.read_arrays(f / "lanes" / name) for f in (folder, whole))
+        assert one.keys() == other.keys()
+        for key in one.keys() - {"seconds"}:
+            np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("groups", "count", "parts"),
+    [
+        ([[0, 2, 4], [1, 3, 5]], 1, [[0, 1, 2, 3, 4, 5]]),
+        ([[0, 2, 4], [1, 3, 5]], 2, [[0, 2, 4], [1, 3, 5]]),
+        # Cuts at 2 and 4; the boundary at 3 is further away than 6/12.
+        ([[0, 2, 4], [1, 3, 5]], 3, [[0, 2], [1, 4], [3, 5]]),
+        # The cut at 4 moves to 5, which is 8/8 away; to 6 it would not.
+        ([[0, 1, 2, 3, 4], [5, 6, 7]], 2, [[0, 1, 2, 3, 4], [5, 6, 7]]),
+        ([[0, 1, 2, 3, 4, 5], [6, 7]], 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ([[0], [1]], 4, [[], [0], [1], []]),
+    ],
+)
+def test_division_by_hand(groups, count, parts):
+    assert shards.divide(groups, count) == parts
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 12))
+def test_every_run_is_in_one_shard_and_shards_are_alike(sizes, count):
+    runs = iter(range(sum(sizes)))
+    groups = [[next(runs) for _ in range(size)] for size in sizes]
+    parts = shards.divide(groups, count)
+    assert len(parts) == count
+    assert sorted(sum(parts, [])) == list(range(sum(sizes)))
+    mean = sum(sizes) / count
+    assert all(mean / 2 - 1 <= len(part) <= 1.5 * mean + 1 for part in parts)
+
+
+@pytest.mark.parametrize("text", ["", "1", "2/2", "-1/2", "0/0", "a/b", "1/2/3"])
+def test_other_shards_are_refused(text):
+    with pytest.raises(UserError, match="expected i/n"):
         shards.parse(text)
 
 
-def test_division_by_hand():
-    assert shards.parse("1/4") == (1, 4)
-    # The cut at 5 is at a boundary; that of 4 and 6 runs is 1 ≤ 10/8 away from it.
-    assert shards.divide([[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]], 2) == [
-        [0, 2, 4, 6, 8],
-        [1, 3, 5, 7, 9],
-    ]
-    assert shards.divide([[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]], 2)[0] == [0, 1, 2, 3]
-    # Three runs and seven: the boundary is 2 > 10/8 away, so the larger one is cut.
-    assert shards.divide([[0, 1, 2], [*range(3, 10)]], 2)[0] == [0, 1, 2, 3, 4]
-    assert shards.divide([[0, 1]], 4) == [[], [0], [1], []]
+def test_locks(tmp_path):
+    folder = sweep_folder.opened(tmp_path, None)
+    with sweep_folder.shard(folder, ["a", "b"], 0, 2):
+        with sweep_folder.shard(folder, ["a", "b"], 1, 2):
+            pass
+        for again in ((["a", "b"], 0, 2), (["a", "b"], 0, 3), (["c"], 1, 2)):
+            with (
+                pytest.raises(UserError, match="in use .shard-0-of-2."),
+                sweep_folder.shard(folder, *again),
+            ):
+                pass
+        with pytest.raises(UserError, match="in use"), contextlib.ExitStack() as stack:
+            sweep_folder.opened(folder, stack)
+    # Nobody works there any more.
+    with sweep_folder.shard(folder, ["a", "b"], 2, 3):
+        pass
+    with (
+        pytest.raises(UserError, match="of another sweep"),
+        sweep_folder.shard(folder, ["a", "c"], 2, 3),
+    ):
+        pass
+    with sweep_folder.shard(folder, ["c", "b", "a"], 2, 3):  # a larger one
+        pass
+    with contextlib.ExitStack() as stack:
+        sweep_folder.opened(folder, stack)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 40])
-def test_each_run_is_in_one_shard_and_shards_are_balanced(count):
-    groups = [[*range(0, 24, 2)], [1, 3, 5], [*range(7, 24, 2)]]
-    parts = shards.divide(groups, count)
-    assert sorted(sum(parts, [])) == [*range(24)] and len(parts) == count
-    if count <= 8:
-        assert all(0.5 <= len(part) * count / 24 <= 1.5 for part in parts)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    sweeps.run(small(devices=1), SMALL, workdir=folder)
-    return folder
-
-
-def test_shards_in_any_order_make_the_table_of_one_process(
-    whole, tmp_path, monkeypatch, caplog
-):
-    trained, make = [], lanes.make_lanes
+def test_shards_in_any_order_and_stopped_ones(tmp_path, monkeypatch):
+    whole, folder, trained = tmp_path / "whole", tmp_path / "shards", []
+    tsfl_jax.sweep(small(), POINTS, workdir=whole, runs_per_call=1)
+    make = lanes.make_lanes
 
     def counted(group, several, count):
         trained.append(len(several))
         return make(group, several, count)
 
     monkeypatch.setattr(lanes, "make_lanes", counted)
-    given = (small(devices=1), SMALL)
-    assert shards.run(*given, (2, 3), workdir=tmp_path) is None
-    assert shards.run(*given, (0, 3), workdir=tmp_path) is None
-    assert sum(trained) == 4 and not (tmp_path / "summary.md").exists()
-    assert shards.collect(*given, workdir=tmp_path) is None  # what there is
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
-    assert shards.run(*given, (0, 3), workdir=tmp_path) is None  # a restart
-    assert sum(trained) == 4, "work was done twice"
-    result = shards.run(*given, (1, 3), workdir=tmp_path)
-    assert sum(trained) == 6 and result is not None and len(result.rows) == 6
-    assert table(tmp_path) == table(whole)
-    (tmp_path / "sweep.json").unlink()  # as if killed before the tables were whole
-    assert shards.collect(*given, workdir=tmp_path) is not None
-    assert shards.run(*given, (1, 2), workdir=tmp_path) is None  # divided otherwise
-    assert sum(trained) == 6 and table(tmp_path) == table(whole)
+    options = {"workdir": folder, "runs_per_call": 1}
+    with pytest.raises(UserError, match="not the folder of a sweep"):
+        shards.collect(small(), POINTS, workdir=folder)
+    asked = []
+
+    def stop():  # after the first chunk of its second run
+        asked.append(1)
+        return len(asked) == 3
+
+    with pytest.raises(KeyboardInterrupt):
+        shards.run(small(), POINTS, (1, 2), **options, stop=stop)
+    assert shards.collect(small(), POINTS, workdir=folder) is None
+    assert "1 of 4 runs so far" in (folder / "summary.md").read_text()
+    other = [{"seed": 5}, {"seed": 6}]
+    with pytest.raises(UserError, match="none of these 2 runs"):
+        shards.collect(small(), other, workdir=folder)
+    assert shards.run(small(), POINTS, (1, 2), **options) is None
+    assert not (folder / "sweep.json").exists()
+    assert trained == [1, 1, 1]  # of the second run only what was missing
+    result = shards.run(small(), POINTS, (0, 2), **options)
+    assert [row["run"] for row in result.rows] == [0, 1, 2, 3]
+    same(folder, whole)
+    before = (folder / "sweep.json").stat().st_mtime_ns
+    for index in (0, 1):
+        assert shards.run(small(), POINTS, (index, 2), **options) is None
+    assert (folder / "sweep.json").stat().st_mtime_ns == before
+    assert len(trained) == 5
+    again = shards.collect(small(), POINTS, workdir=folder)
+    np.testing.assert_array_equal(again.history["rho"], result.history["rho"])
+    # More shards than runs: some have nothing to do.
+    assert shards.run(small(), POINTS, (0, 9), **options) is None
+    assert len(trained) == 5
 
 
-def test_a_folder_in_use_or_of_another_sweep_is_refused(tmp_path):
-    config, swept = small(devices=1), {"seed": [0, 1]}
-    every = sweeps.make(config, swept, {}, workdir=tmp_path)
-    with sweep_folder.shard(tmp_path, every.names, 0, 2):
-        with pytest.raises(UserError, match=r"in use \(shard-0-of-2\)"):
-            shards.run(config, swept, (0, 2), workdir=tmp_path)
-        with pytest.raises(UserError, match="in use"):  # otherwise divided
-            shards.run(config, swept, (0, 3), workdir=tmp_path)
-        with pytest.raises(UserError, match="in use"):
-            sweeps.run(config, swept, workdir=tmp_path)
-    with pytest.raises(UserError, match="holds the shards of another sweep"):
-        shards.run(config, {"seed": [0, 2]}, (0, 2), workdir=tmp_path)
-    with pytest.raises(UserError, match="has none of these 2 runs"):
-        shards.collect(config, swept, workdir=tmp_path)
-    with pytest.raises(UserError, match="is not the folder of a sweep"):
-        shards.collect(config, swept, workdir=tmp_path / "elsewhere")
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_ray_that_is_missing_is_named(tmp_path, monkeypatch):
+def test_ray_without_a_folder_and_where_it_is_missing(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="needs a workdir"):
+        tsfl_jax.sweep(small(), POINTS, ray=True)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'tsfl_jax\[ray\]'"):
-        ray_workers.run(small(), {"seed": [0, 1]}, workdir=tmp_path)
-    with pytest.raises(UserError, match="needs a workdir"):
-        sweeps.sweep(small(), {"seed": [0, 1]}, ray=True)
+        tsfl_jax.sweep(small(), POINTS, ray=True, workdir=tmp_path)
 
 
-RUN = """
-import sys
-import tsfl_jax
-from tests.experiment.test_sweep import SWEPT, small
-options = {"workdir": sys.argv[1], "runs_per_call": 1, "ray": True}
-print(len(tsfl_jax.sweep(small(devices=1), SWEPT, **options).rows))
+# One-lane calls, so that a killed worker has runs behind it and before it.
+SWEEP = """
+import sys, ray, tsfl_jax
+from tests.experiment.test_shards import small
+workdir, workers = sys.argv[1], int(sys.argv[2])
+if workers:
+    ray.init(num_cpus=workers, log_to_driver=False)
+points = [{"seed": s, "batch_size": b} for s in range(8) for b in (8, 16)]
+config = small()
+config.num_intervals = 400
+options = {"workdir": workdir, "runs_per_call": 1, "ray": bool(workers)}
+result = tsfl_jax.sweep(config, points, verbose=True, **options)
+assert [row["run"] for row in result.rows] == list(range(16))
 """
 
 
-def workers(ancestor):
-    """Process ids of Ray's workers with a shard, below a process."""
-    listed = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True
+def start(workdir, workers):
+    command = [sys.executable, "-c", SWEEP, str(workdir), str(workers)]
+    known = {"PYTHONPATH": str(ROOT), "TSFL_TEST": str(workdir), "JAX_PLATFORMS": "cpu"}
+    known |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | known, stderr=subprocess.PIPE, text=True
     )
-    lines = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    below, before = {ancestor}, set()
-    while below != before:
-        before = below
-        below = below | {int(pid) for pid, parent, *_ in lines if int(parent) in below}
-    wanted = [int(p) for p, _, *args in lines if args and "ray::_work" in args[0]]
-    return [pid for pid in wanted if pid in below]
+
+
+def workers_of(workdir) -> list[int]:
+    """Processes of this sweep's Ray workers that run a shard."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            own = f"TSFL_TEST={workdir}".encode() in (path / "environ").read_bytes()
+            if own and b"ray::_work" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return found
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="needs Ray")
-@pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs ps of Linux")
-def test_a_killed_worker_of_ray_is_replaced(tmp_path):
-    sweeps.run(small(devices=1), SWEPT, workdir=tmp_path / "one", runs_per_call=1)
-    folder, killed = tmp_path / "ray", None
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        while killed is None and process.poll() is None:
-            there = workers(process.pid)
-            if there and any(folder.glob("lanes/*.npz")):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(there[0], signal.SIGKILL)
-                    killed = there[0]
-            time.sleep(0.02)
-        out, _ = process.communicate(timeout=300)
-    finally:
-        process.terminate()
-    assert killed is not None and process.returncode == 0
-    assert out.split()[-1] == "16"
-    division = files.read_json(folder / sweep_folder.DIVISION)
-    assert division is not None and division["shards"] > 1
-    assert table(folder) == table(tmp_path / "one")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ray_workers_of_which_one_is_killed(tmp_path):
+    pytest.importorskip("ray", reason="the extra ray")
+    whole, folder = tmp_path / "whole", tmp_path / "ray"
+    alone = start(whole, 0)
+    assert alone.wait(timeout=300) == 0, alone.stderr.read()
+    driver, end = start(folder, 3), time.monotonic() + 300
+    with driver, contextlib.ExitStack() as stack:
+        stack.callback(driver.kill)
+        while not (there := [*folder.glob("lanes/*.npz")]) or not workers_of(folder):
+            assert driver.poll() is None and time.monotonic() < end
+            time.sleep(0.01)
+        killed = workers_of(folder)
+        assert len(killed) == 3
+        os.kill(killed[0], signal.SIGKILL)
+        assert len(there) < 16
+        replaced = set()
+        while driver.poll() is None and time.monotonic() < end:
+            replaced |= {*workers_of(folder)} - {*killed}
+            time.sleep(0.05)
+        assert driver.returncode == 0, driver.stderr.read()
+        text = driver.stderr.read()
+    assert replaced and "3 Ray workers" in text and "16 of 16 runs" in text
+    same(folder, whole)

@@ -1,4 +1,4 @@
-"""Sweeps in shards: the division, the locks, and results of one process, bit for bit."""
+"""Sweeps in shards: division, locks, and the bits of a sweep in one process."""
 
 import contextlib
 import os
@@ -172,12 +172,12 @@ from tests.experiment.test_shards import small
 workdir, workers = sys.argv[1], int(sys.argv[2])
 if workers:
     ray.init(num_cpus=workers, log_to_driver=False)
-points = [{"seed": s, "batch_size": b} for s in range(8) for b in (8, 16)]
+points = [{"seed": s, "batch_size": b} for s in range(6) for b in (8, 16)]
 config = small()
-config.num_intervals = 400
+config.num_intervals, config.report_every = 400, 100
 options = {"workdir": workdir, "runs_per_call": 1, "ray": bool(workers)}
 result = tsfl_jax.sweep(config, points, verbose=True, **options)
-assert [row["run"] for row in result.rows] == list(range(16))
+assert [row["run"] for row in result.rows] == list(range(12))
 """
 
 
@@ -185,9 +185,8 @@ def start(workdir, workers):
     command = [sys.executable, "-c", SWEEP, str(workdir), str(workers)]
     known = {"PYTHONPATH": str(ROOT), "TSFL_TEST": str(workdir), "JAX_PLATFORMS": "cpu"}
     known |= {"RAY_USAGE_STATS_ENABLED": "0"}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=os.environ | known, stderr=subprocess.PIPE, text=True
-    )
+    with open(f"{workdir}.log", "w") as log:
+        return subprocess.Popen(command, cwd=ROOT, env=os.environ | known, stderr=log)
 
 
 def workers_of(workdir) -> list[int]:
@@ -206,8 +205,9 @@ def workers_of(workdir) -> list[int]:
 def test_ray_workers_of_which_one_is_killed(tmp_path):
     pytest.importorskip("ray", reason="the extra ray")
     whole, folder = tmp_path / "whole", tmp_path / "ray"
-    alone = start(whole, 0)
-    assert alone.wait(timeout=300) == 0, alone.stderr.read()
+    log = tmp_path / "ray.log"
+    with start(whole, 0) as alone:
+        assert alone.wait(timeout=300) == 0
     driver, end = start(folder, 3), time.monotonic() + 300
     with driver, contextlib.ExitStack() as stack:
         stack.callback(driver.kill)
@@ -217,12 +217,12 @@ def test_ray_workers_of_which_one_is_killed(tmp_path):
         killed = workers_of(folder)
         assert len(killed) == 3
         os.kill(killed[0], signal.SIGKILL)
-        assert len(there) < 16
+        assert len(there) < 12
         replaced = set()
         while driver.poll() is None and time.monotonic() < end:
             replaced |= {*workers_of(folder)} - {*killed}
             time.sleep(0.05)
-        assert driver.returncode == 0, driver.stderr.read()
-        text = driver.stderr.read()
-    assert replaced and "3 Ray workers" in text and "16 of 16 runs" in text
+        text = log.read_text()
+        assert driver.returncode == 0, text
+    assert replaced and "3 Ray workers" in text and "12 of 12 runs" in text
     same(folder, whole)

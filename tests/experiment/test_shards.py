@@ -1,6 +1,7 @@
 """Sweeps in shards: division, locks, and the bits of a sweep in one process."""
 
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -36,7 +37,7 @@ def same(folder, whole):
     """Tables without the times are equal, and so are all numbers of each run."""
     first, second = (
         [
-            {k: v for k, v in files.parse_json(line).items() if k != "seconds"}
+            {k: v for k, v in json.loads(line).items() if k != "seconds"}
             for line in (f / "results.jsonl").read_text().splitlines()
         ]
         for f in (folder, whole)
@@ -143,6 +144,7 @@ def test_shards_in_any_order_and_stopped_ones(tmp_path, monkeypatch):
     assert not (folder / "sweep.json").exists()
     assert trained == [1, 1, 1]  # of the second run only what was missing
     result = shards.run(small(), POINTS, (0, 2), **options)
+    assert result is not None
     assert [row["run"] for row in result.rows] == [0, 1, 2, 3]
     same(folder, whole)
     before = (folder / "sweep.json").stat().st_mtime_ns
@@ -151,6 +153,7 @@ def test_shards_in_any_order_and_stopped_ones(tmp_path, monkeypatch):
     assert (folder / "sweep.json").stat().st_mtime_ns == before
     assert len(trained) == 5
     again = shards.collect(small(), POINTS, workdir=folder)
+    assert again is not None
     np.testing.assert_array_equal(again.history["rho"], result.history["rho"])
     # More shards than runs: some have nothing to do.
     assert shards.run(small(), POINTS, (0, 9), **options) is None

@@ -12,7 +12,7 @@ import tempfile
 
 from benchmarks import common
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import custom_hooks, lanes, prepare, program, sweeps
+from tsfl_jax.experiment import custom_hooks, lanes, prepare, program
 from tsfl_jax.experiment.backend import start_jax
 
 CASES = {
@@ -41,7 +41,7 @@ def compiled(model: str, rules: list[str], cache: str) -> list[program.Compiled]
     for indices in lanes.group(prepared)[0]:
         members = [prepared[i] for i in indices]
         group = lanes.make_group(members, mesh)
-        count = sweeps.lanes_of_call(group)
+        count = lanes.lanes_of_call(group)
         arrays = lanes.make_lanes(group, members[:count], count, runs=False)
         found.append(group.program.compile(arrays))
     return found

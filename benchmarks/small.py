@@ -32,7 +32,7 @@ import tsfl_jax
 from benchmarks import common
 from tsfl_jax import rng
 from tsfl_jax.engine import devices
-from tsfl_jax.experiment import backend, lanes, prepare, program, sweeps
+from tsfl_jax.experiment import backend, lanes, prepare, program
 
 HIDDEN = {"MLP": 64, "logistic": 0}
 # By lanes: intervals of the short and of the long run.
@@ -274,7 +274,7 @@ def our_program(
         arrays = program.make_arrays(several[0], mesh)
     else:
         group = lanes.make_group(several, mesh)
-        width = min(count, sweeps.lanes_of_call(group))
+        width = min(count, lanes.lanes_of_call(group))
         one, arrays = group.program, lanes.make_lanes(group, several[:width], width)
     return width, common.first_chunk(one, arrays, evaluate=True)[0]
 

@@ -15,7 +15,17 @@ import jax
 from tsfl_jax import command, config_files, interrupts
 from tsfl_jax.config import SETTINGS, Config, flat, replace, value
 from tsfl_jax.engine import devices, processes
-from tsfl_jax.experiment import backend, explain, grid, prepare, program, runner, sweeps
+from tsfl_jax.experiment import (
+    backend,
+    explain,
+    grid,
+    prepare,
+    program,
+    ray_workers,
+    runner,
+    shards,
+    sweeps,
+)
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, timeline
 from tsfl_jax.types import UserError, nearest
@@ -44,6 +54,12 @@ def _make_parser(name: str) -> argparse.ArgumentParser:
     add("--sweep_file", metavar="FILE", default="", help=about)
     about = "sweep: runs of one compiled call; 0 chooses"
     add("--runs_per_call", metavar="L", type=int, default=0, help=about)
+    about = "sweep: run shard i of n, from 0, in a --workdir that all shards share"
+    add("--shard", metavar="I/N", default="", help=about)
+    about = "sweep: write the tables of what shards have finished, and train nothing"
+    add("--collect", action="store_true", help=about)
+    about = "sweep: run on the workers of a Ray cluster, by default one on this machine"
+    add("--ray", metavar="ADDRESS", nargs="?", const="", help=about)
     about = "do not train: print and plot timeline, work and memory; compile also asks "
     about += "the compiler for the memory"
     both = ("estimate", "compile")
@@ -239,15 +255,20 @@ def _sweep(given: Given, config: Config, points: grid.Points) -> None:
         given.workdir or report.new_workdir("runs", _label(given, config))
     )
     print(f"{len(points)} runs; results in {workdir}", file=sys.stderr)
-    with _resumable(workdir):
-        sweeps.run(
-            config,
-            points,
-            workdir=workdir,
-            runs_per_call=given.runs_per_call,
-            stream=sys.stderr,
-            stop=_interrupts(),
-        )
+    more: dict[str, Any] = {"workdir": workdir, "stream": sys.stderr}
+    if given.collect:
+        shards.collect(config, points, **more)
+    else:
+        more |= {"runs_per_call": given.runs_per_call, "stop": _interrupts()}
+        with _resumable(workdir):
+            if given.shard:
+                shard = shards.parse(given.shard)
+                if shards.run(config, points, shard, **more) is None:
+                    return
+            elif given.ray is not None:
+                ray_workers.run(config, points, given.ray, **more)
+            else:
+                sweeps.run(config, points, **more)
     print((workdir / "summary.md").read_text(encoding="utf-8"))
 
 
@@ -302,10 +323,19 @@ def main(name: str, texts: list[str]) -> None:
             f"--runs_per_call={given.runs_per_call}: expected a whole number >= 1, "
             "with --sweep"
         )
+    several = [given.shard != "", given.collect, given.ray is not None]
+    if any(several) and (sum(several) > 1 or not (points and given.workdir)):
+        raise UserError(
+            "--shard, --collect, --ray: expected one of them, with --sweep and a "
+            "--workdir"
+        )
+    if given.shard:
+        shards.parse(given.shard)
     # First of all: the first use of JAX starts it with one CPU device.
     devices.start(config.devices)
     _join(given, config)
-    if given.workdir and devices.first():
+    # Ray starts processes, which it has to do before JAX starts.
+    if given.workdir and (given.ray is not None or devices.first()):
         _check_workdir(pathlib.Path(given.workdir))
     if given.explain:
         _explain(given, config)

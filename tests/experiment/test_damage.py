@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tests.experiment.test_runner import files, same, small
-from tsfl_jax.experiment import checkpoint, runner, summary, sweeps
+from tsfl_jax.engine import scan
+from tsfl_jax.experiment import checkpoint, runner, summary, sweep_folder
 from tsfl_jax.report import files as report
 from tsfl_jax.types import UserError
 
@@ -244,13 +245,15 @@ LANES = [
 
 @pytest.mark.parametrize("damage", LANES)
 def test_damaged_lanes_are_left_out(whole, tmp_path, damage):
-    names = {*sweeps.scan.History._fields, "tau", "virtual_time", "seconds"}
-    names -= {*sweeps.scan.OPTIONAL}  # only where they were asked for
+    names = {*scan.History._fields, "tau", "virtual_time", "seconds"}
+    names -= {*scan.OPTIONAL}  # only where they were asked for
     lane = {name: np.ones((T, N)) for name in names}
-    report.write_arrays(tmp_path / "a.npz", lane | {"lane": np.array("a")})
+    path = sweep_folder.path_of(tmp_path, "a")
+    path.parent.mkdir()
+    report.write_arrays(path, lane | {"lane": np.array("a")})
     notices = []
-    found = sweeps._finished_lanes(tmp_path, ["a"], notices.append)
+    found = sweep_folder.finished_lanes(tmp_path, ["a"], notices.append)
     assert set(found["a"]) == names and not notices
-    damage(tmp_path / "a.npz")
-    assert sweeps._finished_lanes(tmp_path, ["a", "b"], notices.append) == {}
+    damage(path)
+    assert sweep_folder.finished_lanes(tmp_path, ["a", "b"], notices.append) == {}
     assert len(notices) == 1 and "runs again" in notices[0]

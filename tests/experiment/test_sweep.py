@@ -401,7 +401,7 @@ def test_memory_decides_how_many_lanes_run_side_by_side(monkeypatch):
     counts = []
     for limit in (2**20, 2**24, 2**36):
         monkeypatch.setattr(jax, "devices", lambda limit=limit: [Card(limit)])
-        counts.append(sweeps.lanes_of_call(group))
+        counts.append(lanes.lanes_of_call(group))
         monkeypatch.undo()
     assert counts[0] >= 1 and counts == sorted(counts) and counts[-1] == 6
 

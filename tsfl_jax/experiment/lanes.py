@@ -23,6 +23,8 @@ from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.experiment.rule_settings import arrays
 from tsfl_jax.rules.base import one_of
 
+ONE_CALL = 4  # runs one after another: a killed call loses their work
+
 
 def group(
     several: list[Prepared], finished: Collection[int] = ()
@@ -81,6 +83,22 @@ def make_group(members: list[Prepared], mesh: Mesh) -> Group:
 
 def _stacked(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def lanes_of_call(group: Group) -> int:
+    """Choose the number of runs of one compiled call.
+
+    One after another: a few. Side by side (vmapped): what fits into 80 % of the
+    device's memory, as the compiler reports the memory of one lane.
+    """
+    members, stats = group.members, jax.devices()[0].memory_stats() or {}
+    if members[0].mapping == "sequential" or "bytes_limit" not in stats:
+        return min(ONE_CALL, len(members))
+    one = make_lanes(group, members[:1], 1, runs=False)
+    memory = group.program.compile(one).memory()
+    free = 0.8 * stats["bytes_limit"] - memory["arguments"]
+    fits = int(free // max(memory["temporary"], 1))
+    return max(1, min(fits, len(members)))
 
 
 def make_lanes(

@@ -25,7 +25,7 @@ from tsfl_jax import host_memory
 from tsfl_jax.config import Config, settings_of
 from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan
-from tsfl_jax.experiment import checkpoint, grid, lanes, memory, summary
+from tsfl_jax.experiment import checkpoint, grid, lanes, memory, summary, sweep_folder
 from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.identity import (
@@ -38,15 +38,12 @@ from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
 from tsfl_jax.experiment.program import Arrays, Chunk, Compiled
 from tsfl_jax.experiment.runner import train
+from tsfl_jax.experiment.sweep_folder import CLIENT, NAME
 from tsfl_jax.report import bands, files, progress, sweep_files, table
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
 
-OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
-CLIENT = "client"  # who delivers, in runs whose clients do not start together
-_NAME = "lane"  # the digest again: a file's name is not proof of its content
 _RUNNING = "running"  # folder of the checkpoints of running calls
-ONE_CALL = 4  # runs one after another: a killed call loses their work
 
 Watch = Callable[[Mapping[int, Mapping[str, np.ndarray]]], None]
 
@@ -94,23 +91,7 @@ def _digest(prepared: Prepared) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
-def lanes_of_call(group: lanes.Group) -> int:
-    """Choose the number of runs of one compiled call.
-
-    One after another: a few. Side by side (vmapped): what fits into 80 % of the
-    device's memory, as the compiler reports the memory of one lane.
-    """
-    members, stats = group.members, jax.devices()[0].memory_stats() or {}
-    if members[0].mapping == "sequential" or "bytes_limit" not in stats:
-        return min(ONE_CALL, len(members))
-    one = lanes.make_lanes(group, members[:1], 1, runs=False)
-    memory = group.program.compile(one).memory()
-    free = 0.8 * stats["bytes_limit"] - memory["arguments"]
-    fits = int(free // max(memory["temporary"], 1))
-    return max(1, min(fits, len(members)))
-
-
-def _row(lane: int, every: "_Sweep", history: dict) -> dict:
+def _row(lane: int, every: "Sweep", history: dict) -> dict:
     """One line of results.csv."""
     prepared = every.several[lane]
     settings, labels = values_of(prepared), labels_of(prepared)
@@ -161,6 +142,7 @@ def sweep(
     stop: Callable[[], bool] = lambda: False,
     watch: Watch = lambda done: None,
     verbose: bool = False,
+    ray: bool | str = False,
     **own: Any,
 ) -> SweepResult:
     """Run or resume a sweep: one run per point, several in one compiled program.
@@ -176,6 +158,8 @@ def sweep(
       stop: called after each chunk of intervals; True raises KeyboardInterrupt.
       watch: called after each call with the histories of finished runs, by number.
       verbose: print progress on stderr.
+      ray: True, or the address of a Ray cluster: workers of its machines take shards
+        of the runs; `workdir` is a folder that all see, `watch` is not called.
       **own: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
 
     Returns:
@@ -184,9 +168,14 @@ def sweep(
     Raises:
       UserError: a setting or value that cannot work, in one line.
     """
-    options = {"runs_per_call": runs_per_call, "stop": stop, "watch": watch} | own
     stream = sys.stderr if verbose else None
-    return run(config, swept, workdir=workdir, stream=stream, **options)
+    options = {"runs_per_call": runs_per_call, "stream": stream, "stop": stop} | own
+    if ray is False:
+        return run(config, swept, workdir=workdir, watch=watch, **options)
+    from tsfl_jax.experiment import ray_workers  # which is made of this module
+
+    address = "" if ray is True else ray
+    return ray_workers.run(config, swept, address, workdir=workdir, **options)
 
 
 def run(
@@ -201,6 +190,26 @@ def run(
     **own: Any,
 ) -> SweepResult:
     """Run or resume a sweep, see `sweep`; progress goes to `stream`; None: nowhere."""
+    options = {"runs_per_call": runs_per_call, "stream": stream, "stop": stop}
+    with contextlib.ExitStack() as held:
+        options |= {"watch": watch, "held": held}
+        every = make(config, swept, own, workdir=workdir, **options)
+        return _result(every, *run_all(every))
+
+
+def make(
+    config: Config,
+    swept: Mapping[str, Sequence] | Sequence[Mapping],
+    own: Mapping[str, Any],
+    *,
+    workdir: str | pathlib.Path | None,
+    runs_per_call: int = 0,
+    stream: IO[str] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    watch: Watch = lambda done: None,
+    held: contextlib.ExitStack | None = None,
+) -> "Sweep":
+    """Check and draw all before training; `held` gets the folder's lock, if given."""
     validate(config)
     config, parts = adopted(config, Own(**own))
     points = grid.points(swept, settings_of(type(config)))
@@ -219,34 +228,24 @@ def run(
             f"runs_per_call={runs_per_call!r}: expected a whole number >= 0 (0 chooses)"
         )
     if jax.process_count() > 1:
-        raise UserError("a sweep runs in one process; give every process its own part")
+        raise UserError("a sweep runs in one process; give every process a --shard")
+    names = grid.names_of(points)
     host_memory.require(
-        f"sweep {', '.join(grid.names_of(points))}",
+        f"sweep {', '.join(names)}",
         sum(map(drawn_bytes, configs)),
         f"schedules and splits of {len(configs):,} runs",
     )
-    with contextlib.ExitStack() as stack:
-        folder = None if workdir is None else _opened(workdir, stack)
-        several = prepare_all(configs, parts)
-        names = [_digest(p) for p in several]
-        given = runs_per_call, mesh, folder, stream, stop, watch
-        every = _Sweep(points, grid.names_of(points), several, names, *given)
-        return _result(config, every, *_train(every))
+    folder = None if workdir is None else sweep_folder.opened(workdir, held)
+    several = prepare_all(configs, parts)
+    digests, given = [_digest(p) for p in several], (stream, stop, watch)
+    every = config, points, names, several, digests, runs_per_call, mesh, folder
+    return Sweep(*every, *given)
 
 
-def _opened(workdir: str | pathlib.Path, stack: contextlib.ExitStack) -> pathlib.Path:
-    """The locked folder; its folder lanes/ exists."""
-    folder = files.prepare_workdir(workdir)
-    stack.enter_context(files.lock(folder))
-    if any((folder / n).exists() for n in ("config.json", "metrics.jsonl")):
-        raise UserError(f"{folder} holds a single run; choose another --workdir")
-    files.prepare_workdir(folder / "lanes")
-    return folder
-
-
-class _Sweep(NamedTuple):
+class Sweep(NamedTuple):
     """What all calls of a sweep share."""
 
+    config: Config  # what is not swept
     points: list[dict[str, Any]]
     swept: list[str]  # names of the swept settings
     several: list[Prepared]
@@ -257,28 +256,64 @@ class _Sweep(NamedTuple):
     stream: IO[str] | None
     stop: Callable[[], bool]
     watch: Watch
+    whole: bool = True  # else a shard, which leaves the tables to the last one
+
+    def only(self, runs: Sequence[int]) -> "Sweep":
+        """The part with these runs."""
+        parts = (self.points, self.several, self.names)
+        points, several, names = ([part[i] for i in runs] for part in parts)
+        return self._replace(points=points, several=several, names=names, whole=False)
 
     def metrics(self, run: int = 0) -> tuple[str, ...]:
         """Names of further metrics, of the user or of the network."""
         return tuple(self.several[run].own.metrics)
 
 
-def _train(
-    every: _Sweep,
-) -> tuple[list[dict], list[dict[str, np.ndarray]]]:
+def _finished(every: Sweep) -> dict[int, dict[str, np.ndarray]]:
+    """Histories of the runs that are in the folder, by number."""
+    if every.folder is None:
+        return {}
+    first, warn = every.several[0], progress.warn_to(every.stream)
+    wanted = every.metrics() + (scan.REGRET if first.config.measure_regret else ())
+    wanted += client_test.SERIES if first.tested is not None else ()
+    found = sweep_folder.finished_lanes(every.folder, every.names, warn, wanted)
+    return {i: _cut(found[n]) for i, n in enumerate(every.names) if n in found}
+
+
+def _write_partly(every: Sweep, rows: Mapping[int, dict]) -> None:
+    """The tables of the runs that have finished so far."""
+    assert every.folder is not None
+    about = f"{_about(every.several)}, {len(rows)} of {len(every.several)} runs so far"
+    sweep_files.write(every.folder, every.swept, [rows[i] for i in sorted(rows)], about)
+
+
+def collect(every: Sweep) -> SweepResult | None:
+    """Write the tables of the runs in the locked folder; None while some are missing.
+
+    Raises:
+      UserError: none of them is there.
+    """
+    done = _finished(every)
+    if not done:
+        raise UserError(
+            f"{every.folder} has none of these {len(every.several)} runs; do --config "
+            "and --sweep say what the shards were told?"
+        )
+    rows = {i: _row(i, every, history) for i, history in done.items()}
+    if len(rows) == len(every.several):
+        return _result(every, list(rows.values()), list(done.values()))
+    _write_partly(every, rows)
+    missing = f"{len(every.several) - len(rows)} of {len(every.several)} runs"
+    progress.log(every.stream, f"{missing} are missing")
+    return None
+
+
+def run_all(every: Sweep) -> tuple[list[dict], list[dict[str, np.ndarray]]]:
     """Rows and histories of all runs, from the folder or trained and kept there."""
-    several, names, stream = every.several, every.names, every.stream
+    several, stream = every.several, every.stream
     for note in _merged([p.notes for p in several]):
         progress.log(stream, f"note: {note}")
-    done = {}
-    if every.folder is not None:
-        warn = progress.warn_to(stream)
-        regret = several[0].config.measure_regret
-        scored = several[0].tested is not None
-        wanted = every.metrics() + (scan.REGRET if regret else ())
-        wanted += client_test.SERIES if scored else ()
-        found = _finished_lanes(every.folder / "lanes", names, warn, wanted)
-        done = {i: _cut(found[n]) for i, n in enumerate(names) if n in found}
+    done = _finished(every)
     rows = {i: _row(i, every, history) for i, history in done.items()}
     groups, causes = lanes.group(several, finished=rows)
     for cause in causes:
@@ -296,15 +331,11 @@ def _train(
                     done[index] = _cut(history)
                     rows[index] = _row(index, every, done[index])
                 every.watch(dict(sorted(done.items())))
-                if every.folder is not None and len(rows) < len(several):
-                    ordered = [rows[i] for i in sorted(rows)]
-                    about = f"{len(rows)} of {len(several)} runs so far"
-                    about = f"{_about(several)}, {about}"
-                    sweep_files.write(every.folder, every.swept, ordered, about)
+                growing = every.folder is not None and every.whole
+                if growing and len(rows) < len(several):
+                    _write_partly(every, rows)
                 if len(rows) < len(several) and every.stop():
                     raise KeyboardInterrupt
-    if every.folder is not None:  # of calls that another division into calls replaced
-        shutil.rmtree(every.folder / _RUNNING, ignore_errors=True)
     in_order = range(len(several))
     return [rows[i] for i in in_order], [done[i] for i in in_order]
 
@@ -323,7 +354,7 @@ def _merged(notes: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _shown(
-    every: _Sweep, rows: Mapping[int, dict], advance: progress.Advance
+    every: Sweep, rows: Mapping[int, dict], advance: progress.Advance
 ) -> Callable[[list[int], Chunk], None]:
     """A function of a call's runs and a chunk of theirs, which advances the bar."""
     best = max((row["best_test_accuracy"] for row in rows.values()), default=0.0)
@@ -340,34 +371,8 @@ def _shown(
     return show
 
 
-def _finished_lanes(
-    folder: pathlib.Path,
-    names: list[str],
-    notice: Callable[[str], None],
-    metrics: Collection[str] = (),
-) -> dict[str, dict]:
-    """Runs that are whole on the disk, as {digest: arrays}; others get a notice.
-
-    `metrics` are names of the user's own, and of what else was asked for.
-    """
-    always = {*scan.History._fields} - {*scan.OPTIONAL}
-    wanted = always | {*OF_LANE, *metrics}
-    found = {}
-    for name in names:
-        path = folder / f"{name}.npz"
-        if not path.exists():
-            continue
-        with contextlib.suppress(UserError):
-            lane = files.read_arrays(path)
-            if str(lane.pop(_NAME, "")) == name and wanted == set(lane) - {CLIENT}:
-                found[name] = lane
-        if name not in found:
-            notice(f"{path} is damaged or of an earlier version; that one runs again")
-    return found
-
-
 def _run_group(
-    every: _Sweep,
+    every: Sweep,
     members: list[int],
     show: Callable[[list[int], Chunk], None],
     done: Collection[int],
@@ -376,7 +381,7 @@ def _run_group(
     several = every.several
     memory.check(several[members[0]], every.mesh.size)
     group = lanes.make_group([several[i] for i in members], every.mesh)
-    count = min(every.runs_per_call or lanes_of_call(group), len(members))
+    count = min(every.runs_per_call or lanes.lanes_of_call(group), len(members))
     todo = [i for i in members if i not in done]
     begun = _path_of(every, group, todo[:count], count)
     if begun is None or not begun.exists():  # else it goes on with its idle lanes
@@ -393,7 +398,7 @@ def _run_group(
 
 
 def _run_call(
-    every: _Sweep,
+    every: Sweep,
     compiled: Compiled,
     arrays: Arrays,
     indices: list[int],
@@ -442,15 +447,15 @@ def _run_call(
             one[CLIENT] = times.client
         if every.folder is not None:
             name = every.names[index]
-            lane = one | {_NAME: np.array(name)}
-            path = every.folder / "lanes" / f"{name}.npz"
-            files.write_arrays(path, lane, compress=True)
+            lane = one | {NAME: np.array(name)}
+            kept = sweep_folder.path_of(every.folder, name)
+            files.write_arrays(kept, lane, compress=True)
         found.append(one)
     return found
 
 
 def _path_of(
-    every: _Sweep, group: lanes.Group, indices: list[int], count: int
+    every: Sweep, group: lanes.Group, indices: list[int], count: int
 ) -> pathlib.Path | None:
     """The folder of a running call's checkpoints; None: nothing is kept."""
     first = every.several[indices[0]]
@@ -471,10 +476,7 @@ def _about(several: list[Prepared]) -> str:
 
 
 def _result(
-    config: Config,
-    every: _Sweep,
-    rows: list[dict],
-    histories: list[dict[str, np.ndarray]],
+    every: Sweep, rows: list[dict], histories: list[dict[str, np.ndarray]]
 ) -> SweepResult:
     """Rows and histories of all runs; written to the folder."""
     swept, folder = every.swept, every.folder
@@ -489,8 +491,10 @@ def _result(
     ]
     result = SweepResult(rows, whole, swept, series)
     if folder is not None:
-        settings = {"config": dataclasses.asdict(config), "points": every.points}
-        files.write_json(folder / "sweep.json", settings | summary.where_run())
+        # What is left is of calls that another division into calls replaced.
+        shutil.rmtree(folder / _RUNNING, ignore_errors=True)
         about = _about(every.several)
         sweep_files.write(folder, swept, rows, about, result._runs())
+        settings = {"config": dataclasses.asdict(every.config), "points": every.points}
+        files.write_json(folder / "sweep.json", settings | summary.where_run())
     return result

@@ -104,7 +104,7 @@ def prepare_workdir(path: _Path, flag: str = "--workdir") -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def lock(folder: _Path) -> Iterator[None]:
+def lock(folder: _Path, name: str = _LOCK, patience: float = 0.0) -> Iterator[None]:
     """Lock a workdir for this process, by the file .lock there.
 
     The operating system holds the lock, so that it ends with the process, even if that
@@ -112,18 +112,21 @@ def lock(folder: _Path) -> Iterator[None]:
 
     Args:
       folder: an existing folder.
+      name: of another file, which locks a part of the work.
+      patience: seconds to wait for another process.
 
     Raises:
       UserError: another process holds it, or the file cannot be made.
     """
-    held = filelock.FileLock(pathlib.Path(folder) / _LOCK, blocking=False)
+    held = filelock.FileLock(pathlib.Path(folder) / name, timeout=patience)
+    part = "" if name == _LOCK else f" ({name.lstrip('.')})"
     with _user_errors(held.lock_file):
         try:
             held.acquire()
         except filelock.Timeout as error:
             raise UserError(
-                f"{folder} is in use: another process is writing there; wait for it to "
-                "end, or choose another --workdir"
+                f"{folder} is in use{part}: another process is writing there; "
+                "wait for it to end, or choose another --workdir"
             ) from error
     try:
         yield

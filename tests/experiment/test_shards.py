@@ -1,0 +1,231 @@
+"""Sweeps in shards: division, locks, and the bits of a sweep in one process."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tsfl_jax
+from tsfl_jax import config
+from tsfl_jax.experiment import lanes, shards, sweep_folder
+from tsfl_jax.report import files
+from tsfl_jax.types import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+POINTS = [{"seed": s, "algorithm": a} for s in (0, 1) for a in ("fedavg", "dms")]
+
+
+def small() -> config.Config:
+    settings = config.Config(
+        num_intervals=4, num_clients=5, lr=0.02, batch_size=8, report_every=2, devices=1
+    )
+    settings.schedule.data_size = 32
+    settings.model.hidden = 8
+    return settings
+
+
+def same(folder, whole):
+    """Tables without the times are equal, and so are all numbers of each run."""
+    first, second = (
+        [
+            {k: v for k, v in json.loads(line).items() if k != "seconds"}
+            for line in (f / "results.jsonl").read_text().splitlines()
+        ]
+        for f in (folder, whole)
+    )
+    assert first == second and len(first) > 1
+    assert (folder / "history.csv").read_bytes() == (whole / "history.csv").read_bytes()
+    names = [{p.name for p in (f / "lanes").iterdir()} for f in (folder, whole)]
+    assert names[0] == names[1]
+    for name in names[0]:
+        one, other = (files.read_arrays(f / "lanes" / name) for f in (folder, whole))
+        assert one.keys() == other.keys()
+        for key in one.keys() - {"seconds"}:
+            np.testing.assert_array_equal(one[key], other[key], err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("groups", "count", "parts"),
+    [
+        ([[0, 2, 4], [1, 3, 5]], 1, [[0, 1, 2, 3, 4, 5]]),
+        ([[0, 2, 4], [1, 3, 5]], 2, [[0, 2, 4], [1, 3, 5]]),
+        # Cuts at 2 and 4; the boundary at 3 is further away than 6/12.
+        ([[0, 2, 4], [1, 3, 5]], 3, [[0, 2], [1, 4], [3, 5]]),
+        # The cut at 4 moves to 5, which is 8/8 away; to 6 it would not.
+        ([[0, 1, 2, 3, 4], [5, 6, 7]], 2, [[0, 1, 2, 3, 4], [5, 6, 7]]),
+        ([[0, 1, 2, 3, 4, 5], [6, 7]], 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ([[0], [1]], 4, [[], [0], [1], []]),
+    ],
+)
+def test_division_by_hand(groups, count, parts):
+    assert shards.divide(groups, count) == parts
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(1, 12))
+def test_every_run_is_in_one_shard_and_shards_are_alike(sizes, count):
+    runs = iter(range(sum(sizes)))
+    groups = [[next(runs) for _ in range(size)] for size in sizes]
+    parts = shards.divide(groups, count)
+    assert len(parts) == count
+    assert sorted(sum(parts, [])) == list(range(sum(sizes)))
+    mean = sum(sizes) / count
+    assert all(mean / 2 - 1 <= len(part) <= 1.5 * mean + 1 for part in parts)
+
+
+@pytest.mark.parametrize("text", ["", "1", "2/2", "-1/2", "0/0", "a/b", "1/2/3"])
+def test_other_shards_are_refused(text):
+    with pytest.raises(UserError, match="expected i/n"):
+        shards.parse(text)
+
+
+def test_locks(tmp_path):
+    folder = sweep_folder.opened(tmp_path, None)
+    with sweep_folder.shard(folder, ["a", "b"], 0, 2):
+        with sweep_folder.shard(folder, ["a", "b"], 1, 2):
+            pass
+        for again in ((["a", "b"], 0, 2), (["a", "b"], 0, 3), (["c"], 1, 2)):
+            with (
+                pytest.raises(UserError, match="in use .shard-0-of-2."),
+                sweep_folder.shard(folder, *again),
+            ):
+                pass
+        with pytest.raises(UserError, match="in use"), contextlib.ExitStack() as stack:
+            sweep_folder.opened(folder, stack)
+    # Nobody works there any more.
+    with sweep_folder.shard(folder, ["a", "b"], 2, 3):
+        pass
+    with (
+        pytest.raises(UserError, match="of another sweep"),
+        sweep_folder.shard(folder, ["a", "c"], 2, 3),
+    ):
+        pass
+    with sweep_folder.shard(folder, ["c", "b", "a"], 2, 3):  # a larger one
+        pass
+    with contextlib.ExitStack() as stack:
+        sweep_folder.opened(folder, stack)
+
+
+def test_shards_in_any_order_and_stopped_ones(tmp_path, monkeypatch):
+    whole, folder, trained = tmp_path / "whole", tmp_path / "shards", []
+    tsfl_jax.sweep(small(), POINTS, workdir=whole, runs_per_call=1)
+    make = lanes.make_lanes
+
+    def counted(group, several, count):
+        trained.append(len(several))
+        return make(group, several, count)
+
+    monkeypatch.setattr(lanes, "make_lanes", counted)
+    options = {"workdir": folder, "runs_per_call": 1}
+    with pytest.raises(UserError, match="not the folder of a sweep"):
+        shards.collect(small(), POINTS, workdir=folder)
+    asked = []
+
+    def stop():  # after the first chunk of its second run
+        asked.append(1)
+        return len(asked) == 3
+
+    with pytest.raises(KeyboardInterrupt):
+        shards.run(small(), POINTS, (1, 2), **options, stop=stop)
+    assert shards.collect(small(), POINTS, workdir=folder) is None
+    assert "1 of 4 runs so far" in (folder / "summary.md").read_text()
+    other = [{"seed": 5}, {"seed": 6}]
+    with pytest.raises(UserError, match="none of these 2 runs"):
+        shards.collect(small(), other, workdir=folder)
+    assert shards.run(small(), POINTS, (1, 2), **options) is None
+    assert not (folder / "sweep.json").exists()
+    assert trained == [1, 1, 1]  # of the second run only what was missing
+    result = shards.run(small(), POINTS, (0, 2), **options)
+    assert result is not None
+    assert [row["run"] for row in result.rows] == [0, 1, 2, 3]
+    same(folder, whole)
+    before = (folder / "sweep.json").stat().st_mtime_ns
+    for index in (0, 1):
+        assert shards.run(small(), POINTS, (index, 2), **options) is None
+    assert (folder / "sweep.json").stat().st_mtime_ns == before
+    assert len(trained) == 5
+    again = shards.collect(small(), POINTS, workdir=folder)
+    assert again is not None
+    np.testing.assert_array_equal(again.history["rho"], result.history["rho"])
+    # More shards than runs: some have nothing to do.
+    assert shards.run(small(), POINTS, (0, 9), **options) is None
+    assert len(trained) == 5
+
+
+def test_ray_without_a_folder_and_where_it_is_missing(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="needs a workdir"):
+        tsfl_jax.sweep(small(), POINTS, ray=True)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install 'tsfl_jax\[ray\]'"):
+        tsfl_jax.sweep(small(), POINTS, ray=True, workdir=tmp_path)
+
+
+# One-lane calls, so that a killed worker has runs behind it and before it.
+SWEEP = """
+import sys, ray, tsfl_jax
+from tests.experiment.test_shards import small
+workdir, workers = sys.argv[1], int(sys.argv[2])
+if workers:
+    ray.init(num_cpus=workers, log_to_driver=False)
+points = [{"seed": s, "batch_size": b} for s in range(6) for b in (8, 16)]
+config = small()
+config.num_intervals, config.report_every = 400, 100
+options = {"workdir": workdir, "runs_per_call": 1, "ray": bool(workers)}
+result = tsfl_jax.sweep(config, points, verbose=True, **options)
+assert [row["run"] for row in result.rows] == list(range(12))
+"""
+
+
+def start(workdir, workers):
+    command = [sys.executable, "-c", SWEEP, str(workdir), str(workers)]
+    known = {"PYTHONPATH": str(ROOT), "TSFL_TEST": str(workdir), "JAX_PLATFORMS": "cpu"}
+    known |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    with open(f"{workdir}.log", "w") as log:
+        return subprocess.Popen(command, cwd=ROOT, env=os.environ | known, stderr=log)
+
+
+def workers_of(workdir) -> list[int]:
+    """Processes of this sweep's Ray workers that run a shard."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            own = f"TSFL_TEST={workdir}".encode() in (path / "environ").read_bytes()
+            if own and b"ray::_work" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ray_workers_of_which_one_is_killed(tmp_path):
+    pytest.importorskip("ray", reason="the extra ray")
+    whole, folder = tmp_path / "whole", tmp_path / "ray"
+    log = tmp_path / "ray.log"
+    with start(whole, 0) as alone:
+        assert alone.wait(timeout=300) == 0
+    driver, end = start(folder, 3), time.monotonic() + 300
+    with driver, contextlib.ExitStack() as stack:
+        stack.callback(driver.kill)
+        while not (there := [*folder.glob("lanes/*.npz")]) or not workers_of(folder):
+            assert driver.poll() is None and time.monotonic() < end
+            time.sleep(0.01)
+        killed = workers_of(folder)
+        assert len(killed) == 3
+        os.kill(killed[0], signal.SIGKILL)
+        assert len(there) < 12
+        replaced = set()
+        while driver.poll() is None and time.monotonic() < end:
+            replaced |= {*workers_of(folder)} - {*killed}
+            time.sleep(0.05)
+        text = log.read_text()
+        assert driver.returncode == 0, text
+    assert replaced and "3 Ray workers" in text and "12 of 12 runs" in text
+    same(folder, whole)

@@ -1,0 +1,105 @@
+"""The folder of a sweep: who writes there, and which of its runs have finished.
+
+A sweep in one process holds the folder's lock. Shards hold one lock each, and the
+folder's only while they open it and write its tables. `shards.json` says how the sweep
+was divided.
+"""
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from tsfl_jax.engine import scan
+from tsfl_jax.report import files
+from tsfl_jax.types import UserError
+
+OF_LANE = ("tau", "virtual_time", "seconds")  # beside the engine's history
+CLIENT = "client"  # who delivers, in runs whose clients do not start together
+NAME = "lane"  # the digest again: a file's name is not proof of its content
+PATIENCE = 300.0  # seconds that a shard waits while another one writes the tables
+DIVISION = "shards.json"
+
+
+def opened(
+    workdir: str | pathlib.Path, stack: contextlib.ExitStack | None
+) -> pathlib.Path:
+    """The folder, made if missing, with lanes/; locked by `stack` if there is one."""
+    folder = files.prepare_workdir(workdir)
+    if stack is not None:
+        stack.enter_context(files.lock(folder))
+        _check_no_shard(folder)
+    if any((folder / n).exists() for n in ("config.json", "metrics.jsonl")):
+        raise UserError(f"{folder} holds a single run; choose another --workdir")
+    files.prepare_workdir(folder / "lanes")
+    return folder
+
+
+def path_of(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """The file of the finished run of that digest."""
+    return folder / "lanes" / f"{name}.npz"
+
+
+def _check_no_shard(folder: pathlib.Path) -> None:
+    for path in folder.glob(".shard-*"):
+        with files.lock(folder, path.name):
+            pass
+
+
+@contextlib.contextmanager
+def shard(
+    folder: pathlib.Path, runs: Sequence[str], index: int, count: int
+) -> Iterator[None]:
+    """Hold shard `index` of `count` of a sweep.
+
+    The folder may have been divided otherwise, or hold a part of this sweep, if nobody
+    works there.
+
+    Args:
+      folder: from `opened`.
+      runs: digest of each run of the sweep.
+      index: from 0.
+      count: of shards.
+
+    Raises:
+      UserError: another process has this shard, or the folder is of another sweep.
+    """
+    division = {"shards": count, "runs": list(runs)}
+    with contextlib.ExitStack() as held:
+        with files.lock(folder, patience=PATIENCE):
+            known = files.read_json(folder / DIVISION)
+            if known is not None and known != division:
+                _check_no_shard(folder)
+                if not set(known.get("runs", ())) <= set(runs):
+                    raise UserError(
+                        f"{folder} holds the shards of another sweep; choose another "
+                        f"--workdir, or delete its {DIVISION}"
+                    )
+            held.enter_context(files.lock(folder, f".shard-{index}-of-{count}"))
+            files.write_json(folder / DIVISION, division)
+        yield
+
+
+def finished_lanes(
+    folder: pathlib.Path,
+    names: Sequence[str],
+    notice: Callable[[str], None],
+    metrics: Collection[str] = (),
+) -> dict[str, dict]:
+    """Runs that are whole on the disk, as {digest: arrays}; others get a notice.
+
+    `metrics` are names of the user's own, and of what else was asked for.
+    """
+    always = {*scan.History._fields} - {*scan.OPTIONAL}
+    wanted = always | {*OF_LANE, *metrics}
+    found = {}
+    for name in names:
+        path = path_of(folder, name)
+        if not path.exists():
+            continue
+        with contextlib.suppress(UserError):
+            lane = files.read_arrays(path)
+            if str(lane.pop(NAME, "")) == name and wanted == set(lane) - {CLIENT}:
+                found[name] = lane
+        if name not in found:
+            notice(f"{path} is damaged or of an earlier version; that one runs again")
+    return found

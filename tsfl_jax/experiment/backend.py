@@ -29,7 +29,7 @@ class Implementation(NamedTuple):
     convolution: str  # a key of `convolution.CONVOLUTIONS`
 
 
-# By structure, see docs/performance.md; times on a GPU were not measured. All clients
+# By structure, and measured on an H200 for two networks (docs/performance.md). Clients
 # in lock-step with convolutions as matrix products: the training of an interval is one
 # command buffer (CUDA graph). With "lax" cuDNN's calls stay outside of it, 21 to 144
 # launches in each step.

@@ -50,6 +50,11 @@ def _images() -> tsfl_jax.Dataset:
     return tsfl_jax.make_dataset(images[:cut], labels[:cut], images[cut:], labels[cut:])
 
 
+# With XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 its test loss differs by 4.1e-4 (pools' maxima
+# turn last bits into other gradients), what the other experiments have by under 2e-6.
+RTOL = {"mnist_shape": 1e-3}
+
+
 def _run(config: Config, **options) -> dict[str, np.ndarray]:
     return tsfl_jax.simulate(config, **options).history
 
@@ -146,7 +151,11 @@ def test_nothing_changed(name, pinned):
     for key, value in wanted.items():
         assert found[key]["shape"] == value["shape"], key
         np.testing.assert_allclose(
-            found[key]["sum"], value["sum"], rtol=1e-4, atol=1e-6, err_msg=key
+            found[key]["sum"],
+            value["sum"],
+            rtol=RTOL.get(name, 1e-4),
+            atol=1e-6,
+            err_msg=key,
         )
         if same_bits:
             assert found[key]["bits"] == value["bits"], key

@@ -5,9 +5,11 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -166,6 +168,16 @@ def test_ray_without_a_folder_and_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'tsfl_jax\[ray\]'"):
         tsfl_jax.sweep(small(), POINTS, ray=True, workdir=tmp_path)
+
+
+def test_a_ray_cluster_that_is_not_there(tmp_path, monkeypatch):
+    there = types.SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", there)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    for wrong in (address, "127.0.0.1:port"):
+        with pytest.raises(UserError, match=f"--ray={wrong}: "):
+            tsfl_jax.sweep(small(), POINTS, ray=wrong, workdir=tmp_path)
 
 
 # One-lane calls, so that a killed worker has runs behind it and before it.

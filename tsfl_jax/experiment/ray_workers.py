@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import importlib
 import pathlib
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
@@ -103,9 +104,12 @@ def _cluster(address: str) -> Iterator[Any]:
     there = ray.is_initialized()
     try:
         if not there:
+            if ":" in address and "//" not in address:  # Ray would wait for minutes
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=10).close()
             quiet = {"log_to_driver": False, "logging_level": "error"}
             ray.init(address=address or None, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"--ray={address}: {one_line(error)}") from error
     try:
         yield ray

@@ -4,7 +4,7 @@ Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Ana
 and Optimizations". The symbols are explained in `tsfl_jax.types`. The names:
 
   Settings       Config, HParams, UserError
-  Running        simulate, sweep, explain, as_function, Result, SweepResult,
+  Running        simulate, sweep, explain, predict, as_function, Result, SweepResult,
                  Explanation
   Data, models   make_dataset, Dataset, Model
   Own rules      component, setting, rule, init_rule, aggregate, Aggregator, RoundInfo,
@@ -26,6 +26,7 @@ from tsfl_jax.config import Config
 from tsfl_jax.data.in_memory import make_dataset
 from tsfl_jax.experiment.explain import Explanation, explain
 from tsfl_jax.experiment.function import as_function
+from tsfl_jax.experiment.predict import predict
 from tsfl_jax.experiment.runner import Result, simulate
 from tsfl_jax.experiment.sweeps import SweepResult, sweep
 from tsfl_jax.models.networks import Model
@@ -87,6 +88,7 @@ __all__ = [
     "init_rule",
     "kkt_residual",
     "make_dataset",
+    "predict",
     "rule",
     "rules",
     "setting",

@@ -52,7 +52,7 @@ def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
         prepared = prepare_validated(config, parts)
         arrays = program.make_arrays(prepared, devices.make_mesh(1, config.num_clients))
     rules = program.rules_of([prepared])
-    spec = program.recipe_of([prepared], rules)
+    spec = program.spec_of([prepared], rules)
     # The term of μ stays where μ = 0, and clients where ρ_i = 0, for their derivatives;
     # and τ may be changed.
     spec = dataclasses.replace(spec, proximal=True, train_all=True, even=False)

@@ -155,7 +155,7 @@ def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
     }
 
 
-def recipe_of(
+def spec_of(
     several: list[Prepared], rules: tuple[Aggregator, ...], lanes: str = ""
 ) -> ProgramSpec:
     """What shapes a program for experiments that differ in arrays only.
@@ -201,9 +201,9 @@ def rules_of(several: list[Prepared]) -> tuple[Aggregator, ...]:
 
 
 def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Program:
-    """The program of experiments that differ in arrays only; see `recipe_of`."""
+    """The program of experiments that differ in arrays only; see `spec_of`."""
     first, rules = several[0], rules_of(several)
-    spec = recipe_of(several, rules, lanes)
+    spec = spec_of(several, rules, lanes)
     optimizer = first.optimizer
     if optimizer is optimizers.sgd:
         terms = optimizers.terms_of(first.hparams)

@@ -14,7 +14,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).parents[1] / "tsfl_jax"
 
 ROOT = (
-    *("types", "rng", "trees", "components", "sections"),
+    *("types", "rng", "trees", "components", "sections", "stopping"),
     *("host_memory", "interrupts", "command"),
 )
 BORDER = (

@@ -483,6 +483,8 @@ COMMANDS = [
     ("reproduce", "table1 --data_dir .", "nothing could be run"),
     ("reproduce", "table1 --case 3", "nothing of --case 3; that is in table2, fig5"),
     ("reproduce", "table1 --out /dev/null/x", "/dev/null/x"),
+    ("run", "--writer=csv,wanb", "writer 'wanb': unknown; did you mean 'wandb'?"),
+    ("run", "--writer=csv --explain", "--writer=csv: follows a single run"),
     ("tensorboard", "", "required: workdirs"),
     ("tensorboard", "--help-me", "required: workdirs"),
     ("tensorboard", "gone", "no run among the folders"),

@@ -4,8 +4,8 @@ Shao et al., "Robust Model Aggregation for Heterogeneous Federated Learning: Ana
 and Optimizations". The symbols are explained in `tsfl_jax.types`. The names:
 
   Settings       Config, HParams, UserError
-  Running        simulate, sweep, explain, predict, as_function, Result, SweepResult,
-                 Explanation
+  Running        simulate, sweep, explain, predict, as_function, Writer, Result,
+                 SweepResult, Explanation
   Data, models   make_dataset, Dataset, Model
   Own rules      component, setting, rule, init_rule, aggregate, Aggregator, RoundInfo,
                  ClientOutputs, Received, Weights, Counts, AGGREGATORS, rules
@@ -30,6 +30,7 @@ from tsfl_jax.experiment.predict import predict
 from tsfl_jax.experiment.runner import Result, simulate
 from tsfl_jax.experiment.sweeps import SweepResult, sweep
 from tsfl_jax.models.networks import Model
+from tsfl_jax.report.writer import Writer
 from tsfl_jax.rules import AGGREGATORS, dms
 from tsfl_jax.rules.base import (
     Aggregator,
@@ -75,6 +76,7 @@ __all__ = [
     "SweepResult",
     "UserError",
     "Weights",
+    "Writer",
     "affine_weights",
     "aggregate",
     "as_function",

@@ -27,7 +27,7 @@ from tsfl_jax.experiment import (
     sweeps,
 )
 from tsfl_jax.report import files as report
-from tsfl_jax.report import progress, timeline
+from tsfl_jax.report import progress, timeline, writers
 from tsfl_jax.types import UserError, nearest
 from tsfl_jax.validate import suggestion, validate
 
@@ -72,6 +72,8 @@ def _make_parser(name: str) -> argparse.ArgumentParser:
     add("--coordinator", metavar="HOST:PORT", default="", help=about)
     about = "several processes: seconds to wait for all of them to start"
     add("--join_timeout", metavar="SECONDS", type=float, default=300.0, help=about)
+    about = "follow a run live, comma-separated: " + ", ".join(writers.WRITERS)
+    add("--writer", metavar="NAMES", default="", help=about)
     hidden = argparse.SUPPRESS
     for setting in SETTINGS:
         add(f"--config.{setting}", help=hidden, default=hidden)
@@ -150,6 +152,13 @@ def _join(given: Given, config: Config) -> None:
         flat(report.plain(dataclasses.asdict(config))),
         given.join_timeout,
     )
+
+
+def _writers(given: Given) -> list[str]:
+    """The names of --writer."""
+    names = [name for name in given.writer.split(",") if name]
+    writers.check(names)
+    return names
 
 
 def _label(given: Given, config: Config) -> str:
@@ -285,7 +294,8 @@ def _train(given: Given, config: Config) -> None:
     progress.log(stream, _headline(exp))
     progress.log(stream, f"results in {workdir}")
     with _resumable(workdir):
-        result = runner.run(exp, workdir, stream, _interrupts())
+        names = _writers(given)
+        result = runner.run(exp, workdir, stream, _interrupts(), names)
     jax.distributed.shutdown()  # waits for the others; nothing, if there are none
     if stream is not None:
         print(progress.summary_text(result.summary, workdir))
@@ -311,6 +321,8 @@ def main(name: str, texts: list[str]) -> None:
       texts: its arguments.
     """
     given, config = parse(name, texts)
+    if _writers(given) and (given.sweep or given.sweep_file or given.explain):
+        raise UserError(f"--writer={given.writer}: follows a single run")
     points = _points(given) if given.sweep or given.sweep_file else None
     if points and given.explain:
         raise UserError("--explain: describes one experiment; leave out --sweep")

@@ -23,6 +23,7 @@ from tsfl_jax.data.skew import SkewConfig
 from tsfl_jax.models.networks import MODELS, ModelConfig
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.sections import LR_SCHEDULES, ConstantsConfig, General, SeedsConfig
+from tsfl_jax.stopping import StopConfig
 from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.settings import ScheduleConfig, TimelineConfig
@@ -43,6 +44,7 @@ TABLES: dict[str, Mapping[str, Any]] = {
 COMMON = (
     *(DataConfig, PartitionConfig, ScheduleConfig, TimelineConfig, ModelConfig),
     *(ConstantsConfig, SeedsConfig, CohortConfig, SkewConfig, EvaluationConfig),
+    StopConfig,
 )
 
 
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
         seeds: SeedsConfig
         cohort: CohortConfig
         evaluation: EvaluationConfig
+        stop: StopConfig
 
         def __getattr__(self, name: str) -> Any: ...
 

@@ -370,9 +370,13 @@ def chunk_of(prepared: Prepared) -> int:
     """R, the intervals or updates of one compiled call; all calls have the same shape.
 
     On a timeline R is the number of updates that happen in R intervals on average. The
-    last call is filled up: on a timeline, or where no divisor of T is near R.
+    last call is filled up: on a timeline, or where no divisor of T is near R. A run
+    that may end early does so after a call, which then ends with a test.
     """
     config, updates = prepared.config, len(prepared.steps)
+    if config.stop.at or config.stop.patience:
+        every = min(config.eval_every, config.num_intervals)
+        return 1 if config.timeline.framework != "none" else every
     most = min(config.report_every or _by_work(prepared), config.num_intervals)
     if config.timeline.framework != "none":
         return -(-updates * most // config.num_intervals)
@@ -442,6 +446,7 @@ def data_key(config: Config) -> str:
     return f"{config.data}{config.quadratic}{own}"
 
 
+_OF_SINGLE_RUNS = ("stop.at", "stop.patience")
 _OF_ALL_LANES = {
     "measure_regret": "it is recorded for all runs or for none",
     "train_all": "all runs share it, and no model depends on it",
@@ -453,6 +458,12 @@ _OF_ALL_LANES = {
 def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]:
     """Prepare several validated configs; those with the same data share one copy."""
     own, several = own or Own(), []
+    for name in _OF_SINGLE_RUNS:
+        if any(get(config, name) for config in configs):
+            raise UserError(
+                f"--config.{name}: ends single runs; all runs of a sweep go to "
+                "num_intervals, and its tables have the time to a target"
+            )
     for name, why in _OF_ALL_LANES.items():
         if len({get(config, name) for config in configs}) > 1:
             raise UserError(f"--sweep {name}: {why}; set --config.{name}")

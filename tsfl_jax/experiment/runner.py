@@ -5,13 +5,14 @@ import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from tsfl_jax.config import Config
+from tsfl_jax import stopping
+from tsfl_jax.config import Config, flat
 from tsfl_jax.engine import devices, optimizers
 from tsfl_jax.experiment import backend, checkpoint, memory, summary
 from tsfl_jax.experiment.checkpoint import Progress, Written
@@ -27,6 +28,7 @@ from tsfl_jax.experiment.program import (
 )
 from tsfl_jax.report import files as report
 from tsfl_jax.report import progress, runs, table
+from tsfl_jax.report import writers as reporting
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, Dataset, Params, UserError
 
@@ -103,6 +105,7 @@ def simulate(
     partition: Any = None,
     sampler: Callable[..., Any] | None = None,
     workdir: str | pathlib.Path | None = None,
+    writers: Sequence[reporting.Given] = (),
     verbose: bool = False,
 ) -> Result:
     """Run one experiment from Python; docs/custom.md has an example of each argument.
@@ -112,18 +115,17 @@ def simulate(
       model: a Flax module (images ``[B, H, W, C]`` → logits), linen or nnx, a function
         of `nnx.Rngs` that makes one, or a `Model`, instead of ``config.model``.
       dataset: samples in memory, instead of ``config.data``.
-      optimizer: an optax transformation for the clients, or a function `HParams` →
-        transformation, instead of SGD with momentum.
+      optimizer: an optax transformation, or a function `HParams` → transformation.
       aggregator: a rule of the user's own, instead of ``config.algorithm``.
       loss: (outputs ``[B, O]``, labels ``[B]``) → ``[B]``, instead of cross-entropy.
-      metrics: functions like `loss` by name; their means over the test set are in the
-        history.
+      metrics: functions like `loss`; means over the test set are in the history.
       augment: (key, x ``[B, ...]``, y ``[B]``) → (x, y), in training.
       client_step: `Step` → `Stepped`, instead of a step of the optimizer.
       partition: N lists of indices into the training samples, instead of a drawn split.
-      sampler: `timeline.cohort.Draw` → ids of the clients that are asked, instead of
-        ``config.cohort.sampler``.
+      sampler: `timeline.cohort.Draw` → ids of the clients that are asked.
       workdir: where to write files and checkpoints; None: nowhere.
+      writers: what gets each interval's record: names of --writer, a `Writer`, or a
+        function, which ends the run by returning False.
       verbose: print progress on stderr.
 
     Returns:
@@ -134,6 +136,7 @@ def simulate(
     """
     if workdir is not None:
         report.folder_of(workdir)  # before the work
+    reporting.check(writers)
     exp = build(
         config,
         model=model,
@@ -147,7 +150,7 @@ def simulate(
         partition=partition,
         sampler=sampler,
     )
-    return run(exp, workdir, sys.stderr if verbose else None)
+    return run(exp, workdir, sys.stderr if verbose else None, writers=writers)
 
 
 def run(
@@ -155,6 +158,7 @@ def run(
     workdir: str | pathlib.Path | None = None,
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    writers: Sequence[reporting.Given] = (),
 ) -> Result:
     """Run or resume an experiment.
 
@@ -164,6 +168,7 @@ def run(
       stream: where progress is printed; None: nowhere.
       stop: called after every chunk; True ends the run there, all saved, with
         KeyboardInterrupt.
+      writers: as of `simulate`; of several processes the first one has them.
 
     Returns:
       `Result`. Where no client's model is finite any more, the run stops there with the
@@ -174,17 +179,21 @@ def run(
     """
     with contextlib.ExitStack() as stack:
         folder, done = _begin(exp, workdir, stream, stack)
-        done, compile_seconds = _train(exp, folder, done, stream, stop)
+        settings = flat(report.plain(dataclasses.asdict(exp.prepared.config)))
+        given = writers if devices.first() else ()
+        opened = reporting.opened(given, folder, settings, int(done.finished))
+        done, compile_seconds = _train(exp, folder, done, stream, stop, opened)
         history, times = done.known(), (float(done.seconds), compile_seconds)
         found = summary.summarize(exp.prepared, exp.labels, history, *times)
         found["notes"] += summary.negative_variances(jax.device_get(done.state.params))
+        if len(history.rho) < exp.program.intervals and not history.diverged[-1]:
+            last = f"ended after interval {len(history.rho)} of {exp.program.intervals}"
+            found["notes"].append(f"{last}, as stop.* or a writer asked")
         if folder is not None:
-            if not compile_seconds:  # finished by an earlier process
-                # What only that process knew; all results are of the history.
-                old = report.read_json(folder / "summary.json") or {}
-                found |= {n: old[n] for n in _PROVENANCE if n in old}
-            params = done.state.params
-            summary.write_results(folder, exp.prepared, history, params, found)
+            found = _written(
+                exp, folder, done, found, finished_before=not compile_seconds
+            )
+        opened.end(report.plain(found), folder)
     workload, finished = exp.prepared.workload, len(history.rho)
     client = summary.done_of(exp.prepared, history).client
     who = {} if client is None else {"client": client}
@@ -199,6 +208,23 @@ def run(
         | who,
         found,
     )
+
+
+def _written(
+    exp: Experiment,
+    folder: pathlib.Path,
+    done: Progress,
+    found: dict[str, Any],
+    finished_before: bool,
+) -> dict[str, Any]:
+    """The summary as it was written into the folder, with the other results."""
+    if finished_before:  # by an earlier process
+        # What only that process knew; all results are of the history.
+        old = report.read_json(folder / "summary.json") or {}
+        found = found | {n: old[n] for n in _PROVENANCE if n in old}
+    history, params = done.known(), done.state.params
+    summary.write_results(folder, exp.prepared, history, params, found)
+    return found
 
 
 def _begin(
@@ -262,16 +288,17 @@ def _train(
     done: Progress,
     stream: IO[str] | None,
     stop: Callable[[], bool],
+    writers: reporting.Open,
 ) -> tuple[Progress, float]:
     """Run the remaining chunks; the progress, and seconds of compiling."""
     total, first = exp.program.intervals, int(done.finished)
-    if first >= total or done.state.diverged:
+    if first >= total or done.state.diverged or _reached(exp, done):
         return done, 0.0
     compiled = exp.program.compile(exp.arrays, done.state, stream)
     save = None if folder is None else functools.partial(_save, exp, folder)
     with progress.bar(stream, total, first) as advance:
 
-        def show(chunk: Chunk, done: Progress) -> None:
+        def show(chunk: Chunk, done: Progress) -> bool:
             history = done.known()
             samples = int(history.samples[chunk.first :].sum(dtype=np.int64))
             words = progress.results_text(
@@ -280,12 +307,28 @@ def _train(
             )
             count = int(done.finished) - chunk.first
             advance(count, samples, chunk.seconds, words)
+            rows = _records(exp, chunk, done) if writers.several else ()
+            said = devices.any_process(writers.report(rows))
+            return said or _reached(exp, done)
 
         done = train(compiled, exp.arrays, done, show, stop, save)
     done = done._replace(state=jax.device_get(done.state))
     if save is not None:
         save(done)
     return done, compiled.seconds
+
+
+def _reached(exp: Experiment, done: Progress) -> bool:
+    """Whether the run ends here by its settings."""
+    history = done.known()
+    scores = np.asarray(history.test_accuracy), np.asarray(history.test_loss)
+    return stopping.reached(exp.prepared.config.stop, *scores)
+
+
+def _records(exp: Experiment, chunk: Chunk, done: Progress) -> list[dict[str, Any]]:
+    """What writers get of a call's intervals."""
+    rows = summary.rows_of(exp.prepared, done.known(), chunk.first)
+    return [row | {"wall_time": float(done.seconds)} for row in rows]
 
 
 def _save(exp: Experiment, folder: pathlib.Path, done: Progress) -> None:
@@ -301,7 +344,7 @@ def train(
     compiled: Compiled,
     arrays: Arrays,
     done: Progress,
-    show: Callable[[Chunk, Progress], None],
+    show: Callable[[Chunk, Progress], bool | None],
     stop: Callable[[], bool],
     save: Callable[[Progress], None] | None,
     written: Written | None = None,
@@ -313,7 +356,7 @@ def train(
       compiled: the program.
       arrays: what it runs on.
       done: the progress so far.
-      show: called after each chunk.
+      show: called after each chunk; True ends the run there.
       stop: called after each chunk but the last; True saves and raises.
       save: called where it is due, not at the end; None: nothing is kept.
       written: when the last save was; None: never.
@@ -338,9 +381,8 @@ def train(
         if save and not ended and (stopping or written.due(since)):
             save(done._replace(state=jax.device_get(chunk.state)))
             written = Written(checkpoint.now(), checkpoint.now() - since)
-        show(chunk, done)
+        if show(chunk, done) or ended:
+            break
         if stopping:
             raise KeyboardInterrupt
-        if ended:
-            break
     return done

@@ -159,14 +159,16 @@ def negative_variances(variables: Params) -> list[str]:
     return [start + ", ".join(wrong)] if wrong else []
 
 
-def rows_of(prepared: Prepared, history: scan.History) -> list[dict[str, Any]]:
-    """One plain dict per finished interval, as in metrics.jsonl."""
+def rows_of(
+    prepared: Prepared, history: scan.History, first: int = 0
+) -> list[dict[str, Any]]:
+    """One plain dict per finished interval from `first` on, as in metrics.jsonl."""
     finished, own = len(history.rho), tuple(prepared.own.metrics or ())
-    columns: dict[str, Sequence] = {"interval": range(1, finished + 1)}
-    columns["virtual_time"] = prepared.workload.seconds[:finished].tolist()
+    columns: dict[str, Sequence] = {"interval": range(first + 1, finished + 1)}
+    columns["virtual_time"] = prepared.workload.seconds[first:finished].tolist()
     named = named_of(prepared, history)
     for name in (*_COLUMNS, *(n for n in _ASKED if n in named), *own):
-        columns[name] = _plain(named[name])
+        columns[name] = _plain(named[name][first:])
     return [
         dict(zip(columns, row, strict=True))
         for row in zip(*columns.values(), strict=True)

@@ -12,6 +12,7 @@ Orbax 0.12.8 was tried instead: 62 to 106 ms per save of 6,400 numbers, where th
 1 to 3, and 200 to 245 ms of five million, where this takes 96.
 """
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -151,6 +152,20 @@ def restore_latest(
     if intervals:
         notice(f"no intact checkpoint in {folder}; starting from the beginning")
     return None
+
+
+def newest(folder: pathlib.Path) -> dict[str, Any] | None:
+    """What `save` noted of the newest intact checkpoint; None: there is none."""
+    for interval in reversed(_intervals(folder) if folder.is_dir() else []):
+        with contextlib.suppress(UserError):
+            return _read(_path(folder, interval), interval)[0]
+    return None
+
+
+def length_of(about: dict[str, Any]) -> int:
+    """Updates of the whole run, of what `newest` found: the length of its history."""
+    shapes = {path: shape for path, _, shape in about["layout"]}
+    return shapes[".history.diverged"][0]
 
 
 def _read(path: pathlib.Path, interval: int) -> tuple[dict, list[np.ndarray]]:

@@ -28,6 +28,7 @@ class Own(NamedTuple):
     client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
     partition: Any = None  # N lists of indices into the training samples
     sampler: Any = None  # of cohorts: `cohort.Draw` -> ids
+    params: Any = None  # Flax variables, w^0
 
 
 def input_dtype(dataset: Dataset) -> Any:

@@ -69,7 +69,7 @@ def depends_on_devices(prepared: Prepared) -> bool:
 def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint must agree on: all settings that can change a result."""
     own = prepared.own._asdict()
-    for name in ("dataset", "partition", "sampler"):
+    for name in ("dataset", "partition", "sampler", "params"):
         del own[name]  # among the fingerprints
     described = {
         f"own {n}": describe(part) for n, part in own.items() if part is not None
@@ -92,6 +92,7 @@ def signature(prepared: Prepared) -> dict[str, str]:
     fixed |= {
         "data": f"{prepared.dataset.name} {prepared.fingerprints['data']}",
         "scale": prepared.fingerprints["scale"],
+        "first parameters": prepared.fingerprints.get("first parameters", "drawn"),
         # The states of several rules are kept side by side. A rule of the user's own is
         # the same in every lane.
         "server state": own or "of each rule",

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from tsfl_jax.config import Config
 from tsfl_jax.data import in_memory
 from tsfl_jax.engine import client, evaluation
-from tsfl_jax.experiment import backend
+from tsfl_jax.experiment import backend, trained
 from tsfl_jax.experiment.network import make_network
 from tsfl_jax.experiment.prepare import accepted, load_dataset
 from tsfl_jax.models import precision
@@ -43,6 +43,7 @@ def predict(
     backend.start_jax(config)
     data = load_dataset(config) if dataset is None else in_memory.check(dataset)
     network, _ = make_network(config, data, own)
+    params = trained.fitted(trained.named(params), network.params, "params=")
     used = precision.with_precision(network.model, config.precision)
     test = evaluation.make_test_set(data.x_test, data.y_test)
     mean, scale = (jnp.asarray(a, jnp.float32) for a in (data.mean, 1.0 / data.std))

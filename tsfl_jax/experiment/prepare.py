@@ -22,7 +22,7 @@ from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
-from tsfl_jax.experiment import backend, custom_hooks, rule_settings, splits
+from tsfl_jax.experiment import backend, custom_hooks, rule_settings, splits, trained
 from tsfl_jax.experiment.custom_hooks import Own, input_dtype
 from tsfl_jax.experiment.network import Network, curvature_of, make_network
 from tsfl_jax.experiment.workload import Workload, draw_workload, groups
@@ -301,7 +301,7 @@ def prepare_validated(
     rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
     tested = splits.client_test(config, own, dataset, split, workload.drawn, network)
     model = precision.with_precision(network.model, config.precision)
-    network = network._replace(model=model)
+    network, first = trained.started(config, own, network._replace(model=model))
     mapping, mapping_notes = _mapping_of(config, network, mapping, steps)
     return Prepared(
         config=config,
@@ -317,10 +317,10 @@ def prepare_validated(
         mapping=mapping,
         held_out=held_out,
         tested=tested,
-        own=own._replace(dataset=None, metrics=dict(model.metrics)),
+        own=own._replace(dataset=None, params=None, metrics=dict(model.metrics)),
         fingerprints=_fingerprints(config, dataset, split, times, digest)
         | _fingerprints_asked_for(held_out, tested)
-        | custom_hooks.start_of(own.model),
+        | (first or custom_hooks.start_of(own.model)),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
 
@@ -333,14 +333,19 @@ def _fingerprints(
     data_fingerprint: str,
 ) -> dict[str, str]:
     """Digests of the drawn arrays by what they are."""
-    drawn = times._replace(seconds=None, snapshots=None, notes=())
     classes = np.asarray(dataset.num_classes, np.int64)
     found = {
         "data": data_fingerprint or data.fingerprint(*dataset[1:5]),
         "scale": data.fingerprint(dataset.mean, dataset.std, classes),
         "split": data.fingerprint(split.indices, split.capacity),
-        "schedule": data.fingerprint(*jax.tree.leaves(drawn)),
     }
+    return found | schedule_fingerprints(config, times)
+
+
+def schedule_fingerprints(config: Config, times: Schedule) -> dict[str, str]:
+    """Digests of a schedule."""
+    drawn = times._replace(seconds=None, snapshots=None, notes=())
+    found = {"schedule": data.fingerprint(*jax.tree.leaves(drawn))}
     changing = config.timeline.speeds or config.timeline.availability  # files
     if times.seconds is not None and changing:
         found["times"] = data.fingerprint(times.seconds)

@@ -14,7 +14,7 @@ import numpy as np
 from tsfl_jax import stopping
 from tsfl_jax.config import Config, flat
 from tsfl_jax.engine import devices, optimizers
-from tsfl_jax.experiment import backend, checkpoint, memory, summary
+from tsfl_jax.experiment import backend, checkpoint, longer, memory, summary
 from tsfl_jax.experiment.checkpoint import Progress, Written
 from tsfl_jax.experiment.identity import depends_on_devices, identity_of, labels_of
 from tsfl_jax.experiment.prepare import Prepared, accepted, prepare_validated
@@ -104,6 +104,7 @@ def simulate(
     client_step: Callable[..., Any] | None = None,
     partition: Any = None,
     sampler: Callable[..., Any] | None = None,
+    params: Params | None = None,
     workdir: str | pathlib.Path | None = None,
     writers: Sequence[reporting.Given] = (),
     verbose: bool = False,
@@ -112,8 +113,8 @@ def simulate(
 
     Args:
       config: all settings.
-      model: a Flax module (images ``[B, H, W, C]`` → logits), linen or nnx, a function
-        of `nnx.Rngs` that makes one, or a `Model`, instead of ``config.model``.
+      model: a Flax module, linen or nnx (``[B, H, W, C]`` → logits), a function of
+        `nnx.Rngs` that makes one, or a `Model`.
       dataset: samples in memory, instead of ``config.data``.
       optimizer: an optax transformation, or a function `HParams` → transformation.
       aggregator: a rule of the user's own, instead of ``config.algorithm``.
@@ -123,9 +124,9 @@ def simulate(
       client_step: `Step` → `Stepped`, instead of a step of the optimizer.
       partition: N lists of indices into the training samples, instead of a drawn split.
       sampler: `timeline.cohort.Draw` → ids of the clients that are asked.
+      params: Flax variables to start from, such as `Result.params`.
       workdir: where to write files and checkpoints; None: nowhere.
-      writers: what gets each interval's record: names of --writer, a `Writer`, or a
-        function, which ends the run by returning False.
+      writers: names of --writer, `Writer`s, or functions of each interval's record.
       verbose: print progress on stderr.
 
     Returns:
@@ -134,9 +135,7 @@ def simulate(
     Raises:
       UserError: an input that cannot work, in one line.
     """
-    if workdir is not None:
-        report.folder_of(workdir)  # before the work
-    reporting.check(writers)
+    _check_outputs(workdir, writers)
     exp = build(
         config,
         model=model,
@@ -149,8 +148,18 @@ def simulate(
         client_step=client_step,
         partition=partition,
         sampler=sampler,
+        params=params,
     )
     return run(exp, workdir, sys.stderr if verbose else None, writers=writers)
+
+
+def _check_outputs(
+    workdir: str | pathlib.Path | None, writers: Sequence[reporting.Given]
+) -> None:
+    """Refuse what cannot be written to, before the work."""
+    if workdir is not None:
+        report.folder_of(workdir)
+    reporting.check(writers)
 
 
 def run(
@@ -271,8 +280,7 @@ def _opened(
         )
     if exp.prepared.config.checkpoint:
         notice = progress.warn_to(stream)
-        found = checkpoint.restore_latest(saved, done, exp.identity, notice)
-        done = found[1] if found else done
+        done = _restored(exp, saved, done, notice)
     if done.finished:
         total = exp.program.intervals
         progress.log(stream, f"resuming after interval {done.finished} of {total}")
@@ -280,6 +288,27 @@ def _opened(
         report.write_metrics(folder / "metrics.jsonl", rows)
     report.write_json(folder / "config.json", dataclasses.asdict(exp.prepared.config))
     return folder, done
+
+
+def _restored(
+    exp: Experiment, saved: pathlib.Path, done: Progress, notice: Callable[[str], None]
+) -> Progress:
+    """The progress of the newest checkpoint, which may be that of a smaller T."""
+    identity, like, total = exp.identity, done, exp.prepared.config.num_intervals
+    about = checkpoint.newest(saved) or {"identity": {}}
+    before = about["identity"].get("num_intervals", total)
+    if before < total:
+        updates = checkpoint.length_of(about)
+        parts = exp.prepared, exp.program, exp.arrays
+        identity = identity | longer.earlier(*parts, before, updates)
+        like = done._replace(history=jax.tree.map(lambda a: a[:updates], done.history))
+    found = checkpoint.restore_latest(saved, like, identity, notice)
+    if not found:
+        return done
+    pairs = zip(*map(jax.tree.leaves, (done.history, found[1].history)), strict=True)
+    for whole, part in pairs:
+        whole[: len(part)] = part
+    return found[1]._replace(history=done.history)
 
 
 def _train(

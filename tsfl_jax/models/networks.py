@@ -49,6 +49,10 @@ class ModelConfig:
         static=True,
     )
 
+    params: str = setting(
+        "", "file or folder of trained parameters to start from", effect=False
+    )
+
     def check(self, config: Any, rule: Any) -> None:
         """Refuse the quadratic model without its data, and the data without it."""
         del rule

@@ -1,0 +1,174 @@
+"""Runs that start from trained parameters, and runs that go on longer than begun."""
+
+import jax
+import numpy as np
+import orbax.checkpoint
+import pytest
+from flax import serialization, traverse_util
+
+import tsfl_jax
+from tsfl_jax.experiment import trained
+from tsfl_jax.types import UserError
+
+
+def config_of(**settings):
+    config = tsfl_jax.Config(num_intervals=4, num_clients=4, batch_size=8, lr=0.1)
+    config.algorithm = "fedavg"
+    config.data.name, config.model.hidden = "digits", 5
+    config.schedule.data_size, config.partition.kind = 32, "iid"
+    config.eval_every = 1
+    # Sizes that do not change from interval to interval: the split does not depend on T.
+    config.schedule.kind, config.schedule.tau_groups = "distribution", "uniform(1, 4)"
+    for name, value in settings.items():
+        setattr(config, name, value)
+    return config
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tsfl_jax.simulate(config_of(num_intervals=2)).params
+
+
+def equal(one, other):
+    return jax.tree.all(jax.tree.map(np.array_equal, one, other))
+
+
+def test_a_run_starts_where_another_ended(params):
+    """With an η of nearly 0 nothing moves; and one interval more improves what was given."""
+    still = tsfl_jax.simulate(config_of(num_intervals=1, lr=1e-30), params=params)
+    assert equal(still.params, params)
+    longer = tsfl_jax.simulate(config_of(num_intervals=3), params=params)
+    first = tsfl_jax.simulate(config_of(num_intervals=1), params=params)
+    anew = tsfl_jax.simulate(config_of(num_intervals=1))
+    assert first.history["train_loss"][0] == longer.history["train_loss"][0]
+    assert first.history["train_loss"][0] < anew.history["train_loss"][0]
+    assert "first parameters" in first.summary["fingerprints"]
+    assert any("starts from trained" in note for note in first.summary["notes"])
+
+
+def test_every_kind_of_file(params, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    names = traverse_util.flatten_dict(params, sep="/")
+    dots = traverse_util.flatten_dict(params["params"], sep=".")
+    np.savez(tmp_path / "model.npz", **names)
+    safetensors.save_file(dots, tmp_path / "model.safetensors")
+    (tmp_path / "model.msgpack").write_bytes(serialization.to_bytes(params))
+    state = {**params, "step": np.int32(3), "opt_state": {"mu": np.zeros(2)}}
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "model", state)
+    for name in ("model.npz", "model.safetensors", "model.msgpack", "model"):
+        found = trained.read(tmp_path / name)
+        assert equal(trained.fitted(found, params, name), params), name
+    config = config_of(num_intervals=1, lr=1e-30)
+    config.model.params = str(tmp_path / "model.npz")
+    assert equal(tsfl_jax.simulate(config).params, params)
+
+
+def test_lanes_of_a_sweep_start_from_their_own_files(params, tmp_path):
+    other = jax.tree.map(lambda a: a + 1, params)
+    for name, tree in (("a", params), ("b", other)):
+        np.savez(tmp_path / f"{name}.npz", **trained.named(tree))
+    points = [{"model.params": str(tmp_path / f"{name}.npz")} for name in "ab"]
+    swept = tsfl_jax.sweep(config_of(num_intervals=1), points)
+    for point, lane in zip(points, range(2), strict=True):
+        config = config_of(num_intervals=1)
+        config.model.params = point["model.params"]
+        alone = tsfl_jax.simulate(config).history["test_loss"]
+        np.testing.assert_array_equal(swept.history["test_loss"][lane], alone)
+
+
+WRONG = {
+    "missing": (lambda p: p.pop("Dense_0"), "no params/Dense_0/bias; the network has"),
+    "shape": (
+        lambda p: p["Dense_0"].update(bias=np.zeros(6)),
+        r"params/Dense_0/bias is \[6\]; in the network it is \[5\]",
+    ),
+    "more": (
+        lambda p: p.update(Dense_7={"bias": np.zeros(1)}),
+        "the network has no params/Dense_7/bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_does_not_fit_is_one_line(kind, params):
+    change, words = WRONG[kind]
+    wrong = jax.tree.map(np.array, params)
+    change(wrong["params"])
+    for call in (
+        lambda: tsfl_jax.simulate(config_of(), params=wrong),
+        lambda: tsfl_jax.predict(config_of(), wrong),
+    ):
+        with pytest.raises(UserError, match=words):
+            call()
+
+
+@pytest.mark.parametrize("name", ["gone.npz", "text.npz", "text.safetensors", "text"])
+def test_wrong_files_are_one_line(name, tmp_path):
+    for text in ("text.npz", "text.safetensors", "text"):
+        (tmp_path / text).write_text("no arrays")
+    config = config_of()
+    config.model.params = str(tmp_path / name)
+    with pytest.raises(UserError, match=name):
+        tsfl_jax.simulate(config)
+
+
+def test_fewer_intervals_are_another_experiment(tmp_path):
+    tsfl_jax.simulate(config_of(num_intervals=2), workdir=tmp_path)
+    with pytest.raises(UserError, match="another experiment .num_intervals: 2 → 1"):
+        tsfl_jax.simulate(config_of(num_intervals=1), workdir=tmp_path)
+
+
+def test_parameters_are_part_of_the_experiment(params, tmp_path):
+    tsfl_jax.simulate(config_of(), params=params, workdir=tmp_path)
+    with pytest.raises(UserError, match="another experiment.*first parameters"):
+        tsfl_jax.simulate(config_of(), workdir=tmp_path)
+
+
+KINDS = {
+    "plain": {},
+    "scaffold": {"algorithm": "scaffold"},
+    "momentum": {"momentum": 0.9, "lr_schedule": "exponential", "lr_decay": 0.9},
+    "timeline": {
+        "timeline.framework": "tsfl",
+        "schedule.kind": "case3",
+        "schedule.tau_groups": "",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_raising_t_is_the_longer_run(kind, tmp_path):
+    def config(intervals):
+        found = config_of(num_intervals=intervals)
+        return tsfl_jax.config.replace(found, KINDS[kind])
+
+    short = tsfl_jax.simulate(config(2), workdir=tmp_path)
+    longer = tsfl_jax.simulate(config(5), workdir=tmp_path)
+    once = tsfl_jax.simulate(config(5))
+    assert len(short.history["test_loss"]) < len(longer.history["test_loss"])
+    assert equal(longer.params, once.params)
+    for name, values in once.history.items():
+        np.testing.assert_array_equal(longer.history[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"lr_schedule": "cosine"}, "was begun with 2, and lr_schedule=cosine depends"),
+        ({"algorithm": "learned"}, "was begun with 2, and the training depends"),
+        ({"lr": 0.2}, "another experiment .lr:"),
+        ({"schedule.size_groups": "uniform(9, 40)"}, "another experiment .split:"),
+        (
+            KINDS["timeline"] | {"timeline.framework": "afl"},
+            "another experiment .schedule:",
+        ),
+    ],
+)
+def test_what_depends_on_t_is_refused(settings, words, tmp_path):
+    start = {} if "lr" in settings else settings
+    config = tsfl_jax.config.replace(config_of(num_intervals=2), start)
+    tsfl_jax.simulate(config, workdir=tmp_path)
+    longer = tsfl_jax.config.replace(config, settings | {"num_intervals": 5})
+    with pytest.raises(UserError, match=words):
+        tsfl_jax.simulate(longer, workdir=tmp_path)

@@ -1,0 +1,61 @@
+"""A run that goes on with a larger T than it was begun with.
+
+The intervals so far must be those of the longer run: its schedule must begin with
+them, and nothing in their training may depend on T.
+"""
+
+import dataclasses
+
+import jax
+
+from tsfl_jax.config import replace
+from tsfl_jax.engine import scan
+from tsfl_jax.experiment.prepare import Prepared, schedule_fingerprints
+from tsfl_jax.experiment.program import Arrays, Program
+from tsfl_jax.models import tracing
+from tsfl_jax.types import UserError
+
+
+def earlier(
+    prepared: Prepared, program: Program, arrays: Arrays, intervals: int, updates: int
+) -> dict[str, str | int]:
+    """What differs in the identity of the same run with fewer intervals.
+
+    A schedule that begins otherwise has another digest than the run's, and is refused
+    with that.
+
+    Args:
+      prepared, program, arrays: of the longer run.
+      intervals: the earlier T.
+      updates: the updates in these, on a timeline another number.
+
+    Raises:
+      UserError: training depends on T.
+    """
+    config = prepared.config
+    if config.lr_schedule == "cosine" or _reads_intervals(program, arrays):
+        what = (
+            "lr_schedule=cosine" if config.lr_schedule == "cosine" else "the training"
+        )
+        raise UserError(
+            f"--config.num_intervals={config.num_intervals}: the run was begun with "
+            f"{intervals}, and {what} depends on it; choose another --workdir"
+        )
+    times = prepared.workload.schedule
+    drawn = times._replace(snapshots=None, notes=())
+    first = jax.tree.map(lambda a: a[:updates], drawn)
+    shorter = replace(config, {"num_intervals": intervals})
+    return {"num_intervals": intervals} | schedule_fingerprints(shorter, first)
+
+
+def _reads_intervals(program: Program, arrays: Arrays) -> bool:
+    """Whether anything but the schedule of η, such as a rule, reads T."""
+    model, rule, optimizer, spec, hooks = program.parts
+    spec = dataclasses.replace(spec, lr_varies=False, axis=None)
+    run = scan.make_run(model, (rule,), optimizer, spec, hooks=hooks)
+    given = program.arguments(arrays, arrays.start, 0)
+    jaxpr = jax.make_jaxpr(run)(*given).jaxpr
+    places = jax.tree.map(lambda _: False, given)
+    marked = places[2]._replace(lr_total=True)
+    marks = jax.tree.leaves((*places[:2], marked, *places[3:]))
+    return any(m and u for m, u in zip(marks, tracing.used(jaxpr), strict=True))

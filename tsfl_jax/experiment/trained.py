@@ -1,0 +1,129 @@
+"""Parameters of an earlier training as w^0: files of several libraries, and the check.
+
+The order of the leaves does not matter, their names do: ``params/Dense_0/kernel``. A
+tree without collections is taken for the parameters; of a train state, its collections
+are taken and all else, such as an optimizer's state, is left out.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tsfl_jax import data
+from tsfl_jax.config import Config
+from tsfl_jax.experiment.custom_hooks import Own
+from tsfl_jax.experiment.network import Network
+from tsfl_jax.report import files
+from tsfl_jax.report.writer import library
+from tsfl_jax.types import Params, PRNGKey, UserError
+
+Named = dict[str, Any]  # arrays by path, {"params/Dense_0/kernel": array}
+_FILES = "a model.npz, .safetensors or .msgpack file, or the folder of an Orbax one"
+
+
+def named(tree: Any) -> Named:
+    """The leaves of a tree by path; those of nnx without their last part, "value"."""
+    leaves = jax.tree.leaves_with_path(tree)
+    found = {jax.tree_util.keystr(p, simple=True, separator="/"): a for p, a in leaves}
+    return {name.removesuffix("/value"): leaf for name, leaf in found.items()}
+
+
+def read(path: pathlib.Path) -> Named:
+    """The arrays of a file by path.
+
+    Args:
+      path: a .npz file, .safetensors, the .msgpack of Flax, or a folder of Orbax.
+
+    Raises:
+      UserError: no such file, none of these, damaged, or a library is missing.
+    """
+    if not path.exists():
+        raise UserError(f"--config.model.params={path}: no such file or folder")
+    if path.suffix == ".npz":
+        return dict(files.read_arrays(path))
+    try:
+        if path.is_dir():
+            orbax = library("orbax.checkpoint", "orbax")
+            return named(orbax.PyTreeCheckpointer().restore(path.resolve()))
+        if path.suffix == ".safetensors":
+            found = library("safetensors.numpy", "safetensors").load_file(path)
+            return {name.replace(".", "/"): array for name, array in found.items()}
+        if path.suffix == ".msgpack":
+            flax = library("flax.serialization", "flax")
+            return named(flax.msgpack_restore(path.read_bytes()))
+    except UserError:
+        raise
+    except Exception as error:  # each library has its own kinds
+        what = f"--config.model.params={path}: cannot be read"
+        raise UserError(f"{what} ({type(error).__name__}); expected {_FILES}") from None
+    raise UserError(f"--config.model.params={path}: expected {_FILES}")
+
+
+def fitted(found: Named, shapes: Params, source: str) -> Params:
+    """The variables of a network with these arrays.
+
+    Args:
+      found: from `named` or `read`.
+      shapes: the network's variables; arrays or their shapes.
+      source: where they are from, for messages.
+
+    Returns:
+      NumPy arrays in the network's structure and dtypes.
+
+    Raises:
+      UserError: a path or shape differs, the first one in the network's order.
+    """
+    wanted = named(shapes)
+    collections = {name.split("/")[0] for name in wanted}
+    if "params" in collections and not any(n.startswith("params/") for n in found):
+        found = {f"params/{name}": array for name, array in found.items()}
+    found = {n: a for n, a in found.items() if n.split("/")[0] in collections}
+    for name, like in wanted.items():
+        if name not in found:
+            raise UserError(
+                f"{source}: no {name}; the network has it, {list(like.shape)}"
+            )
+        if np.shape(found[name]) != like.shape:
+            raise UserError(
+                f"{source}: {name} is {list(np.shape(found[name]))}; in the network it "
+                f"is {list(like.shape)}"
+            )
+    if more := sorted(found.keys() - wanted.keys()):
+        raise UserError(f"{source}: the network has no {more[0]}")
+    leaves = [np.asarray(found[name], like.dtype) for name, like in wanted.items()]
+    return jax.tree.structure(shapes).unflatten(leaves)
+
+
+def started(
+    config: Config, own: Own, network: Network
+) -> tuple[Network, dict[str, str]]:
+    """The network with its w^0 replaced, if a user gave one, and the digest of that.
+
+    Raises:
+      UserError: two were given, or what was given does not fit the network.
+    """
+    given, file = own.params, config.model.params
+    if given is None and not file:
+        return network, {}
+    if given is not None and file:
+        raise UserError(
+            f"params= and --config.model.params={file}: both are the first parameters; "
+            "give one of them"
+        )
+    source = f"--config.model.params={file}" if file else "params="
+    found = read(pathlib.Path(file)) if file else named(given)
+    first = fitted(found, network.params, source)
+
+    def init(key: PRNGKey, x: jax.Array) -> Params:
+        del key, x
+        return jax.tree.map(jnp.asarray, first)
+
+    digest = data.fingerprint(*jax.tree.leaves(first))
+    note = f"starts from trained parameters ({source}, {digest})"
+    network = network._replace(
+        model=network.model._replace(init=init), notes=(*network.notes, note)
+    )
+    return network, {"first parameters": digest}

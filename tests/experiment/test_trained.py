@@ -17,7 +17,7 @@ def config_of(**settings):
     config.data.name, config.model.hidden = "digits", 5
     config.schedule.data_size, config.partition.kind = 32, "iid"
     config.eval_every = 1
-    # Sizes that do not change from interval to interval: the split does not depend on T.
+    # Sizes that are the same in all intervals: the split does not depend on T.
     config.schedule.kind, config.schedule.tau_groups = "distribution", "uniform(1, 4)"
     for name, value in settings.items():
         setattr(config, name, value)
@@ -34,7 +34,7 @@ def equal(one, other):
 
 
 def test_a_run_starts_where_another_ended(params):
-    """With an η of nearly 0 nothing moves; and one interval more improves what was given."""
+    """With an η of nearly 0 nothing moves; else the loss begins where it ended."""
     still = tsfl_jax.simulate(config_of(num_intervals=1, lr=1e-30), params=params)
     assert equal(still.params, params)
     longer = tsfl_jax.simulate(config_of(num_intervals=3), params=params)

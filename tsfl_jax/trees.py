@@ -6,7 +6,7 @@ the clients' own values is taken, see `values`.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -97,6 +97,17 @@ def folded(tree: Any, key: Any) -> Any:
 
     leaves, form = jax.tree.flatten(tree)
     return form.unflatten([leaf(number, w) for number, w in enumerate(leaves)])
+
+
+def marked(tree: Any, parts: Sequence[str]) -> Any:
+    """For each leaf whether its path, ``Dense_0/kernel``, has one of these parts."""
+
+    def found(path: Any, leaf: Any) -> bool:
+        del leaf
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        return any(part in name for part in parts)
+
+    return jax.tree_util.tree_map_with_path(found, tree)
 
 
 def take(tree: Any, index: Any) -> Any:

@@ -1,5 +1,7 @@
 """Runs that start from trained parameters, and runs that go on longer than begun."""
 
+import chex
+import flax.linen as nn
 import jax
 import numpy as np
 import orbax.checkpoint
@@ -8,6 +10,7 @@ from flax import serialization, traverse_util
 
 import tsfl_jax
 from tsfl_jax.experiment import trained
+from tsfl_jax.experiment.prepare import load_dataset
 from tsfl_jax.types import UserError
 
 
@@ -110,6 +113,52 @@ def test_wrong_files_are_one_line(name, tmp_path):
     config = config_of()
     config.model.params = str(tmp_path / name)
     with pytest.raises(UserError, match=name):
+        tsfl_jax.simulate(config)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedadam"])
+def test_frozen_parameters_do_not_move(algorithm, params):
+    """And the others move as if the network began behind them."""
+    config = config_of(num_intervals=2, algorithm=algorithm, clip_norm=0.5)
+    config.model.frozen = "Dense_0/"
+    found = tsfl_jax.simulate(config, params=params).params["params"]
+    assert equal(found["Dense_0"], params["params"]["Dense_0"])
+    assert not np.array_equal(
+        found["Dense_1"]["kernel"], params["params"]["Dense_1"]["kernel"]
+    )
+    if algorithm != "fedavg":
+        return
+    data = load_dataset(config)
+    first = params["params"]["Dense_0"]
+
+    def behind(x):
+        x = ((x - data.mean) / data.std).reshape(len(x), -1)
+        return np.maximum(x @ first["kernel"] + first["bias"], 0).astype(np.float32)
+
+    other = data._replace(
+        x_train=behind(data.x_train),
+        x_test=behind(data.x_test),
+        mean=np.zeros((), np.float32),
+        std=np.ones((), np.float32),
+    )
+    config.model.frozen, config.model.hidden = "", 50
+    head = tsfl_jax.simulate(
+        config, model=nn.Dense(10), dataset=other, params=params["params"]["Dense_1"]
+    )
+    chex.assert_trees_all_close(head.params["params"], found["Dense_1"], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("Conv", "no parameter has Conv in its path; there are Dense_0"),
+        ("D", "is left"),
+    ],
+)
+def test_what_cannot_be_frozen(part, words):
+    config = config_of()
+    config.model.frozen = part
+    with pytest.raises(UserError, match=words):
         tsfl_jax.simulate(config)
 
 

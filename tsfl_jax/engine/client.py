@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from tsfl_jax import rng, trees
-from tsfl_jax.engine import hooks
+from tsfl_jax.engine import hooks, optimizers
 from tsfl_jax.engine.program_spec import Parts
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
@@ -309,6 +309,7 @@ def train(
       The client's variables, which may hold NaN, and its `LocalResult`.
     """
     spec, optimizer = parts.spec, parts.optimizer(hparams)
+    optimizer = optimizers.without(optimizer, spec.frozen)
     work = client.tau * steps_per_iteration(
         client.size, spec.batch_size, spec.iteration
     )

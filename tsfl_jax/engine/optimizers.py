@@ -4,7 +4,7 @@ A client starts every interval with a fresh optimizer state.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int
 
+from tsfl_jax import trees
 from tsfl_jax.models import tracing
 from tsfl_jax.types import HParams, Params, Scalar, UserError
 
@@ -89,6 +90,19 @@ def clip_by_global_norm(limit: Scalar) -> optax.GradientTransformation:
         return jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
 
     return optax.stateless(clip)
+
+
+def without(
+    optimizer: optax.GradientTransformation, frozen: tuple[str, ...]
+) -> optax.GradientTransformation:
+    """The optimizer of all parameters but those whose path has one of these parts.
+
+    Those have no gradient either, so that a norm that is clipped is of the others.
+    """
+    if not frozen:
+        return optimizer
+    kinds: dict[Hashable, Any] = {False: optimizer, True: optax.set_to_zero()}
+    return optax.partition(kinds, lambda params: trees.marked(params, frozen))
 
 
 _EXPECTED = (

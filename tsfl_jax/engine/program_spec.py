@@ -54,6 +54,7 @@ class ProgramSpec:
       regret: whether the regret of the weights is measured in every interval.
       train_all: also train clients with zero weight. Changes the logged loss and the
         divergence check, never the model. True for a rule that `stacks`.
+      frozen: parts of the paths of parameters that are not trained.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
         ``client``, ``validation`` and ``class_index`` and all inputs but interval and
@@ -75,6 +76,7 @@ class ProgramSpec:
     choice: Choice | None = None
     regret: bool = False
     train_all: bool = True
+    frozen: tuple[str, ...] = ()
     lanes: str = ""
     axis: str | None = None
 

@@ -20,7 +20,7 @@ from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, scan
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
-from tsfl_jax.experiment import initial_estimates
+from tsfl_jax.experiment import initial_estimates, trained
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
 from tsfl_jax.report import progress
 from tsfl_jax.rules.base import Aggregator, one_of
@@ -191,6 +191,7 @@ def spec_of(
         choice=config.cohort.choice,
         regret=config.measure_regret,
         train_all=config.train_all,
+        frozen=trained.parts_of(config.model.frozen),
         lanes=lanes,
     )
 

@@ -54,7 +54,7 @@ _GIVEN = {
     "algorithm": ("aggregator", Part()),
     "data.name": ("dataset", Part(reads=("data.validation",))),
     "partition.kind": ("partition", PARTITIONS["client"]),
-    "model.name": ("model", Part(reads=("model.params",))),
+    "model.name": ("model", Part(reads=("model.params", "model.frozen"))),
     "cohort.sampler": ("sampler", Part()),
 }
 

@@ -97,14 +97,36 @@ def fitted(found: Named, shapes: Params, source: str) -> Params:
     return jax.tree.structure(shapes).unflatten(leaves)
 
 
+def parts_of(text: str) -> tuple[str, ...]:
+    """The parts of paths in a setting, comma-separated."""
+    return tuple(part for part in map(str.strip, text.split(",")) if part)
+
+
+def check_parts(config: Config, shapes: Params) -> None:
+    """Refuse a part of a path that no parameter has, and freezing all of them."""
+    names, frozen = named(shapes["params"]), parts_of(config.model.frozen)
+    for part in frozen:
+        if not any(part in name for name in names):
+            raise UserError(
+                f"--config.model.frozen={config.model.frozen}: no parameter has {part} "
+                f"in its path; there are {', '.join(names)}"
+            )
+    if frozen and all(any(part in name for part in frozen) for name in names):
+        raise UserError(
+            f"--config.model.frozen={config.model.frozen}: none is left to train"
+        )
+
+
 def started(
     config: Config, own: Own, network: Network
 ) -> tuple[Network, dict[str, str]]:
     """The network with its w^0 replaced, if a user gave one, and the digest of that.
 
     Raises:
-      UserError: two were given, or what was given does not fit the network.
+      UserError: two were given, or what was given does not fit the network; or what is
+        to be frozen does not.
     """
+    check_parts(config, network.params)
     given, file = own.params, config.model.params
     if given is None and not file:
         return network, {}

@@ -49,6 +49,11 @@ class ModelConfig:
         static=True,
     )
 
+    frozen: str = setting(
+        "",
+        "parameters that are not trained: parts of their paths, comma-separated",
+        static=True,
+    )
     params: str = setting(
         "", "file or folder of trained parameters to start from", effect=False
     )

@@ -21,12 +21,12 @@ from jaxtyping import Float
 
 from studies import arena, fleets, study
 from studies.fleets import BOUNDS, FleetNumbers
-from studies.significance import p_text, paired_p
 from studies.study import Changes
 from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, prepare, sweeps
 from tsfl_jax.report import files, style
+from tsfl_jax.report.significance import p_text, paired_p
 from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, spread
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arguments

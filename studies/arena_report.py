@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from studies.significance import (
+from tsfl_jax.report import files, style
+from tsfl_jax.report.significance import (
     BETTER,
     WORSE,
     holm,
@@ -28,7 +29,6 @@ from studies.significance import (
     signed_rank_p,
     verdict,
 )
-from tsfl_jax.report import files, style
 from tsfl_jax.report.statistics import OVER_SEEDS, spread
 from tsfl_jax.studies import arguments
 

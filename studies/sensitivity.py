@@ -12,10 +12,10 @@ from typing import NamedTuple
 import xarray
 
 from studies import study
-from studies.significance import tested
 from studies.study import Case, Changes, Row, Runs, Study
 from tsfl_jax.config import Config, get
 from tsfl_jax.report import files, style
+from tsfl_jax.report.significance import tested
 from tsfl_jax.report.statistics import OVER_SEEDS, over
 from tsfl_jax.studies import arguments, reproduce
 

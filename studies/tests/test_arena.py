@@ -7,13 +7,13 @@ import pathlib
 import numpy as np
 import pytest
 
-from studies import arena, arena_report, fleets, significance
+from studies import arena, arena_report, fleets
 from studies.arena_report import Arena, Lane
 from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import grid, prepare, sweeps
 from tsfl_jax.experiment.network import bytes_per_delivery
-from tsfl_jax.report import collect
+from tsfl_jax.report import collect, significance
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
 

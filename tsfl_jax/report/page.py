@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from tsfl_jax import command
 from tsfl_jax.config import SEEDS
-from tsfl_jax.report import bands, collect, files, table
+from tsfl_jax.report import bands, collect, files, paper, table
 from tsfl_jax.report.collect import Run
 from tsfl_jax.report.statistics import (
     DIVERGED,
@@ -161,6 +161,15 @@ def _html(frame: pd.DataFrame, **options: Any) -> Markup:
     return Markup(text if frame.shape[1] else "")
 
 
+def _runs_of(sources: Sequence[collect.Source]) -> list[Run]:
+    """The runs of all folders, named after these if there are several."""
+    runs = []
+    for source in sources:
+        own = "" if len(sources) == 1 else f"{source.folder.resolve().name}: "
+        runs += [run._replace(name=own + run.name) for run in source.runs]
+    return runs
+
+
 def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) -> str:
     """The report of some folders as HTML.
 
@@ -175,10 +184,7 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
       UserError: a folder that holds nothing that has finished.
     """
     sources = [collect.read_source(path) for path in paths]
-    runs = []
-    for source in sources:
-        own = "" if len(sources) == 1 else f"{source.folder.resolve().name}: "
-        runs += [run._replace(name=own + run.name) for run in source.runs]
+    runs = _runs_of(sources)
     facts = pd.DataFrame([run.facts for run in runs])
     values: dict[str, Any] = {
         "title": ", ".join(source.folder.resolve().name for source in sources),
@@ -212,6 +218,15 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
     return template.render(values).encode("utf-8", "replace").decode()
 
 
+def _write_table(folders: list[str], score: str, base: str) -> None:
+    """Write the table for a paper, and print it."""
+    sources = [collect.read_source(path) for path in folders]
+    runs = _runs_of(sources)
+    if not runs:
+        raise UserError(f"{folders[0]}: holds tables, but no runs to make one of")
+    print(paper.write(runs, groups_of(runs), sources[0].folder, score, base))
+
+
 def main(texts: list[str]) -> None:
     """Write the report of the given folders and print its path."""
     parser = command.make_parser("report", __doc__)
@@ -220,7 +235,18 @@ def main(texts: list[str]) -> None:
     parser.add_argument(
         "--target", type=float, help="test accuracy in (0, 1] for the time to it"
     )
+    about = "instead: table.csv, table.md and table.tex in the first folder"
+    parser.add_argument("--table", action="store_true", help=about)
+    about = "of --table: the group that others are compared with, or a part of its name"
+    parser.add_argument("--base", default="", metavar="GROUP", help=about)
+    about = "of --table (default: final_test_accuracy)"
+    parser.add_argument("--score", metavar="NAME", default="", help=about)
     given = parser.parse_args(texts)
+    if given.table:
+        _write_table(given.folders, given.score or "final_test_accuracy", given.base)
+        return
+    if given.base or given.score:
+        raise UserError("--base and --score belong to --table")
     if given.target is not None and not 0 < given.target <= 1:
         raise UserError(
             f"--target={given.target}: expected an accuracy in (0, 1], like 0.9"

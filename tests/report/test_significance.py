@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xarray
 
-from studies import significance
+from tsfl_jax.report import significance
 
 
 def test_paired_p_by_hand():

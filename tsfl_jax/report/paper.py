@@ -1,0 +1,158 @@
+"""``tsfl report --table``: the groups of some runs as a table for a paper.
+
+A group is the runs that differ in their seeds only. Differences to a base are paired by
+seed; Holm's correction counts all groups but the base.
+"""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfl_jax.config import SEEDS
+from tsfl_jax.report import files, significance, table
+from tsfl_jax.report.collect import Run
+from tsfl_jax.report.statistics import OVER_SEEDS, confidence_interval, left_out, spread
+from tsfl_jax.types import UserError
+
+_PERCENT = "accuracy"  # scores in [0, 1] that a table has in percent
+
+
+def score_of(run: Run, score: str) -> float:
+    """A result of a run; NaN where it is not known or the run lost every model."""
+    value = run.facts.get(score)
+    missing = value is None or bool(left_out(run.facts))
+    return np.nan if missing else float(value) * (100 if _PERCENT in score else 1)
+
+
+def by_seed(runs: Sequence[Run], names: Sequence[str], score: str) -> pd.DataFrame:
+    """A score ``[seeds, groups]``, NaN where a group has no run of a seed.
+
+    Args:
+      runs: finished ones.
+      names: the group of each.
+      score: a name of `table.SCORES`.
+
+    Raises:
+      UserError: no run has this score, or a group has two runs of a seed.
+    """
+    found: dict[str, dict[str, float]] = {name: {} for name in names}
+    for run, name in zip(runs, names, strict=True):
+        seed = str([run.settings.get(n) for n in SEEDS])
+        if seed in found[name]:
+            raise UserError(f"{name}: two runs of one seed; give each folder once")
+        found[name][seed] = score_of(run, score)
+    scores = pd.DataFrame(found)
+    if scores.isna().to_numpy().all():
+        raise UserError(
+            f"--score={score}: no run has it; expected one of {', '.join(table.SCORES)}"
+        )
+    return scores
+
+
+def base_of(groups: Sequence[str], given: str) -> str:
+    """The only group that is called so, has this setting or value, or has this text.
+
+    Raises:
+      UserError: there is none, or several.
+    """
+    parts = {n: [n, *n.split(", ")] for n in groups}
+    values = {n: [p.rpartition("=")[2] for p in some] for n, some in parts.items()}
+    found = [n for n in groups if given in parts[n] or given in values[n]]
+    found = found or [n for n in groups if given in n]
+    if len(found) == 1:
+        return found[0]
+    raise UserError(
+        f"--base={given}: {'several groups have' if found else 'no group has'} it in "
+        f"its name; there are {'; '.join(groups)}"
+    )
+
+
+def numbers(scores: pd.DataFrame, base: str = "") -> pd.DataFrame:
+    """Means, and with a base paired differences and their tests.
+
+    Args:
+      scores: ``[seeds, groups]`` from `by_seed`.
+      base: a group; "": no differences.
+
+    Returns:
+      A row per group: runs, mean, half (of the 95 % interval), and difference, its
+      half, pairs, p (paired t test) and holm; NaN for the base itself.
+    """
+    rows: list[dict[str, Any]] = []
+    for name in scores:
+        known = scores[name].dropna().to_numpy()
+        mean, half = confidence_interval(known)
+        rows.append({"group": name, "runs": len(known), "mean": mean, "half": half})
+        if not base or name == base:
+            continue
+        gaps = (scores[name] - scores[base]).dropna().to_numpy()
+        gap, error = confidence_interval(gaps)
+        tested = {"p": significance.paired_p(gaps), "pairs": len(gaps)}
+        rows[-1] |= {"difference": gap, "difference_half": error} | tested
+    found = pd.DataFrame(rows)
+    if base and "p" in found:
+        found["holm"] = significance.holm(found["p"].to_numpy())
+    return found
+
+
+def text_of(scores: pd.DataFrame, found: pd.DataFrame, base: str) -> pd.DataFrame:
+    """The same with three columns of text for a reader."""
+    rows = []
+    for row in found.to_dict("records"):
+        own = scores[row["group"]].dropna().to_numpy()
+        cells = {"group": row["group"], "runs": row["runs"]}
+        cells["mean"] = spread(own) if len(own) else "–"
+        if base:
+            gaps = (scores[row["group"]] - scores[base]).dropna().to_numpy()
+            there = row["group"] != base and len(gaps) > 0
+            cells["difference"] = spread(gaps, "+.2f") if there else "–"
+            cells["p (Holm)"] = significance.p_text(row.get("holm", np.nan))
+        rows.append(cells)
+    return pd.DataFrame(rows)
+
+
+def latex(rows: pd.DataFrame) -> str:
+    """The table for LaTeX with booktabs."""
+    text = rows.to_latex(index=False, escape=True, column_format="lr" + "l" * 3)
+    for sign, command in {"±": r"$\pm$", "–": "--"}.items():
+        text = text.replace(sign, command)
+    return text
+
+
+def write(
+    runs: Sequence[Run],
+    names: Sequence[str],
+    folder: pathlib.Path,
+    score: str,
+    base: str,
+) -> str:
+    """Write table.csv, .md and .tex into a folder; returns the Markdown.
+
+    Args:
+      runs: finished ones; those that diverged are in no mean.
+      names: the group of each.
+      folder: where to write.
+      score: a name of `table.SCORES`.
+      base: see `base_of`; "": no differences.
+
+    Raises:
+      UserError: see `by_seed` and `base_of`.
+    """
+    scores = by_seed(runs, names, score)
+    base = base and base_of(list(scores), base)
+    found = numbers(scores, base)
+    rows = text_of(scores, found, base)
+    unit = " in %" if _PERCENT in score else ""
+    head = f"{score}{unit}: {OVER_SEEDS}."
+    if base:
+        head += f" Differences to {base} are paired by seed."
+    lost = sum(bool(left_out(run.facts)) for run in runs)
+    head += f" {lost} runs that diverged are left out." if lost else ""
+    text = f"{head}\n\n{files.markdown(rows)}"
+    files.write_csv(folder / "table.csv", found)
+    files.write_text(folder / "table.md", text)
+    files.write_text(folder / "table.tex", f"% {head}\n{latex(rows)}")
+    return text

@@ -7,8 +7,8 @@ and Optimizations". The symbols are explained in `tsfl_jax.types`. The names:
   Running        simulate, sweep, explain, predict, as_function, Writer, Result,
                  SweepResult, Explanation
   Data, models   make_dataset, Dataset, Model
-  Own rules      component, setting, rule, init_rule, aggregate, Aggregator, RoundInfo,
-                 ClientOutputs, Received, Weights, Counts, AGGREGATORS, rules
+  Own rules      component, setting, rule, init_rule, aggregate, weights, Aggregator,
+                 RoundInfo, ClientOutputs, Received, Weights, Counts, AGGREGATORS, rules
   DMS            dms, dms_weights, affine_weights, coupling, filter_probability
   Theory         theory, BoundConstants, bound_optimal_weights, kkt_residual,
                  theorem1_bound, theorem2_weights, theorem4_bound
@@ -40,7 +40,7 @@ from tsfl_jax.rules.base import (
     RoundInfo,
     Weights,
 )
-from tsfl_jax.rules.custom import aggregate, init_rule, rule
+from tsfl_jax.rules.custom import aggregate, init_rule, rule, weights
 from tsfl_jax.rules.dms import (
     affine_weights,
     coupling,
@@ -57,7 +57,7 @@ from tsfl_jax.theory import (
 )
 from tsfl_jax.types import Dataset, HParams, UserError
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "AGGREGATORS",
@@ -100,6 +100,7 @@ __all__ = [
     "theorem2_weights",
     "theorem4_bound",
     "theory",
+    "weights",
 ]
 
 

@@ -23,8 +23,9 @@ _PERCENT = "accuracy"  # scores in [0, 1] that a table has in percent
 def score_of(run: Run, score: str) -> float:
     """A result of a run; NaN where it is not known or the run lost every model."""
     value = run.facts.get(score)
-    missing = value is None or bool(left_out(run.facts))
-    return np.nan if missing else float(value) * (100 if _PERCENT in score else 1)
+    if value is None or left_out(run.facts):
+        return np.nan
+    return float(value) * (100 if _PERCENT in score else 1)
 
 
 def by_seed(runs: Sequence[Run], names: Sequence[str], score: str) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jaxtyping import Array, Float, Num
@@ -229,6 +230,45 @@ def aggregate(
     known = jnp.full(len(info.tau), jnp.nan) if losses is None else losses
     measured = jnp.asarray(known, jnp.float32), validation
     return _applied(rule, updates, params, state, info, hparams, measured)
+
+
+def weights(
+    rule: Aggregator,
+    *,
+    tau: Num[Array, "N"] | Any,
+    size: Num[Array, "N"] | Any = None,
+    steps: Num[Array, "N"] | Any = None,
+    lag: Num[Array, "N"] | Any = None,
+    group: int = 0,
+    gradients: ClientGradients | None = None,
+    key: PRNGKey | None = None,
+    hparams: HParams | None = None,
+) -> Float[np.ndarray, "N"]:
+    """The weights ρ of a rule, for a server without JAX: arrays of NumPy in and out.
+
+    Args:
+      rule, size, steps, lag, group, gradients, key, hparams: as in `aggregate`.
+      tau: ``[N]`` whole numbers ≥ 0, local iterations; 0: has not delivered.
+
+    Returns:
+      float32 ``[N]``, 0 where τ = 0; the model is w^t + Σ_i ρ_i (w_i − base_i) where
+      the rule has no `update` of its own.
+
+    Raises:
+      UserError: a rule that is no weighting known before training, or one that needs
+        `gradients`, without them.
+    """
+    if rule.stacks:
+        raise UserError(
+            "weights: the rule decides when it has all updates; use tsfl_jax.aggregate"
+        )
+    if rule.uses_gradients and gradients is None:
+        raise UserError("weights: expected gradients=, which the rule needs")
+    hparams = with_defaults(rule, HParams() if hparams is None else hparams)
+    info = _info(
+        np.asarray(tau), (tau, size, steps, lag, group), gradients, key, hparams
+    )
+    return np.asarray(decided(rule, info, hparams).rho)
 
 
 def _info(

@@ -19,8 +19,7 @@ class StopConfig:
     )
     patience: int = setting(
         0,
-        "end after so many tests in a row without a best accuracy, or loss where there "
-        "is none; 0: off",
+        "end after so many tests without a best accuracy (or loss); 0: off",
         low=0,
         effect=False,
     )

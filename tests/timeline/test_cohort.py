@@ -351,8 +351,9 @@ def test_a_cohort_of_all_is_the_fleet(name):
         "safa": {"fraction": 0.5, "lag": 2},
     }.get(name, {})
     own |= {"horizon": 40.0, "iterations": 2}
-    if name == "tsfl":
-        own = {"num_intervals": 4, "interval": 10.0, "carry": False}
+    if name in ("tsfl", "ttfed"):
+        own = {"num_intervals": 4, "interval": 10.0}
+        own |= {"carry": False} if name == "tsfl" else {"iterations": 2}
     several = SECONDS[[3, 0, 5, 1, 4, 2]], 0.3 + SECONDS / 16, 0.5 - SECONDS / 32
     times = np.array([a[:, None] for a in several])
     online = {0: [(1, 7), (9, math.inf)], 4: [(0, 5), (20, 30)]}

@@ -16,6 +16,7 @@ TIMES = ("horizon", "interval", "deadline")
 OPTIONS = {
     "sfl": {"horizon": 300, "iterations": 3},
     "tsfl": {"num_intervals": 20, "interval": 13, "carry": True},
+    "ttfed": {"num_intervals": 20, "interval": 13, "iterations": 3},
     "afl": {"horizon": 300, "iterations": 3},
     "fedbuff": {"horizon": 300, "iterations": 3, "buffer": 3},
     "fedat": {"horizon": 300, "iterations": 3, "tiers": 2},

@@ -315,6 +315,56 @@ def test_safa_keeps_what_arrives_as_a_round_ends():
     ]
 
 
+def test_ttfed():
+    # Δ = 3 and tasks of 2, 4 and 3 s: tiers 1, 2 and 1 (a task that ends with the
+    # interval is in time).
+    fleet = fleet_of([1, 2, 1.5])
+    arguments = {"num_intervals": 4, "interval": 3.0, "iterations": 2}
+    trace = run("ttfed", fleet, **arguments)
+    assert rows(trace, "client", "version", "task", "start") == [
+        (3, [(0, 0, 0, 0), (2, 0, 0, 0)]),
+        (6, [(0, 1, 1, 3), (1, 0, 0, 0), (2, 1, 1, 3)]),
+        (9, [(0, 2, 2, 6), (2, 2, 2, 6)]),
+        (12, [(0, 3, 3, 9), (1, 2, 1, 6), (2, 3, 3, 9)]),
+    ]
+    # An interval without an arrival is no update; a lost upload ends a task.
+    fleet = fleet_of([4.0, 7.0], lost=[[0, 1], [0, 0]])
+    trace = run("ttfed", fleet, num_intervals=6, interval=3.0)
+    assert rows(trace, "client", "version", "task") == [
+        (6, [(0, 0, 0)]),  # 6 s = 2 Δ
+        (9, [(1, 0, 0)]),  # 3 Δ; the task of client 0 that ends at 10 is lost
+        (18, [(0, 2, 2), (1, 2, 1)]),
+    ]
+    # Offline in [0, 3.5): it begins then, with the model of the interval's beginning.
+    fleet = fleet_of([1.0, 1.0], online=[[(0, 99)], [(3.5, 99)]])
+    trace = run("ttfed", fleet, num_intervals=2, interval=3.0)
+    assert rows(trace, "client", "version", "start") == [
+        (3, [(0, 0, 0)]),
+        (6, [(0, 1, 3), (1, 1, 3.5)]),
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=6), st.integers(1, 4))
+def test_ttfed_is_its_tiers(seconds, interval):
+    """The m-th tier delivers in every m-th interval, from the model of m ago."""
+    fleet, T = fleet_of([float(s) for s in seconds]), 24
+    trace = run("ttfed", fleet, num_intervals=T, interval=float(interval))
+    tier = [-(-s // interval) for s in seconds]
+    when = sorted({r for m in tier for r in range(m, T + 1, m)})
+    assert rows(trace, "client", "version") == [
+        (
+            r * interval,
+            [
+                (i, sum(u <= r - m for u in when))
+                for i, m in enumerate(tier)
+                if r % m == 0
+            ],
+        )
+        for r in when
+    ]
+
+
 def test_tsfl():
     # Δ = 3. Client 0: (3 − 0.5)/0.5 = 5; client 1: (3 − 1)/2 = 1; client 2: 4 s.
     fleet = fleet_of([0.5, 2, 4], [0.25, 0.5, 0], [0.25, 0.5, 0])
@@ -373,6 +423,7 @@ def test_tsfl_offline_and_lost():
 ALL = {  # on fleets of five
     "sfl": {"horizon": 60.0, "iterations": 3},
     "tsfl": {"num_intervals": 12, "interval": 5.0, "carry": True},
+    "ttfed": {"num_intervals": 12, "interval": 5.0, "iterations": 3},
     "afl": {"horizon": 60.0, "iterations": 3},
     "fedbuff": {"horizon": 60.0, "iterations": 3, "buffer": 3},
     "fedat": {"horizon": 60.0, "iterations": 3, "tiers": 2},
@@ -619,6 +670,28 @@ class Sim:
             members = [i for p, i in enumerate(order) if p * tiers // N == m]
             self.env.process(self.tier(sorted(members), [iterations] * N, m))
 
+    def ttfed(self, num_intervals, interval, iterations):
+        held, tick = [], [self.env.event()]
+
+        def client(i):
+            for k in range(10**6):
+                row = yield self.env.process(self.task(i, k, iterations, None))
+                held.extend([row] if row else [])
+                yield tick[0]
+
+        def server():
+            for _ in range(num_intervals):
+                yield self.env.timeout(interval)
+                if held:
+                    self.updates.append((self.env.now, sorted(held), 0))
+                held.clear()
+                before, tick[0] = tick[0], self.env.event()
+                before.succeed()
+
+        self.env.process(server())
+        for i in range(len(self.fleet.iteration)):
+            self.env.process(client(i))
+
     def afl(self, iterations):
         self.fedbuff(iterations, 1)
 
@@ -830,7 +903,8 @@ def timed(name, **changes):
     return config
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
+# With TT-Fed a client begins a task per interval at most.
+@pytest.mark.parametrize("name", sorted({*FRAMEWORKS} - {"ttfed"}))
 def test_more_events_than_can_be_simulated_are_refused_at_once(name):
     begun, words = perf_counter(), r"speed=constant\(1e-9\): .*at most 2e"
     with pytest.raises(UserError, match=words):
@@ -846,9 +920,8 @@ def test_the_number_of_events_is_known_beforehand(name):
     work = trace.iterations[trace.client >= 0]
     # T-SFL counts iterations of the whole interval, others the tasks that were begun.
     known = work.sum() + work.size if name == "tsfl" else (work > 0).sum()
-    options = {"num_intervals": 200, "interval": 1.0} if name == "tsfl" else {
-        "horizon": 200.0, "iterations": 4, "tiers": 3, "fraction": 0.5
-    }  # fmt: skip
+    options = {"num_intervals": 200, "interval": 1.0, "horizon": 200.0}
+    options |= {"iterations": 4, "tiers": 3, "fraction": 0.5}
     expected = FRAMEWORKS[name].events(fleet, **options)
     assert 0.9 * known <= expected <= 6 * known
 

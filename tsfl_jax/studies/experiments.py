@@ -100,6 +100,7 @@ FRAMEWORKS = {
     "safa": {},
     "sfl": {},
     "tsfl": {},
+    "ttfed": {},
     "tsfl_dms": {"algorithm": "dms", "timeline.framework": "tsfl"},
 }
 

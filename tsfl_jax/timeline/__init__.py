@@ -10,6 +10,7 @@ from tsfl_jax.timeline.asynchronous import afl, fedbuff, tsfl
 from tsfl_jax.timeline.settings import FleetConfig
 from tsfl_jax.timeline.synchronous import esync, fedat, fedcs, safa, sfl
 from tsfl_jax.timeline.trace import Simulation
+from tsfl_jax.timeline.triggered import ttfed
 
 # Arguments of a framework whose settings have other names.
 _NAMES = {
@@ -59,6 +60,7 @@ _ASKS_MORE = (*_WAITS, "cohort.ask")
 FRAMEWORKS = {
     "sfl": Framework(sfl, "SFL", events.of_tiers, cohorts=_ASKS_MORE, all_count=True),
     "tsfl": Framework(tsfl, "T-SFL", events.of_clock, cohorts=_ASKS, all_count=True),
+    "ttfed": Framework(ttfed, "TT-Fed", events.of_trigger, cohorts=_ASKS),
     "afl": Framework(afl, "AFL", cohorts=_ASKS),
     "fedbuff": Framework(fedbuff, "FedBuff", cohorts=_ASKS),
     "fedat": Framework(fedat, "FedAT", events.of_tiers, cohorts=_ASKS_MORE),

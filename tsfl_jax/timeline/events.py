@@ -39,6 +39,15 @@ def of_clock(
     return float(num_intervals * len(step) + iterations)
 
 
+def of_trigger(
+    fleet: Fleet, *, num_intervals: int, interval: float, iterations: int, **others: Any
+) -> float:
+    """At most a task per client and interval."""
+    del others
+    tasks = _tasks(fleet, num_intervals * interval, iterations)
+    return float(num_intervals + np.minimum(tasks + 1, num_intervals).sum())
+
+
 def of_arrivals(
     fleet: Fleet, *, horizon: float, iterations: int, **others: Any
 ) -> float:

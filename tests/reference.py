@@ -235,6 +235,11 @@ def robust_mean(name, rows, trim, smoothing=1e-6):
             near = [1 / max(np.sqrt(((w - r) ** 2).sum()), smoothing) for r in rows]
             w = sum(b * r for b, r in zip(near, rows, strict=True)) / sum(near)
         return w
+    if name == "geometric_mean":
+        s = np.median(np.abs(rows), axis=0)
+        logs = np.sign(rows) * np.log1p(np.abs(rows) / np.where(s > 0, s, 1))
+        g = logs.mean(axis=0)
+        return np.sign(g) * np.expm1(np.abs(g)) * s
     order, count = krum_order(rows, trim)
     return rows[order[: 1 if name == "krum" else count]].mean(axis=0)
 
@@ -271,6 +276,14 @@ def serve(name, w, starts, ends, share, lags, steps, who, sent, group, server, h
         effective = (p * work).sum()
         moved = sum(a / v * d for a, v, d in zip(p, work, delta, strict=True))
         return w + effective * moved
+    if name == "flexible":
+        tau = np.array(steps)  # a local iteration is a step where this is called
+        target = hp["flexible__target"] or tau.max()
+        done = tau >= target
+        complete = done * len(server["size"]) / max(done.sum(), 1)
+        factor = (complete, np.ones(n), target / tau)[int(hp["flexible__scheme"])]
+        p = share / server["size"].sum()
+        return w + sum(a * d for a, d in zip(p * factor, delta, strict=True))
     if name == "scaffold":
         before = [c.copy() for c in server["own"]]
         for i, s, d, size, c in zip(who, steps, delta, share, sent, strict=True):

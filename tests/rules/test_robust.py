@@ -23,6 +23,7 @@ RULES = {  # name -> (models, present) -> aggregate
     "median": robust.coordinate_median,
     "trimmed": lambda x, p: robust.trimmed_mean(x, p, 0.2),
     "geometric": lambda x, p: robust.geometric_median(x, p),
+    "geometric_mean": lambda x, p: robust.geometric_mean(x, p),
     "krum": lambda x, p: robust.krum(x, p, 0.2),
     "multi_krum": lambda x, p: robust.multi_krum(x, p, 0.2),
 }
@@ -306,3 +307,29 @@ def test_what_does_not_fit_is_refused(name):
         RULES[name]({"count": jnp.arange(3)}, jnp.ones(3, bool))
     with pytest.raises(UserError, match=r"float32 \[4, 2\]: expected .* \(3,\)"):
         RULES[name](jnp.ones((4, 2)), jnp.ones(3, bool))
+
+
+def test_the_geometric_mean_by_hand():
+    rows = jnp.array(
+        [[1.0, -2.0, 0.0, 3.0], [3.0, 2.0, 0.0, 3.0], [7.0, 2.0, 5.0, 3.0]]
+    )
+    present = jnp.ones(3, bool)
+    found = robust.geometric_mean({"w": rows}, present)["w"]
+    # s = 3: 1 + |w|/s are 4/3, 2 and 10/3, whose product's third root is 2.0711; of the
+    # second, s = 2, logs are −1, 1 and 1 times ln 2; s = 0; equal ones stay.
+    root = (4 / 3 * 2 * 10 / 3) ** (1 / 3)
+    expected = [3 * (root - 1), 2 * (2 ** (1 / 3) - 1), 0.0, 3.0]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("outlier", [1e3, 1e6])
+def test_an_outlier_pulls_the_geometric_mean_by_its_root(outlier):
+    """Less than the mean, more than the geometric median, by (M/s)^(1/n)."""
+    rows = np.ones((9, 4), np.float32)
+    rows[0] = outlier
+    present = np.ones(9, bool)
+    found = float(robust.geometric_mean({"w": rows}, present)["w"][0])
+    middle = float(robust.geometric_median({"w": rows}, present)["w"][0])
+    root = (2.0**8 * (1 + outlier)) ** (1 / 9) - 1
+    assert found == pytest.approx(root, rel=1e-4)
+    assert middle < found < rows.mean()

@@ -172,6 +172,32 @@ def test_fedat_by_hand():
     assert state[1].tolist() == [3, 1]
 
 
+def test_flexible_by_hand():
+    # p = 1/8, 3/8, 2/8, 2/8 of all four; E = 4 of the second.
+    happened = received([2, 4, 1, 0], [10, 30, 20, 20])
+    np.testing.assert_allclose(weights("flexible", happened), [0.25, 0.375, 1.0, 0])
+    kept = weights("flexible", happened, flexible__scheme=1)
+    np.testing.assert_allclose(kept, [0.125, 0.375, 0.25, 0])
+    complete = weights("flexible", happened, flexible__scheme=0)
+    np.testing.assert_allclose(complete, [0, 4 * 0.375, 0, 0])
+    # E = 2: two are complete, N/K = 2; the second has done more than asked for.
+    given = {"flexible__target": 2}
+    scaled = weights("flexible", happened, **given)
+    np.testing.assert_allclose(scaled, [0.125, 0.1875, 0.5, 0])
+    complete = weights("flexible", happened, flexible__scheme=0, **given)
+    np.testing.assert_allclose(complete, [0.25, 0.75, 0, 0])
+
+
+def test_flexible_schemes_are_fedavg_for_complete_work():
+    happened = received([3, 3, 3], [10, 30, 20])
+    for scheme in range(3):
+        np.testing.assert_allclose(
+            weights("flexible", happened, flexible__scheme=scheme),
+            weights("fedavg", happened),
+            rtol=1e-6,
+        )
+
+
 def test_fednova_by_hand():
     # p = 1/4, 3/4; 2 and 4 steps: τ_eff = 2/4 + 12/4 = 3.5; ρ = 3.5/4/2, 3.5·3/4/4.
     happened = received([2, 4, 0], [10, 30, 50])
@@ -298,9 +324,12 @@ def test_equal_clients_are_one(name):
     )
     first = np.array([[3] * 5, [0] * 5, [0] * 5])
     alone = first * [1, 0, 0, 0, 0]
-    same_size = np.full((3, 5), 12)
-    _, state, _ = run(name, first, prob, size=same_size)
-    _, single, _ = run(name, alone, prob, size=same_size)
+    # Flexible participation counts the absent, but in its scheme "complete".
+    changes = {"flexible__scheme": 0} if name == "flexible" else {}
+    hp = problems.hparams(momentum=0.9, lr=0.03, mu=0.1, trim=0.26, **changes)
+    given = {"size": np.full((3, 5), 12), "hp": hp}
+    _, state, _ = run(name, first, prob, **given)
+    _, single, _ = run(name, alone, prob, **given)
     close(state.params, single.params, atol=ROUNDING.get(name, 1e-6))
 
 
@@ -321,7 +350,7 @@ def test_a_spoiled_client_is_left_out(name):
         np.testing.assert_allclose(history.rho[0].sum(), 1, rtol=1e-5)
         return
     # The same as if client 1 had stayed away.
-    if name not in ("dms", "fednova", "bound_optimal"):
+    if name not in ("dms", "fednova", "bound_optimal", "flexible"):
         _, without, _ = run(name, LOST * [1, 0, 1, 1, 1], clean)
         close(state, without, atol=ROUNDING.get(name, 1e-5))
         return
@@ -359,6 +388,9 @@ def test_losing_all_clients_freezes_the_model(name):
 REFERENCE = {
     "fednova": {"momentum": 0.0, "lr": 0.1},
     "fednova, momentum": {"momentum": 0.9},
+    "flexible": {},
+    "flexible, complete": {"flexible__scheme": 0},
+    "flexible, kept": {"flexible__scheme": 1},
     "scaffold": {"momentum": 0.0, "lr": 0.1},
     "scaffold, momentum": {"momentum": 0.9, "server__lr": 0.7},
     "fedavgm": {},
@@ -367,6 +399,7 @@ REFERENCE = {
     "median": {},
     "trimmed_mean": {"trim": 0.26},  # 1 of 4 from each end
     "geometric_median": {"server__lr": 0.7},
+    "geometric_mean": {},
     "krum": {"trim": 0.26},
     "multi_krum": {"trim": 0.0},
     "fedbuff": {"server__lr": 0.7},
@@ -404,7 +437,7 @@ def reference_of(start, name, hp, trace, unit="step"):
 
 
 SLOWER = {"fednova", "scaffold, momentum", "fedyogi", "multi_krum", "geometric_median"}
-SLOWER |= {"trimmed_mean", "fedbuff", "krum"}
+SLOWER |= {"trimmed_mean", "fedbuff", "krum", "flexible, complete", "flexible, kept"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from tsfl_jax.rules.adaptive import DMS_ADAPTIVE
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
 from tsfl_jax.rules.fednova import FEDNOVA
+from tsfl_jax.rules.flexible import FLEXIBLE
 from tsfl_jax.rules.learned import LEARNED
 from tsfl_jax.rules.oracle import ORACLE
 from tsfl_jax.rules.scaffold import SCAFFOLD
@@ -19,6 +20,7 @@ AGGREGATORS: dict[str, Aggregator] = {
     "fedbuff": averages.FEDBUFF,
     "fedat": averages.FEDAT,
     "fednova": FEDNOVA,
+    "flexible": FLEXIBLE,
     "scaffold": SCAFFOLD,
     "fedavgm": server_optimizers.FEDAVGM,
     "fedadam": server_optimizers.FEDADAM,
@@ -26,6 +28,7 @@ AGGREGATORS: dict[str, Aggregator] = {
     "median": robust.MEDIAN,
     "trimmed_mean": robust.TRIMMED_MEAN,
     "geometric_median": robust.GEOMETRIC_MEDIAN,
+    "geometric_mean": robust.GEOMETRIC_MEAN,
     "krum": robust.KRUM,
     "multi_krum": robust.MULTI_KRUM,
     "oracle": ORACLE,

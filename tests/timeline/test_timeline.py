@@ -269,20 +269,33 @@ def test_fedcs_deadline():
 
 def test_safa():
     fleet = fleet_of([1, 2, 5])
-    # Quota ⌈0.6·3⌉ = 2. Round 0 ends at 2 with 0 and 1, round 1 at 4. Client 2, from
-    # version 0, is 2 behind in round 2: it begins anew at 4, and again at 8.
-    trace = run("safa", fleet, horizon=8, fraction=0.6, lag=1)
-    assert rows(trace, "client", "version", "task") == [
-        (2 * r + 2, [(0, r, r), (1, r, r)]) for r in range(4)
-    ]
-    # With lag 2 it goes on: round 2 ends at 5 with 0 and 2; 1, under way since 4,
-    # arrives at 6 in round 3.
-    trace = run("safa", fleet, horizon=6, fraction=0.6, lag=2)
+    # Quota ⌈0.6·3⌉ = 2. Round 0 ends at 2 with 0 and 1. In round 1 these have arrived
+    # by 4, and wait for 2, which was not picked: it arrives at 5, and 0 fills the
+    # quota. In round 2 client 1 arrives at 7, again, so that its bypassed model does
+    # not count; 0 at 6 and 2 at 10 were picked before, and the first of them is.
+    trace = run("safa", fleet, horizon=10, fraction=0.6, lag=1)
     assert rows(trace, "client", "version", "task", "start") == [
         (2, [(0, 0, 0, 0), (1, 0, 0, 0)]),
-        (4, [(0, 1, 1, 2), (1, 1, 1, 2)]),
-        (5, [(0, 2, 2, 4), (2, 0, 0, 0)]),
-        (6, [(0, 3, 3, 5), (1, 2, 2, 4)]),
+        (5, [(0, 1, 1, 2), (2, 0, 0, 0)]),
+        (10, [(0, 2, 2, 5), (1, 2, 2, 5)]),
+    ]
+    # Round 3, from 10: 2 is not among those of round 2, and arrives last. 1 is not
+    # picked this time, and what 2 delivered at 10 counts by the bypass, until 15.
+    trace = run("safa", fleet_of([1, 2, 5, 3]), horizon=8, fraction=0.5, lag=9)
+    assert rows(trace, "client", "version", "task", "start") == [
+        (2, [(0, 0, 0, 0), (1, 0, 0, 0)]),
+        # 0 at 3 and 1 at 4 wait; 3 at 3 and 2 at 5 fill the quota.
+        (5, [(2, 0, 0, 0), (3, 0, 0, 0)]),
+        # The bypassed 0 delivers again at 6, and 1 at 7.
+        (7, [(0, 2, 2, 5), (1, 2, 2, 5)]),
+    ]
+    # With lag 0 who is behind begins anew: only 0 and 1 ever arrive.
+    trace = run("safa", fleet, horizon=6, fraction=0.3, lag=0)
+    assert rows(trace, "client", "version") == [
+        (1, [(0, 0)]),
+        (3, [(1, 1)]),  # 0 has arrived at 2, and was picked before
+        (4, [(0, 2)]),
+        (6, [(1, 3)]),  # and 0 at 5, which will count later
     ]
     # 0.1 · 30 is more than 3 in float64, but three deliveries are enough.
     assert (
@@ -766,7 +779,7 @@ class Sim:
             yield mailbox.put((i, row))
 
         def server():
-            tasks, running = [0] * N, {}
+            tasks, running, last, late = [0] * N, {}, set(), []
             while True:
                 version = len(self.updates)
                 for i in range(N):
@@ -775,14 +788,19 @@ class Sim:
                     if i not in running:
                         running[i] = self.env.process(client(i, tasks[i]))
                         tasks[i], base[i] = tasks[i] + 1, math.inf  # no model yet
-                arrived = []
-                while running and len(arrived) < fraction * N:
+                new, old = [], []  # clients that were not picked last, and others
+                while running and len(new) < fraction * N:
                     i, row = yield mailbox.get()
                     del running[i]
                     if row:
-                        arrived.append(row)
-                if arrived:
-                    self.updates.append((self.env.now, arrived, 0))
+                        (old if i in last else new).append(row)
+                while old and len(new) < fraction * N:
+                    new.append(old.pop(0))
+                if new:
+                    last = {row[0] for row in new}
+                    both = new + [row for row in late if row[0] not in last]
+                    self.updates.append((self.env.now, both, 0))
+                    late = old
 
         self.env.process(server())
 

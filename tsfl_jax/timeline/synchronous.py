@@ -1,4 +1,4 @@
-"""Frameworks whose server works in rounds: sfl, esync, fedat, fedcs, safa.
+"""Frameworks whose server works in rounds: sfl, esync, fedat, fedcs.
 
 The functions are pure: the same fleet gives the same trace. Rows list their clients by
 id. The server waits for a lost delivery until it would have arrived. A round without an
@@ -17,7 +17,6 @@ import numpy as np
 
 from tsfl_jax.timeline import crowd, ticks
 from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening, with_tiers
-from tsfl_jax.timeline.events import quota_of
 from tsfl_jax.timeline.fleet import Client, ExactFleet, Fleet, expected, finish
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
@@ -316,110 +315,3 @@ def _greedy(
             break
         picked.append(left.pop(ends.index(now)))
     return picked
-
-
-def safa(
-    fleet: Fleet | Cohorts,
-    *,
-    horizon: float,
-    iterations: int,
-    fraction: float,
-    lag: int,
-) -> Simulation:
-    """Simulate SAFA: rounds that end when enough clients have delivered.
-
-    At the start of round r every idle client, and every client whose base model is more
-    than `lag` versions old, begins with the newest model; the latter gives up its task.
-    The others go on; one that is offline downloads what is newest once it is online.
-    The round ends with the ⌈C·N⌉-th delivery, or when everything under way has arrived;
-    what arrives later, also at the same moment, counts in the next round. What has
-    arrived by the end of a round is never given up, however old its base model is.
-
-    Args:
-      fleet, horizon, iterations: as in `sfl`. A task that was given up has used its
-        iterations' draws. Of cohorts, only those in the round's begin; N is their size.
-      fraction: C in (0, 1].
-      lag: versions ≥ 0.
-
-    Returns:
-      A `Simulation` with K = ⌈C·N⌉.
-
-    Raises: as `sfl`.
-
-    Source: W. Wu et al., "SAFA: A Semi-Asynchronous Protocol for Fast Federated
-    Learning with Low Overhead", IEEE TC 2021; its lag tolerance, without its cache and
-    without its preference for clients that did not count in the last round.
-    """
-    check("timeline.fraction", fraction)
-    check("timeline.lag", lag)
-    cohorts, end = given(fleet, horizon, iterations)
-    quota = quota_of(fraction, cohorts.size)
-    updates: list[Update] = []
-    begun: list[Task] = []  # without those that are under way
-    # The number of each client's next task.
-    numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
-    flying: dict[int, Task] = {}  # by client
-    now, idle = 0, 0
-    for number in itertools.count():
-        now, version = opening(cohorts, now), len(updates)
-        if now > end:
-            break
-        begun += _give_up(flying, version - lag, now)
-        ids = ask(cohorts, number, now)
-        new = {"version": version, "now": now, "iterations": iterations}
-        for i, k in _who_begin(flying, ids, numbers, now).items():
-            flying[i] = begin(cohorts.fleet, i, k, **new)
-        ended, now = _next_round(flying, quota, now)
-        idle = 0 if ended else idle + 1
-        if now > end or idle == cohorts.patience:
-            break
-        for task in ended:
-            begun.append(flying.pop(task.client))
-        add_round(updates, ended, now)
-    begun += flying.values()
-    return make_simulation(updates, begun, quota, cohorts.everyone, end, iterations)
-
-
-def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:
-    """Remove the tasks of older versions, and return them as they end."""
-    # What arrived at the very end of the last round waits at the server; who was
-    # offline until now has not begun.
-    late = [
-        task
-        for task in flying.values()
-        if task.start <= now < task.arrival and task.version < oldest
-    ]
-    return [flying.pop(task.client)._replace(stop=now) for task in late]
-
-
-def _who_begin(
-    flying: dict[int, Task],
-    ids: Sequence[int],
-    numbers: dict[int, Iterator[int]],
-    now: Ticks,
-) -> dict[int, int]:
-    """Clients that download the newest model, and the numbers of their tasks.
-
-    Those of `ids` that are not at work, and all that have been offline until now.
-    """
-    again = {t.client: t.number for t in flying.values() if t.start > now}
-    return again | {i: next(numbers[i]) for i in dict.fromkeys(ids) if i not in flying}
-
-
-def _next_round(
-    flying: dict[int, Task], quota: int, now: Ticks
-) -> tuple[list[Task], Ticks]:
-    """SAFA's tasks that arrive or are seen to be lost in a round, and its end."""
-    ended: list[Task] = []
-    arrived = 0
-    for task in sorted(flying.values()):
-        full = arrived == quota
-        if task.arrival == math.inf or (full and task.arrival > now):
-            break
-        # A tie with the last one: known to be lost now, else for the next round.
-        if full and not task.lost:
-            continue
-        ended.append(task)
-        arrived += not task.lost
-        now = task.arrival
-    return ended, now

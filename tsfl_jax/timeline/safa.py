@@ -1,0 +1,138 @@
+"""SAFA: rounds that late clients survive, and a selection after training."""
+
+import collections
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening
+from tsfl_jax.timeline.events import quota_of
+from tsfl_jax.timeline.fleet import Fleet
+from tsfl_jax.timeline.settings import check
+from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.trace import Simulation, Task, Update, begin, make_simulation
+
+
+def safa(
+    fleet: Fleet | Cohorts,
+    *,
+    horizon: float,
+    iterations: int,
+    fraction: float,
+    lag: int,
+) -> Simulation:
+    """Simulate SAFA: rounds that end when enough clients have delivered.
+
+    At the start of round r every idle client, and every client whose base model is more
+    than `lag` versions old, begins with the newest model; the latter gives up its task.
+    The others go on; one that is offline downloads what is newest once it is online.
+
+    Of what arrives in a round ⌈C·N⌉ deliveries are picked: those of clients that were
+    not picked in the last round, as they come (CFCFM); where these are too few once
+    everything under way has arrived, also the first of the others. With the delivery
+    that fills the quota the round ends; what arrives later, also at the same moment, is
+    of the next round. What had arrived and was not picked counts in the next update
+    (the bypass), unless its client delivers again by then. What has arrived by the end
+    of a round is never given up, however old its base model is.
+
+    Simplified: the paper's server averages a cache of all clients' last models; here an
+    update has the picked and the bypassed ones, weighted by the rule. A round has no
+    deadline.
+
+    Args:
+      fleet, horizon, iterations: as in `sfl`. A task that was given up has used its
+        iterations' draws. Of cohorts, only those in the round's begin; N is their size.
+      fraction: C in (0, 1].
+      lag: versions ≥ 0.
+
+    Returns:
+      A `Simulation`; K is ⌈C·N⌉, or the most deliveries of an update.
+
+    Raises: as `sfl`.
+
+    Source: W. Wu et al., "SAFA: A Semi-Asynchronous Protocol for Fast Federated
+    Learning with Low Overhead", IEEE TC 2021, Algorithms 1 and 2.
+    """
+    check("timeline.fraction", fraction)
+    check("timeline.lag", lag)
+    cohorts, end = given(fleet, horizon, iterations)
+    quota = quota_of(fraction, cohorts.size)
+    updates: list[Update] = []
+    begun: list[Task] = []  # without those that are under way
+    # The number of each client's next task.
+    numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
+    flying: dict[int, Task] = {}  # by client
+    picked: set[int] = set()  # clients of the last round
+    held: dict[int, Task] = {}  # arrived, and not picked, in the last round
+    now, idle = 0, 0
+    for number in itertools.count():
+        now, version = opening(cohorts, now), len(updates)
+        if now > end:
+            break
+        begun += _give_up(flying, version - lag, now)
+        ids = ask(cohorts, number, now)
+        new = {"version": version, "now": now, "iterations": iterations}
+        for i, k in _who_begin(flying, ids, numbers, now).items():
+            flying[i] = begin(cohorts.fleet, i, k, **new)
+        ended, picks, now = _next_round(flying, quota, now, picked)
+        idle = 0 if ended else idle + 1
+        if now > end or idle == cohorts.patience:
+            break
+        for task in ended:
+            begun.append(flying.pop(task.client))
+        counted = held | {task.client: task for task in picks}
+        if picks:
+            tasks = [counted[i] for i in sorted(counted)]
+            updates.append(Update(now, tasks))
+            picked = {task.client for task in picks}
+            held = {t.client: t for t in ended if not t.lost and t.client not in picked}
+    begun += flying.values()
+    width = max([quota, *(len(update.tasks) for update in updates)])
+    return make_simulation(updates, begun, width, cohorts.everyone, end, iterations)
+
+
+def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:
+    """Remove the tasks of older versions, and return them as they end."""
+    # What arrived at the very end of the last round waits at the server; who was
+    # offline until now has not begun.
+    late = [
+        task
+        for task in flying.values()
+        if task.start <= now < task.arrival and task.version < oldest
+    ]
+    return [flying.pop(task.client)._replace(stop=now) for task in late]
+
+
+def _who_begin(
+    flying: dict[int, Task],
+    ids: Sequence[int],
+    numbers: dict[int, Iterator[int]],
+    now: Ticks,
+) -> dict[int, int]:
+    """Clients that download the newest model, and the numbers of their tasks.
+
+    Those of `ids` that are not at work, and all that have been offline until now.
+    """
+    again = {t.client: t.number for t in flying.values() if t.start > now}
+    return again | {i: next(numbers[i]) for i in dict.fromkeys(ids) if i not in flying}
+
+
+def _next_round(
+    flying: dict[int, Task], quota: int, now: Ticks, before: set[int]
+) -> tuple[list[Task], list[Task], Ticks]:
+    """The tasks that arrive or are seen to be lost in a round, the picked, its end."""
+    ended: list[Task] = []
+    first: list[Task] = []  # of clients that were not picked before
+    others: list[Task] = []
+    for task in sorted(flying.values()):
+        full = len(first) == quota
+        if task.arrival == math.inf or (full and task.arrival > now):
+            break
+        # A tie with the last one: known to be lost now, else for the next round.
+        if full and not task.lost:
+            continue
+        ended.append(task)
+        if not task.lost:
+            (others if task.client in before else first).append(task)
+        now = task.arrival
+    return ended, first + others[: quota - len(first)], now

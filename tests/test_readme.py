@@ -42,8 +42,14 @@ def test_dms_example():
     np.testing.assert_allclose(rho.sum(), 1, rtol=1e-5)
 
 
-def test_sweep_example():
+def test_a_server_of_numpy():
+    """ρ of two rules, and the models' mean by it."""
     _, out = run_block(1, PYTHON)
+    assert "fedavg [0.4" in out and "dms [" in out
+
+
+def test_sweep_example():
+    _, out = run_block(2, PYTHON)
     shape, rate = out.splitlines()
     assert shape == "(6, 4)" and rate in ("0.03", "0.1")
 

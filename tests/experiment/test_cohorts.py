@@ -207,7 +207,8 @@ def test_every_framework_draws_with_every_sampler(name, sampler):
     more = {"timeline.framework": name, "cohort.sampler": sampler}
     found = drawn(replace(config_of(), ALL[name] | more))
     times = found.schedule
-    assert times.tau.shape[1] <= K
+    # Late deliveries come on top of those of a round.
+    assert times.tau.shape[1] <= K or name in ("ttfed", "safa")
     there = times.tau > 0
     np.testing.assert_array_equal(found.drawn, np.unique(times.client[there]))
     assert ((times.client >= 0) & (times.client < 300)).all()

@@ -16,7 +16,15 @@ from tests.timeline.test_timeline import ALL, fleet_of, random_fleet
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, explain, memory, prepare, program
 from tsfl_jax.report import timeline
-from tsfl_jax.timeline import FRAMEWORKS, asynchronous, segments, synchronous, ticks
+from tsfl_jax.timeline import (
+    FRAMEWORKS,
+    asynchronous,
+    segments,
+    semi_async,
+    synchronous,
+    ticks,
+    triggered,
+)
 from tsfl_jax.timeline.fleet import exact, online_in
 from tsfl_jax.timeline.trace import COUNTED, GIVEN_UP, LOST, OPEN
 from tsfl_jax.types import UserError
@@ -94,15 +102,15 @@ def test_an_interval_ends_with_what_was_not_finished():
 
 
 def test_a_stale_client_gives_up():
-    # Rounds end when client 0 delivers, each second; client 1 takes 5 s and may be one
-    # version behind: at 2 s it is started anew, and again.
-    fleet = fleet_of([1.0, 5.0])
-    options = {"horizon": 6, "iterations": 1, "fraction": 0.5, "lag": 1}
-    tasks = FRAMEWORKS["safa"].simulate(fleet, **options).tasks
-    assert [(t.start, t.stop, t.fate) for t in tasks if t.client == 1] == [
-        (0, 2, GIVEN_UP),
-        (2, 4, GIVEN_UP),
-        (4, 6, GIVEN_UP),
+    # Rounds end with client 0 and client 1 in turns, at 1, 1.5, 2 and 3 s; client 2 may
+    # be one version behind: at 1.5 s it is started anew, and at 3 s again.
+    fleet = fleet_of([1.0, 1.5, 9.0])
+    options = {"horizon": 3, "iterations": 1, "fraction": 0.3, "lag": 1}
+    trace, tasks = FRAMEWORKS["safa"].simulate(fleet, **options)
+    assert trace.time.tolist() == [1, 1.5, 2, 3]
+    assert [(t.start, t.stop, t.fate) for t in tasks if t.client == 2] == [
+        (0, 1.5, GIVEN_UP),
+        (1.5, 3, GIVEN_UP),
     ]
 
 
@@ -158,7 +166,7 @@ def begun_by(name, fleet, monkeypatch):
         return recorded
 
     with monkeypatch.context() as patched:
-        for module in (synchronous, asynchronous):
+        for module in (synchronous, asynchronous, semi_async, triggered):
             patched.setattr(module, "begin", record(module.begin))
         return FRAMEWORKS[name].simulate(fleet, **ALL[name]), begun
 

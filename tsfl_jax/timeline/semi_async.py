@@ -1,4 +1,17 @@
-"""SAFA: rounds that late clients survive, and a selection after training."""
+"""SAFA: rounds that late clients survive, and a selection after training.
+
+Of what arrives in a round ⌈C·N⌉ deliveries are picked: those of clients that were not
+picked in the last round, as they come (CFCFM); where these are too few once everything
+under way has arrived, also the first of the others. With the delivery that fills the
+quota the round ends; what arrives later, also at the same moment, is of the next round.
+What had arrived and was not picked counts in the next update (the bypass), unless its
+client delivers again by then. What has arrived by the end of a round is never given up,
+however old its base model is.
+
+Simplified: the paper's server averages a cache of all clients' last models; here an
+update has the picked and the bypassed ones, weighted by the rule. A round has no
+deadline.
+"""
 
 import collections
 import itertools
@@ -27,18 +40,6 @@ def safa(
     than `lag` versions old, begins with the newest model; the latter gives up its task.
     The others go on; one that is offline downloads what is newest once it is online.
 
-    Of what arrives in a round ⌈C·N⌉ deliveries are picked: those of clients that were
-    not picked in the last round, as they come (CFCFM); where these are too few once
-    everything under way has arrived, also the first of the others. With the delivery
-    that fills the quota the round ends; what arrives later, also at the same moment, is
-    of the next round. What had arrived and was not picked counts in the next update
-    (the bypass), unless its client delivers again by then. What has arrived by the end
-    of a round is never given up, however old its base model is.
-
-    Simplified: the paper's server averages a cache of all clients' last models; here an
-    update has the picked and the bypassed ones, weighted by the rule. A round has no
-    deadline.
-
     Args:
       fleet, horizon, iterations: as in `sfl`. A task that was given up has used its
         iterations' draws. Of cohorts, only those in the round's begin; N is their size.
@@ -59,11 +60,10 @@ def safa(
     quota = quota_of(fraction, cohorts.size)
     updates: list[Update] = []
     begun: list[Task] = []  # without those that are under way
-    # The number of each client's next task.
     numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
     flying: dict[int, Task] = {}  # by client
-    picked: set[int] = set()  # clients of the last round
-    held: dict[int, Task] = {}  # arrived, and not picked, in the last round
+    picked: set[int] = set()  # in the last round
+    held: dict[int, Task] = {}  # arrived then, and not picked
     now, idle = 0, 0
     for number in itertools.count():
         now, version = opening(cohorts, now), len(updates)
@@ -78,17 +78,20 @@ def safa(
         idle = 0 if ended else idle + 1
         if now > end or idle == cohorts.patience:
             break
-        for task in ended:
-            begun.append(flying.pop(task.client))
-        counted = held | {task.client: task for task in picks}
+        begun += [flying.pop(task.client) for task in ended]
         if picks:
-            tasks = [counted[i] for i in sorted(counted)]
-            updates.append(Update(now, tasks))
+            updates.append(_update(now, picks, held))
             picked = {task.client for task in picks}
             held = {t.client: t for t in ended if not t.lost and t.client not in picked}
     begun += flying.values()
     width = max([quota, *(len(update.tasks) for update in updates)])
     return make_simulation(updates, begun, width, cohorts.everyone, end, iterations)
+
+
+def _update(now: Ticks, picks: Sequence[Task], held: dict[int, Task]) -> Update:
+    """The picked tasks and the bypassed ones, by client; a newer one of each counts."""
+    counted = held | {task.client: task for task in picks}
+    return Update(now, [counted[i] for i in sorted(counted)])
 
 
 def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:

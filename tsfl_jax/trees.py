@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from tsfl_jax.types import Array, Params
 
@@ -110,6 +110,20 @@ def marked(tree: Any, parts: Sequence[str]) -> Any:
     return jax.tree_util.tree_map_with_path(found, tree)
 
 
+def picked(tree: Any, parts: Sequence[str]) -> list[Any]:
+    """The leaves whose paths have one of these parts."""
+    leaves, mine = jax.tree.leaves(tree), jax.tree.leaves(marked(tree, parts))
+    return [leaf for leaf, is_mine in zip(leaves, mine, strict=True) if is_mine]
+
+
+def replaced(tree: Any, parts: Sequence[str], leaves: Sequence[Any]) -> Any:
+    """The tree with `leaves` in place of those that `picked` finds."""
+    rest = iter(leaves)
+    return jax.tree.map(
+        lambda leaf, mine: next(rest) if mine else leaf, tree, marked(tree, parts)
+    )
+
+
 def take(tree: Any, index: Any) -> Any:
     """``leaf[index]`` of every leaf: one entry of a leading axis, or several."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
@@ -132,6 +146,18 @@ def scattered(entries: Any, index: Any, count: int) -> Any:
     """Leaves ``[count, ...]`` with `entries` ``[k, ...]`` at `index`, 0 elsewhere."""
     zeros = jax.tree.map(lambda e: jnp.zeros((count, *e.shape[1:]), e.dtype), entries)
     return put(zeros, index, entries)
+
+
+def last_of(
+    index: Int[Array, "n"], counts: Bool[Array, "n"], count: int
+) -> Int[Array, "n"]:
+    """The index of each entry that counts and is the last one with it; else `count`.
+
+    For `put`: of several entries for one place the last is written.
+    """
+    turn = jnp.arange(index.shape[0])
+    latest = jnp.full(count, -1).at[index].max(jnp.where(counts, turn, -1))
+    return jnp.where(counts & (latest[index] == turn), index, count)
 
 
 def weighted(tree: Any, weights: Float[Array, "n"]) -> Any:

@@ -106,19 +106,26 @@ def by_labels(
     return _of(dataset.y_test, C, share, np.asarray(drawn)[place])
 
 
-def by_owner(dataset: Dataset, num_clients: int, most: int = 0) -> ClientTest:
+def by_owner(
+    dataset: Dataset,
+    num_clients: int,
+    most: int = 0,
+    among: Int[np.ndarray, "U"] | None = None,
+) -> ClientTest:
     """The clients as groups, those that own test samples.
 
     Args:
       dataset: with `test_client`.
       num_clients: N; others may own test samples, too, and are left out.
       most: M, clients to score, see `_some`; 0: all.
+      among: ids of those that may be scored; None: all.
 
     Raises:
       UserError: no test sample belongs to one of the clients.
     """
     owner = dataset.test_client
     known = np.zeros(0, int) if owner is None else np.unique(owner[owner < num_clients])
+    known = known if among is None else np.intersect1d(known, among)
     if owner is None or not len(known):
         raise UserError(
             f"--config.evaluation.clients=own: no test sample of {dataset.name} "
@@ -160,7 +167,7 @@ def by_client(
     """
     score = np.asarray(score, np.float64)
     if test.share is None:
-        return score
+        return score[:, : len(test.client)]  # others fill up
     tested = test.size > 0
     score, share = score[:, tested], test.share[:, tested]
     finite = np.isfinite(score)

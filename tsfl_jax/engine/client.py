@@ -70,6 +70,7 @@ class LocalResult(NamedTuple):
     loss: Float[Array, "..."]  # sum of the sample losses during training
     samples: Int[Array, "..."]  # samples trained on
     finite: Bool[Array, "..."]  # the model has no NaN and no infinity
+    own: Any = None  # layers that stay with the client, a list of leaves; None: none
 
 
 def scaled(

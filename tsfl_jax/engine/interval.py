@@ -25,11 +25,11 @@ from jaxtyping import Bool, Float, Int
 from tsfl_jax import rng, trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import (
-    devices,
     evaluation,
     from_updates,
     mapping,
     optimizers,
+    own_layers,
 )
 from tsfl_jax.engine.estimates import estimate
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
@@ -69,6 +69,7 @@ class State(NamedTuple):
     snapshots: Params | None = None  # [P, ...], earlier models that clients start from
     broadcast: Params | None = None  # [P, ...], what the rule had broadcast with them
     feedback: Known | None = None  # [U], of clients; None: Oort does not choose
+    own: Any = None  # [U, ...], layers that stay with each client; None: none do
 
 
 class Problem(NamedTuple):
@@ -85,6 +86,8 @@ class Problem(NamedTuple):
     validation: evaluation.HeldOut | None = None
     # Test samples of each group that is scored by itself; None: no groups.
     group_size: Int[Array, "G"] | None = None
+    # Whose models are tested, where layers stay with the clients. Lanes have their own.
+    scored: own_layers.Scored | None = None
 
 
 class Inputs(NamedTuple):
@@ -180,8 +183,7 @@ def run_interval(
     train_key, estimate_key, rule_key = jax.vmap(
         lambda stream: jax.random.fold_in(stream, inputs.interval)
     )(streams)
-    clients = participants(problem, inputs)
-    clients = renewed(problem, key, inputs.interval, clients)
+    clients = renewed(problem, key, inputs.interval, participants(problem, inputs))
     reported = inputs.tau if inputs.reported is None else inputs.reported
     claimed = clients._replace(tau=reported)
     estimates = estimate(
@@ -194,10 +196,9 @@ def run_interval(
 
     def train(client: local.Client, limit: Array | int | None) -> mapping.Trained:
         start = start_of(parts, state, (streams[0], train_key), client)
-        model, result = local.train(
-            parts, start, client, problem.samples, hparams, limit
-        )
+        known = parts, start, client, problem.samples, hparams, limit
         origin = start.variables if moved else state.params
+        model, result = own_layers.withheld(parts.spec, *local.train(*known), origin)
         return mapping.Trained(model, origin, result)
 
     counts = weights.rho, weights.shares
@@ -211,7 +212,9 @@ def run_interval(
     )
     tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.spec.axis)
     new = advance(parts, state, arrived, tally, inputs.delivery, hparams)
-    scores = evaluate_if_due(parts, new.params, problem, inputs.evaluate)
+    own = own_layers.kept(parts.spec, state.own, arrived.results, on_device, clients)
+    new = new._replace(own=own)
+    scores = evaluate_if_due(parts, new, problem, inputs.evaluate)
     return new, record(new, scores, tally, arrived, estimates)
 
 
@@ -303,8 +306,8 @@ def start_of(
     if rule.gradient_correction is not None:
         assert client.place is not None, "of `participants`"
         added = rule.gradient_correction(state.server, broadcast, client.place)
-    key = jax.random.fold_in(stream, client.id)
-    return local.Start(variables, key, added)
+    variables = own_layers.placed(parts.spec, variables, state.own, client)
+    return local.Start(variables, jax.random.fold_in(stream, client.id), added)
 
 
 class Arrived(NamedTuple):
@@ -361,7 +364,7 @@ def train_and_combine(
         received, mean = there, optax.tree.add(params, trees.parted(update)[0])
     else:
         assert rule.from_updates is not None
-        losses = losses_of(results, on_device, there, spec.axis)
+        losses = mapping.losses_of(results, on_device, there, spec.axis)
         outputs = ClientOutputs(losses, objective)
         weights, server = rule.from_updates(outputs, state.server, there, hparams)
         received = there = there._replace(rho=weights.rho, shares=weights.shares)
@@ -386,19 +389,6 @@ def mean_of(
     return jax.tree.map(
         lambda w, m: total.astype(w.dtype) * w + m, params, weighted.moved
     )
-
-
-def losses_of(
-    results: local.LocalResult,
-    on_device: mapping.DeviceClients,
-    received: Received,
-    axis: str | None,
-) -> Float[Array, "N"]:
-    """The mean sample loss of each client's training; NaN: not present."""
-    own = jnp.where(results.finite, results.loss, 0.0), results.samples
-    own = trees.scattered(own, on_device.place, received.rho.shape[0])
-    loss, samples = devices.total(own, axis)
-    return jnp.where(received.present, loss / jnp.maximum(samples, 1), jnp.nan)
 
 
 def advance(
@@ -437,17 +427,28 @@ def advance(
 
 
 def evaluate_if_due(
-    parts: Parts, params: Params, problem: Problem, due: Bool[Array, ""]
+    parts: Parts, new: State, problem: Problem, due: Bool[Array, ""]
 ) -> evaluation.Scores:
     """Accuracy, loss and metrics of w^{t+1} on the test set; NaN if it is not due."""
-    axis, sizes = parts.spec.axis, problem.group_size
+    axis, sizes, scored = parts.spec.axis, problem.group_size, problem.scored
+
+    def score(params: Params) -> evaluation.Scores:
+        given = problem.samples, problem.test
+        return evaluation.evaluate(parts.model, params, *given, axis, sizes)
+
+    def test(params: Params, own: Any) -> evaluation.Scores:
+        if scored is None:
+            return score(params)
+        given = params, own, problem.client, scored
+        return own_layers.evaluate(parts, *given, score)
+
+    number = sizes if scored is None else scored.client
     return lax.cond(
         due,
-        lambda w: evaluation.evaluate(
-            parts.model, w, problem.samples, problem.test, axis, sizes
-        ),
-        lambda w: evaluation.nothing(parts.model, sizes),
-        params,
+        test,
+        lambda *_: evaluation.nothing(parts.model, number),
+        new.params,
+        new.own,
     )
 
 

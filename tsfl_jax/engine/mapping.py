@@ -251,12 +251,25 @@ def gathered(
     return updates, received._replace(present=(finite > 0) & received.present)
 
 
+def losses_of(
+    results: LocalResult,
+    on_device: DeviceClients,
+    received: Received,
+    axis: str | None,
+) -> Float[Array, "N"]:
+    """The mean sample loss of each client's training; NaN: not present."""
+    own = jnp.where(results.finite, results.loss, 0.0), results.samples
+    own = trees.scattered(own, on_device.place, received.rho.shape[0])
+    loss, samples = devices.total(own, axis)
+    return jnp.where(received.present, loss / jnp.maximum(samples, 1), jnp.nan)
+
+
 # (entry, whether it is real, limit of `client.train`) -> what came out
 _TrainEntry = Callable[[Array, Any, Array | int | None], Trained]
 
 
 def _in_turn(
-    train: _TrainEntry, on_device: DeviceClients, template: Params
+    train: _TrainEntry, on_device: DeviceClients, template: Params, spec: ProgramSpec
 ) -> tuple[exact_sums.Sum, LocalResult]:
     """The sum of the terms of all entries that matter, one after another.
 
@@ -287,9 +300,14 @@ def _in_turn(
         sums, results = lax.fori_loop(end - count, end, add_client, start)
         return exact_sums.add_all(total, _vector(sums)[None]), results
 
-    nothing = LocalResult(
-        jnp.zeros(entries), jnp.zeros(entries, jnp.int32), jnp.ones(entries, bool)
-    )
+    own = None
+    if spec.local:
+        own = [
+            jnp.zeros((entries, *w.shape), w.dtype)
+            for w in trees.picked(template, spec.local)
+        ]
+    counts = jnp.zeros(entries), jnp.zeros(entries, jnp.int32)
+    nothing = LocalResult(*counts, jnp.ones(entries, bool), own)
     start = exact_sums.zeros(_vector(_no_terms(template)).shape), nothing
     return lax.fori_loop(0, jnp.sum(held > 0), add_group, start)
 
@@ -342,7 +360,7 @@ def _summed(
 ) -> tuple["Weighted", LocalResult]:
     """Σ ρ_i (w_i − start_i) over all devices."""
     if spec.mapping == "sequential":
-        total, results = _in_turn(train, on_device, template)
+        total, results = _in_turn(train, on_device, template, spec)
     else:
         total, results = _side_by_side(train, on_device, template, spec)
     found = _finished(total, results.finite, on_device.weight, template, spec.axis)

@@ -55,10 +55,11 @@ class ProgramSpec:
       train_all: also train clients with zero weight. Changes the logged loss and the
         divergence check, never the model. True for a rule that `stacks`.
       frozen: parts of the paths of parameters that are not trained.
+      local: parts of the paths of variables that stay on the client.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
-        ``client``, ``validation`` and ``class_index`` and all inputs but interval and
-        evaluate:
+        ``client``, ``validation``, ``class_index`` and ``scored`` and all inputs but
+        interval and evaluate:
         "sequential" or "vmap".
       axis: mesh axis of devices that share the clients; set by `scan.make_run`.
     """
@@ -77,6 +78,7 @@ class ProgramSpec:
     regret: bool = False
     train_all: bool = True
     frozen: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
     lanes: str = ""
     axis: str | None = None
 

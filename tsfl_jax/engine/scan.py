@@ -17,8 +17,6 @@ from jaxtyping import Array, Num
 
 from tsfl_jax import trees
 from tsfl_jax.engine import choosing, devices
-from tsfl_jax.engine.client import ClassIndex
-from tsfl_jax.engine.evaluation import HeldOut
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import (
     OPTIONAL,
@@ -33,7 +31,6 @@ from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator, Counts, one_of
 from tsfl_jax.timeline import feedback
-from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import HParams, PRNGKey
 
 __all__ = [
@@ -50,6 +47,10 @@ __all__ = [
 ]
 
 Run = Callable[[State, PRNGKey, HParams, Problem, Inputs], tuple[State, History]]
+
+
+# Fields of `Problem` that each lane of a sweep has of its own.
+OF_A_LANE = ("rows", "client", "validation", "class_index", "scored")
 
 
 def _spec(*axes: str | None) -> Any:  # stands for an array, or for a tree of them
@@ -75,18 +76,14 @@ def _over_lanes(run: Run, lanes: str) -> Run:
             state: State,
             key: PRNGKey,
             hparams: HParams,
-            split: tuple[AnyArray, AnyArray, HeldOut | None, ClassIndex | None],
+            split: dict[str, Any],
             own: Inputs,
         ) -> tuple[State, History]:
             mine = own._replace(interval=inputs.interval, evaluate=inputs.evaluate)
-            rows, client, validation, class_index = split
-            held = problem._replace(
-                rows=rows, client=client, validation=validation, class_index=class_index
-            )
-            return run(state, key, hparams, held, mine)
+            return run(state, key, hparams, problem._replace(**split), mine)
 
         own = inputs._replace(interval=None, evaluate=None)
-        split = problem.rows, problem.client, problem.validation, problem.class_index
+        split = {name: getattr(problem, name) for name in OF_A_LANE}
         each = state, key, hparams, split, own
         if lanes == "vmap":
             return jax.vmap(one)(*each)
@@ -103,6 +100,7 @@ def init_state(
     counts: Counts,
     snapshots: int = 0,
     choice: feedback.Choice | None = None,
+    local: tuple[str, ...] = (),
 ) -> State:
     """w^0 and the rule's state.
 
@@ -114,16 +112,21 @@ def init_state(
       counts: numbers of clients and tiers, and samples of each client.
       snapshots: P, earlier models kept; 0 if all clients start from w^t.
       choice: how clients are chosen of the candidates; None: they are not.
+      local: parts of the paths of variables that stay on the client.
     """
     params = model.init(key, x)
     server = rule.init(trees.parted(params)[0], counts)
     state = State(params, server, jnp.bool_(False))
+    if local:
+        own = trees.repeated(trees.picked(params, local), counts.clients)
+        state = state._replace(own=own)
     if choice is not None and choice.sampler == "oort":
         return state._replace(feedback=feedback.nothing_known(counts.clients))
     if not snapshots:
         return state
     broadcast = None if rule.broadcast is None else rule.broadcast(server)
-    return State(*state[:3], *trees.repeated((params, broadcast), snapshots))
+    earlier, broadcast = trees.repeated((params, broadcast), snapshots)
+    return state._replace(snapshots=earlier, broadcast=broadcast)
 
 
 def make_run(

@@ -11,7 +11,7 @@ import jax
 from tsfl_jax import data
 from tsfl_jax.config import WITHOUT_EFFECT, flat, settings_of
 from tsfl_jax.engine import optimizers
-from tsfl_jax.experiment import rule_settings
+from tsfl_jax.experiment import rule_settings, trained
 from tsfl_jax.experiment.network import bytes_per_delivery
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.experiment.source_digest import describe
@@ -33,6 +33,7 @@ def labels_of(prepared: Prepared) -> dict[str, Any]:
     """What summaries and figures call an experiment."""
     config, network = prepared.config, prepared.network
     own_rule = prepared.own.aggregator is not None
+    sent = network.sent(trained.parts_of(config.model.local))
     return {
         "algorithm": "custom" if own_rule else config.algorithm,
         "data": prepared.dataset.name,
@@ -42,7 +43,7 @@ def labels_of(prepared: Prepared) -> dict[str, Any]:
         "seed": config.seed,
         "fingerprints": prepared.fingerprints,
         "num_parameters": network.size,
-        "bytes_per_delivery": bytes_per_delivery(network.size, prepared.rule),
+        "bytes_per_delivery": bytes_per_delivery(sent, prepared.rule),
     }
 
 

@@ -59,6 +59,7 @@ class Group(NamedTuple):
     problem: scan.Problem  # split of the first lane; `make_lanes` puts in all
     width: int  # D, columns of the index tables
     clients: int  # U, their rows
+    scored: int  # clients that are scored with layers of their own; 0: none
     reports: bool  # clients of some lane report other work than they did
 
 
@@ -77,6 +78,7 @@ def make_group(members: list[Prepared], mesh: Mesh) -> Group:
         problem=programs.make_problem(members[0], mesh),
         width=max(p.partition.indices.shape[1] for p in members),
         clients=max(len(p.partition.indices) for p in members),
+        scored=max(programs.number_scored(p) for p in members),
         reports=any(p.workload.schedule.reported is not None for p in members),
     )
 
@@ -124,13 +126,8 @@ def make_lanes(
             own,
         )
 
-    def padded(a: np.ndarray, *more: int) -> np.ndarray:
-        """With rows of clients that are never drawn."""
-        missing = group.clients - len(a), *more
-        return np.pad(a, [(0, n) for n in missing])
-
     sizes = [programs.sizes_of(p) for p in several]
-    sizes = _stacked([(padded(own), others) for own, others in sizes])
+    sizes = _stacked([(_padded(group, own), others) for own, others in sizes])
     own = devices.place(mesh, (init_keys, sizes), scan.WHOLE)
     state = jax.jit(init)(own, group.problem.samples)
     start = state.params
@@ -144,22 +141,35 @@ def make_lanes(
         number, settings = np.int32(rules.index(p.rule)), arrays(p.config, kinds)
         hparams.append(found._replace(rule=number, settings=settings))
     hparams += hparams[-1:] * (count - busy)
-    tables = [p.partition.indices for p in several]
-    rows = np.stack([padded(r, group.width - r.shape[1]) for r in tables])
-    ids = np.stack([padded(p.workload.drawn) for p in several])
-    rows, ids = devices.place(mesh, (rows, ids), scan.WHOLE)
-    held = _stacked([programs.held_out_of(p) for p in several])
-    class_index = _stacked([programs.class_index_of(p) for p in several])
-    held, class_index = devices.place(mesh, (held, class_index), scan.WHOLE)
     return programs.Arrays(
         start=jax.device_get(state),
         key=train_keys,
         hparams=_stacked(hparams),
-        problem=group.problem._replace(
-            rows=rows, client=ids, validation=held, class_index=class_index
-        ),
+        problem=_make_lanes_problem(group, several),
         inputs=_make_lanes_inputs(group, several, busy),
     )
+
+
+def _padded(group: Group, array: np.ndarray, *more: int) -> np.ndarray:
+    """With rows of clients that are never drawn."""
+    missing = group.clients - len(array), *more
+    return np.pad(array, [(0, n) for n in missing])
+
+
+def _make_lanes_problem(group: Group, several: list[Prepared]) -> scan.Problem:
+    """The problem with what each lane has of its own, `scan.OF_A_LANE`."""
+    tables = [p.partition.indices for p in several]
+    width = group.width
+    rows = [_padded(group, r, width - r.shape[1]) for r in tables]
+    own = {
+        "rows": np.stack(rows),
+        "client": np.stack([_padded(group, p.workload.drawn) for p in several]),
+        "validation": _stacked([programs.held_out_of(p) for p in several]),
+        "class_index": _stacked([programs.class_index_of(p) for p in several]),
+        "scored": _stacked([programs.scored_of(p, group.scored) for p in several]),
+    }
+    own = devices.place(group.program.mesh, own, scan.WHOLE)
+    return group.problem._replace(**own)
 
 
 def _make_lanes_inputs(group: Group, several: list[Prepared], busy: int) -> scan.Inputs:

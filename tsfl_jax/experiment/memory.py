@@ -6,6 +6,7 @@ import jax
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.engine import optimizers, scan
+from tsfl_jax.experiment import trained
 from tsfl_jax.experiment.custom_hooks import input_dtype
 from tsfl_jax.experiment.prepare import Prepared, counts_of
 
@@ -21,10 +22,14 @@ def _state_of(prepared: Prepared, times: int = 1) -> scan.State:
     model, rule = prepared.network.model, prepared.rule
     counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
     counts = counts._replace(clients=times * counts.clients)
+    local = trained.parts_of(prepared.config.model.local)
     shape = (1, *prepared.dataset.x_train.shape[1:])
     x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
     return jax.eval_shape(
-        lambda x: scan.init_state(model, rule, rng.key(0), x, counts, snapshots), x
+        lambda x: scan.init_state(
+            model, rule, rng.key(0), x, counts, snapshots, local=local
+        ),
+        x,
     )
 
 
@@ -34,8 +39,9 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
     `width` is the number of models that a device trains side by side.
     """
     dataset, state = prepared.dataset, _state_of(prepared)
-    personal = _bytes(_state_of(prepared, 2).server) - _bytes(state.server)
-    model, trained = _bytes(state.params), _bytes(state.params["params"])
+    twice = _state_of(prepared, 2)
+    personal = _bytes((twice.server, twice.own)) - _bytes((state.server, state.own))
+    model, moved = _bytes(state.params), _bytes(state.params["params"])
     optimizer = jax.eval_shape(
         prepared.optimizer(prepared.hparams).init, state.params["params"]
     )
@@ -46,9 +52,9 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
         "test samples": (dataset.x_test.nbytes + dataset.y_test.nbytes) // num_devices,
         "global model": model,
         "earlier models": _bytes((state.snapshots, state.broadcast)),
-        "server state": _bytes(state.server) - personal,
+        "server state": _bytes((state.server, state.own)) - personal,
         "personal state": personal,  # of each client that ever works
-        "clients in training": width * (model + trained + _bytes(optimizer)),
+        "clients in training": width * (model + moved + _bytes(optimizer)),
     }
     if prepared.rule.stacks or prepared.config.measure_regret:
         # Models of the device's own clients, and updates of all clients.

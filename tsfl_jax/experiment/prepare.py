@@ -234,6 +234,7 @@ def _check_rule(config: Config, own: Own) -> None:
     rule_settings.check(config, rule)
     rule_settings.check_validation(config, rule)
     rule_settings.check_training(config, rule, own.aggregator is not None)
+    rule_settings.check_local(config, rule)
 
 
 def _make_rule(

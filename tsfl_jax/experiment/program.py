@@ -18,7 +18,7 @@ from tsfl_jax import rng
 from tsfl_jax.config import seed_of
 from tsfl_jax.data import validation
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, evaluation, optimizers, scan
+from tsfl_jax.engine import devices, evaluation, optimizers, own_layers, scan
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.experiment import initial_estimates, trained
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
@@ -192,6 +192,7 @@ def spec_of(
         regret=config.measure_regret,
         train_all=config.train_all,
         frozen=trained.parts_of(config.model.frozen),
+        local=trained.parts_of(config.model.local),
         lanes=lanes,
     )
 
@@ -252,6 +253,7 @@ def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
         class_index=class_index_of(prepared),
         validation=held_out_of(prepared),
         group_size=group_size,
+        scored=scored_of(prepared),
     )
     return devices.place(mesh, problem, scan.PROBLEM_SPEC)
 
@@ -269,6 +271,25 @@ def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
     """The validation samples in batches, None if there are none."""
     rows = prepared.held_out
     return None if rows is None else evaluation.make_held_out(rows)
+
+
+def number_scored(prepared: Prepared) -> int:
+    """Clients whose own models are tested; 0: no layers stay with the clients."""
+    tested, own = prepared.tested, prepared.config.model.local
+    return len(tested.client) if own and tested is not None else 0
+
+
+def scored_of(prepared: Prepared, number: int = 0) -> own_layers.Scored | None:
+    """Whose own models are tested, filled up to `number`; None: no one's."""
+    tested, known = prepared.tested, number_scored(prepared)
+    if tested is None or not known:
+        return None
+    share = np.eye(known) if tested.share is None else tested.share
+    more = max(number - known, 0)
+    return own_layers.Scored(
+        np.pad(tested.client, (0, more), constant_values=-1),
+        np.pad(share, ((0, more), (0, 0))).astype(np.float32),
+    )
 
 
 def class_index_of(prepared: Prepared) -> local.ClassIndex | None:
@@ -355,4 +376,5 @@ def initial_state(
         counts._replace(others=others),
         prepared.workload.schedule.snapshots,
         prepared.config.cohort.choice,
+        trained.parts_of(prepared.config.model.local),
     )

@@ -54,7 +54,10 @@ _GIVEN = {
     "algorithm": ("aggregator", Part()),
     "data.name": ("dataset", Part(reads=("data.validation",))),
     "partition.kind": ("partition", PARTITIONS["client"]),
-    "model.name": ("model", Part(reads=("model.params", "model.frozen"))),
+    "model.name": (
+        "model",
+        Part(reads=("model.params", "model.frozen", "model.local")),
+    ),
     "cohort.sampler": ("sampler", Part()),
 }
 
@@ -169,6 +172,35 @@ def check_training(config: Config, rule: Aggregator, given: bool) -> None:
         f"--config.train_all=False: {what} needs the models of all clients; leave one "
         "of them out"
     )
+
+
+def check_local(config: Config, rule: Aggregator) -> None:
+    """Check that nothing asks the global model where layers stay with the clients.
+
+    Raises:
+      UserError: something does.
+    """
+    if not config.model.local:
+        return
+    asks = {
+        "evaluation.clients": config.evaluation.clients == "none",
+        "train_all": not config.train_all,
+        "measure_regret": config.measure_regret,
+        "measure_clients": config.measure_clients,
+        "cohort.sampler": config.cohort.choice is not None,
+        "algorithm": rule.uses_validation or rule.uses_gradients,
+        "constants.when": config.constants.when == "interval"
+        and needs_constants(config, rule),
+    }
+    for name in (name for name, on in asks.items() if on):
+        way = "leave one of them out"
+        if name == "evaluation.clients":
+            way = "score the clients' models: labels or own"
+        raise UserError(
+            f"--config.{name}={get(config, name)} with --config.model.local="
+            f"{config.model.local}: the global model, whose local layers nobody "
+            f"trains, says nothing alone; {way}"
+        )
 
 
 def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:

@@ -72,6 +72,8 @@ class Result(NamedTuple):
     # Of cohorts and deliveries N are slots, and "client" [T, N] says whose they are.
     history: dict[str, np.ndarray]
     summary: dict[str, Any]  # as in summary.json
+    # Layers that stay with the clients by path, [U, ...], of the clients "client" [U].
+    own: dict[str, np.ndarray] | None = None
 
     def __repr__(self) -> str:
         """What the command line prints at its end, and what one can do with it."""
@@ -216,6 +218,7 @@ def run(
         }
         | who,
         found,
+        summary.own_layers(exp.prepared, done.state),
     )
 
 
@@ -233,6 +236,8 @@ def _written(
         found = found | {n: old[n] for n in _PROVENANCE if n in old}
     history, params = done.known(), done.state.params
     summary.write_results(folder, exp.prepared, history, params, found)
+    if (own := summary.own_layers(exp.prepared, done.state)) is not None:
+        report.write_arrays(folder / "own.npz", own)
     return found
 
 

@@ -161,7 +161,8 @@ def client_test(
             f"{config.partition.kind} clients train on other samples than those that "
             "belong to them; choose --config.partition.kind=client, or labels"
         )
-    return tests.by_owner(dataset, config.num_clients, number)
+    among = drawn if config.model.local else None  # others never train their layers
+    return tests.by_owner(dataset, config.num_clients, number, among)
 
 
 def small_clients(batch_size: int, capacity: Int[np.ndarray, "N"]) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 from tsfl_jax import trees
 from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan
+from tsfl_jax.experiment import trained
 from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.report import files as report
@@ -57,7 +58,14 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
         times = done_of(prepared, history)
         assert times.client is not None
         asked = np.where(replay.claimed(times) > 0, times.client, -1)
-    return client_test.named(prepared.tested, history.named(metrics), asked)
+    return client_test.named(_tested(prepared), history.named(metrics), asked)
+
+
+def _tested(prepared: Prepared) -> client_test.ClientTest | None:
+    """The clients that are scored; by their own layers each has one score already."""
+    if prepared.tested is None or not prepared.config.model.local:
+        return prepared.tested
+    return prepared.tested._replace(share=None)
 
 
 def last_measured(values: Array | np.ndarray) -> float:
@@ -202,13 +210,13 @@ def write_results(
         arrays["client"] = times.client
     if history.slope is not None:
         arrays["slope"] = np.nan_to_num(np.asarray(history.slope))  # 0: not there
-    if prepared.tested is not None:
+    if (tested := _tested(prepared)) is not None:
         scores = {"accuracy": history.group_accuracy, "loss": history.group_loss}
         last = {n: np.asarray(values)[-1:] for n, values in scores.items()}
         arrays |= {
-            f"final_{name}": client_test.by_client(prepared.tested, values)[0]
+            f"final_{name}": client_test.by_client(tested, values)[0]
             for name, values in last.items()
-        } | {"tested_client": prepared.tested.client}
+        } | {"tested_client": tested.client}
     if not np.isnan(history.grad_square).all():
         arrays |= {
             "variance": np.asarray(history.client_variance),
@@ -219,6 +227,16 @@ def write_results(
     report.write_json(folder / "summary.json", summary)
     about = summary | {"num_clients": prepared.config.num_clients}
     runs.write_figures(folder, named_of(prepared, history) | arrays, about)
+
+
+def own_layers(prepared: Prepared, state: scan.State) -> dict[str, np.ndarray] | None:
+    """Layers that stay with the clients, by path; None: none do."""
+    if state.own is None:
+        return None
+    parts = trained.parts_of(prepared.config.model.local)
+    names = [n for n in named_arrays(state.params) if any(part in n for part in parts)]
+    found = dict(zip(names, map(np.asarray, state.own), strict=True))
+    return {"client": prepared.workload.drawn} | found
 
 
 def named_arrays(params: Params) -> dict[str, np.ndarray]:

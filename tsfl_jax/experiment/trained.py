@@ -103,18 +103,20 @@ def parts_of(text: str) -> tuple[str, ...]:
 
 
 def check_parts(config: Config, shapes: Params) -> None:
-    """Refuse a part of a path that no parameter has, and freezing all of them."""
-    names, frozen = named(shapes["params"]), parts_of(config.model.frozen)
-    for part in frozen:
-        if not any(part in name for name in names):
-            raise UserError(
-                f"--config.model.frozen={config.model.frozen}: no parameter has {part} "
-                f"in its path; there are {', '.join(names)}"
-            )
-    if frozen and all(any(part in name for part in frozen) for name in names):
-        raise UserError(
-            f"--config.model.frozen={config.model.frozen}: none is left to train"
-        )
+    """Refuse a part of a path that no array has, and parts that cover all of them."""
+    for name, tree, verb in (
+        ("frozen", shapes["params"], "train"),
+        ("local", shapes, "send"),
+    ):
+        text, names = getattr(config.model, name), named(tree)
+        for part in (parts := parts_of(text)):
+            if not any(part in path for path in names):
+                raise UserError(
+                    f"--config.model.{name}={text}: no parameter has {part} in its "
+                    f"path; there are {', '.join(names)}"
+                )
+        if parts and all(any(part in path for part in parts) for path in names):
+            raise UserError(f"--config.model.{name}={text}: none is left to {verb}")
 
 
 def started(

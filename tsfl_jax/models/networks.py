@@ -54,6 +54,11 @@ class ModelConfig:
         "parameters that are not trained: parts of their paths, comma-separated",
         static=True,
     )
+    local: str = setting(
+        "",
+        "variables that stay on the client (FedBN, FedPer): likewise",
+        static=True,
+    )
     params: str = setting(
         "", "file or folder of trained parameters to start from", effect=False
     )

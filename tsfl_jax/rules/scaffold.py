@@ -75,10 +75,8 @@ def _combine(
     worked = present & (work > 0)
     scale = jnp.where(worked, 1.0 / (hparams.lr * jnp.where(worked, work, 1.0)), 0.0)
     client, clients = info.places, size.shape[0]
-    turn = jnp.arange(client.shape[0])
-    latest = jnp.full(clients, -1).at[client].max(jnp.where(worked, turn, -1))
     # An empty slot names client 0; what does not count is written nowhere.
-    where = jnp.where(worked & (latest[client] == turn), client, clients)
+    where = trees.last_of(client, worked, clients)
     broadcast = received.broadcast
     if broadcast is None:
         broadcast = trees.repeated(state.common, 1)

@@ -1,0 +1,190 @@
+"""Layers that stay on the client: FedBN, FedPer."""
+
+import functools
+
+import flax.linen as nn
+import numpy as np
+import pytest
+from flax import traverse_util
+
+import tsfl_jax
+from tsfl_jax.experiment import prepare
+from tsfl_jax.experiment.summary import named_arrays
+from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.types import UserError
+
+HEAD, BODY = "Dense_1", "Dense_0"
+TAU = (1, 2, 3, 4)
+
+
+def config_of(algorithm="fedavg", **settings):
+    config = tsfl_jax.Config(num_intervals=3, num_clients=4, batch_size=64, lr=0.1)
+    config.algorithm = algorithm
+    config.data.name, config.model.hidden = "digits", 5
+    config.schedule.data_size, config.partition.kind = 32, "shards"
+    config.schedule.kind, config.schedule.tau = "explicit", TAU
+    config.evaluation.clients, config.model.local = "labels", HEAD
+    for name, value in settings.items():
+        part, _, field = name.rpartition("__")
+        setattr(getattr(config, part) if part else config, field, value)
+    return config
+
+
+def of_client(result, place):
+    """The variables of one client, by path."""
+    own = {n: a[place] for n, a in result.own.items() if n != "client"}
+    return named_arrays(result.params) | own
+
+
+def equal(one, other, atol=1e-6):
+    return one.keys() == other.keys() and all(
+        np.allclose(one[n], other[n], atol=atol) for n in one
+    )
+
+
+def test_of_one_client_nothing_is_new():
+    """The only client's layers are what a run without any local ones trains."""
+    local = tsfl_jax.simulate(config_of(num_clients=1, schedule__tau=(3,)))
+    plain = tsfl_jax.simulate(
+        config_of(num_clients=1, schedule__tau=(3,), model__local="")
+    )
+    assert equal(of_client(local, 0), named_arrays(plain.params))
+    accuracy = local.history["client_accuracy_mean"]
+    assert np.allclose(accuracy, plain.history["client_accuracy_mean"], atol=1e-6)
+    assert np.allclose(local.history["test_loss"], plain.history["test_loss"])
+
+
+def test_heads_over_a_frozen_body_train_alone():
+    """Then no client sees another: each is a run of its own, on all its samples."""
+    config = config_of(model__frozen=BODY)
+    together = tsfl_jax.simulate(config)
+    split = prepare.prepare(config).partition
+    default = tsfl_jax.Config().schedule.data_size
+    for client, tau in enumerate(TAU):
+        rows = split.indices[client][: split.capacity[client]]
+        plain = {"model__frozen": BODY, "model__local": "", "schedule__tau": (tau,)}
+        alone = config_of(num_clients=1, schedule__data_size=default, **plain)
+        found = tsfl_jax.simulate(alone, partition=[rows])
+        assert equal(of_client(together, client), named_arrays(found.params), 1e-5)
+
+
+def test_scores_are_those_of_the_clients_models():
+    """Each one's accuracy by class on the test set, by its own mix of labels."""
+    config = config_of()
+    result, prepared = tsfl_jax.simulate(config), prepare.prepare(config)
+    data, split = prepared.dataset, prepared.partition
+    each, whole = [], []
+    for client in range(4):
+        flat = of_client(result, client)
+        params = traverse_util.unflatten_dict(flat, sep="/")
+        right = tsfl_jax.predict(config, params)[0].argmax(1) == data.y_test
+        labels = data.y_train[split.indices[client][: split.capacity[client]]]
+        share = np.bincount(labels, minlength=10) / len(labels)
+        by_class = [right[data.y_test == c].mean() for c in range(10)]
+        each.append(share @ by_class)
+        whole.append(right.mean())
+    history = result.history
+    assert np.isclose(history["client_accuracy_mean"][-1], np.mean(each), atol=1e-5)
+    assert np.isclose(history["client_accuracy_worst"][-1], min(each), atol=1e-5)
+    assert np.isclose(history["test_accuracy"][-1], np.mean(whole), atol=1e-5)
+
+
+@functools.cache
+def start():
+    """w^0: nothing moves with an η of nearly 0."""
+    return tsfl_jax.simulate(config_of(num_intervals=1, lr=1e-30)).params
+
+
+@pytest.mark.parametrize("algorithm", [*AGGREGATORS, "vmap", "fedbuff framework"])
+def test_under_every_rule_they_stay(algorithm):
+    """The global model keeps w^0 there, clients do not, and the rest is aggregated."""
+    config = config_of(algorithm)
+    if algorithm == "vmap":
+        config = config_of("dms", mapping="vmap", client_block=3)
+    if algorithm == "fedbuff framework":
+        config = config_of("fedbuff", timeline__framework="fedbuff", num_intervals=20)
+        default = tsfl_jax.Config().schedule
+        config.schedule.kind, config.schedule.tau = default.kind, default.tau
+        config.timeline.buffer = 2
+    rule = AGGREGATORS[config.algorithm]
+    if rule.uses_validation:
+        config.data.validation = 100
+    if rule.uses_validation or rule.uses_gradients:
+        with pytest.raises(UserError, match="says nothing alone"):
+            tsfl_jax.simulate(config)
+        return
+    first = named_arrays(start())
+    result = tsfl_jax.simulate(config)
+    # Optax's Yogi begins with a mean of 1e-6, which moves what nobody reads.
+    for name, leaf in named_arrays(result.params).items():
+        if not (HEAD in name and algorithm == "fedyogi"):
+            assert np.allclose(leaf, first[name], atol=1e-6) == (HEAD in name), name
+    for name, leaves in result.own.items():
+        if name != "client" and config.timeline.framework != "fedbuff":
+            assert all(not np.array_equal(leaf, first[name]) for leaf in leaves)
+
+
+def test_lanes_are_the_single_runs_and_resumed_ones_go_on(tmp_path):
+    """Also where seeds differ in how many clients hold samples."""
+    config = config_of("dms", batch_size=8, evaluation__number=3)
+    table = tsfl_jax.sweep(config, {"seed": [0, 1], "lr": [0.1, 0.05]})
+    for number, row in enumerate(table.rows):
+        point = {n: row[n] for n in ("seed", "lr")} | {"evaluation__number": 3}
+        single = tsfl_jax.simulate(config_of("dms", batch_size=8, **point))
+        for name in ("client_accuracy_mean", "test_accuracy", "test_loss"):
+            found = (table.history | table.series[number]).get(name)
+            found = found[number] if np.ndim(found) == 2 else found
+            assert np.allclose(found, single.history[name], atol=1e-6), name
+    whole = tsfl_jax.simulate(config)
+    for intervals in (2, 3):
+        config.num_intervals = intervals
+        resumed = tsfl_jax.simulate(config, workdir=tmp_path / "run")
+    assert equal(resumed.own, whole.own, 0)
+    stored = np.load(tmp_path / "run" / "own.npz")
+    assert equal(dict(stored), whole.own, 0)
+
+
+@pytest.mark.parametrize("parts", ["Dense_9", "Dense_0,Dense_1"])
+def test_wrong_parts_are_one_line(parts):
+    with pytest.raises(UserError, match="model.local="):
+        tsfl_jax.simulate(config_of(model__local=parts))
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("evaluation__clients", "none"), ("measure_clients", True), ("train_all", False)],
+)
+def test_what_asks_the_global_model_is_refused(name, value):
+    with pytest.raises(UserError, match="says nothing alone"):
+        tsfl_jax.simulate(config_of(**{name: value}))
+
+
+def test_two_devices_have_the_bits_of_one():
+    one, two = (tsfl_jax.simulate(config_of("dms", devices=n)) for n in (1, 2))
+    assert equal(one.own, two.own, 0)
+    assert equal(named_arrays(one.params), named_arrays(two.params), 0)
+
+
+class Normalized(nn.Module):
+    """One hidden layer with batch normalization."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Dense(5)(x.reshape(len(x), -1))
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        return nn.Dense(10)(nn.relu(x))
+
+
+def test_fedbn_keeps_parameters_and_statistics_of_normalization():
+    hidden = tsfl_jax.Config().model.hidden
+    given = {"model__hidden": hidden, "model__local": "BatchNorm", "batch_size": 8}
+    config = config_of("dms", **given)
+    found = tsfl_jax.simulate(config, model=Normalized())
+    names = {"bias", "mean", "scale", "var"}
+    assert {n.rsplit("/")[-1] for n in found.own if n != "client"} == names
+    statistics = found.own["batch_stats/BatchNorm_0/mean"]
+    assert len(np.unique(statistics.round(6), axis=0)) == 4
+    shared = named_arrays(found.params)["batch_stats/BatchNorm_0/mean"]
+    assert not shared.any()  # those of w^0
+    sent, deliveries = found.summary["num_parameters"] - 2 * 5, 3 * 4
+    assert found.summary["bytes_moved"] == deliveries * 2 * 4 * sent

@@ -4,6 +4,7 @@ Flower (https://flower.ai) moves models and runs clients; which model comes of t
 decided here. Needs the extra ``flower``.
 """
 
+import importlib
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -68,7 +69,7 @@ def strategy(
     Learning", Algorithm 1.
     """
     try:
-        from flwr.serverapp import strategy as flower
+        flower = importlib.import_module("flwr.serverapp.strategy")
     except ImportError as error:
         raise UserError(
             "flwr is not installed; pip install 'tsfl_jax[flower]'"
@@ -80,7 +81,20 @@ def strategy(
     if not (math.isfinite(seconds) and seconds > 0):
         raise UserError(f"seconds={seconds}: expected Δ > 0, in seconds")
 
-    class Strategy(flower.FedAvg):
+    return _made(flower.FedAvg, used, seconds, {"hparams": hparams}, seed, settings)
+
+
+def _made(
+    base: Any,
+    used: Aggregator,
+    seconds: float,
+    given: dict[str, Any],
+    seed: int,
+    settings: dict[str, Any],
+) -> Any:
+    """The strategy; `base` is Flower's ``FedAvg``."""
+
+    class Strategy(base):
         """Flower's choice of clients and metrics, with our aggregation."""
 
         def __init__(self) -> None:
@@ -107,7 +121,7 @@ def strategy(
             key = jax.random.fold_in(rng.fold(rng.key(seed), "rule"), server_round)
             known = self._nodes, replied, self._model
             new, self._state, done = _aggregated(
-                used, *known, self._state, {"hparams": hparams, "key": key}
+                used, *known, self._state, given | {"key": key}
             )
             self.rounds.append(done)
             contents = list(replied.values())
@@ -138,9 +152,8 @@ def _checked(rule: Aggregator, hparams: HParams) -> Aggregator:
 
 
 def _record(model: dict[str, np.ndarray]) -> Any:
-    from flwr.app import Array, ArrayRecord
-
-    return ArrayRecord({name: Array(array) for name, array in model.items()})
+    app = importlib.import_module("flwr.app")
+    return app.ArrayRecord({name: app.Array(array) for name, array in model.items()})
 
 
 def _aggregated(

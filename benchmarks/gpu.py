@@ -3,33 +3,42 @@
 Runs every benchmark on the GPU of this machine, unattended, each in a process with a
 limit of its own, and writes their tables to one Markdown file. A part that fails or
 takes too long is reported there; the others go on. Compiling the programs of a part
-took one to two minutes on an H200: JAX_COMPILATION_CACHE_DIR keeps it for a next run.
+took one to two minutes on an H200, and those of VGG11 and ResNet-18 in all forms more
+than four: JAX_COMPILATION_CACHE_DIR keeps it for a next run, ``--parts`` chooses.
 """
 
 import argparse
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
 import time
 
+DEFAULT = "--mappings vmap --forms slices"
 # (title, seconds at most, module and arguments), the most wanted first.
 PARTS = (
+    ("CNN of a user", 240, "own --networks CNN --forms auto lax"),
+    ("ResNet-20", 240, "own --networks 'ResNet-20, batch norm'"),
+    ("Lanes", 180, "lanes --lanes 1 10"),
+    ("ResNet-18", 300, "implementations --models resnet18 " + DEFAULT),
+    ("Clients", 120, "clients --repeats 1 --clients 20 200 2000"),
+    ("Transformer", 240, "own --networks transformer"),
+    ("LSTM", 240, "own --networks LSTM"),
+    ("VGG11", 300, "implementations --models vgg11 " + DEFAULT),
     ("MNIST CNN", 240, "implementations --models mnist_cnn --mappings vmap"),
-    ("Fashion-MNIST CNN", 240, "implementations --models fashion_cnn --mappings vmap"),
-    ("Against PyTorch", 500, "interval --repeats 5"),
-    ("Lanes", 180, "lanes --lanes 1 10 40"),
-    ("Large networks", 300, "implementations --models vgg11 resnet18"),
-    ("Clients", 120, "clients --repeats 3"),
+    ("TF32", 240, "implementations --models mnist_cnn --precision tf32 " + DEFAULT),
     ("Compilation", 200, "compile --repeats 1"),
     ("Evaluation and estimates", 120, "shares --repeats 5"),
+    ("Fashion-MNIST CNN", 240, "implementations --models fashion_cnn --mappings vmap"),
+    ("Against PyTorch", 500, "interval --repeats 5"),
 )
 
 
 def measure(command: str, seconds: float) -> str:
     """The table of one benchmark, or why there is none."""
-    module, *arguments = command.split()
+    module, *arguments = shlex.split(command)
     words = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # A group of its own: its workers must not go on beside the next part.
@@ -49,10 +58,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("gpu.md"))
     parser.add_argument("--minutes", type=float, default=20, help="for all parts")
+    titles = [title for title, _, _ in PARTS]
+    parser.add_argument("--parts", nargs="+", default=titles, choices=titles)
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
     text = "# Measured on a GPU\n"
     for title, seconds, command in PARTS:
+        if title not in options.parts:
+            continue
         left = end - time.monotonic()
         found = measure(command, min(seconds, left)) if left > 0 else "no time left"
         text += f"\n## {title}\n\n`python -m benchmarks.{command}`\n\n{found}\n"

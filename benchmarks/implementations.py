@@ -49,6 +49,7 @@ def measure(name: str, options, folder: ahead.Folder | None) -> list[dict]:
             num_clients=options.clients,
             mapping=mapping,
             convolution=form,
+            precision=options.precision,
             schedule__kind="explicit",
             schedule__tau=(1,),
             schedule__data_size=options.size,
@@ -106,6 +107,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="samples per client")
     parser.add_argument("--mappings", nargs="+", default=MAPPINGS, choices=MAPPINGS)
     parser.add_argument("--forms", nargs="+", default=FORMS, choices=FORMS)
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--all", action="store_true", help="lax on a CPU too")
     parser.add_argument("--devices", type=int, default=0)
     structure = "on a GPU: kernels in command buffers; compiles without a cache"

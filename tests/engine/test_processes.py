@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -27,10 +28,11 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def start(workdir, *more, devices=1, program=("launch.py",)):
+def start(workdir, *more, devices=1, program=("launch.py",), launcher=()):
     # One CPU device each, so that two processes are two devices.
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
-    command = [sys.executable, *program, f"--workdir={workdir}", *SETTINGS, *more]
+    command = [*launcher, sys.executable, *program, f"--workdir={workdir}"]
+    command += [*SETTINGS, *more]
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -69,6 +71,18 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("processes")
     finish(start(root / "one"))
     return root, pair([root / "first", root / "second"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI")
+def test_mpirun_gives_address_and_numbers(tmp_path):
+    launcher = ["mpirun", "--oversubscribe", "-n", "2"]
+    if os.geteuid() == 0:
+        launcher.insert(1, "--allow-run-as-root")
+    two, one = tmp_path / "two", tmp_path / "one"
+    finish(start(two, "--processes=0", launcher=launcher))
+    finish(start(one, devices=2))
+    assert metrics(two) == metrics(one)
 
 
 @pytest.mark.slow

@@ -325,6 +325,49 @@ def test_augmentation_and_a_step():
     assert (plain.history["train_loss"] != both).all()
 
 
+@pytest.mark.parametrize("mapping", ["sequential", "vmap"])
+def test_a_step_knows_its_number(mapping):
+    def counting(step):
+        made = step.apply(step.gradient(step.variables["params"]))
+        return made._replace(loss=jnp.float32(step.k) * step.mask.sum())
+
+    config = small()
+    config.mapping = mapping
+    config.schedule.kind, config.schedule.tau = "explicit", (3,)
+    found = tsfl_jax.simulate(config, client_step=counting)
+    steps = 3 * config.schedule.data_size // config.batch_size
+    np.testing.assert_allclose(found.history["train_loss"], (steps - 1) / 2)
+
+
+@pytest.mark.slow
+def test_soft_labels_and_regression():
+    _, out = run("Soft labels and regression")
+    error, score = map(float, out.split())
+    assert error < 0.3 and score > 0.9
+
+
+@pytest.mark.slow
+def test_adapters():
+    variables, _ = run("Adapters")
+    start = tsfl_jax.simulate(
+        variables["config"],
+        model=variables["Network"](),
+        params=variables["result"].params,
+    )
+    for layer in ("first", "last"):
+        found = start.params["params"][layer]["base"]
+        known = variables["result"].params["params"][layer]["base"]
+        jax.tree.map(np.testing.assert_array_equal, found, known)
+    accuracy = start.history["test_accuracy"]
+    assert accuracy[-1] > max(0.6, accuracy[0])
+
+
+@pytest.mark.slow
+def test_heads_of_the_clients_own():
+    variables, _ = run("A head of each client's own")
+    assert variables["result"].history["client_accuracy_mean"][-1] > 0.85
+
+
 BAD = {
     "a mean": ({"loss": lambda o, y: (o - y[:, None]).mean()}, r"gives \[\] for 3"),
     "no loss": ({"loss": 3}, "expected a function"),

@@ -124,6 +124,9 @@ class Dataset(NamedTuple):
     # int32 in [0, clients): which client each training sample belongs to; None: unknown
     client: Int[np.ndarray, "M"] | None = None
     test_client: Int[np.ndarray, "M_test"] | None = None  # likewise of test samples
+    # float32, what loss and metrics get instead of labels; None: the labels
+    target: Float[np.ndarray, "M *O"] | None = None
+    test_target: Float[np.ndarray, "M_test *O"] | None = None
     source: str = ""  # the settings that it was loaded with; "": none
 
 

@@ -311,6 +311,7 @@ def test_a_users_own_loss():
     for model in (Regression(), Silent()):
         known, _ = networks.decide_task(networks.from_flax(model), outputs, 4)
         assert known.classifies is False
+    labels = jax.ShapeDtypeStruct((3,), jnp.int32)
     # With the loss of `simulate` the width decides, too, unless the module says it.
     for module, classifies in (
         (Silent(), None),
@@ -319,7 +320,7 @@ def test_a_users_own_loss():
         (Plain(), None),
     ):
         made = networks.from_flax(module)
-        own = model_of.with_measures(made, Hinge().loss, None, outputs)
+        own = model_of.with_measures(made, Hinge().loss, None, outputs, labels)
         assert own.classifies is classifies, module
     said = networks.from_flax(quadratic.Quadratic((1.0, 1.0, 1.0)))
     assert networks.decide_task(said, outputs, 3) == (said, ())

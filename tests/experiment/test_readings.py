@@ -169,7 +169,7 @@ def test_new_samples_have_the_classes_of_the_old_ones():
     labels = data.y_train
     order = np.argsort(labels, kind="stable")
     count = np.bincount(labels)
-    class_index = local.ClassIndex(np.cumsum(count) - count, count, order)
+    class_index = local.ClassIndex(np.cumsum(count) - count, count, order, labels)
     key = jax.random.key(0)
     ones = jnp.ones(3, jnp.int32)
     clients = local.Client(problem.client, ones, 20 * ones, problem.rows)

@@ -41,7 +41,7 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
     kept = _subset(dataset, "train", settings.train_size)
     tested = _subset(dataset, "test", settings.test_size)
     x_train, client = dataset.x_train[kept], dataset.client
-    owner = dataset.test_client
+    owner, target, learned = dataset.test_client, dataset.target, dataset.test_target
     owner = owner if owner is None else owner[tested]
     if client is not None and settings.train_size:  # some may be gone altogether
         left, client = np.unique(client[kept], return_inverse=True)
@@ -57,6 +57,8 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
         y_test=dataset.y_test[tested],
         client=client,
         test_client=owner,
+        target=target if target is None else target[kept],
+        test_target=learned if learned is None else learned[tested],
         source=str(settings),
     )
     if settings.normalize == "standard":
@@ -68,6 +70,12 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
         mean, std = _moments(x_train)
         dataset = dataset._replace(mean=mean, std=std)
     return dataset
+
+
+def digest(dataset: Dataset) -> str:
+    """Digest of samples and labels, and of targets where there are any."""
+    known = (dataset.target, dataset.test_target)
+    return fingerprint(*dataset[1:5], *(a for a in known if a is not None))
 
 
 def fingerprint(*arrays: ArrayLike) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, Integer, Shaped
 
+from tsfl_jax.data import targets
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset, Numbers, UserError, one_line
 
@@ -65,7 +66,8 @@ def make_dataset(
       x_train, x_test: [M, H, W, C], [M, H, W] (gets one channel) or [M, F]; uint8
         (full scale 255), float (taken as already scaled), or other whole numbers
         [M, S] (tokens, given to the network as int32).
-      y_train, y_test: [M] integers ≥ 0.
+      y_train, y_test: [M] integers ≥ 0; or floats [M] or [M, O], targets: see
+        `tsfl_jax.data.targets`.
       name: shown in every output.
       num_classes: 0 = the largest training label + 1.
       client: [M], which client each training sample belongs to, as numbers or names,
@@ -99,13 +101,19 @@ def make_dataset(
             f"{name}: x_test is {raw['x_test'].dtype}, x_train is "
             f"{raw['x_train'].dtype}; expected both uint8, both float or both tokens"
         )
-    y_train = _labels(name, "y_train", raw["y_train"], len(x_train))
-    y_test = _labels(name, "y_test", raw["y_test"], len(x_test))
-    classes = _class_count(name, y_train, y_test, int(num_classes))
-    owners = _clients(name, client, test_client, (len(x_train), len(x_test)))
+    counts, known = (len(x_train), len(x_test)), {}
+    if targets.are_targets(raw["y_train"]):
+        pair = {key: raw[key] for key in ("y_train", "y_test")}
+        learned, (y_train, y_test), classes = targets.read(name, pair, counts)
+        known = {"target": learned[0], "test_target": learned[1]}
+    else:
+        y_train = _labels(name, "y_train", raw["y_train"], counts[0])
+        y_test = _labels(name, "y_test", raw["y_test"], counts[1])
+        classes = _class_count(name, y_train, y_test, int(num_classes))
+    owners = _clients(name, client, test_client, counts)
     full_scale = 255.0 if x_train.dtype == np.uint8 else 1.0
     made = from_arrays(name, x_train, y_train, x_test, y_test, classes, full_scale)
-    return made._replace(client=owners[0], test_client=owners[1])
+    return made._replace(client=owners[0], test_client=owners[1], **known)
 
 
 def check(dataset: Dataset | Any) -> Dataset:
@@ -120,8 +128,12 @@ def check(dataset: Dataset | Any) -> Dataset:
             "tsfl_jax.make_dataset makes one of four arrays, and config.data.name "
             "chooses one by name"
         )
+    y_train, y_test = targets.of(dataset)
     checked = make_dataset(
-        *dataset[1:5],
+        dataset.x_train,
+        y_train,
+        dataset.x_test,
+        y_test,
         name=dataset.name,
         num_classes=dataset.num_classes,
         client=dataset.client,
@@ -269,16 +281,13 @@ def _labels(
         row = int(np.argmin(good))
         raise UserError(
             f"{name}: {key} holds {y[row]} at row {row}; expected whole numbers >= 0"
-            + ("" if np.isnan(y[row]) else _TABLE if y[row] % 1 else _unique(key))
+            + ("" if np.isnan(y[row]) else _TARGETS if y[row] % 1 else _unique(key))
         )
     return y.astype(np.int64)
 
 
 # How a network learns from something else than a class number.
-_TABLE = (
-    "; for other targets, let y be row numbers of a table and give a "
-    "loss=lambda outputs, y: … table[y] …"
-)
+_TARGETS = "; for other targets make both float, [M] or [M, O]"
 
 
 def _unique(key: str) -> str:
@@ -294,7 +303,7 @@ def _way_out(key: str, y: Shaped[np.ndarray, "..."]) -> str:
     ones = np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()
     if ones:
         return f"; these are one-hot: use {key}.argmax(axis=1)"
-    return _TABLE
+    return _TARGETS
 
 
 def _clients(

@@ -102,10 +102,11 @@ def _check(dataset: Dataset, partition: Partition, settings: Any) -> None:
             f"--config.partition.rotation={settings.rotation:g}: {dataset.name} has "
             f"samples {list(x.shape[1:])}; expected images [H, W, C]"
         )
-    if settings.label_noise and dataset.num_classes < 2:
+    if settings.label_noise and (dataset.num_classes < 2 or dataset.target is not None):
+        what = "has one class" if dataset.target is None else "has no class numbers"
         raise UserError(
             f"--config.partition.label_noise={settings.label_noise:g}: {dataset.name} "
-            "has one class"
+            f"{what}"
         )
     rows = zip(partition.indices, partition.capacity, strict=True)
     held = np.concatenate([row[:number] for row, number in rows])

@@ -29,7 +29,7 @@ class Samples(NamedTuple):
     """Training samples, stored once on the device for all clients."""
 
     x: Shaped[Array, "M ..."]  # as stored, uint8 for images
-    y: Int[Array, "M"]  # int32
+    y: Num[Array, "M ..."]  # int32 labels, or float32 targets
     mean: Float[Array, "..."]  # [], [C] or [F]: (x − mean) · inverse_std
     inverse_std: Float[Array, "..."]  # like mean
 
@@ -40,6 +40,7 @@ class ClassIndex(NamedTuple):
     first: Int[AnyArray, "C"]  # place of a class's first sample in `order`
     count: Int[AnyArray, "C"]  # samples of the class
     order: Int[AnyArray, "M"]  # indices into Samples, sorted by class
+    label: Int[AnyArray, "M"]  # class of each of Samples
 
 
 class Client(NamedTuple):
@@ -88,7 +89,7 @@ class Batch(NamedTuple):
     """One mini-batch."""
 
     x: Num[Array, "B ..."]  # scaled network input
-    y: Int[Array, "B"]
+    y: Num[Array, "B ..."]
     mask: Bool[Array, "B"]  # False on padding
     key: PRNGKey  # for dropout
 
@@ -259,7 +260,7 @@ def _step(
     else:
         key = jax.random.fold_in(rng.fold(start.key, "own step"), k)
         given = variables, carry.optimizer, batch.x, batch.y, batch.mask, key
-        step = hooks.Step(*given, start.variables, hparams, gradient, apply)
+        step = hooks.Step(*given, start.variables, hparams, k, gradient, apply)
         made = hooks.Stepped(*parts.hooks.client_step(step))
     loss, samples = carry.loss + made.loss, carry.samples + batch.mask.sum()
     return _Carry(made.variables, made.optimizer, loss, samples)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from tsfl_jax import types
 from tsfl_jax.engine import devices, exact_sums
@@ -19,7 +19,7 @@ class TestSet(NamedTuple):
     """Test samples cut into E equal batches, the last one padded."""
 
     x: Shaped[Array, "E b ..."]  # as stored
-    y: Int[Array, "E b"]  # int32
+    y: Num[Array, "E b ..."]  # int32 labels, or float32 targets
     mask: Bool[Array, "E b"]  # False on padding
     # int32 in [0, G), the client or class that a sample counts for; None: no groups
     group: Int[Array, "E b"] | None = None
@@ -45,7 +45,7 @@ class Scores(NamedTuple):
 
 def make_test_set(
     x: Shaped[np.ndarray, "M ..."],
-    y: Int[np.ndarray, "M"],
+    y: Num[np.ndarray, "M ..."],
     num_devices: int = 1,
     group: Int[np.ndarray, "M"] | None = None,
 ) -> TestSet:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import optax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Num, Shaped
 
 from tsfl_jax.types import HParams, Params, PRNGKey
 
@@ -32,11 +32,12 @@ class Step(NamedTuple):
     variables: Params  # w, {"params": …} and other collections
     optimizer: optax.OptState
     x: Shaped[Array, "B ..."]  # network input
-    y: Int[Array, "B"]
+    y: Num[Array, "B ..."]
     mask: Bool[Array, "B"]  # False on the padding of a short batch
     key: PRNGKey  # for this step alone
     start: Params  # the global model that the client downloaded
     hparams: HParams
+    k: Int[Array, ""] | int  # mini-batch steps of this client in this interval so far
     gradient: Callable[[Params], Found]  # at params, on this mini-batch
     apply: Callable[[Found], Stepped]  # the optimizer's step
 

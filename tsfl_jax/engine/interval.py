@@ -275,8 +275,8 @@ def renewed(
     stream = jax.random.fold_in(rng.fold(key, "online samples"), interval)
     keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
     drawn = jax.vmap(lambda k: jax.random.uniform(k, clients.row.shape[1:]))(keys)
-    first, count, order = map(jnp.asarray, problem.class_index)
-    label = problem.samples.y[clients.row]
+    first, count, order, label = map(jnp.asarray, problem.class_index)
+    label = label[clients.row]
     place = jnp.floor(drawn * count[label]).astype(jnp.int32)
     place = first[label] + jnp.minimum(place, count[label] - 1)
     return clients._replace(row=order[place])

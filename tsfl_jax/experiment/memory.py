@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from tsfl_jax import host_memory, rng
+from tsfl_jax.data import targets
 from tsfl_jax.engine import optimizers, scan
 from tsfl_jax.experiment import trained
 from tsfl_jax.experiment.custom_hooks import input_dtype
@@ -39,6 +40,7 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
     `width` is the number of models that a device trains side by side.
     """
     dataset, state = prepared.dataset, _state_of(prepared)
+    y_train, y_test = targets.of(dataset)
     twice = _state_of(prepared, 2)
     personal = _bytes((twice.server, twice.own)) - _bytes((state.server, state.own))
     model, moved = _bytes(state.params), _bytes(state.params["params"])
@@ -47,9 +49,9 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
     )
     slots = prepared.slots
     rows = {
-        "training samples": dataset.x_train.nbytes + dataset.y_train.nbytes,
+        "training samples": dataset.x_train.nbytes + y_train.nbytes,
         "index table": prepared.partition.indices.nbytes,
-        "test samples": (dataset.x_test.nbytes + dataset.y_test.nbytes) // num_devices,
+        "test samples": (dataset.x_test.nbytes + y_test.nbytes) // num_devices,
         "global model": model,
         "earlier models": _bytes((state.snapshots, state.broadcast)),
         "server state": _bytes((state.server, state.own)) - personal,

@@ -12,11 +12,11 @@ from jaxtyping import Bool, Float, Num
 
 from tsfl_jax import trees
 from tsfl_jax.config import Config
-from tsfl_jax.data import in_memory, quadratic
+from tsfl_jax.data import in_memory, quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, curvature
 from tsfl_jax.experiment import backend
 from tsfl_jax.experiment.custom_hooks import Own, input_dtype
-from tsfl_jax.models import networks, replay, text, tracing
+from tsfl_jax.models import losses, networks, replay, text, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, Dataset, Params, UserError
@@ -81,13 +81,21 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
         module = (
             Quadratic(tuple(curvature_of(config, shape).tolist()))
             if name == "quadratic"
-            else networks.make_model(config.model, dataset.num_classes, shape, form)
+            else networks.make_model(
+                config.model, targets.outputs(dataset), shape, form
+            )
         )
         model, params, outputs, found = _traced(module, name, shape, dtype)
     metrics = own.metrics
     if isinstance(module, text.NextToken):  # its accuracy is no other's
         metrics = text.METRICS | dict(metrics or {})
-    model = with_measures(model, own.loss, metrics, outputs)
+    y = targets.of(dataset)[0]
+    learned = jax.ShapeDtypeStruct((tracing.SAMPLES, *y.shape[1:]), y.dtype)
+    if targets.regresses(dataset):
+        same = model.loss is losses.cross_entropy
+        loss = losses.squared_error if same else model.loss
+        model = model._replace(loss=loss, classifies=False)
+    model = with_measures(model, own.loss, metrics, outputs, learned)
     model, said = networks.decide_task(model, outputs, dataset.num_classes)
     return Network(model, name, form, params, found + said + notes)
 
@@ -134,7 +142,8 @@ def make_network(
     made = {} if made is None else made
     x = dataset.x_train
     key = f"{config.model}{config.quadratic}{form}{x.shape[1:]}{x.dtype}"
-    key += f"{dataset.num_classes}"
+    y = targets.of(dataset)[0]
+    key += f"{dataset.num_classes}{y.shape[1:]}{y.dtype}"
     if key not in made:
         made[key] = _known_network(config, own, form, dataset)
     network = made[key]

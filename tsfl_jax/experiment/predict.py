@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Float, Int
+from jaxtyping import Float, Num
 
 from tsfl_jax.config import Config
-from tsfl_jax.data import in_memory
+from tsfl_jax.data import in_memory, targets
 from tsfl_jax.engine import client, evaluation
 from tsfl_jax.experiment import backend, trained
 from tsfl_jax.experiment.network import make_network
@@ -20,8 +20,8 @@ from tsfl_jax.types import Dataset, Params
 
 def predict(
     config: Config, params: Params, *, model: Any = None, dataset: Dataset | None = None
-) -> tuple[Float[np.ndarray, "M ..."], Int[np.ndarray, "M"]]:
-    """Outputs of the network on the whole test set, with its labels.
+) -> tuple[Float[np.ndarray, "M ..."], Num[np.ndarray, "M ..."]]:
+    """Outputs of the network on the whole test set, with its labels or targets.
 
     For scores that are no means over the samples, such as macro-F1, AUC or calibration:
     hand both to a library such as scikit-learn.
@@ -34,7 +34,7 @@ def predict(
 
     Returns:
       float32 ``[M, O]``, logits where the network classifies (of tokens
-      ``[M, S, O]``); int32 ``[M]``.
+      ``[M, S, O]``); int32 ``[M]``, or targets as float32 ``[M, ...]``.
 
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
@@ -45,7 +45,8 @@ def predict(
     network, _ = make_network(config, data, own)
     params = trained.fitted(trained.named(params), network.params, "params=")
     used = precision.with_precision(network.model, config.precision)
-    test = evaluation.make_test_set(data.x_test, data.y_test)
+    labels = targets.of(data)[1]
+    test = evaluation.make_test_set(data.x_test, labels)
     mean, scale = (jnp.asarray(a, jnp.float32) for a in (data.mean, 1.0 / data.std))
     samples = client.Samples(test.x, test.y, mean, scale)
 
@@ -53,4 +54,4 @@ def predict(
         return lax.map(lambda b: used.predict(params, client.scaled(samples, b)), x)
 
     found = np.asarray(jax.jit(outputs)(params, test.x), np.float32)
-    return found.reshape(-1, *found.shape[2:])[: len(data.y_test)], data.y_test
+    return found.reshape(-1, *found.shape[2:])[: len(labels)], labels

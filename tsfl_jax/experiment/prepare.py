@@ -336,7 +336,7 @@ def _fingerprints(
     """Digests of the drawn arrays by what they are."""
     classes = np.asarray(dataset.num_classes, np.int64)
     found = {
-        "data": data_fingerprint or data.fingerprint(*dataset[1:5]),
+        "data": data_fingerprint or data.digest(dataset),
         "scale": data.fingerprint(dataset.mean, dataset.std, classes),
         "split": data.fingerprint(split.indices, split.capacity),
     }
@@ -481,7 +481,7 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
         if key not in shared:
             found = own.dataset
             found = load_dataset(config) if found is None else in_memory.check(found)
-            shared[key] = found, data.fingerprint(*found[1:5])
+            shared[key] = found, data.digest(found)
         dataset, digest = shared[key]
         mine = own._replace(dataset=dataset)
         several.append(prepare_validated(config, mine, digest, made))

@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from tsfl_jax import rng
 from tsfl_jax.config import seed_of
-from tsfl_jax.data import validation
+from tsfl_jax.data import targets, validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, own_layers, scan
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
@@ -238,16 +238,17 @@ def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
 def make_problem(prepared: Prepared, mesh: Mesh) -> scan.Problem:
     """Samples, test set and index table on the devices."""
     dataset, tested = prepared.dataset, prepared.tested
+    y_train, y_test = targets.of(dataset)
     group, group_size = (None, None) if tested is None else tested[:2]
     samples = (
         dataset.x_train,
-        dataset.y_train,
+        y_train,
         np.asarray(dataset.mean, np.float32),
         np.asarray(1.0 / dataset.std, np.float32),
     )
     problem = scan.Problem(
         samples=local.Samples(*devices.place(mesh, samples, scan.WHOLE)),
-        test=evaluation.make_test_set(dataset.x_test, dataset.y_test, mesh.size, group),
+        test=evaluation.make_test_set(dataset.x_test, y_test, mesh.size, group),
         rows=prepared.partition.indices,
         client=prepared.workload.drawn,
         class_index=class_index_of(prepared),
@@ -299,11 +300,11 @@ def class_index_of(prepared: Prepared) -> local.ClassIndex | None:
     labels, held_out = prepared.dataset.y_train, prepared.held_out
     rest = np.arange(len(labels))
     rest = rest if held_out is None else validation.left(len(labels), held_out)
-    labels = labels[rest]
+    every, labels = labels, labels[rest]
     count = np.bincount(labels).astype(np.int32)
     first = np.cumsum(count, dtype=np.int32) - count
     order = rest[np.argsort(labels, kind="stable")].astype(np.int32)
-    return local.ClassIndex(first, count, order)
+    return local.ClassIndex(first, count, order, every)
 
 
 def make_inputs(

@@ -3,23 +3,40 @@
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Num
 
 from tsfl_jax.types import Params
 
 
 def cross_entropy(
-    logits: Float[Array, "B O"], labels: Int[Array, "B"]
+    logits: Float[Array, "B O"], labels: Num[Array, "B *O"]
 ) -> Float[Array, "B"]:
-    """−log softmax(logits)[label] of each sample, in nats; labels in [0, O)."""
+    """−Σ_o share_o log softmax(logits)_o of each sample, in nats.
+
+    `labels` are in [0, O), or shares of the classes, ``[B, O]``.
+    """
+    if labels.ndim == logits.ndim:
+        return optax.softmax_cross_entropy(logits, labels)
     # One-hot instead of integer labels: the gradient of a gather is a scatter, which
     # XLA's CPU backend runs element by element.
     hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
     return optax.softmax_cross_entropy(logits, hot)
 
 
-def correct(logits: Float[Array, "B O"], labels: Int[Array, "B"]) -> Bool[Array, "B"]:
+def squared_error(
+    outputs: Float[Array, "B ..."], targets: Float[Array, "B ..."]
+) -> Float[Array, "B"]:
+    """(outputs − targets)² of each sample, the mean over its numbers."""
+    error = jnp.square(outputs.reshape(targets.shape) - targets)
+    return error.reshape(len(error), -1).mean(axis=1)
+
+
+def correct(
+    logits: Float[Array, "B O"], labels: Num[Array, "B *O"]
+) -> Bool[Array, "B"]:
     """Whether the largest logit is the label's; False where one is NaN."""
+    if labels.ndim == logits.ndim:
+        labels = jnp.argmax(labels, axis=-1)
     known = ~jnp.isnan(logits).any(axis=-1)  # argmax takes the first NaN
     return known & (jnp.argmax(logits, axis=-1) == labels)
 

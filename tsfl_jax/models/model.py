@@ -73,6 +73,7 @@ def with_measures(
     loss: Metric | Any,
     metrics: Mapping[str, Metric] | Any,
     outputs: jax.ShapeDtypeStruct,
+    labels: jax.ShapeDtypeStruct,
 ) -> Model:
     """A model with a loss and metrics of the user's own.
 
@@ -82,6 +83,7 @@ def with_measures(
         minimizes; None: the model's.
       metrics: functions as `loss` by name; their means over the test set are reported.
       outputs: the network's, of `SAMPLES` samples.
+      labels: of as many samples, ``[B]``, or targets ``[B, ...]``.
 
     Raises:
       UserError: no function, or one that does not give a number per sample.
@@ -92,11 +94,11 @@ def with_measures(
     for name, function in given.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise UserError(f"metrics: {name!r} is no identifier; use one like 'top_3'")
-        _check_measure(f"metrics[{name!r}]", function, outputs)
+        _check_measure(f"metrics[{name!r}]", function, outputs, labels)
     model = model._replace(metrics=tuple(given.items()))
     if loss is None and model.loss is losses.cross_entropy:
         return model  # for which `decide_task` knows the outputs
-    _check_measure("loss", model.loss if loss is None else loss, outputs, True)
+    _check_measure("loss", model.loss if loss is None else loss, outputs, labels, True)
     if loss is None:
         return model
     # It stays to be seen whether a network with another loss classifies.
@@ -105,17 +107,22 @@ def with_measures(
 
 
 def _check_measure(
-    name: str, function: Any, outputs: jax.ShapeDtypeStruct, trains: bool = False
+    name: str,
+    function: Any,
+    outputs: jax.ShapeDtypeStruct,
+    labels: jax.ShapeDtypeStruct,
+    trains: bool = False,
 ) -> None:
+    kind = "labels" if jnp.issubdtype(labels.dtype, jnp.integer) else "targets"
+    shapes = [list(("B", *given.shape[1:])) for given in (outputs, labels)]
     expected = (
-        f"expected a function (outputs {list(('B', *outputs.shape[1:]))}, labels [B]) "
-        "-> [B], a number per sample".replace("'", "")
+        f"expected a function (outputs {shapes[0]}, {kind} {shapes[1]}) -> [B], a "
+        "number per sample".replace("'", "")
     )
     if not callable(function):
         raise UserError(f"{name}={function!r}: {expected}")
-    labels = jax.ShapeDtypeStruct((SAMPLES,), jnp.int32)
     _, found = tracing.attempt(f"{name} fails", expected, function, outputs, labels)
-    if getattr(found, "shape", None) != labels.shape:
+    if getattr(found, "shape", None) != (SAMPLES,):
         shape = list(getattr(found, "shape", ["no array"]))
         raise UserError(f"{name} gives {shape} for {SAMPLES} samples; {expected}")
     if trains and not jnp.issubdtype(found.dtype, jnp.floating):

@@ -115,7 +115,8 @@ def _load_same(
         key = prepare.data_key(config)
         if key not in loaded:
             dataset = prepare.load_dataset(config)
-            loaded[key] = dataset, data.fingerprint(*map(np.asarray, dataset[1:-1]))
+            fields = dataset._replace(source="")[1:]
+            loaded[key] = dataset, data.fingerprint(*map(np.asarray, fields))
         found.append(loaded[key])
         if found[-1][1] != found[0][1]:
             raise UserError(

@@ -1,0 +1,172 @@
+"""Real numbers as labels: soft labels and regression."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn import metrics
+
+import tsfl_jax
+from tsfl_jax.data import targets
+from tsfl_jax.types import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(240, 5)).astype(np.float32)
+TARGETS = np.stack([X[:, 0] - X[:, 1], X[:, 2] ** 2], axis=1)
+LABELS = RNG.integers(0, 3, 240)
+
+
+def data(y, test=None, **more):
+    y_test = y[200:] if test is None else test
+    return tsfl_jax.make_dataset(X[:200], y[:200], X[200:], y_test, **more)
+
+
+def config(**settings):
+    made = tsfl_jax.Config(num_intervals=3, num_clients=4, batch_size=8)
+    made.algorithm, made.schedule.data_size, made.momentum = "fedavg", 32, 0.0
+    for name, value in settings.items():
+        part, _, last = name.rpartition("__")
+        setattr(getattr(made, part) if part else made, last, value)
+    return made
+
+
+def same(a, b):
+    assert a.history.keys() == b.history.keys()
+    for name, values in a.history.items():
+        if name != "seconds":
+            np.testing.assert_array_equal(values, b.history[name], err_msg=name)
+
+
+def test_one_hot_rows_give_the_bits_of_class_numbers():
+    rows = np.eye(3)[LABELS]
+    soft = data(rows)
+    assert soft.num_classes == 3 and (soft.y_train == LABELS[:200]).all()
+    plain = tsfl_jax.simulate(config(model__name="mlp"), dataset=data(LABELS))
+    for given in (soft, data(rows, LABELS[200:])):
+        same(tsfl_jax.simulate(config(model__name="mlp"), dataset=given), plain)
+
+
+def test_soft_labels_by_hand():
+    """One step of one client: ∂(−Σ_k s_k log p_k)/∂logits = p − s."""
+    share = RNG.dirichlet(np.ones(3), 240).astype(np.float32)
+    one = config(num_clients=1, num_intervals=1, batch_size=200, lr=0.5)
+    one.schedule.kind, one.schedule.tau = "explicit", (1,)
+    one.schedule.data_size, one.partition.kind = 200, "iid"
+    zeros = nn.Dense(3, kernel_init=nn.initializers.zeros)
+    found = tsfl_jax.simulate(one, model=zeros, dataset=data(share))
+    kernel = 0.5 * X[:200].T @ (share[:200] - 1 / 3) / 200
+    bias = 0.5 * (share[:200] - 1 / 3).mean(axis=0)
+    layer = found.params["params"]
+    np.testing.assert_allclose(layer["kernel"], kernel, atol=2e-7)
+    np.testing.assert_allclose(layer["bias"], bias, atol=2e-7)
+    logits = X[200:] @ kernel + bias
+    right = (logits.argmax(1) == share[200:].argmax(1)).mean()
+    assert found.history["test_accuracy"][-1] == pytest.approx(right, abs=1e-6)
+
+
+def test_regression_equals_gradient_descent():
+    one = config(num_clients=1, batch_size=200, lr=0.1)
+    one.schedule.kind, one.schedule.tau = "explicit", (1,)
+    one.schedule.data_size, one.partition.kind = 200, "iid"
+    zeros = nn.Dense(2, kernel_init=nn.initializers.zeros)
+    found = tsfl_jax.simulate(one, model=zeros, dataset=data(TARGETS))
+    w, x = np.zeros((6, 2)), np.c_[X, np.ones(240)].astype(np.float64)
+    for _ in range(3):  # the loss is the mean over samples and both numbers
+        w -= 0.1 * x[:200].T @ (x[:200] @ w - TARGETS[:200]) / 200
+    layer = found.params["params"]
+    np.testing.assert_allclose(layer["kernel"], w[:5], atol=1e-6)
+    mse = np.square(x[200:] @ w - TARGETS[200:]).mean()
+    assert found.history["test_loss"][-1] == pytest.approx(mse, rel=1e-5)
+    assert np.isnan(found.history["test_accuracy"]).all()
+
+
+def test_targets_equal_a_table_of_the_user():
+    def squared(outputs, y):
+        return ((outputs - table[y]) ** 2).mean(axis=1)
+
+    table = jnp.asarray(TARGETS, jnp.float32)
+    row = np.arange(240)
+    rows = data(row, num_classes=240)
+    settings = {"partition__kind": "iid"}
+    made = config(**settings)
+    by_table = tsfl_jax.simulate(made, model=nn.Dense(2), dataset=rows, loss=squared)
+    given = tsfl_jax.simulate(made, model=nn.Dense(2), dataset=data(TARGETS))
+    np.testing.assert_allclose(
+        given.history["test_loss"], by_table.history["test_loss"], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("y", [TARGETS, TARGETS[:, 0], TARGETS[:, :1]])
+@pytest.mark.parametrize("rule", ["dms", "median", "scaffold"])
+def test_built_in_networks_predict_numbers(y, rule):
+    made = config(num_intervals=8, lr=0.05, algorithm=rule, model__name="mlp")
+    made.partition.online = rule == "dms"  # new samples of "the same class": any
+    found = tsfl_jax.simulate(made, dataset=data(y))
+    outputs, known = tsfl_jax.predict(made, found.params, dataset=data(y))
+    assert known.shape == y[200:].shape
+    assert outputs.shape == (40, 1 if y.ndim == 1 else y.shape[1])
+    score = metrics.r2_score(known, outputs)
+    mse = metrics.mean_squared_error(known, outputs)
+    assert score > 0.2 and mse == pytest.approx(
+        found.history["test_loss"][-1], rel=1e-4
+    )
+
+
+def test_metrics_get_targets():
+    def mae(outputs, y):
+        return abs(outputs - y).mean(axis=1)
+
+    found = tsfl_jax.simulate(
+        config(), model=nn.Dense(2), dataset=data(TARGETS), metrics={"mae": mae}
+    )
+    outputs, y = tsfl_jax.predict(
+        config(), found.params, model=nn.Dense(2), dataset=data(TARGETS)
+    )
+    assert found.history["mae"][-1] == pytest.approx(abs(outputs - y).mean(), rel=1e-5)
+
+
+def test_targets_from_a_file_and_as_a_subset(tmp_path):
+    path = tmp_path / "numbers.npz"
+    y = TARGETS[:, 0]
+    np.savez(path, x_train=X[:200], y_train=y[:200], x_test=X[200:], y_test=y[200:])
+    made = config(model__name="mlp", data__name="npz", data__file=str(path))
+    made.data.train_size = 150
+    assert np.isfinite(tsfl_jax.simulate(made).history["train_loss"]).all()
+
+
+@pytest.mark.parametrize(
+    ("y", "test", "message"),
+    [
+        (TARGETS, TARGETS[200:, 0], r"y_test is float32 of shape \(40,\); expected"),
+        (TARGETS, TARGETS[201:], r"expected \[40, 2\] targets, a row for each"),
+        (np.eye(3)[LABELS], LABELS[200:] + 1, "y_test is int64 of shape"),
+        (np.where(X > 2, np.inf, X), None, "y_train holds .*inf.* expected finite"),
+    ],
+)
+def test_targets_that_do_not_fit(y, test, message):
+    with pytest.raises(UserError, match=message):
+        data(y, test)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"partition__label_noise": 0.1}, "has no class numbers|has one class"),
+        ({"evaluation__clients": "labels"}, "has one class"),
+        ({"model__name": "quadratic"}, "quadratic"),
+    ],
+)
+def test_what_needs_classes_is_refused(settings, message):
+    made = config(**({"model__name": "mlp"} | settings))
+    with pytest.raises(UserError, match=message):
+        tsfl_jax.simulate(made, dataset=data(TARGETS))
+
+
+def test_a_network_of_the_wrong_width_is_named():
+    with pytest.raises(UserError, match=r"outputs \[B, 3\], targets \[B, 2\]"):
+        tsfl_jax.simulate(config(), model=nn.Dense(3), dataset=data(TARGETS))
+
+
+def test_whole_floats_are_class_numbers_still():
+    assert not targets.are_targets(np.array([0.0, 1.0, 2.0]))
+    assert data(LABELS.astype(float)).target is None

@@ -78,6 +78,7 @@ def test_regression_equals_gradient_descent():
     mse = np.square(x[200:] @ w - TARGETS[200:]).mean()
     assert found.history["test_loss"][-1] == pytest.approx(mse, rel=1e-5)
     assert np.isnan(found.history["test_accuracy"]).all()
+    assert any("a regression" in note for note in found.summary["notes"])
 
 
 def test_targets_equal_a_table_of_the_user():

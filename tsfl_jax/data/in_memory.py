@@ -101,19 +101,32 @@ def make_dataset(
             f"{name}: x_test is {raw['x_test'].dtype}, x_train is "
             f"{raw['x_train'].dtype}; expected both uint8, both float or both tokens"
         )
-    counts, known = (len(x_train), len(x_test)), {}
-    if targets.are_targets(raw["y_train"]):
-        pair = {key: raw[key] for key in ("y_train", "y_test")}
-        learned, (y_train, y_test), classes = targets.read(name, pair, counts)
-        known = {"target": learned[0], "test_target": learned[1]}
-    else:
-        y_train = _labels(name, "y_train", raw["y_train"], counts[0])
-        y_test = _labels(name, "y_test", raw["y_test"], counts[1])
-        classes = _class_count(name, y_train, y_test, int(num_classes))
+    counts = len(x_train), len(x_test)
+    y_train, y_test, classes, known = _learned(name, raw, counts, int(num_classes))
     owners = _clients(name, client, test_client, counts)
     full_scale = 255.0 if x_train.dtype == np.uint8 else 1.0
     made = from_arrays(name, x_train, y_train, x_test, y_test, classes, full_scale)
     return made._replace(client=owners[0], test_client=owners[1], **known)
+
+
+def _learned(
+    name: str,
+    raw: dict[str, Shaped[np.ndarray, "..."]],
+    counts: tuple[int, int],
+    num_classes: int,
+) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "Q"], int, dict[str, Any]]:
+    """Classes of training and test samples, their number, and targets if any."""
+    if targets.are_targets(raw["y_train"]):
+        pair = {key: raw[key] for key in ("y_train", "y_test")}
+        learned, labels, classes = targets.read(name, pair, counts)
+        return (
+            *labels,
+            classes,
+            dict(zip(("target", "test_target"), learned, strict=True)),
+        )
+    y_train = _labels(name, "y_train", raw["y_train"], counts[0])
+    y_test = _labels(name, "y_test", raw["y_test"], counts[1])
+    return y_train, y_test, _class_count(name, y_train, y_test, num_classes), {}
 
 
 def check(dataset: Dataset | Any) -> Dataset:
@@ -163,7 +176,9 @@ def check(dataset: Dataset | Any) -> Dataset:
 def notes(dataset: Dataset, classifies: bool | None) -> tuple[str, ...]:
     """What looks like a slip in a data set, for a network that classifies or not."""
     found, x, y = (), dataset.x_train[:1000], dataset.y_train  # few: runs share it
-    if classifies and y.min() == y.max():
+    if targets.regresses(dataset):
+        found += ("labels are real numbers: a regression, without accuracy",)
+    elif classifies and y.min() == y.max():
         found += (f"all training labels are {y[0]}: there is nothing to learn",)
     if x.ndim == 4 and x.shape[1] in (1, 3, 4) and min(x.shape[2:]) > 4:
         found += (
@@ -281,13 +296,19 @@ def _labels(
         row = int(np.argmin(good))
         raise UserError(
             f"{name}: {key} holds {y[row]} at row {row}; expected whole numbers >= 0"
-            + ("" if np.isnan(y[row]) else _TARGETS if y[row] % 1 else _unique(key))
+            + _cure(key, y[row])
         )
     return y.astype(np.int64)
 
 
 # How a network learns from something else than a class number.
 _TARGETS = "; for other targets make both float, [M] or [M, O]"
+
+
+def _cure(key: str, value: np.number) -> str:
+    if not np.isfinite(value):
+        return ""
+    return _TARGETS if value % 1 else _unique(key)
 
 
 def _unique(key: str) -> str:

@@ -263,6 +263,9 @@ def serve(name, w, starts, ends, share, lags, steps, who, sent, group, server, h
     if name == "fedbuff":
         moved = sum(a / n * d for a, d in zip(late, delta, strict=True))
         return w + hp["server__lr"] * moved
+    if name == "secure_buffer":  # but for its rounding
+        moved = sum(a * d for a, d in zip(late / late.sum(), delta, strict=True))
+        return w + hp["server__lr"] * moved
     if name == "fedat":
         models, counts = server["models"], server["counts"]
         models[group] = sum(a * e for a, e in zip(p, ends, strict=True))

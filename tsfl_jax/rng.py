@@ -64,6 +64,7 @@ STREAMS = {
     # Of a client in training, only where its optimizer or a collection holds keys.
     "optimizer keys": 43,
     "collection keys": 44,
+    "secure rounding": 45,  # of a client's update, below the stream "rule"
     "framework": 42,  # on the host, of a framework that draws
     "fleet of numbers": 40,  # on the host, of studies
     "variance intervals": 41,  # on the host, of confidence intervals, with seed 0

@@ -403,6 +403,7 @@ REFERENCE = {
     "krum": {"trim": 0.26},
     "multi_krum": {"trim": 0.0},
     "fedbuff": {"server__lr": 0.7},
+    "secure_buffer": {"secure_buffer__levels": 2**20},
     "fedat": {},
 }
 

@@ -10,6 +10,7 @@ from tsfl_jax.rules.flexible import FLEXIBLE
 from tsfl_jax.rules.learned import LEARNED
 from tsfl_jax.rules.oracle import ORACLE
 from tsfl_jax.rules.scaffold import SCAFFOLD
+from tsfl_jax.rules.secure_buffer import SECURE_BUFFER
 
 AGGREGATORS: dict[str, Aggregator] = {
     "dms": dms_rule.RULE,
@@ -18,6 +19,7 @@ AGGREGATORS: dict[str, Aggregator] = {
     "fedprox": averages.FEDPROX,
     "fedasync": averages.FEDASYNC,
     "fedbuff": averages.FEDBUFF,
+    "secure_buffer": SECURE_BUFFER,
     "fedat": averages.FEDAT,
     "fednova": FEDNOVA,
     "flexible": FLEXIBLE,

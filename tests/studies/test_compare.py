@@ -236,7 +236,7 @@ def test_a_setting_is_set_where_a_framework_reads_it():
 def test_every_framework_has_its_file():
     assert {path.stem for path in FILES} == {
         *("sfl", "tsfl", "tsfl_dms", "afl", "fedbuff", "fedat", "fedcs", "esync"),
-        *("safa", "ttfed"),
+        *("safa", "ttfed", "hysync", "cached"),
     }
 
 

@@ -1,6 +1,7 @@
 """Cohorts: who is asked, how often, what it costs, and timelines worked by hand."""
 
 import collections
+import functools
 import itertools
 import math
 import tracemalloc
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.timeline.test_timeline import simulate as by_name
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import prepare, rule_settings, workload
 from tsfl_jax.timeline import (
@@ -349,6 +351,8 @@ def test_a_cohort_of_all_is_the_fleet(name):
         "fedat": {"tiers": 3},
         "fedcs": {"deadline": 9.0},
         "safa": {"fraction": 0.5, "lag": 2},
+        "hysync": {"window": 1.5},
+        "cached": {"fraction": 0.5, "lag": 2},
     }.get(name, {})
     own |= {"horizon": 40.0, "iterations": 2}
     if name in ("tsfl", "ttfed"):
@@ -360,7 +364,7 @@ def test_a_cohort_of_all_is_the_fleet(name):
     windows = tuple(np.array(online.get(i, ALWAYS), float) for i in range(6))
     fleet = Fleet(*times, np.zeros((6, 1), bool), windows)
     cohorts = make(6, 6, seconds=times[:, :, 0], windows=online)
-    simulate = FRAMEWORKS[name].simulate
+    simulate = functools.partial(by_name, name)
     expected, found = simulate(fleet, **own).trace, simulate(cohorts, **own).trace
     assert rows(found) == rows(expected) and len(rows(found)) > 1
     for field in ("time", "version", "iterations", "start", "arrival", "group"):

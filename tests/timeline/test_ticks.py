@@ -2,17 +2,19 @@
 exactly.
 """
 
+import functools
 import math
 
 import numpy as np
 import pytest
 
 from tests.timeline.test_timeline import fleet_of, run
+from tests.timeline.test_timeline import simulate as by_name
 from tsfl_jax.timeline import FRAMEWORKS
 from tsfl_jax.timeline.fleet import Fleet
 
 # Settings in tenths of a second; those that are times are divided with the fleet's.
-TIMES = ("horizon", "interval", "deadline")
+TIMES = ("horizon", "interval", "deadline", "window")
 OPTIONS = {
     "sfl": {"horizon": 300, "iterations": 3},
     "tsfl": {"num_intervals": 20, "interval": 13, "carry": True},
@@ -23,6 +25,8 @@ OPTIONS = {
     "fedcs": {"horizon": 300, "iterations": 3, "deadline": 34},
     "esync": {"horizon": 300, "iterations": 2},
     "safa": {"horizon": 300, "iterations": 3, "fraction": 0.6, "lag": 1},
+    "hysync": {"horizon": 300, "iterations": 3, "window": 7},
+    "cached": {"horizon": 300, "iterations": 3, "fraction": 0.6, "lag": 1},
 }
 SEEDS = range(10)
 
@@ -68,7 +72,7 @@ def test_decimal_times_are_exact(name):
         fleet, options = tenths(seed), dict(OPTIONS[name])
         if name == "tsfl":
             options["carry"] = seed % 3 > 0
-        simulate = FRAMEWORKS[name].simulate
+        simulate = functools.partial(by_name, name)
         shorter, fewer = divided(fleet, options)
         whole, decimal = simulate(fleet, **options), simulate(shorter, **fewer)
         same(decimal.trace, whole.trace)

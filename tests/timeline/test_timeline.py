@@ -43,7 +43,7 @@ def fleet_of(iteration, download=0, upload=0, lost=False, online=()):
 def run(name, fleet, **kwargs):
     if name != "tsfl":
         kwargs = {"iterations": 1} | kwargs
-    return FRAMEWORKS[name].simulate(fleet, **kwargs).trace
+    return simulate(name, fleet, **kwargs).trace
 
 
 def rows(trace, *fields):
@@ -378,6 +378,53 @@ def test_ttfed_is_its_tiers(seconds, interval):
     ]
 
 
+def test_hysync():
+    # Tasks of 2, 3 and 7 s; the window is open from 2 to 3, at whose end 1 is in.
+    fleet = fleet_of([2, 3, 7])
+    trace = run("hysync", fleet, horizon=9, window=1.0)
+    assert rows(trace, "client", "version", "task", "start") == [
+        (3, [(0, 0, 0, 0), (1, 0, 0, 0)]),
+        (6, [(0, 1, 1, 3), (1, 1, 1, 3)]),  # open from 5
+        (8, [(0, 2, 2, 6), (2, 0, 0, 0)]),  # 2 opens it at 7, 0 arrives at 8
+    ]
+    # Without a window it is AFL, but that ties are one update.
+    fleet = fleet_of([2.0, 3.1, 7.3])
+    alone = run("hysync", fleet, horizon=30, window=0.0)
+    equal(alone, run("afl", fleet, horizon=30))
+    # A window that all fit into makes rounds of all.
+    rounds = run("hysync", fleet, horizon=40, window=6.0)
+    assert rows(rounds, "client", "version") == [
+        (8 * r + 8.0, [(0, r), (1, r), (2, r)]) for r in range(5)
+    ]
+
+
+class Order:
+    """A generator whose permutations are given."""
+
+    def __init__(self, *orders):
+        self.orders = iter(orders)
+
+    def permutation(self, n):
+        return np.array(next(self.orders))
+
+
+def test_cached():
+    # Two of four clients upload in a round; tasks of 1, 2, 4 and 8 s.
+    fleet = fleet_of([0.5, 1, 3, 7], upload=[0.5, 1, 1, 1])
+    drawn = [[0, 1, 2, 3], [2, 0, 1, 3], [2, 1, 0, 3], [0, 2, 1, 3], [0, 1, 2, 3]]
+    arguments = {"fraction": 0.5, "lag": 2, "rng": Order(*drawn, drawn[0])}
+    trace = run("cached", fleet, horizon=10, **arguments)
+    assert rows(trace, "client", "version", "task", "arrival") == [
+        (2, [(0, 0, 0, 1), (1, 0, 0, 2)]),
+        (4, [(0, 1, 1, 3), (2, 0, 0, 4)]),  # 2 has worked since 0
+        # 1 has waited since 3 and uploads from 4 on; 2 has begun anew.
+        (8, [(1, 1, 1, 5), (2, 2, 1, 8)]),
+        # 3 is 3 > 2 versions behind; it has waited since 7, and 0 since 4.5.
+        (9, [(0, 2, 2, 8.5), (3, 0, 0, 9)]),
+        (10, [(0, 4, 3, 10), (1, 3, 2, 10)]),
+    ]
+
+
 def test_tsfl():
     # Δ = 3. Client 0: (3 − 0.5)/0.5 = 5; client 1: (3 − 1)/2 = 1; client 2: 4 s.
     fleet = fleet_of([0.5, 2, 4], [0.25, 0.5, 0], [0.25, 0.5, 0])
@@ -433,6 +480,13 @@ def test_tsfl_offline_and_lost():
     assert np.isnan(trace.arrival[1, 0])
 
 
+def simulate(name, fleet, **given):
+    """A framework by its name; one that draws has a generator of its own."""
+    if name == "cached":
+        given = {"rng": np.random.default_rng(0)} | given
+    return FRAMEWORKS[name].simulate(fleet, **given)
+
+
 ALL = {  # on fleets of five
     "sfl": {"horizon": 60.0, "iterations": 3},
     "tsfl": {"num_intervals": 12, "interval": 5.0, "carry": True},
@@ -443,6 +497,8 @@ ALL = {  # on fleets of five
     "fedcs": {"horizon": 60.0, "iterations": 3, "deadline": 9.0},
     "esync": {"horizon": 150.0, "iterations": 3},
     "safa": {"horizon": 60.0, "iterations": 3, "fraction": 0.5, "lag": 1},
+    "hysync": {"horizon": 60.0, "iterations": 3, "window": 1.5},
+    "cached": {"horizon": 60.0, "iterations": 3, "fraction": 0.5, "lag": 2},
 }
 
 
@@ -481,8 +537,8 @@ def equal(a: Trace, b: Trace):
 def test_properties(name):
     for seed in range(3):
         fleet = random_fleet(seed)
-        trace = FRAMEWORKS[name].simulate(fleet, **ALL[name]).trace
-        equal(trace, FRAMEWORKS[name].simulate(fleet, **ALL[name]).trace)
+        trace = simulate(name, fleet, **ALL[name]).trace
+        equal(trace, simulate(name, fleet, **ALL[name]).trace)
         R = len(trace.time)
         assert all(len(a) == R for a in trace) and (np.diff(trace.time) >= 0).all()
         there = trace.client >= 0
@@ -564,7 +620,7 @@ def test_equal_clients_are_synchronous_everywhere():
 )
 def test_wrong_settings(name, kwargs, message):
     with pytest.raises(UserError, match=message) as error:
-        FRAMEWORKS[name].simulate(random_fleet(0), **ALL[name] | kwargs)
+        simulate(name, random_fleet(0), **ALL[name] | kwargs)
     assert "\n" not in str(error.value)
 
 
@@ -594,7 +650,7 @@ def test_nothing_delivered():
         for name, options in ALL.items():
             more = {"buffer": 2} if name == "fedbuff" else {}
             with pytest.raises(UserError, match="no global update|no client delivers"):
-                FRAMEWORKS[name].simulate(bad, **options | more)
+                simulate(name, bad, **options | more)
 
 
 # An independent simulation: processes of clients and servers in SimPy. Nothing of
@@ -704,6 +760,68 @@ class Sim:
         self.env.process(server())
         for i in range(len(self.fleet.iteration)):
             self.env.process(client(i))
+
+    def hysync(self, iterations, window):
+        held, closed = [], [self.env.event()]
+
+        def client(i):
+            for k in range(10**6):
+                row = yield self.env.process(self.task(i, k, iterations, None))
+                if row:
+                    held.append(row)
+                    if len(held) == 1:
+                        self.env.process(wait())
+                    yield closed[0]
+
+        def wait():
+            yield self.env.timeout(window)
+            self.updates.append((self.env.now, sorted(held), 0))
+            held.clear()
+            before, closed[0] = closed[0], self.env.event()
+            before.succeed()
+
+        for i in range(len(self.fleet.iteration)):
+            self.env.process(client(i))
+
+    def cached(self, iterations, fraction, lag, rng):
+        N, J = self.fleet.iteration.shape
+        ready, base, begun = [None] * N, [math.inf] * N, [0.0] * N
+        tasks = [0] * N
+
+        def train(i, k):
+            yield from self.come_online(i)
+            base[i], begun[i] = len(self.updates), self.env.now
+            yield from self.work(i, self.fleet.download[i, k % J])
+            for j in range(k * iterations, (k + 1) * iterations):
+                yield from self.work(i, self.fleet.iteration[i, j % J])
+
+        def upload(i):
+            yield ready[i]
+            yield from self.work(i, self.fleet.upload[i, tasks[i] % J])
+            return i, self.env.now
+
+        def server():
+            while True:
+                version = len(self.updates)
+                for i in range(N):
+                    if ready[i] is None:
+                        ready[i] = self.env.process(train(i, tasks[i]))
+                late = [i for i in range(N) if base[i] < version - lag]
+                late.sort(key=lambda i: base[i])
+                others = [i for i in rng.permutation(N).tolist() if i not in late]
+                picked = (late + others)[: math.ceil(fraction * N)]
+                works = [self.env.process(upload(i)) for i in picked]
+                done = yield self.env.all_of(works)
+                rows = []
+                for i, arrival in done.values():
+                    k = tasks[i]
+                    if not self.fleet.lost[i, k % J]:
+                        rows.append((i, base[i], iterations, k, begun[i], arrival))
+                    ready[i], base[i], tasks[i] = None, math.inf, k + 1
+                if rows:
+                    self.updates.append((self.env.now, sorted(rows), 0))
+
+        self.env.process(server())
 
     def afl(self, iterations):
         self.fedbuff(iterations, 1)
@@ -883,9 +1001,11 @@ def test_agrees_with_simpy(name):
             if name == "fedcs":  # the channel is busy, not all that are able fit
                 fleet = fleet._replace(upload=4 * fleet.upload)
                 kwargs["deadline"] = (9.0, 8.0, 7.0)[seed % 3]
-            trace = FRAMEWORKS[name].simulate(fleet, **kwargs).trace
+            trace = simulate(name, fleet, **kwargs).trace
             sim = Sim(simpy, fleet)
             horizon = kwargs.pop("horizon", 61.0)
+            if name == "cached":
+                kwargs["rng"] = np.random.default_rng(0)
             getattr(sim, name)(**kwargs)
             sim.env.run(until=horizon)
             assert len(sim.updates) == len(trace.time)
@@ -970,12 +1090,13 @@ def test_a_framework_gets_what_its_arguments_name(monkeypatch):
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_settings_that_a_framework_does_not_read_are_refused(name):
     changes = {"buffer": 3, "tiers": 2, "deadline": 5.0, "fraction": 0.2, "lag": 2}
-    changes |= {"carry": True, "local_iterations": 2}
+    changes |= {"carry": True, "local_iterations": 2, "window": 1.0}
     fleet = {f"timeline.{field.name}" for field in dataclasses.fields(FleetConfig)}
     there = {n for n, by in READERS.items() if n.startswith("timeline.")}
     assert {f"timeline.{n}" for n in changes} == there - fleet
     mine = {"tsfl": ["carry"], "fedbuff": ["buffer"], "fedat": ["tiers"]}
-    mine |= {"fedcs": ["deadline"], "safa": ["fraction", "lag"]}
+    mine |= {"fedcs": ["deadline"], "hysync": ["window"]}
+    mine |= dict.fromkeys(("safa", "cached"), ["fraction", "lag"])
     known = mine.get(name, []) + ["local_iterations"] * (name != "tsfl")
     for setting, value in changes.items():
         config = Config(algorithm="fedavg")

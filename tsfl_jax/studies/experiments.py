@@ -93,10 +93,12 @@ _QUADRATIC = {
 }
 FRAMEWORKS = {
     "afl": {"algorithm": "fedasync", "staleness.kind": "polynomial"},
+    "cached": {},
     "esync": {},
     "fedat": {"algorithm": "fedat"},
     "fedbuff": {"algorithm": "fedbuff", "staleness.kind": "polynomial"},
     "fedcs": {"timeline.deadline": 3.0},
+    "hysync": {"algorithm": "fedasync", "staleness.kind": "polynomial"},
     "safa": {},
     "sfl": {},
     "tsfl": {},

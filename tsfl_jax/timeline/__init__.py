@@ -7,11 +7,13 @@ from typing import NamedTuple
 from tsfl_jax.components import Part
 from tsfl_jax.timeline import events
 from tsfl_jax.timeline.asynchronous import afl, fedbuff, tsfl
+from tsfl_jax.timeline.cached import cached
 from tsfl_jax.timeline.semi_async import safa
 from tsfl_jax.timeline.settings import FleetConfig
 from tsfl_jax.timeline.synchronous import esync, fedat, fedcs, sfl
 from tsfl_jax.timeline.trace import Simulation
 from tsfl_jax.timeline.triggered import ttfed
+from tsfl_jax.timeline.windowed import hysync
 
 # Arguments of a framework whose settings have other names.
 _NAMES = {
@@ -64,10 +66,12 @@ FRAMEWORKS = {
     "ttfed": Framework(ttfed, "TT-Fed", events.of_trigger, cohorts=_ASKS),
     "afl": Framework(afl, "AFL", cohorts=_ASKS),
     "fedbuff": Framework(fedbuff, "FedBuff", cohorts=_ASKS),
+    "hysync": Framework(hysync, "HySync", cohorts=_ASKS),
     "fedat": Framework(fedat, "FedAT", events.of_tiers, cohorts=_ASKS_MORE),
     "fedcs": Framework(fedcs, "FedCS", events.of_selection, cohorts=_WAITS),
     "esync": Framework(
         esync, "ESync", events.of_tiers, cohorts=_ASKS_MORE, all_count=True
     ),
     "safa": Framework(safa, "SAFA", events.of_quota, cohorts=_WAITS),
+    "cached": Framework(cached, "cached", events.of_quota, cohorts=_ASKS),
 }

@@ -56,9 +56,15 @@ class TimelineConfig:
     tiers: int = setting(3, "fedat: tiers of clients", low=1)
     deadline: float = setting(4.0, "fedcs: seconds per round", low=1e-9)
     fraction: float = setting(
-        0.5, "safa: share of the clients that ends a round", above=0, high=1
+        0.5,
+        "safa: share of the clients that ends a round; cached: that uploads in it",
+        above=0,
+        high=1,
     )
-    lag: int = setting(5, "safa: most versions a client may be behind", low=0)
+    lag: int = setting(5, "safa, cached: most versions a client may be behind", low=0)
+    window: float = setting(
+        0.5, "hysync: seconds from a first arrival to its update", low=0
+    )
 
     def check(self, config: Any, rule: Any) -> None:
         """Refuse estimates of the theory where clients are not in step."""

@@ -1,0 +1,17 @@
+"""Rounds in which half of the clients upload; the others keep what they have trained.
+
+Reproduces: no table; Hao et al., 2020, a reading of its abstract,
+on the clients that all files of this folder share: MNIST, 20 clients, 512 samples each,
+0.25 to 1 s per iteration, 0.1 s per transfer, 80 virtual seconds.
+Expected: not measured on MNIST; on the digits see docs/related.md.
+Time: about a minute on 2 CPU cores; GPU not measured.
+Run: python launch.py --config=configs/frameworks/cached.py
+Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/cached:digits
+All: tsfl compare frameworks
+"""
+
+from tsfl_jax.studies import experiments
+
+
+def get_config(data: str = "mnist") -> experiments.Config:
+    return experiments.framework("cached", data)

@@ -1,0 +1,17 @@
+"""What arrives within half a second of a first arrival is one update.
+
+Reproduces: no table; Shi et al., 2020 (HySync), a reading of its abstract,
+on the clients that all files of this folder share: MNIST, 20 clients, 512 samples each,
+0.25 to 1 s per iteration, 0.1 s per transfer, 80 virtual seconds.
+Expected: not measured on MNIST; on the digits see docs/related.md.
+Time: about a minute on 2 CPU cores; GPU not measured.
+Run: python launch.py --config=configs/frameworks/hysync.py
+Without MNIST, on scikit-learn's digits: tsfl run --config=frameworks/hysync:digits
+All: tsfl compare frameworks
+"""
+
+from tsfl_jax.studies import experiments
+
+
+def get_config(data: str = "mnist") -> experiments.Config:
+    return experiments.framework("hysync", data)

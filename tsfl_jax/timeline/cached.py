@@ -1,0 +1,113 @@
+"""Semi-asynchronous rounds of selected clients; the others cache their updates.
+
+The source's abstract says so much, and no more could be found of it. The reading here:
+all clients train, each from the model that it downloaded last, and only ⌈C·N⌉ selected
+ones upload in a round. Who is not selected keeps what it has made until it is; so a
+slow client has often finished by then. After `lag` versions a client is selected before
+all others, so that no update is cached forever.
+
+Source: J. Hao, Y. Zhao, J. Zhang, "Time Efficient Federated Learning with
+Semi-Asynchronous Communication", ICPADS 2020.
+"""
+
+import collections
+import itertools
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening
+from tsfl_jax.timeline.events import quota_of
+from tsfl_jax.timeline.fleet import ExactFleet, Fleet, finish
+from tsfl_jax.timeline.settings import check
+from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.trace import (
+    Simulation,
+    Task,
+    Update,
+    add_round,
+    begin,
+    make_simulation,
+)
+
+
+def cached(
+    fleet: Fleet | Cohorts,
+    *,
+    horizon: float,
+    iterations: int,
+    fraction: float,
+    lag: int,
+    rng: np.random.Generator,
+) -> Simulation:
+    """Simulate rounds in which ⌈C·N⌉ clients upload what they have trained.
+
+    At the start of a round every idle client downloads the newest model and begins, and
+    those that upload are selected: first who is more than `lag` versions behind, the
+    oldest first, then others at random. A selected one uploads at once what it has
+    cached, or when it has finished; the round ends with the last of them.
+
+    Args:
+      fleet, horizon, iterations: as in `sfl`. Of cohorts those in the round's begin,
+        the selected are of all at work, and N is their size.
+      fraction: C in (0, 1].
+      lag: versions ≥ 0.
+      rng: for the selection.
+
+    Returns:
+      A `Simulation`; K is ⌈C·N⌉.
+
+    Raises: as `sfl`.
+    """
+    check("timeline.fraction", fraction)
+    check("timeline.lag", lag)
+    cohorts, end = given(fleet, horizon, iterations)
+    quota = quota_of(fraction, cohorts.size)
+    updates: list[Update] = []
+    begun: list[Task] = []  # without those that are held
+    numbers: collections.Counter[int] = collections.Counter()  # of the next tasks
+    held: dict[int, Task] = {}  # by client: at work, or cached
+    now, idle = 0, 0
+    for number in itertools.count():
+        now = opening(cohorts, now)
+        if now > end or idle == cohorts.patience:
+            break
+        new = {"version": len(updates), "now": now, "iterations": iterations}
+        # Who has been offline until now has not begun, and downloads what is newest.
+        again = {i for i, task in held.items() if task.start > now}
+        asked = {i for i in ask(cohorts, number, now) if i not in held}
+        for i in sorted(asked | again):
+            held[i] = begin(cohorts.fleet, i, numbers[i], **new)
+        selected = _selected(held.values(), quota, len(updates) - lag, rng)
+        ended = [_uploaded(cohorts.fleet, task, now) for task in selected]
+        idle = 0 if ended else idle + 1
+        now = max([now, *(task.arrival for task in ended)])
+        if now > end:
+            break
+        for task in ended:
+            del held[task.client]
+            numbers[task.client] += 1
+        begun += ended
+        add_round(updates, ended, now)
+    begun += held.values()
+    return make_simulation(updates, begun, quota, cohorts.everyone, end, iterations)
+
+
+def _selected(
+    held: Iterable[Task], quota: int, oldest: int, rng: np.random.Generator
+) -> list[Task]:
+    """Who uploads; the server does not wait for a client that never finishes."""
+    there = sorted(
+        (task for task in held if task.arrival < math.inf), key=lambda t: t.client
+    )
+    late = sorted((t for t in there if t.version < oldest), key=lambda t: t.version)
+    drawn = [there[k] for k in rng.permutation(len(there))]
+    return (late + [task for task in drawn if task.version >= oldest])[:quota]
+
+
+def _uploaded(fleet: ExactFleet, task: Task, now: Ticks) -> Task:
+    """The task of a client that may upload from now on."""
+    upload = fleet.of(task.client).upload.item(task.number % fleet.draws)
+    arrival = max(task.arrival, finish(fleet, task.client, now, upload))
+    return task._replace(arrival=arrival, stop=arrival)

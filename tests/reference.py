@@ -263,6 +263,18 @@ def serve(name, w, starts, ends, share, lags, steps, who, sent, group, server, h
     if name == "fedbuff":
         moved = sum(a / n * d for a, d in zip(late, delta, strict=True))
         return w + hp["server__lr"] * moved
+    if name == "safa":
+        cache = server.setdefault("cache", [server["first"]] * len(server["size"]))
+        age = server.setdefault("age", [0] * len(cache))
+        for i in range(len(cache)):
+            age[i] += 1
+        for i, end in zip(who, ends, strict=True):
+            cache[i], age[i] = end, 0
+        for i in range(len(cache)):
+            if age[i] > hp["safa__lag"]:
+                cache[i], age[i] = w, 0
+        part = server["size"] / server["size"].sum()
+        return sum(a * v for a, v in zip(part, cache, strict=True))
     if name == "secure_buffer":  # but for its rounding
         moved = sum(a * d for a, d in zip(late / late.sum(), delta, strict=True))
         return w + hp["server__lr"] * moved
@@ -327,6 +339,7 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
     """
     versions, like = [vector(w)], w
     server = {
+        "first": versions[0],
         "models": [versions[0]] * groups,
         "counts": [0] * groups,
         "c": np.zeros_like(versions[0]),

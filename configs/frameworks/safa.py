@@ -1,6 +1,6 @@
 """Rounds that end with half of the clients; the others may lag 5 versions.
 
-Reproduces: no table; Wu et al., 2021 (SAFA), without its cache,
+Reproduces: no table; Wu et al., 2021 (SAFA),
 on the clients that all files of this folder share: MNIST, 20 clients, 512 samples each,
 0.25 to 1 s per iteration, 0.1 s per transfer, 80 virtual seconds.
 Expected: not measured on MNIST; on the digits see docs/related.md.

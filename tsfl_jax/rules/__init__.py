@@ -9,6 +9,7 @@ from tsfl_jax.rules.fednova import FEDNOVA
 from tsfl_jax.rules.flexible import FLEXIBLE
 from tsfl_jax.rules.learned import LEARNED
 from tsfl_jax.rules.oracle import ORACLE
+from tsfl_jax.rules.safa import SAFA
 from tsfl_jax.rules.scaffold import SCAFFOLD
 from tsfl_jax.rules.secure_buffer import SECURE_BUFFER
 
@@ -20,6 +21,7 @@ AGGREGATORS: dict[str, Aggregator] = {
     "fedasync": averages.FEDASYNC,
     "fedbuff": averages.FEDBUFF,
     "secure_buffer": SECURE_BUFFER,
+    "safa": SAFA,
     "fedat": averages.FEDAT,
     "fednova": FEDNOVA,
     "flexible": FLEXIBLE,

@@ -99,7 +99,7 @@ FRAMEWORKS = {
     "fedbuff": {"algorithm": "fedbuff", "staleness.kind": "polynomial"},
     "fedcs": {"timeline.deadline": 3.0},
     "hysync": {"algorithm": "fedasync", "staleness.kind": "polynomial"},
-    "safa": {},
+    "safa": {"algorithm": "safa"},
     "sfl": {},
     "tsfl": {},
     "ttfed": {},

@@ -8,8 +8,8 @@ What had arrived and was not picked counts in the next update (the bypass), unle
 client delivers again by then. What has arrived by the end of a round is never given up,
 however old its base model is.
 
-Simplified: the paper's server averages a cache of all clients' last models; here an
-update has the picked and the bypassed ones, weighted by the rule. A round has no
+The rule `safa` averages the paper's cache of all clients' last models; under other
+rules an update has the picked and the bypassed ones. Simplified: a round has no
 deadline.
 """
 

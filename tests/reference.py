@@ -263,6 +263,16 @@ def serve(name, w, starts, ends, share, lags, steps, who, sent, group, server, h
     if name == "fedbuff":
         moved = sum(a / n * d for a, d in zip(late, delta, strict=True))
         return w + hp["server__lr"] * moved
+    if name == "aso_fed":
+        delays = server.setdefault("delays", [[] for _ in server["size"]])
+        moved = 0.0
+        for i, size, lag in zip(who, share, lags, strict=True):
+            delays[i].append(1 + lag)
+            server["size"][i] = size
+        for i, size, d in zip(who, share, delta, strict=True):
+            longer = max(1.0, np.log(np.mean(delays[i])))
+            moved = moved + longer * size / server["size"].sum() * d
+        return w + hp["server__lr"] * moved
     if name == "safa":
         cache = server.setdefault("cache", [server["first"]] * len(server["size"]))
         age = server.setdefault("age", [0] * len(cache))
@@ -349,7 +359,7 @@ def replay(w, x, y, rows, trace, size, key, hp, name, batch_size, unit, groups=1
     variates = [server["c"]]  # c of every version
     reported = getattr(trace, "reported", trace.iterations)
     stream = rng.fold(key, "training")
-    if name not in ("fedprox", "fednova", "scaffold"):
+    if name not in ("fedprox", "fednova", "scaffold", "aso_fed"):
         hp = dict(hp, mu=0.0)
     for r in range(len(trace.client)):
         starts, ends, share, lags, steps, who, sent = [], [], [], [], [], [], []

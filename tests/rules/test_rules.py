@@ -193,6 +193,20 @@ def test_safa_by_hand():
     assert numbers(w) == [8.125] and state.age.tolist() == [1, 0, 0]
 
 
+def test_aso_fed_by_hand():
+    """n = 40; client 1 is 19 updates late, then 1: d̄ = 20 and 11."""
+    rule, hp = AGGREGATORS["aso_fed"], problems.hparams()
+    state = rule.init(params(0.0), Counts(3, 1, jnp.array([10, 10, 20])))
+    happened = received([1, 1, 0], [10, 10, 20], lag=[0, 19, 0])
+    updates = stacked([4.0], [8.0], [0.0])
+    delta, state = rule.combine({"params": updates["params"]}, state, happened, hp)
+    np.testing.assert_allclose(numbers(delta), [1 + np.log(20) * 2], rtol=1e-6)
+    # Client 1 has 30 samples now, of 60; e < 11, so it still takes longer steps.
+    happened = received([1], [30], lag=[1], client=[1])
+    delta, state = rule.combine(stacked([8.0]), state, happened, hp)
+    np.testing.assert_allclose(numbers(delta), [np.log(11) * 4], rtol=1e-6)
+
+
 def test_flexible_by_hand():
     # p = 1/8, 3/8, 2/8, 2/8 of all four; E = 4 of the second.
     happened = received([2, 4, 1, 0], [10, 30, 20, 20])
@@ -352,7 +366,7 @@ def test_equal_clients_are_one(name):
     _, state, _ = run(name, first, prob, **given)
     start, single, _ = run(name, alone, prob, **given)
     expected = single.params
-    if name == "safa":  # in the mean are four who have cached w^0
+    if name in ("safa", "aso_fed"):  # four who are away count as w^0
         expected = jax.tree.map(lambda w, s: w + 5 * (s - w), start.params, expected)
     close(state.params, expected, atol=ROUNDING.get(name, 1e-6))
 
@@ -428,6 +442,7 @@ REFERENCE = {
     "multi_krum": {"trim": 0.0},
     "fedbuff": {"server__lr": 0.7},
     "secure_buffer": {"secure_buffer__levels": 2**20},
+    "aso_fed": {"server__lr": 0.7, "mu": 0.1},
     "safa": {"safa__lag": 1},
     "fedat": {},
 }

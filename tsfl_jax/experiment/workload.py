@@ -18,6 +18,7 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.experiment import weighting
 from tsfl_jax.rules import SECTIONS
 from tsfl_jax.timeline import (
+    arrival,
     cohort,
     copula,
     crowd,
@@ -90,7 +91,7 @@ def draw_workload(
       UserError: a setting that cannot work, in one line.
     """
     if config.cohort.size:
-        return _draw_cohorts(config, held, sampler)
+        return _with_arrivals(config, _draw_cohorts(config, held, sampler))
     if sampler is not None:
         raise UserError(
             "sampler=: would be ignored with --config.cohort.size=0; say how many "
@@ -121,7 +122,19 @@ def draw_workload(
         workload = Workload(times, fleet, trace, tasks, size)
     times = _checked(config, workload.schedule, lambda: _draw_by_cases(config, 0))
     everyone = np.arange(config.num_clients, dtype=np.int32)
-    return workload._replace(schedule=times, drawn=everyone)
+    workload = workload._replace(schedule=times, drawn=everyone)
+    return _with_arrivals(config, workload)
+
+
+def _with_arrivals(config: Config, workload: Workload) -> Workload:
+    """The workload where samples arrive during the run, if they do."""
+    first, times = config.schedule.arrive_from, workload.schedule
+    if first == 1:
+        return workload
+    end = config.num_intervals * config.schedule.interval_seconds
+    held = times.size.max(axis=0) if workload.held is None else workload.held
+    times = arrival.arriving(times, first, end)
+    return workload._replace(schedule=times, held=held)
 
 
 def _draw_cohorts(

@@ -3,6 +3,7 @@
 from tsfl_jax.components import section_of
 from tsfl_jax.rules import averages, dms_rule, robust, server_optimizers
 from tsfl_jax.rules.adaptive import DMS_ADAPTIVE
+from tsfl_jax.rules.aso_fed import ASO_FED
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
 from tsfl_jax.rules.fednova import FEDNOVA
@@ -21,6 +22,7 @@ AGGREGATORS: dict[str, Aggregator] = {
     "fedasync": averages.FEDASYNC,
     "fedbuff": averages.FEDBUFF,
     "secure_buffer": SECURE_BUFFER,
+    "aso_fed": ASO_FED,
     "safa": SAFA,
     "fedat": averages.FEDAT,
     "fednova": FEDNOVA,

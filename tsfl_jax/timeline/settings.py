@@ -32,6 +32,12 @@ class ScheduleConfig:
         0.0, "chance that a client is away for an interval", low=0, below=1
     )
     interval_seconds: float = setting(1.0, "Δ, virtual seconds", low=1e-9)
+    arrive_from: float = setting(
+        1.0,
+        "share of its samples that a client has at first; the others arrive evenly",
+        above=0,
+        high=1,
+    )
     free_riders: int = setting(0, "clients that report work they did not do", low=0)
     free_riding: str = setting(
         "claim",

@@ -1,0 +1,31 @@
+"""Samples that arrive while a run goes on."""
+
+import numpy as np
+
+from tsfl_jax.types import Schedule
+
+
+def arriving(times: Schedule, first: float, horizon: float) -> Schedule:
+    """The schedule where a client has few samples at first, and all at the end.
+
+    A task that begins at second s is trained on max(1, ⌊|D_i| (f + (1 − f) s/S)⌋ of the
+    client's samples, the first ones of its row, which are in random order.
+
+    Args:
+      times: with all samples.
+      first: f in (0, 1], the share that is there at the beginning.
+      horizon: S, seconds of the run.
+
+    Returns:
+      The schedule with other sizes; how long an iteration takes stays as it was.
+    """
+    if first == 1:
+        return times
+    assert times.seconds is not None
+    version = np.arange(len(times.tau))[:, None] + 0 * times.tau
+    if times.delivery is not None:
+        version = version - times.delivery.lag
+    begun = np.append(0.0, times.seconds)[version]
+    share = first + (1 - first) * np.minimum(begun / horizon, 1.0)
+    size = np.maximum(np.floor(times.size * share), 1).astype(np.int32)
+    return times._replace(size=size)

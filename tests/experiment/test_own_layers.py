@@ -188,3 +188,84 @@ def test_fedbn_keeps_parameters_and_statistics_of_normalization():
     assert not shared.any()  # those of w^0
     sent, deliveries = found.summary["num_parameters"] - 2 * 5, 3 * 4
     assert found.summary["bytes_moved"] == deliveries * 2 * 4 * sent
+
+
+# ---- Layers that are sent in every P-th interval ----
+
+
+def periodic(period, **settings):
+    """Clients of unequal sizes, none of them scored."""
+    fixed = {"evaluation__clients": "none", "num_intervals": 6, "momentum": 0.0}
+    return config_of(**fixed | {"model__local_period": period} | settings)
+
+
+def test_with_a_period_of_1_all_layers_are_sent():
+    found = tsfl_jax.simulate(periodic(1))
+    plain = tsfl_jax.simulate(periodic(0, model__local=""))
+    assert equal(named_arrays(found.params), named_arrays(plain.params))
+    assert found.summary["bytes_moved"] < plain.summary["bytes_moved"]  # of w^0
+
+
+def test_a_period_by_runs_of_the_clients():
+    """P = 3: three intervals of the client alone, then a mean of the heads.
+
+    With a frozen body, so that a client needs nothing of the others in between.
+    """
+    settings = {"model__frozen": BODY, "schedule__tau": (2,)}
+    config = periodic(3, **settings)
+    found = tsfl_jax.simulate(config)
+    split = prepare.prepare(config).partition
+    lists = [row[:n] for row, n in zip(split.indices, split.capacity, strict=True)]
+    assert len(lists) == 4
+    # w^3 is the mean of the clients' heads at the end of interval 2: of runs that
+    # never send them, whose streams are the same.
+    alone = tsfl_jax.simulate(
+        periodic(0, **settings, evaluation__clients="labels", num_intervals=3)
+    )
+    half = tsfl_jax.simulate(periodic(3, **settings, num_intervals=3))
+    sizes = split.capacity / split.capacity.sum()
+    for name, values in alone.own.items():
+        if name != "client":
+            mean = np.tensordot(sizes, values, 1)
+            np.testing.assert_allclose(named_arrays(half.params)[name], mean, atol=1e-6)
+    # Between uploads the global head stays as it was.
+    five = tsfl_jax.simulate(periodic(3, **settings, num_intervals=5))
+    head = f"params/{HEAD}/kernel"
+    assert (named_arrays(five.params)[head] == named_arrays(half.params)[head]).all()
+    assert (named_arrays(found.params)[head] != named_arrays(half.params)[head]).any()
+    # All begin interval 3 from that mean, so heads after it are near each other.
+    four = tsfl_jax.simulate(periodic(3, **settings, num_intervals=4))
+    spread = [np.ptp(r.own[head], axis=0).max() for r in (half, four)]
+    assert spread[1] < 0.7 * spread[0]
+
+
+def test_bytes_of_a_period():
+    found = tsfl_jax.simulate(periodic(3))
+    sizes = {n: a.size for n, a in named_arrays(found.params).items()}
+    deep = sum(size for n, size in sizes.items() if HEAD in n)
+    shallow = sum(sizes.values()) - deep
+    # Six intervals of four clients; the head goes up in two of them, down in one.
+    expected = 4 * 4 * (6 * 2 * shallow + (2 + 1) * deep)
+    assert found.summary["bytes_moved"] == expected
+    swept = tsfl_jax.sweep(periodic(3), {"seed": [0, 1]})
+    assert [row["bytes_moved"] for row in swept.rows] == [expected] * 2
+
+
+def test_a_period_needs_clients_in_step():
+    config = periodic(2, schedule__kind="case3", schedule__tau=())
+    config.timeline.framework = "afl"
+    with pytest.raises(UserError, match="clients are in step; with .*framework=afl"):
+        tsfl_jax.simulate(config)
+    with pytest.raises(UserError, match="local_period=2: would be ignored"):
+        tsfl_jax.simulate(periodic(2, model__local=""))
+
+
+def test_lanes_and_devices_of_a_period():
+    config = periodic(2, cohort__size=2, num_clients=5, schedule__tau=(2,))
+    whole = tsfl_jax.simulate(config)
+    swept = tsfl_jax.sweep(config, {"seed": [0, 1]})
+    accuracy = whole.history["test_accuracy"]
+    np.testing.assert_allclose(swept.history["test_accuracy"][0], accuracy, atol=1e-6)
+    config.devices = 2
+    twice = tsfl_jax.simulate(config)
+    assert equal(named_arrays(twice.params), named_arrays(whole.params), atol=0)

@@ -195,11 +195,11 @@ def run_interval(
     moved = bool(parts.rule.deltas) or parts.rule.combine is not None
 
     def train(client: local.Client, limit: Array | int | None) -> mapping.Trained:
-        start = start_of(parts, state, (streams[0], train_key), client)
-        known = parts, start, client, problem.samples, hparams, limit
+        start = start_of(parts, state, (streams[0], train_key), client, inputs.interval)
+        found = local.train(parts, start, client, problem.samples, hparams, limit)
         origin = start.variables if moved else state.params
-        model, result = own_layers.withheld(parts.spec, *local.train(*known), origin)
-        return mapping.Trained(model, origin, result)
+        sent, result = own_layers.withheld(parts.spec, *found, origin, inputs.interval)
+        return mapping.Trained(sent, origin, result)
 
     counts = weights.rho, weights.shares
     on_device = mapping.device_clients(parts.spec, clients, inputs.assigned, *counts)
@@ -283,7 +283,11 @@ def renewed(
 
 
 def start_of(
-    parts: Parts, state: State, keys: tuple[PRNGKey, PRNGKey], client: local.Client
+    parts: Parts,
+    state: State,
+    keys: tuple[PRNGKey, PRNGKey],
+    client: local.Client,
+    interval: Int[Array, ""],
 ) -> local.Start:
     """What one client starts from: w^t, or the snapshot that it had downloaded.
 
@@ -293,6 +297,7 @@ def start_of(
       keys: of training in the whole run, which a task's own key is folded from, and of
         training in this interval.
       client: one client.
+      interval: t.
     """
     rule, variables = parts.rule, state.params
     broadcast = None if rule.broadcast is None else rule.broadcast(state.server)
@@ -306,7 +311,7 @@ def start_of(
     if rule.gradient_correction is not None:
         assert client.place is not None, "of `participants`"
         added = rule.gradient_correction(state.server, broadcast, client.place)
-    variables = own_layers.placed(parts.spec, variables, state.own, client)
+    variables = own_layers.placed(parts.spec, variables, state.own, client, interval)
     return local.Start(variables, jax.random.fold_in(stream, client.id), added)
 
 

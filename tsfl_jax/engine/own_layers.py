@@ -1,18 +1,28 @@
-"""Layers that stay on the client, as in FedBN and FedPer.
+"""Layers that stay on the client, always or for some intervals.
 
 Their leaves of the variables, named by parts of their paths (``spec.local``), are never
 sent: each client starts from its own of its last delivery, and what it would upload of
-them is 0. The global model keeps those of w^0, so that only clients can be scored.
+them is 0. The global model keeps those of w^0, so that only clients can be scored. That
+is FedBN and FedPer.
+
+With ``spec.local_period`` P > 0 they are sent in every P-th interval, and downloaded at
+the beginning of the next one: deep layers that are sent less often than shallow ones,
+the layerwise updates of Chen, Sun and Jin. Simplified: in the paper 5 of 15 rounds, one
+after another, have all layers. Who is away in the interval in which these are
+downloaded goes on from its own, which it trained last.
 
 Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
 Normalization", ICLR 2021. Arivazhagan et al., "Federated Learning with Personalization
-Layers", 2019.
+Layers", 2019. Y. Chen, X. Sun, Y. Jin, "Communication-Efficient Federated Deep Learning
+with Layerwise Asynchronous Model Update and Temporally Weighted Aggregation", IEEE
+TNNLS 2020.
 """
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -31,17 +41,40 @@ class Scored(NamedTuple):
     share: Float[types.Array, "m G"]
 
 
+def downloaded(interval: Any, period: int) -> Any:
+    """Whether the layers are downloaded in an interval: those that follow an upload."""
+    return (interval % period == 0) & (interval > 0)
+
+
+def uploaded(interval: Any, period: int) -> Any:
+    """Whether the layers are uploaded in an interval: every P-th."""
+    return (interval + 1) % period == 0
+
+
 def placed(
-    spec: ProgramSpec, variables: Params, own: Any, client: local.Client
+    spec: ProgramSpec,
+    variables: Params,
+    own: Any,
+    client: local.Client,
+    interval: Int[types.Array, ""],
 ) -> Params:
     """What a client starts from, with its own layers in place of the global ones."""
     if not spec.local:
         return variables
-    return trees.replaced(variables, spec.local, trees.take(own, client.place))
+    mine = trees.take(own, client.place)
+    if spec.local_period:
+        given = trees.picked(variables, spec.local)
+        new = downloaded(interval, spec.local_period)
+        mine = optax.tree.where(new, given, mine)
+    return trees.replaced(variables, spec.local, mine)
 
 
 def withheld(
-    spec: ProgramSpec, model: Params, result: local.LocalResult, origin: Params
+    spec: ProgramSpec,
+    model: Params,
+    result: local.LocalResult,
+    origin: Params,
+    interval: Int[types.Array, ""],
 ) -> tuple[Params, local.LocalResult]:
     """The model without the client's own layers, and these in its result.
 
@@ -50,8 +83,10 @@ def withheld(
     """
     if not spec.local:
         return model, result
-    mine = trees.picked(model, spec.local)
-    model = trees.replaced(model, spec.local, trees.picked(origin, spec.local))
+    mine, sent = (trees.picked(tree, spec.local) for tree in (model, origin))
+    if spec.local_period:
+        sent = optax.tree.where(uploaded(interval, spec.local_period), mine, sent)
+    model = trees.replaced(model, spec.local, sent)
     return model, result._replace(own=mine)
 
 

@@ -56,6 +56,7 @@ class ProgramSpec:
         divergence check, never the model. True for a rule that `stacks`.
       frozen: parts of the paths of parameters that are not trained.
       local: parts of the paths of variables that stay on the client.
+      local_period: these are sent in every so many intervals; 0: never.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
         ``client``, ``validation``, ``class_index`` and ``scored`` and all inputs but
@@ -79,6 +80,7 @@ class ProgramSpec:
     train_all: bool = True
     frozen: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
+    local_period: int = 0
     lanes: str = ""
     axis: str | None = None
 

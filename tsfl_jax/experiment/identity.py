@@ -7,10 +7,12 @@ import dataclasses
 from typing import Any
 
 import jax
+import numpy as np
+from jaxtyping import Bool
 
 from tsfl_jax import data
 from tsfl_jax.config import WITHOUT_EFFECT, flat, settings_of
-from tsfl_jax.engine import optimizers
+from tsfl_jax.engine import optimizers, own_layers
 from tsfl_jax.experiment import rule_settings, trained
 from tsfl_jax.experiment.network import bytes_per_delivery
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
@@ -45,6 +47,20 @@ def labels_of(prepared: Prepared) -> dict[str, Any]:
         "num_parameters": network.size,
         "bytes_per_delivery": bytes_per_delivery(sent, prepared.rule),
     }
+
+
+def bytes_moved(prepared: Prepared, delivered: Bool[np.ndarray, "T N"]) -> int:
+    """Bytes of all deliveries ``[T, N]``, with layers that are sent now and then."""
+    model = prepared.config.model
+    parts, period = trained.parts_of(model.local), model.local_period
+    least = bytes_per_delivery(prepared.network.sent(parts), prepared.rule)
+    found = least * int(delivered.sum())
+    if not period:
+        return found
+    t, number = np.arange(len(delivered)), delivered.sum(axis=1)
+    ways = own_layers.uploaded(t, period) * 1 + own_layers.downloaded(t, period)
+    whole = bytes_per_delivery(prepared.network.size, prepared.rule)
+    return found + (whole - least) // 2 * int((ways * number).sum())
 
 
 def values_of(prepared: Prepared) -> dict[str, Any]:

@@ -193,6 +193,7 @@ def spec_of(
         train_all=config.train_all,
         frozen=trained.parts_of(config.model.frozen),
         local=trained.parts_of(config.model.local),
+        local_period=config.model.local_period,
         lanes=lanes,
     )
 
@@ -276,7 +277,7 @@ def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
 
 def number_scored(prepared: Prepared) -> int:
     """Clients whose own models are tested; 0: no layers stay with the clients."""
-    tested, own = prepared.tested, prepared.config.model.local
+    tested, own = prepared.tested, prepared.config.model.stays
     return len(tested.client) if own and tested is not None else 0
 
 

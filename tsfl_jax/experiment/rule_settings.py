@@ -56,7 +56,12 @@ _GIVEN = {
     "partition.kind": ("partition", PARTITIONS["client"]),
     "model.name": (
         "model",
-        Part(reads=("model.params", "model.frozen", "model.local")),
+        Part(
+            reads=(
+                *("model.params", "model.frozen"),
+                *("model.local", "model.local_period"),
+            )
+        ),
     ),
     "cohort.sampler": ("sampler", Part()),
 }
@@ -183,7 +188,8 @@ def check_local(config: Config, rule: Aggregator) -> None:
     if not config.model.local:
         return
     asks = {
-        "evaluation.clients": config.evaluation.clients == "none",
+        "evaluation.clients": config.model.stays
+        and config.evaluation.clients == "none",
         "train_all": not config.train_all,
         "measure_regret": config.measure_regret,
         "measure_clients": config.measure_clients,
@@ -210,6 +216,12 @@ def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:
       UserError: a rule that cannot work with so few clients per update.
     """
     found = ()
+    if config.model.local_period and times.delivery is not None:
+        raise UserError(
+            f"--config.model.local_period={config.model.local_period}: layers have a "
+            "period where clients are in step; with "
+            f"--config.timeline.framework={config.timeline.framework} they are not"
+        )
     for kind in rule.sections:
         own = getattr(config, section_of(kind))
         found += getattr(own, "notes", lambda *given: ())(config, rule, times)

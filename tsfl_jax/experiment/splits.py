@@ -161,7 +161,7 @@ def client_test(
             f"{config.partition.kind} clients train on other samples than those that "
             "belong to them; choose --config.partition.kind=client, or labels"
         )
-    among = drawn if config.model.local else None  # others never train their layers
+    among = drawn if config.model.stays else None  # others never train their layers
     return tests.by_owner(dataset, config.num_clients, number, among)
 
 

@@ -12,6 +12,7 @@ from tsfl_jax import trees
 from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan
 from tsfl_jax.experiment import trained
+from tsfl_jax.experiment.identity import bytes_moved
 from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.report import files as report
@@ -63,7 +64,7 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
 
 def _tested(prepared: Prepared) -> client_test.ClientTest | None:
     """The clients that are scored; by their own layers each has one score already."""
-    if prepared.tested is None or not prepared.config.model.local:
+    if prepared.tested is None or not prepared.config.model.stays:
         return prepared.tested
     return prepared.tested._replace(share=None)
 
@@ -95,7 +96,7 @@ def summarize(
     """The content of summary.json; `history` has the finished intervals only."""
     samples = int(history.samples.sum(dtype=np.int64))
     tau, named = done_of(prepared, history).tau, named_of(prepared, history)
-    deliveries = int(delivers(tau, history.rho).sum())
+    delivered = delivers(tau, history.rho)
     return (
         labels
         | {"num_intervals": len(history.diverged)}
@@ -105,7 +106,7 @@ def summarize(
             "train_seconds": seconds,
             "samples_trained": samples,
             "samples_per_second": samples / seconds if seconds else float("nan"),
-            "bytes_moved": labels["bytes_per_delivery"] * deliveries,
+            "bytes_moved": bytes_moved(prepared, delivered),
             "num_discarded": int(history.num_discarded.sum()),
             "notes": [*prepared.notes, *history_notes(named)],
         }

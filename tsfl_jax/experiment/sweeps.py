@@ -29,9 +29,9 @@ from tsfl_jax.experiment import checkpoint, grid, lanes, memory, summary, sweep_
 from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.identity import (
+    bytes_moved,
     depends_on_devices,
     identity_of,
-    labels_of,
     values_of,
 )
 from tsfl_jax.experiment.network import delivers
@@ -94,7 +94,7 @@ def _digest(prepared: Prepared) -> str:
 def _row(lane: int, every: "Sweep", history: dict) -> dict:
     """One line of results.csv."""
     prepared = every.several[lane]
-    settings, labels = values_of(prepared), labels_of(prepared)
+    settings = values_of(prepared)
     scores = summary.scores_of(history)
     there = delivers(history["tau"], history["rho"])[: scores["diverged_at"]]
     return (
@@ -106,7 +106,7 @@ def _row(lane: int, every: "Sweep", history: dict) -> dict:
             "notes": "; ".join((*prepared.notes, *summary.history_notes(history))),
             "data": prepared.dataset.name,
             "num_devices": every.mesh.size,
-            "bytes_moved": labels["bytes_per_delivery"] * int(there.sum()),
+            "bytes_moved": bytes_moved(prepared, there),
             "samples_trained": int(history["samples"].astype(np.int64).sum()),
         }
         | {f"{k}_sha": v for k, v in prepared.fingerprints.items()}

@@ -72,7 +72,7 @@ def test_pace_follows_the_labels_of_the_run_itself(digits, sign, tmp_path):
 def test_rules_are_all_there_are_that_need_no_settings_of_their_own():
     assert set(arena.RULES) <= set(AGGREGATORS)
     assert set(AGGREGATORS) - set(arena.RULES) == {"oracle", "dms_adaptive"}
-    assert len(set(arena.RULES)) == len(arena.RULES) == 20
+    assert len(set(arena.RULES)) == len(arena.RULES) == 23
     for fleet in arena.FLEETS.values():
         if isinstance(fleet, FleetNumbers):
             searched = fleet._replace(pace=min(fleet.pace, 4.0))  # it stops at 4

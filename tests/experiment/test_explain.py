@@ -12,18 +12,20 @@ from matplotlib.image import imread
 import tsfl_jax
 from tests.launches import ROOT
 from tests.test_launch import SMALL
-from tests.timeline.test_timeline import ALL, fleet_of, random_fleet
+from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, simulate
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, explain, memory, prepare, program
 from tsfl_jax.report import timeline
 from tsfl_jax.timeline import (
     FRAMEWORKS,
     asynchronous,
+    caching,
     segments,
     semi_async,
     synchronous,
     ticks,
     triggered,
+    windowed,
 )
 from tsfl_jax.timeline.fleet import exact, online_in
 from tsfl_jax.timeline.trace import COUNTED, GIVEN_UP, LOST, OPEN
@@ -32,7 +34,7 @@ from tsfl_jax.types import UserError
 
 def bars(name, fleet, end=None, **kwargs):
     """{client: [(kind, start, end), …]}, the kinds by their first letters."""
-    trace, tasks = FRAMEWORKS[name].simulate(fleet, **kwargs)
+    trace, tasks = simulate(name, fleet, **kwargs)
     seen = {}
     for s in segments.segments(tasks, fleet, float(end or trace.time[-1])):
         cell = (s.kind[:2], round(float(s.start), 9), round(float(s.end), 9))
@@ -130,7 +132,7 @@ def test_uploads_one_after_another_wait_for_the_channel():
 def test_bars_fill_the_time_of_every_client(name):
     for seed in range(4):
         fleet, options = random_fleet(seed), ALL[name]
-        trace, tasks = FRAMEWORKS[name].simulate(fleet, **options)
+        trace, tasks = simulate(name, fleet, **options)
         end = float(trace.time[-1])
         counted = [t for t in tasks if t.fate == COUNTED]
         there = trace.iterations > 0
@@ -166,9 +168,16 @@ def begun_by(name, fleet, monkeypatch):
         return recorded
 
     with monkeypatch.context() as patched:
-        for module in (synchronous, asynchronous, semi_async, triggered):
+        for module in (
+            synchronous,
+            asynchronous,
+            semi_async,
+            triggered,
+            windowed,
+            caching,
+        ):
             patched.setattr(module, "begin", record(module.begin))
-        return FRAMEWORKS[name].simulate(fleet, **ALL[name]), begun
+        return simulate(name, fleet, **ALL[name]), begun
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "tsfl"])
@@ -194,7 +203,7 @@ def test_tasks_are_those_that_the_framework_began(name, monkeypatch):
 @pytest.mark.parametrize("name", ALL)
 def test_a_trace_has_the_tasks_that_count(name):
     for seed in range(4):
-        trace, tasks = FRAMEWORKS[name].simulate(random_fleet(seed), **ALL[name])
+        trace, tasks = simulate(name, random_fleet(seed), **ALL[name])
         row, column = np.nonzero((trace.client >= 0) & (trace.iterations > 0))
         fields = ("client", "task", "version", "iterations", "start", "arrival")
         there = zip(*(getattr(trace, f)[row, column] for f in fields), strict=True)

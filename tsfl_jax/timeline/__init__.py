@@ -7,7 +7,7 @@ from typing import NamedTuple
 from tsfl_jax.components import Part
 from tsfl_jax.timeline import events
 from tsfl_jax.timeline.asynchronous import afl, fedbuff, tsfl
-from tsfl_jax.timeline.cached import cached
+from tsfl_jax.timeline.caching import cached
 from tsfl_jax.timeline.semi_async import safa
 from tsfl_jax.timeline.settings import FleetConfig
 from tsfl_jax.timeline.synchronous import esync, fedat, fedcs, sfl

@@ -119,11 +119,8 @@ def _learned(
     if targets.are_targets(raw["y_train"]):
         pair = {key: raw[key] for key in ("y_train", "y_test")}
         learned, labels, classes = targets.read(name, pair, counts)
-        return (
-            *labels,
-            classes,
-            dict(zip(("target", "test_target"), learned, strict=True)),
-        )
+        known = {"target": learned[0], "test_target": learned[1]}
+        return labels[0], labels[1], classes, known
     y_train = _labels(name, "y_train", raw["y_train"], counts[0])
     y_test = _labels(name, "y_test", raw["y_test"], counts[1])
     return y_train, y_test, _class_count(name, y_train, y_test, num_classes), {}
@@ -296,7 +293,7 @@ def _labels(
         row = int(np.argmin(good))
         raise UserError(
             f"{name}: {key} holds {y[row]} at row {row}; expected whole numbers >= 0"
-            + _cure(key, y[row])
+            + _cure(key, float(y[row]))
         )
     return y.astype(np.int64)
 
@@ -305,7 +302,7 @@ def _labels(
 _TARGETS = "; for other targets make both float, [M] or [M, O]"
 
 
-def _cure(key: str, value: np.number) -> str:
+def _cure(key: str, value: float) -> str:
     if not np.isfinite(value):
         return ""
     return _TARGETS if value % 1 else _unique(key)

@@ -23,9 +23,7 @@ class Delays(NamedTuple):
 def _delays(params: Params, counts: Counts) -> Delays:
     del params
     zeros = jnp.zeros(counts.clients)
-    size = jnp.ones(counts.clients) if counts.size is None else counts.size
-    others = jnp.asarray(counts.others, jnp.float32)
-    return Delays(zeros, zeros, jnp.asarray(size, jnp.float32), others)
+    return Delays(zeros, zeros, *counts.held)
 
 
 def _moved(

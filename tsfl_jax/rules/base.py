@@ -99,6 +99,12 @@ class Counts(NamedTuple):
     size: Num[Array, "N"] | None = None  # samples per client; None: equal sizes
     others: types.Scalar = 0.0  # samples of all clients that never work
 
+    @property
+    def held(self) -> tuple[Float[Array, "N"], Float[Array, ""]]:
+        """`size` and `others` as float32 arrays; 1 for each client of equal sizes."""
+        size = jnp.ones(self.clients) if self.size is None else self.size
+        return jnp.asarray(size, jnp.float32), jnp.asarray(self.others, jnp.float32)
+
 
 def no_state(params: Params, counts: Counts) -> tuple:
     """The state of a rule that needs none."""

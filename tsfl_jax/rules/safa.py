@@ -31,9 +31,8 @@ class Cache(NamedTuple):
 
 
 def _cache(params: Params, counts: Counts) -> Cache:
-    size = jnp.ones(counts.clients) if counts.size is None else counts.size
-    size = jnp.asarray(size, jnp.float32)
-    share = size / (size.sum() + jnp.asarray(counts.others, jnp.float32))
+    size, others = counts.held
+    share = size / (size.sum() + others)
     age = jnp.zeros(counts.clients, jnp.int32)
     return Cache(trees.repeated(params, counts.clients), params, age, share)
 

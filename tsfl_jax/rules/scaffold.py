@@ -31,9 +31,7 @@ class ControlVariates(NamedTuple):
 def _control_variates(params: Params, counts: Counts) -> ControlVariates:
     zeros = jax.tree.map(jnp.zeros_like, params.get("params", {}))
     many = trees.repeated(zeros, counts.clients)
-    size = jnp.ones(counts.clients) if counts.size is None else counts.size
-    size, others = (jnp.asarray(a, jnp.float32) for a in (size, counts.others))
-    return ControlVariates(zeros, many, size, others)
+    return ControlVariates(zeros, many, *counts.held)
 
 
 def _correction(

@@ -91,7 +91,7 @@ def fedbuff(
     """
     cohorts, end = given(fleet, horizon, iterations)
     clients, everyone = cohorts.fleet, cohorts.everyone
-    following = the_same(everyone) if everyone else drawn(cohorts)
+    following = following_of(cohorts)
     check("timeline.buffer", buffer, clients.clients, "num_clients")
     updates: list[Update] = []
     arrived: list[Task] = []
@@ -125,7 +125,13 @@ def fedbuff(
 _Following = Callable[[Ticks, int, set[int]], list[tuple[Ticks, int, int]]]
 
 
-def the_same(fleet: ExactFleet) -> _Following:
+def following_of(cohorts: Cohorts) -> _Following:
+    """Who begins after a delivery: the same client, or of cohorts one that is drawn."""
+    everyone = cohorts.everyone
+    return _the_same(everyone) if everyone else _drawn(cohorts)
+
+
+def _the_same(fleet: ExactFleet) -> _Following:
     """Who delivers follows itself."""
     number = [itertools.count() for _ in range(fleet.clients)]  # of its next task
     return lambda now, client, busy: [
@@ -137,7 +143,7 @@ def the_same(fleet: ExactFleet) -> _Following:
 _AT_ONCE = 64  # clients that are drawn together
 
 
-def drawn(cohorts: Cohorts) -> _Following:
+def _drawn(cohorts: Cohorts) -> _Following:
     """Draw n asks one client, which its sampler knows as a cohort of one."""
     numbers = itertools.count()
     # Without the clock the next ones are known, whatever happens; but where most

@@ -12,7 +12,7 @@ Learning with Effective Synchronization", HPCC 2020.
 import heapq
 
 from tsfl_jax.timeline import ticks
-from tsfl_jax.timeline.asynchronous import drawn, the_same
+from tsfl_jax.timeline.asynchronous import following_of
 from tsfl_jax.timeline.cohort import Cohorts, given
 from tsfl_jax.timeline.fleet import Fleet
 from tsfl_jax.timeline.settings import check
@@ -49,7 +49,7 @@ def hysync(
     check("timeline.window", window)
     cohorts, end = given(fleet, horizon, iterations)
     clients, everyone, length = cohorts.fleet, cohorts.everyone, ticks.of(window)
-    following = the_same(everyone) if everyone else drawn(cohorts)
+    following = following_of(cohorts)
     updates: list[Update] = []
     waiting: list[Task] = []
     begun: list[Task] = []

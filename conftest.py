@@ -84,13 +84,15 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_once(pytestconfig):
+def compile_once(pytestconfig, tmp_path_factory):
     """A program comes from a cache that all tests share, and later runs of the suite.
 
-    `pytest --cache-clear` empties it.
+    `pytest --cache-clear` empties it; without pytest's cache it is as old as the suite.
     """
+    kept = getattr(pytestconfig, "cache", None)
+    folder = kept.mkdir("xla") if kept else tmp_path_factory.mktemp("xla")
     for name, value in (
-        ("jax_compilation_cache_dir", str(pytestconfig.cache.mkdir("xla"))),
+        ("jax_compilation_cache_dir", str(folder)),
         ("jax_compilation_cache_max_size", 2**31),
         ("jax_persistent_cache_min_compile_time_secs", 0.1),
         ("jax_persistent_cache_min_entry_size_bytes", -1),

@@ -155,10 +155,13 @@ def test_a_killed_pair_resumes_to_the_same_bits(tmp_path, victim):
         if line.startswith("interval 4/"):
             break
     both[victim].kill()
-    _, err = both[1 - victim].communicate(timeout=60)
+    # JAX ends the other at once, or after 100 s without heartbeats; which of its
+    # threads notices decides whether there is time for a line of our own.
+    _, err = both[1 - victim].communicate(timeout=200)
     both[victim].communicate()
     assert both[1 - victim].returncode != 0
-    assert "the same commands with the same --workdir resume" in err
+    own, jax = "the same commands with the same --workdir resume", "distributed service"
+    assert own in err or jax in err
     (_, err), _ = pair([cut, cut], *LONG)
     resumed = int(re.search(r"resuming after interval (\d+) of 60", err).group(1))
     assert 2 <= resumed < 60  # the first chunk is saved, later ones when it is due

@@ -377,6 +377,7 @@ CALLS = [
         "; for other targets make both float, [M] or [M, O]",
     ),
     (made(y=np.ones((8, 2, 2))), "one class number per sample"),
+    (made(y=np.where(Y, np.inf, 0.0)), "expected whole numbers >= 0"),
     (made(y=np.full((8, 2), np.nan)), "y_train holds [nan nan] at row 0; expected fin"),
     (weighted(tau=None), "tau has shape []: expected [N]"),
     (weighted(lr=0.0), "lr = 0.0: expected 0 < η < ∞"),

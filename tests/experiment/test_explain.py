@@ -25,7 +25,6 @@ from tsfl_jax.timeline import (
     synchronous,
     ticks,
     triggered,
-    windowed,
 )
 from tsfl_jax.timeline.fleet import exact, online_in
 from tsfl_jax.timeline.trace import COUNTED, GIVEN_UP, LOST, OPEN
@@ -168,14 +167,7 @@ def begun_by(name, fleet, monkeypatch):
         return recorded
 
     with monkeypatch.context() as patched:
-        for module in (
-            synchronous,
-            asynchronous,
-            semi_async,
-            triggered,
-            windowed,
-            caching,
-        ):
+        for module in (synchronous, asynchronous, semi_async, triggered, caching):
             patched.setattr(module, "begin", record(module.begin))
         return simulate(name, fleet, **ALL[name]), begun
 

@@ -201,7 +201,8 @@ def test_committed_tables_of_the_arena_hold_the_expected_values(data):
     names = {style.name_of(rule): value for rule, value in expected.items()}
     assert shown == pytest.approx(names, abs=0.006)
     rows = csv_rows(ARENA / data / "arena.csv")
-    assert len(rows) == len(names) * 24 and set(names) == {row["rule"] for row in rows}
+    assert len(rows) == {"digits": 23, "mnist": 18}[data] * 24
+    assert set(names) == {row["rule"] for row in rows}
 
 
 def test_the_cell_that_is_repeated_has_the_values_of_the_committed_table():

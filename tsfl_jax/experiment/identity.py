@@ -35,7 +35,6 @@ def labels_of(prepared: Prepared) -> dict[str, Any]:
     """What summaries and figures call an experiment."""
     config, network = prepared.config, prepared.network
     own_rule = prepared.own.aggregator is not None
-    sent = network.sent(trained.parts_of(config.model.local))
     return {
         "algorithm": "custom" if own_rule else config.algorithm,
         "data": prepared.dataset.name,
@@ -45,15 +44,19 @@ def labels_of(prepared: Prepared) -> dict[str, Any]:
         "seed": config.seed,
         "fingerprints": prepared.fingerprints,
         "num_parameters": network.size,
-        "bytes_per_delivery": bytes_per_delivery(sent, prepared.rule),
+        "bytes_per_delivery": _least(prepared),
     }
+
+
+def _least(prepared: Prepared) -> int:
+    """Bytes of a delivery without the local layers."""
+    parts = trained.parts_of(prepared.config.model.local)
+    return bytes_per_delivery(prepared.network.sent(parts), prepared.rule)
 
 
 def bytes_moved(prepared: Prepared, delivered: Bool[np.ndarray, "T N"]) -> int:
     """Bytes of all deliveries ``[T, N]``, with layers that are sent now and then."""
-    model = prepared.config.model
-    parts, period = trained.parts_of(model.local), model.local_period
-    least = bytes_per_delivery(prepared.network.sent(parts), prepared.rule)
+    period, least = prepared.config.model.local_period, _least(prepared)
     found = least * int(delivered.sum())
     if not period:
         return found

@@ -154,16 +154,6 @@ def _mapping_of(
     return "vmap", (note, *notes)
 
 
-def _capacity(workload: Workload) -> Int[np.ndarray, "N"]:
-    """The most samples that each client ever holds, ``[N]`` int32."""
-    # On a timeline also of clients that never deliver: the split must not depend on
-    # the framework and its horizon.
-    held = workload.held
-    if held is None:
-        held = workload.schedule.size.max(axis=0)
-    return held.astype(np.int32)
-
-
 def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     """Mini-batch steps ``[T, N]`` int64 of each client.
 
@@ -292,7 +282,7 @@ def prepare_validated(
     held, ties = splits.ties(config, lists, dataset)
     workload = draw_workload(config, held, own.sampler, ties)
     times = workload.schedule
-    steps, capacity = _steps(config, times), _capacity(workload)
+    steps, capacity = _steps(config, times), workload.held.astype(np.int32)
     network, mapping = make_network(config, dataset, own, networks)
     rule, hparams, rule_notes = _make_rule(config, own, times, network)
     split = splits.draw_split(

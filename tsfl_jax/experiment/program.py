@@ -265,7 +265,7 @@ def sizes_of(
 ) -> tuple[Float[np.ndarray, "U"], Float[np.ndarray, ""]]:
     """Samples of each client on the device, and of all others together."""
     own, held = prepared.partition.capacity, prepared.workload.held
-    others = 0 if held is None else held.sum(dtype=np.int64) - own.sum(dtype=np.int64)
+    others = held.sum(dtype=np.int64) - own.sum(dtype=np.int64)
     return own.astype(np.float32), np.asarray(others, np.float32)
 
 

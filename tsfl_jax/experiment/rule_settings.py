@@ -57,10 +57,7 @@ _GIVEN = {
     "model.name": (
         "model",
         Part(
-            reads=(
-                *("model.params", "model.frozen"),
-                *("model.local", "model.local_period"),
-            )
+            reads=("model.params", "model.frozen", "model.local", "model.local_period")
         ),
     ),
     "cohort.sampler": ("sampler", Part()),

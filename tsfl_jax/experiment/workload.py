@@ -44,8 +44,9 @@ class Workload(NamedTuple):
     fleet: Fleet | Cohorts | None = None
     trace: Trace | None = None  # deliveries in seconds; None: τ by cases
     tasks: list[Task] | None = None  # all that were begun; None: τ by cases
-    # Samples of each client; None: τ by cases, without cohorts.
-    held: Int[np.ndarray, "N"] | None = None
+    # The most samples that each client ever holds; on a timeline also of clients that
+    # never deliver, since the split must not depend on framework and horizon.
+    held: Int[np.ndarray, "N"] = np.zeros(0, np.int32)
     # Ids of those on the device, sorted: all, of cohorts those that ever work.
     drawn: Int[np.ndarray, "U"] = np.zeros(0, np.int32)
 
@@ -102,7 +103,7 @@ def draw_workload(
         if held is not None:
             size = np.broadcast_to(held.astype(np.int32), drawn.tau.shape)
             drawn = drawn._replace(size=size)
-        workload = Workload(drawn)
+        workload = Workload(drawn, held=drawn.size.max(axis=0))
     else:
         size, notes = _draw_sizes(config)
         ties = ties or {}
@@ -122,19 +123,14 @@ def draw_workload(
         workload = Workload(times, fleet, trace, tasks, size)
     times = _checked(config, workload.schedule, lambda: _draw_by_cases(config, 0))
     everyone = np.arange(config.num_clients, dtype=np.int32)
-    workload = workload._replace(schedule=times, drawn=everyone)
-    return _with_arrivals(config, workload)
+    return _with_arrivals(config, workload._replace(schedule=times, drawn=everyone))
 
 
 def _with_arrivals(config: Config, workload: Workload) -> Workload:
     """The workload where samples arrive during the run, if they do."""
     first, times = config.schedule.arrive_from, workload.schedule
-    if first == 1:
-        return workload
     end = config.num_intervals * config.schedule.interval_seconds
-    held = times.size.max(axis=0) if workload.held is None else workload.held
-    times = arrival.arriving(times, first, end)
-    return workload._replace(schedule=times, held=held)
+    return workload._replace(schedule=arrival.arriving(times, first, end))
 
 
 def _draw_cohorts(

@@ -22,10 +22,8 @@ def arriving(times: Schedule, first: float, horizon: float) -> Schedule:
     if first == 1:
         return times
     assert times.seconds is not None
-    version = np.arange(len(times.tau))[:, None] + 0 * times.tau
-    if times.delivery is not None:
-        version = version - times.delivery.lag
-    begun = np.append(0.0, times.seconds)[version]
+    lag = 0 if times.delivery is None else times.delivery.lag
+    begun = np.append(0.0, times.seconds)[np.arange(len(times.tau))[:, None] - lag]
     share = first + (1 - first) * np.minimum(begun / horizon, 1.0)
     size = np.maximum(np.floor(times.size * share), 1).astype(np.int32)
     return times._replace(size=size)

@@ -7,7 +7,7 @@ import collections
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -90,34 +90,70 @@ def fedbuff(
     Aggregation", AISTATS 2022.
     """
     cohorts, end = given(fleet, horizon, iterations)
-    clients, everyone = cohorts.fleet, cohorts.everyone
-    following = following_of(cohorts)
-    check("timeline.buffer", buffer, clients.clients, "num_clients")
+    check("timeline.buffer", buffer, cohorts.fleet.clients, "num_clients")
     updates: list[Update] = []
     arrived: list[Task] = []
-    begun: list[Task] = []
+
+    def ended(now: Ticks, task: Task | None) -> Ended:
+        assert task is not None, "no time to look"
+        if not task.lost:
+            arrived.append(task)
+        if len(arrived) == buffer:
+            updates.append(Update(now, [*arrived]))
+            arrived.clear()
+        return [task.client], None
+
+    begun = run_arrivals(cohorts, end, iterations, updates, ended)
+    return make_simulation(updates, begun, buffer, cohorts.everyone, end, iterations)
+
+
+# Clients that are free now, and a time to look at what has arrived, or None.
+Ended = tuple[list[int], Ticks | None]
+
+
+def run_arrivals(
+    cohorts: Cohorts,
+    end: Ticks,
+    iterations: int,
+    updates: Sequence[Update],
+    ended: Callable[[Ticks, Task | None], Ended],
+) -> list[Task]:
+    """Run clients one after another's arrival, each of which another task follows.
+
+    Args:
+      cohorts, end, iterations: as of `given`.
+      updates: made so far; their number is the version that is downloaded.
+      ended: told the ticks and the task that arrives then, or None at a time that it
+        asked for, after all that arrives at that moment; it may add an update.
+
+    Returns:
+      All tasks that began.
+    """
+    clients, following = cohorts.fleet, _following(cohorts)
+    look, begun = clients.clients, []
     # A client is in here once: with the task it will deliver, or with the number of
-    # that which it will download. Ties go to the smaller id. −1: to look for clients.
+    # that which it will download. Ties go to the smaller id. −1: to look for clients;
+    # N: at what has arrived.
     events: list[tuple[Ticks, int, Task | int]] = [(0, -1, 0)]
     busy: set[int] = set()
     while events and events[0][0] <= end:
         now, i, done = heapq.heappop(events)
-        if i >= 0 and isinstance(done, int):
+        if 0 <= i < look and isinstance(done, int):
             new = {"version": len(updates), "now": now, "iterations": iterations}
             begun.append(begin(clients, i, done, **new))
             heapq.heappush(events, (begun[-1].arrival, i, begun[-1]))
             continue
-        if isinstance(done, Task):
-            busy.remove(i)
-            if not done.lost:
-                arrived.append(done)
-            if len(arrived) == buffer:
-                updates.append(Update(now, arrived))
-                arrived = []
-        for start, client, number in following(now, i, busy):
-            heapq.heappush(events, (start, client, number))
-            busy |= {client} - {-1}
-    return make_simulation(updates, begun, buffer, everyone, end, iterations)
+        free = [i]
+        if i >= 0:
+            free, later = ended(now, done if isinstance(done, Task) else None)
+            if later is not None:
+                heapq.heappush(events, (later, look, 0))
+        busy -= {*free}
+        for who in free:
+            for start, client, number in following(now, who, busy):
+                heapq.heappush(events, (start, client, number))
+                busy |= {client} - {-1}
+    return begun
 
 
 # (ticks, who has delivered or −1, those at work) -> (when, who follows, number of its
@@ -125,7 +161,7 @@ def fedbuff(
 _Following = Callable[[Ticks, int, set[int]], list[tuple[Ticks, int, int]]]
 
 
-def following_of(cohorts: Cohorts) -> _Following:
+def _following(cohorts: Cohorts) -> _Following:
     """Who begins after a delivery: the same client, or of cohorts one that is drawn."""
     everyone = cohorts.everyone
     return _the_same(everyone) if everyone else _drawn(cohorts)

@@ -13,13 +13,14 @@ Semi-Asynchronous Communication", ICPADS 2020.
 import collections
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening
 from tsfl_jax.timeline.events import quota_of
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, finish
+from tsfl_jax.timeline.semi_async import who_begin
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (
@@ -66,7 +67,7 @@ def cached(
     quota = quota_of(fraction, cohorts.size)
     updates: list[Update] = []
     begun: list[Task] = []  # without those that are held
-    numbers: collections.Counter[int] = collections.Counter()  # of the next tasks
+    numbers: dict[int, Iterator[int]] = collections.defaultdict(itertools.count)
     held: dict[int, Task] = {}  # by client: at work, or cached
     now, idle = 0, 0
     for number in itertools.count():
@@ -74,11 +75,9 @@ def cached(
         if now > end or idle == cohorts.patience:
             break
         new = {"version": len(updates), "now": now, "iterations": iterations}
-        # Who has been offline until now has not begun, and downloads what is newest.
-        again = {i for i, task in held.items() if task.start > now}
-        asked = {i for i in ask(cohorts, number, now) if i not in held}
-        for i in sorted(asked | again):
-            held[i] = begin(cohorts.fleet, i, numbers[i], **new)
+        ids = ask(cohorts, number, now)
+        for i, k in who_begin(held, ids, numbers, now).items():
+            held[i] = begin(cohorts.fleet, i, k, **new)
         selected = _selected(held.values(), quota, len(updates) - lag, rng)
         ended = [_uploaded(cohorts.fleet, task, now) for task in selected]
         idle = 0 if ended else idle + 1
@@ -87,7 +86,6 @@ def cached(
             break
         for task in ended:
             del held[task.client]
-            numbers[task.client] += 1
         begun += ended
         add_round(updates, ended, now)
     begun += held.values()

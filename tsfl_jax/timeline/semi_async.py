@@ -72,7 +72,7 @@ def safa(
         begun += _give_up(flying, version - lag, now)
         ids = ask(cohorts, number, now)
         new = {"version": version, "now": now, "iterations": iterations}
-        for i, k in _who_begin(flying, ids, numbers, now).items():
+        for i, k in who_begin(flying, ids, numbers, now).items():
             flying[i] = begin(cohorts.fleet, i, k, **new)
         ended, picks, now = _next_round(flying, quota, now, picked)
         idle = 0 if ended else idle + 1
@@ -106,7 +106,7 @@ def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:
     return [flying.pop(task.client)._replace(stop=now) for task in late]
 
 
-def _who_begin(
+def who_begin(
     flying: dict[int, Task],
     ids: Sequence[int],
     numbers: dict[int, Iterator[int]],

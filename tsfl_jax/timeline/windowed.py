@@ -9,10 +9,8 @@ Source: G. Shi, L. Li, J. Wang, W. Chen, K. Ye, C. Xu, "HySync: Hybrid Federated
 Learning with Effective Synchronization", HPCC 2020.
 """
 
-import heapq
-
 from tsfl_jax.timeline import ticks
-from tsfl_jax.timeline.asynchronous import following_of
+from tsfl_jax.timeline.asynchronous import Ended, run_arrivals
 from tsfl_jax.timeline.cohort import Cohorts, given
 from tsfl_jax.timeline.fleet import Fleet
 from tsfl_jax.timeline.settings import check
@@ -22,7 +20,6 @@ from tsfl_jax.timeline.trace import (
     Task,
     Update,
     add_round,
-    begin,
     make_simulation,
 )
 
@@ -48,34 +45,20 @@ def hysync(
     """
     check("timeline.window", window)
     cohorts, end = given(fleet, horizon, iterations)
-    clients, everyone, length = cohorts.fleet, cohorts.everyone, ticks.of(window)
-    following = following_of(cohorts)
+    length = ticks.of(window)
     updates: list[Update] = []
     waiting: list[Task] = []
-    begun: list[Task] = []
-    # As in `fedbuff`; N is the end of a window, after all that arrive at that moment.
-    close = clients.clients
-    events: list[tuple[Ticks, int, Task | int]] = [(0, -1, 0)]
-    busy: set[int] = set()
-    while events and events[0][0] <= end:
-        now, i, done = heapq.heappop(events)
-        free = [i]
-        if i == close:
+
+    def ended(now: Ticks, task: Task | None) -> Ended:
+        if task is None:  # the end of the window
             add_round(updates, waiting, now)
-            free, waiting = [task.client for task in waiting], []
-        elif i >= 0 and isinstance(done, int):
-            new = {"version": len(updates), "now": now, "iterations": iterations}
-            begun.append(begin(clients, i, done, **new))
-            heapq.heappush(events, (begun[-1].arrival, i, begun[-1]))
-            continue
-        elif isinstance(done, Task) and not done.lost:
-            if not waiting:
-                heapq.heappush(events, (now + length, close, 0))
-            waiting.append(done)
-            continue
-        busy -= set(free)
-        for who in free:
-            for start, client, number in following(now, who, busy):
-                heapq.heappush(events, (start, client, number))
-                busy |= {client} - {-1}
-    return make_simulation(updates, begun, 0, everyone, end, iterations)
+            free = [task.client for task in waiting]
+            waiting.clear()
+            return free, None
+        if task.lost:
+            return [task.client], None
+        waiting.append(task)
+        return [], now + length if len(waiting) == 1 else None
+
+    begun = run_arrivals(cohorts, end, iterations, updates, ended)
+    return make_simulation(updates, begun, 0, cohorts.everyone, end, iterations)

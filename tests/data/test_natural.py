@@ -287,6 +287,127 @@ def test_a_missing_column_or_package_is_named(tmp_path, monkeypatch):
         load("hugging_face", tmp_path)
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_class_may_be_in_the_test_part_only(tmp_path, name):
+    WRITERS[name](tmp_path, {"train": TRAIN, "test": {"a": ([[0.5, 0.5]], [4])}})
+    got = load(name, tmp_path)
+    assert got.num_classes == 5 and got.y_test.tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x": 3, "y": [0, 1]},
+        {"x": "ab", "y": [0, 1]},
+        {"x": {"0": 1, "1": 2}, "y": [0, 1]},
+        {"x": [[10**400, 1], [1, 2]], "y": [0, 1]},
+        {"x": [[1, 2], [3, 4]], "y": [None, 1]},
+        {"x": ["a", None], "y": ["a", "b"]},
+        {"x": ["00/1.jpg", "00/2.jpg"], "y": [0, 1]},
+    ],
+)
+def test_wrong_types_in_leaf_are_one_line(tmp_path, change):
+    write_leaf(tmp_path, {"train": {"a": ([[1, 2]] * 2, [0, 1])}, "test": TEST})
+    for path in tmp_path.glob("*/*.json"):
+        numbers = {"users": ["a"], "num_samples": [2], "user_data": {"a": change}}
+        path.write_text(json.dumps(numbers))
+    with pytest.raises(UserError, match="expected"):
+        load("leaf", tmp_path)
+
+
+@pytest.mark.parametrize("change", [("[2, 1]", "[Infinity, 1]"), ("{", "[" * 10**5)])
+def test_endless_numbers_and_nesting_in_json_are_one_line(tmp_path, change):
+    write_leaf(tmp_path, {"train": TRAIN, "test": TEST})
+    path = next((tmp_path / "train").glob("*.json"))
+    path.write_text(path.read_text().replace(*change))
+    with pytest.raises(UserError, match="expected"):
+        load("leaf", tmp_path)
+
+
+def test_labels_of_text_are_one_token(tmp_path):
+    users = {"a": (["good one", "bad one"], ["good", "bad"])}
+    write_leaf(tmp_path, {part: users for part in PARTS})
+    assert load("leaf", tmp_path, tokens="words").y_train.tolist() == [5, 4]
+    with pytest.raises(UserError, match="the label 'good' is not one token"):
+        load("leaf", tmp_path)
+
+
+@pytest.mark.parametrize("how", ["link", "soft link", "external", "virtual"])
+def test_an_hdf5_file_reads_no_other_file(tmp_path, how):
+    WRITERS["tff"](tmp_path, {"train": TRAIN, "test": TEST})
+    values = np.zeros((1, 2), np.float32)
+    (tmp_path / "raw").write_bytes(values.tobytes())
+    with h5py.File(tmp_path / "other", "w") as file:
+        file["v"] = values
+    with h5py.File(tmp_path / "fed_emnist_train.h5", "a") as file:
+        user = file["examples/b"]
+        del user["pixels"]
+        if how == "external":
+            raw = [(str(tmp_path / "raw"), 0, 8)]
+            user.create_dataset("pixels", (1, 2), "f4", external=raw)
+        elif how == "virtual":
+            layout = h5py.VirtualLayout((1, 2), "f4")
+            layout[:] = h5py.VirtualSource(tmp_path / "other", "v", (1, 2))
+            user.create_virtual_dataset("pixels", layout)
+        else:
+            file["l"] = user["pixels"] = h5py.ExternalLink("other", "/v")
+            if how == "soft link":
+                del user["pixels"]
+                user["pixels"] = h5py.SoftLink("/l")
+    with pytest.raises(UserError, match="is in another file"):
+        load("tff", tmp_path)
+
+
+def test_names_and_labels_of_tff_that_do_not_fit_are_one_line(tmp_path):
+    WRITERS["tff"](tmp_path, {"train": TRAIN, "test": TEST})
+    path = tmp_path / "fed_emnist_train.h5"
+    whole = path.read_bytes()
+    with h5py.File(path, "a") as file:
+        group = h5py.Group(h5py.h5g.create(file["examples"].id, b"caf\xe9"))
+        group["pixels"], group["label"] = np.zeros((1, 2), np.float32), [0]
+    with pytest.raises(UserError, match="'utf-8' codec"):
+        load("tff", tmp_path)
+    path.write_bytes(whole)
+    with h5py.File(path, "a") as file:  # three labels, as many as samples
+        for user, labels in (("a", [0]), ("b", [1, 2])):
+            del file[f"examples/{user}/label"]
+            file[f"examples/{user}/label"] = labels
+    with pytest.raises(UserError, match="client a: expected a label per sample"):
+        load("tff", tmp_path)
+
+
+SHORT = msgpack.ExtType(1, msgpack.packb(((2, 2),)))
+VIEW = """CREATE VIEW federated_data AS WITH RECURSIVE t(n) AS (
+SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT n AS client_id, n AS data, n AS
+num_examples FROM t"""
+
+
+@pytest.mark.parametrize(
+    "statements, said",
+    [
+        ([("UPDATE federated_data SET data = ?", SHORT)], "cannot be read"),
+        # Three of them, as many as samples.
+        (
+            [
+                ("UPDATE federated_data SET num_examples = 3 - num_examples", None),
+            ],
+            "client b'a' has not num_examples=1",
+        ),
+        ([("DROP TABLE federated_data", None), (VIEW, None)], "no such table"),
+    ],
+)
+def test_a_wrong_table_of_fedjax_is_one_line(tmp_path, statements, said):
+    WRITERS["fedjax"](tmp_path, {"train": TRAIN, "test": TEST})
+    file = sqlite3.connect(tmp_path / "federated_emnist_train.sqlite")
+    for statement, packed in statements:
+        pixels = zlib.compress(msgpack.packb({"pixels": packed, "label": packed}))
+        file.execute(statement, (pixels,) if packed else ())
+    file.commit()
+    file.close()
+    with pytest.raises(UserError, match=said):
+        load("fedjax", tmp_path)
+
+
 def settings(folder, **changes):
     return replace(
         Config(),
@@ -356,5 +477,5 @@ def test_ragged_and_miscounted_users_of_leaf_are_one_line(tmp_path):
         with pytest.raises(UserError, match=said):
             load("leaf", tmp_path)
     path.write_text(whole.replace("[1.0, 0.25]", "[1.0]"))
-    with pytest.raises(UserError, match="samples of user a differ"):
+    with pytest.raises(UserError, match="user a: cannot be read .*one kind"):
         load("leaf", tmp_path)

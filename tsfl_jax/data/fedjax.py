@@ -17,7 +17,7 @@ import numpy as np
 
 from tsfl_jax.data import natural
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.types import Dataset
 
 _NUMBERS, _BYTES = 1, 4
 
@@ -56,21 +56,19 @@ def _samples(settings: DataConfig, path: pathlib.Path) -> natural.Samples:
             return [one.decode() for one in content[0]]
         raise ValueError(f"extension {code}")
 
-    x, y, client, label = [], [], [], ""
-    try:
-        query = "SELECT client_id, data, num_examples FROM federated_data"
+    query = "SELECT client_id, data, num_examples FROM federated_data"
+    kind = "SELECT type FROM sqlite_master WHERE name = 'federated_data'"
+    parts = []
+    with natural.reading(path, "an SQLite file with FedJAX's table federated_data"):
         file = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         with contextlib.closing(file):
+            if file.execute(kind).fetchone() != ("table",):
+                raise ValueError("no such table")  # a view may be endless
             for user, packed, number in file.execute(f"{query} ORDER BY client_id"):
-                held = msgpack.unpackb(zlib.decompress(packed), ext_hook=array)
-                sample, label = natural.columns(settings, [*held], path)
-                x.append(held[sample])
-                y += [held[label].reshape(-1)] if label else []
-                client += [user.decode()] * number
-    except UserError:
-        raise
-    except (sqlite3.Error, zlib.error, ValueError, TypeError, AttributeError) as error:
-        expected = "an SQLite file with FedJAX's table federated_data"
-        raise natural.unreadable(path, error, expected) from error
-    labels = natural.joined(y, path) if label else None
-    return natural.Samples(natural.joined(x, path), labels, client)
+                features = msgpack.unpackb(zlib.decompress(packed), ext_hook=array)
+                sample, label = natural.columns(settings, [*features], path)
+                if len(features[sample]) != number:
+                    raise ValueError(f"client {user} has not num_examples={number}")
+                y = features[label].reshape(-1) if label else None
+                parts.append((user, features[sample], y))
+        return natural.of_clients(parts, path)

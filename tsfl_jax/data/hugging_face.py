@@ -1,11 +1,13 @@
 """Data sets of Hugging Face as files: from save_to_disk, or Parquet as on the Hub.
 
-`save_to_disk` makes a folder for each of train and test, with Arrow streams
-(data-00000-of-00001.arrow); the Hub has Parquet files whose names begin with train and
-test, mostly in a folder data. One column names the client of each sample.
+`save_to_disk` makes a folder for each of train and test, with Arrow streams that its
+state.json names. The Hub has Parquet files, train-00000-of-00001.parquet or, as it
+converts them, train/0000.parquet; mostly in a folder, data or the configuration's name.
+One column names the client of each sample.
 """
 
 import io
+import json
 import pathlib
 from typing import Any
 
@@ -15,7 +17,11 @@ from tsfl_jax.data import natural
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import Dataset, UserError
 
-_LAYOUT = "train/*.arrow of save_to_disk, or Parquet files train*.parquet"
+_PARTS = ("train", "test")
+_LAYOUTS = ("{}/*.arrow", "{}/*.parquet", "{}*.parquet")
+_LAYOUT = "train/*.arrow of save_to_disk, train*.parquet or train/*.parquet"
+# What PIL makes of an image without loss, by its mode; alpha and 16 bits need a choice.
+_MODES = {"L": "L", "1": "L", "RGB": "RGB", "P": "RGB"}
 
 
 def read(settings: DataConfig, seed: int = 0) -> Dataset:
@@ -33,57 +39,84 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     """
     del seed
     folder = natural.folder(settings, _LAYOUT)
-    train, test = (_samples(settings, folder, part) for part in ("train", "test"))
-    if train is None:
-        raise UserError(f"--config.data.dir={folder}: expected {_LAYOUT}")
-    return natural.dataset(settings, folder, train, test)
+    subfolders = [p for p in sorted(folder.glob("*/")) if p.name not in _PARTS]
+    layouts = [
+        [_files(base, pattern.format(part)) for part in _PARTS]
+        for base in (folder, *subfolders)
+        for pattern in _LAYOUTS
+    ]
+    layouts = [layout for layout in layouts if any(layout)]
+    if len(layouts) != 1 or not layouts[0][0]:
+        names = [str(sum(layout, [])[0].relative_to(folder)) for layout in layouts]
+        raise UserError(
+            f"--config.data.dir={folder}: expected one of {_LAYOUT}, got "
+            f"{', '.join(names) or 'none'}; of several, name the subfolder of one"
+        )
+    train, test = layouts[0]
+    test_samples = _samples(settings, test) if test else None
+    return natural.dataset(settings, folder, _samples(settings, train), test_samples)
 
 
-def _samples(
-    settings: DataConfig, folder: pathlib.Path, part: str
-) -> natural.Samples | None:
-    """The samples of a part; None: there is no such part."""
+def _files(base: pathlib.Path, pattern: str) -> list[pathlib.Path]:
+    """The files of a part; beside those of save_to_disk may be cache-*.arrow."""
+    paths = sorted(base.glob(pattern))
+    state = (base / pattern).parent / "state.json"
+    if not pattern.endswith(".arrow") or not state.is_file():
+        return paths
+    with natural.reading(state, "_data_files of save_to_disk"):
+        entries = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
+        return [state.parent / pathlib.Path(f["filename"]).name for f in entries]
+
+
+def _samples(settings: DataConfig, files: list[pathlib.Path]) -> natural.Samples:
+    tables = [_table(path) for path in files]
+    names = natural.columns(settings, tables[0].column_names, files[0], client=True)
+
+    def column(name: str) -> Any:
+        pairs = zip(files, tables, strict=True)
+        values = [_values(path, name, table) for path, table in pairs if table.num_rows]
+        return natural.joined(values, f"{files[0].parent}: column {name}")
+
+    columns: list[Any] = [column(name) if name else None for name in names]
+    return natural.Samples(*columns)
+
+
+def _table(path: pathlib.Path) -> Any:
     pa = natural.package("pyarrow", "--config.data.name=hugging_face")
     parquet = natural.package("pyarrow.parquet", "--config.data.name=hugging_face")
-    # Parts of save_to_disk, then those of the Hub, below its folder or beside it.
-    patterns = (f"{part}/*.arrow", f"{part}*.parquet", f"data/{part}*.parquet")
-    files = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
-    read = []
-    for path in files:
-        try:
-            if path.suffix == ".parquet":
-                read.append(parquet.read_table(path))
-            else:
-                with pa.memory_map(str(path)) as source:
-                    read.append(pa.ipc.open_stream(source).read_all())
-        except (OSError, pa.ArrowException) as error:
-            expected = "an Arrow stream or a Parquet file"
-            raise natural.unreadable(path, error, expected) from error
-    if not files:
-        return None
-    names = natural.columns(settings, read[0].column_names, files[0], client=True)
-    x, y, client = (
-        natural.joined([_values(table[name]) for table in read], files[0])
-        if name
-        else None
-        for name in names
-    )
-    assert x is not None and client is not None
-    return natural.Samples(x, y, client)
+    with natural.reading(path, "an Arrow stream or a Parquet file"):
+        if path.suffix == ".parquet":
+            return parquet.read_table(path)
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_stream(source).read_all()
+        table.validate(full=True)  # damaged offsets would end the process
+        return table
 
 
-def _values(column: Any) -> Any:
+def _values(path: pathlib.Path, name: str, table: Any) -> Any:
     """A column as an array, as texts, or as decoded images."""
-    values = column.to_pylist()
-    if values and isinstance(values[0], dict):  # an image: {"bytes": …, "path": …}
-        image = natural.package("PIL.Image", "--config.data.name=hugging_face")
+    expected = "values of one shape without null; images of one size and mode"
+    with natural.reading(f"{path}: column {name}", expected):
+        if table[name].null_count:
+            raise ValueError(f"{table[name].null_count} values are null")
+        values = table[name].to_pylist()
+        if isinstance(values[0], dict):  # an image: {"bytes": …, "path": …}
+            return np.stack([_image(value) for value in values])
+        if isinstance(values[0], str | bytes):
+            return values
+        array = np.asarray(values)
+        # Pixels as lists of whole numbers, of a column of nested lists.
+        if array.ndim < 3 or array.dtype.kind != "i" or array.min() < 0:
+            return array
+        return array.astype(np.uint8) if array.max() <= 255 else array
 
-        return np.stack(
-            [np.asarray(image.open(io.BytesIO(v["bytes"]))) for v in values]
-        )
-    found = values if values and isinstance(values[0], str) else np.asarray(values)
-    # Pixels as lists of whole numbers, of a column of nested lists.
-    images = (
-        isinstance(found, np.ndarray) and found.ndim > 2 and found.dtype.kind == "i"
-    )
-    return found.astype(np.uint8) if images else found
+
+def _image(value: dict[str, Any]) -> np.ndarray:
+    """The pixels of an image, uint8 [H, W] or [H, W, 3]."""
+    pil = natural.package("PIL.Image", "--config.data.name=hugging_face")
+    if not value.get("bytes"):
+        raise ValueError("an image without bytes, such as one with a path only")
+    image = pil.open(io.BytesIO(value["bytes"]))
+    if image.mode not in _MODES or (image.mode == "P" and "transparency" in image.info):
+        raise ValueError(f"an image of mode {image.mode}; convert it to L or RGB")
+    return np.asarray(image.convert(_MODES[image.mode]))

@@ -39,46 +39,33 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
 
 
 def _samples(folder: pathlib.Path) -> natural.Samples:
-    x, y, client = [], [], []
+    parts = []
     for path in sorted(folder.glob("*.json")):
-        for user, number, data in _users(path):
-            pair = data["x"], data["y"]
-            if not len(pair[0]) == len(pair[1]) == number:
-                raise UserError(
-                    f"{path}: user {user} has {len(pair[0])} x and {len(pair[1])} y; "
-                    f"expected {number}, as in num_samples"
-                )
-            if not number:
-                continue
-            try:
-                x.append(_values(pair[0]))
-                y.append(_values(pair[1]))
-            except (ValueError, TypeError, IndexError) as error:
-                raise UserError(
-                    f"{path}: the samples of user {user} differ ({error})"
-                ) from error
-            client += [user] * number
-    if not client:
+        with natural.reading(path, "LEAF's users, num_samples and user_data"):
+            parts += _users(path)
+    if not parts:
         raise UserError(f"{folder}: no .json file with samples; expected {_LAYOUT}")
-    samples, labels = natural.joined(x, folder), natural.joined(y, folder)
-    if np.shape(samples)[1:] == (784,):
-        samples = np.reshape(samples, (-1, 28, 28, 1))
-    return natural.Samples(samples, labels, client)
+    samples = natural.of_clients(parts, folder)
+    if np.shape(samples.x)[1:] == (784,):
+        return samples._replace(x=np.reshape(samples.x, (-1, 28, 28, 1)))
+    return samples
 
 
-def _users(path: pathlib.Path) -> list[tuple[str, int, dict[str, Any]]]:
-    """Name, number of samples and data of each user of a file."""
-    try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        users, data = held["users"], held["user_data"]
-        pairs = zip(users, held["num_samples"], strict=True)
-        found = [(str(user), int(number), data[user]) for user, number in pairs]
-        if not all({"x", "y"} <= {*of_user} for _, _, of_user in found):
-            raise KeyError("no x or y")
-        return found
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        expected = "LEAF's users, num_samples and user_data"
-        raise natural.unreadable(path, error, expected) from error
+def _users(path: pathlib.Path) -> list[tuple[str, Any, Any]]:
+    """Name, samples and labels of each user of a file who has some."""
+    parts, content = [], json.loads(path.read_text(encoding="utf-8"))
+    for user, number in zip(content["users"], content["num_samples"], strict=True):
+        x, y = (content["user_data"][user].get(key) for key in ("x", "y"))
+        if not isinstance(x, list) or not isinstance(y, list):
+            raise TypeError(f"no x or y of user {user}, or not a list")
+        if not len(x) == len(y) == number:
+            raise UserError(
+                f"{path}: user {user} has {len(x)} x and {len(y)} y; expected "
+                f"{number}, as in num_samples"
+            )
+        with natural.reading(f"{path}: user {user}", "samples of one kind and shape"):
+            parts += [(user, _values(x), _values(y))] if number else []
+    return parts
 
 
 def _values(values: list[Any]) -> np.ndarray | list[str]:
@@ -89,5 +76,5 @@ def _values(values: list[Any]) -> np.ndarray | list[str]:
     if isinstance(first, str):
         return values
     # Numbers as text have no decimal point where they are whole: 0 and 1 of an image.
-    found = np.array(values)
-    return found.astype(np.float32) if found.ndim > 1 else found
+    array = np.array(values)
+    return array.astype(np.float32) if array.ndim > 1 else array

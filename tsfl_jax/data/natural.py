@@ -4,10 +4,11 @@ What the readers of formats share. A reader gives the `Samples` of its files; he
 become a `Dataset`: text becomes tokens, names of clients become numbers.
 """
 
+import contextlib
 import glob
 import importlib
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,10 +81,17 @@ def package(name: str, what: str) -> Any:
         ) from error
 
 
-def unreadable(path: pathlib.Path, error: BaseException, expected: str) -> UserError:
-    """One line on a file that is damaged or of another format."""
-    reason = one_line(error, 200)
-    return UserError(f"{path}: cannot be read ({reason}); expected {expected}")
+@contextlib.contextmanager
+def reading(where: object, expected: str) -> Iterator[None]:
+    """Report in one line that a file is damaged or of another format."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # parsers of untrusted bytes have no common exception
+        reason = one_line(error, 200)
+        message = f"{where}: cannot be read ({reason}); expected {expected}"
+        raise UserError(message) from error
 
 
 def columns(
@@ -120,15 +128,28 @@ def joined(parts: list[Any], where: object) -> np.ndarray | list[str]:
     """What several clients or files hold, as one array, or as one list of texts."""
     if not parts:
         raise UserError(f"{where}: no samples")
-    if not isinstance(parts[0], list):
-        parts = [np.asarray(part) for part in parts]
-        if parts[0].dtype.kind not in "OSU":
-            try:
+    with reading(where, "numbers of one shape, or texts"):
+        if not isinstance(parts[0], list):
+            parts = [np.asarray(part) for part in parts]
+            if parts[0].dtype.kind not in "OSU":
                 return np.concatenate(parts)
-            except ValueError as error:
-                raise UserError(f"{where}: samples differ ({error})") from error
-    flat = [one for part in parts for one in part]
-    return [one.decode() if isinstance(one, bytes) else str(one) for one in flat]
+        texts = [text for part in parts for text in part]
+        # str.__str__ refuses what is no text, such as null.
+        return [t.decode() if isinstance(t, bytes) else str.__str__(t) for t in texts]
+
+
+def of_clients(parts: list[tuple[Any, Any, Any]], where: object) -> Samples:
+    """The samples of clients, from name, x and y of each; y None: no labels."""
+    has_labels = bool(parts) and parts[0][2] is not None
+    for client, x, y in parts:
+        if (y is not None) != has_labels or has_labels and len(y) != len(x):
+            raise UserError(
+                f"{where}: client {client}: expected a label per sample, or none at all"
+            )
+    samples = joined([x for _, x, _ in parts], where)
+    labels = joined([y for _, _, y in parts], where) if has_labels else None
+    names = joined([[client] * len(x) for client, x, _ in parts], where)
+    return Samples(samples, labels, [*names])
 
 
 def dataset(
@@ -156,8 +177,16 @@ def dataset(
     if test is None:
         held = _tenth(np.asarray(train.client))
         train, test = _some(train, ~held), _some(train, held)
+    if (type(train.x), type(train.y)) != (type(test.x), type(test.y)):
+        raise UserError(
+            f"{where}: expected texts, and labels, in both train and test or neither"
+        )
     made, classes = [train, test], 0
     if isinstance(train.x, list):
+        if all(sample.endswith((".jpg", ".jpeg", ".png")) for sample in train.x):
+            raise UserError(
+                f"{where}: {train.x[0]!r} is a file's name; expected images or text"
+            )
         labels = train.y if isinstance(train.y, list) else []
         texts, S = [*train.x, *labels], settings.length
         known = text.vocabulary(texts, settings.tokens, settings.vocabulary)
@@ -166,6 +195,10 @@ def dataset(
             classes = text.RESERVED + len(known)
     elif train.y is None:
         raise UserError(f"{where}: samples without labels are expected to be text")
+    # A class may be in the test part only.
+    labels = np.concatenate([np.asarray(part.y).ravel() for part in made])
+    if not classes and labels.dtype.kind in "iuf" and np.isfinite(labels).all():
+        classes = int(labels.max(initial=0)) + 1
     parts = (made[0].x, made[0].y, made[1].x, made[1].y)
     clients = {"client": made[0].client, "test_client": made[1].client}
     name = f"{settings.name}({where.resolve().name})"
@@ -181,6 +214,12 @@ def _tokens(part: Samples, known: dict[str, int], tokens: str, S: int) -> Sample
         y = x[np.arange(len(x)), real - 1]  # only for the mix of labels
         return Samples(x, y, np.asarray(part.client)[source])
     if isinstance(labels, list):
+        wrong = [label for label in labels if len(text.split(label, tokens)) != 1]
+        if wrong:
+            raise UserError(
+                f"--config.data.tokens={tokens}: the label {wrong[0]!r} is not one "
+                "token; expected the next one, or numbers of classes"
+            )
         labels = np.array([known.get(label, text.UNKNOWN) for label in labels])
     return Samples(text.rows(texts, known, tokens, S), labels, part.client)
 

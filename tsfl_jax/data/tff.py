@@ -6,10 +6,14 @@ and label of CIFAR-100, snippets of Shakespeare, tokens of Stack Overflow.
 """
 
 import pathlib
+from typing import Any
 
+import numpy as np
+
+from tsfl_jax import host_memory
 from tsfl_jax.data import natural
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.types import Dataset
 
 
 def read(settings: DataConfig, seed: int = 0) -> Dataset:
@@ -37,20 +41,19 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
 
 def _samples(settings: DataConfig, path: pathlib.Path) -> natural.Samples:
     h5py = natural.package("h5py", "--config.data.name=tff")
-    x, y, client, label = [], [], [], ""
-    try:
-        with h5py.File(path, "r") as file:
-            examples = file["examples"]
-            for user in examples:
-                held = examples[user]
-                sample, label = natural.columns(settings, [*held], path)
-                x.append(held[sample][()])
-                y += [held[label][()].reshape(-1)] if label else []
-                client += [user] * len(x[-1])
-    except UserError:
-        raise
-    except (OSError, KeyError, TypeError, AttributeError) as error:
-        expected = "an HDF5 file with /examples/CLIENT/FEATURE"
-        raise natural.unreadable(path, error, expected) from error
-    labels = natural.joined(y, path) if label else None
-    return natural.Samples(natural.joined(x, path), labels, client)
+    expected = "an HDF5 file with /examples/CLIENT/FEATURE"
+    with natural.reading(path, expected), h5py.File(path, "r") as file:
+        parts = []
+        for user, group in file["examples"].items():
+            sample, label = natural.columns(settings, [*group], path)
+            y = _values(file, group[label]).reshape(-1) if label else None
+            parts.append((user, _values(file, group[sample]), y))
+        return natural.of_clients(parts, path)
+
+
+def _values(file: Any, feature: Any) -> np.ndarray:
+    """The values of a feature, which are all in this file."""
+    if feature.external or feature.is_virtual or feature.file.filename != file.filename:
+        raise ValueError(f"{feature.name} is in another file")
+    host_memory.require(file.filename, feature.nbytes, f"shape {feature.shape}")
+    return feature[()]

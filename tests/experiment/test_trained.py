@@ -1,12 +1,19 @@
 """Runs that start from trained parameters, and runs that go on longer than begun."""
 
+import functools
+import os
+import shutil
+import subprocess
+import sys
+
 import chex
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint
 import pytest
-from flax import serialization, traverse_util
+from flax import nnx, serialization, traverse_util
 
 import tsfl_jax
 from tsfl_jax.experiment import trained
@@ -78,6 +85,136 @@ def test_lanes_of_a_sweep_start_from_their_own_files(params, tmp_path):
         config.model.params = point["model.params"]
         alone = tsfl_jax.simulate(config).history["test_loss"]
         np.testing.assert_array_equal(swept.history["test_loss"][lane], alone)
+
+
+class Normalized(nnx.Module):
+    """Parameters, batch statistics and a random stream."""
+
+    def __init__(self, rngs):
+        self.last = nnx.Linear(64, 10, rngs=rngs)
+        self.norm = nnx.BatchNorm(10, rngs=rngs)
+        self.dropout = nnx.Dropout(0.1, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(self.last(x.reshape(len(x), -1))))
+
+
+def test_a_run_starts_from_a_state_of_nnx(tmp_path):
+    """A state and its Orbax folder give the bits of the module as it stands."""
+    module = Normalized(nnx.Rngs(7))
+    module.norm.mean[...] = jnp.arange(10.0)
+    state = nnx.state(module)
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+    config, longer = config_of(num_intervals=1, lr=1e-30), config_of(num_intervals=1)
+    config.model.hidden = longer.model.hidden = tsfl_jax.Config().model.hidden
+    run = functools.partial(tsfl_jax.simulate, model=Normalized)
+    alone = tsfl_jax.simulate(config, model=module).params
+    apart = {"params": nnx.state(module, nnx.Param)}
+    apart["state"] = nnx.state(module, nnx.Not(nnx.Param))
+    given = {"whole": state, "module": module, "pure": nnx.to_pure_dict(state)}
+    for name, params in (given | {"apart": apart}).items():
+        assert equal(run(config, params=params).params, alone), name
+    config.model.params = str(tmp_path / "state")
+    result = run(config)
+    assert equal(result.params, alone)
+    # What a run ends with is what the next one, and a module, start from.
+    moved = run(longer, params=state).params
+    nnx.update(module, moved["params"])
+    nnx.update(module, moved["state"])
+    once, again = (run(longer, params=p).params for p in (moved, nnx.state(module)))
+    assert equal(once, again) and not equal(moved, again)
+
+
+def managed(folder, **items):
+    """Steps 2 and 10 of a `CheckpointManager`, and one that was never finished."""
+    with orbax.checkpoint.CheckpointManager(folder) as manager:
+        for step in (2, 10):
+            args = {
+                name: orbax.checkpoint.args.StandardSave(
+                    {"w": np.full(2, step + place)}
+                )
+                for place, name in enumerate(items)
+            }
+            settings = orbax.checkpoint.args.JsonSave({"lr": 0.1})
+            composite = orbax.checkpoint.args.Composite(settings=settings, **args)
+            manager.save(step, args=composite)
+    shutil.copytree(folder / "2", folder / "11.orbax-checkpoint-tmp")
+
+
+def test_the_newest_finished_step_of_a_manager(tmp_path):
+    managed(tmp_path / "one", state=0)
+    managed(tmp_path / "two", params=0, ema=0)
+    for path in ("one", "one/10", "one/10/state", "two/10/params"):
+        assert trained.read(tmp_path / path)["w"].tolist() == [10, 10], path
+    assert trained.read(tmp_path / "one/2")["w"].tolist() == [2, 2]
+    with pytest.raises(UserError, match="10 holds ema, params; give the folder of one"):
+        trained.read(tmp_path / "two")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match="none: cannot be read"):
+        trained.read(tmp_path / "none")
+
+
+SAVE_SHARDED = """
+import sys, jax, numpy as np, orbax.checkpoint
+mesh = jax.make_mesh((2,), ("a",))
+spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a"))
+w = jax.device_put(np.arange(4.0, dtype=np.float32), spec)
+with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+    checkpointer.save(sys.argv[1], {"w": w})
+"""
+
+
+def test_a_folder_of_orbax_from_other_devices(tmp_path):
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    command = [sys.executable, "-c", SAVE_SHARDED, str(tmp_path / "w")]
+    subprocess.run(command, env=env, check=True, capture_output=True)
+    assert trained.read(tmp_path / "w")["w"].tolist() == [0, 1, 2, 3]
+
+
+VALUES = {
+    "complex": (np.full(5, 1 + 2j), r"\(1\+2j\) \(complex128\) at \[0\]; expected"),
+    "nan": (np.float32([0, 0, np.nan, 0, 0]), r"nan \(float32\) at \[2\]; expected"),
+    "infinite": (np.float32([0, 0, 0, 0, -np.inf]), r"-inf \(float32\) at \[4\]"),
+    "too large": (np.array([0, 1e39, 0, 0, 0]), r"1e\+39 \(float64\) at \[1\]"),
+    "text": (np.array(["a"] * 5), r"a \(<U1\) at \[0\]"),
+    "objects": (np.array([None] * 5), r"None \(object\) at \[0\]"),
+    "shapes": (jax.ShapeDtypeStruct((5,), np.float32), "ShapeDtypeStruct"),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_value_that_a_network_cannot_have_is_one_line(kind, params, tmp_path):
+    value, words = VALUES[kind]
+    wrong = {"params": dict(params["params"])}
+    wrong["params"]["Dense_0"] = params["params"]["Dense_0"] | {"bias": value}
+    words = f"params/Dense_0/bias holds {words}"
+    with pytest.raises(UserError, match=f"^params=: {words}") as error:
+        tsfl_jax.simulate(config_of(), params=wrong)
+    assert str(error.value).endswith("expected finite float32 numbers")
+    if value.dtype != object and kind != "shapes":
+        config = config_of()
+        config.model.params = str(tmp_path / "model.npz")
+        np.savez(config.model.params, **traverse_util.flatten_dict(wrong, sep="/"))
+        with pytest.raises(UserError, match=words):
+            tsfl_jax.simulate(config)
+
+
+def test_numbers_of_other_types_keep_their_values():
+    """Floats and integers become float32; a counter stays whole or is refused."""
+    shapes = {"params": {"w": np.zeros(2, np.float32)}, "state": {"n": np.int32(0)}}
+
+    def leaves(w, n):
+        variables = {"params": {"w": w}, "state": {"n": n}}
+        return jax.tree.leaves(trained.fitted(trained.named(variables), shapes, "x"))
+
+    for w in (jnp.bfloat16([3, -1]), np.array([3, -1]), np.float64([3, -1])):
+        vector, count = leaves(w, 2.0)
+        assert (vector.dtype, count.dtype) == (np.float32, np.int32)
+        assert (vector.tolist(), count.tolist()) == ([3, -1], 2)
+    for n in (2.5, 2**40):
+        with pytest.raises(UserError, match="x: state/n holds .*; expected int32 num"):
+            leaves(np.zeros(2), n)
 
 
 WRONG = {

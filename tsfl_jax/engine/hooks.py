@@ -45,7 +45,7 @@ class Step(NamedTuple):
 class Hooks(NamedTuple):
     """A user's own functions; pure, of JAX arrays, one client at a time."""
 
-    # (key, x [B, ...], y [B]) -> (x, y) of the same shapes and dtypes, in training only
+    # (key, x [B, ...], y [B, ...]) -> (x, y), same shapes and dtypes, in training only
     augment: Callable[[PRNGKey, Any, Any], tuple[Any, Any]] | None = None
     # The plain one: lambda step: step.apply(step.gradient(step.variables["params"]))
     client_step: Callable[[Step], Stepped] | None = None

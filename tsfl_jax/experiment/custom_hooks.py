@@ -7,6 +7,7 @@ import numpy as np
 
 from tsfl_jax import data, rng
 from tsfl_jax.config import SETTINGS
+from tsfl_jax.data import targets
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.engine.interval import History
@@ -24,7 +25,7 @@ class Own(NamedTuple):
     aggregator: Aggregator | None = None
     loss: Any = None  # (outputs [B, O], labels [B]) -> [B]
     metrics: Any = None  # functions like a loss, by name
-    augment: Any = None  # (key, x [B, ...], y [B]) -> (x, y)
+    augment: Any = None  # (key, x [B, ...], y [B, ...]) -> (x, y)
     client_step: Any = None  # `hooks.Step` -> `hooks.Stepped`
     partition: Any = None  # N lists of indices into the training samples
     sampler: Any = None  # of cohorts: `cohort.Draw` -> ids
@@ -53,9 +54,9 @@ def checked(own: Own, dataset: Dataset, batch_size: int) -> Hooks:
     """The hooks, each None or a function that can work; names of metrics are free.
 
     Args:
-      own: augment is (key, x ``[B, ...]``, y ``[B]``) → (x, y) of the same shapes and
-        dtypes, client_step `hooks.Step` → `hooks.Stepped`.
-      dataset: for the shape of a sample.
+      own: augment is (key, x ``[B, ...]``, y ``[B, ...]``) → (x, y) of the same shapes
+        and dtypes, client_step `hooks.Step` → `hooks.Stepped`.
+      dataset: for the shapes of a sample and of what the loss gets beside it.
       batch_size: B.
     """
     for name in _TAKEN & {*(own.metrics or ())}:
@@ -74,13 +75,16 @@ def checked(own: Own, dataset: Dataset, batch_size: int) -> Hooks:
     if augment is not None:
         shape = (batch_size, *dataset.x_train.shape[1:])
         x = jax.ShapeDtypeStruct(shape, input_dtype(dataset))
-        y = jax.ShapeDtypeStruct((batch_size,), np.int32)
+        learned = targets.of(dataset)[0]
+        y = jax.ShapeDtypeStruct((batch_size, *learned.shape[1:]), learned.dtype)
         key = jax.eval_shape(lambda: rng.key(0))
-        _, found = tracing.attempt("augment fails", expected, augment, key, x, y)
-        wanted, got = (
-            ", ".join(f"{a.dtype}{list(a.shape)}" for a in jax.tree.leaves(several))
-            for several in ((x, y), found)
-        )
-        if got != wanted:
-            raise UserError(f"augment gives {got} for {wanted}; {expected}")
+        _, pair = tracing.attempt("augment fails", expected, augment, key, x, y)
+        pair = tuple(pair) if isinstance(pair, list | tuple) else pair
+        kinds = [
+            str(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree))
+            for tree in (pair, (x, y))
+        ]
+        if kinds[0] != kinds[1]:
+            message = f"augment gives {kinds[0]} for {kinds[1]}; {expected}"
+            raise UserError(message.replace("'", ""))
     return Hooks(augment, client_step)

@@ -122,7 +122,7 @@ def simulate(
       aggregator: a rule of the user's own, instead of ``config.algorithm``.
       loss: (outputs ``[B, O]``, labels ``[B]``) → ``[B]``, instead of cross-entropy.
       metrics: functions like `loss`; means over the test set are in the history.
-      augment: (key, x ``[B, ...]``, y ``[B]``) → (x, y), in training.
+      augment: (key, x ``[B, ...]``, y ``[B, ...]``) → (x, y), in training.
       client_step: `Step` → `Stepped`, instead of a step of the optimizer.
       partition: N lists of indices into the training samples, instead of a drawn split.
       sampler: `timeline.cohort.Draw` → ids of the clients that are asked.

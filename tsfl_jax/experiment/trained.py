@@ -1,8 +1,9 @@
 """Parameters of an earlier training as w^0: files of several libraries, and the check.
 
-The order of the leaves does not matter, their names do: ``params/Dense_0/kernel``. A
-tree without collections is taken for the parameters; of a train state, its collections
-are taken and all else, such as an optimizer's state, is left out.
+The order of the leaves does not matter, their names do: ``params/Dense_0/kernel``. In a
+tree without collections, such as an nnx state, names belong to the collection where the
+network has them; of a train state, its collections are taken and all else, such as an
+optimizer's state, is left out.
 """
 
 import pathlib
@@ -21,7 +22,7 @@ from tsfl_jax.report.writer import library
 from tsfl_jax.types import Params, PRNGKey, UserError
 
 Named = dict[str, Any]  # arrays by path, {"params/Dense_0/kernel": array}
-_FILES = "a model.npz, .safetensors or .msgpack file, or the folder of an Orbax one"
+_FILES = "a model.npz, .safetensors or .msgpack file, or a folder of Orbax"
 
 
 def named(tree: Any) -> Named:
@@ -31,11 +32,37 @@ def named(tree: Any) -> Named:
     return {name.removesuffix("/value"): leaf for name, leaf in found.items()}
 
 
+def _from_orbax(path: pathlib.Path) -> Named:
+    """The arrays of a tree, or of the newest finished step of a `CheckpointManager`."""
+    orbax = library("orbax.checkpoint", "orbax")
+    step, utils = path.resolve(), orbax.utils
+    if not (step / "_METADATA").exists():
+        numbers = {
+            utils.step_from_checkpoint_name(folder.name): pathlib.Path(folder)
+            for folder in utils.checkpoint_steps_paths(step)
+        }
+        step = numbers[max(numbers)] if numbers else step
+    trees = [file.parent for file in sorted(step.glob("*/_METADATA"))] or [step]
+    if len(trees) > 1:
+        raise UserError(
+            f"--config.model.params={path}: {step} holds "
+            f"{', '.join(tree.name for tree in trees)}; give the folder of one"
+        )
+    checkpointer = orbax.PyTreeCheckpointer()
+    # As NumPy arrays: the devices that saved them may not be here.
+    restore_args = jax.tree.map(
+        lambda _: orbax.RestoreArgs(restore_type=np.ndarray),
+        checkpointer.metadata(trees[0]).item_metadata.tree,
+    )
+    return named(checkpointer.restore(trees[0], restore_args=restore_args))
+
+
 def read(path: pathlib.Path) -> Named:
     """The arrays of a file by path.
 
     Args:
-      path: a .npz file, .safetensors, the .msgpack of Flax, or a folder of Orbax.
+      path: a .npz file, .safetensors, the .msgpack of Flax, or a folder of Orbax: of a
+        tree, of one step, or of all steps of a `CheckpointManager`.
 
     Raises:
       UserError: no such file, none of these, damaged, or a library is missing.
@@ -46,8 +73,7 @@ def read(path: pathlib.Path) -> Named:
         return dict(files.read_arrays(path))
     try:
         if path.is_dir():
-            orbax = library("orbax.checkpoint", "orbax")
-            return named(orbax.PyTreeCheckpointer().restore(path.resolve()))
+            return _from_orbax(path)
         if path.suffix == ".safetensors":
             found = library("safetensors.numpy", "safetensors").load_file(path)
             return {name.replace(".", "/"): array for name, array in found.items()}
@@ -62,11 +88,29 @@ def read(path: pathlib.Path) -> Named:
     raise UserError(f"--config.model.params={path}: expected {_FILES}")
 
 
-def fitted(found: Named, shapes: Params, source: str) -> Params:
+def _value(leaf: Any, like: Any, where: str) -> np.ndarray:
+    """A leaf in the network's dtype, in which all of its numbers must be finite."""
+    value, is_float = np.asarray(leaf), jnp.issubdtype(like.dtype, jnp.inexact)
+    is_kept = np.zeros(value.shape, bool)
+    real = value.dtype.kind in "biuf" or jnp.issubdtype(value.dtype, jnp.floating)
+    if real or value.dtype == like.dtype:
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = value.astype(like.dtype)
+        is_kept = np.isfinite(cast) if is_float else cast == value
+        value = cast if is_kept.all() else value
+    for place in np.argwhere(~is_kept)[:1].tolist():
+        raise UserError(
+            f"{where} holds {value[tuple(place)]} ({value.dtype}) at {place}; expected "
+            f"{'finite ' if is_float else ''}{like.dtype} numbers"
+        )
+    return value
+
+
+def fitted(arrays: Named, shapes: Params, source: str) -> Params:
     """The variables of a network with these arrays.
 
     Args:
-      found: from `named` or `read`.
+      arrays: from `named` or `read`.
       shapes: the network's variables; arrays or their shapes.
       source: where they are from, for messages.
 
@@ -74,26 +118,34 @@ def fitted(found: Named, shapes: Params, source: str) -> Params:
       NumPy arrays in the network's structure and dtypes.
 
     Raises:
-      UserError: a path or shape differs, the first one in the network's order.
+      UserError: a path, shape or value differs, the first in the network's order.
     """
-    wanted = named(shapes)
-    collections = {name.split("/")[0] for name in wanted}
-    if "params" in collections and not any(n.startswith("params/") for n in found):
-        found = {f"params/{name}": array for name, array in found.items()}
-    found = {n: a for n, a in found.items() if n.split("/")[0] in collections}
-    for name, like in wanted.items():
-        if name not in found:
+    expected = named(shapes)
+    collections = {name.split("/")[0] for name in expected}
+    if "params" in collections and not any(n.startswith("params/") for n in arrays):
+        full = {name.partition("/")[2]: name for name in expected}
+        arrays = {full.get(n, f"params/{n}"): a for n, a in arrays.items()}
+    arrays = {n: a for n, a in arrays.items() if n.split("/")[0] in collections}
+    for name, like in expected.items():
+        if name not in arrays:
             raise UserError(
                 f"{source}: no {name}; the network has it, {list(like.shape)}"
             )
-        if np.shape(found[name]) != like.shape:
+        if np.shape(arrays[name]) != like.shape:
             raise UserError(
-                f"{source}: {name} is {list(np.shape(found[name]))}; in the network it "
-                f"is {list(like.shape)}"
+                f"{source}: {name} is {list(np.shape(arrays[name]))}; in the network "
+                f"it is {list(like.shape)}"
             )
-    if more := sorted(found.keys() - wanted.keys()):
-        raise UserError(f"{source}: the network has no {more[0]}")
-    leaves = [np.asarray(found[name], like.dtype) for name, like in wanted.items()]
+    # Random streams of nnx, which get new keys in every step.
+    starts = {n.removesuffix("key") for n in arrays if n.endswith("/key")}
+    starts = {start for start in starts if f"{start}count" in arrays}
+    streams = {f"{start}{part}" for start in starts for part in ("key", "count")}
+    if extra := sorted(arrays.keys() - expected.keys() - streams):
+        raise UserError(f"{source}: the network has no {extra[0]}")
+    leaves = [
+        _value(arrays[name], like, f"{source}: {name}")
+        for name, like in expected.items()
+    ]
     return jax.tree.structure(shapes).unflatten(leaves)
 
 

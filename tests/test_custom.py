@@ -339,6 +339,59 @@ def test_a_step_knows_its_number(mapping):
     np.testing.assert_allclose(found.history["train_loss"], (steps - 1) / 2)
 
 
+MIXED = {
+    "soft labels": np.float32([[0.2, 0.8], [0.9, 0.1], [0.5, 0.5], [1, 0]]),
+    "numbers": np.float32([0.5, -1.5, 2.0, 0.25]),
+    "vectors": np.float32([[0.5, 3.0], [-1.5, 0.5], [2.0, -2.0], [0.25, 1.0]]),
+}
+
+
+def _mixed_by_hand(x, y, soft):
+    """Six SGD steps of two clients with two samples each, averaged after three."""
+    w, b = np.zeros((2, y[0].size)), np.zeros(y[0].size)
+    for _ in range(2):
+        models = []
+        for client in (slice(0, 2), slice(2, 4)):
+            inputs, targets = (0.7 * a + 0.3 * a[::-1] for a in (x[client], y[client]))
+            client_w, client_b = w.copy(), b.copy()
+            for _ in range(3):
+                outputs = inputs @ client_w + client_b
+                if soft:
+                    shares = np.exp(outputs)
+                    error = shares / shares.sum(axis=1, keepdims=True) - targets
+                else:
+                    error = 2 * (outputs - targets.reshape(2, -1)) / b.size
+                client_w -= 0.1 * inputs.T @ error / 2
+                client_b -= 0.1 * error.mean(axis=0)
+            models.append((client_w, client_b))
+        w, b = (np.mean(arrays, axis=0) for arrays in zip(*models, strict=True))
+    return {"kernel": w, "bias": b}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_mixup_gets_what_the_loss_gets(kind):
+    """In a batch of two samples, mixup does not depend on their order."""
+    y, x = MIXED[kind], np.float32([[1, 2], [-1, 0.5], [0.3, -2], [2, 1]])
+    data = tsfl_jax.make_dataset(x, y, x, y)
+    config = tsfl_jax.Config(num_intervals=2, num_clients=2, batch_size=2, lr=0.1)
+    config.algorithm, config.momentum = "fedavg", 0.0
+    config.schedule.kind, config.schedule.tau = "explicit", (3,)
+    shape = (2, y[0].size)
+    given = {
+        "augment": lambda key, *pair: [0.7 * a + 0.3 * a[::-1] for a in pair],
+        "params": {"kernel": np.zeros(shape), "bias": np.zeros(shape[1:])},
+        "partition": [[0, 1], [2, 3]],
+    }
+    result = tsfl_jax.simulate(config, model=nn.Dense(shape[1]), dataset=data, **given)
+    expected = _mixed_by_hand((x - data.mean) / data.std, y, kind == "soft labels")
+    for name, array in expected.items():
+        found = result.params["params"][name]
+        np.testing.assert_allclose(found, array, rtol=1e-5, atol=1e-6)
+    wrong = given | {"augment": lambda key, x, y: (x, y.argmax(axis=-1))}
+    with pytest.raises(UserError, match=r"augment gives .*int32.* for \(float32\[2, 2"):
+        tsfl_jax.simulate(config, model=nn.Dense(shape[1]), dataset=data, **wrong)
+
+
 @pytest.mark.slow
 def test_soft_labels_and_regression():
     _, out = run("Soft labels and regression")
@@ -379,6 +432,9 @@ BAD = {
     "word": ({"metrics": {"top 3": lambda o, y: y}}, "is no identifier"),
     "dict": ({"metrics": [3]}, "expected a dict"),
     "augment": ({"augment": lambda k, x, y: (x[:2], y)}, "same shapes"),
+    "augment dict": ({"augment": lambda k, x, y: {"x": x, "y": y}}, "gives {x: float"),
+    "augment tree": ({"augment": lambda k, x, y: (x, (y,))}, r"\(int32\[8\],\)\) for"),
+    "augment none": ({"augment": lambda k, x, y: None}, "augment gives None for"),
     "augment 3": ({"augment": 3}, "expected a function"),
     "step": ({"client_step": 3}, "expected a function"),
     "model": ({"model": lambda rngs: 3}, "makes no network"),

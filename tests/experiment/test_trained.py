@@ -106,23 +106,23 @@ def test_a_run_starts_from_a_state_of_nnx(tmp_path):
     state = nnx.state(module)
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", state)
-    config, longer = config_of(num_intervals=1, lr=1e-30), config_of(num_intervals=1)
-    config.model.hidden = longer.model.hidden = tsfl_jax.Config().model.hidden
-    run = functools.partial(tsfl_jax.simulate, model=Normalized)
-    alone = tsfl_jax.simulate(config, model=module).params
-    apart = {"params": nnx.state(module, nnx.Param)}
-    apart["state"] = nnx.state(module, nnx.Not(nnx.Param))
-    given = {"whole": state, "module": module, "pure": nnx.to_pure_dict(state)}
-    for name, params in (given | {"apart": apart}).items():
-        assert equal(run(config, params=params).params, alone), name
+    config = config_of(num_intervals=1)
+    config.model.hidden = tsfl_jax.Config().model.hidden
+    variables = {"params": nnx.state(module, nnx.Param)}
+    variables["state"] = nnx.state(module, nnx.BatchStat)
+    variables = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.State(variables)))
+    apart = variables | {"state": nnx.state(module, nnx.Not(nnx.Param))}
+    for tree in (state, module, nnx.to_pure_dict(state), apart):
+        assert equal(trained.fitted(trained.named(tree), variables, ""), variables)
+    moved = tsfl_jax.simulate(config, model=module).params
     config.model.params = str(tmp_path / "state")
-    result = run(config)
-    assert equal(result.params, alone)
+    run = functools.partial(tsfl_jax.simulate, config, model=Normalized)
+    assert equal(run().params, moved)
     # What a run ends with is what the next one, and a module, start from.
-    moved = run(longer, params=state).params
+    config.model.params = ""
     nnx.update(module, moved["params"])
     nnx.update(module, moved["state"])
-    once, again = (run(longer, params=p).params for p in (moved, nnx.state(module)))
+    once, again = (run(params=tree).params for tree in (moved, nnx.state(module)))
     assert equal(once, again) and not equal(moved, again)
 
 
@@ -212,6 +212,8 @@ def test_numbers_of_other_types_keep_their_values():
         vector, count = leaves(w, 2.0)
         assert (vector.dtype, count.dtype) == (np.float32, np.int32)
         assert (vector.tolist(), count.tolist()) == ([3, -1], 2)
+    flat = trained.fitted({"w": np.ones(2), "n": 3}, shapes, "x")
+    assert flat["state"]["n"] == 3  # where the network has it
     for n in (2.5, 2**40):
         with pytest.raises(UserError, match="x: state/n holds .*; expected int32 num"):
             leaves(np.zeros(2), n)

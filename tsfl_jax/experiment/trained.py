@@ -1,9 +1,8 @@
 """Parameters of an earlier training as w^0: files of several libraries, and the check.
 
-The order of the leaves does not matter, their names do: ``params/Dense_0/kernel``. In a
-tree without collections, such as an nnx state, names belong to the collection where the
-network has them; of a train state, its collections are taken and all else, such as an
-optimizer's state, is left out.
+The order of the leaves does not matter, their names do: ``params/Dense_0/kernel``. A
+name without a collection belongs to the one where the network has it; of a train state,
+its collections are taken and all else, such as an optimizer's state, is left out.
 """
 
 import pathlib
@@ -35,13 +34,11 @@ def named(tree: Any) -> Named:
 def _from_orbax(path: pathlib.Path) -> Named:
     """The arrays of a tree, or of the newest finished step of a `CheckpointManager`."""
     orbax = library("orbax.checkpoint", "orbax")
-    step, utils = path.resolve(), orbax.utils
+    step = path.resolve()
     if not (step / "_METADATA").exists():
-        numbers = {
-            utils.step_from_checkpoint_name(folder.name): pathlib.Path(folder)
-            for folder in utils.checkpoint_steps_paths(step)
-        }
-        step = numbers[max(numbers)] if numbers else step
+        number = orbax.utils.step_from_checkpoint_name
+        steps = orbax.utils.checkpoint_steps_paths(step)
+        step = max(steps, key=lambda folder: number(folder.name), default=step)
     trees = [file.parent for file in sorted(step.glob("*/_METADATA"))] or [step]
     if len(trees) > 1:
         raise UserError(
@@ -49,20 +46,17 @@ def _from_orbax(path: pathlib.Path) -> Named:
             f"{', '.join(tree.name for tree in trees)}; give the folder of one"
         )
     checkpointer = orbax.PyTreeCheckpointer()
+    saved = checkpointer.metadata(trees[0]).item_metadata.tree
     # As NumPy arrays: the devices that saved them may not be here.
-    restore_args = jax.tree.map(
-        lambda _: orbax.RestoreArgs(restore_type=np.ndarray),
-        checkpointer.metadata(trees[0]).item_metadata.tree,
-    )
-    return named(checkpointer.restore(trees[0], restore_args=restore_args))
+    restored = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), saved)
+    return named(checkpointer.restore(trees[0], restore_args=restored))
 
 
 def read(path: pathlib.Path) -> Named:
     """The arrays of a file by path.
 
     Args:
-      path: a .npz file, .safetensors, the .msgpack of Flax, or a folder of Orbax: of a
-        tree, of one step, or of all steps of a `CheckpointManager`.
+      path: a .npz file, .safetensors, the .msgpack of Flax, or a folder of Orbax.
 
     Raises:
       UserError: no such file, none of these, damaged, or a library is missing.
@@ -91,19 +85,17 @@ def read(path: pathlib.Path) -> Named:
 def _value(leaf: Any, like: Any, where: str) -> np.ndarray:
     """A leaf in the network's dtype, in which all of its numbers must be finite."""
     value, is_float = np.asarray(leaf), jnp.issubdtype(like.dtype, jnp.inexact)
-    is_kept = np.zeros(value.shape, bool)
     real = value.dtype.kind in "biuf" or jnp.issubdtype(value.dtype, jnp.floating)
-    if real or value.dtype == like.dtype:
-        with np.errstate(over="ignore", invalid="ignore"):
-            cast = value.astype(like.dtype)
-        is_kept = np.isfinite(cast) if is_float else cast == value
-        value = cast if is_kept.all() else value
+    fits = real or value.dtype == like.dtype
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = value.astype(like.dtype) if fits else np.full(value.shape, np.nan)
+    is_kept = np.isfinite(cast) if is_float else cast == value
     for place in np.argwhere(~is_kept)[:1].tolist():
         raise UserError(
             f"{where} holds {value[tuple(place)]} ({value.dtype}) at {place}; expected "
             f"{'finite ' if is_float else ''}{like.dtype} numbers"
         )
-    return value
+    return cast
 
 
 def fitted(arrays: Named, shapes: Params, source: str) -> Params:
@@ -126,26 +118,22 @@ def fitted(arrays: Named, shapes: Params, source: str) -> Params:
         full = {name.partition("/")[2]: name for name in expected}
         arrays = {full.get(n, f"params/{n}"): a for n, a in arrays.items()}
     arrays = {n: a for n, a in arrays.items() if n.split("/")[0] in collections}
-    for name, like in expected.items():
-        if name not in arrays:
+    for n, like in expected.items():
+        if n not in arrays:
+            raise UserError(f"{source}: no {n}; the network has it, {list(like.shape)}")
+        if (shape := np.shape(arrays[n])) != like.shape:
             raise UserError(
-                f"{source}: no {name}; the network has it, {list(like.shape)}"
-            )
-        if np.shape(arrays[name]) != like.shape:
-            raise UserError(
-                f"{source}: {name} is {list(np.shape(arrays[name]))}; in the network "
-                f"it is {list(like.shape)}"
+                f"{source}: {n} is {list(shape)}; in the network it is "
+                f"{list(like.shape)}"
             )
     # Random streams of nnx, which get new keys in every step.
-    starts = {n.removesuffix("key") for n in arrays if n.endswith("/key")}
-    starts = {start for start in starts if f"{start}count" in arrays}
-    streams = {f"{start}{part}" for start in starts for part in ("key", "count")}
+    names = {
+        n[:-4] for n in arrays if n.endswith("/key") and f"{n[:-4]}/count" in arrays
+    }
+    streams = {f"{name}/{part}" for name in names for part in ("key", "count")}
     if extra := sorted(arrays.keys() - expected.keys() - streams):
         raise UserError(f"{source}: the network has no {extra[0]}")
-    leaves = [
-        _value(arrays[name], like, f"{source}: {name}")
-        for name, like in expected.items()
-    ]
+    leaves = [_value(arrays[n], like, f"{source}: {n}") for n, like in expected.items()]
     return jax.tree.structure(shapes).unflatten(leaves)
 
 

@@ -5,31 +5,37 @@ decided here. Needs the extra ``flower``.
 """
 
 import importlib
+import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from tsfl_jax import rng
+from tsfl_jax import rng, trees
 from tsfl_jax.components import check_name
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, with_defaults
-from tsfl_jax.rules.custom import aggregate, init_rule, weights
-from tsfl_jax.types import HParams, UserError
+from tsfl_jax.rules.custom import aggregate, init_rule, resized, weights
+from tsfl_jax.types import HParams, Params, UserError, one_line
 
-ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
-TAU, SIZE, SECONDS = "tau", "num-examples", "seconds"
+_LOG = logging.getLogger("tsfl_jax")
+TAU, SECONDS = "tau", "seconds"
+# Parts of the names of batch statistics in PyTorch, Keras and Flax.
+BUFFERS = ("running_mean", "running_var", "moving_", "batch_stats")
+# w_i − w^t, τ_i and |D_i|
+Reply = tuple[dict[str, np.ndarray], int, int]
 
 
 class Round(NamedTuple):
     """What the strategy did in one round, by client that was asked."""
 
     nodes: list[int]  # Flower's ids
-    tau: np.ndarray  # int32 [N], τ as reported; 0: no model came in time
-    size: np.ndarray  # int32 [N], |D_i| as reported; 1 where τ = 0
+    tau: np.ndarray  # int32 [N], τ as reported; 0: no model that fits came in time
+    size: np.ndarray  # int32 [N], |D_i| as last reported; 1 until then
     rho: np.ndarray | None  # float32 [N]; None: the rule is more than weights
+    rejected: int = 0  # replies that were left out
 
 
 def strategy(
@@ -38,6 +44,7 @@ def strategy(
     seconds: float,
     hparams: HParams = HParams(),  # noqa: B008
     seed: int = 0,
+    buffers: str | Iterable[str] = BUFFERS,
     **settings: Any,
 ) -> Any:
     """Make a Flower strategy that aggregates with a rule of this package.
@@ -45,7 +52,13 @@ def strategy(
     A round is an interval of T-SFL: each client is sent the model and Δ, trains as many
     local iterations as it completes in that time, and replies with its model, τ_i and
     |D_i|. w^{t+1} = update(w^t + Σ_i ρ_i (w_i − w^t), w^t), as `aggregate` has it; who
-    has not replied by Flower's ``timeout`` has τ_i = 0, as a client that is away.
+    has not replied by Flower's ``timeout`` has τ_i = 0, as a client that is away. So
+    has one whose reply does not fit, which a warning says: other names, shapes or
+    kinds, or not finite; τ_i or |D_i| not whole, negative, |D_i| = 0, or from 2³¹ on.
+
+    The rule acts on the floating-point arrays, in float32 (float64 models, too); each
+    keeps its type. Buffers and signed integers become the clients' mean, the latter
+    rounded; other arrays stay. A client is a node, whichever order Flower asks in.
 
     Args:
       rule: name of a rule, or one from `tsfl_jax.rule`.
@@ -53,13 +66,13 @@ def strategy(
       hparams: η and what the rule reads; DMS: L, G², σ² as `constants`, such as those
         in the history of a simulation.
       seed: of the rule's random numbers.
+      buffers: parts of the names of arrays that are no parameters.
       **settings: of Flower's ``FedAvg``, such as ``min_train_nodes``.
 
     Returns:
       A ``flwr.serverapp.strategy.Strategy``; ``start(..., timeout=Δ + slack)`` runs it,
-      and ``rounds`` is a list of what it did. A reply has ``ArrayRecord`` "arrays" with
-      the names of those sent, and ``MetricRecord`` "metrics" with "tau" and
-      "num-examples".
+      and ``rounds`` is a list of what it did. A reply has one ``ArrayRecord`` with the
+      names of those sent, and one ``MetricRecord`` with "tau" and "num-examples".
 
     Raises:
       UserError: flwr is not installed, no such rule, or one that needs more than the
@@ -81,15 +94,17 @@ def strategy(
     if not (math.isfinite(seconds) and seconds > 0):
         raise UserError(f"seconds={seconds}: expected Δ > 0, in seconds")
 
-    return _made(flower.FedAvg, used, seconds, {"hparams": hparams}, seed, settings)
+    parts = (buffers,) if isinstance(buffers, str) else tuple(buffers)
+    return _made(flower.FedAvg, used, seconds, hparams, seed, parts, settings)
 
 
 def _made(
     base: Any,
     used: Aggregator,
     seconds: float,
-    given: dict[str, Any],
+    hparams: HParams,
     seed: int,
+    buffers: tuple[str, ...],
     settings: dict[str, Any],
 ) -> Any:
     """The strategy; `base` is Flower's ``FedAvg``."""
@@ -100,7 +115,7 @@ def _made(
         def __init__(self) -> None:
             super().__init__(**settings)
             self.rounds: list[Round] = []
-            self._model, self._state, self._nodes = {}, None, []
+            self._model, self._nodes, self._memory = {}, [], (None, {})
 
         def configure_train(
             self, server_round: int, arrays: Any, config: Any, grid: Any
@@ -114,23 +129,85 @@ def _made(
         def aggregate_train(
             self, server_round: int, replies: Iterable[Any]
         ) -> tuple[Any, Any]:
-            valid, _ = self._check_and_log_replies(replies, is_train=True)
-            replied = {m.metadata.src_node_id: m.content for m in valid}
-            if self._state is None:
-                self._state = init_rule(used, self._model, len(self._nodes))
+            if not self._nodes:
+                return None, None
+            valid, _ = self._check_and_log_replies(replies, True, validate=False)
+            size_name, old = self.weighted_by_key, self._model
+            fitting = _fitting(valid, lambda reply: _read(reply, old, size_name))
             key = jax.random.fold_in(rng.fold(rng.key(seed), "rule"), server_round)
-            known = self._nodes, replied, self._model
-            new, self._state, done = _aggregated(
-                used, *known, self._state, given | {"key": key}
+            given = {"hparams": hparams, "key": key}
+            asked = self._nodes, {n: reply for n, (reply, _) in fitting.items()}
+            new, self._memory, done = _aggregated(
+                used, *asked, old, self._memory, buffers, given
             )
-            self.rounds.append(done)
-            contents = list(replied.values())
-            metrics = None
-            if contents:
-                metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-            return _record(new), metrics
+            rejected = len(valid) - len(fitting)
+            self.rounds.append(done._replace(rejected=rejected))
+            mean = _mean_metrics(self.train_metrics_aggr_fn, fitting, size_name)
+            return _record(new), mean
+
+        def aggregate_evaluate(self, server_round: int, replies: Iterable[Any]) -> Any:
+            valid, _ = self._check_and_log_replies(replies, False, validate=False)
+            size_name = self.weighted_by_key
+            fitting = _fitting(valid, lambda reply: _count(reply, size_name, 1))
+            return _mean_metrics(self.evaluate_metrics_aggr_fn, fitting, size_name)
 
     return Strategy()
+
+
+def _fitting(
+    messages: Sequence[Any], read: Callable[[Any], Any]
+) -> dict[int, tuple[Any, Any]]:
+    """What `read` makes of each reply that fits, and the reply, by node."""
+    fitting = {}
+    for message in messages:
+        node, content = message.metadata.src_node_id, message.content
+        try:
+            fitting[node] = read(content), content
+        except Exception as error:  # whatever a client sends: the server goes on
+            kind, text = type(error).__name__, one_line(error, 200)
+            _LOG.warning("reply of node %d left out: %s: %s", node, kind, text)
+    return fitting
+
+
+def _mean_metrics(function: Callable, fitting: dict[int, Any], size_name: str) -> Any:
+    """Flower's mean of the metrics; None where there is none, which is logged."""
+    contents = [content for _, content in fitting.values()]
+    try:
+        return function(contents, size_name) if contents else None
+    except Exception as error:  # such as lists of several lengths
+        _LOG.warning("no mean of the clients' metrics: %s", one_line(error, 200))
+        return None
+
+
+def _count(content: Any, name: str, least: int) -> int:
+    """A whole number of a reply's only MetricRecord, of the range of int32."""
+    (metrics,) = content.metric_records.values()
+    value = metrics[name]
+    if not (least <= value < 2**31 and value == int(value)):
+        raise ValueError(f"{name}={value}; expected a whole number from {least} on")
+    return int(value)
+
+
+def _read(content: Any, model: dict[str, np.ndarray], size_name: str) -> Reply:
+    """A client's w_i − w^t, τ_i and |D_i|; an exception: the reply does not fit."""
+    (arrays,), update = content.array_records.values(), {}
+    if set(arrays) != set(model):
+        raise ValueError(f"arrays {sorted(arrays)}; expected {sorted(model)}")
+    for name, old in model.items():
+        new = arrays[name].numpy()
+        if new.shape != old.shape or not np.can_cast(new.dtype, old.dtype, "same_kind"):
+            raise ValueError(
+                f"{name} is {new.dtype}{list(new.shape)}; expected "
+                f"{old.dtype}{list(old.shape)}"
+            )
+        update[name] = np.zeros_like(old)
+        if old.dtype.kind in "bu":  # flags have no mean
+            continue
+        with np.errstate(all="ignore"):
+            update[name] = new.astype(old.dtype) - old
+        if not (np.abs(update[name]) < np.finfo(np.float32).max).all():
+            raise ValueError(f"{name} is not finite")
+    return update, _count(content, TAU, 0), _count(content, size_name, 1)
 
 
 def _checked(rule: Aggregator, hparams: HParams) -> Aggregator:
@@ -156,29 +233,46 @@ def _record(model: dict[str, np.ndarray]) -> Any:
     return app.ArrayRecord({name: app.Array(array) for name, array in model.items()})
 
 
+def _variables(arrays: dict[str, Any], buffers: tuple[str, ...]) -> Params:
+    """Arrays by name as parameters, and others that become a mean."""
+    parts: Params = {"params": {}, "buffers": {}}
+    for name, array in arrays.items():
+        is_buffer = any(part in name for part in buffers) or not trees.inexact(array)
+        parts["buffers" if is_buffer else "params"][name] = array
+    return parts
+
+
 def _aggregated(
     rule: Aggregator,
     nodes: list[int],
-    replied: dict[int, Any],
+    replies: dict[int, Reply],
     model: dict[str, np.ndarray],
-    state: Any,
+    memory: tuple[Any, dict[int, int]],
+    buffers: tuple[str, ...],
     given: dict[str, Any],
-) -> tuple[dict[str, np.ndarray], Any, Round]:
-    """The new model and state of the rule, and the record of the round."""
+) -> tuple[dict[str, np.ndarray], tuple[Any, dict[int, int]], Round]:
+    """The new model, the rule's state with |D_i| by node, and the round's record.
 
-    def reported(name: str, missing: int) -> np.ndarray:
-        found = [replied[n][METRICS][name] if n in replied else missing for n in nodes]
-        return np.asarray(found, np.int32)
-
-    tau, size = reported(TAU, 0), reported(SIZE, 1)
-
-    def updates(name: str, old: np.ndarray) -> np.ndarray:
-        own = [replied[n][ARRAYS][name].numpy() if n in replied else old for n in nodes]
-        return np.stack(own) - old
-
-    moved = {name: updates(name, old) for name, old in model.items()}
-    counts = {"tau": tau, "size": size, **given}
-    new, state = aggregate(rule, moved, model, state, **counts)
-    new = {name: np.asarray(new[name], old.dtype) for name, old in model.items()}
-    rho = None if rule.stacks else weights(rule, **counts)
-    return new, state, Round(nodes, tau, size, rho)
+    A client's id is the place of its node in that order: of first appearance. |D_i| is
+    the last one reported, 0 until then.
+    """
+    state, sizes = memory
+    zeros = {name: np.zeros_like(w) for name, w in model.items()}
+    answers = {n: replies.get(n, (zeros, 0, sizes.get(n, 0))) for n in nodes}
+    sizes = sizes | {node: size for node, (_, _, size) in answers.items()}
+    old, size = _variables(model, buffers), np.array([*sizes.values()], np.float32)
+    if state is None:
+        state = init_rule(rule, old, len(size), size=size)
+    state, ids = resized(rule, old, state, size), list(sizes)
+    counts = {
+        "tau": np.array([tau for _, tau, _ in answers.values()], np.int32),
+        "size": np.array([max(sizes[node], 1) for node in nodes], np.int32),
+        "client": np.array([ids.index(node) for node in nodes], np.int32),
+    }
+    updates = {n: np.stack([u[n] for u, _, _ in answers.values()]) for n in model}
+    moved = _variables(updates, buffers)
+    new, state = aggregate(rule, moved, old, state, **counts, **given)
+    new = new["params"] | new["buffers"]
+    new = {name: np.asarray(new[name], w.dtype) for name, w in model.items()}
+    rho = None if rule.stacks else weights(rule, **counts, **given)
+    return new, (state, sizes), Round(nodes, counts["tau"], counts["size"], rho)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import numpy as np
 
 from tsfl_jax import host_memory, rng
 from tsfl_jax.data import targets
@@ -22,7 +23,8 @@ def _state_of(prepared: Prepared, times: int = 1) -> scan.State:
     """Shapes of the state of so many times the clients; nothing is computed."""
     model, rule = prepared.network.model, prepared.rule
     counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
-    counts = counts._replace(clients=times * counts.clients)
+    clients = times * counts.clients
+    counts = counts._replace(clients=clients, size=np.ones(clients))
     local = trained.parts_of(prepared.config.model.local)
     shape = (1, *prepared.dataset.x_train.shape[1:])
     x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Num
 
@@ -96,14 +97,19 @@ class Counts(NamedTuple):
 
     clients: int  # N, of cohorts those that ever work
     groups: int  # tiers, at least 1
-    size: Num[Array, "N"] | None = None  # samples per client; None: equal sizes
+    size: Num[Array, "N"] | None = None  # samples per client; None: not known
     others: types.Scalar = 0.0  # samples of all clients that never work
 
     @property
     def held(self) -> tuple[Float[Array, "N"], Float[Array, ""]]:
-        """`size` and `others` as float32 arrays; 1 for each client of equal sizes."""
-        size = jnp.ones(self.clients) if self.size is None else self.size
-        return jnp.asarray(size, jnp.float32), jnp.asarray(self.others, jnp.float32)
+        """`size` and `others` as float32 arrays, for a state with a field `size`."""
+        if self.size is None or np.shape(self.size) != (self.clients,):
+            raise types.UserError(
+                f"size={self.size}: expected the samples of each of {self.clients} "
+                "clients, which the rule's state has; give init_rule(…, size=…)"
+            )
+        others = jnp.asarray(self.others, jnp.float32)
+        return jnp.asarray(self.size, jnp.float32), others
 
 
 def no_state(params: Params, counts: Counts) -> tuple:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from jaxtyping import Array, Float, Num
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from tsfl_jax import rng, trees, types
 from tsfl_jax.rules.base import (
@@ -158,19 +159,70 @@ def rule_of_component(kind: type) -> Aggregator:
 
 
 def init_rule(
-    rule: Aggregator, params: Params, num_clients: int, groups: int = 1
+    rule: Aggregator,
+    params: Params,
+    num_clients: int,
+    groups: int = 1,
+    size: Num[Array, "N"] | Any = None,
 ) -> Any:
     """Make the first state of a rule, for `aggregate`.
 
     Args:
       rule: such as ``AGGREGATORS["fedadam"]``.
       params: the global model, any tree of arrays.
-      num_clients: N.
+      num_clients: N, also of clients that deliver later.
       groups: tiers of FedAT.
+      size: ``[N]`` samples of each client, by id, for SAFA, SCAFFOLD and ASO-Fed.
+
+    Raises:
+      UserError: no `size`, or not of N clients, for a rule whose state has them.
     """
-    known = isinstance(params, dict) and "params" in params
-    params, _ = trees.parted(params if known else {"params": params})
-    return rule.init(params, Counts(num_clients, groups))
+    is_variables = isinstance(params, dict) and "params" in params
+    params, _ = trees.parted(params if is_variables else {"params": params})
+    return rule.init(params, Counts(num_clients, groups, size))
+
+
+def resized(rule: Aggregator, params: Params, state: Any, size: Any) -> Any:
+    """A rule's state for N clients, of at most N whose ids stay; the others are new.
+
+    `size`, ``[N]`` samples of each client, replaces the state's field `size`, if any.
+    """
+    first = init_rule(rule, params, len(size), size=size)
+
+    def leaf(old: Array, new: Array) -> Array:
+        return jnp.asarray(new).at[tuple(map(slice, old.shape))].set(old)
+
+    new = jax.tree.map(leaf, state, first)
+    return new._replace(size=first.size) if _has_sizes(first) else new
+
+
+def _has_sizes(state: Any) -> bool:
+    return "size" in getattr(state, "_fields", ())
+
+
+def _is_client(
+    rule: Aggregator, params: Params, state: Any, client: Any, number: int
+) -> Bool[Array, "N"] | bool:
+    """Whether a state with rows by client has each id; UserError if it is known."""
+    one, two = (
+        jax.eval_shape(lambda n=n: init_rule(rule, params, n, size=np.ones(n)))
+        for n in (1, 2)
+    )
+
+    def rows(one: Any, two: Any, leaf: Array) -> int | None:
+        return len(leaf) if (one.shape[:1], two.shape[:1]) == ((1,), (2,)) else None
+
+    if not (clients := jax.tree.leaves(jax.tree.map(rows, one, two, state))):
+        return True
+    ids = jnp.arange(number) if client is None else jnp.asarray(client)
+    is_client = (ids >= 0) & (ids < clients[0])
+    is_known = not isinstance(is_client, Tracer)
+    if number != clients[0] if client is None else is_known and not is_client.all():
+        raise UserError(
+            f"client={client}: expected an id from 0 to {clients[0] - 1} for each of "
+            f"{number} updates, as the state is of {clients[0]} clients"
+        )
+    return is_client
 
 
 def aggregate(
@@ -184,6 +236,7 @@ def aggregate(
     steps: Num[Array, "N"] | Any = None,
     lag: Num[Array, "N"] | Any = None,
     group: int = 0,
+    client: Int[Array, "N"] | Any = None,
     gradients: ClientGradients | None = None,
     losses: Float[Array, "N"] | Any = None,
     validation: Callable[[Params], Array] | None = None,
@@ -193,7 +246,8 @@ def aggregate(
     """Apply any rule to clients' updates, for a training loop of one's own.
 
     w^{t+1} = update(w^t + Σ_i ρ_i (w_i − base_i), w^t), or by the rule's `combine`. A
-    pure function: it can be jitted, vmapped and differentiated.
+    pure function: it can be jitted, vmapped and differentiated. N updates may be those
+    of some of the clients.
 
     Args:
       rule: such as ``AGGREGATORS["dms"]`` or from `tsfl_jax.rule`.
@@ -202,10 +256,12 @@ def aggregate(
       params: w^t, leaves ``[...]``.
       state: of the rule, from `init_rule`; () for those without one.
       tau: ``[N]`` int32, local iterations ≥ 0; None: 1 each.
-      size: ``[N]`` int32, samples ≥ 1; None: 1 each.
+      size: ``[N]`` int32, samples ≥ 1; None: those of the state, else 1 each.
       steps: ``[N]`` int32, mini-batch steps; None: τ.
       lag: ``[N]`` int32, global updates since base_i; None: 0 each.
       group: tier that delivers (FedAT).
+      client: ``[N]`` int32, ids; None: 0 to N − 1, for a state of N clients. Under jit
+        an id that the state does not have is left out, τ = 0.
       gradients: σ_i² and dissimilarities at w^t, for `bound_optimal` only.
       losses: ``[N]``, mean loss of each client's training; None: not known, NaN.
       validation: params → loss on samples of the server, for `oracle` only.
@@ -216,7 +272,8 @@ def aggregate(
       (w^{t+1}, new state).
 
     Raises:
-      UserError: a rule that needs `gradients` or `validation`, without them.
+      UserError: a rule that needs `gradients` or `validation`, without them; ids that
+        the state does not have, or none for a state of another number of clients.
     """
     for needed, what, value in (
         (rule.uses_gradients, "gradients", gradients),
@@ -225,8 +282,12 @@ def aggregate(
         if needed and value is None:
             raise UserError(f"aggregate: expected {what}=, which the rule needs")
     hparams = with_defaults(rule, HParams() if hparams is None else hparams)
-    counts = (tau, size, steps, lag, group)
+    counts = (tau, size, steps, lag, group, client)
     info = _info(updates, counts, gradients, key, hparams)
+    is_client = _is_client(rule, params, state, client, len(info.tau))
+    if size is None and _has_sizes(state):
+        info = info._replace(size=state.size[info.client].astype(jnp.int32))
+    info = info._replace(tau=jnp.where(is_client, info.tau, 0))
     known = jnp.full(len(info.tau), jnp.nan) if losses is None else losses
     measured = jnp.asarray(known, jnp.float32), validation
     return _applied(rule, updates, params, state, info, hparams, measured)
@@ -240,6 +301,7 @@ def weights(
     steps: Num[Array, "N"] | Any = None,
     lag: Num[Array, "N"] | Any = None,
     group: int = 0,
+    client: Int[Array, "N"] | Any = None,
     gradients: ClientGradients | None = None,
     key: PRNGKey | None = None,
     hparams: HParams | None = None,
@@ -247,7 +309,7 @@ def weights(
     """The weights ρ of a rule, for a server without JAX: arrays of NumPy in and out.
 
     Args:
-      rule, size, steps, lag, group, gradients, key, hparams: as in `aggregate`.
+      rule, size, steps, lag, group, client, gradients, key, hparams: as in `aggregate`.
       tau: ``[N]`` whole numbers ≥ 0, local iterations; 0: has not delivered.
 
     Returns:
@@ -266,7 +328,7 @@ def weights(
         raise UserError("weights: expected gradients=, which the rule needs")
     hparams = with_defaults(rule, HParams() if hparams is None else hparams)
     info = _info(
-        np.asarray(tau), (tau, size, steps, lag, group), gradients, key, hparams
+        np.asarray(tau), (tau, size, steps, lag, group, client), gradients, key, hparams
     )
     return np.asarray(decided(rule, info, hparams).rho)
 
@@ -278,8 +340,8 @@ def _info(
     key: PRNGKey | None,
     hparams: HParams,
 ) -> RoundInfo:
-    """What a rule may see, of τ, sizes, steps, lags and the group, as far as given."""
-    tau, size, steps, lag, group = counts
+    """What a rule may see, of τ, sizes, steps, lags, group and ids, as far as given."""
+    tau, size, steps, lag, group, client = counts
     number = len(jax.tree.leaves(updates)[0])
 
     def column(value: Any, default: Any) -> Array:
@@ -289,7 +351,7 @@ def _info(
     tau = column(tau, 1)
     return RoundInfo(
         key=rng.key(0) if key is None else key,
-        client=jnp.arange(number, dtype=jnp.int32),
+        client=column(client, jnp.arange(number)),
         tau=tau,
         size=column(size, 1),
         steps=tau if steps is None else column(steps, 0),

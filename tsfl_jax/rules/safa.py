@@ -27,14 +27,14 @@ class Cache(NamedTuple):
     models: Params  # [N, ...], the last one of each client; w^0 at first
     current: Params  # w^t, which clients download
     age: Int[Array, "N"]  # updates since the entry was written
-    share: Float[Array, "N"]  # p_i = |D_i|/Σ_j |D_j|, over all clients
+    size: Float[Array, "N"]  # |D_i|; p_i = |D_i|/Σ_j |D_j|, over all clients
+    others: Float[Array, ""]  # |D_j| of all that never work
 
 
 def _cache(params: Params, counts: Counts) -> Cache:
-    size, others = counts.held
-    share = size / (size.sum() + others)
     age = jnp.zeros(counts.clients, jnp.int32)
-    return Cache(trees.repeated(params, counts.clients), params, age, share)
+    models = trees.repeated(params, counts.clients)
+    return Cache(models, params, age, *counts.held)
 
 
 def _averaged(
@@ -57,7 +57,8 @@ def _averaged(
     Learning with Low Overhead", IEEE TC 2021, equations 6 to 8.
     """
     settings: Any = hparams.of(Safa)
-    info, count = received.info, state.share.shape[0]
+    info, count = received.info, state.size.shape[0]
+    share = state.size / (state.size.sum() + state.others)
     where = trees.last_of(info.places, received.present, count)
     base = received.broadcast
     base = trees.repeated(state.current, 1) if base is None else base
@@ -72,7 +73,7 @@ def _averaged(
     models = jax.tree.map(written, state.models, base, updates, state.current)
 
     def moved(models: Array, now: Array) -> Array:
-        return jnp.tensordot(state.share.astype(now.dtype), models - now[None], 1)
+        return jnp.tensordot(share.astype(now.dtype), models - now[None], 1)
 
     delta = jax.tree.map(moved, models, state.current)
     return delta, state._replace(models=models, age=jnp.where(old, 0, age))

@@ -61,7 +61,7 @@ def test_batch_statistics_become_the_mean_whatever_the_server_s_step():
     rules = {n: tsfl_jax.AGGREGATORS[n] for n in ("fedbuff", "median", "scaffold")}
     hparams = tsfl_jax.HParams(settings={"server": averages.Server(lr=2.0)})
     for name, rule in rules.items():
-        state = tsfl_jax.init_rule(rule, start, num_clients=2)
+        state = tsfl_jax.init_rule(rule, start, num_clients=2, size=[1, 1])
         given = {"hparams": hparams, "tau": [1, 1], "size": [1, 1]}
         moved, _ = tsfl_jax.aggregate(rule, updates, start, state, **given)
         np.testing.assert_allclose(moved["params"]["w"], [4.0], rtol=1e-6, err_msg=name)

@@ -245,7 +245,7 @@ def test_fednova_by_hand():
 def test_scaffold_by_hand():
     # η = 0.5; three clients know of each other, two take part, equal sizes.
     old, rule = params(0.0), AGGREGATORS["scaffold"]
-    state = rule.init(old, Counts(3, 1))
+    state = rule.init(old, Counts(3, 1, jnp.ones(3)))
     happened = received([2, 0, 4], rho=[0.5, 0, 0.5])
     updates = stacked([-2.0], [0.0], [-8.0])
     delta, state = combine("scaffold", updates, happened, state, lr=0.5)
@@ -268,7 +268,7 @@ def test_scaffold_by_hand():
 
 
 def test_scaffold_gives_the_weight_of_lost_clients_to_the_others():
-    state = AGGREGATORS["scaffold"].init(params(0.0), Counts(2, 1))
+    state = AGGREGATORS["scaffold"].init(params(0.0), Counts(2, 1, jnp.ones(2)))
     happened = received([1, 1], rho=[0.5, 0.5])._replace(
         present=jnp.array([True, False])
     )

@@ -208,19 +208,17 @@ def _is_client(
         jax.eval_shape(lambda n=n: init_rule(rule, params, n, size=np.ones(n)))
         for n in (1, 2)
     )
-
-    def rows(one: Any, two: Any, leaf: Array) -> int | None:
-        return len(leaf) if (one.shape[:1], two.shape[:1]) == ((1,), (2,)) else None
-
-    if not (clients := jax.tree.leaves(jax.tree.map(rows, one, two, state))):
+    leaves = zip(*map(jax.tree.leaves, (one, two, state)), strict=True)
+    rows = [w for a, b, w in leaves if (a.shape[:1], b.shape[:1]) == ((1,), (2,))]
+    if not rows:
         return True
     ids = jnp.arange(number) if client is None else jnp.asarray(client)
-    is_client = (ids >= 0) & (ids < clients[0])
+    is_client = (ids >= 0) & (ids < len(rows[0]))
     is_known = not isinstance(is_client, Tracer)
-    if number != clients[0] if client is None else is_known and not is_client.all():
+    if number != len(rows[0]) if client is None else is_known and not is_client.all():
         raise UserError(
-            f"client={client}: expected an id from 0 to {clients[0] - 1} for each of "
-            f"{number} updates, as the state is of {clients[0]} clients"
+            f"client={client}: expected an id from 0 to {len(rows[0]) - 1} for each of "
+            f"{number} updates, as the state is of {len(rows[0])} clients"
         )
     return is_client
 

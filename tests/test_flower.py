@@ -1,8 +1,10 @@
 """Rules of this package in a Flower server: arithmetic, and Flower's runtime."""
 
+import functools
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import subprocess
@@ -29,21 +31,6 @@ def dms_weights(key, tau):
     return tsfl_jax.dms_weights(key, np.array(tau), lr=0.5, **constants)
 
 
-def replies(models):
-    """What clients send, by node; node 7 has not replied."""
-
-    def arrays(model):
-        return {n: types.SimpleNamespace(numpy=lambda a=a: a) for n, a in model.items()}
-
-    metrics = [
-        {"tau": t, "num-examples": s} for t, s in zip(TAU, SIZE, strict=True) if t
-    ]
-    return {
-        node: {"arrays": arrays(model), "metrics": own}
-        for node, model, own in zip((5, 6, 8), models, metrics, strict=True)
-    }
-
-
 @pytest.mark.parametrize("name", ["dms", "fedavg", "fednova", "median", "fedadam"])
 def test_the_model_is_that_of_the_rule(name):
     """With the clients that replied; for weights Σ ρ_i w_i, computed apart."""
@@ -53,10 +40,18 @@ def test_the_model_is_that_of_the_rule(name):
         for i in range(4)
     )
     rule, nodes, key = tsfl_jax.AGGREGATORS[name], [5, 7, 6, 8], rng.key(3)
-    state = tsfl_jax.init_rule(rule, old, 4)
+    replies = {
+        node: ({n: model[n] - old[n] for n in old}, tau, size)
+        for node, model, tau, size in zip(
+            (5, 6, 8), models, (3, 1, 2), (10, 30, 20), strict=True
+        )
+    }
     given = {"hparams": HPARAMS, "key": key}
-    new, _, done = flower._aggregated(rule, nodes, replies(models), old, state, given)
+    new, memory, done = flower._aggregated(
+        rule, nodes, replies, old, (None, {}), (), given
+    )
     assert done.tau.tolist() == TAU and done.size.tolist() == SIZE
+    assert memory[1] == {5: 10, 7: 0, 6: 30, 8: 20}
     if name == "dms":
         rho = dms_weights(key, TAU)
         np.testing.assert_allclose(done.rho, rho)
@@ -70,6 +65,160 @@ def test_the_model_is_that_of_the_rule(name):
             expected = np.tensordot(done.rho[[0, 2, 3]], own, 1)
             np.testing.assert_allclose(new[leaf], expected, atol=1e-6)
         assert new[leaf].dtype == old[leaf].dtype and np.isfinite(new[leaf]).all()
+
+
+def record(model):
+    """A model as Flower sends it."""
+    app = pytest.importorskip("flwr.app")
+    return app.ArrayRecord({n: app.Array(np.asarray(a)) for n, a in model.items()})
+
+
+def reply(model, tau=1, size=1, **metrics):
+    """A client's reply."""
+    app = pytest.importorskip("flwr.app")
+    metrics = {"tau": tau, "num-examples": size, **metrics}
+    metrics = {name: value for name, value in metrics.items() if value is not None}
+    metrics = app.MetricRecord(metrics)
+    return app.RecordDict({"arrays": record(model), "metrics": metrics})
+
+
+def made(rule, **settings):
+    """A strategy whose messages need no runtime of Flower."""
+    pytest.importorskip("flwr")
+    least = dict.fromkeys(("min_train_nodes", "min_available_nodes"), 1)
+    server = flower.strategy(rule, seconds=1.0, **least, **settings)
+    server._construct_messages = lambda content, nodes, kind: [
+        types.SimpleNamespace(metadata=types.SimpleNamespace(dst_node_id=node))
+        for node in nodes
+    ]
+    return server
+
+
+def messages(replies):
+    """Replies by node as messages."""
+    return [
+        types.SimpleNamespace(
+            content=content,
+            metadata=types.SimpleNamespace(src_node_id=node),
+            has_error=lambda: False,
+        )
+        for node, content in replies.items()
+    ]
+
+
+def one_round(server, number, model, replies, nodes=None):
+    """The new model and the mean metrics; Flower asks the nodes in any order."""
+    app = pytest.importorskip("flwr.app")
+    grid = types.SimpleNamespace(get_node_ids=lambda: list(nodes or replies))
+    server.configure_train(number, record(model), app.ConfigRecord({}), grid)
+    arrays, metrics = server.aggregate_train(number, messages(replies))
+    return {name: array.numpy() for name, array in arrays.items()}, metrics
+
+
+def reply_of(*arguments):
+    """Made in the test, as Flower may not be installed."""
+    return functools.partial(reply, *arguments)
+
+
+ONE, NAN = {"w": np.float32([1, 2])}, float("nan")
+MISFITS = {
+    "shape": reply_of({"w": np.float32([1])}),
+    "type": reply_of({"w": np.array([1j, 2])}),
+    "name": reply_of({"v": np.float32([1, 2])}),
+    "more arrays": reply_of({**ONE, "v": np.float32([1])}),
+    "not finite": reply_of({"w": np.float32([1, NAN])}),
+    "beyond float32": reply_of({"w": np.array([1, 1e300])}),
+    **{f"tau {v}": reply_of(ONE, v) for v in (None, NAN, 2**31, -1, 2.9, [1])},
+    **{f"size {v}": reply_of(ONE, 1, v) for v in (None, NAN, 1e12, -1, 0, 1.5)},
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_a_reply_that_does_not_fit_is_left_out(case, caplog):
+    """The mean of the two that fit; ρ, the count and one line say so."""
+    model, server = {"w": np.zeros(2, np.float32)}, made("fedavg")
+    good = {5: reply({"w": np.float32([2, 4])}, 1, 3), 6: reply(ONE, 2, 1)}
+    new, metrics = one_round(server, 1, model, {4: MISFITS[case](), **good})
+    np.testing.assert_allclose(new["w"], [1.75, 3.5], rtol=1e-6)
+    (done,) = server.rounds
+    expected = {4: (0, 0), 5: (1, 0.75), 6: (2, 0.25)}
+    for node, tau, rho in zip(done.nodes, done.tau, done.rho, strict=True):
+        assert (tau, rho) == expected[node]
+    assert done.rejected == 1 and metrics["tau"] == 1.25
+    lines = [r.getMessage() for r in caplog.records if r.name == "tsfl_jax"]
+    assert len(lines) == 1 and lines[0].startswith("reply of node 4 left out: ")
+    assert "\n" not in lines[0]
+
+
+def test_a_round_without_a_reply_that_fits_leaves_the_model():
+    """Two clients whose arrays would broadcast, and what Flower asks afterwards."""
+    model, server = {"w": np.float32([1, 2])}, made("safa")
+    bad = {node: reply({"w": np.float32([9])}) for node in (4, 5)}
+    new, metrics = one_round(server, 1, model, bad)
+    np.testing.assert_array_equal(new["w"], model["w"])
+    assert metrics is None and server.rounds[0].rejected == 2
+    replies = {5: bad[5], 4: reply({"w": np.float32([3, 4])})}
+    new, _ = one_round(server, 2, new, replies)
+    np.testing.assert_array_equal(new["w"], [3, 4])  # nothing is known of node 5
+
+
+def test_metrics_of_one_client_do_not_end_the_server():
+    """Lists of two lengths have no mean; an evaluation of no samples is left out."""
+    model, server = {"w": np.zeros(1, np.float32)}, made("fedavg")
+    ones = {"w": np.ones(1, np.float32)}
+    replies = {4: reply(ones, by=[1.0, 2.0]), 5: reply(ones, by=[1.0])}
+    new, metrics = one_round(server, 1, model, replies)
+    assert new["w"] == 1 and metrics is None
+    evaluations = {4: reply(ones, None, 0, loss=1.0), 5: reply(ones, None, 2, loss=3.0)}
+    found = server.aggregate_evaluate(1, messages(evaluations))
+    assert found["loss"] == 3.0
+    evaluations = {4: reply(ones, None, None, loss=1.0)}
+    assert server.aggregate_evaluate(2, messages(evaluations)) is None
+
+
+def test_only_parameters_are_changed_by_the_server_s_optimizer():
+    """All report the variance 0.005; the counter is a mean and a flag stays."""
+    old = {
+        "w": np.ones(2),  # float64
+        "bn.running_var": np.ones(2, np.float32),
+        "bn.custom": np.ones(1, np.float32),
+        "bn.num_batches_tracked": np.int64([0]),
+        "flag": np.array([True]),
+    }
+    new = {
+        "w": np.zeros(2),
+        "bn.running_var": np.full(2, 0.005, np.float32),
+        "bn.custom": np.zeros(1, np.float32),
+        "bn.num_batches_tracked": np.int64([7]),
+        "flag": np.array([False]),
+    }
+    for more in ({}, {"buffers": "bn."}):
+        server = made("fedadam", **more)
+        model, _ = one_round(server, 1, old, {4: reply(new), 5: reply(new)})
+        np.testing.assert_allclose(model["w"], 0.99, rtol=1e-3)  # Adam's step η_g
+        np.testing.assert_allclose(model["bn.custom"], 0 if more else 0.99, atol=1e-4)
+        if not more:
+            np.testing.assert_allclose(model["bn.running_var"], 0.005, rtol=1e-5)
+        assert model["bn.num_batches_tracked"] == 7 and model["flag"].all()
+        assert all(model[name].dtype == w.dtype for name, w in old.items())
+
+
+def test_safa_goes_by_nodes_of_which_one_joins_later():
+    """Three nodes in any order, p = 1/6, 2/6, 3/6; 9 joins in round 3."""
+    random.seed(0)
+    server, cache, size = made("safa"), {}, {5: 1, 7: 2, 8: 3}
+    model, draws = {"w": np.zeros(2, np.float32)}, np.random.default_rng(0)
+    for number in range(1, 6):
+        if number == 3:
+            size = {5: 4, 7: 2, 8: 3, 9: 6}  # 5 reports other samples, too
+        at = {node: draws.normal(size=2).astype(np.float32) for node in size}
+        if number == 4:
+            del at[7]  # does not reply: its model of round 3 counts
+        replies = {node: reply({"w": w}, 1, size[node]) for node, w in at.items()}
+        model, _ = one_round(server, number, model, replies, nodes=size)
+        cache |= at
+        mean = sum(size[n] * w for n, w in cache.items()) / sum(size.values())
+        np.testing.assert_allclose(model["w"], mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -159,3 +159,13 @@ def test_weights_go_by_ids():
     shuffled = tsfl_jax.weights(RULES["dms"], tau=tau[ids], client=ids, **given)
     np.testing.assert_allclose(shuffled, rho[ids], rtol=1e-6)
     assert (rho == 0).any()
+
+
+@pytest.mark.parametrize("name", ["fedavg", "safa"])
+def test_float64_is_computed_in_float32(name):
+    """Arrays of NumPy, without a warning of JAX."""
+    params = {"w": np.zeros(1)}
+    state = tsfl_jax.init_rule(RULES[name], params, 2, size=[1, 3])
+    updates, size = {"w": np.array([[1.0], [5.0]])}, [1, 3]
+    new, _ = tsfl_jax.aggregate(RULES[name], updates, params, state, size=size)
+    assert new["w"].dtype == np.float32 and new["w"] == 4.0

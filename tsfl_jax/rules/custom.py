@@ -179,6 +179,7 @@ def init_rule(
     """
     is_variables = isinstance(params, dict) and "params" in params
     params, _ = trees.parted(params if is_variables else {"params": params})
+    params = jax.tree.map(jnp.asarray, params)
     return rule.init(params, Counts(num_clients, groups, size))
 
 
@@ -280,6 +281,7 @@ def aggregate(
         if needed and value is None:
             raise UserError(f"aggregate: expected {what}=, which the rule needs")
     hparams = with_defaults(rule, HParams() if hparams is None else hparams)
+    updates, params = jax.tree.map(jnp.asarray, (updates, params))
     counts = (tau, size, steps, lag, group, client)
     info = _info(updates, counts, gradients, key, hparams)
     is_client = _is_client(rule, params, state, client, len(info.tau))

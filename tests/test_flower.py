@@ -294,29 +294,65 @@ def kill(process):
     process.wait()
 
 
-@pytest.mark.slow
-def test_flowers_own_runtime_delivers_what_the_simulation_says(fleet, tmp_path):
-    """Three clients that sleep, of which the slowest dies in the second round."""
+def logged(app, fleet, tmp_path, rounds, kill_after_first=None):
+    """What the server logged of its rounds, ρ by ids checked, and what it printed."""
     env, nodes = fleet
     log = tmp_path / "rounds.json"
-    command = ["flwr", "run", str(APP), "local", "--stream", "-c", f'log="{log}"']
+    settings = f'log="{log}" rounds={rounds}'
+    command = ["flwr", "run", str(app), "local", "--stream", "-c", settings]
     pipe = {"text": True, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=env, **pipe) as run:
         for line in run.stdout:
             if "aggregate_train" in line:  # the first round has ended
-                kill(nodes[2])
+                if kill_after_first is not None:
+                    kill(nodes[kill_after_first])
                 break
         rest = run.stdout.read()
     assert run.returncode == 0, rest
-    rounds = json.loads(log.read_text())
+    done, ids = json.loads(log.read_text()), []
+    assert len(done) == rounds
+    for number, (asked, tau, _, rho, _) in enumerate(done, 1):
+        ids += [node for node in asked if node not in ids]
+        key = jax.random.fold_in(rng.fold(rng.key(0), "rule"), number)
+        given = {"client": [ids.index(n) for n in asked], "key": key}
+        dms = tsfl_jax.AGGREGATORS["dms"]
+        found = tsfl_jax.weights(dms, tau=np.array(tau), hparams=HPARAMS, **given)
+        np.testing.assert_allclose(rho, found, atol=1e-6)
+    return done, rest
+
+
+@pytest.mark.slow
+def test_flowers_own_runtime_delivers_what_the_simulation_says(fleet, tmp_path):
+    """Three clients that sleep, of which the slowest dies in the second round."""
+    rounds, rest = logged(APP, fleet, tmp_path, 3, kill_after_first=2)
     expected = simulated_tau()
-    assert len(rounds) == 3
-    assert sorted(rounds[0][0]) == sorted(expected[0])
-    for number, (tau, size, rho) in enumerate(rounds):
+    assert sorted(rounds[0][1]) == sorted(expected[0])
+    for number, (_, tau, size, _, rejected) in enumerate(rounds):
         if number:  # the dead one delivers nothing, or is no longer asked
             assert sorted(t for t in tau if t) == sorted(expected[number][:2])
-        key = jax.random.fold_in(rng.fold(rng.key(0), "rule"), number + 1)
-        found = dms_weights(key, tau)
-        np.testing.assert_allclose(rho, found, atol=1e-6)
         assert {s for s, t in zip(size, tau, strict=True) if t} == {599}
+        assert rejected == 0
     assert "accuracy 0.9" in rest or "accuracy 0.8" in rest
+
+
+@pytest.mark.slow
+def test_flowers_own_runtime_goes_on_without_a_client_that_sends_nonsense(
+    fleet, tmp_path
+):
+    """The fastest one sends the bias only, and another metric."""
+    app = tmp_path / "app"
+    shutil.copytree(APP, app)
+    client = app / "fleet" / "client.py"
+    text = client.read_text()
+    line = "    content = {"
+    assert text.count(line) == 1
+    nonsense = (
+        "    if number == 0:\n"
+        '        arrays = {"bias": arrays["bias"]}\n'
+        '        metrics = {"tau": 2.5}\n'
+    )
+    client.write_text(text.replace(line, nonsense + line))
+    rounds, _ = logged(app, fleet, tmp_path, 2)
+    expected = simulated_tau()
+    for (_, tau, _, _, rejected), own in zip(rounds, expected, strict=False):
+        assert sorted(tau) == sorted([0, *own[1:]]) and rejected == 1

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, Num
+from jaxtyping import Array, Float, Int, Num
 
 from tsfl_jax import rng, trees, types
 from tsfl_jax.rules.base import (
@@ -201,10 +201,17 @@ def _has_sizes(state: Any) -> bool:
     return "size" in getattr(state, "_fields", ())
 
 
-def _is_client(
-    rule: Aggregator, params: Params, state: Any, client: Any, number: int
-) -> Bool[Array, "N"] | bool:
-    """Whether a state with rows by client has each id; UserError if it is known."""
+def _of_state(
+    rule: Aggregator,
+    params: Params,
+    state: Any,
+    info: RoundInfo,
+    by: tuple[Any, Any],
+) -> RoundInfo:
+    """The info for a state with rows by client; `by` are ids and sizes as given."""
+    (client, size), number = by, len(info.tau)
+    if size is None and _has_sizes(state):
+        info = info._replace(size=state.size[info.client].astype(jnp.int32))
     one, two = (
         jax.eval_shape(lambda n=n: init_rule(rule, params, n, size=np.ones(n)))
         for n in (1, 2)
@@ -212,16 +219,15 @@ def _is_client(
     leaves = zip(*map(jax.tree.leaves, (one, two, state)), strict=True)
     rows = [w for a, b, w in leaves if (a.shape[:1], b.shape[:1]) == ((1,), (2,))]
     if not rows:
-        return True
-    ids = jnp.arange(number) if client is None else jnp.asarray(client)
-    is_client = (ids >= 0) & (ids < len(rows[0]))
+        return info
+    is_client = (info.client >= 0) & (info.client < len(rows[0]))
     is_known = not isinstance(is_client, Tracer)
     if number != len(rows[0]) if client is None else is_known and not is_client.all():
         raise UserError(
             f"client={client}: expected an id from 0 to {len(rows[0]) - 1} for each of "
             f"{number} updates, as the state is of {len(rows[0])} clients"
         )
-    return is_client
+    return info._replace(tau=jnp.where(is_client, info.tau, 0))
 
 
 def aggregate(
@@ -245,13 +251,12 @@ def aggregate(
     """Apply any rule to clients' updates, for a training loop of one's own.
 
     w^{t+1} = update(w^t + Σ_i ρ_i (w_i − base_i), w^t), or by the rule's `combine`. A
-    pure function: it can be jitted, vmapped and differentiated. N updates may be those
-    of some of the clients.
+    pure function: it can be jitted, vmapped and differentiated.
 
     Args:
       rule: such as ``AGGREGATORS["dms"]`` or from `tsfl_jax.rule`.
-      updates: w_i − base_i, leaves ``[N, ...]``; a client whose update is not finite is
-        left out.
+      updates: w_i − base_i of some or all clients, leaves ``[N, ...]``; one that is not
+        finite is left out.
       params: w^t, leaves ``[...]``.
       state: of the rule, from `init_rule`; () for those without one.
       tau: ``[N]`` int32, local iterations ≥ 0; None: 1 each.
@@ -271,23 +276,17 @@ def aggregate(
       (w^{t+1}, new state).
 
     Raises:
-      UserError: a rule that needs `gradients` or `validation`, without them; ids that
-        the state does not have, or none for a state of another number of clients.
+      UserError: no `gradients`, `validation` or ids that the rule needs, or wrong ids.
     """
-    for needed, what, value in (
-        (rule.uses_gradients, "gradients", gradients),
-        (rule.uses_validation, "validation", validation),
-    ):
-        if needed and value is None:
-            raise UserError(f"aggregate: expected {what}=, which the rule needs")
+    missing = {"gradients": gradients, "validation": validation}
+    for name, value in missing.items():
+        if value is None and getattr(rule, f"uses_{name}"):
+            raise UserError(f"aggregate: expected {name}=, which the rule needs")
     hparams = with_defaults(rule, HParams() if hparams is None else hparams)
     updates, params = jax.tree.map(jnp.asarray, (updates, params))
     counts = (tau, size, steps, lag, group, client)
     info = _info(updates, counts, gradients, key, hparams)
-    is_client = _is_client(rule, params, state, client, len(info.tau))
-    if size is None and _has_sizes(state):
-        info = info._replace(size=state.size[info.client].astype(jnp.int32))
-    info = info._replace(tau=jnp.where(is_client, info.tau, 0))
+    info = _of_state(rule, params, state, info, (client, size))
     known = jnp.full(len(info.tau), jnp.nan) if losses is None else losses
     measured = jnp.asarray(known, jnp.float32), validation
     return _applied(rule, updates, params, state, info, hparams, measured)

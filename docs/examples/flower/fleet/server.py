@@ -48,5 +48,8 @@ def main(grid: Grid, context: Context) -> None:
         found = result.evaluate_metrics_serverapp[number]["accuracy"]
         print(f"round {number}: tau {done.tau}, rho {done.rho}, accuracy {found:.3f}")
     if settings["log"]:
-        lines = [[a.tolist() for a in done[1:]] for done in strategy.rounds]
+        lines = [
+            [done.nodes, *(a.tolist() for a in done[1:4]), done.rejected]
+            for done in strategy.rounds
+        ]
         pathlib.Path(settings["log"]).write_text(json.dumps(lines))

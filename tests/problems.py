@@ -221,7 +221,8 @@ def _estimates(rule, estimates: bool) -> scan.Estimates:
 
 @functools.cache
 def _start(rule, features, counts, snapshots, sizes):
-    x, size = jnp.zeros((1, features)), None if sizes is None else jnp.array(sizes)
+    x = jnp.zeros((1, features))
+    size = jnp.ones(counts.clients) if sizes is None else jnp.array(sizes)
     counts = counts._replace(size=size)
     return scan.init_state(mlp(), rule, jax.random.key(0), x, counts, snapshots)
 

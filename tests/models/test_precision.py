@@ -82,7 +82,7 @@ def of_run(config):
 @pytest.mark.parametrize("name", ["fedavg", "fedat", "scaffold", "oracle"])
 def test_aggregation_in_ones_own_loop_is_in_float32(name):
     rule, params = tsfl_jax.AGGREGATORS[name], {"w": jnp.ones((3, 2))}
-    state = tsfl_jax.init_rule(rule, params, num_clients=4)
+    state = tsfl_jax.init_rule(rule, params, num_clients=4, size=[1] * 4)
 
     def aggregate(updates):
         given = {"validation": lambda w: (w["w"] ** 2).sum()}

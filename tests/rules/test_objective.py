@@ -103,7 +103,7 @@ HPARAMS = problems.hparams(lr=0.5)
 def test_of_several_deliveries_in_one_buffer_the_last_decides():
     # Two clients; client 0 delivers three times. c_0⁺ = 0 − 0 − Δ/(η s): 2, 6, 8.
     rule = rules.AGGREGATORS["scaffold"]
-    state = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1))
+    state = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
     updates = {"params": {"w": jnp.array([[-1.0], [-3.0], [-2.0], [-8.0]])}}
     received = happened([0, 0, 1, 0], [1, 1, 1, 2])
     delta, state = rule.combine(updates, state, received, HPARAMS)
@@ -112,7 +112,7 @@ def test_of_several_deliveries_in_one_buffer_the_last_decides():
     assert delta["params"]["w"].tolist() == [-3.5]
     # One that is lost does not decide.
     lost = received._replace(present=jnp.array([True, True, True, False]))
-    start = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1))
+    start = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
     assert rule.combine(updates, start, lost, HPARAMS)[1].own["w"].tolist() == [
         [6],
         [4],

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from tsfl_jax import data
-from tsfl_jax.config import WITHOUT_EFFECT, flat, settings_of
+from tsfl_jax.components import section_of
+from tsfl_jax.config import WITHOUT_EFFECT, Config, flat, settings_of
 from tsfl_jax.engine import optimizers, own_layers
 from tsfl_jax.experiment import rule_settings, trained
 from tsfl_jax.experiment.network import bytes_per_delivery
@@ -34,9 +35,8 @@ _JAX = {
 def labels_of(prepared: Prepared) -> dict[str, Any]:
     """What summaries and figures call an experiment."""
     config, network = prepared.config, prepared.network
-    own_rule = prepared.own.aggregator is not None
     return {
-        "algorithm": "custom" if own_rule else config.algorithm,
+        "algorithm": config.algorithm,
         "data": prepared.dataset.name,
         "model": network.name,
         "mapping": prepared.mapping,
@@ -45,7 +45,30 @@ def labels_of(prepared: Prepared) -> dict[str, Any]:
         "fingerprints": prepared.fingerprints,
         "num_parameters": network.size,
         "bytes_per_delivery": _least(prepared),
-    }
+    } | custom_values(prepared)
+
+
+def custom_values(prepared: Prepared) -> dict[str, str]:
+    """What files say of parts given from Python: ``{"custom loss": digest}``.
+
+    And the rule's name as the algorithm: its component's section, else "custom".
+    Metrics are left out: they change no result.
+    """
+    own, digests = prepared.own._asdict(), prepared.fingerprints
+    indices, _ = own.pop("partition"), own.pop("metrics")
+    parts = {name: describe(part) for name, part in own.items() if part is not None}
+    if prepared.own_data:
+        parts["dataset"] = f"{prepared.own_data} {digests['scale']}"
+    if indices is not None:
+        parts["partition"] = data.fingerprint(*indices)
+    if "first parameters" in digests and not prepared.config.model.params:
+        parts["params"] = digests["first parameters"]
+    values = {f"custom {name}": digest for name, digest in parts.items()}
+    if (rule := prepared.own.aggregator) is not None:
+        sections = (section_of(kind) for kind in rule.sections)
+        names = [name for name in sections if not hasattr(Config(), name)]
+        values["algorithm"] = "+".join(names) or "custom"
+    return values
 
 
 def _least(prepared: Prepared) -> int:
@@ -69,6 +92,11 @@ def bytes_moved(prepared: Prepared, delivered: Bool[np.ndarray, "T N"]) -> int:
 def values_of(prepared: Prepared) -> dict[str, Any]:
     """All settings by name, ``{"data.name": "mnist"}``."""
     return flat(dataclasses.asdict(prepared.config))
+
+
+def reported_values(prepared: Prepared) -> dict[str, Any]:
+    """All settings by name, with what was given from Python."""
+    return values_of(prepared) | custom_values(prepared)
 
 
 def depends_on_devices(prepared: Prepared) -> bool:

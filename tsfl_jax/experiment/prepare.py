@@ -62,6 +62,7 @@ class Prepared(NamedTuple):
     held_out: Int[np.ndarray, "V"] | None  # validation samples; None: there are none
     tested: ClientTest | None  # clients that are scored; None: none
     own: Own  # without its dataset, which is the one above
+    own_data: str  # the digest of that dataset before it was skewed; "": loaded
     # Digests of the drawn arrays, to find out whether two runs had the same.
     fingerprints: dict[str, str]
     notes: tuple[str, ...]  # what a user should know before the run
@@ -278,6 +279,10 @@ def prepare_validated(
         dataset = load_dataset(config)
     elif not data_fingerprint:
         dataset = in_memory.check(dataset)
+    if own_data := rule_settings.is_own_data(config, own) and (
+        data_fingerprint or data.digest(dataset)
+    ):
+        data_fingerprint = own_data
     held_out, lists = splits.given(config, own.partition, dataset)
     held, ties = splits.ties(config, lists, dataset)
     workload = draw_workload(config, held, own.sampler, ties)
@@ -309,6 +314,7 @@ def prepare_validated(
         held_out=held_out,
         tested=tested,
         own=own._replace(dataset=None, params=None, metrics=dict(model.metrics)),
+        own_data=own_data,
         fingerprints=_fingerprints(config, dataset, split, times, digest)
         | _fingerprints_asked_for(held_out, tested)
         | (first or custom_hooks.start_of(own.model)),

@@ -64,10 +64,16 @@ _GIVEN = {
 }
 
 
+def is_own_data(config: Config, own: Own) -> bool:
+    """Whether `own` has other samples than those that the settings name."""
+    quadratic = config.data.name == "quadratic"  # whose settings the model has, too
+    loaded = quadratic or getattr(own.dataset, "source", "") == str(config.data)
+    return own.dataset is not None and not loaded
+
+
 def _given(config: Config, own: Own) -> dict[str, tuple[str, Part]]:
     found = {by: g for by, g in _GIVEN.items() if getattr(own, g[0]) is not None}
-    quadratic = config.data.name == "quadratic"  # whose settings the model has, too
-    if quadratic or getattr(own.dataset, "source", "") == str(config.data):
+    if not is_own_data(config, own):
         found.pop("data.name", None)
     return found
 

@@ -32,7 +32,7 @@ from tsfl_jax.experiment.identity import (
     bytes_moved,
     depends_on_devices,
     identity_of,
-    values_of,
+    reported_values,
 )
 from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
@@ -94,7 +94,7 @@ def _digest(prepared: Prepared) -> str:
 def _row(lane: int, every: "Sweep", history: dict) -> dict:
     """One line of results.csv."""
     prepared = every.several[lane]
-    settings = values_of(prepared)
+    settings = reported_values(prepared)
     scores = summary.scores_of(history)
     there = delivers(history["tau"], history["rho"])[: scores["diverged_at"]]
     return (

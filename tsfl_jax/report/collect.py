@@ -3,17 +3,22 @@
 A run that has not finished, or has a damaged file, is left out, and a sentence says so.
 """
 
+import io
 import pathlib
 import re
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import pandas as pd
 
 from tsfl_jax.config import SEEDS, SETTINGS, flat
-from tsfl_jax.report import files, repeat
+from tsfl_jax.report import files, repeat, table
 from tsfl_jax.types import UserError
 
+_T = TypeVar("_T")
 _SAME = ("versions", "device", "backend", "processor")  # of all runs of a sweep
+_MOST = 2**26  # bytes of a figure or a table that is embedded
+_NUMBERS = {*table.SCORES, *table.COLUMNS}  # results that are a number or null
 Parts = tuple[list["Run"], list[str], str]  # runs, what is missing, the command
 
 
@@ -43,7 +48,7 @@ class Source(NamedTuple):
     missing: list[str]  # sentences
     commands: list[str]  # that repeat the runs and sweeps
     tables: list[Table]
-    images: list[pathlib.Path]
+    images: list[tuple[pathlib.Path, bytes]]
 
 
 def read_source(path: str | pathlib.Path) -> Source:
@@ -71,14 +76,33 @@ def read_source(path: str | pathlib.Path) -> Source:
             missing.append(f"{error}; left out")
             continue
         runs, missing = [*runs, *parts[0]], [*missing, *parts[1]]
-        commands.append(parts[2] or f"# {one}: see its settings below")
-    tables = list(filter(None, map(_read_table, sorted(folder.glob("*.csv")))))
+        python = repeat.from_python(parts[0][0].settings) if parts[0] else ""
+        command = "" if python else parts[2]
+        commands.append(command or f"# {one}: {python or 'see its settings below'}")
+    written = sorted(p for p in folder.glob("*.csv") if p.with_suffix(".md").exists())
+    tables = _readable(_read_table, written, missing)
     if not runs and not tables:
         why = missing[0] if missing else "holds no run, sweep, comparison or study"
         raise UserError(f"{folder}: {why}")
     drawn_here = {"curves.png"} if folder in inside else set()
-    images = [p for p in sorted(folder.glob("*.png")) if p.name not in drawn_here]
+    figures = [p for p in sorted(folder.glob("*.png")) if p.name not in drawn_here]
+    images = _readable(lambda p: (p, files.read_bytes(p, _MOST)), figures, missing)
     return Source(folder, runs, missing, commands, tables, images)
+
+
+def _readable(
+    read: Callable[[pathlib.Path], _T],
+    paths: Iterable[pathlib.Path],
+    missing: list[str],
+) -> list[_T]:
+    """What can be read; `missing` gets a sentence for each of the other files."""
+    contents = []
+    for path in paths:
+        try:
+            contents.append(read(path))
+        except UserError as error:
+            missing.append(f"{error}; left out")
+    return contents
 
 
 def _read_run(folder: pathlib.Path, name: str) -> Parts:
@@ -95,13 +119,32 @@ def _read_run(folder: pathlib.Path, name: str) -> Parts:
     curves = pd.DataFrame(files.read_metrics(folder / "metrics.jsonl")).astype(float)
     name = folder.resolve().name if name == "." else name
     name = re.sub(r"[-_]seed\d+(-\d{8}-\d{4}(-\d+)?)?$", "", name)
-    settings = flat(config)
-    run = Run(name, str(folder), settings, _facts(summary), curves)
+    settings = flat(config) | {n: summary[n] for n in summary if _is_custom(n)}
+    if "custom aggregator" in settings:
+        settings["algorithm"] = summary.get("algorithm")
+    facts = _facts(summary, folder / "summary.json")
+    run = Run(name, str(folder), settings, facts, curves)
     return [run], [], repeat.run_command(settings)
 
 
-def _facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no number for an infinite loss, but an accuracy beside it."""
+def _is_custom(name: str) -> bool:
+    """A setting of a custom component, or the digest of a custom part."""
+    return name not in SETTINGS and ("." in name or name.startswith("custom "))
+
+
+def _facts(facts: dict[str, Any], source: pathlib.Path | str) -> dict[str, Any]:
+    """Results of checked types: UserError names the source of others.
+
+    JSON has no number for an infinite loss, but an accuracy beside it.
+    """
+    for name in _NUMBERS & {*facts}:
+        kinds = (int,) if name == "diverged_at" else (int, float)
+        if facts[name] is not None and type(facts[name]) not in kinds:
+            kind = type(facts[name]).__name__
+            raise UserError(f"{source}: {name} is a {kind}; expected a number or null")
+    notes = facts.get("notes") or []
+    if not isinstance(notes, str | list) or not all(isinstance(n, str) for n in notes):
+        raise UserError(f"{source}: notes: expected a list of texts")
     tested = facts.get("final_test_accuracy") is not None
     endless = tested and facts.get("final_test_loss") is None
     return facts | {"final_test_loss": float("inf")} if endless else facts
@@ -110,45 +153,59 @@ def _facts(facts: dict[str, Any]) -> dict[str, Any]:
 def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
     """The finished runs of a sweep, named after their swept values."""
     try:
-        text = (folder / "results.jsonl").read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        lines = files.read_bytes(folder / "results.jsonl").splitlines()
+    except UserError as error:
         raise UserError(f"{folder}: none of the sweep's runs has finished") from error
-    rows = [row for row in map(files.parse_json, text.splitlines()) if row]
+    rows = [row for row in map(files.parse_json, lines) if row]
+    rows = [row for row in rows if type(row.get("run")) is int]
     about, missing = files.read_json(folder / "sweep.json") or {}, []
-    if len(rows) < len(text.splitlines()):
+    if len(rows) < len(lines):
         missing.append(f"{folder / 'results.jsonl'}: damaged lines are left out")
     if not about:
         missing.append(f"{folder}: the sweep has not finished; {len(rows)} runs have")
     try:
-        history = dict(list(pd.read_csv(folder / "history.csv").groupby("run")))
-    except (OSError, ValueError, KeyError):
+        content = io.BytesIO(files.read_bytes(folder / "history.csv"))
+        frame = pd.read_csv(content)
+        names = [n for n in frame if n not in SETTINGS and not _is_custom(n)]
+        history = dict(list(frame[names].astype(float).groupby("run")))
+    except (UserError, ValueError, KeyError):
         history = {}
         missing.append(f"{folder / 'history.csv'} is missing or damaged: no curves")
-    names = [n for n in SETTINGS if n not in SEEDS]
+    custom = dict.fromkeys(n for row in rows for n in row if _is_custom(n))
+    names = [n for n in (*SETTINGS, *custom) if n not in SEEDS]
     swept = [n for n in names if len({str(row.get(n)) for row in rows}) > 1]
     runs = []
     for row in rows:
-        number = row.get("run")
+        number = row["run"]
+        place = f"{folder}, run {number}"
+        try:
+            facts = _facts(row, place)
+        except UserError as error:
+            missing.append(f"{error}; left out")
+            continue
         curves = history.get(number, pd.DataFrame())
         curves = curves.head(row.get("diverged_at") or len(curves))
         values = ", ".join(f"{n}={repeat.text_of(row.get(n))}" for n in swept)
         prefix = "" if name == "." else name
         label = ": ".join(filter(None, (prefix, values))) or folder.resolve().name
-        facts = {n: v for n, v in row.items() if n not in SETTINGS}
+        settings = {n: v for n, v in facts.items() if n in SETTINGS or _is_custom(n)}
+        facts = {n: v for n, v in facts.items() if n not in settings}
         facts |= {n: about[n] for n in _SAME if n in about}
         facts |= {n: row.get(n) for n in ("algorithm", "data")}
-        settings = {n: v for n, v in row.items() if n in SETTINGS}
-        place = f"{folder}, run {number}"
-        runs.append(Run(label, place, settings, _facts(facts), curves))
-    points = about.get("points", [])
-    return runs, missing, repeat.sweep_command(flat(about.get("config", {})), points)
+        runs.append(Run(label, place, settings, facts, curves))
+    config, points = about.get("config"), about.get("points")
+    if not isinstance(points, list) or not all(isinstance(p, dict) for p in points):
+        points = []
+    config = config if isinstance(config, dict) else {}
+    return runs, missing, repeat.sweep_command(flat(config), points)
 
 
-def _read_table(path: pathlib.Path) -> Table | None:
-    """A table that `files.write_table` wrote; None for other files."""
+def _read_table(path: pathlib.Path) -> Table:
+    """A table that `files.write_table` wrote; UserError where it is damaged."""
     beside = path.with_suffix(".md")
-    if not beside.is_file():
-        return None
-    about = beside.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
-    rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-    return Table(path.stem, about, rows)
+    about, content = (files.read_bytes(p, _MOST) for p in (beside, path))
+    try:
+        rows = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False)
+    except ValueError as error:
+        raise UserError(f"{path}: no table of comma-separated values") from error
+    return Table(path.stem, about.decode(errors="replace").split("\n\n")[0], rows)

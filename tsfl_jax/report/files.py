@@ -14,6 +14,7 @@ import os
 import pathlib
 import platform
 import re
+import stat
 import subprocess
 import threading
 import time
@@ -120,7 +121,7 @@ def lock(folder: _Path, name: str = _LOCK, patience: float = 0.0) -> Iterator[No
     """
     held = filelock.FileLock(pathlib.Path(folder) / name, timeout=patience)
     part = "" if name == _LOCK else f" ({name.lstrip('.')})"
-    with _user_errors(held.lock_file):
+    with user_errors(held.lock_file):
         try:
             held.acquire()
         except filelock.Timeout as error:
@@ -136,22 +137,25 @@ def lock(folder: _Path, name: str = _LOCK, patience: float = 0.0) -> Iterator[No
 
 @contextlib.contextmanager
 def replacing(path: _Path) -> Iterator[IO[bytes]]:
-    """Open a binary file that replaces `path` once all of it is on the disk.
+    """Open a binary file that replaces `path`, also a link, once it is on the disk.
 
     Raises:
-      UserError: it cannot be written, or the disk is full.
+      UserError: it cannot be written, or the disk is full; a pipe or a device.
     """
     path = pathlib.Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with _user_errors(path):
+        with user_errors(path):
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise UserError(f"cannot use {path}: it is a pipe or a device")
             with open(beside, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # an error of above says more
+            beside.unlink()
 
 
 def write_json(path: _Path, obj: Any) -> None:
@@ -203,12 +207,33 @@ def write_table(
     return paths
 
 
+def read_bytes(path: _Path, most: float = math.inf) -> bytes:
+    """The content of a regular file.
+
+    Links are not followed: a folder that was received may link to any file of the
+    reader's machine.
+
+    Args:
+      path: of the file.
+      most: bytes.
+
+    Raises:
+      UserError: it is missing, a link, a pipe, a device, a folder or too large.
+    """
+    with user_errors(path):
+        status = os.lstat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError(f"{path}: expected a regular file, neither a link nor else")
+        if status.st_size > most:
+            raise UserError(f"{path}: {status.st_size:,} bytes, more than {most:,}")
+        return pathlib.Path(path).read_bytes()
+
+
 def read_json(path: _Path) -> dict | None:
     """The object that `write_json` wrote; None if the file is missing or damaged."""
-    try:
-        return parse_json(pathlib.Path(path).read_bytes())
-    except OSError:
-        return None
+    with contextlib.suppress(UserError):
+        return parse_json(read_bytes(path))
+    return None
 
 
 def parse_json(text: str | bytes) -> dict | None:
@@ -232,10 +257,8 @@ def read_metrics(path: _Path) -> list[dict]:
     Raises:
       UserError: a line is not JSON or not a row of numbers, or there is no such file.
     """
-    with _user_errors(path):
-        lines = pathlib.Path(path).read_bytes().splitlines()
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         row = parse_json(line) or {}
         kinds = {type(value) for value in row.values()} - {int, float, type(None)}
         if kinds or type(row.get("interval")) is not int:
@@ -290,7 +313,8 @@ def processor() -> str:
 
 
 @contextlib.contextmanager
-def _user_errors(path: _Path) -> Iterator[None]:
+def user_errors(path: _Path) -> Iterator[None]:
+    """Turn errors of the operating system into one line that names the path."""
     try:
         yield
     except OSError as error:

@@ -134,9 +134,10 @@ def curves_svg(runs: Sequence[Run], x: str, y: str, labels: tuple[str, str]) -> 
     """
     import matplotlib
 
-    good = [run for run in runs if not left_out(run.facts)] or runs
+    labelled = list(zip(groups_of(runs), runs, strict=True))
+    good = [pair for pair in labelled if not left_out(pair[1].facts)] or labelled
     lines: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for label, run in zip(groups_of(good), good, strict=True):
+    for label, run in good:
         if {x, y} <= set(run.curves) and len(seen := run.curves[[x, y]].dropna()):
             lines.setdefault(label, []).append(tuple(seen.to_numpy(float).T))
     if not lines:
@@ -210,8 +211,8 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
                 for x, y, across, up in _FIGURES
             ],
         }
-    images = [path for source in sources for path in source.images]
-    values["images"] = [(str(p), b64encode(p.read_bytes()).decode()) for p in images]
+    images = [image for source in sources for image in source.images]
+    values["images"] = [(str(p), b64encode(data).decode()) for p, data in images]
     environment = jinja2.Environment(autoescape=True)
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     # Names of folders may hold bytes that are no text.
@@ -251,8 +252,8 @@ def main(texts: list[str]) -> None:
         raise UserError(
             f"--target={given.target}: expected an accuracy in (0, 1], like 0.9"
         )
-    out = pathlib.Path(given.out or pathlib.Path(given.folders[0]) / "report.html")
-    out = out.expanduser()
+    default = pathlib.Path(given.folders[0]) / "report.html"
+    out = files.folder_of(given.out or default, "--out")
     text = make_page(given.folders, given.target)
     files.prepare_workdir(out.parent, "--out")
     files.write_text(out, text)

@@ -39,6 +39,10 @@ def by_seed(runs: Sequence[Run], names: Sequence[str], score: str) -> pd.DataFra
     Raises:
       UserError: no run has this score, or a group has two runs of a seed.
     """
+    unknown = f"--score={score}: no run has such a score; expected one of "
+    unknown += ", ".join(table.SCORES)
+    if score not in table.SCORES:  # a setting, a text
+        raise UserError(unknown)
     found: dict[str, dict[str, float]] = {name: {} for name in names}
     for run, name in zip(runs, names, strict=True):
         seed = str([run.settings.get(n) for n in SEEDS])
@@ -47,9 +51,7 @@ def by_seed(runs: Sequence[Run], names: Sequence[str], score: str) -> pd.DataFra
         found[name][seed] = score_of(run, score)
     scores = pd.DataFrame(found)
     if scores.isna().to_numpy().all():
-        raise UserError(
-            f"--score={score}: no run has it; expected one of {', '.join(table.SCORES)}"
-        )
+        raise UserError(unknown)
     return scores
 
 

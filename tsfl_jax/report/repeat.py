@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsfl_jax import config_files
-from tsfl_jax.config import flat
+from tsfl_jax.config import SETTINGS, flat
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
@@ -49,6 +49,13 @@ def _flags(settings: Mapping[str, Any]) -> list[str]:
     return min(choices, key=len)
 
 
+def from_python(settings: Mapping[str, Any]) -> str:
+    """With which arguments a run was started from Python; "": it was not."""
+    custom = [name for name in settings if name.startswith("custom ")]
+    names = ", ".join(f"{name.removeprefix('custom ')}=" for name in custom)
+    return names and f"started from Python with {names}"
+
+
 def run_command(settings: Mapping[str, Any]) -> str:
     """``tsfl run`` with these flat settings."""
     return shlex.join(["tsfl", "run", *_flags(settings)])
@@ -67,6 +74,8 @@ def sweep_command(
         return ""
     axes = {n: list(dict.fromkeys(text_of(p[n]) for p in points)) for n in points[0]}
     product = list(itertools.product(*axes.values()))
+    if not axes.keys() <= SETTINGS.keys():
+        return ""  # of a custom component
     if product != [tuple(map(text_of, point.values())) for point in points]:
         return ""
     every = [value for values in axes.values() for value in values]

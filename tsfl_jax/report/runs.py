@@ -25,16 +25,17 @@ _PANELS = {  # of curves.png: the axis, and the quantities in it with their labe
         "client_accuracy_mean": "mean",
     },
 }
+FIGURES = ("curves.png", "participation.png")
 _FEW_CLIENTS = 60  # bars that a reader can distinguish
 
 
 def write_figures(
     folder: pathlib.Path, results: Mapping[str, np.ndarray], about: Mapping[str, Any]
 ) -> None:
-    """Write curves.png and participation.png; see `curves` and `participation`."""
+    """Write `FIGURES`; see `curves` and `participation`."""
     bars = participation(results["tau"], results["rho"], about, results.get("client"))
-    plot_style.save(curves(results, about), folder / "curves.png")
-    plot_style.save(bars, folder / "participation.png")
+    for name, figure in zip(FIGURES, (curves(results, about), bars), strict=True):
+        plot_style.save(figure, folder / name)
 
 
 @plot_style.styled

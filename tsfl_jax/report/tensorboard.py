@@ -66,8 +66,9 @@ def write_events(workdir: str | pathlib.Path) -> pathlib.Path:
     events.end({}, [])
     made = folder / "tensorboard"
     shutil.rmtree(made, ignore_errors=True)
-    (unfinished / "tensorboard").rename(made)
-    unfinished.rmdir()
+    with files.user_errors(made):
+        (unfinished / "tensorboard").rename(made)
+        unfinished.rmdir()
     return made
 
 

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
 Record = dict[str, Any]  # of an interval: numbers by name, None where not measured
@@ -47,5 +48,5 @@ def measured(record: Record) -> dict[str, float]:
 def remembered(path: pathlib.Path, made: Callable[[], str]) -> str:
     """A name that a run keeps in a file, so that a resumed one goes on under it."""
     if not path.exists():
-        path.write_text(made(), encoding="utf-8")
-    return path.read_text(encoding="utf-8")
+        files.write_text(path, made())
+    return files.read_bytes(path).decode()

@@ -10,9 +10,9 @@ import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from tsfl_jax.report import mlflow, tensorboard, wandb
+from tsfl_jax.report import files, mlflow, runs, tensorboard, wandb
 from tsfl_jax.report.writer import Record, Writer
-from tsfl_jax.types import UserError, nearest
+from tsfl_jax.types import UserError, nearest, one_line
 
 
 def csv_writer(folder: pathlib.Path) -> Writer:
@@ -21,9 +21,9 @@ def csv_writer(folder: pathlib.Path) -> Writer:
 
     def start(settings: dict[str, Any], finished: int) -> None:
         del settings
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        kept = lines[: finished + 1] if finished else []  # with the heading
-        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        text = files.read_bytes(path).decode() if finished and path.exists() else ""
+        lines = text.splitlines()[: finished + 1]  # with the heading
+        files.write_text(path, "".join(f"{line}\n" for line in lines))
 
     def report(record: Record) -> None:
         with path.open("a", encoding="utf-8", newline="") as file:
@@ -57,7 +57,7 @@ class Open(NamedTuple):
 
     def end(self, summary: dict[str, Any], folder: pathlib.Path | None) -> None:
         """Hand over the summary and the figures of a folder."""
-        figures = sorted(folder.glob("*.png")) if folder else []
+        figures = [folder / name for name in runs.FIGURES] if folder else []
         for writer in self.several:
             writer.end(summary, figures)
 
@@ -107,4 +107,17 @@ def _one(given: Given, folder: pathlib.Path | None) -> Writer:
         return Writer(given)
     if folder is None:
         raise UserError(f"writer {given!r}: it writes beside a run; set workdir")
-    return WRITERS[given](folder)
+
+    def guarded(call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded_call(*args: Any) -> Any:
+            try:
+                return call(*args)
+            except UserError:
+                raise
+            except Exception as error:  # each library has its own kinds
+                message = f"writer {given!r}: failed in {folder} ({one_line(error)})"
+                raise UserError(message) from error
+
+        return guarded_call
+
+    return Writer(*map(guarded, guarded(WRITERS[given])(folder)))

@@ -14,6 +14,8 @@ import optax
 import pytest
 
 import tsfl_jax
+from tsfl_jax.config import replace
+from tsfl_jax.experiment import identity, prepare
 from tsfl_jax.experiment.source_digest import describe
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS
@@ -177,3 +179,53 @@ def test_a_run_with_a_changed_rule_or_of_another_version_is_refused(
     monkeypatch.setattr("tsfl_jax.experiment.identity._VERSION", 1)
     with pytest.raises(UserError, match="identity version: 3 → 1.*another --workdir"):
         tsfl_jax.simulate(small(), aggregator=thing("rule"), workdir=tmp_path)
+
+
+def custom(value):
+    """One of each custom part that can change a result; `value` is in all of them."""
+    x, y = np.random.default_rng(value).normal(size=(90, 4)), np.arange(90) % 3
+    net = networks.MLP(3, 2 + value)
+
+    def step(step):
+        found = step.gradient(step.variables["params"])
+        return step.apply(found) if value == 1 else step.apply(found)
+
+    return {
+        "model": net,
+        "dataset": tsfl_jax.make_dataset(x, y, x, y),
+        "optimizer": optax.sgd(0.1 * value),
+        "aggregator": tsfl_jax.rule(lambda info: info.tau**value),
+        "loss": lambda outputs, labels: value * outputs.sum(axis=-1),
+        "augment": lambda key, x, y: (value * x, y),
+        "client_step": step,
+        "partition": [range(9 + value), range(9 + value, 90)],
+        "sampler": lambda draw: np.arange(draw.size) * value,
+        "params": net.init(jax.random.key(value), x[:1].astype(np.float32)),
+    }
+
+
+def said(**changes):
+    """What files say of the custom parts of an experiment of two clients."""
+    parts = changes.pop("parts")
+    config = tsfl_jax.Config(num_intervals=1, num_clients=2, batch_size=2)
+    config.cohort.size = 1 if "sampler" in parts else 0
+    if "partition" not in parts:
+        config.schedule.data_size = 16
+    prepared = prepare.prepare(replace(config, changes), **parts)
+    return identity.custom_values(prepared)
+
+
+def test_files_name_each_custom_part_with_a_digest_of_it():
+    first, again, other = (said(parts=custom(value)) for value in (1, 1, 2))
+    assert first == again and first.pop("algorithm") == other.pop("algorithm")
+    assert first.keys() == other.keys() == {f"custom {name}" for name in custom(1)}
+    assert all(first[name] != other[name] for name in first)
+    # The digest is that of the samples as they were given, whatever a seed makes of
+    # them; and neither what the settings load nor metrics make another experiment.
+    parts = {"dataset": custom(1)["dataset"]}
+    digests = [
+        said(parts=parts, seed=s, **{"partition.label_noise": 0.5}) for s in (0, 1)
+    ]
+    assert digests == [{"custom dataset": first["custom dataset"]}] * 2
+    loaded = {"dataset": prepare.load_dataset(tsfl_jax.Config())}
+    assert said(parts={"metrics": {"loss_2": custom(2)["loss"]}} | loaded) == {}

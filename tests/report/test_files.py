@@ -133,6 +133,17 @@ def test_a_full_disk_is_reported_in_one_line(tmp_path, monkeypatch):
     assert str(path) in str(caught.value)
 
 
+def test_a_link_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "other").write_text("theirs")
+    for target in ("other", "gone"):
+        path = tmp_path / f"to {target}"
+        path.symlink_to(tmp_path / target)
+        files.write_text(path, "ours")
+        assert path.read_text() == "ours" and not path.is_symlink()
+    assert (tmp_path / "other").read_text() == "theirs"
+    assert not (tmp_path / "gone").exists()
+
+
 # Metrics and arrays
 
 

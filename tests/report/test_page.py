@@ -1,7 +1,9 @@
 """The report of runs, sweeps and studies: whole, escaped, and equal to their files."""
 
 import html.parser
+import itertools
 import json
+import os
 import shutil
 import subprocess
 
@@ -13,6 +15,17 @@ import tsfl_jax
 from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.report import collect, files, page, repeat
 from tsfl_jax.types import UserError
+
+
+@tsfl_jax.component("ours")
+class Ours:
+    """ρ_i ∝ τ_i^f."""
+
+    factor: float = tsfl_jax.setting(1.0, "f", low=0)
+
+    def weights(self, info):
+        return info.tau**self.factor
+
 
 VOID = {"meta", "img", "br"}
 ODD = "<b>&\"'x"
@@ -179,6 +192,62 @@ def test_a_sweep_counts_what_diverged_and_takes_it_into_no_mean(tmp_path):
     check_whole(page.make_page([tmp_path / "sweep"]))
 
 
+def test_settings_of_a_custom_rule_are_groups(tmp_path, capsys):
+    config = Config(num_intervals=2, num_clients=3, batch_size=4)
+    config.model.hidden, config.schedule.data_size = 0, 16
+    points = [
+        {"ours.factor": factor, "seed": seed}
+        for factor, seed in itertools.product((0.0, 4.0), (0, 1))
+    ]
+    folder = tmp_path / "sweep"
+    result = tsfl_jax.sweep(config, points, aggregator=Ours(), workdir=folder)
+    scores = [100 * row["final_test_accuracy"] for row in result.rows]
+    means = [np.mean(scores[:2]), np.mean(scores[2:])]
+    names = ["ours.factor=0.0", "ours.factor=4.0"]
+    found = check_whole(page.make_page([folder]))
+    results = found.table(0).set_index("group")["final accuracy, %"]
+    assert list(results.index) == names
+    assert [float(text.split()[0]) for text in results] == pytest.approx(
+        means, abs=0.01
+    )
+    assert set(found.table(2)) == {"", "ours.factor", "seed"}
+    assert f"# {folder}: started from Python with aggregator=\n" in found.text
+    assert "--sweep=" not in found.text and "dms" not in found.text.split("Results")[0]
+    page.main([str(folder), "--table", f"--base={names[0]}"])
+    table = pd.read_csv(folder / "table.csv").set_index("group")
+    assert list(table["mean"]) == pytest.approx(means) and list(table.index) == names
+    assert table.loc[names[1], "difference"] == pytest.approx(means[1] - means[0])
+    # The same of an unfinished sweep, and the name of the rule in every file.
+    (folder / "sweep.json").unlink()
+    runs = collect.read_source(folder).runs
+    assert [run.name for run in runs] == [n for n in names for _ in "ab"]
+    assert {run.settings["algorithm"] for run in runs} == {"ours"}
+    assert {row["algorithm"] for row in result.rows} == {"ours"}
+
+
+def test_runs_with_other_custom_parts_are_other_experiments(tmp_path):
+    for seed, digest in enumerate(["loss 1", "loss 1", "loss 2"]):
+        folder = tmp_path / f"a-seed{seed}"
+        run_folder(folder, seed=seed)
+        summary = files.read_json(folder / "summary.json")
+        files.write_json(folder / "summary.json", summary | {"custom loss": digest})
+    run_folder(tmp_path / "b")
+    found = check_whole(page.make_page([tmp_path]))
+    results = found.table(0).set_index("group")["runs"]
+    assert dict(results) == {"a": "2", "a (2)": "1", "b": "1"}
+    assert found.table(2).set_index("")["custom loss"]["a (2)"] == "'loss 2'"
+    assert f"# {tmp_path / 'a-seed0'}: started from Python with loss=\n" in found.text
+    assert found.text.count("tsfl run") == 1  # of the one that it repeats
+    # A group has its name in figures, too, where the one before it diverged.
+    for seed in (0, 1):
+        path = tmp_path / f"a-seed{seed}" / "summary.json"
+        files.write_json(path, files.read_json(path) | {"diverged_at": 3})
+    figure = page.curves_svg(
+        collect.read_source(tmp_path).runs, *page._FIGURES[0][:2], ("x", "y")
+    )
+    assert ">a (2)<" in figure and ">a<" not in figure
+
+
 @pytest.mark.slow
 def test_bytes_count_each_delivery_of_a_client_in_one_update(tmp_path):
     """Under FedBuff a fast client delivers several times: the run as the sweep."""
@@ -232,6 +301,85 @@ def test_what_is_damaged_is_named_and_left_out(tmp_path):
         assert text in found.text
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("best_test_accuracy", "high", "best_test_accuracy is a str; expected a numb"),
+        ("final_test_loss", [1], "final_test_loss is a list; expected a number or nul"),
+        ("intervals", {}, "intervals is a dict; expected a number or null"),
+        ("final_test_accuracy", True, "final_test_accuracy is a bool; expected"),
+        ("diverged_at", 2.5, "diverged_at is a float; expected a number or null"),
+        ("notes", 5, "notes: expected a list of texts"),
+        ("notes", [["a"]], "notes: expected a list of texts"),
+        ("best_test_accuracy", None, ""),
+        ("runs", 5, ""),
+    ],
+)
+def test_results_of_another_type_are_named_and_left_out(tmp_path, name, value, message):
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        run_folder(folder)
+    path = tmp_path / "a" / "summary.json"
+    files.write_json(path, files.read_json(path) | {name: value})
+    rows = sweep_folder(tmp_path / "sweep")
+    rows[1] |= {name: value}
+    files.write_metrics(tmp_path / "sweep" / "results.jsonl", rows)
+    source = collect.read_source(tmp_path)
+    assert len(source.runs) == 6 - 2 * bool(message)
+    for place in (path, f"{tmp_path / 'sweep'}, run 1"):
+        text = f"{place}: {message}"
+        lines = [line for line in source.missing if line.startswith(text)]
+        assert len(lines) == bool(message) and all("; left out" in n for n in lines)
+    if not message:
+        check_whole(page.make_page([tmp_path]))
+
+
+def test_damaged_settings_of_a_sweep_are_no_command(tmp_path):
+    sweep_folder(tmp_path / "sweep")
+    for sweep in ({"config": 5, "points": [3]}, {"config": [], "points": {"a": 1}}):
+        files.write_json(tmp_path / "sweep" / "sweep.json", sweep)
+        (command,) = collect.read_source(tmp_path / "sweep").commands
+        assert command == f"# {tmp_path / 'sweep'}: see its settings below"
+
+
+def test_only_regular_files_are_read(tmp_path, monkeypatch):
+    """A folder that was received may link to the secrets of who reads it."""
+    folder, secret = tmp_path / "a", tmp_path / "secret"
+    secret.write_text("secret,text\n1,2\n")
+    run_folder(folder)
+    pictures = [folder / f"{name}.png" for name in ("link", "gone", "pipe", "folder")]
+    pictures[0].symlink_to(secret)
+    pictures[1].symlink_to(tmp_path / "gone")
+    os.mkfifo(pictures[2])
+    pictures[3].mkdir()
+    (folder / "small.png").write_bytes(b"\x89PNG")
+    files.write_table(folder, "good", [{"a": 1}], "text")
+    for name, linked in (("one", "md"), ("two", "csv")):
+        files.write_table(folder, name, [{"a": 1}], "text")
+        (folder / f"{name}.{linked}").unlink()
+        (folder / f"{name}.{linked}").symlink_to(secret)
+    (folder / "three.md").write_text("text")
+    (folder / "three.csv").write_text("")
+    found = check_whole(page.make_page([folder]))
+    assert [a for a in found.addresses if a.startswith("data:")] == [
+        "data:image/png;base64,iVBORw=="
+    ]
+    assert "secret,text" not in found.text and "good" in found.text
+    for path in (*pictures, folder / "one.md", folder / "two.csv"):
+        text = f"{path}: expected a regular file, neither a link nor else; left out"
+        assert text in found.text
+    assert f"{folder / 'three.csv'}: no table of comma-separated" in found.text
+    monkeypatch.setattr(collect, "_MOST", 3)
+    assert f"{folder / 'small.png'}: 4 bytes, more than 3; left out" in (
+        collect.read_source(folder).missing
+    )
+    for name in ("metrics.jsonl", "config.json", "summary.json"):
+        (folder / name).rename(tmp_path / name)
+        (folder / name).symlink_to(tmp_path / name)
+        with pytest.raises(UserError, match=r"regular file|missing or damaged"):
+            page.make_page([folder])
+        os.replace(tmp_path / name, folder / name)
+
+
 def test_an_infinite_loss_is_in_the_mean(tmp_path):
     for seed in (0, 1):
         run_folder(tmp_path / f"a-seed{seed}", seed=seed)
@@ -244,6 +392,7 @@ def test_an_infinite_loss_is_in_the_mean(tmp_path):
 def test_wrong_folders_are_answered_in_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
     for name in "ab":
         run_folder(tmp_path / name)
     (tmp_path / "b" / "summary.json").unlink()
@@ -254,6 +403,11 @@ def test_wrong_folders_are_answered_in_one_line(tmp_path):
         ([tmp_path / "b"], "has not finished"),
         ([tmp_path / "a", f"--out={tmp_path}"], "cannot use .*: Is a directory"),
         ([tmp_path / "a", "--out=/dev/null/x/y.html"], "choose another --out"),
+        ([tmp_path / "a", f"--out={tmp_path / 'pipe'}"], "is a pipe or a device"),
+        ([tmp_path / "a", f"--out={tmp_path / ('x' * 250)}"], "File name too long"),
+        ([tmp_path / "a", "--out=~no-such-user/x.html"], "choose another --out"),
+        ([tmp_path / "a", "--table", "--score=algorithm"], "expected one of best_test"),
+        ([tmp_path / "a", "--table", "--score=seed"], "expected one of best_test"),
         ([tmp_path / "a", "--target=90"], r"expected an accuracy in \(0, 1\]"),
     ):
         with pytest.raises(UserError, match=message) as error:

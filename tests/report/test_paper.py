@@ -75,7 +75,7 @@ def test_a_score_that_is_no_share_keeps_its_unit(tmp_path):
             "no group has it in its name; there are alg",
         ),
         ("algorithm", "final_test_accuracy", "several groups have it"),
-        ("", "accuracy", "no run has it; expected one of best_test_accuracy"),
+        ("", "accuracy", "no run has such a score; expected one of best_test"),
     ],
 )
 def test_wrong_names_are_one_line(base, score, words, tmp_path):

@@ -11,7 +11,7 @@ import tsfl_jax
 from tests.report.test_tensorboard import scalars
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import runner
-from tsfl_jax.report import files, writers
+from tsfl_jax.report import files, tensorboard, writers
 from tsfl_jax.stopping import StopConfig, reached
 from tsfl_jax.types import UserError
 
@@ -119,6 +119,61 @@ def test_csv_of_an_interrupted_run_has_every_interval_once(tmp_path):
     assert [int(r["interval"]) for r in rows] == [*range(1, 9)]
     assert [float(r["test_loss"]) for r in rows] == [r["test_loss"] for r in lines]
     assert rows[0]["threshold"] == "" and float(rows[0]["wall_time"]) > 0
+
+
+def test_metrics_csv_replaces_a_link(tmp_path):
+    (tmp_path / "theirs").write_text("keep\n")
+    (tmp_path / "metrics.csv").symlink_to(tmp_path / "theirs")
+    writer = writers.csv_writer(tmp_path)
+    writer.start({}, 0)
+    writer.report({"interval": 1, "test_loss": 0.5})
+    assert (tmp_path / "metrics.csv").read_text() == "interval,test_loss\n1,0.5\n"
+    assert (tmp_path / "theirs").read_text() == "keep\n"
+
+
+def test_writers_without_a_place_to_write_end_with_one_line(tmp_path, monkeypatch):
+    def opened(name, finished=0):
+        return writers.opened([name], tmp_path, {}, finished)
+
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "metrics.csv").mkdir()
+    (tmp_path / "tensorboard").write_text("a file")
+    with pytest.raises(UserError, match=r"cannot use .*metrics.csv: Is a directory"):
+        opened("csv")
+    with pytest.raises(UserError, match=r"writer 'tensorboard': failed in .*Not a d"):
+        opened("tensorboard")
+    files.write_metrics(tmp_path / "metrics.jsonl", [{"interval": 1}])
+    with pytest.raises(UserError, match=r"cannot use .*tensorboard: Not a directory"):
+        tensorboard.write_events(tmp_path)
+    (tmp_path / "metrics.csv").rmdir()
+    (tmp_path / "metrics.csv").write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match=r"writer 'csv': failed in .*'utf-8'"):
+        opened("csv", finished=1)
+    record = {"interval": 1}
+    following = opened("csv")
+    (tmp_path / "metrics.csv").unlink()
+    (tmp_path / "metrics.csv").mkdir()
+    with pytest.raises(UserError, match=r"writer 'csv': failed in .*Is a directory"):
+        following.report([record])
+
+    def start(settings, finished):
+        raise ConnectionError("no server")
+
+    made = writers.Writer(lambda record: None, start)
+    for name in ("wandb", "mlflow"):
+        monkeypatch.setitem(writers.WRITERS, name, lambda folder: made)
+        with pytest.raises(UserError, match=f"writer '{name}': .*no server"):
+            opened(name)
+    with pytest.raises(ConnectionError):  # of the user's own
+        writers.opened([made], tmp_path, {}, 0)
+
+
+def test_only_the_run_s_own_figures_are_passed_on(tmp_path):
+    (tmp_path / "mine.png").symlink_to("/etc/hostname")
+    seen = []
+    ended = writers.Writer(lambda record: None, end=lambda _, paths: seen.append(paths))
+    writers.opened([ended], tmp_path, {}, 0).end({}, tmp_path)
+    assert [path.name for path in seen[0]] == ["curves.png", "participation.png"]
 
 
 def test_tensorboard_gets_scalars_and_figures(tmp_path):

@@ -255,6 +255,15 @@ def prepare(config: Config, **own: Any) -> Prepared:
     return prepare_validated(*accepted(config, **own))
 
 
+def _data_of(config: Config, own: Own, digest: str) -> tuple[Dataset, str, str]:
+    """The samples, their digest, "": not computed, and again if they are custom."""
+    if own.dataset is None:
+        return load_dataset(config), "", ""
+    dataset = own.dataset if digest else in_memory.check(own.dataset)
+    digest = digest or data.digest(dataset)
+    return dataset, digest, digest * rule_settings.is_own_data(config, own)
+
+
 def prepare_validated(
     config: Config,
     own: Own,
@@ -274,15 +283,7 @@ def prepare_validated(
       UserError: a setting, file or data set that cannot work, in one line.
     """
     _check_rule(config, own)
-    dataset = own.dataset
-    if dataset is None:
-        dataset = load_dataset(config)
-    elif not data_fingerprint:
-        dataset = in_memory.check(dataset)
-    if own_data := rule_settings.is_own_data(config, own) and (
-        data_fingerprint or data.digest(dataset)
-    ):
-        data_fingerprint = own_data
+    dataset, digest, own_data = _data_of(config, own, data_fingerprint)
     held_out, lists = splits.given(config, own.partition, dataset)
     held, ties = splits.ties(config, lists, dataset)
     workload = draw_workload(config, held, own.sampler, ties)
@@ -293,7 +294,7 @@ def prepare_validated(
     split = splits.draw_split(
         config, dataset, capacity, lists, held_out, ties, workload.drawn
     )
-    dataset, digest = splits.skewed(config, dataset, split, data_fingerprint)
+    dataset, digest = splits.skewed(config, dataset, split, digest)
     rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
     tested = splits.client_test(config, own, dataset, split, workload.drawn, network)
     model = precision.with_precision(network.model, config.precision)

@@ -308,11 +308,12 @@ def test_what_is_damaged_is_named_and_left_out(tmp_path):
         ("final_test_loss", [1], "final_test_loss is a list; expected a number or nul"),
         ("intervals", {}, "intervals is a dict; expected a number or null"),
         ("final_test_accuracy", True, "final_test_accuracy is a bool; expected"),
-        ("diverged_at", 2.5, "diverged_at is a float; expected a number or null"),
+        ("diverged_at", "2", "diverged_at is a str; expected a number or null"),
         ("notes", 5, "notes: expected a list of texts"),
         ("notes", [["a"]], "notes: expected a list of texts"),
         ("best_test_accuracy", None, ""),
         ("runs", 5, ""),
+        ("run", [1], "run is a list; expected a number or null"),
     ],
 )
 def test_results_of_another_type_are_named_and_left_out(tmp_path, name, value, message):
@@ -325,7 +326,7 @@ def test_results_of_another_type_are_named_and_left_out(tmp_path, name, value, m
     files.write_metrics(tmp_path / "sweep" / "results.jsonl", rows)
     source = collect.read_source(tmp_path)
     assert len(source.runs) == 6 - 2 * bool(message)
-    for place in (path, f"{tmp_path / 'sweep'}, run 1"):
+    for place in (path, f"{tmp_path / 'sweep'}, run {rows[1]['run']}"):
         text = f"{place}: {message}"
         lines = [line for line in source.missing if line.startswith(text)]
         assert len(lines) == bool(message) and all("; left out" in n for n in lines)

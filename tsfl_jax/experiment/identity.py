@@ -94,11 +94,6 @@ def values_of(prepared: Prepared) -> dict[str, Any]:
     return flat(dataclasses.asdict(prepared.config))
 
 
-def reported_values(prepared: Prepared) -> dict[str, Any]:
-    """All settings by name, with what was given from Python."""
-    return values_of(prepared) | custom_values(prepared)
-
-
 def depends_on_devices(prepared: Prepared) -> bool:
     """Whether the last bits of a run depend on how many devices share the clients.
 

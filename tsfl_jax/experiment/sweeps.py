@@ -30,9 +30,10 @@ from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.identity import (
     bytes_moved,
+    custom_values,
     depends_on_devices,
     identity_of,
-    reported_values,
+    values_of,
 )
 from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared, adopted, drawn_bytes, prepare_all
@@ -94,7 +95,7 @@ def _digest(prepared: Prepared) -> str:
 def _row(lane: int, every: "Sweep", history: dict) -> dict:
     """One line of results.csv."""
     prepared = every.several[lane]
-    settings = reported_values(prepared)
+    settings = values_of(prepared) | custom_values(prepared)
     scores = summary.scores_of(history)
     there = delivers(history["tau"], history["rho"])[: scores["diverged_at"]]
     return (
@@ -471,8 +472,7 @@ def _path_of(
 
 
 def _about(several: list[Prepared]) -> str:
-    names = [f"{p.dataset.name}, {p.network.name}" for p in several]
-    return "; ".join(dict.fromkeys(names))
+    return "; ".join({f"{p.dataset.name}, {p.network.name}": 0 for p in several})
 
 
 def _result(

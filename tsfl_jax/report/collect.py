@@ -18,7 +18,7 @@ from tsfl_jax.types import UserError
 _T = TypeVar("_T")
 _SAME = ("versions", "device", "backend", "processor")  # of all runs of a sweep
 _MOST = 2**26  # bytes of a figure or a table that is embedded
-_NUMBERS = {*table.SCORES, *table.COLUMNS}  # results that are a number or null
+_NUMBERS = {"run", *table.SCORES, *table.COLUMNS}  # results that are a number or null
 Parts = tuple[list["Run"], list[str], str]  # runs, what is missing, the command
 
 
@@ -138,10 +138,10 @@ def _facts(facts: dict[str, Any], source: pathlib.Path | str) -> dict[str, Any]:
     JSON has no number for an infinite loss, but an accuracy beside it.
     """
     for name in _NUMBERS & {*facts}:
-        kinds = (int,) if name == "diverged_at" else (int, float)
-        if facts[name] is not None and type(facts[name]) not in kinds:
-            kind = type(facts[name]).__name__
-            raise UserError(f"{source}: {name} is a {kind}; expected a number or null")
+        kind = type(facts[name])
+        if kind not in (int, float, type(None)):
+            what = f"{name} is a {kind.__name__}; expected a number or null"
+            raise UserError(f"{source}: {what}")
     notes = facts.get("notes") or []
     if not isinstance(notes, str | list) or not all(isinstance(n, str) for n in notes):
         raise UserError(f"{source}: notes: expected a list of texts")
@@ -156,18 +156,16 @@ def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
         lines = files.read_bytes(folder / "results.jsonl").splitlines()
     except UserError as error:
         raise UserError(f"{folder}: none of the sweep's runs has finished") from error
-    rows = [row for row in map(files.parse_json, lines) if row]
-    rows = [row for row in rows if type(row.get("run")) is int]
+    rows = [row for row in map(files.parse_json, lines) if row and "run" in row]
     about, missing = files.read_json(folder / "sweep.json") or {}, []
     if len(rows) < len(lines):
         missing.append(f"{folder / 'results.jsonl'}: damaged lines are left out")
     if not about:
         missing.append(f"{folder}: the sweep has not finished; {len(rows)} runs have")
     try:
-        content = io.BytesIO(files.read_bytes(folder / "history.csv"))
-        frame = pd.read_csv(content)
-        names = [n for n in frame if n not in SETTINGS and not _is_custom(n)]
-        history = dict(list(frame[names].astype(float).groupby("run")))
+        frame = pd.read_csv(io.BytesIO(files.read_bytes(folder / "history.csv")))
+        names = [n for n in frame if n in SETTINGS or _is_custom(str(n))]
+        history = dict(list(frame.drop(columns=names).astype(float).groupby("run")))
     except (UserError, ValueError, KeyError):
         history = {}
         missing.append(f"{folder / 'history.csv'} is missing or damaged: no curves")
@@ -176,15 +174,14 @@ def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
     swept = [n for n in names if len({str(row.get(n)) for row in rows}) > 1]
     runs = []
     for row in rows:
-        number = row["run"]
-        place = f"{folder}, run {number}"
+        place = f"{folder}, run {row['run']}"
         try:
             facts = _facts(row, place)
         except UserError as error:
             missing.append(f"{error}; left out")
             continue
-        curves = history.get(number, pd.DataFrame())
-        curves = curves.head(row.get("diverged_at") or len(curves))
+        curves = history.get(row["run"], pd.DataFrame())
+        curves = curves.head(int(row.get("diverged_at") or len(curves)))
         values = ", ".join(f"{n}={repeat.text_of(row.get(n))}" for n in swept)
         prefix = "" if name == "." else name
         label = ": ".join(filter(None, (prefix, values))) or folder.resolve().name
@@ -194,9 +191,9 @@ def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
         facts |= {n: row.get(n) for n in ("algorithm", "data")}
         runs.append(Run(label, place, settings, facts, curves))
     config, points = about.get("config"), about.get("points")
-    if not isinstance(points, list) or not all(isinstance(p, dict) for p in points):
-        points = []
-    config = config if isinstance(config, dict) else {}
+    if not isinstance(config, dict) or not isinstance(points, list):
+        return runs, missing, ""
+    points = [point for point in points if isinstance(point, dict)]
     return runs, missing, repeat.sweep_command(flat(config), points)
 
 

@@ -5,9 +5,10 @@ run's records come after each call of the compiled program. A new writer by name
 function ``folder → Writer`` in a file of its own, and a line of `WRITERS`.
 """
 
+import contextlib
 import csv
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tsfl_jax.report import files, mlflow, runs, tensorboard, wandb
@@ -107,17 +108,18 @@ def _one(given: Given, folder: pathlib.Path | None) -> Writer:
         return Writer(given)
     if folder is None:
         raise UserError(f"writer {given!r}: it writes beside a run; set workdir")
+    guarded = _one_line(given, folder)
+    report, start, end = guarded(WRITERS[given])(folder)
+    return Writer(guarded(report), guarded(start), guarded(end))
 
-    def guarded(call: Callable[..., Any]) -> Callable[..., Any]:
-        def guarded_call(*args: Any) -> Any:
-            try:
-                return call(*args)
-            except UserError:
-                raise
-            except Exception as error:  # each library has its own kinds
-                message = f"writer {given!r}: failed in {folder} ({one_line(error)})"
-                raise UserError(message) from error
 
-        return guarded_call
-
-    return Writer(*map(guarded, guarded(WRITERS[given])(folder)))
+@contextlib.contextmanager
+def _one_line(name: str, folder: pathlib.Path) -> Iterator[None]:
+    """Turn any error of a writer's library into one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # each library has its own kinds
+        what = f"writer {name!r}: failed in {folder} ({one_line(error)})"
+        raise UserError(what) from error

@@ -1,0 +1,134 @@
+"""The pages of docs/howto: Python blocks run, command lines have flags that exist."""
+
+import contextlib
+import io
+import pathlib
+import re
+import runpy
+import shlex
+import sys
+
+import pytest
+
+from tests import examples
+from tsfl_jax import cli
+from tsfl_jax.config import SETTINGS
+from tsfl_jax.experiment import grid, shards
+
+PAGES = sorted(path.name for path in (examples.DOCS / "howto").glob("*.md"))
+# Python blocks that cannot run here, by page and place: why.
+SKIPPED = {("devices.md", 0): "needs a running Flower server"}
+# Programs of others, which nothing here can check.
+FOREIGN = {"pip", "tensorboard", "flower-superlink", "flower-supernode"}
+
+
+def blocks(page, *languages):
+    """The blocks of a page in some languages, "": of a terminal."""
+    found = re.findall(
+        r"^```(\w*)\n(.*?)^```", examples.text(f"howto/{page}"), re.M | re.S
+    )
+    return [block for language, block in found if language in languages]
+
+
+SLOW = {("tune.md", 0)}  # trains twelve runs
+
+
+def marks(page, number):
+    """Why a Python block is left out, or left to the slow tests."""
+    if reason := SKIPPED.get((page, number)):
+        return [pytest.mark.skip(reason=reason)]
+    return [pytest.mark.slow] if (page, number) in SLOW else []
+
+
+PYTHON = [
+    pytest.param(page, block, id=f"{page}-{number}", marks=marks(page, number))
+    for page in PAGES
+    for number, block in enumerate(blocks(page, "python"))
+]
+COMMANDS = [
+    pytest.param(line, id=f"{page}-{line[:60]}")
+    for page in PAGES
+    for block in blocks(page, "", "bash")
+    for line in block.replace("\\\n", " ").splitlines()
+    if shlex.split(line, comments=True) and not line.startswith("python -c")
+]
+
+
+def check_follow(variables, out):
+    """The function saw three intervals, and so did the other writer."""
+    history = variables["result"].history["test_accuracy"]
+    printed = [line.split() for line in out.splitlines()]
+    assert [number for number, *_ in printed] == ["1", "2", "3"]
+    assert [float(accuracy) for *_, accuracy in printed] == pytest.approx(history)
+    rows = pathlib.Path("runs/own/metrics.csv").read_text().splitlines()
+    assert len(rows) == 1 + 3
+
+
+def check_tune(variables, out):
+    """The best of the twelve runs is printed."""
+    study = variables["study"]
+    assert len(study.trials) == 12 and 0 < study.best_value <= 1
+    assert str(study.best_value) in out
+
+
+CHECKS = {"follow.md": check_follow, "tune.md": check_tune}
+
+
+@pytest.mark.parametrize(("page", "block"), PYTHON)
+def test_python_blocks_run(page, block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in re.findall(r"^import (\w+)$", block, re.M):
+        pytest.importorskip(name)
+    CHECKS[page](*examples.run(block))
+
+
+def refused(command):
+    """What a command says of an additional flag: all that it does not know."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), pytest.raises(SystemExit):
+        command()
+    return errors.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("line", COMMANDS)
+def test_flags_of_command_lines_exist(line, monkeypatch):
+    line = re.sub(r"\$\w+", "1", line)
+    words = shlex.split(line, comments=True)
+    words = words[1:] if words[0] in ("srun", "time") else words
+    program, name, *texts = words
+    if program in FOREIGN:
+        pytest.skip(f"{program}: a program of others")
+    if program == "tsfl" and name in ("run", "sweep", "explain"):
+        given, config = cli.parse(f"tsfl {name}", texts)
+        for values in grid.points(grid.parse(given.sweep)) if given.sweep else []:
+            grid.changed(config, values)
+        if given.shard:
+            shards.parse(given.shard)
+        return
+    if program == "tsfl":
+        module, texts = "tsfl_jax", [name, *texts]
+    else:
+        assert (program, name) == ("python", "-m")
+        module, *texts = texts
+    monkeypatch.setattr(sys, "argv", [module, *texts, "--no-such-flag"])
+    said = refused(lambda: runpy.run_module(module, run_name="__main__"))
+    assert re.search("unrecognized arguments: --no-such-flag(;|\n)", said), said
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_that_a_page_names_exist(page):
+    text = examples.text(f"howto/{page}")
+    for name in re.findall(r"--config\.([a-z_]+(?:\.[a-z_]+)*)", text):
+        assert name in SETTINGS or any(n.startswith(f"{name}.") for n in SETTINGS), name
+
+
+def test_points_of_a_sweep_are_read(tmp_path):
+    texts = [b for b in blocks("sweep.md", "yaml") if b.startswith("- {")]
+    command = next(b for b in blocks("sweep.md", "") if b.startswith("python -c"))
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(shlex.split(command)[2], {})
+    for text in (*texts, out.getvalue()):
+        (tmp_path / "sweep.yaml").write_text(text)
+        assert len(grid.read_points(str(tmp_path / "sweep.yaml"))) in (2, 10)

@@ -499,7 +499,8 @@ def test_standard_normalization(tmp_path):
         (rng.normal(3, 2, (50, 4)), (4,)),
         (rng.normal(3, 2, (50, 4)) * 1e37, (4,)),
         (rng.normal(3, 2, (50, 4)) * [1e-9, 1, 1e3, 1e9], (4,)),
-        (rng.normal(3, 2, (50, 4, 4)), (1,)),  # read as images of one channel
+        (rng.normal(3, 2, (50, 4, 3)), (3,)),  # rows of three features
+        (rng.integers(0, 99, (50, 4, 3), np.uint8), (1,)),  # gray images
         (np.full((50, 4, 4, 2), 0.1, np.float32), (2,)),
     ):
         path = write(tmp_path, x_train=x, x_test=x[:5])
@@ -577,20 +578,54 @@ def test_slips_in_valid_data_are_noted(x, y, words):
     assert in_memory.notes(scaled, True) == (() if "floats" in words else notes)
 
 
+@pytest.mark.parametrize(
+    ("shape", "kind", "options", "seen"),
+    [
+        ((6, 5), np.float32, {}, (6, 5)),  # five features of six moments
+        ((6, 5), np.uint8, {}, (6, 5, 1)),  # gray images
+        ((6, 5), np.uint8, {"add_channel": False}, (6, 5)),
+        ((6, 5), np.float32, {"add_channel": True}, (6, 5, 1)),
+        ((4, 6, 5, 2), np.float32, {}, (4, 6, 5, 2)),  # volumes
+        ((4, 6, 5), np.uint8, {"add_channel": True}, (4, 6, 5, 1)),
+    ],
+)
+def test_axes_follow_from_the_dtype_or_are_given(shape, kind, options, seen):
+    x, y = np.ones((6, *shape), kind), np.arange(6) % 3
+    made = in_memory.make_dataset(x, y, x[:2], y[:2], name="mine", **options)
+    assert made.x_train.shape == (6, *seen) and made.x_test.shape == (2, *seen)
+    checked = in_memory.check(in_memory.check(made))
+    assert checked.x_train.shape == made.x_train.shape
+    assert repr(made) == repr(checked)
+    sees = ", ".join(map(str, seen))
+    assert repr(made) == (
+        f"mine: 6 training and 2 test samples {np.dtype(kind)} [{sees}], 3 classes; "
+        f"a network sees float32 [B, {sees}]"
+    )
+
+
+def test_data_of_tokens_and_targets_say_so():
+    x = np.ones((6, 4), int)
+    made = in_memory.make_dataset(x, np.ones((6, 3)) / 9, x, np.ones((6, 3)))
+    assert str(made).endswith(
+        "int32 [4], targets [3] of a regression; a network sees int32 [B, 4]"
+    )
+
+
 def test_npz(tmp_path):
     dataset = load("npz", file=write(tmp_path))
     assert dataset.name == "npz(mine.npz)" and dataset.num_classes == 4
     assert dataset.x_train.dtype == np.uint8
     assert (dataset.mean, dataset.std) == (0, 255)
     np.testing.assert_array_equal(dataset.y_train, np.arange(50) % 4)
-    # Floats stay as stored, images without channel get one, features stay flat.
-    for shape, seen in (((7, 5), (7, 5, 1)), ((9,), (9,))):
-        x = np.random.default_rng(0).normal(size=(50, *shape))
-        path = write(
-            tmp_path, x_train=x, x_test=x[:5], y_test=np.array([0.0, 3] * 2 + [1])
-        )
+    # Floats stay as stored, gray images of uint8 get a channel.
+    for shape, kind in (((7, 5), float), ((9,), float), ((7, 5), np.uint8)):
+        x = np.random.default_rng(0).normal(9, size=(50, *shape)).astype(kind)
+        y_test = np.array([0, 3, 0, 3, 1], np.uint8)
+        path = write(tmp_path, x_train=x, x_test=x[:5], y_test=y_test)
         dataset = load("npz", file=path)
-        assert dataset.x_train.shape == (50, *seen) and dataset.std == 1
+        gray = (1,) if kind == np.uint8 else ()
+        assert dataset.x_train.shape == (50, *shape, *gray)
+        assert dataset.std == (255 if gray else 1)
         np.testing.assert_array_equal(
             dataset.x_train.reshape(x.shape), x.astype(np.float32)
         )
@@ -615,6 +650,7 @@ def with_label(value):
     [
         ({"y_test": None}, "no y_test; it holds x_train, y_train, x_test; expected"),
         ({"x_train": np.ones(50)}, r"x_train has shape \(50,\)"),
+        ({"y_test": np.zeros(5)}, r"y_test is float64; .*; use y_test.astype\(int\)"),
         ({"x_train": np.ones((50, 0))}, "x_train is empty"),
         ({"x_train": X}, "x_test has samples of shape"),
         ({"x_train": np.ones((50, 6, 6, 3))}, "x_test is uint8, x_train is float64"),

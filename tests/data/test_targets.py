@@ -1,13 +1,15 @@
 """Real numbers as labels: soft labels and regression."""
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn import metrics
 
 import tsfl_jax
-from tsfl_jax.data import targets
+from tsfl_jax.data import in_memory
+from tsfl_jax.experiment.prepare import load_dataset
 from tsfl_jax.types import UserError
 
 RNG = np.random.default_rng(0)
@@ -168,6 +170,67 @@ def test_a_network_of_the_wrong_width_is_named():
         tsfl_jax.simulate(config(), model=nn.Dense(3), dataset=data(TARGETS))
 
 
-def test_whole_floats_are_class_numbers_still():
-    assert not targets.are_targets(np.array([0.0, 1.0, 2.0]))
-    assert data(LABELS.astype(float)).target is None
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
+def test_floats_are_targets_whatever_their_values(tmp_path, kind):
+    """Classes are integers; whole floats are said to be one astype away from them."""
+    y = np.maximum(np.round(2 * X[:, 0] + 7), 0).astype(kind)
+    arrays = {"x_train": X[:200], "y_train": y[:200]}
+    np.savez(tmp_path / "n.npz", **arrays, x_test=X[200:], y_test=y[200:])
+    made = config(model__name="mlp", data__name="npz", data__file=f"{tmp_path}/n.npz")
+    given = data(y)
+    for dataset in (given, load_dataset(made), data(y, y[200:].astype(int))):
+        assert dataset.num_classes == 1 and dataset.test_target.dtype == np.float32
+        np.testing.assert_array_equal(dataset.target, y[:200])
+        np.testing.assert_array_equal(dataset.test_target, y[200:])
+        assert "; y_train.astype(int) makes" in in_memory.notes(dataset, False)[0]
+    assert "astype" not in in_memory.notes(data(y - 0.5), False)[0]
+    assert "astype" not in in_memory.notes(data(y - 9), False)[0]
+    assert data(y.astype(int)).num_classes == y.max() + 1
+    assert in_memory.check(given).num_classes == 1
+    with pytest.raises(UserError, match=r"num_classes=17: y_train .* a regression;"):
+        data(y, num_classes=17)
+    with pytest.raises(UserError, match=r"y_test is float.*; use y_test.astype\(int\)"):
+        data(y.astype(int), y[200:])
+
+
+def test_whole_floats_are_learned_as_numbers():
+    y = np.round(2 * X[:, 0] + 7).astype(np.float32)
+    one = config(num_clients=1, num_intervals=1, batch_size=200, lr=0.1)
+    one.schedule.kind, one.schedule.tau = "explicit", (1,)
+    one.schedule.data_size, one.partition.kind = 200, "iid"
+    zeros = nn.Dense(1, kernel_init=nn.initializers.zeros)
+    found = tsfl_jax.simulate(one, model=zeros, dataset=data(y)).params["params"]
+    step = 0.1 * 2 * (y[:200, None] * X[:200]).mean(axis=0)
+    np.testing.assert_allclose(found["kernel"][:, 0], step, atol=1e-5)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 300])
+def test_shares_may_be_rounded_to_two_digits(classes):
+    rows = RNG.dirichlet(np.full(classes, 2 / classes), 240)
+    rows[0] = np.eye(classes)[0] * 0.875 + np.eye(classes)[1] * 0.125
+    rows[:, 0] += 1 - rows.sum(axis=1)
+    rounded = np.floor(100 * rows + 0.5) / 100
+    assert abs(rounded.sum(axis=1) - 1).max() > 0.009
+    made = data(rounded)
+    assert made.num_classes == classes
+    np.testing.assert_array_equal(made.y_train, rounded[:200].argmax(axis=1))
+    assert data(np.minimum(2 * rounded, 1)).num_classes == 1
+    assert data(0 * rounded).num_classes == data(rounded * 1.5).num_classes == 1
+
+
+def test_shares_with_one_largest_class_have_something_to_learn():
+    share = RNG.uniform(0.6, 0.9, 240)
+    made = data(np.stack([share, 1 - share], axis=1))
+    assert not made.y_train.any() and in_memory.notes(made, True) == ()
+
+
+def test_augmentation_gets_targets():
+    def mixed(key, x, y):
+        weight = jax.random.uniform(key)
+        blend = lambda a: weight * a + (1 - weight) * a[::-1]  # noqa: E731
+        return blend(x), blend(y)
+
+    found = tsfl_jax.simulate(
+        config(model__name="mlp"), dataset=data(np.eye(3)[LABELS]), augment=mixed
+    )
+    assert np.isfinite(found.history["train_loss"]).all()

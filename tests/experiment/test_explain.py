@@ -324,6 +324,10 @@ def test_own_parts_are_explained_and_notes_are_shown():
     config = small(partition__kind="iid", schedule__kind="case1")
     known = tsfl_jax.explain(config, dataset=dataset, loss=lambda o, y: o[:, 0])
     assert known.labels["data"] == "mine" and known.trace is None
+    assert known.data == repr(dataset)
+    assert "\ndata           mine: 90 training and 90 test samples float32" in repr(
+        known
+    )
     assert known.parameters == 4 * 50 + 51 * 3
     assert known.plot().axes[0].get_xlabel() == "interval"
     shown = known._replace(notes=("look here",))

@@ -282,3 +282,5 @@ def test_samples_that_a_network_cannot_take():
         networks.make_model(ModelConfig("vgg11"), 10, (64,))
     with pytest.raises(UserError, match="at least 16x16"):
         networks.make_model(ModelConfig("mnist_cnn"), 10, (8, 8, 1))
+    with pytest.raises(UserError, match="uint8 or make_dataset.*add_channel=True"):
+        networks.make_model(ModelConfig("mnist_cnn"), 10, (28, 28))

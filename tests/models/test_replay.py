@@ -228,6 +228,30 @@ def test_an_own_network_trains_as_with_lax():
     np.testing.assert_allclose(*results, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(4, 4, 4, 2), (9, 3)])
+def test_axes_of_samples_reach_a_convolution(shape):
+    """Volumes, and sequences of three features, along which no kernel moves."""
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.relu(nn.Conv(5, (3,) * (x.ndim - 2))(x))
+            window = (2,) * (x.ndim - 2)
+            return nn.Dense(2)(nn.max_pool(x, window, window).reshape(len(x), -1))
+
+    draws = np.random.default_rng(0)
+    x, y = draws.normal(size=(90, *shape)), draws.integers(0, 2, 90)
+    data = tsfl_jax.make_dataset(x[:80], y[:80], x[80:], y[80:])
+    models = []
+    for form in ("slices", "lax"):
+        config = small(algorithm="fedavg", num_intervals=1, convolution=form)
+        config.schedule.data_size, config.report_every = 16, 1
+        models.append(tsfl_jax.simulate(config, model=Network(), dataset=data).params)
+    kernel = models[0]["params"]["Conv_0"]["kernel"]
+    assert kernel.shape == (*(3,) * (len(shape) - 1), shape[-1], 5)
+    chex.assert_trees_all_close(*models, rtol=1e-4, atol=1e-6)
+
+
 class Newer3(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool = False):

@@ -23,8 +23,8 @@ def load(settings: DataConfig, seed: int = 0) -> Dataset:
 
     A model sees ``(x - mean) / std``. With ``normalize="unit"`` mean is 0 and std
     the largest value of a pixel (255; 16 for digits; 1 for float data). With
-    ``"standard"`` they are moments over the training samples, of each channel of images
-    ``[M, H, W, C]`` or of each feature of tables ``[M, F]``.
+    ``"standard"`` they are moments over the training samples, of each channel or
+    feature: of each entry of the last axis.
 
     Args:
       settings: validated; `name` is a key of `builtin.DATASETS`. With a `train_size` or
@@ -107,12 +107,12 @@ def _subset(dataset: Dataset, part: str, size: int) -> slice | Int[np.ndarray, "
 def _moments(
     x: Shaped[np.ndarray, "M ..."],
 ) -> tuple[Float32[np.ndarray, "..."], Float32[np.ndarray, "..."]]:
-    """Mean and std of each channel or feature; of all values where there are none.
+    """Mean and std of each channel or feature, which are the last axis.
 
-    Images ``[M, H, W, C]`` have channels, tables ``[M, F]`` features; images
-    ``[M, H, W]`` have neither.
+    Gray images, uint8 ``[M, H, W]``, have neither: moments of all values.
     """
-    axes = tuple(range(x.ndim - 1)) if x.ndim >= 4 or x.ndim == 2 else None
+    gray = x.ndim == 3 and x.dtype == np.uint8
+    axes = None if gray else tuple(range(x.ndim - 1))
     # In units of the largest value, so that squares cannot overflow.
     largest = np.maximum(x.max(axes).astype(np.float64), -x.min(axes).astype(float))
     scale = np.where(largest > 0, largest, 1.0)

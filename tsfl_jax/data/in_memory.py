@@ -59,23 +59,26 @@ def make_dataset(
     num_classes: int | Any = 0,
     client: Numbers | None = None,
     test_client: Numbers | None = None,
+    add_channel: bool | Any = None,
 ) -> Dataset:
     """Make a `Dataset` of arrays in memory.
 
     Args:
-      x_train, x_test: [M, H, W, C], [M, H, W] (gets one channel) or [M, F]; uint8
-        (full scale 255), float (taken as already scaled), or other whole numbers
-        [M, S] (tokens, given to the network as int32).
-      y_train, y_test: [M] integers ≥ 0; or floats [M] or [M, O], targets: see
-        `tsfl_jax.data.targets`.
+      x_train, x_test: [M, F], or [M, ..., C] with any number of axes, the last one for
+        channels or features; uint8 (full scale 255), float (taken as already scaled),
+        or other whole numbers [M, S] (tokens, given to the network as int32).
+      y_train, y_test: [M] integers ≥ 0, classes; or floats [M] or [M, O], targets
+        whatever their values: see `tsfl_jax.data.targets`.
       name: shown in every output.
       num_classes: 0 = the largest training label + 1.
       client: [M], which client each training sample belongs to, as numbers or names,
         for ``partition.kind="client"``; clients are numbered in sorted order.
       test_client: [M_test], likewise; those without training samples follow the others.
+      add_channel: whether samples get a last axis of one channel; None: uint8
+        [M, H, W] do, gray images, and all others keep their shape.
 
     Returns:
-      A `Dataset`.
+      A `Dataset`, which prints its shapes and what a network sees.
 
     Raises:
       UserError: array, value and what was expected, in one line.
@@ -90,7 +93,9 @@ def make_dataset(
         )
     given = zip(_KEYS, (x_train, y_train, x_test, y_test), strict=True)
     raw = {key: _array(name, key, value) for key, value in given}
-    x_train, x_test = (_samples(name, key, raw[key]) for key in ("x_train", "x_test"))
+    x_train, x_test = (
+        _samples(name, key, raw[key], add_channel) for key in ("x_train", "x_test")
+    )
     if x_test.shape[1:] != x_train.shape[1:]:
         raise UserError(
             f"{name}: x_test has samples of shape {x_test.shape[1:]}, x_train of "
@@ -119,6 +124,12 @@ def _learned(
     if targets.are_targets(raw["y_train"]):
         pair = {key: raw[key] for key in ("y_train", "y_test")}
         learned, labels, classes = targets.read(name, pair, counts)
+        if num_classes not in (0, classes):
+            raise UserError(
+                f"{name}: num_classes={num_classes}: y_train is floats, "
+                + ("a regression" if classes == 1 else f"shares of {classes} classes")
+                + "; expected integers for classes, y_train.astype(int)"
+            )
         known = {"target": learned[0], "test_target": learned[1]}
         return labels[0], labels[1], classes, known
     y_train = _labels(name, "y_train", raw["y_train"], counts[0])
@@ -148,6 +159,7 @@ def check(dataset: Dataset | Any) -> Dataset:
         num_classes=dataset.num_classes,
         client=dataset.client,
         test_client=dataset.test_client,
+        add_channel=False,
     )
     channels = checked.x_train.shape[-1]
     moments = {}
@@ -174,13 +186,16 @@ def notes(dataset: Dataset, classifies: bool | None) -> tuple[str, ...]:
     """What looks like a slip in a data set, for a network that classifies or not."""
     found, x, y = (), dataset.x_train[:1000], dataset.y_train  # few: runs share it
     if targets.regresses(dataset):
-        found += ("labels are real numbers: a regression, without accuracy",)
-    elif classifies and y.min() == y.max():
+        t = np.asarray(dataset.target)
+        whole = t.size == len(t) and (t >= 0).all() and (t == np.floor(t)).all()
+        cure = "; y_train.astype(int) makes them classes" if whole else ""
+        found += (f"labels are real numbers: a regression, without accuracy{cure}",)
+    elif classifies and dataset.target is None and y.min() == y.max():
         found += (f"all training labels are {y[0]}: there is nothing to learn",)
-    if x.ndim == 4 and x.shape[1] in (1, 3, 4) and min(x.shape[2:]) > 4:
+    if x.ndim >= 4 and x.shape[1] in (1, 3, 4) and min(x.shape[2:]) > 4:
         found += (
             f"samples {list(x.shape[1:])} look like images with channels first; "
-            "expected [H, W, C]: x.transpose(0, 2, 3, 1)",
+            "expected [H, W, C]: np.moveaxis(x, 1, -1)",
         )
     scaled = x.dtype != np.float32 or dataset.mean.any() or (dataset.std != 1).any()
     if not scaled and x.min() >= 0 and 127 < x.max() <= 255:
@@ -219,13 +234,13 @@ def _array(name: str, key: str, value: Numbers) -> np.ndarray:
 
 
 def _samples(
-    name: str, key: str, raw: Shaped[np.ndarray, "..."]
+    name: str, key: str, raw: Shaped[np.ndarray, "..."], add_channel: bool | None
 ) -> Shaped[np.ndarray, "M ..."]:
     """The samples as uint8, finite float32 or int32 tokens, images with channels."""
-    if raw.ndim not in (2, 3, 4):
+    if raw.ndim < 2:
         raise UserError(
-            f"{name}: {key} has shape {raw.shape}; expected [M, H, W], [M, H, W, C] or "
-            "[M, F]"
+            f"{name}: {key} has shape {raw.shape}; expected [M, F], [M, H, W], "
+            "[M, H, W, C] or more axes"
         )
     if raw.size == 0:
         raise UserError(f"{name}: {key} is empty, shape {raw.shape}")
@@ -247,7 +262,8 @@ def _samples(
                 f"{name}: {key} holds {raw[tuple(where)]} in sample {where[0]} "
                 f"({bad.sum()} such values); expected finite float32 numbers"
             )
-    return x[..., None] if x.ndim == 3 else x
+    gray = x.dtype == np.uint8 and x.ndim == 3
+    return x[..., None] if (gray if add_channel is None else add_channel) else x
 
 
 def _tokens(
@@ -283,29 +299,21 @@ def _labels(
             f"{name}: {key} has {len(y)} labels for the {count} samples of "
             f"x{key[1:]}; expected as many"
         )
-    if y.dtype.kind not in "iuf":
-        raise UserError(
-            f"{name}: {key} is {y.dtype}; expected whole numbers >= 0{_unique(key)}"
-        )
-    with np.errstate(invalid="ignore"):
-        good = (y >= 0) & (y < 2**31) & (y == np.floor(y))
+    if y.dtype.kind not in "iu":
+        cure = f"; use {key}.astype(int)" if y.dtype.kind == "f" else _unique(key)
+        raise UserError(f"{name}: {key} is {y.dtype}; expected integers >= 0{cure}")
+    good = (y >= 0) & (y < 2**31)
     if not good.all():
         row = int(np.argmin(good))
         raise UserError(
-            f"{name}: {key} holds {y[row]} at row {row}; expected whole numbers >= 0"
-            + _cure(key, float(y[row]))
+            f"{name}: {key} holds {y[row]} at row {row}; expected integers >= 0"
+            + _unique(key)
         )
     return y.astype(np.int64)
 
 
 # How a network learns from something else than a class number.
 _TARGETS = "; for other targets make both float, [M] or [M, O]"
-
-
-def _cure(key: str, value: float) -> str:
-    if not np.isfinite(value):
-        return ""
-    return _TARGETS if value % 1 else _unique(key)
 
 
 def _unique(key: str) -> str:

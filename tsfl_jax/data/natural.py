@@ -202,7 +202,11 @@ def dataset(
     parts = (made[0].x, made[0].y, made[1].x, made[1].y)
     clients = {"client": made[0].client, "test_client": made[1].client}
     name = f"{settings.name}({where.resolve().name})"
-    return in_memory.make_dataset(*parts, name=name, num_classes=classes, **clients)
+    # EMNIST's pixels are floats [M, 28, 28] there.
+    gray = settings.name in ("tff", "fedjax") and np.ndim(made[0].x) == 3
+    return in_memory.make_dataset(
+        *parts, name=name, num_classes=classes, add_channel=gray or None, **clients
+    )
 
 
 def _tokens(part: Samples, known: dict[str, int], tokens: str, S: int) -> Samples:

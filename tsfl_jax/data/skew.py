@@ -100,7 +100,8 @@ def _check(dataset: Dataset, partition: Partition, settings: Any) -> None:
     if settings.rotation and x.ndim != 4:
         raise UserError(
             f"--config.partition.rotation={settings.rotation:g}: {dataset.name} has "
-            f"samples {list(x.shape[1:])}; expected images [H, W, C]"
+            f"samples {list(x.shape[1:])}; expected images [H, W, C]; of [H, W], "
+            "make_dataset(..., add_channel=True) makes them"
         )
     if settings.label_noise and (dataset.num_classes < 2 or dataset.target is not None):
         what = "has one class" if dataset.target is None else "has no class numbers"

@@ -1,7 +1,8 @@
 """The global model on the test set, batch by batch inside the compiled program."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -37,7 +38,7 @@ class Scores(NamedTuple):
 
     accuracy: Float[types.Array, ""]  # in [0, 1]; NaN: the model does not classify
     loss: Float[types.Array, ""]  # mean; inf: not a number. NaN: not measured
-    metrics: Float[Array, "m"] | None  # means of the model's metrics; None: it has none
+    metrics: Float[Array, "m"] | None  # of the model, see `Model`; None: it has none
     # The same by group of test samples; None: there are no groups.
     group_accuracy: Float[types.Array, "G"] | None = None
     group_loss: Float[types.Array, "G"] | None = None
@@ -103,13 +104,13 @@ def evaluate(
       `Scores`; NaN for a group without samples.
     """
 
-    def batch(item: TestSet) -> tuple[Array, Array, list[Array], tuple[Array, ...]]:
+    def batch(item: TestSet) -> tuple[Array, Array, list[Any], tuple[Array, ...]]:
         outputs = model.predict(variables, scaled(samples, item.x))
         loss = jnp.where(item.mask, model.loss(outputs, item.y), 0.0)
-        own = [
-            jnp.where(item.mask, metric(outputs, item.y), 0).sum(dtype=jnp.float32)
-            for _, metric in model.metrics
-        ]
+        own = jax.tree.map(
+            lambda values: jnp.where(item.mask, values, 0).sum(dtype=jnp.float32),
+            [metric(outputs, item.y) for _, metric in model.metrics],
+        )
         right = jnp.zeros_like(item.mask)
         if model.classifies:
             right = losses.correct(outputs, item.y) & item.mask
@@ -125,7 +126,12 @@ def evaluate(
 
     right, loss, own, by_group = lax.map(batch, test)
     right, count = devices.total((right.sum(), test.mask.sum()), axis)
-    means = [exact_sums.mean(sums, count, axis) for sums in own]
+    means = [
+        exact_sums.mean(s[0], exact_sums.scalar(s[1], axis), axis)
+        if isinstance(s, tuple)  # of values and weights
+        else exact_sums.mean(s, count, axis)
+        for s in own
+    ]
     found = Scores(
         _accuracy(model, right / count),
         _loss(exact_sums.mean(loss, count, axis)),

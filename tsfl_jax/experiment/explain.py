@@ -51,6 +51,7 @@ class Explanation(NamedTuple):
     updates: int
     seconds: float  # virtual, until the last update
     parameters: int
+    data: str  # the data set in one line, with what a network sees
     work: Work
     timeline: Timeline
     memory: dict[str, int]  # bytes on every device, estimated
@@ -110,6 +111,7 @@ def of_prepared(prepared: Prepared, mesh: Mesh) -> Explanation:
         updates=len(prepared.steps),
         seconds=float(prepared.workload.seconds[-1]),
         parameters=prepared.network.size,
+        data=repr(prepared.dataset),
         work=_work_of(prepared),
         timeline=_timeline(prepared.workload),
         memory=memory.estimate(prepared, mesh.size, width),
@@ -212,6 +214,7 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
     table |= {
         "algorithm": f"{known.labels['algorithm']} on {known.labels['data']}, "
         f"{_clients_text(known)}",
+        "data": known.data,
         "network": f"{known.labels['model']}, {known.parameters:,} parameters, "
         f"batches of {s['batch_size']}",
         "updates": f"{known.updates:,} in {known.seconds:,.6g} virtual seconds, one in "

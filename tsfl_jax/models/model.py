@@ -11,7 +11,7 @@ from tsfl_jax.models import losses, tracing
 from tsfl_jax.models.tracing import SAMPLES
 from tsfl_jax.types import Params, PRNGKey, UserError
 
-Metric = Callable[[Array, Array], Array]
+Metric = Callable[[Array, Array], Any]
 
 
 class Model(NamedTuple):
@@ -26,7 +26,8 @@ class Model(NamedTuple):
     # True: the largest output is the class. False: a regression, accuracy is NaN.
     # None: see `decide_task`.
     classifies: bool | None = True
-    # (name, (outputs [B, O], labels [B]) -> [B]): means over the test set are reported.
+    # (name, (outputs [B, O], labels [B]) -> [B], or values and weights, [B] each): the
+    # mean over the test set, or Σ values / Σ weights, is reported.
     metrics: tuple[tuple[str, Metric], ...] = ()
     # The same network in float32, where this one rounds more; see `precision`.
     exact: "Model | None" = None
@@ -82,6 +83,7 @@ def with_measures(
       loss: (outputs ``[B, O]``, labels ``[B]``) → ``[B]``, whose mean training
         minimizes; None: the model's.
       metrics: functions as `loss` by name; their means over the test set are reported.
+        Of one that gives values and weights, a tuple: Σ values / Σ weights.
       outputs: the network's, of `SAMPLES` samples.
       labels: of as many samples, ``[B]``, or targets ``[B, ...]``.
 
@@ -115,15 +117,20 @@ def _check_measure(
 ) -> None:
     kind = "labels" if jnp.issubdtype(labels.dtype, jnp.integer) else "targets"
     shapes = [list(("B", *given.shape[1:])) for given in (outputs, labels)]
+    weighted = "" if trains else ", or a tuple of values and weights, [B] each"
     expected = (
         f"expected a function (outputs {shapes[0]}, {kind} {shapes[1]}) -> [B], a "
-        "number per sample".replace("'", "")
+        f"number per sample{weighted}".replace("'", "")
     )
     if not callable(function):
         raise UserError(f"{name}={function!r}: {expected}")
     _, found = tracing.attempt(f"{name} fails", expected, function, outputs, labels)
-    if getattr(found, "shape", None) != (SAMPLES,):
+    pair = not trains and isinstance(found, tuple) and len(found) == 2
+    parts: Any = found if pair else (found,)
+    if any(getattr(part, "shape", None) != (SAMPLES,) for part in parts):
         shape = list(getattr(found, "shape", ["no array"]))
         raise UserError(f"{name} gives {shape} for {SAMPLES} samples; {expected}")
-    if trains and not jnp.issubdtype(found.dtype, jnp.floating):
-        raise UserError(f"{name} gives {found.dtype}, without a gradient; {expected}")
+    if trains and not jnp.issubdtype(parts[0].dtype, jnp.floating):
+        raise UserError(
+            f"{name} gives {parts[0].dtype}, without a gradient; {expected}"
+        )

@@ -433,9 +433,10 @@ def make_model(
     """
     smallest = SMALLEST.get(settings.name, 0)
     if smallest and (len(sample_shape) != 3 or min(sample_shape[:2]) < smallest):
+        gray = "uint8 or make_dataset(..., add_channel=True) makes gray images, or "
         raise UserError(
             f"model {settings.name!r} needs images [H, W, C] of at least "
             f"{smallest}x{smallest}, but one sample has shape {tuple(sample_shape)}; "
-            "use --config.model.name=mlp"
+            f"{gray if len(sample_shape) == 2 else ''}use --config.model.name=mlp"
         )
     return MODELS[settings.name].make(num_classes, settings, form)

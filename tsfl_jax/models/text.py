@@ -36,33 +36,37 @@ class LSTM(nn.Module):
 class NextToken(nn.Module):
     """Predicts each of ``[B, S + 1]`` tokens but the first, of those before it.
 
-    Its outputs ``[B, 2]`` are the mean cross-entropy of a sample in nats, which is the
-    loss, and the share of tokens that are right; padding counts in neither.
+    Its outputs ``[B, 3]`` are the mean cross-entropy of a sample in nats, which is the
+    loss, how many tokens are right, and how many there are; padding counts in none.
     """
 
     network: nn.Module  # tokens [B, S] → logits [B, S, O]
     classifies = False
 
     @nn.compact
-    def __call__(self, x: Int[Array, "B S1"]) -> Float[Array, "B 2"]:
-        """Return cross-entropy and accuracy of each sample."""
+    def __call__(self, x: Int[Array, "B S1"]) -> Float[Array, "B 3"]:
+        """Return cross-entropy, right tokens and tokens of each sample."""
         logits, target = self.network(x[:, :-1]), x[:, 1:]
-        real = (target != PADDING).astype(logits.dtype)
-        number = jnp.maximum(real.sum(axis=1), 1)
-        score = losses.cross_entropy(logits, target), losses.correct(logits, target)
-        means = [jnp.sum(value * real, axis=1) / number for value in score]
-        return jnp.stack(means, axis=1)
+        real = target != PADDING
+        right = losses.correct(logits, target) & real
+        # float32 also in a network of bfloat16, which cannot count beyond 256.
+        right, number = (a.sum(axis=1, dtype=jnp.float32) for a in (right, real))
+        loss = jnp.sum(losses.cross_entropy(logits, target) * real, axis=1)
+        loss /= jnp.maximum(number, 1).astype(loss.dtype)
+        return jnp.stack([loss, right, number], axis=1)
 
     def loss(
-        self, outputs: Float[Array, "B 2"], labels: Int[Array, "B"]
+        self, outputs: Float[Array, "B 3"], labels: Int[Array, "B"]
     ) -> Float[Array, "B"]:
         """The mean cross-entropy of each sample; labels are ignored."""
         del labels
         return outputs[:, 0]
 
 
-# Of the outputs of `NextToken`, the share of a sample's tokens that are right.
-METRICS = {"next_token_accuracy": lambda outputs, labels: outputs[:, 1]}
+# Of the outputs of `NextToken`, Σ right tokens / Σ tokens of the test set.
+METRICS = {
+    "next_token_accuracy": lambda outputs, labels: (outputs[:, 1], outputs[:, 2])
+}
 
 
 def _lstm(num_classes: int, own: Any, every: bool = False) -> LSTM:

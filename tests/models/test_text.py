@@ -1,0 +1,75 @@
+"""Scores of tokens: sums over the whole test set, not means over its rows."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+import tsfl_jax
+from tsfl_jax.models.text import NextToken
+from tsfl_jax.types import UserError
+
+V, S = 4, 8
+
+
+class Copy(nn.Module):
+    """Predicts that a token comes twice."""
+
+    @nn.compact
+    def __call__(self, x):
+        return self.param("w", nn.initializers.ones, ()) * jax.nn.one_hot(x, V)
+
+
+def rows(count, seed):
+    """Rows of 1 to S + 1 tokens; long ones repeat their tokens more often."""
+    draws = np.random.default_rng(seed)
+    x = np.zeros((count, S + 1), int)
+    for i, length in enumerate(draws.integers(1, S + 2, count)):
+        token = draws.integers(1, V, length)
+        x[i, :length] = 1 if length > S // 2 and i % 2 else token
+    return x
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_each_token_counts_alike(devices):
+    x, test = rows(40, 0), rows(131, 1)  # two batches of 66 rows, one of them padded
+    owners = {"client": np.arange(40) % 2, "test_client": np.arange(131) % 2}
+    data = tsfl_jax.make_dataset(x, x[:, 0], test, test[:, 0], num_classes=V, **owners)
+    config = tsfl_jax.Config(num_intervals=1, num_clients=2, batch_size=8, lr=1e-3)
+    config.algorithm, config.partition.kind = "fedavg", "client"
+    config.evaluation.clients, config.devices = "own", devices
+    metrics = {
+        "token_share": lambda outputs, labels: (outputs[:, 1], outputs[:, 2]),
+        "tokens": lambda outputs, labels: outputs[:, 2],
+    }
+    found = tsfl_jax.simulate(
+        config, model=NextToken(Copy()), dataset=data, metrics=metrics
+    )
+    real = test[:, 1:] != 0
+    right = (test[:, 1:] == test[:, :-1]) & real
+    share = right.sum() / real.sum()
+    history = found.history
+    np.testing.assert_allclose(history["next_token_accuracy"], [share], rtol=1e-6)
+    np.testing.assert_array_equal(
+        history["token_share"], history["next_token_accuracy"]
+    )
+    np.testing.assert_allclose(history["tokens"], [real.sum(1).mean()], rtol=1e-6)
+    by_row = (right.sum(1) / np.maximum(real.sum(1), 1)).mean()
+    assert abs(by_row - share) > 0.05
+    # Training minimizes the mean over rows, which the loss is.
+    logits = found.params["params"]["network"]["w"] * np.eye(V)[test[:, :-1]]
+    chance = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    of_token = -np.log(np.take_along_axis(chance, test[:, 1:, None], -1))[..., 0]
+    loss = ((of_token * real).sum(1) / np.maximum(real.sum(1), 1)).mean()
+    np.testing.assert_allclose(history["test_loss"], [loss], rtol=1e-5)
+
+
+def test_a_metric_of_two_columns_is_no_value_with_a_weight():
+    x = rows(40, 0)
+    data = tsfl_jax.make_dataset(x, x[:, 0], x, x[:, 0], num_classes=V)
+    config = tsfl_jax.Config(num_intervals=1, num_clients=2)
+    for metric in (lambda o, y: o[:, :2], lambda o, y: (o[:, 0], o)):
+        with pytest.raises(UserError, match="or a tuple of values and weights"):
+            tsfl_jax.simulate(
+                config, model=NextToken(Copy()), dataset=data, metrics={"m": metric}
+            )

@@ -37,6 +37,12 @@ def small() -> tsfl_jax.Config:
     return config
 
 
+def test_axes_of_samples():
+    _, out = run("Axes of samples")
+    seen = [line.partition("sees ")[2] for line in out.splitlines()]
+    assert seen == ["float32 [B, 28, 28]", "float32 [B, 28, 28, 1]"]
+
+
 def test_a_rule():
     variables, _ = run("A rule")
     rho = variables["result"].history["rho"]

@@ -131,16 +131,15 @@ class Dataset(NamedTuple):
 
     def __repr__(self) -> str:
         """What it is, and what a network sees of it, in one line."""
-        x, shape = np.asarray(self.x_train), list(np.shape(self.x_train)[1:])
+        x, shape = np.asarray(self.x_train), [*np.shape(self.x_train)[1:]]
         tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
         learned = f"{self.num_classes} classes"
         if self.target is not None and self.num_classes == 1:
             learned = f"targets {[*self.target.shape[1:]]} of a regression"
-        seen = str(["B", *shape]).replace("'", "")
         return (
             f"{self.name}: {len(x)} training and {len(self.x_test)} test samples "
             f"{x.dtype} {shape}, {learned}; a network sees "
-            f"{'int32' if tokens else 'float32'} {seen}"
+            f"{'int32' if tokens else 'float32'} [B, {str(shape)[1:]}"
         )
 
 

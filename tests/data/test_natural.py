@@ -139,6 +139,14 @@ def test_every_layout_gives_the_same_table_of_samples(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["tff", "fedjax"])
+def test_pixels_of_floats_are_gray_images(tmp_path, name):
+    users = {"a": (np.ones((2, 28, 28)), [0, 1])}
+    WRITERS[name](tmp_path, {"train": users, "test": users})
+    got = load(name, tmp_path)
+    assert got.x_train.shape == (2, 28, 28, 1) and got.x_train.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", ["tff", "fedjax"])
 def test_one_of_several_files_is_chosen(tmp_path, name):
     WRITERS[name](tmp_path, {"train": TRAIN, "test": TEST})
     for path in list(tmp_path.iterdir()):

@@ -228,27 +228,36 @@ def test_an_own_network_trains_as_with_lax():
     np.testing.assert_allclose(*results, rtol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(4, 4, 4, 2), (9, 3)])
-def test_axes_of_samples_reach_a_convolution(shape):
-    """Volumes, and sequences of three features, along which no kernel moves."""
+class Axes(nn.Module):
+    """A convolution along all axes but the last one."""
 
-    class Network(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.relu(nn.Conv(5, (3,) * (x.ndim - 2))(x))
-            window = (2,) * (x.ndim - 2)
-            return nn.Dense(2)(nn.max_pool(x, window, window).reshape(len(x), -1))
+    @nn.compact
+    def __call__(self, x):
+        x, window = nn.Conv(5, (3,) * (x.ndim - 2))(x), (2,) * (x.ndim - 2)
+        return nn.Dense(2)(nn.max_pool(nn.relu(x), window, window).reshape(len(x), -1))
 
+
+def axes_of(*shape):
     draws = np.random.default_rng(0)
     x, y = draws.normal(size=(90, *shape)), draws.integers(0, 2, 90)
-    data = tsfl_jax.make_dataset(x[:80], y[:80], x[80:], y[80:])
+    return tsfl_jax.make_dataset(x[:80], y[:80], x[80:], y[80:])
+
+
+def test_no_kernel_moves_along_the_features_of_a_sequence():
+    config = small(OWN)
+    config.schedule.data_size = 16
+    known = tsfl_jax.explain(config, model=Axes(), dataset=axes_of(9, 3))
+    assert known.parameters == (3 * 3 * 5 + 5) + (4 * 5 * 2 + 2)
+
+
+def test_volumes_train_as_with_lax():
     models = []
     for form in ("slices", "lax"):
-        config = small(algorithm="fedavg", num_intervals=1, convolution=form)
+        config = small(OWN, algorithm="fedavg", num_intervals=1, convolution=form)
         config.schedule.data_size, config.report_every = 16, 1
-        models.append(tsfl_jax.simulate(config, model=Network(), dataset=data).params)
-    kernel = models[0]["params"]["Conv_0"]["kernel"]
-    assert kernel.shape == (*(3,) * (len(shape) - 1), shape[-1], 5)
+        found = tsfl_jax.simulate(config, model=Axes(), dataset=axes_of(4, 4, 4, 2))
+        models.append(found.params)
+    assert models[0]["params"]["Conv_0"]["kernel"].shape == (3, 3, 3, 2, 5)
     chex.assert_trees_all_close(*models, rtol=1e-4, atol=1e-6)
 
 

@@ -67,18 +67,17 @@ def make_dataset(
       x_train, x_test: [M, F], or [M, ..., C] with any number of axes, the last one for
         channels or features; uint8 (full scale 255), float (taken as already scaled),
         or other whole numbers [M, S] (tokens, given to the network as int32).
-      y_train, y_test: [M] integers ≥ 0, classes; or floats [M] or [M, O], targets
-        whatever their values: see `tsfl_jax.data.targets`.
+      y_train, y_test: [M] integers ≥ 0, classes; or floats [M] or [M, O], targets,
+        even if all are whole: see `tsfl_jax.data.targets`.
       name: shown in every output.
       num_classes: 0 = the largest training label + 1.
       client: [M], which client each training sample belongs to, as numbers or names,
         for ``partition.kind="client"``; clients are numbered in sorted order.
       test_client: [M_test], likewise; those without training samples follow the others.
-      add_channel: whether samples get a last axis of one channel; None: uint8
-        [M, H, W] do, gray images, and all others keep their shape.
+      add_channel: adds a last axis [..., 1]; None: to uint8 [M, H, W], gray images.
 
     Returns:
-      A `Dataset`, which prints its shapes and what a network sees.
+      A `Dataset`.
 
     Raises:
       UserError: array, value and what was expected, in one line.
@@ -93,9 +92,7 @@ def make_dataset(
         )
     given = zip(_KEYS, (x_train, y_train, x_test, y_test), strict=True)
     raw = {key: _array(name, key, value) for key, value in given}
-    x_train, x_test = (
-        _samples(name, key, raw[key], add_channel) for key in ("x_train", "x_test")
-    )
+    x_train, x_test = (_samples(name, k, raw[k], add_channel) for k in _KEYS[::2])
     if x_test.shape[1:] != x_train.shape[1:]:
         raise UserError(
             f"{name}: x_test has samples of shape {x_test.shape[1:]}, x_train of "
@@ -126,9 +123,8 @@ def _learned(
         learned, labels, classes = targets.read(name, pair, counts)
         if num_classes not in (0, classes):
             raise UserError(
-                f"{name}: num_classes={num_classes}: y_train is floats, "
-                + ("a regression" if classes == 1 else f"shares of {classes} classes")
-                + "; expected integers for classes, y_train.astype(int)"
+                f"{name}: num_classes={num_classes}: y_train is floats, a regression "
+                "or shares of as many classes as columns; use y_train.astype(int)"
             )
         known = {"target": learned[0], "test_target": learned[1]}
         return labels[0], labels[1], classes, known
@@ -299,25 +295,21 @@ def _labels(
             f"{name}: {key} has {len(y)} labels for the {count} samples of "
             f"x{key[1:]}; expected as many"
         )
+    cure = f"np.unique({key}, return_inverse=True)[1] numbers the classes"
+    cure = f"use {key}.astype(int)" if y.dtype.kind == "f" else cure
     if y.dtype.kind not in "iu":
-        cure = f"; use {key}.astype(int)" if y.dtype.kind == "f" else _unique(key)
-        raise UserError(f"{name}: {key} is {y.dtype}; expected integers >= 0{cure}")
+        raise UserError(f"{name}: {key} is {y.dtype}; expected integers >= 0; {cure}")
     good = (y >= 0) & (y < 2**31)
     if not good.all():
         row = int(np.argmin(good))
         raise UserError(
-            f"{name}: {key} holds {y[row]} at row {row}; expected integers >= 0"
-            + _unique(key)
+            f"{name}: {key} holds {y[row]} at row {row}; expected integers >= 0; {cure}"
         )
     return y.astype(np.int64)
 
 
 # How a network learns from something else than a class number.
 _TARGETS = "; for other targets make both float, [M] or [M, O]"
-
-
-def _unique(key: str) -> str:
-    return f"; np.unique({key}, return_inverse=True)[1] numbers the classes"
 
 
 def _way_out(key: str, y: Shaped[np.ndarray, "..."]) -> str:

@@ -197,16 +197,14 @@ def dataset(
         raise UserError(f"{where}: samples without labels are expected to be text")
     # A class may be in the test part only.
     labels = np.concatenate([np.asarray(part.y).ravel() for part in made])
-    if not classes and labels.dtype.kind in "iuf" and np.isfinite(labels).all():
+    if not classes and labels.dtype.kind in "iu":
         classes = int(labels.max(initial=0)) + 1
     parts = (made[0].x, made[0].y, made[1].x, made[1].y)
-    clients = {"client": made[0].client, "test_client": made[1].client}
+    clients: dict[str, Any] = {"client": made[0].client, "test_client": made[1].client}
     name = f"{settings.name}({where.resolve().name})"
-    # EMNIST's pixels are floats [M, 28, 28] there.
-    gray = settings.name in ("tff", "fedjax") and np.ndim(made[0].x) == 3
-    return in_memory.make_dataset(
-        *parts, name=name, num_classes=classes, add_channel=gray or None, **clients
-    )
+    if settings.name in ("tff", "fedjax") and np.ndim(made[0].x) == 3:
+        clients["add_channel"] = True  # EMNIST's pixels are floats [M, 28, 28]
+    return in_memory.make_dataset(*parts, name=name, num_classes=classes, **clients)
 
 
 def _tokens(part: Samples, known: dict[str, int], tokens: str, S: int) -> Samples:

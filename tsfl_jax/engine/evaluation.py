@@ -107,9 +107,10 @@ def evaluate(
     def batch(item: TestSet) -> tuple[Array, Array, list[Any], tuple[Array, ...]]:
         outputs = model.predict(variables, scaled(samples, item.x))
         loss = jnp.where(item.mask, model.loss(outputs, item.y), 0.0)
-        own = jax.tree.map(
-            lambda values: jnp.where(item.mask, values, 0).sum(dtype=jnp.float32),
-            [metric(outputs, item.y) for _, metric in model.metrics],
+        pairs = [metric(outputs, item.y) for _, metric in model.metrics]
+        pairs = [m if isinstance(m, tuple) else (m, item.mask) for m in pairs]
+        pairs = jax.tree.map(
+            lambda a: jnp.where(item.mask, a, 0).sum(dtype=jnp.float32), pairs
         )
         right = jnp.zeros_like(item.mask)
         if model.classifies:
@@ -122,16 +123,11 @@ def evaluate(
                 jnp.where(mine, values[:, None], 0).sum(axis=0, dtype=jnp.float32)
                 for values in (right, loss)
             )
-        return right.sum(), loss.sum(), own, by_group
+        return right.sum(), loss.sum(), pairs, by_group
 
-    right, loss, own, by_group = lax.map(batch, test)
+    right, loss, pairs, by_group = lax.map(batch, test)
     right, count = devices.total((right.sum(), test.mask.sum()), axis)
-    means = [
-        exact_sums.mean(s[0], exact_sums.scalar(s[1], axis), axis)
-        if isinstance(s, tuple)  # of values and weights
-        else exact_sums.mean(s, count, axis)
-        for s in own
-    ]
+    means = [exact_sums.mean(v, exact_sums.scalar(w, axis), axis) for v, w in pairs]
     found = Scores(
         _accuracy(model, right / count),
         _loss(exact_sums.mean(loss, count, axis)),

@@ -121,8 +121,7 @@ def simulate(
       optimizer: an optax transformation, or a function `HParams` → transformation.
       aggregator: a rule of the user's own, instead of ``config.algorithm``.
       loss: (outputs ``[B, O]``, labels ``[B]``) → ``[B]``, instead of cross-entropy.
-      metrics: functions like `loss`; means over the test set are in the history. One
-        that returns a tuple, values ``[B]`` and weights ``[B]``: Σ values / Σ weights.
+      metrics: like `loss`, or to (values, weights); test means are in the history.
       augment: (key, x ``[B, ...]``, y ``[B, ...]``) → (x, y), in training.
       client_step: `Step` → `Stepped`, instead of a step of the optimizer.
       partition: N lists of indices into the training samples, instead of a drawn split.

@@ -64,9 +64,7 @@ class NextToken(nn.Module):
 
 
 # Of the outputs of `NextToken`, Σ right tokens / Σ tokens of the test set.
-METRICS = {
-    "next_token_accuracy": lambda outputs, labels: (outputs[:, 1], outputs[:, 2])
-}
+METRICS = {"next_token_accuracy": lambda outputs, y: (outputs[:, 1], outputs[:, 2])}
 
 
 def _lstm(num_classes: int, own: Any, every: bool = False) -> LSTM:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.timeline.test_timeline import ALL
 from tests.timeline.test_timeline import simulate as by_name
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import prepare, rule_settings, workload
@@ -422,6 +423,59 @@ def test_when_enough_are_online():
     assert cohort.opening(four, 0) == math.inf
     assert cohort.opening(four._replace(wait=False), 0) == ticks.of(3)
     assert cohort.opening(make(4, 2, windows=windows, short="wait"), 0) == 0
+
+
+def test_a_round_of_safa_is_not_over_before_it_can_open():
+    """What arrives while too few are online waits for the round, and ends it at once."""
+    windows = {2: [(0, 1), (20, 100)]}
+    more = {"short": "wait", "windows": windows, "seconds": np.array([8.0, 1, 1])}
+    cohorts = make(3, 3, "online", **more)
+    options = {"horizon": 21.5, "iterations": 1, "fraction": 0.3, "lag": 5}
+    trace, tasks = FRAMEWORKS["safa"].simulate(cohorts, **options)
+    # Client 2 arrived at 1 s too, client 0 at 8 s; a delivery ends a round.
+    assert rows(trace)[:4] == [(1, [1]), (20, [2]), (20, [0]), (21, [1])]
+    begun = [(t.client, t.version, t.start) for t in tasks if 0 < t.start < 21]
+    assert begun == [(0, 3, 20), (1, 1, 20), (2, 2, 20)]
+
+
+def random_windows(seed, whole, N=5):
+    """Of all clients but the first; in whole seconds there are ties."""
+    rng = np.random.default_rng(seed)
+    gaps = rng.integers(1, 9, (N, 8)) if whole else rng.uniform(0.5, 9, (N, 8))
+    ends = np.cumsum(gaps, axis=1).astype(float).round(3).reshape(N, 4, 2)
+    ends[:, -1, 1] = math.inf
+    times = (
+        rng.integers(1, 9, (3, N)) / 4
+        if whole
+        else rng.uniform(0.1, 3, (3, N)).round(3)
+    )
+    return {i: ends[i] for i in range(1, N)}, times
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_tasks_begin_after_their_versions_and_openings(name):
+    for seed, sampler in itertools.product(range(4), SAMPLERS):
+        windows, seconds = random_windows(seed, seed % 2)
+        options = {"windows": windows, "seconds": seconds, "dropout": 0.2}
+        for short in ("take", "wait")[: 1 + (sampler == "online")]:
+            cohorts = make(5, 4, sampler, short=short, seed=seed, **options)
+            few = {"fraction": 0.2} if name in ("safa", "cached") else {}
+            given = ALL[name] | few | ({"carry": False} if name == "tsfl" else {})
+            trace, tasks = by_name(name, cohorts, **given)
+            assert (np.diff(trace.time) >= 0).all()
+            dates = np.append(0.0, trace.time)
+            for task in (t for t in tasks if t.start < math.inf):
+                assert dates[task.version] <= task.start
+                if name == "fedat":  # a tier's round has one model, and clients its own
+                    continue
+                assert (dates[task.version + 1 :] >= task.start).all()
+                there = [True, *(_online(w, task.start) for w in windows.values())]
+                if short == "wait" and "cohort.short" in FRAMEWORKS[name].reads:
+                    assert sum(there) >= 4
+
+
+def _online(windows, now):
+    return any(a <= now < b for a, b in windows)
 
 
 def test_afl_with_two_at_work():

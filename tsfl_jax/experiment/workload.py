@@ -130,7 +130,8 @@ def _with_arrivals(config: Config, workload: Workload) -> Workload:
     """The workload where samples arrive during the run, if they do."""
     first, times = config.schedule.arrive_from, workload.schedule
     end = config.num_intervals * config.schedule.interval_seconds
-    return workload._replace(schedule=arrival.arriving(times, first, end))
+    times = arrival.arriving(times, workload.trace, first, end)
+    return workload._replace(schedule=times)
 
 
 def _draw_cohorts(

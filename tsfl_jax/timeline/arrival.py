@@ -2,10 +2,13 @@
 
 import numpy as np
 
+from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Schedule
 
 
-def arriving(times: Schedule, first: float, horizon: float) -> Schedule:
+def arriving(
+    times: Schedule, trace: Trace | None, first: float, horizon: float
+) -> Schedule:
     """The schedule where a client has few samples at first, and all at the end.
 
     A task that begins at second s is trained on max(1, ⌊|D_i| (f + (1 − f) s/S)⌋ of the
@@ -13,6 +16,7 @@ def arriving(times: Schedule, first: float, horizon: float) -> Schedule:
 
     Args:
       times: with all samples.
+      trace: what it replays; None: all tasks begin with their intervals.
       first: f in (0, 1], the share that is there at the beginning.
       horizon: S, seconds of the run.
 
@@ -22,8 +26,11 @@ def arriving(times: Schedule, first: float, horizon: float) -> Schedule:
     if first == 1:
         return times
     assert times.seconds is not None
-    lag = 0 if times.delivery is None else times.delivery.lag
-    begun = np.append(0.0, times.seconds)[np.arange(len(times.tau))[:, None] - lag]
-    share = first + (1 - first) * np.minimum(begun / horizon, 1.0)
+    starts = np.repeat(np.append(0.0, times.seconds)[:-1, None], times.tau.shape[1], 1)
+    if trace is not None:
+        row, slot = np.nonzero(trace.iterations > 0)
+        column = trace.client[row, slot] if times.client is None else slot
+        starts[row, column] = trace.start[row, slot]
+    share = first + (1 - first) * np.minimum(starts / horizon, 1.0)
     size = np.maximum(np.floor(times.size * share), 1).astype(np.int32)
     return times._replace(size=size)

@@ -137,5 +137,5 @@ def _next_round(
         ended.append(task)
         if not task.lost:
             (others if task.client in before else first).append(task)
-        now = task.arrival
+        now = max(now, task.arrival)  # some arrive before the round can open
     return ended, first + others[: quota - len(first)], now

@@ -3,6 +3,8 @@
 import functools
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
@@ -163,6 +165,82 @@ def test_two_devices_have_the_bits_of_one():
     one, two = (tsfl_jax.simulate(config_of("dms", devices=n)) for n in (1, 2))
     assert equal(one.own, two.own, 0)
     assert equal(named_arrays(one.params), named_arrays(two.params), 0)
+
+
+def buffered(algorithm="fedbuff", **settings):
+    """FedBuff whose fastest client delivers twice or three times in a buffer."""
+    timeline = {"framework": "fedbuff", "buffer": 3, "local_iterations": 2}
+    timeline["speed"] = "constant(1);constant(1.3);constant(0.3)"
+    kind = {"schedule__kind": "case3", "schedule__tau": (), "num_clients": 3}
+    named = {f"timeline__{name}": value for name, value in timeline.items()}
+    return config_of(
+        algorithm, **{**kind, "num_intervals": 6, "momentum": 0.0, **named, **settings}
+    )
+
+
+def local_loss(params, x, y):
+    hidden = jax.nn.relu(x @ params[f"{BODY}/kernel"] + params[f"{BODY}/bias"][None])
+    logits = hidden @ params[f"{HEAD}/kernel"] + params[f"{HEAD}/bias"][None]
+    return -jax.nn.log_softmax(logits)[jnp.arange(len(y)), y].mean()
+
+
+def in_order_of_delivery(config, centre):
+    """(global model, head of each client) by a loop over the tasks of the trace.
+
+    Of the updates of a buffer `centre` is added. A client has one mini-batch.
+    """
+    prepared = prepare.prepare(config)
+    data, split, trace = prepared.dataset, prepared.partition, prepared.workload.trace
+    x = (data.x_train.reshape(len(data.x_train), -1) - data.mean) / data.std
+    gradient = jax.jit(jax.grad(local_loss))
+    first = {n.removeprefix("params/"): w for n, w in named_arrays(start()).items()}
+    versions = [first]
+    heads = [{n: w for n, w in first.items() if HEAD in n} for _ in range(3)]
+    for clients, bases in zip(trace.client, trace.version, strict=True):
+        updates = []
+        for i, version in zip(clients, bases, strict=True):
+            rows = split.indices[i][: split.capacity[i]]
+            base = versions[version] | heads[i]
+            model = dict(base)
+            for _ in range(2):
+                slope = gradient(model, x[rows], data.y_train[rows])
+                model = {n: w - 0.1 * slope[n] for n, w in model.items()}
+            heads[i] = {n: model[n] for n in heads[i]}
+            updates.append({n: model[n] - base[n] for n in model if HEAD not in n})
+        moved = {n: centre([u[n] for u in updates], 0) for n in updates[0]}
+        new = {n: w + moved[n] for n, w in versions[-1].items() if n in moved}
+        versions.append(versions[-1] | new)
+    return versions[-1], heads
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "centre", "settings"),
+    [
+        ("fedbuff", np.mean, {}),
+        ("fedbuff", np.mean, {"devices": 2}),
+        ("median", np.median, {"mapping": "vmap"}),
+    ],
+)
+def test_a_second_task_in_a_buffer_follows_the_first(algorithm, centre, settings):
+    config = buffered(algorithm, **settings)
+    assert prepare.prepare(config).waves == 3
+    result = tsfl_jax.simulate(config)
+    model, heads = in_order_of_delivery(config, centre)
+    params = {f"params/{n}": w for n, w in model.items()}
+    assert equal(named_arrays(result.params), params, 1e-6)
+    for place, head in enumerate(heads):
+        local = {f"params/{n}": w for n, w in head.items()}
+        assert equal(of_client(result, place), params | local, 1e-6)
+
+
+def test_waves_of_lanes_and_of_runs_without_any():
+    """Without local layers, or where no client delivers twice, nothing is new."""
+    assert prepare.prepare(buffered(model__local="")).waves == 1
+    assert prepare.prepare(buffered(timeline__buffer=1)).waves == 1
+    table = tsfl_jax.sweep(buffered(), {"seed": [0, 1]})
+    single = tsfl_jax.simulate(buffered(seed=1))
+    found = table.history["test_loss"][1]
+    np.testing.assert_array_equal(found, single.history["test_loss"])
 
 
 class Normalized(nn.Module):

@@ -22,7 +22,7 @@ def test_sizes_by_hand():
 
 
 def test_a_second_task_of_a_buffer_by_hand():
-    """FedBuff's client 0 begins at 0, 1, 2, …, whatever its base model; client 1 at 0."""
+    """FedBuff's client 0 begins at 0, 1, 2, … from whatever model; client 1 at 0."""
     fleet = fleet_of([1.0, 2.5])
     trace = simulate("fedbuff", fleet, horizon=10.0, iterations=1, buffer=2).trace
     assert trace.client[:2].tolist() == [[0, 0], [1, 0]]

@@ -426,7 +426,7 @@ def test_when_enough_are_online():
 
 
 def test_a_round_of_safa_is_not_over_before_it_can_open():
-    """What arrives while too few are online waits for the round, and ends it at once."""
+    """What arrives while too few are online waits for a round, and ends it at once."""
     windows = {2: [(0, 1), (20, 100)]}
     more = {"short": "wait", "windows": windows, "seconds": np.array([8.0, 1, 1])}
     cohorts = make(3, 3, "online", **more)
@@ -742,12 +742,31 @@ def test_activities_of_cohorts_fill_the_time(name):
         assert uploads >= {t.arrival for t in tasks if t.fate == "counted"}
 
 
+def test_who_is_not_asked_does_not_wait():
+    # Rounds of 3 s: clients 0 and 1 work 1 s and 3 s, then 1 and 2 work 3 s and 2 s.
+    options = {"own": follow([0, 1], [1, 2]), "seconds": np.array([1.0, 3, 2])}
+    cohorts = make(3, 2, **options)
+    trace, tasks = FRAMEWORKS["sfl"].simulate(cohorts, horizon=7.0, iterations=1)
+    assert trace.time.tolist() == [3, 6]
+    found = list(segments.segments(tasks, cohorts, 6.0))
+    bars = [(s.client, s.kind[:2], s.start, s.end) for s in found]
+    assert bars == [
+        *[(0, "it", 0, 1), (0, "wa", 1, 3), (0, "id", 3, 6)],
+        *[(1, "it", 0, 3), (1, "it", 3, 6)],
+        *[(2, "id", 0, 3), (2, "it", 3, 5), (2, "wa", 5, 6)],
+    ]
+    shares = {kind: share for kind, share in segments.shares(found).items() if share}
+    assert shares == {"iteration": 9 / 12, "waiting": 3 / 12}
+
+
 def test_bars_of_a_cohort_are_those_of_its_clients():
     tau, client = np.array([[2, 1], [0, 2]]), np.array([[7, 3], [7, 5]])
     found = segments.of_schedule(tau, client)
     done = [(s.client, s.start) for s in found if s.kind == segments.ITERATION]
     assert sorted(done) == [(3, 0.0), (5, 1.0), (5, 1.5), (7, 0.0), (7, 0.5)]
     assert sum(s.end - s.start for s in found) == 6
+    idle = [(s.client, s.start) for s in found if s.kind == segments.IDLE]
+    assert idle == [(3, 1.0), (5, 0.0)]
 
 
 def test_who_is_asked_twice_counts_twice():

@@ -13,7 +13,8 @@ Random streams are those of `rng`, by interval and client, so results do not dep
 how clients are grouped in blocks or ordered, nor on where a run was resumed.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -194,8 +195,9 @@ def run_interval(
     # Whether updates are measured against the models they started from, not w^t.
     moved = bool(parts.rule.deltas) or parts.rule.combine is not None
 
-    def train(client: local.Client, limit: Array | int | None) -> mapping.Trained:
-        start = start_of(parts, state, (streams[0], train_key), client, inputs.interval)
+    def train(own: Any, client: local.Client, limit: Any) -> mapping.Trained:
+        keys, begun = (streams[0], train_key), state._replace(own=own)
+        start = start_of(parts, begun, keys, client, inputs.interval)
         found = local.train(parts, start, client, problem.samples, hparams, limit)
         origin = start.variables if moved else state.params
         sent, result = own_layers.withheld(parts.spec, *found, origin, inputs.interval)
@@ -208,7 +210,8 @@ def run_interval(
         broadcast = trees.take(state.broadcast, clients.snapshot)
     received = Received(info, weights.rho, info.tau > 0, broadcast, weights.shares)
     arrived = train_and_combine(
-        parts, state, train, on_device, received, hparams, (weights, problem)
+        *(parts, state, train, on_device, clients),
+        *(received, hparams, (weights, problem)),
     )
     tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.spec.axis)
     new = advance(parts, state, arrived, tally, inputs.delivery, hparams)
@@ -331,8 +334,9 @@ class Arrived(NamedTuple):
 def train_and_combine(
     parts: Parts,
     state: State,
-    train: mapping.TrainOne,
+    train: Callable[..., mapping.Trained],
     on_device: mapping.DeviceClients,
+    clients: local.Client,
     received: Received,
     hparams: HParams,
     given: tuple[Weights, Problem],
@@ -349,14 +353,15 @@ def train_and_combine(
     weights, problem = given
     params, others = trees.parted(state.params)
     by_weights = not rule.stacks
-    if by_weights and not spec.regret:
+    if by_weights and not spec.regret and spec.waves == 1:
         weighted, results = mapping.weighted_updates(
-            train, on_device, state.params, spec
+            functools.partial(train, state.own), on_device, state.params, spec
         )
         mean = mean_of(rule, params, weighted, hparams)
         others, kept = weighted.others, weighted.kept
         return Arrived(mean, others, state.server, received, weights, kept, results)
-    own, results = mapping.stacked_updates(train, on_device, spec)
+    training = train, state.own, on_device, clients, spec
+    own, results = own_layers.stacked_updates(*training)
     updates, there = mapping.gathered(own, results, on_device, received, spec.axis)
     held = problem.samples, problem.validation
     objective = from_updates.objective(parts, state.params, updates, *held)

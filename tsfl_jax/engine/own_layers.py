@@ -18,7 +18,9 @@ with Layerwise Asynchronous Model Update and Temporally Weighted Aggregation", I
 TNNLS 2020.
 """
 
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +117,37 @@ def kept(
     assert clients.place is not None, "of `participants`"
     worked = (clients.tau > 0) & (finite > 0)
     return trees.put(own, trees.last_of(clients.place, worked, count), mine)
+
+
+def stacked_updates(
+    train: Callable[..., mapping.Trained],
+    own: Any,
+    on_device: mapping.DeviceClients,
+    clients: local.Client,
+    spec: ProgramSpec,
+) -> tuple[Params, local.LocalResult]:
+    """`mapping.stacked_updates`, in wave j of the j-th tasks of clients in an update.
+
+    So each starts from the layers that its client's last task left. `train` takes those
+    of all clients before a client; arguments as of `kept`.
+    """
+    if spec.waves == 1:
+        return mapping.stacked_updates(functools.partial(train, own), on_device, spec)
+    assert clients.place is not None and clients.task is not None, "of a timeline"
+    earlier = (clients.task[None] < clients.task[:, None]) & (clients.tau > 0)[None]
+    turn = (earlier & (clients.place[None] == clients.place[:, None])).sum(axis=1)
+    mine, stacked = on_device.clients, cast(Any, None)
+    for wave in range(spec.waves):
+        tau = jnp.where(turn == wave, clients.tau, 0)
+        here = turn[on_device.place] == wave  # whatever it is of an empty entry
+        part = mine._replace(tau=jnp.where(here, mine.tau, 0))
+        trained = mapping.stacked_updates(
+            functools.partial(train, own), on_device._replace(clients=part), spec
+        )
+        own = kept(spec, own, trained[1], on_device, clients._replace(tau=tau))
+        entry = jnp.where(here, jnp.arange(len(here)), len(here))
+        stacked = trees.put(stacked or trained, entry, trained)
+    return stacked
 
 
 def evaluate(

@@ -156,6 +156,7 @@ def signature(prepared: Prepared) -> dict[str, str]:
         slots = "clients" if times.client is None else "slots"
         shape = f"{times.tau.shape} {slots}, {times.snapshots} kept"
         shape += ", weighted" * (times.share is not None)
+        shape += f", {prepared.waves} in turn" * (prepared.waves > 1)
         fixed |= {
             "timeline": f"{shape}, {counts.groups} tiers",
             "server state": own or describe(rule.init),

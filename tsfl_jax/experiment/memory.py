@@ -60,7 +60,7 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
         "personal state": personal,  # of each client that ever works
         "clients in training": width * (model + moved + _bytes(optimizer)),
     }
-    if prepared.rule.stacks or prepared.config.measure_regret:
+    if prepared.rule.stacks or prepared.config.measure_regret or prepared.waves > 1:
         # Models of the device's own clients, and updates of all clients.
         rows["stacked models"] = (-(-slots // num_devices) + slots) * model
     else:

@@ -74,6 +74,16 @@ class Prepared(NamedTuple):
         return self.steps.shape[1] if choice is None else choice.size
 
     @property
+    def waves(self) -> int:
+        """Most deliveries of a client in an update, if it has local layers; else 1."""
+        times = self.workload.schedule
+        if not self.config.model.local or times.delivery is None:
+            return 1
+        assert times.client is not None, "with `delivery`"
+        pairs = np.nonzero(times.tau)[0], times.client[times.tau > 0]
+        return int(np.unique(pairs, axis=1, return_counts=True)[1].max())
+
+    @property
     def sections(self) -> tuple[type, ...]:
         """The components whose settings reach the program."""
         return rule_settings.sections(self.config, self.rule)

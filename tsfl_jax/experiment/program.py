@@ -168,7 +168,8 @@ def spec_of(
     most = max(int(p.partition.capacity.max()) for p in several)
     batch_size, iteration = min(config.batch_size, most), config.schedule.iteration
     schedules, first = [p.workload.schedule for p in several], several[0].steps.flat[0]
-    slots = several[0].slots
+    slots, waves = several[0].slots, several[0].waves
+    even = config.train_all and waves == 1  # else some clients stop at 0 steps
     estimating = {p.rule for p in several if initial_estimates.when(p) == "interval"}
     return ProgramSpec(
         batch_size=batch_size,
@@ -179,8 +180,7 @@ def spec_of(
         mapping=several[0].mapping,
         block=min(config.client_block or slots, slots),
         longest=max(int(p.steps.max()) for p in several),
-        # Without train_all some clients stop at 0 steps.
-        even=config.train_all and all((p.steps == first).all() for p in several),
+        even=even and all((p.steps == first).all() for p in several),
         proximal=optimizers.terms_of(several[0].hparams).mu,
         lr_varies=any(p.config.lr_schedule != "constant" for p in several),
         estimates=Estimates(
@@ -194,6 +194,7 @@ def spec_of(
         frozen=trained.parts_of(config.model.frozen),
         local=trained.parts_of(config.model.local),
         local_period=config.model.local_period,
+        waves=waves,
         lanes=lanes,
     )
 

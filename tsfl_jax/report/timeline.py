@@ -44,6 +44,7 @@ LOOKS = {
     segments.UNFINISHED: _Look("░", "unfinished iteration", "#FFFFFF", "xxxx"),
     segments.UPLOAD: _Look(">", "upload", "#E69F00"),
     segments.WAITING: _Look("·", "waiting", "#E6E6E6", "", "#999999", 0.14),
+    segments.IDLE: _Look("-", "idle", "#FFFFFF", "", "#CCCCCC", 0.04),
     segments.OFFLINE: _Look(" ", "offline", "#FFFFFF", "....", "#999999", 0.14),
 }
 

@@ -341,6 +341,7 @@ def _interval(
         first=done,
         spent=ticks.seconds(spent),
         fills=True,
+        until=ticks.seconds(start + length),
         fate=(LOST if lost else COUNTED) if count else OPEN,
     )
     return task, left

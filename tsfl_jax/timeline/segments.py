@@ -26,8 +26,9 @@ from tsfl_jax.timeline.trace import Task
 
 DOWNLOAD, ITERATION, UPLOAD = "download", "iteration", "upload"
 UNFINISHED, WAITING, OFFLINE = "unfinished", "waiting", "offline"
+IDLE = "idle"  # neither a task nor a delivery: mostly not asked
 _MOST = 400  # clients of a cohort that are shown
-KINDS = (DOWNLOAD, ITERATION, UNFINISHED, UPLOAD, WAITING, OFFLINE)
+KINDS = (DOWNLOAD, ITERATION, UNFINISHED, UPLOAD, WAITING, IDLE, OFFLINE)
 
 
 class Segment(NamedTuple):
@@ -87,7 +88,7 @@ def segments(
             tasks_of.setdefault(task.client, []).append(task)
     for i in _some(sorted(tasks_of)) if some else range(clients.clients):
         busy = [
-            (a, b, kind)
+            (a, b, kind, ticks.of(task.until))
             for task in tasks_of.get(i, [])
             for kind, start, last in _parts(clients, task)
             for a, b in online_in(
@@ -105,18 +106,23 @@ def _some(clients: Sequence[int]) -> Sequence[int]:
 
 
 def _with_gaps(
-    fleet: ExactFleet, client: int, busy: list[tuple[Ticks, Ticks, str]], end: Ticks
+    fleet: ExactFleet,
+    client: int,
+    busy: list[tuple[Ticks, Ticks, str, Ticks]],
+    end: Ticks,
 ) -> Iterator[tuple[str, Ticks, Ticks]]:
-    """Between two activities a client waits, or is offline."""
-    now: Ticks = 0
-    for a, b, kind in [*busy, (end, end, "")]:
+    """Between two activities a client waits for an update, is idle, or is offline."""
+    now, until = 0, 0
+    for a, b, kind, update in [*busy, (end, end, "", end)]:
         for first, last in online_in(fleet, client, now, a):
             yield OFFLINE, now, first
-            yield WAITING, first, last
+            idle = min(max(first, until), last)
+            yield WAITING, first, idle
+            yield IDLE, idle, last
             now = last
         yield OFFLINE, now, a
         yield kind, a, b
-        now = max(now, b)
+        now, until = max(now, b), update
 
 
 def of_schedule(
@@ -129,7 +135,8 @@ def of_schedule(
       client: who does them, of cohorts, shown as in `segments`; None: client i.
 
     Returns:
-      `Segment`s by client, in intervals instead of seconds; the rest is WAITING.
+      `Segment`s by client, in intervals instead of seconds; the rest is WAITING, or
+      IDLE where a cohort is without the client.
     """
     intervals, clients = len(tau), range(tau.shape[1])
     H, found = max(int(tau.max(initial=1)), 1), []
@@ -144,14 +151,16 @@ def of_schedule(
             pairs = zip(edges[:-1], edges[1:], strict=True)
             found += [Segment(i, ITERATION, a, b) for a, b in pairs]
             if work < H:
-                found.append(Segment(i, WAITING, edges[-1], float(t + 1)))
+                there = client is None or i in client[t]
+                kind = WAITING if there else IDLE
+                found.append(Segment(i, kind, edges[-1], float(t + 1)))
     return found
 
 
 def shares(segments: Iterable[Segment]) -> dict[str, float]:
-    """Share in [0, 1] of all clients' time that goes to each of KINDS."""
+    """Share in [0, 1] of all clients' time but IDLE that goes to each of KINDS."""
     seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     for segment in segments:
         seconds[segment.kind] += segment.end - segment.start
-    total = sum(seconds.values())
+    total = sum(seconds.values()) - seconds.pop(IDLE)
     return {kind: value / total for kind, value in seconds.items()}

@@ -160,7 +160,7 @@ def _tier_rounds(
             start(tier, number, now)
             continue
         ended, _ = _ending(tasks, cohorts.size)
-        begun += ended
+        begun += [task._replace(until=now) for task in ended]
         # Who has not finished gives this task up for that of the next round.
         there = {task.client for task in ended}
         begun += [

@@ -5,6 +5,7 @@ turns them into seconds. NOT done here: the frameworks' rules; see `synchronous`
 `asynchronous`.
 """
 
+import bisect
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -56,6 +57,7 @@ class Task(NamedTuple):
     first: int  # draw of its first iteration, before wrapping
     spent: Ticks = 0  # of that iteration, done in an earlier interval (T-SFL)
     fills: bool = False  # an unfinished iteration fills the time to the upload (T-SFL)
+    until: Ticks = 0  # then its client waits no longer; 0: for the next update
     fate: str = OPEN  # COUNTED in an update, LOST, GIVEN_UP; OPEN: none by the end
 
 
@@ -151,8 +153,9 @@ def make_simulation(
             "deliveries are lost"
         )
     width = width or max(len(update.tasks) for update in updates)
-    last = updates[-1].time
-    counted = {(t.client, t.number) for update in updates for t in update.tasks}
+    times = [update.time for update in updates]
+    last = times[-1]
+    counted = {(t.client, t.number): u.time for u in updates for t in u.tasks}
     tasks = {(t.client, t.number): t for t in begun if t.start < last}
     for name, task in tasks.items():
         fate = OPEN
@@ -162,7 +165,10 @@ def make_simulation(
             fate = GIVEN_UP
         elif task.lost and task.arrival <= last:
             fate = LOST
+        next_update = times[bisect.bisect_left(times[:-1], task.stop)]
+        until = counted.get(name) or task.until or next_update
         tasks[name] = task._replace(
+            until=ticks.seconds(last if fate == OPEN else until),
             arrival=ticks.seconds(task.arrival),
             start=ticks.seconds(task.start),
             stop=ticks.seconds(task.stop),

@@ -223,7 +223,6 @@ def in_order_of_delivery(config, centre):
 )
 def test_a_second_task_in_a_buffer_follows_the_first(algorithm, centre, settings):
     config = buffered(algorithm, **settings)
-    assert prepare.prepare(config).waves == 3
     result = tsfl_jax.simulate(config)
     model, heads = in_order_of_delivery(config, centre)
     params = {f"params/{n}": w for n, w in model.items()}
@@ -235,6 +234,7 @@ def test_a_second_task_in_a_buffer_follows_the_first(algorithm, centre, settings
 
 def test_waves_of_lanes_and_of_runs_without_any():
     """Without local layers, or where no client delivers twice, nothing is new."""
+    assert prepare.prepare(buffered()).waves == 3
     assert prepare.prepare(buffered(model__local="")).waves == 1
     assert prepare.prepare(buffered(timeline__buffer=1)).waves == 1
     table = tsfl_jax.sweep(buffered(), {"seed": [0, 1]})

@@ -89,6 +89,19 @@ def test_of_those_that_deliver():
     np.testing.assert_array_equal(rho, [[0.5, 0, 0.5], [0, 0, 0]])
 
 
+def test_nobody_may_deliver():
+    """Then there is no update: the mean of `unbiased` is 1 − d^K of that of all."""
+    asked = itertools.product(pairs(*range(6)), itertools.product((0, 1), repeat=2))
+    (chosen, came), d = zip(*asked, strict=True), 0.3
+    client, tau = np.array([ids for ids, _ in chosen]), np.array(came)
+    chance = np.array([p for _, p in chosen]) * np.where(tau, 1 - d, d).prod(axis=1)
+    config = replace(Config(), {"cohort.size": 2, "cohort.weighting": "unbiased"})
+    times = Schedule(tau, SIZE[client], client=client)
+    rho = weighting.shares(config, times, SIZE, np.full(client.shape, 1 / 3))
+    found = chance @ (rho * VALUE[client]).sum(axis=1)
+    assert found == pytest.approx((1 - d**2) * GOAL, rel=1e-6)
+
+
 @pytest.mark.parametrize("name", ["unbiased", "inverse"])
 def test_chances_must_be_known(name):
     config = replace(Config(), {"cohort.size": 1, "cohort.weighting": name})

@@ -187,9 +187,8 @@ def run_interval(
     clients = renewed(problem, key, inputs.interval, participants(problem, inputs))
     reported = inputs.tau if inputs.reported is None else inputs.reported
     claimed = clients._replace(tau=reported)
-    estimates = estimate(
-        parts, state.params, estimate_key, claimed, problem.samples, hparams
-    )
+    sampled = estimate_key, claimed, problem.samples
+    estimates = estimate(parts, state.params, *sampled, hparams)
     info = observe(parts.spec, rule_key, claimed, inputs, estimates)
     weights = decided(parts.rule, info, hparams)
     # Whether updates are measured against the models they started from, not w^t.
@@ -210,8 +209,7 @@ def run_interval(
         broadcast = trees.take(state.broadcast, clients.snapshot)
     received = Received(info, weights.rho, info.tau > 0, broadcast, weights.shares)
     arrived = train_and_combine(
-        *(parts, state, train, on_device, clients),
-        *(received, hparams, (weights, problem)),
+        parts, state, train, on_device, clients, received, hparams, (weights, problem)
     )
     tally = count(arrived.results, on_device, inputs.tau.shape[0], parts.spec.axis)
     new = advance(parts, state, arrived, tally, inputs.delivery, hparams)
@@ -360,8 +358,8 @@ def train_and_combine(
         mean = mean_of(rule, params, weighted, hparams)
         others, kept = weighted.others, weighted.kept
         return Arrived(mean, others, state.server, received, weights, kept, results)
-    training = train, state.own, on_device, clients, spec
-    own, results = own_layers.stacked_updates(*training)
+    trained = train, state.own, on_device, clients, spec
+    own, results = own_layers.stacked_updates(*trained)
     updates, there = mapping.gathered(own, results, on_device, received, spec.axis)
     held = problem.samples, problem.validation
     objective = from_updates.objective(parts, state.params, updates, *held)

@@ -39,7 +39,8 @@ def _correction(
 ) -> Params:
     """What client i adds to its gradients: c − c_i, with the c of its download.
 
-    c_i needs no memory: nothing but the client's own deliveries changes it.
+    c_i needs no memory: nothing but the client's own deliveries changes it. Of two in
+    one buffer both read the c_i of before (simplified); the later one writes it.
     """
     return jax.tree.map(lambda c, each: c - each[client], broadcast, state.own)
 

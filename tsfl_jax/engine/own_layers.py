@@ -138,13 +138,12 @@ def stacked_updates(
     turn = (earlier & (clients.place[None] == clients.place[:, None])).sum(axis=1)
     mine, stacked = on_device.clients, cast(Any, None)
     for wave in range(spec.waves):
-        tau = jnp.where(turn == wave, clients.tau, 0)
         here = turn[on_device.place] == wave  # whatever it is of an empty entry
         part = mine._replace(tau=jnp.where(here, mine.tau, 0))
-        trained = mapping.stacked_updates(
-            functools.partial(train, own), on_device._replace(clients=part), spec
-        )
-        own = kept(spec, own, trained[1], on_device, clients._replace(tau=tau))
+        part = on_device._replace(clients=part)
+        trained = mapping.stacked_updates(functools.partial(train, own), part, spec)
+        workers = clients._replace(tau=jnp.where(turn == wave, clients.tau, 0))
+        own = kept(spec, own, trained[1], on_device, workers)
         entry = jnp.where(here, jnp.arange(len(here)), len(here))
         stacked = trees.put(stacked or trained, entry, trained)
     return stacked

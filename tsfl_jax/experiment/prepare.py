@@ -76,11 +76,10 @@ class Prepared(NamedTuple):
     @property
     def waves(self) -> int:
         """Most deliveries of a client in an update, if it has local layers; else 1."""
-        times = self.workload.schedule
-        if not self.config.model.local or times.delivery is None:
+        tau, _, _, client, delivery, *_ = self.workload.schedule
+        if not self.config.model.local or client is None or delivery is None:
             return 1
-        assert times.client is not None, "with `delivery`"
-        pairs = np.nonzero(times.tau)[0], times.client[times.tau > 0]
+        pairs = np.nonzero(tau)[0], client[tau > 0]
         return int(np.unique(pairs, axis=1, return_counts=True)[1].max())
 
     @property

@@ -5,7 +5,7 @@ NOT done here: which tasks there are, see `asynchronous` and `synchronous`.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -106,10 +106,7 @@ def _some(clients: Sequence[int]) -> Sequence[int]:
 
 
 def _with_gaps(
-    fleet: ExactFleet,
-    client: int,
-    busy: list[tuple[Ticks, Ticks, str, Ticks]],
-    end: Ticks,
+    fleet: ExactFleet, client: int, busy: list[tuple[Any, ...]], end: Ticks
 ) -> Iterator[tuple[str, Ticks, Ticks]]:
     """Between two activities a client waits for an update, is idle, or is offline."""
     now, until = 0, 0
@@ -135,8 +132,7 @@ def of_schedule(
       client: who does them, of cohorts, shown as in `segments`; None: client i.
 
     Returns:
-      `Segment`s by client, in intervals instead of seconds; the rest is WAITING, or
-      IDLE where a cohort is without the client.
+      `Segment`s by client, in intervals, not seconds; the rest is WAITING or IDLE.
     """
     intervals, clients = len(tau), range(tau.shape[1])
     H, found = max(int(tau.max(initial=1)), 1), []
@@ -151,8 +147,7 @@ def of_schedule(
             pairs = zip(edges[:-1], edges[1:], strict=True)
             found += [Segment(i, ITERATION, a, b) for a, b in pairs]
             if work < H:
-                there = client is None or i in client[t]
-                kind = WAITING if there else IDLE
+                kind = WAITING if client is None or i in client[t] else IDLE
                 found.append(Segment(i, kind, edges[-1], float(t + 1)))
     return found
 

@@ -57,8 +57,8 @@ class Task(NamedTuple):
     first: int  # draw of its first iteration, before wrapping
     spent: Ticks = 0  # of that iteration, done in an earlier interval (T-SFL)
     fills: bool = False  # an unfinished iteration fills the time to the upload (T-SFL)
-    until: Ticks = 0  # then its client waits no longer; 0: for the next update
     fate: str = OPEN  # COUNTED in an update, LOST, GIVEN_UP; OPEN: none by the end
+    until: Ticks = 0  # then its client waits no longer; 0: for the next update
 
 
 class Update(NamedTuple):

@@ -16,7 +16,7 @@ from tsfl_jax.data import in_memory, quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, curvature
 from tsfl_jax.experiment import backend
 from tsfl_jax.experiment.custom_hooks import Own, input_dtype
-from tsfl_jax.models import losses, networks, replay, text, tracing
+from tsfl_jax.models import losses, networks, replay, rows, text, tracing
 from tsfl_jax.models.model import with_measures
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, Dataset, Params, UserError
@@ -30,6 +30,7 @@ class Network(NamedTuple):
     convolution: str  # a key of `convolution.CONVOLUTIONS`
     params: Params  # shapes of its variables
     notes: tuple[str, ...]
+    short_notes: tuple[str, ...] = ()  # for a schedule with short mini-batches
 
     @property
     def size(self) -> int:
@@ -60,7 +61,7 @@ def _traced(
 def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Network:
     """The network of a config or of the user, with the user's loss and metrics."""
     shape, dtype = dataset.x_train.shape[1:], input_dtype(dataset)
-    tokens, notes = dtype == np.int32, ()
+    tokens, notes, short_notes = dtype == np.int32, (), ()
     name = config.model.name
     module: Any = own.model
     if module is not None:
@@ -69,6 +70,7 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
         model, params, outputs, found = _traced.__wrapped__(
             own.model, name, shape, dtype
         )
+        short_notes = rows.notes(model, params, shape, dtype)
         x = jax.ShapeDtypeStruct((tracing.SAMPLES, *shape), dtype)
         model, notes = replay.replay(model, form, params, x)
         if tokens:
@@ -97,7 +99,7 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
         model = model._replace(loss=loss, classifies=False)
     model = with_measures(model, own.loss, metrics, outputs, learned)
     model, said = networks.decide_task(model, outputs, dataset.num_classes)
-    return Network(model, name, form, params, found + said + notes)
+    return Network(model, name, form, params, found + said + notes, short_notes)
 
 
 def _check_tokens(name: str, dataset: Dataset, tokens: bool) -> None:

@@ -305,6 +305,8 @@ def prepare_validated(
     )
     dataset, digest = splits.skewed(config, dataset, split, digest)
     rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
+    batches, left = np.divmod(times.size, config.batch_size)
+    rule_notes += network.short_notes * bool(((left > 0) & (steps > batches)).any())
     tested = splits.client_test(config, own, dataset, split, workload.drawn, network)
     model = precision.with_precision(network.model, config.precision)
     network, first = trained.started(config, own, network._replace(model=model))

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
 from tsfl_jax.components import Part, component, setting
-from tsfl_jax.models import convolution, nnx_modules, pooling, switches, text
+from tsfl_jax.models import convolution, nnx_modules, pooling, rows, switches, text
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
 from tsfl_jax.types import Array as AnyArray
@@ -115,7 +115,8 @@ def from_flax(module: nn.Module | Any) -> Model:
 
     Switches between training and tests, by the names of `switches.values`, and
     ``mask=`` ``[B]``, False in the rows of a short batch that are padding, are passed
-    if the module's ``__call__`` takes them; fields that are a switch are set. All
+    if the module's ``__call__`` takes them; fields that are a switch are set. Flax's
+    normalizations over the batch get the mask if nothing else is passed to them. All
     collections besides ``params`` (such as batch statistics) are carried and aggregated
     like weights. Training provides a key for random streams of any name.
     A method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to ``[B]``, replaces
@@ -151,14 +152,20 @@ def from_flax(module: nn.Module | Any) -> Model:
     ) -> tuple[Any, Params]:
         args, named = arguments(x, True, mask)
         # Flax takes "params" for streams that have no key of their own.
-        logits, changed = training.apply(
-            variables,
-            x,
-            *args,
-            **named,
-            rngs={"dropout": key, "params": rng.fold(key, "initial streams")},
-            mutable=[name for name in variables if name != "params"],
-        )
+        rngs = {"dropout": key, "params": rng.fold(key, "initial streams")}
+        mutable = [name for name in variables if name != "params"]
+        mutable.append(f"mask {id(mask)}")  # keeps `nn.jit` from tracing only once
+
+        def with_mask(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            norms = nn.BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm
+            if isinstance(context.module, norms) and args:
+                kwargs = rows.with_mask(context.module, args[0], kwargs, mask)
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(with_mask):
+            logits, changed = training.apply(
+                variables, x, *args, **named, rngs=rngs, mutable=mutable
+            )
         return logits, {**variables, **changed}
 
     def predict(variables: Params, x: AnyArray) -> Any:

@@ -5,6 +5,7 @@ fixed, and its variables, which are trained. NOT done here: linen modules, which
 `networks.from_flax` takes.
 """
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import numpy as np
 from flax import traverse_util
 
 from tsfl_jax import rng
-from tsfl_jax.models import switches, tracing
+from tsfl_jax.models import rows, switches, tracing
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import Params, PRNGKey, UserError
@@ -86,6 +87,31 @@ def _set_training(network: Any, train: bool) -> None:
     for layer in _modules(network):
         for name, value in switches.in_fields(vars(layer), train).items():
             setattr(layer, name, value)
+
+
+def _with_mask(network: Any, mask: AnyArray) -> tuple[Any, Callable[[Any], Any]]:
+    """A network whose normalizations get the mini-batch's mask, and the way back."""
+    from flax import nnx
+
+    class Masked(nnx.Module):
+        def __init__(self, layer: nnx.Module) -> None:
+            self.layer = layer
+
+        def __call__(self, x: AnyArray, *args: Any, **named: Any) -> Any:
+            return self.layer(x, *args, **rows.with_mask(self.layer, x, named, mask))
+
+    def replaced(_: Any, part: Any) -> Any:
+        norms = nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm
+        return Masked(part) if isinstance(part, norms) else part
+
+    def restored(_: Any, part: Any) -> Any:
+        return part.layer if isinstance(part, Masked) else part
+
+    try:
+        masked = nnx.recursive_map(replaced, network)
+    except ValueError:  # modules that hold each other; a note speaks of their rows
+        return network, lambda network: network
+    return masked, functools.partial(nnx.recursive_map, restored)
 
 
 def _variables(params: Params, state: Any) -> Params:
@@ -190,9 +216,9 @@ def from_nnx(module: Any) -> Model:
     def train(
         variables: Params, x: AnyArray, mask: AnyArray, key: PRNGKey
     ) -> tuple[Any, Params]:
-        network = form.merged(variables, key, True)
+        network, restored = _with_mask(form.merged(variables, key, True), mask)
         outputs = call(network, x, True, mask)
-        _, _, state = nnx.split(network, (nnx.Param, nnx.RngState), ...)
+        _, _, state = nnx.split(restored(network), (nnx.Param, nnx.RngState), ...)
         return outputs, _variables(variables["params"], state)
 
     def predict(variables: Params, x: AnyArray) -> Any:

@@ -70,7 +70,8 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
         model, params, outputs, found = _traced.__wrapped__(
             own.model, name, shape, dtype
         )
-        short_notes = rows.notes(model, params, shape, dtype)
+        named = model._replace(name=model.name or name)
+        short_notes = rows.notes(named, params, shape, dtype)
         x = jax.ShapeDtypeStruct((tracing.SAMPLES, *shape), dtype)
         model, notes = replay.replay(model, form, params, x)
         if tokens:

@@ -4,8 +4,8 @@ The gradient of `lax.conv_general_dilated` inside a loop body is 10 to 50 times 
 on XLA's CPU backend than outside (jax-ml/jax#12868), and `vmap` over clients with one
 kernel per client turns it into a grouped convolution, which is slow on all backends. So
 the default on CPU is: shifted slices of the input stacked to patches, then one matrix
-product per client; with fewer multiplications if `winograd` applies; tap by tap on
-images of one or two pixels.
+product per client; in float32 with fewer multiplications if `winograd` applies; tap by
+tap on images of one or two pixels.
 
 The layout is ``[C, *S, B]``, the batch last, with S the spatial axes: slices of it are
 contiguous runs of B floats, and the patches need no transpose before the product. The
@@ -89,18 +89,22 @@ def conv_windows(
     """
     *sizes, channels, filters = kernel.shape
     groups, batch = window.groups, x.shape[-1]
-    slices = shifted(x, tuple(sizes), window)
+    # bfloat16 is added up in float32: slices of depthwise ones, gradients of all.
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    slices = shifted(wide, tuple(sizes), window)
     shape = filters, *slices[0].shape[1:-1], batch
     if groups == 1:
-        patches = jnp.stack(slices).reshape(len(slices) * channels, -1)
+        patches = jnp.stack(slices).astype(x.dtype)
+        patches = patches.reshape(len(slices) * channels, -1)
         return (kernel.reshape(-1, filters).T @ patches).reshape(shape)
     if channels == 1:
         factors = kernel.reshape(len(slices), groups, -1, 1)
         parts = [part.reshape(groups, 1, -1) for part in slices]
         terms = [f * part for f, part in zip(factors, parts, strict=True)]
-        return functools.reduce(jnp.add, terms).reshape(shape)
+        return functools.reduce(jnp.add, terms).reshape(shape).astype(x.dtype)
     parts = [part.reshape(groups, channels, -1) for part in slices]
-    patches = jnp.stack(parts, axis=1).reshape(groups, len(slices) * channels, -1)
+    patches = jnp.stack(parts, axis=1).astype(x.dtype)
+    patches = patches.reshape(groups, len(slices) * channels, -1)
     filter_ = kernel.reshape(-1, channels, groups, filters // groups)
     filter_ = filter_.transpose(2, 0, 1, 3).reshape(groups, -1, filters // groups)
     return jnp.einsum("gkf,gkp->gfp", filter_, patches).reshape(shape)
@@ -202,6 +206,8 @@ def conv_taps(x: Images, kernel: Kernel) -> Outputs:
 
 def conv_fast(x: Images, kernel: Kernel, stride: int = 1, same: bool = True) -> Outputs:
     """Compute the same as `conv_slices` in the form measured fastest for the shape."""
+    if x.dtype.itemsize < 4:  # the others multiply the rounding of bfloat16, up to 10x
+        return conv_slices(x, kernel, stride, same)
     odd = kernel.shape[0] % 2 and kernel.shape[1] % 2
     if stride == 1 and same and odd and max(x.shape[1:3]) <= 2:
         return conv_taps(x, kernel)

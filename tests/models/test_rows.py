@@ -277,3 +277,15 @@ def test_the_note_needs_a_short_batch():
         result = tsfl_jax.experiment.prepare.prepare(config, **own)
         noted[batch_size] = any(expected in note for note in result.notes)
     assert noted == {1: False, 3: True}
+
+
+@pytest.mark.slow
+def test_estimates_do_not_depend_on_rows_that_fill_up():
+    """Two gradients on all samples of a client are the same: no variance."""
+    found = []
+    for batch_size in (3, 8):
+        config, data = two_clients(batch_size=batch_size, algorithm="bound_optimal")
+        found.append(tsfl_jax.simulate(config, dataset=data, model=Linen()).history)
+        np.testing.assert_allclose(found[-1]["client_variance"], 0, atol=1e-10)
+    for name in ("smoothness", "client_dissimilarity", "grad_square"):
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-5)

@@ -137,14 +137,19 @@ def load_dataset(config: Config) -> Dataset:
 
 
 def _mapping_of(
-    config: Config, network: Network, mapping: str, steps: Int[np.ndarray, "T N"]
+    config: Config,
+    network: Network,
+    mapping: str,
+    steps: Int[np.ndarray, "T N"],
+    times: Schedule,
 ) -> tuple[str, tuple[str, ...]]:
-    """The mapping for this work, and notes on it.
+    """The mapping for this work, and notes on both.
 
     Side by side on a CPU only for one device by choice: there the last bits depend on
     how many devices share the clients, which must not follow from the machine.
     """
-    notes = ()
+    batches, left = np.divmod(times.size, config.batch_size)
+    notes = network.short_notes if ((left > 0) & (steps > batches)).any() else ()
     if not config.train_all:
         notes += (
             "train_all=False: clients whose weight is 0 are not trained, so that "
@@ -305,12 +310,10 @@ def prepare_validated(
     )
     dataset, digest = splits.skewed(config, dataset, split, digest)
     rule_notes = splits.small_clients(config.batch_size, capacity) + rule_notes
-    batches, left = np.divmod(times.size, config.batch_size)
-    rule_notes += network.short_notes * bool(((left > 0) & (steps > batches)).any())
     tested = splits.client_test(config, own, dataset, split, workload.drawn, network)
     model = precision.with_precision(network.model, config.precision)
     network, first = trained.started(config, own, network._replace(model=model))
-    mapping, mapping_notes = _mapping_of(config, network, mapping, steps)
+    mapping, mapping_notes = _mapping_of(config, network, mapping, steps, times)
     return Prepared(
         config=config,
         dataset=dataset,

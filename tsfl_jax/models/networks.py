@@ -110,6 +110,19 @@ def _goes_to_nnx(module: Any) -> bool:
     )
 
 
+def _masking(mask: AnyArray) -> Any:
+    """A context in which normalizations over a mini-batch get its mask."""
+
+    def with_mask(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        norms = nn.BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm
+        is_call = context.method_name == "__call__" and args
+        if is_call and isinstance(context.module, norms):
+            kwargs = rows.with_mask(context.module, args[0], kwargs, mask)
+        return call(*args, **kwargs)
+
+    return nn.intercept_methods(with_mask)
+
+
 def from_flax(module: nn.Module | Any) -> Model:
     """Adapt a Flax module to `Model`.
 
@@ -155,14 +168,7 @@ def from_flax(module: nn.Module | Any) -> Model:
         rngs = {"dropout": key, "params": rng.fold(key, "initial streams")}
         mutable = [name for name in variables if name != "params"]
         mutable.append(f"mask {id(mask)}")  # keeps `nn.jit` from tracing only once
-
-        def with_mask(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-            norms = nn.BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm
-            if isinstance(context.module, norms) and args:
-                kwargs = rows.with_mask(context.module, args[0], kwargs, mask)
-            return call(*args, **kwargs)
-
-        with nn.intercept_methods(with_mask):
+        with _masking(mask):
             logits, changed = training.apply(
                 variables, x, *args, **named, rngs=rngs, mutable=mutable
             )

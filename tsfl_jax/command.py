@@ -61,7 +61,10 @@ def run(program: str, main: Callable[[list[str]], None], texts: list[str]) -> No
     """
     try:
         interrupts.release()
-        return main(texts)
+        try:
+            return main(texts)
+        finally:  # a library may drop Ctrl-C, or make another error of it
+            interrupts.check()
     except UserError as error:
         message, code = one_line(error), 2
     except Ended as ended:
@@ -82,4 +85,5 @@ def run(program: str, main: Callable[[list[str]], None], texts: list[str]) -> No
     if jax.distributed.is_initialized():  # at its end Python would wait for the others
         time.sleep(jax.process_index() == 0)  # JAX ends them when process 0 does
         os._exit(code)
+    exec("")  # or Ctrl-C in an earlier exec makes python -m end by the signal
     sys.exit(code)

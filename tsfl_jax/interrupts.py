@@ -43,6 +43,20 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
-_COMMANDS = ("tsfl", "tsfl.exe", "launch.py")
-if os.path.basename(sys.argv[0] if sys.argv else "") in _COMMANDS:
+_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_DOORS = ("launch.py",), ("tsfl_jax", "__init__.py"), ("studies", "__init__.py")
+
+
+def _is_command() -> bool:
+    """Whether this process is a command, not a program that imports the package."""
+    script = sys.argv[0] if sys.argv else ""
+    if script == "-m":  # while Python imports the packages around the module
+        name = sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0]
+        script = getattr(sys.modules.get(name), "__file__", None) or ""
+    doors = [os.path.join(_ROOT, *door) for door in _DOORS]
+    is_script = os.path.basename(script) in ("tsfl", "tsfl.exe")
+    return is_script or os.path.realpath(script) in doors
+
+
+if _is_command():
     signal.signal(signal.SIGINT, _stopped)

@@ -10,7 +10,7 @@ import runpy
 from collections.abc import Iterable
 
 from tsfl_jax.config import Config
-from tsfl_jax.types import UserError, nearest, one_line
+from tsfl_jax.types import UserError, nearest, user_code
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 # An installed package has the folder inside, a checkout beside it.
@@ -87,16 +87,12 @@ def load(given: str | pathlib.Path, flag: str = "") -> Config:
       UserError: no such file, an error in it, or no config in it.
     """
     path, argument = split(find(str(given), flag))
-    try:
+    expected = "get_config() must return a Config"
+    with user_code(f"{flag}{path}: cannot be read", expected):
         get_config = runpy.run_path(path).get("get_config", lambda *_: None)
         config = get_config(argument) if argument else get_config()
-    except UserError:
-        raise
-    except Exception as error:  # a config file is any Python
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise UserError(f"{flag}{path}: cannot be read ({reason})") from error
     if not isinstance(config, Config):
-        raise UserError(f"{flag}{path}: get_config() must return a Config")
+        raise UserError(f"{flag}{path}: {expected}")
     return config
 
 

@@ -73,9 +73,10 @@ free rider       a client that reports work it did not do
 ================ ==================================================================
 """
 
+import contextlib
 import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -105,6 +106,20 @@ def nearest(value: object, known: Iterable[str]) -> str:
 def one_line(error: BaseException, most: int | None = None) -> str:
     """What an exception says, in one line of at most so many characters."""
     return " ".join(str(error).split())[:most] or type(error).__name__
+
+
+@contextlib.contextmanager
+def user_code(what: str, expected: str) -> Iterator[None]:
+    """Make one line of what a user's code raises: `what` fails, why, `expected`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        raise UserError(
+            f"{what} ({type(error).__name__}: {first}); {expected}"
+        ) from error
 
 
 class Dataset(NamedTuple):

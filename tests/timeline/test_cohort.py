@@ -159,9 +159,27 @@ def test_a_sampler_of_the_users_own():
         return [draw.number % 6, 5]
 
     assert asked(make(own=mine), 8).tolist() == [2, 5]
-    for wrong in ([6], [-1], [0, 1, 2], [0.5], [[1]], "ab"):
-        with pytest.raises(UserError, match="sampler=: it gives .* interval 0; exp"):
-            asked(make(own=lambda draw, wrong=wrong: wrong), 0)
+    assert asked(make(own=lambda draw: [3, 3]), 0).tolist() == [3, 3]  # as by_size
+    for wrong in ([6], [-1], [0, 1, 2], [0.5], [[1], [2]], "ab", None):
+        with pytest.raises(UserError) as error:
+            asked(make(own=lambda draw, wrong=wrong: wrong), 4)
+        text = str(np.asarray(wrong)).replace("\n", "")
+        assert str(error.value) == (
+            f"sampler=<lambda>: gives {text} in draw 4; expected at most 2 whole "
+            "numbers from 0 to 5"
+        )
+
+    def fails(draw):
+        return {}[draw.number]
+
+    for own, name, reason in (
+        (fails, "fails", "KeyError: 4"),
+        (lambda draw: [[1], [1, 2]], "<lambda>", "ValueError: setting an array"),
+    ):
+        with pytest.raises(
+            UserError, match=f"sampler={name}: fails in draw 4 .{reason}"
+        ):
+            asked(make(own=own), 4)
     with pytest.raises(UserError, match="sampler=5: expected a function"):
         make(own=5)
 

@@ -22,7 +22,7 @@ from tsfl_jax.engine.program_spec import Parts
 from tsfl_jax.models import losses
 from tsfl_jax.models.networks import Model
 from tsfl_jax.types import Array as AnyArray
-from tsfl_jax.types import HParams, Params, PRNGKey, Scalar
+from tsfl_jax.types import HParams, Params, PRNGKey, Scalar, user_code
 
 
 class Samples(NamedTuple):
@@ -261,7 +261,8 @@ def _step(
         key = jax.random.fold_in(rng.fold(start.key, "own step"), k)
         given = variables, carry.optimizer, batch.x, batch.y, batch.mask, key
         step = hooks.Step(*given, start.variables, hparams, k, gradient, apply)
-        made = hooks.Stepped(*parts.hooks.client_step(step))
+        with user_code("client_step fails", "expected a function of a Step -> Stepped"):
+            made = hooks.Stepped(*parts.hooks.client_step(step))
     loss, samples = carry.loss + made.loss, carry.samples + batch.mask.sum()
     return _Carry(made.variables, made.optimizer, loss, samples)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tsfl_jax import rng
-from tsfl_jax.types import Params, UserError
+from tsfl_jax.types import Params, UserError, user_code
 
 SAMPLES = 3  # of a trial batch, a number that no sum or mean would give
 
@@ -23,15 +23,8 @@ def attempt(what: str, expected: str, function: Callable, *given: Any) -> Any:
     Raises:
       UserError: `what` is wrong, what the function raised, what is `expected`.
     """
-    try:
+    with user_code(what, expected):
         found, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
-    except UserError:
-        raise
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0][:200]
-        raise UserError(
-            f"{what} ({type(error).__name__}: {first}); {expected}"
-        ) from error
     return found.jaxpr, shapes
 
 

@@ -11,7 +11,7 @@ NOT done here: what clients do, see `crowd`; how updates are weighted.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -24,7 +24,7 @@ from tsfl_jax.timeline.crowd import Crowd
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import end_of, in_ticks
-from tsfl_jax.types import UserError
+from tsfl_jax.types import UserError, user_code
 
 Ids = Int[np.ndarray, " K"]
 _NEVER = np.iinfo(np.int64).max  # ticks
@@ -288,7 +288,7 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohor
             )
         if not callable(own):
             raise UserError(f"sampler={own!r}: expected a function of a cohort.Draw")
-        sampler = Sampler(cast(Callable[[Draw], Ids], own))
+        sampler = Sampler(functools.partial(_custom_draw, own))
     found = [
         (i, ticks.of(a), ticks.of(b))
         for i, windows in crowd.windows.items()
@@ -308,6 +308,24 @@ def make_cohorts(crowd: Crowd, settings: CohortConfig, own: Any = None) -> Cohor
         Online(np.unique(client), client, start, end),
     )
     return with_tiers(made, [None])
+
+
+def _custom_draw(own: Callable[[Draw], Any], draw: Draw) -> Ids:
+    """The ids that a user's sampler gives, checked."""
+    name = f"sampler={getattr(own, '__name__', own)}"
+    most, last = draw.size, draw.candidates - 1
+    expected = f"expected at most {most} whole numbers from 0 to {last}"
+    with user_code(f"{name}: fails in draw {draw.number}", expected):
+        ids = np.asarray(own(draw))
+    if not (
+        ids.shape == (ids.size,)
+        and ids.size <= most
+        and (ids.dtype.kind in "iu" or not ids.size)
+        and (not ids.size or 0 <= ids.min() <= ids.max() <= last)
+    ):
+        text = " ".join(str(ids).split())[:60]
+        raise UserError(f"{name}: gives {text} in draw {draw.number}; {expected}")
+    return ids
 
 
 def given(
@@ -392,21 +410,10 @@ def asked(
       At most K' ids in [0, N), int64, sorted; one may be there several times.
 
     Raises:
-      UserError: a sampler of the user's own gives something else.
+      UserError: a sampler of the user's own fails or gives something else.
     """
     draw = draw_of(cohorts, number, now, **about)
-    found = np.asarray(cohorts.sampler.draw(draw))
-    if not (
-        found.shape == (found.size,)
-        and found.size <= draw.size
-        and (found.dtype.kind in "iu" or not found.size)
-        and (not found.size or 0 <= found.min() <= found.max() < draw.candidates)
-    ):
-        raise UserError(
-            f"sampler=: it gives {str(found)[:60]} in interval {number}; expected at "
-            f"most {draw.size} whole numbers from 0 to {draw.candidates - 1}"
-        )
-    found = np.sort(found.astype(np.int64))
+    found = np.sort(cohorts.sampler.draw(draw).astype(np.int64))
     found = found[~np.isin(found, draw.away)] if len(draw.away) else found
     members = cohorts.members[draw.tier]
     return found if members is None else members[found]

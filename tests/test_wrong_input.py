@@ -448,6 +448,36 @@ COMMANDS = [
     ("run", "--sweep=seed=1,1", "twice"),
     ("run", "--sweep=lr=0.1,-1", "run lr=-1.0"),
     ("run", "--sweep=checkpoint=maybe", "neither True nor False"),
+    (
+        "sweep",
+        "--sweep_file=misspelt.yaml",
+        "lrr=0.1: there is no such setting; did you",
+    ),
+    ("sweep", "--sweep_file=misspelt.csv", "sead=1: there is no such setting; did you"),
+    ("sweep", "--sweep_file=empty.csv", "--sweep_file=empty.csv: expected a list of"),
+    ("sweep", "--sweep_file=heading.csv", "--sweep_file=heading.csv: expected a list"),
+    ("sweep", "--sweep_file=none.yaml", "--sweep_file=none.yaml: expected a list of"),
+    ("sweep", "--sweep=seed=0:2 --config.cohort.size=9", "cohort.size=9"),
+    (
+        "sweep",
+        "--sweep=seed=0:2 --workdir=new/a --config.cohort.size=9",
+        "cohort.size=9",
+    ),
+    ("sweep", "--sweep=algorithm=oracle,dms --workdir=new/a", "data.validation=0"),
+    ("sweep", "--sweep=model.hidden=8,2000000000 --workdir=new/a", "take"),
+    (
+        "sweep",
+        "--sweep=seed=0:2 --shard=0/2 --workdir=new/a --config.timeline.buffer=9 "
+        "--config.timeline.framework=fedbuff",
+        "buffer=9",
+    ),
+    ("run", "--workdir=new/a --config.cohort.size=9", "cohort.size=9"),
+    ("run", "--workdir=new/a --writer=wandb", "wandb is not installed"),
+    (
+        "run",
+        "--config.evaluation.clients=labels --config.evaluation.number=3",
+        "--config.evaluation.number=3: must be a whole number >= 0 and <= 2 = --config.",
+    ),
     ("run", "--sweep=seed=0:2 --runs_per_call=-1", "runs_per_call=-1"),
     ("sweep", "--sweep=seed=0:2 --shard=0/2", "--shard, --collect, --ray: expected"),
     ("sweep", "--sweep=seed=0:2 --workdir=x --shard=2/2", "--shard=2/2: expected i/n"),
@@ -504,6 +534,11 @@ FILES = {
     "raises.py": "def get_config():\n    return 1 / 0\n",
     "three.py": "def get_config():\n    return 3\n",
     "notes.txt": "get_config\n",
+    "misspelt.yaml": "[{lrr: 0.1}]",
+    "misspelt.csv": "sead\n1\n",
+    "heading.csv": "seed,lr\n",
+    "empty.csv": "",
+    "none.yaml": "[]",
 }
 
 
@@ -518,7 +553,8 @@ def test_wrong_commands(command, line, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
     arguments = line.split()
-    if command == "run" and "--config=" not in line:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    if command in ("run", "sweep") and "--config=" not in line:
         arguments = [*SMALL, *arguments]
     assert tsfl(command, arguments, monkeypatch) == 2
     out, err = capsys.readouterr()
@@ -527,8 +563,8 @@ def test_wrong_commands(command, line, words, tmp_path, monkeypatch, capsys):
     assert "Traceback" not in err
     # A table that lists what is missing is written before the answer.
     assert out == "" or "nothing could be run" in words
-    if command == "run":
-        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+    left = {path.name for path in tmp_path.rglob("*")} - {"runs", "__pycache__"}
+    assert left == {*FILES}
 
 
 @pytest.mark.parametrize(

@@ -184,14 +184,6 @@ def _headline(exp: runner.Experiment) -> str:
     )
 
 
-def _check_workdir(path: pathlib.Path) -> None:
-    """Check before the work that a folder can be written or made, and make none."""
-    path = report.folder_of(path)
-    # Folders that are not there may be made by another command at the same time.
-    there = (p for p in (path, *path.parents) if p.exists())
-    report.prepare_workdir(next(there, path))
-
-
 def _interrupts() -> Callable[[], bool]:
     """Make the first Ctrl-C or SIGTERM end the run after its call, the second now."""
     interrupts.check()
@@ -214,7 +206,7 @@ def _interrupts() -> Callable[[], bool]:
 
 @contextlib.contextmanager
 def _resumable(workdir: str | pathlib.Path) -> Iterator[None]:
-    """Answer Ctrl-C with the way to resume."""
+    """Answer Ctrl-C with the way to resume, and leave no empty folder."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -222,6 +214,9 @@ def _resumable(workdir: str | pathlib.Path) -> Iterator[None]:
         saved = any((report.folder_of(workdir) / name).exists() for name in folders)
         again = f"; the same command with --workdir={workdir} resumes" if saved else ""
         raise command.Ended(f"stopped{again}", 130) from error
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            report.folder_of(workdir).rmdir()
 
 
 def _points(given: Given) -> grid.Points:
@@ -348,7 +343,7 @@ def main(name: str, texts: list[str]) -> None:
     _join(given, config)
     # Ray starts processes, which it has to do before JAX starts.
     if given.workdir and (given.ray is not None or devices.first()):
-        _check_workdir(pathlib.Path(given.workdir))
+        report.check_workdir(given.workdir)
     if given.explain:
         _explain(given, config)
     elif points:

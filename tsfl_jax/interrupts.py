@@ -43,19 +43,18 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-_DOORS = ("launch.py",), ("tsfl_jax", "__init__.py"), ("studies", "__init__.py")
-
-
 def _is_command() -> bool:
     """Whether this process is a command, not a program that imports the package."""
     script = sys.argv[0] if sys.argv else ""
     if script == "-m":  # while Python imports the packages around the module
         name = sys.orig_argv[-len(sys.argv)].removeprefix("-m").partition(".")[0]
         script = getattr(sys.modules.get(name), "__file__", None) or ""
-    doors = [os.path.join(_ROOT, *door) for door in _DOORS]
-    is_script = os.path.basename(script) in ("tsfl", "tsfl.exe")
-    return is_script or os.path.realpath(script) in doors
+    root = os.path.join(
+        os.path.dirname(os.path.dirname(os.path.realpath(__file__))), ""
+    )
+    door = os.path.realpath(script).removeprefix(root).replace(os.sep, "/")
+    doors = ("launch.py", "tsfl_jax/__init__.py", "studies/__init__.py")
+    return door in doors or os.path.basename(script) in ("tsfl", "tsfl.exe")
 
 
 if _is_command():

@@ -116,10 +116,8 @@ def user_code(what: str, expected: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0][:200]
-        raise UserError(
-            f"{what} ({type(error).__name__}: {first}); {expected}"
-        ) from error
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0][:200]
+        raise UserError(f"{what} ({reason}); {expected}") from error
 
 
 class Dataset(NamedTuple):

@@ -13,7 +13,6 @@ import pytest
 
 import tsfl_jax
 from tests.experiment.test_runner import files, same, small
-from tsfl_jax import cli
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import backend, runner
 from tsfl_jax.report import files as report
@@ -100,7 +99,7 @@ def test_a_workdir_removed_while_running_is_made_anew(exp, whole, tmp_path):
 def test_checks_of_folders_at_the_same_time_do_not_disturb_each_other(tmp_path):
     def check(name):
         for number in range(200):
-            cli._check_workdir(tmp_path / f"new{number}" / name)
+            report.check_workdir(tmp_path / f"new{number}" / name)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(check, "abcd"))  # raises what a thread has raised

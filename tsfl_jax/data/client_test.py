@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from tsfl_jax import rng
-from tsfl_jax.components import component, setting
+from tsfl_jax.components import checker, component, setting
 from tsfl_jax.types import Dataset, Partition, UserError
 
 
@@ -47,8 +47,9 @@ class EvaluationConfig:
     )
 
     def check(self, config: Any, rule: Any) -> None:
-        """Refuse cohorts where there are none."""
+        """Refuse cohorts where there are none, and more clients than there are."""
         del rule
+        _check("evaluation.number", self.number, config.num_clients, "num_clients")
         if self.over == "cohort" and not config.cohort.size:
             raise UserError(
                 "--config.evaluation.over=cohort: there are no cohorts with "
@@ -56,6 +57,7 @@ class EvaluationConfig:
             )
 
 
+_check = checker(EvaluationConfig)
 _BLOCK = 100  # intervals at a time: there may be a million clients
 # Statistics over the clients, of their accuracy and loss.
 _OVER_CLIENTS = ("mean", "worst", "std")

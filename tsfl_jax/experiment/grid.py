@@ -131,11 +131,14 @@ def read_points(path: str) -> Points:
             found = list(csv.DictReader(file)) if table else yaml.safe_load(file)
     except (OSError, ValueError, RuntimeError, csv.Error, yaml.YAMLError) as error:
         raise UserError(f"{shown}: cannot be read ({one_line(error)})") from error
-    if not isinstance(found, list) or not all(isinstance(p, dict) for p in found):
+    if not (found and isinstance(found, list)) or any(
+        type(p) is not dict for p in found
+    ):
         raise UserError(f"{shown}: expected a list of points, like [{{lr: 0.1}}]")
     for point in found:
         for name, given in [*point.items()]:
-            kind, about = kind_of(name, shown), f"{shown}: {name}={given}"
+            about = f"{shown}: {name}={given}"
+            kind = kind_of(name, about)
             if given in ("", None):
                 del point[name]
             elif isinstance(given, str):  # YAML, too, takes 1e-3 for a text

@@ -17,7 +17,7 @@ from tsfl_jax.experiment import grid, shards, sweep_folder, sweeps
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.prepare import adopted
 from tsfl_jax.report import files, progress
-from tsfl_jax.types import UserError, one_line
+from tsfl_jax.types import UserError, one_line, user_code
 
 RETRIES = 5  # of a shard whose worker was lost
 
@@ -82,14 +82,17 @@ def run(
         # A worker ends with its shard, since JAX keeps devices and memory.
         options = {"max_retries": RETRIES, "max_calls": 1}
         work = ray.remote(**options, **{"num_gpus" if gpu else "num_cpus": each})(_work)
-        task = ray.put((settings, points, folder, runs_per_call, own))
+        with user_code("--ray: a part cannot be sent", "expected what can be pickled"):
+            task = ray.put((settings, points, folder, runs_per_call, own))
         kind = "GPUs" if gpu else "CPUs"
         progress.log(stream, f"{count} Ray workers with {each} {kind} each")
-        wanted = [work.remote(task, (index, count)) for index in range(count)]
+        tasks = {
+            work.remote(task, (i, count)): f"shard {i}/{count}" for i in range(count)
+        }
         show = _shown(folder, len(points), stream)
-        found = _results(ray, wanted, lambda: (show(), stop())[1])
+        found = _results(ray, tasks, lambda: (show(), stop())[1])
         # None wrote the tables if they were there before.
-        return found or _results(ray, [work.remote(task, None)], stop)
+        return found or _results(ray, {work.remote(task, None): "the tables"}, stop)
 
 
 @contextlib.contextmanager
@@ -118,23 +121,25 @@ def _cluster(address: str) -> Iterator[Any]:
             ray.shutdown()
 
 
-def _results(ray: Any, wanted: list, stop: Callable[[], bool]) -> Any:
-    """Wait for tasks; the one result that is not None, if there is one."""
-    lost = ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError
-    found = None
+def _results(ray: Any, tasks: Mapping[Any, str], stop: Callable[[], bool]) -> Any:
+    """Wait for tasks by name; the one result that is not None, if there is one."""
+    found, wanted, task = None, [*tasks], None
     try:
         while wanted:
             ready, wanted = ray.wait(wanted, timeout=1.0)
-            for done in ray.get(ready):
+            for task in ready:
+                done = ray.get(task)
                 found = found if done is None else done
             if stop() and wanted:
                 raise KeyboardInterrupt
     except UserError as error:  # with the worker's traceback around it
         raise UserError(one_line(getattr(error, "cause", error))) from None
-    except lost as error:
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
         raise UserError(
-            f"--ray: a shard lost its worker {RETRIES + 1} times "
-            f"({one_line(error)}); the same command resumes"
+            f"--ray: {tasks.get(task)} failed ({type(cause).__name__}: "
+            f"{one_line(cause, 200)}); the same command resumes, and --shard in place "
+            "of --ray shows an error of the run itself"
         ) from error
     finally:
         for task in wanted:
@@ -150,8 +155,8 @@ def _shown(
 
     def show() -> None:
         nonlocal shown
-        known: Mapping = files.read_json(folder / sweep_folder.DIVISION) or {}
-        runs = known.get("runs", [])
+        path = folder / sweep_folder.DIVISION
+        runs = (files.read_json(path, {"runs": list}) or {}).get("runs", [])
         done = sum(sweep_folder.path_of(folder, name).exists() for name in runs)
         if len(runs) == total and done > shown:  # else of an earlier sweep
             shown = done

@@ -32,7 +32,8 @@ from tsfl_jax.report import writers as reporting
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, Dataset, Params, UserError
 
-_PROVENANCE = ("compile_seconds", "device", "backend", "processor", "versions")
+_PROVENANCE = {"compile_seconds": (int, float), "versions": dict}
+_PROVENANCE |= dict.fromkeys(("device", "backend", "processor"), str)
 
 
 class Experiment(NamedTuple):
@@ -189,9 +190,11 @@ def run(
       UserError: the folder cannot be used, or holds another experiment's checkpoint.
     """
     with contextlib.ExitStack() as stack:
+        path = None if workdir is None else report.folder_of(workdir)
+        asked = writers if devices.first() else ()
+        given = [reporting.writer_of(each, path) for each in asked]  # or no folder
         folder, done = _begin(exp, workdir, stream, stack)
         settings = flat(report.plain(dataclasses.asdict(exp.prepared.config)))
-        given = writers if devices.first() else ()
         opened = reporting.opened(given, folder, settings, int(done.finished))
         done, compile_seconds = _train(exp, folder, done, stream, stop, opened)
         history, times = done.known(), (float(done.seconds), compile_seconds)
@@ -232,7 +235,7 @@ def _written(
     """The summary as it was written into the folder, with the other results."""
     if finished_before:  # by an earlier process
         # What only that process knew; all results are of the history.
-        old = report.read_json(folder / "summary.json") or {}
+        old = report.read_json(folder / "summary.json", _PROVENANCE) or {}
         found = found | {n: old[n] for n in _PROVENANCE if n in old}
     history, params = done.known(), done.state.params
     summary.write_results(folder, exp.prepared, history, params, found)

@@ -66,10 +66,10 @@ def shard(
     division = {"shards": count, "runs": list(runs)}
     with contextlib.ExitStack() as held:
         with files.lock(folder, patience=PATIENCE):
-            known = files.read_json(folder / DIVISION)
+            known = files.read_json(folder / DIVISION, {"runs": list})
             if known is not None and known != division:
                 _check_no_shard(folder)
-                if not set(known.get("runs", ())) <= set(runs):
+                if not set(map(str, known.get("runs", ()))) <= set(runs):
                     raise UserError(
                         f"{folder} holds the shards of another sweep; choose another "
                         f"--workdir, or delete its {DIVISION}"

@@ -220,14 +220,11 @@ def make(
             "runs; leave one of them out"
         )
     configs = [grid.changed(config, values) for values in points]
-    if workdir is not None:
-        files.folder_of(workdir)  # before the work
+    folder = None if workdir is None else files.folder_of(workdir)
     # Before anything else uses JAX.
     mesh = start_jax(config)
     if not isinstance(runs_per_call, Integral) or runs_per_call < 0:
-        raise UserError(
-            f"runs_per_call={runs_per_call!r}: expected a whole number >= 0 (0 chooses)"
-        )
+        raise UserError(f"runs_per_call={runs_per_call!r}: expected an integer >= 0")
     if jax.process_count() > 1:
         raise UserError("a sweep runs in one process; give every process a --shard")
     names = grid.names_of(points)
@@ -236,11 +233,14 @@ def make(
         sum(map(drawn_bytes, configs)),
         f"schedules and splits of {len(configs):,} runs",
     )
-    folder = None if workdir is None else sweep_folder.opened(workdir, held)
     several = prepare_all(configs, parts)
-    digests, given = [_digest(p) for p in several], (stream, stop, watch)
-    every = config, points, names, several, digests, runs_per_call, mesh, folder
-    return Sweep(*every, *given)
+    if folder is not None:
+        is_new = not (folder / "lanes").exists()  # and is not made if refused
+        for members in lanes.group(several)[0] if is_new else ():
+            memory.check(several[members[0]], mesh.size)
+        sweep_folder.opened(folder, held)
+    every = config, points, names, several, [_digest(p) for p in several]
+    return Sweep(*every, runs_per_call, mesh, folder, stream, stop, watch)
 
 
 class Sweep(NamedTuple):

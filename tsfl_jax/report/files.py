@@ -55,6 +55,15 @@ def new_workdir(root: _Path, label: str) -> pathlib.Path:
     return path
 
 
+def check_workdir(path: _Path, flag: str = "--workdir") -> pathlib.Path:
+    """Check before the work that a folder can be written or made, and make none."""
+    path = folder_of(path, flag)
+    # Folders that are not there may be made by another command at the same time.
+    existing = (p for p in (path, *path.parents) if p.exists())
+    prepare_workdir(next(existing, path), flag)
+    return path
+
+
 def folder_of(path: _Path, flag: str = "--workdir") -> pathlib.Path:
     """The folder as a path, with ~ expanded; it is not made.
 
@@ -229,11 +238,20 @@ def read_bytes(path: _Path, most: float = math.inf) -> bytes:
         return pathlib.Path(path).read_bytes()
 
 
-def read_json(path: _Path) -> dict | None:
-    """The object that `write_json` wrote; None if the file is missing or damaged."""
-    with contextlib.suppress(UserError):
-        return parse_json(read_bytes(path))
-    return None
+def read_json(path: _Path, kinds: Mapping[str, Any] = {}) -> dict | None:  # noqa: B006
+    """The object that `write_json` wrote; None if the file is missing or damaged.
+
+    Raises:
+      UserError: a value is not of its type in `kinds`.
+    """
+    try:
+        values = parse_json(read_bytes(path))
+    except UserError:
+        return None
+    for name in kinds.keys() & (values or {}):
+        if not isinstance(value := (values or {})[name], kinds[name]):
+            raise UserError(f"{path}: {name} is {str(value)[:60]!r}; delete the file")
+    return values
 
 
 def parse_json(text: str | bytes) -> dict | None:

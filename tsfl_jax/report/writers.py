@@ -80,7 +80,7 @@ def opened(
     Raises:
       UserError: no such writer, its library is not installed, or it needs a folder.
     """
-    several = tuple(_one(each, folder) for each in given)
+    several = tuple(writer_of(each, folder) for each in given)
     for writer in several:
         writer.start(settings, finished)
     return Open(several)
@@ -101,7 +101,8 @@ def check(given: Iterable[Given]) -> None:
             )
 
 
-def _one(given: Given, folder: pathlib.Path | None) -> Writer:
+def writer_of(given: Given, folder: pathlib.Path | None) -> Writer:
+    """The writer of a run in this folder, before it starts."""
     if isinstance(given, Writer):
         return given
     if not isinstance(given, str):

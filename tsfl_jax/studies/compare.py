@@ -291,7 +291,7 @@ def main(texts: list[str]) -> None:
         Entry(path.stem, grid.changed(config, _own(changes, mine, frameworks)))
         for path, config, mine in zip(paths, configs, frameworks, strict=True)
     ]
-    out = files.prepare_workdir(given.out, "--out")
+    out = files.check_workdir(given.out, "--out")
     devices.start(0)
     results = run_frameworks(entries, given.seeds, out)
     seeds = arguments.seeds_text(given.seeds)

@@ -274,7 +274,7 @@ def main(texts: list[str]) -> None:
     """Run the cells, then write each table and figure."""
     given = parse(texts)
     devices.start(0)  # all devices; the first question to JAX would start it with one
-    given.out = files.prepare_workdir(given.out, "--out")
+    given.out = files.check_workdir(given.out, "--out")
     _check_cells(given)
     results = run_cells(given)
     device = arguments.device_text()

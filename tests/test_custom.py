@@ -443,6 +443,10 @@ BAD = {
     "augment none": ({"augment": lambda k, x, y: None}, "augment gives None for"),
     "augment 3": ({"augment": 3}, "expected a function"),
     "step": ({"client_step": 3}, "expected a function"),
+    "step fails": (
+        {"client_step": lambda s: {}[2]},
+        r"^client_step fails .KeyError: 2",
+    ),
     "model": ({"model": lambda rngs: 3}, "makes no network"),
     "class": ({"model": nn.Dense}, "expected an instance"),
 }

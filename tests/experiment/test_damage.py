@@ -146,6 +146,8 @@ def test_damage_that_is_recovered(exp, whole, tmp_path, name, damage, words):
 
 # (what is damaged, how, words of the refusal). Nothing is changed.
 REFUSED = [
+    ("summary.json", edited(compile_seconds="5"), "compile_seconds is '5'; delete"),
+    ("summary.json", edited(versions=["jax"]), "summary.json: versions is "),
     ("checkpoints", gone, "holds a run without checkpoints; choose another"),
     (".lock", folder_instead, "Is a directory"),
     ("lanes", lambda p: p.mkdir(), "holds a sweep"),

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import tsfl_jax
 from tsfl_jax import config
-from tsfl_jax.experiment import lanes, shards, sweep_folder
+from tsfl_jax.experiment import lanes, ray_workers, shards, sweep_folder
 from tsfl_jax.report import files
 from tsfl_jax.types import UserError
 
@@ -160,6 +160,71 @@ def test_shards_in_any_order_and_stopped_ones(tmp_path, monkeypatch):
     # More shards than runs: some have nothing to do.
     assert shards.run(small(), POINTS, (0, 9), **options) is None
     assert len(trained) == 5
+
+
+def test_a_division_of_other_types_is_named(tmp_path):
+    path = tmp_path / sweep_folder.DIVISION
+    for runs in (5, "a", {"a": 1}):
+        files.write_json(path, {"shards": 2, "runs": runs})
+        with (
+            pytest.raises(UserError) as error,
+            sweep_folder.shard(tmp_path, ["a"], 0, 2),
+        ):
+            pass
+        assert str(error.value) == f"{path}: runs is {str(runs)!r}; delete the file"
+    files.write_json(path, {"shards": 2, "runs": [["a"], 5]})
+    with (
+        pytest.raises(UserError, match="of another sweep"),
+        sweep_folder.shard(tmp_path, ["a"], 0, 2),
+    ):
+        pass
+
+
+class RayError(Exception):
+    """As `ray.exceptions.RayError`."""
+
+    cause = None
+
+
+class WorkerCrashedError(RayError):
+    """As Ray's."""
+
+
+class OutOfMemoryError(RayError):
+    """As Ray's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RayError("lost\nat x"), "shard 1/2 failed (RayError: lost at x); "),
+        (WorkerCrashedError("died"), "shard 1/2 failed (WorkerCrashedError: died); "),
+        (KeyError("a"), "shard 1/2 failed (KeyError: 'a'); "),
+    ],
+)
+def test_an_error_of_ray_names_the_shard(error, words):
+    def get(tasks):
+        if "second" not in tasks:
+            return None if isinstance(tasks, str) else [None]
+        if isinstance(error, RayError):
+            raise error
+        wrapped = RayError("a traceback\nof the worker")
+        wrapped.cause = error
+        raise wrapped
+
+    kinds = (RayError, WorkerCrashedError, OutOfMemoryError)
+    exceptions = types.SimpleNamespace(**{kind.__name__: kind for kind in kinds})
+    ray = types.SimpleNamespace(
+        exceptions=exceptions,
+        wait=lambda tasks, timeout: (tasks[:1], tasks[1:]),
+        get=get,
+        cancel=lambda task, force: None,
+    )
+    tasks = {"first": "shard 0/2", "second": "shard 1/2"}
+    with pytest.raises(UserError) as answer:
+        ray_workers._results(ray, tasks, lambda: False)
+    assert str(answer.value).startswith(f"--ray: {words}")
+    assert "--shard in place of --ray" in str(answer.value)
 
 
 def test_ray_without_a_folder_and_where_it_is_missing(tmp_path, monkeypatch):

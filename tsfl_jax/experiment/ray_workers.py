@@ -86,9 +86,8 @@ def run(
             task = ray.put((settings, points, folder, runs_per_call, own))
         kind = "GPUs" if gpu else "CPUs"
         progress.log(stream, f"{count} Ray workers with {each} {kind} each")
-        tasks = {
-            work.remote(task, (i, count)): f"shard {i}/{count}" for i in range(count)
-        }
+        names = [f"shard {index}/{count}" for index in range(count)]
+        tasks = {work.remote(task, (i, count)): name for i, name in enumerate(names)}
         show = _shown(folder, len(points), stream)
         found = _results(ray, tasks, lambda: (show(), stop())[1])
         # None wrote the tables if they were there before.

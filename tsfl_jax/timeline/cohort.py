@@ -317,12 +317,9 @@ def _custom_draw(own: Callable[[Draw], Any], draw: Draw) -> Ids:
     expected = f"expected at most {most} whole numbers from 0 to {last}"
     with user_code(f"{name}: fails in draw {draw.number}", expected):
         ids = np.asarray(own(draw))
-    if not (
-        ids.shape == (ids.size,)
-        and ids.size <= most
-        and (ids.dtype.kind in "iu" or not ids.size)
-        and (not ids.size or 0 <= ids.min() <= ids.max() <= last)
-    ):
+    is_whole = ids.dtype.kind in "iu"
+    are_ids = not ids.size or (is_whole and 0 <= ids.min() <= ids.max() <= last)
+    if ids.shape != (ids.size,) or ids.size > most or not are_ids:
         text = " ".join(str(ids).split())[:60]
         raise UserError(f"{name}: gives {text} in draw {draw.number}; {expected}")
     return ids

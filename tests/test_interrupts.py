@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+import tsfl_jax
+from tests.experiment.test_shards import small
 from tests.launches import ROOT, environment
 from tsfl_jax import cli, command, interrupts
 
@@ -22,7 +24,7 @@ COMMANDS = {
     ],
     "-m tsfl_jax": ["-m", "tsfl_jax", "run", *TRAIN],
     "-m tsfl_jax compare": ["-m", "tsfl_jax", "compare", "frameworks:digits"],
-    "-m studies": ["-m", "studies.riders"],
+    "-m studies": ["-m", "studies.bounds"],
 }
 
 
@@ -112,6 +114,16 @@ def test_an_interrupt_that_python_has_ignored_is_not_lost(monkeypatch):
         interrupts._raise(signal.SIGINT, None)  # as in a callback, which drops it
     with pytest.raises(KeyboardInterrupt):
         cli._interrupts()
+
+
+@pytest.mark.parametrize("call", [tsfl_jax.simulate, tsfl_jax.sweep])
+def test_an_interrupt_that_a_callback_dropped_ends_a_study_after_its_call(
+    call, monkeypatch
+):
+    monkeypatch.setattr(interrupts, "_asked", [signal.SIGINT])
+    swept = [{"seed": [0]}] if call is tsfl_jax.sweep else []
+    with pytest.raises(KeyboardInterrupt):
+        call(small(), *swept)
 
 
 @pytest.mark.parametrize("error", [None, ImportError])

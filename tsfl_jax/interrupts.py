@@ -37,9 +37,14 @@ def release() -> None:
     sys.unraisablehook = _unraisable
 
 
+def was_asked() -> bool:
+    """Whether Ctrl-C came since `release`; Python loses one in JAX's callbacks."""
+    return bool(_asked)
+
+
 def check() -> None:
-    """Raise a missed KeyboardInterrupt: Python loses one in JAX's callbacks."""
-    if _asked:
+    """Raise a missed KeyboardInterrupt."""
+    if was_asked():
         raise KeyboardInterrupt
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 import jax
 import numpy as np
 
-from tsfl_jax import stopping
+from tsfl_jax import interrupts, stopping
 from tsfl_jax.config import Config, flat
 from tsfl_jax.engine import devices, optimizers
 from tsfl_jax.experiment import backend, checkpoint, longer, memory, summary
@@ -169,7 +169,7 @@ def run(
     exp: Experiment,
     workdir: str | pathlib.Path | None = None,
     stream: IO[str] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = interrupts.was_asked,
     writers: Sequence[reporting.Given] = (),
 ) -> Result:
     """Run or resume an experiment.

@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from tsfl_jax import host_memory
+from tsfl_jax import host_memory, interrupts
 from tsfl_jax.config import Config, settings_of
 from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan
@@ -140,7 +140,7 @@ def sweep(
     *,
     workdir: str | pathlib.Path | None = None,
     runs_per_call: int = 0,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = interrupts.was_asked,
     watch: Watch = lambda done: None,
     verbose: bool = False,
     ray: bool | str = False,
@@ -186,7 +186,7 @@ def run(
     workdir: str | pathlib.Path | None = None,
     runs_per_call: int = 0,
     stream: IO[str] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = interrupts.was_asked,
     watch: Watch = lambda done: None,
     **own: Any,
 ) -> SweepResult:
@@ -206,7 +206,7 @@ def make(
     workdir: str | pathlib.Path | None,
     runs_per_call: int = 0,
     stream: IO[str] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = interrupts.was_asked,
     watch: Watch = lambda done: None,
     held: contextlib.ExitStack | None = None,
 ) -> "Sweep":

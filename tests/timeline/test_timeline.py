@@ -1051,17 +1051,27 @@ def test_more_events_than_can_be_simulated_are_refused_at_once(name):
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_the_number_of_events_is_known_beforehand(name):
+def test_the_number_of_events_is_known_beforehand(name, monkeypatch):
     config = timed(name, download="uniform(0.01,0.3)")
     config.num_intervals = 200
     _, fleet, trace, *_ = workload.draw_workload(config)
     work = trace.iterations[trace.client >= 0]
-    # T-SFL counts iterations of the whole interval, others the tasks that were begun.
-    known = work.sum() + work.size if name == "tsfl" else (work > 0).sum()
-    options = {"num_intervals": 200, "interval": 1.0, "horizon": 200.0}
-    options |= {"iterations": 4, "tiers": 3, "fraction": 0.5}
-    expected = FRAMEWORKS[name].events(fleet, **options)
-    assert 0.9 * known <= expected <= 6 * known
+    # Of T-SFL, whose time is not all for them, iterations, of others tasks.
+    known = work.sum() if name == "tsfl" else (work > 0).sum()
+    monkeypatch.setattr(workload, "_MOST_EVENTS", 6 * known)
+    workload.simulate_timeline(config, fleet)
+    monkeypatch.setattr(workload, "_MOST_EVENTS", 0.9 * known)
+    with pytest.raises(UserError, match="choose slower clients"):
+        workload.simulate_timeline(config, fleet)
+
+
+# Rounds are as slow as who ends them; of a clock, a task per interval at most.
+@pytest.mark.parametrize("name", ["sfl", "esync", "fedat", "ttfed", "safa", "cached"])
+def test_slow_clients_keep_fast_ones_from_being_too_many_events(name):
+    changes = {"speed": "constant(1e-6); constant(1)", "fraction": 0.9, "tiers": 1}
+    workload.draw_workload(timed(name, **changes))
+    with pytest.raises(UserError, match=r"about 3.8e\+07 tasks"):  # 3 · 50 s / 4 µs
+        workload.draw_workload(timed("afl", **changes))
 
 
 def test_a_framework_gets_what_its_arguments_name(monkeypatch):

@@ -7,7 +7,7 @@ framework. The workload is drawn once, in `prepare`, and carried.
 import functools
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -385,18 +385,24 @@ def simulate_timeline(config: Config, fleet: Fleet | Cohorts) -> Simulation:
             )
     # A cohort is as fast as the others, about.
     some = cohort.first_fleet(fleet) if isinstance(fleet, Cohorts) else fleet
-    _check_events(config, framework.events(some, **own))
+    _check_events(config, some, own)
     return framework.simulate(fleet, **own)
 
 
-def _check_events(config: Config, events: float) -> None:
-    """Refuse a timeline that takes too long to simulate."""
-    t, seconds = config.timeline, config.schedule.interval_seconds
+def _check_events(config: Config, fleet: Fleet, own: dict[str, Any]) -> None:
+    """Refuse a timeline that takes too long to simulate, as if all were online."""
+    t, end = config.timeline, config.num_intervals * config.schedule.interval_seconds
+    task = fleet.iteration
+    if "iterations" in own:
+        task = fleet.download + own["iterations"] * task + fleet.upload
+    pace = timeline.FRAMEWORKS[t.framework].pace(task.mean(1), own)
+    with np.errstate(over="ignore", divide="ignore"):
+        events = len(task) * (1 + np.mean(end / pace))
     if not events <= _MOST_EVENTS:
         given = f"speeds={t.speeds}" if t.speeds else f"speed={t.speed}"
         raise UserError(
             f"--config.timeline.{given}: {t.framework} would have to simulate about "
-            f"{events:.2g} tasks and iterations in {config.num_intervals * seconds:g} "
+            f"{events:.2g} tasks and iterations in {end:g} "
             f"virtual seconds, expected at most {_MOST_EVENTS:.0g}; choose slower "
             "clients, or fewer or shorter intervals"
         )

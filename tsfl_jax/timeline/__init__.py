@@ -2,12 +2,14 @@
 
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tsfl_jax.components import Part
-from tsfl_jax.timeline import events
 from tsfl_jax.timeline.asynchronous import afl, fedbuff, tsfl
 from tsfl_jax.timeline.caching import cached
+from tsfl_jax.timeline.fleet import Seconds
 from tsfl_jax.timeline.semi_async import safa
 from tsfl_jax.timeline.settings import FleetConfig
 from tsfl_jax.timeline.synchronous import esync, fedat, fedcs, sfl
@@ -30,8 +32,9 @@ class Framework(NamedTuple):
     # `num_intervals`, `interval`, `rng`.
     simulate: Callable[..., Simulation]
     label: str = ""  # its name in figures and tables; "": that of its table
-    # Of the same: about how many events it simulates; see `events`.
-    events: Callable[..., float] = events.of_arrivals
+    # From the mean seconds of each client's task, of T-SFL's iteration, and by name
+    # what the arguments name: about how many pass from one of its tasks to the next.
+    pace: Callable[[Seconds, dict[str, Any]], Any] = lambda task, settings: task
     sections: tuple[type, ...] = (FleetConfig,)
     cohorts: tuple[str, ...] = ()  # settings of ``cohort`` that it reads
     all_count: bool = False  # whether all count that are asked and not lost
@@ -60,18 +63,33 @@ _ASKS = ("cohort.size",)
 _WAITS = (*_ASKS, "cohort.short")
 _ASKS_MORE = (*_WAITS, "cohort.ask")
 
+
+def _rounds(task: Seconds, settings: dict[str, Any]) -> float:
+    """Of the client that ends a round: of all, of those asked for, or of a tier."""
+    share = settings.get("fraction", 1 / settings.get("tiers", 1))
+    return np.quantile(task, share, method="inverted_cdf")
+
+
+def _selection(task: Seconds, settings: dict[str, Any]) -> float:
+    """Of the fastest; each round compares all clients for every one it selects."""
+    return task.min() / (1 + len(task) / 100)
+
+
+def _clock(task: Seconds, settings: dict[str, Any]) -> Seconds:
+    """At most a task per client and interval."""
+    return np.maximum(task, settings["interval"])
+
+
 FRAMEWORKS = {
-    "sfl": Framework(sfl, "SFL", events.of_tiers, cohorts=_ASKS_MORE, all_count=True),
-    "tsfl": Framework(tsfl, "T-SFL", events.of_clock, cohorts=_ASKS, all_count=True),
-    "ttfed": Framework(ttfed, "TT-Fed", events.of_trigger, cohorts=_ASKS),
+    "sfl": Framework(sfl, "SFL", _rounds, cohorts=_ASKS_MORE, all_count=True),
+    "tsfl": Framework(tsfl, "T-SFL", cohorts=_ASKS, all_count=True),
+    "ttfed": Framework(ttfed, "TT-Fed", _clock, cohorts=_ASKS),
     "afl": Framework(afl, "AFL", cohorts=_ASKS),
     "fedbuff": Framework(fedbuff, "FedBuff", cohorts=_ASKS),
     "hysync": Framework(hysync, "HySync", cohorts=_ASKS),
-    "fedat": Framework(fedat, "FedAT", events.of_tiers, cohorts=_ASKS_MORE),
-    "fedcs": Framework(fedcs, "FedCS", events.of_selection, cohorts=_WAITS),
-    "esync": Framework(
-        esync, "ESync", events.of_tiers, cohorts=_ASKS_MORE, all_count=True
-    ),
-    "safa": Framework(safa, "SAFA", events.of_quota, cohorts=_WAITS),
-    "cached": Framework(cached, "cached", events.of_quota, cohorts=_ASKS),
+    "fedat": Framework(fedat, "FedAT", _rounds, cohorts=_ASKS_MORE),
+    "fedcs": Framework(fedcs, "FedCS", _selection, cohorts=_WAITS),
+    "esync": Framework(esync, "ESync", _rounds, cohorts=_ASKS_MORE, all_count=True),
+    "safa": Framework(safa, "SAFA", _rounds, cohorts=_WAITS),
+    "cached": Framework(cached, "cached", _rounds, cohorts=_ASKS),
 }

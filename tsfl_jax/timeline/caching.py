@@ -18,9 +18,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening
-from tsfl_jax.timeline.events import quota_of
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, finish
-from tsfl_jax.timeline.semi_async import who_begin
+from tsfl_jax.timeline.semi_async import quota_of, who_begin
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import (

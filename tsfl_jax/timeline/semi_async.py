@@ -17,13 +17,18 @@ import collections
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 
 from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening
-from tsfl_jax.timeline.events import quota_of
 from tsfl_jax.timeline.fleet import Fleet
 from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.trace import Simulation, Task, Update, begin, make_simulation
+
+
+def quota_of(fraction: float, num_clients: int) -> int:
+    """⌈C·N⌉ of C as it is written: 0.1 of 30 clients are 3."""
+    return math.ceil(Fraction(repr(float(fraction))) * num_clients)
 
 
 def safa(

@@ -27,7 +27,7 @@ from tsfl_jax.experiment import (
     sweeps,
 )
 from tsfl_jax.report import files as report
-from tsfl_jax.report import progress, timeline, writers
+from tsfl_jax.report import progress, style, writers
 from tsfl_jax.types import UserError, nearest
 from tsfl_jax.validate import suggestion, validate
 
@@ -245,7 +245,7 @@ def _explain(given: Given, config: Config) -> None:
     label = f"{_label(given, config)}-explain"
     workdir = given.workdir or report.new_workdir("runs", label)
     path = report.prepare_workdir(workdir) / "timeline"
-    paths = timeline.plot_timeline(known.timeline, known.settings, path)
+    paths = style.save_both(known.plot(), path)
     words = explain.text(known, compiled)
     files = f"{'files':<15}{', '.join(map(str, paths))}"
     progress.log(sys.stdout, f"{words}\n{files}\n\n{known.chart()}")

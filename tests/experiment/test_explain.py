@@ -15,7 +15,7 @@ from tests.test_launch import SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, simulate
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, explain, memory, prepare, program
-from tsfl_jax.report import timeline
+from tsfl_jax.report import style, timeline
 from tsfl_jax.timeline import (
     FRAMEWORKS,
     asynchronous,
@@ -372,9 +372,7 @@ def test_text_and_figure(name, tmp_path):
         assert len(line) <= 100 and line == line.rstrip()
     assert chart.count("client") == 7 and "|" in chart.splitlines()[0]
     assert "█" in chart and "not" not in chart
-    for path in timeline.plot_timeline(
-        known.timeline, known.settings, tmp_path / "timeline"
-    ):
+    for path in style.save_both(known.plot(), tmp_path / "timeline"):
         assert path.stat().st_size > 1000
     pixels = imread(tmp_path / "timeline.png")[..., :3]
     assert 0.05 < (pixels < 0.9).any(-1).mean() < 0.9

@@ -214,7 +214,7 @@ def test_k_of_all_work_is_of_what_clients_report():
     drawn = workload._draw_by_cases(settings)
     for kind, least in (("claim", 1), ("echo", 0)):
         mine = riding(kind, "", settings, 4)
-        honest = functools.partial(workload._draw_by_cases, settings, 0)
+        honest = functools.partial(workload._draw_by_cases, settings, upload_above=0)
         times = workload._with_free_riders(mine, drawn, honest)
         assert (times.reported == [0, 4, 4, 4]).all()
         assert (times.threshold == (12 + least) / 4).all()

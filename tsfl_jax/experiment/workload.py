@@ -105,8 +105,10 @@ def draw_workload(
             drawn = drawn._replace(size=size)
         workload = Workload(drawn, held=drawn.size.max(axis=0))
     else:
-        size, notes = _draw_sizes(config)
-        ties = ties or {}
+        constant = {"kind": "distribution", "tau_groups": ("constant(1)",)}
+        constant |= {"num_intervals": 1, "upload_above": 0, "dropout": 0.0}
+        drawn, ties = _draw_by_cases(config, **constant), ties or {}
+        size, notes = drawn.size[0], drawn.notes
         if held is not None:
             size = held.astype(size.dtype)
         elif "size" in ties:
@@ -121,7 +123,9 @@ def draw_workload(
         trace, tasks = simulate_timeline(config, fleet)
         times = replay.schedule_of(trace, size)._replace(notes=notes)
         workload = Workload(times, fleet, trace, tasks, size)
-    times = _checked(config, workload.schedule, lambda: _draw_by_cases(config, 0))
+    times = _checked(
+        config, workload.schedule, lambda: _draw_by_cases(config, upload_above=0)
+    )
     everyone = np.arange(config.num_clients, dtype=np.int32)
     return _with_arrivals(config, workload._replace(schedule=times, drawn=everyone))
 
@@ -298,23 +302,25 @@ def _idle_notes(config: Config, drawn: Schedule) -> tuple[str, ...]:
     return ("; ".join(parts),) if parts else ()
 
 
-def _draw_by_cases(config: Config, upload_above: int | None = None) -> Schedule:
+def _draw_by_cases(config: Config, **changes: Any) -> Schedule:
+    """τ and samples by the settings, but for the changed arguments."""
     s = config.schedule
-    drawn = schedule.make_schedule(
-        s.kind,
-        num_intervals=config.num_intervals,
-        num_clients=config.num_clients,
-        data_size=s.data_size,
-        tau=tuple(s.tau),
-        tau_groups=groups(s.tau_groups),
-        size_groups=groups(s.size_groups),
-        trace=s.trace,
-        upload_above=s.upload_above if upload_above is None else upload_above,
-        dropout=s.dropout,
-        all_work=_counts_all_work(config),
-        rng=rng.generator(seed_of(config, "fleet"), "schedule"),
-    )
-    ends = ticks.multiples(config.num_intervals, s.interval_seconds)
+    arguments: dict[str, Any] = {
+        "kind": s.kind,
+        "num_intervals": config.num_intervals,
+        "num_clients": config.num_clients,
+        "data_size": s.data_size,
+        "tau": tuple(s.tau),
+        "tau_groups": groups(s.tau_groups),
+        "size_groups": groups(s.size_groups),
+        "trace": s.trace,
+        "upload_above": s.upload_above,
+        "dropout": s.dropout,
+        "all_work": _counts_all_work(config),
+    }
+    arguments |= {"rng": rng.generator(seed_of(config, "fleet"), "schedule")} | changes
+    drawn = schedule.make_schedule(**arguments)
+    ends = ticks.multiples(len(drawn.tau), s.interval_seconds)
     return drawn._replace(seconds=ends)
 
 
@@ -324,21 +330,6 @@ def _counts_all_work(config: Config) -> bool:
         getattr(getattr(config, section), "counts_all_work", False)
         for section in SECTIONS
     )
-
-
-def _draw_sizes(config: Config) -> tuple[Int[np.ndarray, "N"], tuple[str, ...]]:
-    """Samples of each client, constant on a timeline, and notes."""
-    s = config.schedule
-    drawn = schedule.make_schedule(
-        "distribution",
-        num_intervals=1,
-        num_clients=config.num_clients,
-        data_size=s.data_size,
-        tau_groups=("constant(1)",),
-        size_groups=groups(s.size_groups),
-        rng=rng.generator(seed_of(config, "fleet"), "schedule"),
-    )
-    return drawn.size[0], drawn.notes
 
 
 def _draw_fleet(
@@ -389,14 +380,14 @@ def simulate_timeline(config: Config, fleet: Fleet | Cohorts) -> Simulation:
     return framework.simulate(fleet, **own)
 
 
-def _check_events(config: Config, fleet: Fleet, own: dict[str, Any]) -> None:
+def _check_events(config: Config, fleet: Fleet, settings: dict[str, Any]) -> None:
     """Refuse a timeline that takes too long to simulate, as if all were online."""
     t, end = config.timeline, config.num_intervals * config.schedule.interval_seconds
     task = fleet.iteration
-    if "iterations" in own:
-        task = fleet.download + own["iterations"] * task + fleet.upload
-    pace = timeline.FRAMEWORKS[t.framework].pace(task.mean(1), own)
     with np.errstate(over="ignore", divide="ignore"):
+        if "iterations" in settings:
+            task = fleet.download + settings["iterations"] * task + fleet.upload
+        pace = timeline.FRAMEWORKS[t.framework].pace(task.mean(1), settings)
         events = len(task) * (1 + np.mean(end / pace))
     if not events <= _MOST_EVENTS:
         given = f"speeds={t.speeds}" if t.speeds else f"speed={t.speed}"

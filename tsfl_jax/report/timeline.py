@@ -1,7 +1,6 @@
 """The timeline of an experiment as text and as a figure."""
 
 import math
-import pathlib
 import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +12,6 @@ from tsfl_jax.timeline import segments
 from tsfl_jax.timeline.trace import GIVEN_UP, LOST, Task
 
 if TYPE_CHECKING:
-    import matplotlib.axes
     import matplotlib.figure
 
 _COLUMNS = 99  # of the text, with the clients' names
@@ -61,11 +59,6 @@ class Timeline(NamedTuple):
     shares: dict[str, float]  # of the clients' time until the last update
 
 
-def updates_until(timeline: Timeline, end: float) -> np.ndarray:
-    """Times of the global updates until `end`."""
-    return timeline.updates[timeline.updates <= end]
-
-
 def window(timeline: Timeline) -> float:
     """The end of the time that a chart shows: the first few updates.
 
@@ -84,16 +77,6 @@ def window(timeline: Timeline) -> float:
     return min(end, last)
 
 
-def chosen(timeline: Timeline, most: int) -> list[int]:
-    """Clients of a chart, by tier: all, or `most` of them at even distances."""
-    clients = np.array(sorted({s.client for s in timeline.found}))
-    number = min(most, len(clients))
-    places = np.linspace(0, len(clients) - 1, number).round().astype(int)
-    last = max(timeline.tier.values(), default=0) + 1
-    few = clients[places].tolist()
-    return sorted(few, key=lambda i: (timeline.tier.get(i, last), i))
-
-
 def losses(timeline: Timeline, end: float) -> list[tuple[int, float]]:
     """(client, seconds) of tasks that were lost or given up until `end`."""
     return [
@@ -101,6 +84,40 @@ def losses(timeline: Timeline, end: float) -> list[tuple[int, float]]:
         for task in timeline.tasks
         if task.fate in (LOST, GIVEN_UP) and task.stop <= end
     ]
+
+
+class _Chart(NamedTuple):
+    """What a chart shows of a timeline, in text as in the figure; rows are clients."""
+
+    names: list[str]  # of the rows, by tier
+    bars: list[tuple[int, segments.Segment]]  # row and activity, by start
+    labels: dict[str, str]  # of the kinds of activity that occur
+    losses: list[tuple[int, float]]  # row and seconds
+    updates: np.ndarray
+
+
+def _chart(line: Timeline, end: float, most: int) -> _Chart:
+    """All clients, or `most` of them at even distances, until `end`."""
+    ids = np.array(sorted({s.client for s in line.found}))
+    places = np.linspace(0, len(ids) - 1, min(most, len(ids))).round().astype(int)
+    last = max(line.tier.values(), default=0) + 1
+    clients = sorted(ids[places].tolist(), key=lambda i: (line.tier.get(i, last), i))
+    names = [str(i) for i in clients]
+    if line.tier:
+        names = [f"{i}, tier {line.tier.get(i, '–')}" for i in clients]
+    row = {client: k for k, client in enumerate(clients)}
+    bars = [(row[s.client], s) for s in line.found if s.client in row and s.start < end]
+    kinds = {s.kind for _, s in bars}
+    labels = {kind: look.label for kind, look in LOOKS.items() if kind in kinds}
+    if segments.WAITING in kinds and not line.seconds:
+        labels[segments.WAITING] = f"rest of H = {line.most}"
+    return _Chart(
+        names,
+        sorted(bars, key=lambda bar: bar[1].start),
+        labels,
+        [(row[i], at) for i, at in losses(line, end) if i in row],
+        line.updates[line.updates <= end],
+    )
 
 
 def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
@@ -114,60 +131,37 @@ def gantt(timeline: Timeline, end: float, width: int = _COLUMNS) -> str:
     Returns:
       Lines with the global updates, at most 20 clients, the time, a legend.
     """
-    clients = chosen(timeline, _ROWS)
-    names = {i: f"client {i}" for i in clients}
-    if timeline.tier:
-        names = {i: f"client {i} tier {timeline.tier.get(i, '?')}" for i in clients}
-    margin = max(map(len, [*names.values(), "updates"])) + 1
+    chart = _chart(timeline, end, _ROWS)
+    names = [*(f"client {name}" for name in chart.names), "updates"]
+    margin = max(map(len, names)) + 1
     columns = width - margin
-    rows = {name: np.full(columns, " ") for name in ["updates", *names.values()]}
+    rows = np.full((len(names), columns), " ")
 
     def column(at: Any) -> Any:  # the characters that end then, or the nearest ones
         found = np.ceil(np.divide(at, end) * columns).astype(int) - 1
         return np.clip(found, 0, columns - 1)
 
-    rows["updates"][column(updates_until(timeline, end))] = "|"
+    rows[-1, column(chart.updates)] = "|"
     middle = (np.arange(columns) + 0.5) * end / columns
-    number, used = dict.fromkeys(names, -1), set()
-    for client, kind, first, last in sorted(timeline.found, key=lambda s: s.start):
-        if client in names and first < end:
-            used.add(kind)
-            ink = LOOKS[kind].ink
-            number[client] += kind == segments.ITERATION
-            seen = (middle >= first) & (middle < last)
-            rows[names[client]][seen] = ink[number[client] % len(ink)]
-    for client, at in losses(timeline, end):
-        if client in names:
-            rows[names[client]][column(at)] = "x"
-    lines = [f"{name:<{margin}}{''.join(row)}" for name, row in rows.items()]
+    number = [-1] * len(names)
+    for row, (_, kind, first, last) in chart.bars:
+        number[row] += kind == segments.ITERATION
+        ink = LOOKS[kind].ink
+        rows[row, (middle >= first) & (middle < last)] = ink[number[row] % len(ink)]
+    for row, at in chart.losses:
+        rows[row, column(at)] = "x"
+    texts = [f"{n:<{margin}}{''.join(row)}" for n, row in zip(names, rows, strict=True)]
     right = f"{end:.4g} {'s' if timeline.seconds else 'intervals'}"
-    lines.append(f"{'':<{margin}}0{right:>{columns - 1}}")
-    shown = [
-        f"{look.ink.strip() or 'blank:'} {_label(kind, timeline)}"
-        for kind, look in LOOKS.items()
-        if kind in used
+    legend = [
+        f"{LOOKS[k].ink.strip() or 'blank:'} {v}" for k, v in chart.labels.items()
     ]
-    shown += ["x lost or given up"] if losses(timeline, end) else []
-    lines.append(textwrap.fill(", ".join([*shown, "| global update"]), width))
+    legend += ["x lost or given up"] if chart.losses else []
+    lines = [
+        *(texts[-1:] + texts[:-1]),
+        f"{'':<{margin}}0{right:>{columns - 1}}",
+        textwrap.fill(", ".join([*legend, "| global update"]), width),
+    ]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _label(kind: str, line: Timeline) -> str:
-    if kind == segments.WAITING and not line.seconds:
-        return f"rest of H = {line.most}"
-    return LOOKS[kind].label
-
-
-def plot_timeline(
-    line: Timeline, settings: Mapping[str, Any], path: str | pathlib.Path
-) -> list[pathlib.Path]:
-    """Plot the first few updates; writes a PNG and a PDF and returns their paths.
-
-    Args:
-      line, settings: as for `figure_of`.
-      path: of the figure, without a suffix.
-    """
-    return style.save_both(figure_of(line, settings), pathlib.Path(path))
 
 
 @style.styled
@@ -182,77 +176,49 @@ def figure_of(
     """
     from matplotlib.patches import Patch
 
-    end, clients = window(line), chosen(line, _BARS)
-    figure, axes = style.figure_of(1.35 + 0.17 * max(len(clients), 4))
+    end = window(line)
+    chart = _chart(line, end, _BARS)
+    figure, axes = style.figure_of(1.35 + 0.17 * max(len(chart.names), 4))
     axes.grid(visible=False)
-    found = plot_bars(axes, line, clients, end)
-    handles = [
-        Patch(**look.bar(), label=_label(kind, line))
-        for kind, look in LOOKS.items()
-        if kind in found
-    ]
-    plot_updates(axes, updates_until(line, end), len(clients))
-    lost = [(at, clients.index(i)) for i, at in losses(line, end) if i in clients]
-    if lost:
-        cross = {"marker": "X", "markersize": 7, "color": "#D55E00"}
-        cross |= {"markeredgecolor": "#FFFFFF", "linestyle": "none", "zorder": 4}
-        axes.plot(*zip(*lost, strict=True), **cross, label="delivery lost or given up")
-    handles += axes.get_legend_handles_labels()[0]
-    _axes(axes, line, clients, end)
-    where = {"loc": "outside lower center", "ncols": min(len(handles), 4)}
-    figure.legend(handles=handles, **where, handlelength=2, fontsize="small")
-    figure.suptitle(_title(line, settings))
-    return figure
-
-
-def plot_bars(
-    axes: "matplotlib.axes.Axes", line: Timeline, clients: list[int], end: float
-) -> set[str]:
-    """Plot the segments; returns the kinds that occur."""
     parts: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    for client, kind, first, last in line.found:
-        if client in clients and first < end:
-            width = min(last, end) - first
-            parts.setdefault((clients.index(client), kind), []).append((first, width))
+    for row, (_, kind, first, last) in chart.bars:
+        parts.setdefault((row, kind), []).append((first, min(last, end) - first))
     for (row, kind), ranges in parts.items():
         half = LOOKS[kind].half
         axes.broken_barh(ranges, (row - half, 2 * half), **LOOKS[kind].bar(), zorder=2)
-    return {kind for _, kind in parts}
-
-
-def plot_updates(axes: "matplotlib.axes.Axes", at: np.ndarray, rows: int) -> None:
-    """Plot the global updates as vertical lines, in front if there are few."""
-    few = len(at) <= _LINES  # more of them in front would hide the bars
+    few = len(chart.updates) <= _LINES  # more of them in front would hide the bars
     look = {"color": "#000000", "linewidth": 0.9 if few else 0.5, "zorder": 1 + 2 * few}
-    axes.vlines(at, -0.7, rows - 0.4, **look, label="global update")
-
-
-def _axes(
-    axes: "matplotlib.axes.Axes", line: Timeline, clients: list[int], end: float
-) -> None:
-    """Set up the axes of time and clients, and name the tiers."""
+    rows = -0.7, len(chart.names) - 0.4
+    axes.vlines(chart.updates, *rows, **look, label="global update")
+    if chart.losses:
+        row, at = zip(*chart.losses, strict=True)
+        cross = {"marker": "X", "markersize": 7, "color": "#D55E00"}
+        cross |= {"markeredgecolor": "#FFFFFF", "linestyle": "none", "zorder": 4}
+        axes.plot(at, row, **cross, label="delivery lost or given up")
+    handles = [Patch(**LOOKS[k].bar(), label=v) for k, v in chart.labels.items()]
+    handles += axes.get_legend_handles_labels()[0]
     axes.set_xlim(0, end * 1.005)
-    axes.set_ylim(len(clients) - 0.4, -0.7)
+    axes.set_ylim(*rows[::-1])
     axes.set_xlabel("virtual time in seconds" if line.seconds else "interval")
     if not line.seconds:
         number = np.arange(1, round(end) + 1)
         axes.set_xticks(number - 0.5, number)
         axes.tick_params(axis="x", length=0)
-    names = [str(i) for i in clients]
-    if line.tier:
-        names = [f"{i}, tier {line.tier.get(i, '–')}" for i in clients]
-    axes.set_yticks(range(len(clients)), names, fontsize="small")
+    axes.set_yticks(range(len(chart.names)), chart.names, fontsize="small")
     axes.set_ylabel("client")
+    where = {"loc": "outside lower center", "ncols": min(len(handles), 4)}
+    figure.legend(handles=handles, **where, handlelength=2, fontsize="small")
+    figure.suptitle(_title(line, chart, settings))
+    return figure
 
 
-def _title(line: Timeline, settings: Mapping[str, Any]) -> str:
+def _title(line: Timeline, chart: _Chart, settings: Mapping[str, Any]) -> str:
     """Framework or schedule, and how much of the experiment the figure shows."""
     name, *_ = style.name_of(settings["timeline.framework"]).split(",")
     if not line.seconds:
         name = f"schedule {settings['schedule.kind']}"
-    clients, few = f"{settings['num_clients']} clients", chosen(line, _BARS)
-    if len(few) < settings["num_clients"]:
-        clients = f"{len(few)} of {clients}"
-    words = f"{name}, {clients}, first {len(updates_until(line, window(line)))} of "
-    words += f"{len(line.updates)} {'updates' if line.seconds else 'intervals'}"
-    return style.escape(words)
+    clients = f"{settings['num_clients']} clients"
+    if len(chart.names) < settings["num_clients"]:
+        clients = f"{len(chart.names)} of {clients}"
+    words = f"{name}, {clients}, first {len(chart.updates)} of {len(line.updates)} "
+    return style.escape(f"{words}{'updates' if line.seconds else 'intervals'}")

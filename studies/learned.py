@@ -25,11 +25,11 @@ from jaxtyping import Float
 
 from studies import study
 from studies.study import Row
+from studies.verdicts import tested
 from tsfl_jax import data, rng
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import grid
 from tsfl_jax.report import files, style
-from tsfl_jax.report.significance import tested
 from tsfl_jax.report.statistics import OVER_SEEDS
 from tsfl_jax.rules.learned import FEATURES
 from tsfl_jax.studies import arguments

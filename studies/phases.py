@@ -27,9 +27,9 @@ import xarray
 from studies import study
 from studies.differences import plot_differences
 from studies.study import Case, Changes, Row, Runs, Study, texts
+from studies.verdicts import OPEN, over
 from tsfl_jax.config import Config, get
-from tsfl_jax.report.significance import OPEN
-from tsfl_jax.report.statistics import OVER_SEEDS, over
+from tsfl_jax.report.statistics import OVER_SEEDS
 from tsfl_jax.types import UserError
 
 REFERENCES = ("FedAvg", "DMS")

@@ -12,9 +12,10 @@ import xarray
 
 from studies import study
 from studies.study import Case, Changes, Row, Runs, Study
+from studies.verdicts import over
 from tsfl_jax.config import Config, get
 from tsfl_jax.report import style
-from tsfl_jax.report.statistics import OVER_SEEDS, over
+from tsfl_jax.report.statistics import OVER_SEEDS
 
 ALGORITHMS = ("dms", "fedavg", "fednova", "median", "trimmed_mean", "krum")
 KINDS = {  # label → schedule.free_riding; None: all clients are honest

@@ -13,10 +13,10 @@ import xarray
 
 from studies import study
 from studies.study import Case, Changes, Row, Runs, Study
+from studies.verdicts import over, tested
 from tsfl_jax.config import Config, get
 from tsfl_jax.report import files, style
-from tsfl_jax.report.significance import tested
-from tsfl_jax.report.statistics import OVER_SEEDS, over
+from tsfl_jax.report.statistics import OVER_SEEDS
 from tsfl_jax.studies import arguments, reproduce
 
 

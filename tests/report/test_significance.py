@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import xarray
 
 from tsfl_jax.report import significance
 
@@ -18,25 +17,8 @@ def test_paired_p_by_hand():
     assert np.isnan(significance.paired_p([1.0, np.nan]))
 
 
-def test_five_pairs_cannot_be_told_apart_by_ranks():
-    assert significance.signed_rank_p([1, 2, 3, 4, 5]) == 0.0625
-    assert np.isnan(significance.signed_rank_p([0.0, 0.0]))
-
-
 def test_holm_by_hand():
     # 3·0.01, 2·0.03, 1·0.04 but not below the one before it.
     found = significance.holm([0.04, 0.01, np.nan, 0.03])
     np.testing.assert_allclose(found, [0.06, 0.03, np.nan, 0.06])
     assert significance.holm([[0.6], [0.7]]).tolist() == [[1.0], [1.0]]
-
-
-def test_holm_counts_the_tests_of_a_family():
-    """Both tests of a cell, not the four of both cells."""
-    gains = xarray.DataArray(
-        [[[1.0, 2, 3], [np.nan] * 3], [[1, 2, 3], [-1, -2, -3]]],
-        dims=("cell", "rule", "seed"),
-    )
-    p, verdicts = significance.tested(gains, "rule")
-    assert p.values.tolist() == [["0.074", "–"], ["0.148", "0.148"]]
-    assert set(verdicts.values.ravel()) == {"inconclusive", "–"}
-    assert significance.tested(gains, "cell", "rule")[0].values[0, 0] == "0.223"

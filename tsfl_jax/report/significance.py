@@ -1,14 +1,8 @@
-"""Paired tests of differences, corrected for their number, and what they say."""
+"""Paired tests of differences, corrected for their number."""
 
-import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import xarray
-
-LEVEL = 0.05  # of all tests
-BETTER, WORSE, OPEN, SAME = "better", "worse", "inconclusive", "identical"
 
 
 def paired_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
@@ -35,24 +29,6 @@ def p_text(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def signed_rank_p(differences: np.ndarray | Sequence[float | np.floating]) -> float:
-    """p value of Wilcoxon's signed-rank test, two-sided.
-
-    Pairs without a difference are left out.
-
-    It cannot be below 2^(1 − n): with five pairs never below 0.0625.
-
-    Args:
-      differences: ``[n]`` of pairs; NaN without any that is not 0.
-    """
-    from scipy import stats
-
-    found = np.asarray(differences, float)
-    if not np.isfinite(found).all() or not found.any():
-        return float("nan")
-    return float(np.asarray(stats.wilcoxon(found))[1])
-
-
 def holm(p_values: np.ndarray | Sequence[float]) -> np.ndarray:
     """p values corrected for their number; NaN are no tests and stay.
 
@@ -67,44 +43,3 @@ def holm(p_values: np.ndarray | Sequence[float]) -> np.ndarray:
     factors = np.arange(len(order), 0, -1)
     p.flat[order] = np.minimum(np.maximum.accumulate(factors * p.flat[order]), 1.0)
     return p
-
-
-def verdict(
-    differences: np.ndarray | Sequence[float | np.floating],
-    p: float,
-    words: tuple[str, str] = (BETTER, WORSE),
-) -> str:
-    """What a corrected p value says about the mean of paired differences.
-
-    Args:
-      differences: ``[n]`` of pairs.
-      p: see `paired_p`, `holm`; "–" for NaN.
-      words: for a mean above 0, and below.
-    """
-    if not np.isfinite(p):
-        return "–"
-    found = np.asarray(differences, float)
-    if not found.any():
-        return SAME
-    if p >= LEVEL:
-        return OPEN
-    return words[0] if found.mean() > 0 else words[1]
-
-
-def tested(
-    gains: xarray.DataArray, *family: str, words: tuple[str, str] = (BETTER, WORSE)
-) -> tuple[xarray.DataArray, xarray.DataArray]:
-    """p values as text, and verdicts, of differences that are paired by seed.
-
-    Args:
-      gains: ``[…, seed]``; NaN: no test.
-      family: dimensions whose tests Holm's correction counts together.
-      words: for a mean above 0, and below.
-    """
-    each, many = functools.partial(xarray.apply_ufunc, vectorize=True), [[*family]]
-    p = each(paired_p, gains, input_core_dims=[["seed"]])
-    p = each(holm, p, input_core_dims=many, output_core_dims=many)
-    say = functools.partial(verdict, words=words)
-    texts: dict[str, Any] = {"output_dtypes": [object]}
-    said = each(say, gains, p, input_core_dims=[["seed"], []], **texts)
-    return each(p_text, p, **texts), said

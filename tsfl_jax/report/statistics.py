@@ -11,7 +11,6 @@ from jaxtyping import Float
 
 if TYPE_CHECKING:
     import pandas
-    import xarray
 
 DIVERGED = "diverged"
 # Said above every table whose entries are made by `spread`.
@@ -47,25 +46,6 @@ def confidence_interval(
         square = np.where(known, (values - mean[None]) ** 2, 0.0).sum(axis=0)
         error = np.sqrt(square / (count - 1) / count)
     return mean, stats.t.ppf(0.5 + level / 2, count - 1) * error
-
-
-def over(values: "xarray.DataArray") -> "xarray.DataArray":
-    """`confidence_interval` over the seeds of a labelled array.
-
-    Args:
-      values: with the dimension ``seed``; differences of two rules are paired by it.
-
-    Returns:
-      An array with the dimension ``statistic`` of "mean" and "half" in place of
-      ``seed``, as the first one.
-    """
-    import xarray
-
-    first = values.transpose("seed", ...)
-    both = np.stack(confidence_interval(first.values))
-    coords = {n: a for n, a in first.coords.items() if "seed" not in a.dims}
-    coords["statistic"] = ["mean", "half"]
-    return xarray.DataArray(both, coords, ("statistic", *first.dims[1:]))
 
 
 def left_out(row: Mapping[str, Any]) -> str:

@@ -106,6 +106,8 @@ def parse(name: str, texts: list[str]) -> tuple[Given, Config]:
         if flag.startswith("config."):
             setting, shown = flag.removeprefix("config."), f"--{flag}={text}"
             changes[setting] = value(text, SETTINGS[setting][0], shown)
+    given.writer = [writer for writer in given.writer.split(",") if writer]
+    writers.check(given.writer)
     config = replace(config_files.load(given.config, "--config="), changes)
     validate(config)
     return given, config
@@ -137,12 +139,11 @@ def _join(given: Given, config: Config) -> None:
     if not 0 < given.join_timeout < math.inf:
         raise UserError(f"--join_timeout={given.join_timeout}: expected seconds > 0")
     if given.processes == 1:
-        for flag in ("process", "coordinator"):
-            if getattr(given, flag):
-                raise UserError(
-                    f"--{flag}={getattr(given, flag)}: say how many processes there "
-                    "are, with --processes"
-                )
+        if given.process or given.coordinator:
+            raise UserError(
+                f"--process={given.process} --coordinator={given.coordinator}: say how "
+                "many processes there are, with --processes"
+            )
         return
     progress.log(sys.stderr, "waiting for the other processes …")
     processes.join(
@@ -152,13 +153,6 @@ def _join(given: Given, config: Config) -> None:
         flat(report.plain(dataclasses.asdict(config))),
         given.join_timeout,
     )
-
-
-def _writers(given: Given) -> list[str]:
-    """The names of --writer."""
-    names = [name for name in given.writer.split(",") if name]
-    writers.check(names)
-    return names
 
 
 def _label(given: Given, config: Config) -> str:
@@ -266,8 +260,7 @@ def _sweep(given: Given, config: Config, points: grid.Points) -> None:
         more |= {"runs_per_call": given.runs_per_call, "stop": _interrupts()}
         with _resumable(workdir):
             if given.shard:
-                shard = shards.parse(given.shard)
-                if shards.run(config, points, shard, **more) is None:
+                if shards.run(config, points, given.shard, **more) is None:
                     return
             elif given.ray is not None:
                 ray_workers.run(config, points, given.ray, **more)
@@ -289,14 +282,12 @@ def _train(given: Given, config: Config) -> None:
     progress.log(stream, _headline(exp))
     progress.log(stream, f"results in {workdir}")
     with _resumable(workdir):
-        names = _writers(given)
-        result = runner.run(exp, workdir, stream, _interrupts(), names)
+        result = runner.run(exp, workdir, stream, _interrupts(), given.writer)
     jax.distributed.shutdown()  # waits for the others; nothing, if there are none
     if stream is not None:
         print(progress.summary_text(result.summary, workdir))
-        for note in result.summary["notes"][
-            len(exp.prepared.notes) :
-        ]:  # of the results
+        of_results = result.summary["notes"][len(exp.prepared.notes) :]
+        for note in of_results:
             progress.log(stream, f"note: {note}")
     lost = result.summary["diverged_at"]
     if lost is not None:
@@ -316,8 +307,8 @@ def main(name: str, texts: list[str]) -> None:
       texts: its arguments.
     """
     given, config = parse(name, texts)
-    if _writers(given) and (given.sweep or given.sweep_file or given.explain):
-        raise UserError(f"--writer={given.writer}: follows a single run")
+    if given.writer and (given.sweep or given.sweep_file or given.explain):
+        raise UserError(f"--writer={','.join(given.writer)}: follows a single run")
     points = _points(given) if given.sweep or given.sweep_file else None
     if points and given.explain:
         raise UserError("--explain: describes one experiment; leave out --sweep")
@@ -337,7 +328,7 @@ def main(name: str, texts: list[str]) -> None:
             "--workdir"
         )
     if given.shard:
-        shards.parse(given.shard)
+        given.shard = shards.parse(given.shard)
     # First of all: the first use of JAX starts it with one CPU device.
     devices.start(config.devices)
     _join(given, config)

@@ -282,7 +282,7 @@ def test_a_file_in_place_of_the_folder(tmp_path):
     path = tmp_path / "checkpoints"
     path.write_text("mine")
     assert _restore(path) == (None, [])
-    with pytest.raises(UserError, match="cannot write to") as caught:
+    with pytest.raises(UserError, match="cannot use") as caught:
         checkpoint.save(path, 1, _tree(1), META)
     assert "\n" not in str(caught.value)
     assert path.read_text() == "mine"

@@ -99,6 +99,7 @@ def bands(
     shown = [name for name in curves if name in best]
     looks = plot_style.styles_of([(settings or {}).get(n, {"line": n}) for n in shown])
     panels = [[n] for n in shown] if len(shown) > _TOGETHER else [shown]
+    all_places = np.concatenate([curves[name].index.to_numpy(float) for name in shown])
     figure, grid = _grid(panels)
     for axes, labels in zip(grid, panels, strict=True):
         for name, look in zip(shown, looks, strict=True):
@@ -108,7 +109,9 @@ def bands(
                 plot_style.plot_mean(axes, places, values, look, label, percent=percent)
             else:
                 plot_style.plot_line(axes, places, means[name], plot_style.FAINT)
-        _axes(axes, curves, shown, x)
+        if x == INTERVAL:
+            plot_style.interval_axis(axes, all_places)
+        axes.set_xlabel(x)
         axes.label_outer()
         if len(panels) > 1:
             axes.set_title(_heading(labels), fontsize="small")
@@ -120,19 +123,6 @@ def bands(
     _legend(figure, grid, curves, len(shown))
     figure.suptitle(plot_style.title(title))
     return figure
-
-
-def _axes(
-    axes: "matplotlib.axes.Axes",
-    curves: "Mapping[str, pandas.DataFrame]",
-    shown: Sequence[str],
-    x: str,
-) -> None:
-    """The axis of intervals or of virtual time."""
-    if x == INTERVAL:
-        places = [curves[name].index.to_numpy(float) for name in shown]
-        plot_style.interval_axis(axes, np.concatenate(places))
-    axes.set_xlabel(x)
 
 
 def _legend(

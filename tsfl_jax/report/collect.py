@@ -3,11 +3,12 @@
 A run that has not finished, or has a damaged file, is left out, and a sentence says so.
 """
 
+import contextlib
 import io
 import pathlib
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -15,7 +16,6 @@ from tsfl_jax.config import SEEDS, SETTINGS, flat
 from tsfl_jax.report import files, repeat, table
 from tsfl_jax.types import UserError
 
-_T = TypeVar("_T")
 _SAME = ("versions", "device", "backend", "processor")  # of all runs of a sweep
 _MOST = 2**26  # bytes of a figure or a table that is embedded
 _NUMBERS = {"run", *table.SCORES, *table.COLUMNS}  # results that are a number or null
@@ -65,44 +65,40 @@ def read_source(path: str | pathlib.Path) -> Source:
     found = (p for name in marks for p in folder.rglob(name))
     # A study may have a sweep that is named lanes.
     inside = sorted({p.parent for p in found if not (p / "lanes").is_dir()})
-    runs, missing, commands = [], [], []
+    runs, missing, commands, tables, images = [], [], [], [], []
     for one in inside:
         name = re.sub(r"^(runs|cells)/", "", one.relative_to(folder).as_posix())
         sweep = not (one / "metrics.jsonl").exists()
         sweep = sweep and not (one / "config.json").exists()
-        try:
+        with _noted(missing):
             parts = _read_sweep(one, name) if sweep else _read_run(one, name)
-        except UserError as error:
-            missing.append(f"{error}; left out")
-            continue
-        runs, missing = [*runs, *parts[0]], [*missing, *parts[1]]
-        python = repeat.from_python(parts[0][0].settings) if parts[0] else ""
-        command = "" if python else parts[2]
-        commands.append(command or f"# {one}: {python or 'see its settings below'}")
-    written = sorted(p for p in folder.glob("*.csv") if p.with_suffix(".md").exists())
-    tables = _readable(_read_table, written, missing)
+            runs += parts[0]
+            missing += parts[1]
+            python = repeat.from_python(parts[0][0].settings) if parts[0] else ""
+            command = "" if python else parts[2]
+            commands.append(command or f"# {one}: {python or 'see its settings below'}")
+    for path in sorted(
+        p for p in folder.glob("*.csv") if p.with_suffix(".md").exists()
+    ):
+        with _noted(missing):
+            tables.append(_read_table(path))
     if not runs and not tables:
         why = missing[0] if missing else "holds no run, sweep, comparison or study"
         raise UserError(f"{folder}: {why}")
     drawn_here = {"curves.png"} if folder in inside else set()
-    figures = [p for p in sorted(folder.glob("*.png")) if p.name not in drawn_here]
-    images = _readable(lambda p: (p, files.read_bytes(p, _MOST)), figures, missing)
+    for path in sorted(p for p in folder.glob("*.png") if p.name not in drawn_here):
+        with _noted(missing):
+            images.append((path, files.read_bytes(path, _MOST)))
     return Source(folder, runs, missing, commands, tables, images)
 
 
-def _readable(
-    read: Callable[[pathlib.Path], _T],
-    paths: Iterable[pathlib.Path],
-    missing: list[str],
-) -> list[_T]:
-    """What can be read; `missing` gets a sentence for each of the other files."""
-    contents = []
-    for path in paths:
-        try:
-            contents.append(read(path))
-        except UserError as error:
-            missing.append(f"{error}; left out")
-    return contents
+@contextlib.contextmanager
+def _noted(missing: list[str]) -> Iterator[None]:
+    """Leave out what cannot be read; `missing` gets a sentence on it."""
+    try:
+        yield
+    except UserError as error:
+        missing.append(f"{error}; left out")
 
 
 def _read_run(folder: pathlib.Path, name: str) -> Parts:
@@ -174,11 +170,10 @@ def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
     swept = [n for n in names if len({str(row.get(n)) for row in rows}) > 1]
     runs = []
     for row in rows:
-        place = f"{folder}, run {row['run']}"
-        try:
+        place, facts = f"{folder}, run {row['run']}", None
+        with _noted(missing):
             facts = _facts(row, place)
-        except UserError as error:
-            missing.append(f"{error}; left out")
+        if facts is None:
             continue
         curves = history.get(row["run"], pd.DataFrame())
         curves = curves.head(int(row.get("diverged_at") or len(curves)))

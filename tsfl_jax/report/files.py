@@ -24,7 +24,7 @@ from typing import IO, TYPE_CHECKING, Any
 import filelock
 import numpy as np
 
-from tsfl_jax.types import UserError, one_line
+from tsfl_jax.types import UserError, user_code
 
 if TYPE_CHECKING:
     import pandas
@@ -102,14 +102,10 @@ def prepare_workdir(path: _Path, flag: str = "--workdir") -> pathlib.Path:
     """
     path = folder_of(path, flag)
     trial = path / f".writable-{os.getpid()}-{threading.get_ident()}"
-    try:
+    with user_errors(path, f"; choose another {flag}"):
         path.mkdir(parents=True, exist_ok=True)
         trial.write_bytes(b"")
         trial.unlink()
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {path}: {error.strerror}; choose another {flag}"
-        ) from error
     return path
 
 
@@ -303,12 +299,10 @@ def read_arrays(path: _Path) -> dict[str, np.ndarray]:
     Raises:
       UserError: it is missing or damaged.
     """
-    try:
-        # Opened here: np.load alone leaves a damaged file open.
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            return dict(arrays)
-    except Exception as error:  # zipfile and zlib raise their own kinds
-        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+    line = user_code(f"cannot read {path}", "expected an .npz")
+    # Opened here: np.load alone leaves a damaged file open.
+    with line, open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 def versions() -> dict[str, str | None]:
@@ -331,12 +325,12 @@ def processor() -> str:
 
 
 @contextlib.contextmanager
-def user_errors(path: _Path) -> Iterator[None]:
+def user_errors(path: _Path, way_out: str = "") -> Iterator[None]:
     """Turn errors of the operating system into one line that names the path."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot use {path}: {error.strerror}") from error
+        raise UserError(f"cannot use {path}: {error.strerror}{way_out}") from error
 
 
 def plain(obj: Any) -> Any:

@@ -73,8 +73,8 @@ def base_of(groups: Sequence[str], given: str) -> str:
     )
 
 
-def numbers(scores: pd.DataFrame, base: str = "") -> pd.DataFrame:
-    """Means, and with a base paired differences and their tests.
+def numbers(scores: pd.DataFrame, base: str = "") -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Means, and with a base paired differences and their tests; and as text.
 
     Args:
       scores: ``[seeds, groups]`` from `by_seed`.
@@ -82,39 +82,32 @@ def numbers(scores: pd.DataFrame, base: str = "") -> pd.DataFrame:
 
     Returns:
       A row per group: runs, mean, half (of the 95 % interval), and difference, its
-      half, pairs, p (paired t test) and holm; NaN for the base itself.
+      half, pairs, p (paired t test) and holm; NaN for the base itself. The same with
+      three columns of text for a reader.
     """
     rows: list[dict[str, Any]] = []
+    texts: list[dict[str, Any]] = []
     for name in scores:
         known = scores[name].dropna().to_numpy()
         mean, half = confidence_interval(known)
         rows.append({"group": name, "runs": len(known), "mean": mean, "half": half})
-        if not base or name == base:
+        shown = spread(known) if len(known) else "–"
+        texts.append({"group": name, "runs": len(known), "mean": shown})
+        if not base:
             continue
         gaps = (scores[name] - scores[base]).dropna().to_numpy()
-        gap, error = confidence_interval(gaps)
-        tested = {"p": significance.paired_p(gaps), "pairs": len(gaps)}
-        rows[-1] |= {"difference": gap, "difference_half": error} | tested
-    found = pd.DataFrame(rows)
-    if base and "p" in found:
-        found["holm"] = significance.holm(found["p"].to_numpy())
-    return found
-
-
-def text_of(scores: pd.DataFrame, found: pd.DataFrame, base: str) -> pd.DataFrame:
-    """The same with three columns of text for a reader."""
-    rows = []
-    for row in found.to_dict("records"):
-        own = scores[row["group"]].dropna().to_numpy()
-        cells = {"group": row["group"], "runs": row["runs"]}
-        cells["mean"] = spread(own) if len(own) else "–"
-        if base:
-            gaps = (scores[row["group"]] - scores[base]).dropna().to_numpy()
-            there = row["group"] != base and len(gaps) > 0
-            cells["difference"] = spread(gaps, "+.2f") if there else "–"
-            cells["p (Holm)"] = significance.p_text(row.get("holm", np.nan))
-        rows.append(cells)
-    return pd.DataFrame(rows)
+        compared = name != base and len(gaps) > 0
+        texts[-1]["difference"] = spread(gaps, "+.2f") if compared else "–"
+        if name != base:
+            gap, error = confidence_interval(gaps)
+            tested = {"p": significance.paired_p(gaps), "pairs": len(gaps)}
+            rows[-1] |= {"difference": gap, "difference_half": error} | tested
+    found, text = pd.DataFrame(rows), pd.DataFrame(texts)
+    if base:
+        p = [row.get("p", np.nan) for row in rows]
+        found["holm"] = significance.holm(p)
+        text["p (Holm)"] = found["holm"].map(significance.p_text)
+    return found, text
 
 
 def latex(rows: pd.DataFrame) -> str:
@@ -146,8 +139,7 @@ def write(
     """
     scores = by_seed(runs, names, score)
     base = base and base_of(list(scores), base)
-    found = numbers(scores, base)
-    rows = text_of(scores, found, base)
+    found, rows = numbers(scores, base)
     unit = " in %" if _PERCENT in score else ""
     head = f"{score}{unit}: {OVER_SEEDS}."
     if base:

@@ -5,15 +5,14 @@ run's records come after each call of the compiled program. A new writer by name
 function ``folder → Writer`` in a file of its own, and a line of `WRITERS`.
 """
 
-import contextlib
 import csv
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from tsfl_jax.report import files, mlflow, runs, tensorboard, wandb
 from tsfl_jax.report.writer import Record, Writer
-from tsfl_jax.types import UserError, nearest, one_line
+from tsfl_jax.types import UserError, nearest, user_code
 
 
 def csv_writer(folder: pathlib.Path) -> Writer:
@@ -109,18 +108,6 @@ def writer_of(given: Given, folder: pathlib.Path | None) -> Writer:
         return Writer(given)
     if folder is None:
         raise UserError(f"writer {given!r}: it writes beside a run; set workdir")
-    guarded = _one_line(given, folder)
+    guarded = user_code(f"writer {given!r}: failed in {folder}", "see its library")
     report, start, end = guarded(WRITERS[given])(folder)
     return Writer(guarded(report), guarded(start), guarded(end))
-
-
-@contextlib.contextmanager
-def _one_line(name: str, folder: pathlib.Path) -> Iterator[None]:
-    """Turn any error of a writer's library into one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # each library has its own kinds
-        what = f"writer {name!r}: failed in {folder} ({one_line(error)})"
-        raise UserError(what) from error

@@ -267,6 +267,9 @@ def parse(texts: list[str]) -> argparse.Namespace:
     given = parsed(parser, texts)
     if "all" in given.target:
         given.target = targets
+    if not wanted(given.target, given.data, given.case):
+        fit = [name for name in targets if wanted([name], given.data, given.case)]
+        parser.error(f"no cell of this --data and --case; see {', '.join(fit) or '-h'}")
     return given
 
 
@@ -275,7 +278,6 @@ def main(texts: list[str]) -> None:
     given = parse(texts)
     devices.start(0)  # all devices; the first question to JAX would start it with one
     given.out = files.check_workdir(given.out, "--out")
-    _check_cells(given)
     results = run_cells(given)
     device = arguments.device_text()
     if not any(result.best is not None for result in results.values()):
@@ -288,18 +290,6 @@ def main(texts: list[str]) -> None:
     for target in given.target:
         for path in write_target(given.out, target, _cells(target, results), device):
             print(path)
-
-
-def _check_cells(given: argparse.Namespace) -> None:
-    """Raise `UserError` if no cell of these tables and figures was asked for."""
-    if wanted(given.target, given.data, given.case):
-        return
-    every = paper_results.TARGETS
-    others = [name for name in every if wanted([name], given.data, given.case)]
-    pairs = (("--data", given.data), ("--case", given.case))
-    chosen = ", ".join(" ".join([flag, *values]) for flag, values in pairs if values)
-    where = f"that is in {', '.join(others)}" if others else "nor has another target"
-    raise UserError(f"{' '.join(given.target)}: has nothing of {chosen}; {where}")
 
 
 def _cells(target: str, results: dict[str, CellResult]) -> list[CellResult]:

@@ -174,6 +174,8 @@ def test_a_sweep_counts_what_diverged_and_takes_it_into_no_mean(tmp_path):
     source = collect.read_source(tmp_path / "sweep")
     assert source.missing == []
     assert [len(run.curves) for run in source.runs] == [5, 5, 5, 4]
+    for run, row in zip(source.runs, rows, strict=True):
+        assert run.facts["algorithm"] == row["algorithm"] == run.settings["algorithm"]
     found = check_whole(page.make_page([tmp_path / "sweep"]))
     results = found.table(0).set_index("group")
     assert list(results.index) == ["lr=0.1", "lr=0.2"]

@@ -1,6 +1,7 @@
 """The paper's tables and figures: values, formats, and a small cell from end to end."""
 
 import csv
+import pathlib
 
 import jax
 import numpy as np
@@ -57,6 +58,19 @@ def test_tables_by_hand(tmp_path, measured):
         rows = list(csv.DictReader(file))
     assert rows[0]["DMS"] == "93.00 ± 4.97" and rows[1]["DMS"] == "–"
     assert r"\textbf{93.00 $\pm$ 4.97}" in tex.read_text()
+
+
+@pytest.mark.parametrize("name", ["table1", "table2", "sensitivity"])
+def test_the_rows_of_committed_tables_are_written_again(name):
+    """Signs, percent, the first of two equal means in bold; rules are of booktabs."""
+    folder = pathlib.Path(__file__).parents[2] / "docs" / "results" / "mnist"
+    with open(folder / f"{name}.csv", newline="", encoding="utf-8") as file:
+        lines = reproduce.latex(list(csv.DictReader(file))).splitlines()
+    committed = (folder / f"{name}.tex").read_text(encoding="utf-8")
+    rows = committed.replace(r" \hline", "").splitlines()
+    rows = [line for line in rows if "&" in line]
+    assert [line for line in lines if "&" in line] == rows
+    assert lines[1] == r"\toprule" and lines[-2] == r"\bottomrule"
 
 
 def test_wrong_input(capsys):

@@ -170,21 +170,19 @@ def _read_sweep(folder: pathlib.Path, name: str) -> Parts:
     swept = [n for n in names if len({str(row.get(n)) for row in rows}) > 1]
     runs = []
     for row in rows:
-        place, facts = f"{folder}, run {row['run']}", None
+        place = f"{folder}, run {row['run']}"
         with _noted(missing):
             facts = _facts(row, place)
-        if facts is None:
-            continue
-        curves = history.get(row["run"], pd.DataFrame())
-        curves = curves.head(int(row.get("diverged_at") or len(curves)))
-        values = ", ".join(f"{n}={repeat.text_of(row.get(n))}" for n in swept)
-        prefix = "" if name == "." else name
-        label = ": ".join(filter(None, (prefix, values))) or folder.resolve().name
-        settings = {n: v for n, v in facts.items() if n in SETTINGS or _is_custom(n)}
-        facts = {n: v for n, v in facts.items() if n not in settings}
-        facts |= {n: about[n] for n in _SAME if n in about}
-        facts |= {n: row.get(n) for n in ("algorithm", "data")}
-        runs.append(Run(label, place, settings, facts, curves))
+            curves = history.get(row["run"], pd.DataFrame())
+            curves = curves.head(int(row.get("diverged_at") or len(curves)))
+            values = ", ".join(f"{n}={repeat.text_of(row.get(n))}" for n in swept)
+            prefix = "" if name == "." else name
+            label = ": ".join(filter(None, (prefix, values))) or folder.resolve().name
+            settings = {n: facts[n] for n in facts if n in SETTINGS or _is_custom(n)}
+            facts = {n: v for n, v in facts.items() if n not in settings}
+            facts |= {n: about[n] for n in _SAME if n in about}
+            facts |= {n: row.get(n) for n in ("algorithm", "data")}
+            runs.append(Run(label, place, settings, facts, curves))
     config, points = about.get("config"), about.get("points")
     if not isinstance(config, dict) or not isinstance(points, list):
         return runs, missing, ""

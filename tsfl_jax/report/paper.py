@@ -5,7 +5,7 @@ seed; Holm's correction counts all groups but the base.
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,10 +110,26 @@ def numbers(scores: pd.DataFrame, base: str = "") -> tuple[pd.DataFrame, pd.Data
     return found, text
 
 
-def latex(rows: pd.DataFrame) -> str:
-    """The table for LaTeX with booktabs."""
-    text = rows.to_latex(index=False, escape=True, column_format="lr" + "l" * 3)
-    for sign, command in {"±": r"$\pm$", "–": "--"}.items():
+def latex(rows: pd.DataFrame, left: int = 1, compared: Iterable[str] = ()) -> str:
+    """The table for LaTeX with booktabs.
+
+    Args:
+      rows: of text.
+      left: how many columns are aligned to the left.
+      compared: columns of means, of which the highest in a row is bold.
+    """
+    means = rows[[name for name in compared if name in rows]]
+    means = means.apply(lambda cells: cells.str.split().str[0].replace("–", "nan"))
+    means = means.astype(float)
+    highest = means.eq(means.max(axis=1), axis=0)
+    highest &= highest.cumsum(axis=1) == 1  # one of those that are equal
+    marks = np.where(highest, "textbf:--rwrap", "")
+    look: Any = rows.style.hide().format(escape="latex")
+    look = look.format_index(escape="latex", axis=1)
+    look = look.apply(lambda _: marks, axis=None, subset=[*means])
+    form = "l" * left + "r" * (rows.shape[1] - left)
+    text = look.to_latex(column_format=form, hrules=True)
+    for sign, command in {"±": r"$\pm$", "−": "$-$", "–": "--"}.items():
         text = text.replace(sign, command)
     return text
 

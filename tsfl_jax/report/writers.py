@@ -108,6 +108,7 @@ def writer_of(given: Given, folder: pathlib.Path | None) -> Writer:
         return Writer(given)
     if folder is None:
         raise UserError(f"writer {given!r}: it writes beside a run; set workdir")
-    guarded = user_code(f"writer {given!r}: failed in {folder}", "see its library")
+    way_out = "mend that, or leave the writer out"
+    guarded = user_code(f"writer {given!r}: failed in {folder}", way_out)
     report, start, end = guarded(WRITERS[given])(folder)
     return Writer(guarded(report), guarded(start), guarded(end))

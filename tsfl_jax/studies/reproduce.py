@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import IO, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from tsfl_jax.config import Config, get
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, sweeps
-from tsfl_jax.report import files, style
+from tsfl_jax.report import files, paper, style
 from tsfl_jax.report.bands import plot_bands
 from tsfl_jax.report.statistics import (
     OVER_SEEDS,
@@ -106,26 +107,11 @@ def cell_row(result: CellResult) -> dict[str, str]:
     return row
 
 
-def _in_latex(text: str) -> str:
-    for old, new in (("±", r"$\pm$"), ("−", "$-$"), ("–", "--"), ("%", r"\%")):
-        text = text.replace(old, new)
-    return text
-
-
 def latex(rows: list[dict[str, str]]) -> str:
     """A tabular for a paper; the highest measured mean of a row is bold."""
-    names = [n for n in rows[0] if n not in ("note", "training time, min", "seeds")]
-    lines = [rf"\begin{{tabular}}{{ll{'r' * (len(names) - 2)}}}", r"\hline"]
-    lines.append(" & ".join(map(_in_latex, names)) + r" \\ \hline")
-    for row in rows:
-        measured = {n: row.get(n, "–") for n in style.NAMES.values()}
-        means = {n: float(t.split()[0]) for n, t in measured.items() if t != "–"}
-        cells = {name: _in_latex(row[name]) for name in names}
-        if means:
-            best = max(means, key=means.__getitem__)
-            cells[best] = rf"\textbf{{{cells[best]}}}"
-        lines.append(" & ".join(cells.values()) + r" \\")
-    return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
+    beside = ["note", "training time, min", "seeds"]
+    frame = pd.DataFrame(rows).drop(columns=beside, errors="ignore")
+    return paper.latex(frame, 2, style.NAMES.values())
 
 
 def write_tables(

@@ -4,7 +4,6 @@ Flower (https://flower.ai) moves models and runs clients; which model comes of t
 decided here. Needs the extra ``flower``.
 """
 
-import importlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from tsfl_jax import rng, trees
 from tsfl_jax.components import check_name
+from tsfl_jax.report.writer import library
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, with_defaults
 from tsfl_jax.rules.custom import aggregate, init_rule, resized, weights
@@ -81,26 +81,21 @@ def strategy(
     Source: Shao et al., "Robust Model Aggregation for Heterogeneous Federated
     Learning", Algorithm 1.
     """
-    try:
-        flower = importlib.import_module("flwr.serverapp.strategy")
-    except ImportError as error:
-        raise UserError(
-            "flwr is not installed; pip install 'tsfl_jax[flower]'"
-        ) from error
+    flower = library("flwr.serverapp.strategy", "flower")
     if not isinstance(rule, Aggregator):
         check_name("rule", rule, AGGREGATORS)
         rule = AGGREGATORS[rule]
-    used = _checked(rule, hparams)
+    _check(rule, hparams)
     if not (math.isfinite(seconds) and seconds > 0):
         raise UserError(f"seconds={seconds}: expected Δ > 0, in seconds")
 
     parts = (buffers,) if isinstance(buffers, str) else tuple(buffers)
-    return _made(flower.FedAvg, used, seconds, hparams, seed, parts, settings)
+    return _made(flower.FedAvg, rule, seconds, hparams, seed, parts, settings)
 
 
 def _made(
     base: Any,
-    used: Aggregator,
+    rule: Aggregator,
     seconds: float,
     hparams: HParams,
     seed: int,
@@ -138,7 +133,7 @@ def _made(
             given = {"hparams": hparams, "key": key}
             asked = self._nodes, {n: reply for n, (reply, _) in fitting.items()}
             new, self._memory, done = _aggregated(
-                used, *asked, old, self._memory, buffers, given
+                rule, *asked, old, self._memory, buffers, given
             )
             rejected = len(valid) - len(fitting)
             self.rounds.append(done._replace(rejected=rejected))
@@ -210,8 +205,8 @@ def _read(content: Any, model: dict[str, np.ndarray], size_name: str) -> Reply:
     return update, _count(content, TAU, 0), _count(content, size_name, 1)
 
 
-def _checked(rule: Aggregator, hparams: HParams) -> Aggregator:
-    """The rule, if what clients send is enough for it."""
+def _check(rule: Aggregator, hparams: HParams) -> None:
+    """Raise `UserError` unless what clients send is enough for the rule."""
     if rule.gradient_correction or rule.uses_gradients or rule.uses_validation:
         raise UserError(
             "rule: needs more than the models that clients send (control variates, "
@@ -225,11 +220,10 @@ def _checked(rule: Aggregator, hparams: HParams) -> Aggregator:
             "hparams=tsfl_jax.HParams(lr=…, constants=tsfl_jax.types.Constants(…)), "
             "as a simulation of the fleet has them in its history"
         )
-    return rule
 
 
 def _record(model: dict[str, np.ndarray]) -> Any:
-    app = importlib.import_module("flwr.app")
+    app = library("flwr.app", "flower")
     return app.ArrayRecord({name: app.Array(array) for name, array in model.items()})
 
 

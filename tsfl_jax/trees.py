@@ -99,6 +99,13 @@ def folded(tree: Any, key: Any) -> Any:
     return form.unflatten([leaf(number, w) for number, w in enumerate(leaves)])
 
 
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by path; those of nnx without their last part, "value"."""
+    leaves = jax.tree.leaves_with_path(tree)
+    found = {jax.tree_util.keystr(p, simple=True, separator="/"): a for p, a in leaves}
+    return {name.removesuffix("/value"): leaf for name, leaf in found.items()}
+
+
 def marked(tree: Any, parts: Sequence[str]) -> Any:
     """For each leaf whether its path, ``Dense_0/kernel``, has one of these parts."""
 

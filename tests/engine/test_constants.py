@@ -162,12 +162,15 @@ def test_power_iteration_finds_the_largest_curvature_of_any_probed_client():
 def test_several_draws_are_averaged_by_client_before_the_largest_is_taken():
     model, variables, clients = setting(num=4)
     own, hparams = parts(model, 4, method="bounds"), problems.hparams(lr=1e-3)
+    params, batches = variables["params"], estimates.POWER_STEPS + 2
 
     @jax.jit
     def one(client, draw):
         stream = jax.random.fold_in(rng.fold(jax.random.key(0), "constants"), client.id)
         key = jax.random.fold_in(stream, draw)
-        return estimates._power(own, variables, key, client, SAMPLES, hparams)
+        drawn = estimates._drawn_gradients
+        drawn = drawn(own, variables, key, client, SAMPLES, batches)
+        return estimates._power(drawn, params, hparams.lr)
 
     one_by_one = [jax.tree.map(lambda a, i=i: a[i], clients) for i in range(4)]
     found = [one(client, draw) for client in one_by_one for draw in range(3)]

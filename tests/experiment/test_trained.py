@@ -16,6 +16,7 @@ import pytest
 from flax import nnx, serialization, traverse_util
 
 import tsfl_jax
+from tsfl_jax import trees
 from tsfl_jax.experiment import trained
 from tsfl_jax.experiment.prepare import load_dataset
 from tsfl_jax.types import UserError
@@ -77,7 +78,7 @@ def test_every_kind_of_file(params, tmp_path):
 def test_lanes_of_a_sweep_start_from_their_own_files(params, tmp_path):
     other = jax.tree.map(lambda a: a + 1, params)
     for name, tree in (("a", params), ("b", other)):
-        np.savez(tmp_path / f"{name}.npz", **trained.named(tree))
+        np.savez(tmp_path / f"{name}.npz", **trees.named(tree))
     points = [{"model.params": str(tmp_path / f"{name}.npz")} for name in "ab"]
     swept = tsfl_jax.sweep(config_of(num_intervals=1), points)
     for point, lane in zip(points, range(2), strict=True):
@@ -113,7 +114,7 @@ def test_a_run_starts_from_a_state_of_nnx(tmp_path):
     variables = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.State(variables)))
     apart = variables | {"state": nnx.state(module, nnx.Not(nnx.Param))}
     for tree in (state, module, nnx.to_pure_dict(state), apart):
-        assert equal(trained.fitted(trained.named(tree), variables, ""), variables)
+        assert equal(trained.fitted(trees.named(tree), variables, ""), variables)
     moved = tsfl_jax.simulate(config, model=module).params
     config.model.params = str(tmp_path / "state")
     run = functools.partial(tsfl_jax.simulate, config, model=Normalized)
@@ -206,7 +207,7 @@ def test_numbers_of_other_types_keep_their_values():
 
     def leaves(w, n):
         variables = {"params": {"w": w}, "state": {"n": n}}
-        return jax.tree.leaves(trained.fitted(trained.named(variables), shapes, "x"))
+        return jax.tree.leaves(trained.fitted(trees.named(variables), shapes, "x"))
 
     for w in (jnp.bfloat16([3, -1]), np.array([3, -1]), np.float64([3, -1])):
         vector, count = leaves(w, 2.0)

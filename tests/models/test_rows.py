@@ -175,6 +175,14 @@ class Listed(nnx.Module):
         return x
 
 
+class Scaled(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(x)[:, :3] * self.norm.scale[None, :3]
+
+
 class Stacked(nnx.Module):
     def __init__(self, rngs):
         make = nnx.vmap(lambda rngs: nnx.BatchNorm(4, rngs=rngs), axis_size=2)
@@ -199,6 +207,7 @@ MASKED = {
     "scan": net(lambda x: Scanned()(x, None)[0]),
     "nnx list": lambda rngs: Listed(rngs),
     "nnx scan": lambda rngs: Stacked(rngs),
+    "nnx, its attributes": lambda rngs: Scaled(rngs),
 }
 PER_SAMPLE = {
     "dense": net(nn.relu),

@@ -57,6 +57,8 @@ POWER_STEPS = 5
 _KEPT = 2**22
 _LEAST = 1024  # of one gradient
 
+_Gradient = Callable[[Params, Int[Array, ""]], Params]  # of a mini-batch, by number
+
 
 def estimate(
     parts: Parts,
@@ -133,10 +135,12 @@ def estimate_constants(
     axis, method = parts.spec.axis, parts.spec.estimates.method
     number, of_all = clients.tau.shape[0], method == "bounds"
     number = number if of_all else min(number, ESTIMATING_CLIENTS)
+    batches = 2 if method == "quotient" else POWER_STEPS + 2
     of_client = _quotient if method == "quotient" else _power
 
     def one(key: PRNGKey, client: local.Client) -> Constants:
-        return of_client(parts, variables, key, client, samples, hparams)
+        drawn = _drawn_gradients(parts, variables, key, client, samples, batches)
+        return of_client(drawn, variables["params"], hparams.lr)
 
     stream = rng.fold(key, "constants")
     keys = jax.vmap(lambda i: jax.random.fold_in(stream, i))(clients.id)
@@ -168,18 +172,13 @@ def estimate_constants(
     )
 
 
-def _mean_of(
-    draws: int,
-    one: Callable[[PRNGKey, local.Client], Constants],
-    key: PRNGKey,
-    client: local.Client,
-) -> Constants:
+def _mean_of(draws: int, one: Callable, key: PRNGKey, client: Any) -> Constants:
     """The mean of several estimates of one client."""
     if draws == 1:
         return one(key, client)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(draws))
-    several = lax.map(lambda k: one(k, client), keys)
-    return jax.tree.map(lambda a: a.mean(), several)
+    estimated = lax.map(lambda k: one(k, client), keys)
+    return jax.tree.map(lambda a: a.mean(), estimated)
 
 
 def _drawn_gradients(
@@ -189,7 +188,7 @@ def _drawn_gradients(
     client: local.Client,
     samples: local.Samples,
     number: int,
-) -> Callable[[Params, Int[Array, ""]], Params]:
+) -> _Gradient:
     """(parameters, b) → the gradient there on mini-batch b of `number` of a client.
 
     A mini-batch keeps its samples and its dropout.
@@ -213,17 +212,8 @@ def _drawn_gradients(
     return gradient
 
 
-def _quotient(
-    parts: Parts,
-    variables: Params,
-    key: PRNGKey,
-    client: local.Client,
-    samples: local.Samples,
-    hparams: HParams,
-) -> Constants:
+def _quotient(gradient_of: _Gradient, params: Params, lr: Array | float) -> Constants:
     """(L, G², σ²) of one client at the global model, from three gradients."""
-    params = variables["params"]
-    gradient_of = _drawn_gradients(parts, variables, key, client, samples, 2)
 
     # A scan, so that the gradient is traced and compiled once and not three times: g1
     # at w^t, g2 at w^t on the other batch, g3 at w^t − η g1 on the first one.
@@ -231,7 +221,7 @@ def _quotient(
         first, turn = carry
         other = turn == 1
         # Of no effect in the first turn, where `first` is 0.
-        step = jnp.where(turn == 2, hparams.lr, 0.0)
+        step = jnp.where(turn == 2, lr, 0.0)
         at = jax.tree.map(lambda w, g: w - step * g, params, first)
         # g3 has the batch and the dropout of g1: they differ by the step alone.
         g = gradient_of(at, other.astype(jnp.int32))
@@ -242,22 +232,13 @@ def _quotient(
 
     start = optax.tree.zeros_like(params), jnp.int32(0)
     square, change = lax.scan(gradient, start, None, length=3)[1]
-    length = hparams.lr * jnp.sqrt(square[0])
+    length = lr * jnp.sqrt(square[0])
     smoothness = _quotient_of(jnp.sqrt(change[2]), length)
     return Constants(smoothness, 0.5 * (square[0] + square[1]), 0.5 * change[1])
 
 
-def _power(
-    parts: Parts,
-    variables: Params,
-    key: PRNGKey,
-    client: local.Client,
-    samples: local.Samples,
-    hparams: HParams,
-) -> Constants:
+def _power(gradient_of: _Gradient, params: Params, lr: Array | float) -> Constants:
     """(L, G², σ²) of one client at the global model, with power iteration for L."""
-    params, number = variables["params"], POWER_STEPS + 2
-    gradient_of = _drawn_gradients(parts, variables, key, client, samples, number)
 
     # Turn 0: g1, which is the first u. Then in turns on a new mini-batch each: the
     # gradient at w^t (odd), and at the end of a step along −u (even), in a scan as in
@@ -278,13 +259,14 @@ def _power(
             lambda u, h, g: jnp.where(turn == 0, g, jnp.where(ahead, h, u)), u, bent, g
         )
         base = jax.tree.map(lambda b, g: jnp.where(ahead, b, g), base, g)
-        length = jnp.where(turn == 0, hparams.lr * jnp.sqrt(square), length)
+        length = jnp.where(turn == 0, lr * jnp.sqrt(square), length)
         return (base, u, length, turn + 1), (square, apart, curved)
 
     zeros = optax.tree.zeros_like(params)
     start = zeros, zeros, jnp.float32(0.0), jnp.int32(0)
-    square, apart, curved = lax.scan(gradient, start, None, length=2 * number - 1)[1]
-    places_at_w = np.array([0, *range(1, 2 * number - 1, 2)])
+    turns = 2 * POWER_STEPS + 3
+    square, apart, curved = lax.scan(gradient, start, None, length=turns)[1]
+    places_at_w = np.array([0, *range(1, turns, 2)])
     return Constants(
         curved[-1], square[places_at_w].mean(), 0.5 * apart[places_at_w[1:]].mean()
     )

@@ -65,13 +65,8 @@ def checked(own: Own, dataset: Dataset, batch_size: int) -> Hooks:
         )
     augment, client_step = own.augment, own.client_step
     expected = "expected a function (key, x, y) -> (x, y), same shapes and dtypes"
-    given = {
-        f"client_step={client_step!r}: expected a function of a Step": client_step,
-        f"augment={augment!r}: {expected}": augment,
-    }
-    for message, hook in given.items():
-        if hook is not None and not callable(hook):
-            raise UserError(message)
+    if own.client_step is not None and not callable(own.client_step):
+        raise UserError(f"client_step={client_step!r}: expected a function of a Step")
     if augment is not None:
         shape = (batch_size, *dataset.x_train.shape[1:])
         x = jax.ShapeDtypeStruct(shape, input_dtype(dataset))

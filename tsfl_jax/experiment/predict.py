@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Float, Num
 
+from tsfl_jax import trees
 from tsfl_jax.config import Config
 from tsfl_jax.data import in_memory, targets
 from tsfl_jax.engine import client, evaluation
@@ -43,7 +44,7 @@ def predict(
     backend.start_jax(config)
     data = load_dataset(config) if dataset is None else in_memory.check(dataset)
     network, _ = make_network(config, data, own)
-    params = trained.fitted(trained.named(params), network.params, "params=")
+    params = trained.fitted(trees.named(params), network.params, "params=")
     used = precision.with_precision(network.model, config.precision)
     labels = targets.of(data)[1]
     test = evaluation.make_test_set(data.x_test, labels)

@@ -234,26 +234,15 @@ def accepted(config: Any, **own: Any) -> tuple[Config, Own]:
     return config, parts
 
 
-def _check_rule(config: Config, own: Own) -> None:
-    rule = rule_settings.rule_of(config, own)
-    rule_settings.check(config, rule)
-    rule_settings.check_validation(config, rule)
-    rule_settings.check_training(config, rule, own.aggregator is not None)
-    rule_settings.check_local(config, rule)
-
-
-def _make_rule(
-    config: Config, own: Own, times: Schedule, network: Network
-) -> tuple[Aggregator, HParams, tuple[str, ...]]:
-    """The rule, the sweepable scalars and notes on rule and optimizer."""
-    rule = rule_settings.rule_of(config, own)
+def _rule_hparams(
+    config: Config, own: Own, rule: Aggregator, times: Schedule, network: Network
+) -> tuple[HParams, tuple[str, ...]]:
+    """The sweepable scalars, and notes on rule and optimizer."""
     hparams = hparams_of(config, rule)
-    if own.aggregator is None:
-        rule_settings.check_steps(config, rule, own)
     notes = rule_settings.notes(config, rule, times)
     params = network.params["params"]
     notes += rule_settings.optimizer_notes(config, own, rule, hparams, params)
-    return rule, hparams._replace(lr_total=jnp.float32(len(times.tau))), notes
+    return hparams._replace(lr_total=jnp.float32(len(times.tau))), notes
 
 
 def prepare(config: Config, **own: Any) -> Prepared:
@@ -296,7 +285,9 @@ def prepare_validated(
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    _check_rule(config, own)
+    rule = rule_settings.rule_of(config, own)
+    rule_settings.check(config, rule)
+    rule_settings.check_needs(config, rule, own)
     dataset, digest, own_data = _data_of(config, own, data_fingerprint)
     held_out, lists = splits.given(config, own.partition, dataset)
     held, ties = splits.ties(config, lists, dataset)
@@ -304,7 +295,7 @@ def prepare_validated(
     times = workload.schedule
     steps, capacity = _steps(config, times), workload.held.astype(np.int32)
     network, mapping = make_network(config, dataset, own, networks)
-    rule, hparams, rule_notes = _make_rule(config, own, times, network)
+    hparams, rule_notes = _rule_hparams(config, own, rule, times, network)
     split = splits.draw_split(
         config, dataset, capacity, lists, held_out, ties, workload.drawn
     )

@@ -141,55 +141,48 @@ def check(config: Config, rule: Aggregator) -> None:
         )
 
 
-def check_validation(config: Config, rule: Aggregator) -> None:
-    """Check that there are validation samples where some are used.
+def check_needs(config: Config, rule: Aggregator, own: Own) -> None:
+    """Check that the rule and what is measured get what they need.
 
     Raises:
-      UserError: there are none.
+      UserError: no validation samples, untrained clients, local layers, or steps other
+        than those of SGD, where something needs the contrary.
     """
-    if not config.data.validation:
-        reason = ""
-        if rule.uses_validation:
-            reason = f"--config.algorithm={config.algorithm} chooses its weights"
-        if config.measure_regret:
-            reason = "--config.measure_regret=True measures"
-        if reason:
-            raise UserError(
-                f"--config.data.validation=0: {reason} on samples that no client "
-                "holds; hold some out, as --config.data.validation=500"
-            )
+    regret, one_out = "--config.measure_regret=True", "leave one of them out"
+    chosen = f"--config.algorithm={config.algorithm}"
+    chosen = chosen if own.aggregator is None else "aggregator="
+    if not config.data.validation and (rule.uses_validation or config.measure_regret):
+        reason = f"{chosen} chooses its weights"
+        reason = f"{regret} measures" if config.measure_regret else reason
+        raise UserError(
+            f"--config.data.validation=0: {reason} on samples that no client holds; "
+            "hold some out, as --config.data.validation=500"
+        )
+    if not config.train_all and (rule.stacks or config.measure_regret):
+        what = regret if config.measure_regret else chosen
+        raise UserError(
+            f"--config.train_all=False: {what} needs the models of all clients; "
+            f"{one_out}"
+        )
+    for name in _asking(config, rule) if config.model.local else ():
+        is_score = name == "evaluation.clients"
+        way = "score the clients' models: labels or own" if is_score else one_out
+        raise UserError(
+            f"--config.{name}={get(config, name)} with --config.model.local="
+            f"{config.model.local}: the global model, whose local layers nobody "
+            f"trains, says nothing alone; {way}"
+        )
+    changed = [n for n in ("optimizer", "client_step") if getattr(own, n) is not None]
+    if own.aggregator is None and rule.counts_on_sgd and changed:
+        raise UserError(
+            f"{chosen}: it is made for the steps of the package's own SGD; leave out "
+            f"{changed[0]}="
+        )
 
 
-def check_training(config: Config, rule: Aggregator, given: bool) -> None:
-    """Check that clients without weight can be left untrained.
-
-    Args:
-      config: all settings.
-      rule: of the run.
-      given: whether it is the user's own.
-
-    Raises:
-      UserError: something needs the models of all clients.
-    """
-    if config.train_all or not (rule.stacks or config.measure_regret):
-        return
-    what = "aggregator=" if given else f"--config.algorithm={config.algorithm}"
-    if config.measure_regret:
-        what = "--config.measure_regret=True"
-    raise UserError(
-        f"--config.train_all=False: {what} needs the models of all clients; leave one "
-        "of them out"
-    )
-
-
-def check_local(config: Config, rule: Aggregator) -> None:
-    """Check that nothing asks the global model where layers stay with the clients.
-
-    Raises:
-      UserError: something does.
-    """
-    if not config.model.local:
-        return
+def _asking(config: Config, rule: Aggregator) -> list[str]:
+    """Settings that ask the global model, whose local layers nobody trains."""
+    estimates = config.constants.when == "interval"
     asks = {
         "evaluation.clients": config.model.stays
         and config.evaluation.clients == "none",
@@ -198,18 +191,9 @@ def check_local(config: Config, rule: Aggregator) -> None:
         "measure_clients": config.measure_clients,
         "cohort.sampler": config.cohort.choice is not None,
         "algorithm": rule.uses_validation or rule.uses_gradients,
-        "constants.when": config.constants.when == "interval"
-        and needs_constants(config, rule),
+        "constants.when": estimates and needs_constants(config, rule),
     }
-    for name in (name for name, on in asks.items() if on):
-        way = "leave one of them out"
-        if name == "evaluation.clients":
-            way = "score the clients' models: labels or own"
-        raise UserError(
-            f"--config.{name}={get(config, name)} with --config.model.local="
-            f"{config.model.local}: the global model, whose local layers nobody "
-            f"trains, says nothing alone; {way}"
-        )
+    return [name for name, on in asks.items() if on]
 
 
 def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:
@@ -262,17 +246,3 @@ def optimizer_notes(
             value = get(config, name)
             found += (f"{name}={value} has no effect: optimizer= does not read it",)
     return found
-
-
-def check_steps(config: Config, rule: Aggregator, own: Own) -> None:
-    """Check that a rule can do with clients whose steps it does not know.
-
-    Raises:
-      UserError: it knows what SGD does and counts on it.
-    """
-    given = [n for n in ("optimizer", "client_step") if getattr(own, n) is not None]
-    if rule.counts_on_sgd and given:
-        raise UserError(
-            f"--config.algorithm={config.algorithm}: it is made for the steps of the "
-            f"package's own SGD; leave out {given[0]}="
-        )

@@ -12,23 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tsfl_jax import data
+from tsfl_jax import data, trees
 from tsfl_jax.config import Config
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.network import Network
 from tsfl_jax.report import files
 from tsfl_jax.report.writer import library
-from tsfl_jax.types import Params, PRNGKey, UserError
+from tsfl_jax.types import Params, PRNGKey, UserError, user_code
 
-Named = dict[str, Any]  # arrays by path, {"params/Dense_0/kernel": array}
-_FILES = "a model.npz, .safetensors or .msgpack file, or a folder of Orbax"
-
-
-def named(tree: Any) -> Named:
-    """The leaves of a tree by path; those of nnx without their last part, "value"."""
-    leaves = jax.tree.leaves_with_path(tree)
-    found = {jax.tree_util.keystr(p, simple=True, separator="/"): a for p, a in leaves}
-    return {name.removesuffix("/value"): leaf for name, leaf in found.items()}
+Named = dict[str, Any]  # of `trees.named`, {"params/Dense_0/kernel": array}
+_EXPECTED = "expected a model.npz, .safetensors or .msgpack file, or a folder of Orbax"
 
 
 def _from_orbax(path: pathlib.Path) -> Named:
@@ -39,17 +32,17 @@ def _from_orbax(path: pathlib.Path) -> Named:
         number = orbax.utils.step_from_checkpoint_name
         steps = orbax.utils.checkpoint_steps_paths(step)
         step = max(steps, key=lambda folder: number(folder.name), default=step)
-    trees = [file.parent for file in sorted(step.glob("*/_METADATA"))] or [step]
-    if len(trees) > 1:
+    folders = [file.parent for file in sorted(step.glob("*/_METADATA"))] or [step]
+    if len(folders) > 1:
         raise UserError(
             f"--config.model.params={path}: {step} holds "
-            f"{', '.join(tree.name for tree in trees)}; give the folder of one"
+            f"{', '.join(folder.name for folder in folders)}; give the folder of one"
         )
     checkpointer = orbax.PyTreeCheckpointer()
-    saved = checkpointer.metadata(trees[0]).item_metadata.tree
+    saved = checkpointer.metadata(folders[0]).item_metadata.tree
     # As NumPy arrays: the devices that saved them may not be here.
     restored = jax.tree.map(lambda _: orbax.RestoreArgs(restore_type=np.ndarray), saved)
-    return named(checkpointer.restore(trees[0], restore_args=restored))
+    return trees.named(checkpointer.restore(folders[0], restore_args=restored))
 
 
 def read(path: pathlib.Path) -> Named:
@@ -65,7 +58,7 @@ def read(path: pathlib.Path) -> Named:
         raise UserError(f"--config.model.params={path}: no such file or folder")
     if path.suffix == ".npz":
         return dict(files.read_arrays(path))
-    try:
+    with user_code(f"--config.model.params={path}: cannot be read", _EXPECTED):
         if path.is_dir():
             return _from_orbax(path)
         if path.suffix == ".safetensors":
@@ -73,13 +66,8 @@ def read(path: pathlib.Path) -> Named:
             return {name.replace(".", "/"): array for name, array in found.items()}
         if path.suffix == ".msgpack":
             flax = library("flax.serialization", "flax")
-            return named(flax.msgpack_restore(path.read_bytes()))
-    except UserError:
-        raise
-    except Exception as error:  # each library has its own kinds
-        what = f"--config.model.params={path}: cannot be read"
-        raise UserError(f"{what} ({type(error).__name__}); expected {_FILES}") from None
-    raise UserError(f"--config.model.params={path}: expected {_FILES}")
+            return trees.named(flax.msgpack_restore(path.read_bytes()))
+    raise UserError(f"--config.model.params={path}: {_EXPECTED}")
 
 
 def _value(leaf: Any, like: Any, where: str) -> np.ndarray:
@@ -102,7 +90,7 @@ def fitted(arrays: Named, shapes: Params, source: str) -> Params:
     """The variables of a network with these arrays.
 
     Args:
-      arrays: from `named` or `read`.
+      arrays: from `trees.named` or `read`.
       shapes: the network's variables; arrays or their shapes.
       source: where they are from, for messages.
 
@@ -112,7 +100,7 @@ def fitted(arrays: Named, shapes: Params, source: str) -> Params:
     Raises:
       UserError: a path, shape or value differs, the first in the network's order.
     """
-    expected = named(shapes)
+    expected = trees.named(shapes)
     collections = {name.split("/")[0] for name in expected}
     if "params" in collections and not any(n.startswith("params/") for n in arrays):
         full = {name.partition("/")[2]: name for name in expected}
@@ -148,7 +136,7 @@ def check_parts(config: Config, shapes: Params) -> None:
         ("frozen", shapes["params"], "train"),
         ("local", shapes, "send"),
     ):
-        text, names = getattr(config.model, name), named(tree)
+        text, names = getattr(config.model, name), trees.named(tree)
         for part in (parts := parts_of(text)):
             if not any(part in path for path in names):
                 raise UserError(
@@ -178,7 +166,7 @@ def started(
             "give one of them"
         )
     source = f"--config.model.params={file}" if file else "params="
-    found = read(pathlib.Path(file)) if file else named(given)
+    found = read(pathlib.Path(file)) if file else trees.named(given)
     first = fitted(found, network.params, source)
 
     def init(key: PRNGKey, x: jax.Array) -> Params:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from tsfl_jax import rng
+from tsfl_jax import rng, trees
 from tsfl_jax.models import rows, switches, tracing
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Array as AnyArray
@@ -29,28 +29,15 @@ def is_nnx(module: Any) -> bool:
     return nnx is not None and isinstance(module, nnx.Module)
 
 
-def _by_path(state: Any) -> dict[tuple[str, ...], Any]:
-    """The leaves of an nnx state by path."""
-    found = {}
-    for path, leaf in jax.tree.leaves_with_path(state):
-        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-        if len(names) > 1 and names[-1] == "value":  # of the variable itself
-            names.pop()
-        found[tuple(names)] = leaf
-    return found
-
-
 def _named(state: Any) -> Params:
     """The leaves of a state, as nested dicts of text keys."""
-    return traverse_util.unflatten_dict(_by_path(state))
+    return traverse_util.unflatten_dict(trees.named(state), sep="/")
 
 
-def _unnamed(named: Params, like: Any) -> Any:
+def _unnamed(variables: Params, like: Any) -> Any:
     """The nnx state of `_named`, with the structure of another one."""
-    leaves = traverse_util.flatten_dict(named)
-    return jax.tree.unflatten(
-        jax.tree.structure(like), [leaves[path] for path in _by_path(like)]
-    )
+    leaves = traverse_util.flatten_dict(variables, sep="/")
+    return jax.tree.structure(like).unflatten(leaves[n] for n in trees.named(like))
 
 
 def _streams(like: Any, key: PRNGKey) -> Any:
@@ -96,6 +83,9 @@ def _with_mask(network: Any, mask: AnyArray) -> tuple[Any, Callable[[Any], Any]]
     class Masked(nnx.Module):
         def __init__(self, layer: nnx.Module) -> None:
             self.layer = layer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(vars(self)["layer"], name)
 
         def __call__(self, x: AnyArray, *args: Any, **named: Any) -> Any:
             return self.layer(x, *args, **rows.with_mask(self.layer, x, named, mask))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tsfl_jax import rng
+from tsfl_jax import rng, trees
 from tsfl_jax.types import Params, UserError, user_code
 
 SAMPLES = 3  # of a trial batch, a number that no sum or mean would give
@@ -140,12 +140,8 @@ def _check_outputs(what: str, made: Any, expected: tuple[int, ...] | None) -> No
 
 def _kinds(variables: Params) -> dict[str, str]:
     """dtype and shape of each variable by its path."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): (
-            f"{leaf.dtype}{list(leaf.shape)}"
-        )
-        for path, leaf in jax.tree.leaves_with_path(variables)
-    }
+    leaves = trees.named(variables).items()
+    return {path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
 def _check_variables(name: str, before: Params, changed: Params) -> None:

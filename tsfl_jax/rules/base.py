@@ -6,6 +6,7 @@ did no iteration (τ_i = 0) gets weight 0 under every rule. The rules are in the
 modules of this folder, and the table of all in `rules` itself.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -42,9 +43,8 @@ class RoundInfo(NamedTuple):
     threshold: Float[Array, ""] | float = math.nan  # K of DMS; NaN: the mean of τ
     # Of each in a state of all clients, in [0, Counts.clients); None: the ids.
     place: Int[Array, "N"] | None = None
-    share: Float[types.Array, "N"] | None = (
-        None  # ρ that go with how a cohort was sampled
-    )
+    # ρ that go with how a cohort was sampled.
+    share: Float[types.Array, "N"] | None = None
 
     @property
     def places(self) -> Int[Array, "N"]:
@@ -86,9 +86,8 @@ Objective = Callable[
 class ClientOutputs(NamedTuple):
     """What training gave, for weights that are chosen after it."""
 
-    loss: Float[
-        types.Array, "N"
-    ]  # mean sample loss of each client's training; NaN: absent
+    # Mean sample loss of each client's training; NaN: absent.
+    loss: Float[types.Array, "N"]
     validation: Objective | None  # loss on the validation samples; None: there are none
 
 
@@ -157,9 +156,8 @@ class Aggregator(NamedTuple):
     from_updates: (
         Callable[[ClientOutputs, Any, Received, HParams], tuple[Weights, Any]] | None
     ) = None
-    uses_validation: bool = (
-        False  # whether `from_updates` reads `ClientOutputs.validation`
-    )
+    # Whether `from_updates` reads `ClientOutputs.validation`.
+    uses_validation: bool = False
     # state -> what a client downloads with the model. Kept with earlier models, so that
     # a client that is not in step uses what there was when it downloaded.
     broadcast: Callable[[Any], Params] | None = None
@@ -196,13 +194,11 @@ def with_defaults(rule: Aggregator, hparams: HParams) -> HParams:
 
 def check_weights(rho: types.Array, info: RoundInfo) -> None:
     """Raise `UserError` unless ρ is a number per client; costs nothing under jit."""
-    try:
-        chex.assert_shape(rho, info.tau.shape)
-    except AssertionError:
+    if jnp.shape(rho) != info.tau.shape:
         raise types.UserError(
             f"the rule's weights have shape {list(jnp.shape(rho))}; expected "
             f"{list(info.tau.shape)}, a number per client"
-        ) from None
+        )
 
 
 def decided(rule: Aggregator, info: RoundInfo, hparams: HParams) -> Weights:
@@ -297,14 +293,9 @@ def combined(
 def _check_update(delta: Params, updates: Params) -> None:
     """Raise `UserError` unless Δ has the leaves of one client's update."""
     one = jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape[1:], u.dtype), updates)
-    try:
+    what = "combine gives another tree or other shapes than one client's update"
+    with types.user_code(what, "expected leaves without the axis of the clients"):
         chex.assert_trees_all_equal_shapes(delta, one)
-    except AssertionError as error:
-        raise types.UserError(
-            "combine gives another tree or other shapes than one client's update "
-            f"({types.one_line(error, 200)}); expected leaves without the axis of the "
-            "clients"
-        ) from None
 
 
 def others_of(
@@ -369,8 +360,7 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
     that of its rule.
 
     Args:
-      rules: rules that only have weights, if there is more
-        than one.
+      rules: rules that only have weights, if there is more than one.
     """
     if len(rules) == 1:
         return rules[0]
@@ -380,20 +370,14 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
         return tuple(make(params, counts) for make in inits)
 
     def weights(info: RoundInfo, hparams: HParams) -> Weights:
-        branches = [_with_shares(rule.weights) for rule in rules]
+        branches = [functools.partial(_with_shares, rule) for rule in rules]
         return lax.switch(hparams.rule, branches, info, hparams)
 
-    def update(
-        mean: Params,
-        params: Params,
-        states: tuple,
-        received: Received,
-        hparams: HParams,
-    ) -> tuple[Params, tuple]:
-        branches = [_on_its_state(rule, inits.index(rule.init)) for rule in rules]
-        return lax.switch(
-            hparams.rule, branches, mean, params, states, received, hparams
-        )
+    def update(*given: Any) -> tuple[Params, tuple]:
+        places = [inits.index(rule.init) for rule in rules]
+        pairs = zip(rules, places, strict=True)
+        branches = [functools.partial(_on_its_state, *pair) for pair in pairs]
+        return lax.switch(given[-1].rule, branches, *given)
 
     deltas = tuple(rule.deltas for rule in rules)
     return rules[0]._replace(
@@ -407,34 +391,17 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
     )
 
 
-def _with_shares(
-    weights: Callable[[RoundInfo, HParams], Weights],
-) -> Callable[[RoundInfo, HParams], Weights]:
-    """The function with the shares filled in, so that all have the same structure."""
-
-    def filled(info: RoundInfo, hparams: HParams) -> Weights:
-        found = weights(info, hparams)
-        return found._replace(
-            shares=found.rho if found.shares is None else found.shares
-        )
-
-    return filled
+def _with_shares(rule: Aggregator, info: RoundInfo, hparams: HParams) -> Weights:
+    """Weights with the shares filled in, so that all have the same structure."""
+    found = rule.weights(info, hparams)
+    return found._replace(shares=found.rho if found.shares is None else found.shares)
 
 
-def _on_its_state(rule: Aggregator, place: int) -> Callable:
+def _on_its_state(rule: Aggregator, place: int, *given: Any) -> tuple[Params, tuple]:
     """The rule's `update` where its state is one of several."""
-
-    def update(
-        mean: Params,
-        params: Params,
-        states: tuple,
-        received: Received,
-        hparams: HParams,
-    ) -> tuple[Params, tuple]:
-        new, state = rule.update(mean, params, states[place], received, hparams)
-        return new, (*states[:place], state, *states[place + 1 :])
-
-    return update
+    mean, params, states, *received = given
+    new, state = rule.update(mean, params, states[place], *received)
+    return new, (*states[:place], state, *states[place + 1 :])
 
 
 def total_weight(

@@ -32,17 +32,11 @@ from tsfl_jax.rules.base import (
     weights_of,
     with_defaults,
 )
-from tsfl_jax.types import (
-    ClientGradients,
-    HParams,
-    Params,
-    PRNGKey,
-    UserError,
-)
+from tsfl_jax.types import ClientGradients, HParams, Params, PRNGKey, UserError
 
 
-def _takes_hparams(weights: Any) -> bool:
-    """Whether a function of weights takes `HParams` as well.
+def _of_both(weights: Any) -> Callable[[RoundInfo, HParams], Any]:
+    """A function of weights that takes `HParams` as well, of one that may not.
 
     A second argument with a default is a parameter of the user's own, unless it is
     called hparams.
@@ -50,36 +44,20 @@ def _takes_hparams(weights: Any) -> bool:
     Raises:
       UserError: not a function of one or two arguments.
     """
-    wanted = "expected a function of (info) or (info, hparams)"
+    expected = "expected a function of (info) or (info, hparams)"
     if not callable(weights):
-        raise UserError(f"rule({weights!r}): {wanted}")
-    several = inspect.signature(weights).parameters.values()
+        raise UserError(f"rule({weights!r}): {expected}")
     placed = [
-        p for p in several if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        p
+        for p in inspect.signature(weights).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     needed = sum(p.default is p.empty for p in placed)
     if not placed or needed > 2:
-        raise UserError(f"rule({weights!r}): {wanted}; others need a default")
-    return needed == 2 or "hparams" in [p.name for p in placed[1:2]]
-
-
-def _called(weights: Callable[..., Any], fields: dict[str, Any], *given: Any) -> Any:
-    """What a function of weights gives, without estimates that it did not ask for.
-
-    They are not computed for it: they would be NaN, and so would ρ.
-    """
-    asked = {w for w in ("constants", "gradients") if fields.get(f"uses_{w}")}
-    hidden = dict.fromkeys({"constants", "gradients"} - asked)
-    try:
-        return weights(given[0]._replace(**hidden), *given[1:])
-    except (AttributeError, TypeError) as error:
-        if not hidden or "NoneType" not in str(error):
-            raise
-        raise UserError(
-            f"the rule's weights fail ({types.one_line(error, 200)}); info."
-            "constants and info.gradients are estimated only for rules that say "
-            "so: tsfl_jax.rule(..., uses_constants=True), uses_gradients=True"
-        ) from error
+        raise UserError(f"rule({weights!r}): {expected}; others need a default")
+    if needed == 2 or "hparams" in [p.name for p in placed[1:2]]:
+        return weights
+    return lambda info, hparams: weights(info)
 
 
 def rule(
@@ -102,7 +80,7 @@ def rule(
       UserError: not a function of one or two arguments, or no such field; when it runs,
         a shape other than ``[N]``, or estimates that it did not ask for.
     """
-    several = _takes_hparams(weights)
+    both = _of_both(weights)
     for name in fields:
         if name not in Aggregator._fields:
             raise UserError(
@@ -110,9 +88,17 @@ def rule(
                 f"{', '.join(Aggregator._fields[1:])}"
             )
 
+    # Not estimated for it: they would be NaN, and so would ρ.
+    names = [n for n in ("constants", "gradients") if not fields.get(f"uses_{n}")]
+    hidden = dict.fromkeys(names)
+    expected = (
+        "expected weights of info; info.constants and info.gradients are estimated "
+        "for rule(..., uses_constants=True), uses_gradients=True"
+    )
+
     def found(info: RoundInfo, hparams: HParams) -> Weights:
-        more = (hparams,) if several else ()
-        made = _called(weights, fields, info, *more)
+        with types.user_code("the rule's weights fail", expected):
+            made = both(info._replace(**hidden), hparams)
         if isinstance(made, Weights):
             return made
         value = jnp.asarray(made, jnp.float32)
@@ -146,11 +132,11 @@ def rule_of_component(kind: type) -> Aggregator:
     def of_settings(method: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: method(given[-1].of(kind), *given)
 
-    several = _takes_hparams(functools.partial(found.pop("weights"), None))
+    _of_both(functools.partial(found.pop("weights"), None))
 
     def weights(info: RoundInfo, hparams: HParams) -> Any:
-        more = (hparams,) if several else ()
-        return kind.weights(hparams.of(kind), info, *more)
+        bound = functools.partial(kind.weights, hparams.of(kind))
+        return _of_both(bound)(info, hparams)
 
     for name in {"update", "combine", "from_updates"} & set(found):
         found[name] = of_settings(found[name])

@@ -180,6 +180,9 @@ def test_own_weights_have_a_border():
     np.testing.assert_allclose(plain.weights(info, hparams).rho, [3, 0, 3])
     with pytest.raises(tsfl_jax.UserError, match=r"shape \[2\]; expected \[3\]"):
         tsfl_jax.rule(lambda s: jnp.ones(2)).weights(info, hparams)
+    failing = tsfl_jax.rule(lambda s: s.size / {}["scale"])
+    with pytest.raises(tsfl_jax.UserError, match=r"weights fail \(KeyError: 'scale'\)"):
+        failing.weights(info, hparams)
     with pytest.raises(tsfl_jax.UserError, match="expected a function"):
         tsfl_jax.rule(3)
     with pytest.raises(tsfl_jax.UserError, match="expected a field"):

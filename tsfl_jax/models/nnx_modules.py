@@ -85,7 +85,7 @@ def _with_mask(network: Any, mask: AnyArray) -> tuple[Any, Callable[[Any], Any]]
             self.layer = layer
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(vars(self)["layer"], name)
+            return getattr(vars(self).get("layer"), name)
 
         def __call__(self, x: AnyArray, *args: Any, **named: Any) -> Any:
             return self.layer(x, *args, **rows.with_mask(self.layer, x, named, mask))

@@ -6,7 +6,6 @@ clients at the initial model, and stay fixed.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -72,13 +71,6 @@ def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
     )
 
 
-def _on_one_device(tree: Any) -> Any:
-    """Arrays that every device has, on the first one of this process."""
-    return jax.tree.map(
-        lambda a: a.addressable_data(0) if isinstance(a, jax.Array) else a, tree
-    )
-
-
 def fill(
     prepared: Prepared,
     samples: local.Samples,
@@ -106,11 +98,13 @@ def fill(
     widest = min(prepared.config.batch_size, clients.row.shape[-1])
     spec = ProgramSpec(widest, 1, estimates=estimated)
     parts = Parts(first.network.model, first.rule, first.optimizer, spec)
-    # The same program on however many devices, so that it has the bits of one.
-    own = _on_one_device(
-        (samples, params, rng.fold(key, "initial estimates"), clients, hparams)
+    # Of arrays that every device has, that of the first: the same program on however
+    # many devices, so that it has the bits of one.
+    inputs = samples, params, rng.fold(key, "initial estimates"), clients, hparams
+    inputs = jax.tree.map(
+        lambda a: a.addressable_data(0) if isinstance(a, jax.Array) else a, inputs
     )
-    found = devices.from_first(jax.device_get(_estimate(parts, *own)))
+    found = devices.from_first(jax.device_get(_estimate(parts, *inputs)))
     pairs = zip(hparams.constants, found, strict=True)
     whole = [jnp.float32(f if np.isnan(g) else g) for g, f in pairs]
     return hparams._replace(constants=Constants(*whole))

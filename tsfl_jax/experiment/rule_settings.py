@@ -148,7 +148,7 @@ def check_needs(config: Config, rule: Aggregator, own: Own) -> None:
       UserError: no validation samples, untrained clients, local layers, or steps other
         than those of SGD, where something needs the contrary.
     """
-    regret, one_out = "--config.measure_regret=True", "leave one of them out"
+    regret, leave_one = "--config.measure_regret=True", "leave one of them out"
     chosen = f"--config.algorithm={config.algorithm}"
     chosen = chosen if own.aggregator is None else "aggregator="
     if not config.data.validation and (rule.uses_validation or config.measure_regret):
@@ -162,11 +162,11 @@ def check_needs(config: Config, rule: Aggregator, own: Own) -> None:
         what = regret if config.measure_regret else chosen
         raise UserError(
             f"--config.train_all=False: {what} needs the models of all clients; "
-            f"{one_out}"
+            f"{leave_one}"
         )
     for name in _asking(config, rule) if config.model.local else ():
         is_score = name == "evaluation.clients"
-        way = "score the clients' models: labels or own" if is_score else one_out
+        way = "score the clients' models: labels or own" if is_score else leave_one
         raise UserError(
             f"--config.{name}={get(config, name)} with --config.model.local="
             f"{config.model.local}: the global model, whose local layers nobody "

@@ -373,11 +373,11 @@ def one_of(rules: Sequence[Aggregator]) -> Aggregator:
         branches = [functools.partial(_with_shares, rule) for rule in rules]
         return lax.switch(hparams.rule, branches, info, hparams)
 
-    def update(*given: Any) -> tuple[Params, tuple]:
+    def update(*inputs: Any) -> tuple[Params, tuple]:
         places = [inits.index(rule.init) for rule in rules]
         pairs = zip(rules, places, strict=True)
         branches = [functools.partial(_on_its_state, *pair) for pair in pairs]
-        return lax.switch(given[-1].rule, branches, *given)
+        return lax.switch(inputs[-1].rule, branches, *inputs)
 
     deltas = tuple(rule.deltas for rule in rules)
     return rules[0]._replace(
@@ -397,9 +397,9 @@ def _with_shares(rule: Aggregator, info: RoundInfo, hparams: HParams) -> Weights
     return found._replace(shares=found.rho if found.shares is None else found.shares)
 
 
-def _on_its_state(rule: Aggregator, place: int, *given: Any) -> tuple[Params, tuple]:
+def _on_its_state(rule: Aggregator, place: int, *inputs: Any) -> tuple[Params, tuple]:
     """The rule's `update` where its state is one of several."""
-    mean, params, states, *received = given
+    mean, params, states, *received = inputs
     new, state = rule.update(mean, params, states[place], *received)
     return new, (*states[:place], state, *states[place + 1 :])
 

@@ -35,7 +35,7 @@ from tsfl_jax.rules.base import (
 from tsfl_jax.types import ClientGradients, HParams, Params, PRNGKey, UserError
 
 
-def _of_both(weights: Any) -> Callable[[RoundInfo, HParams], Any]:
+def _with_hparams(weights: Any) -> Callable[[RoundInfo, HParams], Any]:
     """A function of weights that takes `HParams` as well, of one that may not.
 
     A second argument with a default is a parameter of the user's own, unless it is
@@ -78,9 +78,9 @@ def rule(
 
     Raises:
       UserError: not a function of one or two arguments, or no such field; when it runs,
-        a shape other than ``[N]``, or estimates that it did not ask for.
+        what it raises, or a shape other than ``[N]``.
     """
-    both = _of_both(weights)
+    function = _with_hparams(weights)
     for name in fields:
         if name not in Aggregator._fields:
             raise UserError(
@@ -98,7 +98,7 @@ def rule(
 
     def found(info: RoundInfo, hparams: HParams) -> Weights:
         with types.user_code("the rule's weights fail", expected):
-            made = both(info._replace(**hidden), hparams)
+            made = function(info._replace(**hidden), hparams)
         if isinstance(made, Weights):
             return made
         value = jnp.asarray(made, jnp.float32)
@@ -132,11 +132,11 @@ def rule_of_component(kind: type) -> Aggregator:
     def of_settings(method: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: method(given[-1].of(kind), *given)
 
-    _of_both(functools.partial(found.pop("weights"), None))
+    _with_hparams(functools.partial(found.pop("weights"), None))
 
     def weights(info: RoundInfo, hparams: HParams) -> Any:
         bound = functools.partial(kind.weights, hparams.of(kind))
-        return _of_both(bound)(info, hparams)
+        return _with_hparams(bound)(info, hparams)
 
     for name in {"update", "combine", "from_updates"} & set(found):
         found[name] = of_settings(found[name])

@@ -648,23 +648,35 @@ def with_label(value):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_test": None}, "no y_test; it holds x_train, y_train, x_test; expected"),
+        ({"y_test": None}, "y_test is not a file in the archive.*; expected"),
         ({"x_train": np.ones(50)}, r"x_train has shape \(50,\)"),
         ({"y_test": np.zeros(5)}, r"y_test is float64; .*; use y_test.astype\(int\)"),
-        ({"x_train": np.ones((50, 0))}, "x_train is empty"),
-        ({"x_train": X}, "x_test has samples of shape"),
-        ({"x_train": np.ones((50, 6, 6, 3))}, "x_test is uint8, x_train is float64"),
-        ({"x_train": -np.ones((50, 4), int)}, "holds -1 in sample 0; expected tokens"),
-        ({"x_train": np.ones((50, 4), bool)}, "x_train is bool; expected uint8"),
-        ({"x_train": BAD}, r"x_train holds nan in sample 7 \(1 such"),
-        ({"x_train": np.array([{}] * 50)}, "x_train cannot be read as plain arrays"),
-        ({"y_train": Y[:49]}, "y_train has 49 labels for the 50 samples of x_train"),
+        ({"x_train": np.ones((50, 0))}, r"x_train has shape \(50, 0\)"),
+        (
+            {"x_train": X},
+            r"x_test has .*, x_train float64 \(4,\)",
+        ),
+        (
+            {"x_train": np.ones((50, 6, 6, 3))},
+            "x_test has .* uint8 .*, x_train float64",
+        ),
+        ({"x_train": -np.ones((50, 4), int)}, "holds -1 at row 0; expected tokens"),
+        ({"x_train": np.ones((50, 4), bool)}, "x_train is bool of .*; expected uint8"),
+        ({"x_train": BAD}, r"x_train holds nan at row 7; expected"),
+        (
+            {"x_train": np.array([{}] * 50)},
+            "Object arrays .*plain arrays x_train",
+        ),
+        ({"y_train": Y[:49]}, r"y_train has shape \(49,\); expected \[50\]"),
         ({"y_train": np.eye(4, dtype=int)[Y]}, r"y_train has shape \(50, 4\)"),
         ({"y_train": with_label(-1)}, "y_train holds -1 at row 3"),
         ({"y_train": with_label(np.inf)}, "y_train holds inf at row 3"),
-        ({"y_train": with_label(10**6)}, "y_train holds the label 1000000 at row 3"),
+        ({"y_train": with_label(10**6)}, "the label 1000000 at row 3 of y_train"),
         ({"y_train": np.array(["a"] * 50)}, "y_train is <U1"),
-        ({"y_test": np.array([0, 1, 2, 3, 4])}, "y_test holds the label 4 at row 4"),
+        (
+            {"y_test": np.array([0, 1, 2, 3, 4])},
+            "y_test holds 4 at row 4; expected 0",
+        ),
     ],
 )
 def test_malformed_npz(tmp_path, changes, message):
@@ -676,9 +688,7 @@ def test_malformed_npz(tmp_path, changes, message):
 
 def test_files_that_are_no_npz(tmp_path):
     path = pathlib.Path(write(tmp_path))
-    with pytest.raises(UserError, match=r"no such file; .* has mine\.npz"):
-        load("npz", file=str(tmp_path / "mien.npz"))
-    with pytest.raises(UserError, match="no such file$"):
+    with pytest.raises(UserError, match="No such file or directory"):
         load("npz", file=str(tmp_path / "none" / "mine.npz"))
     whole = path.read_bytes()
     middle = len(whole) // 3
@@ -690,14 +700,14 @@ def test_files_that_are_no_npz(tmp_path):
     }
     for content in damaged.values():
         path.write_bytes(content)
-        with pytest.raises(UserError, match="cannot be read as plain arrays") as error:
+        with pytest.raises(UserError, match="cannot be read .* plain arrays") as error:
             load("npz", file=str(path))
         assert str(path) in one_line(error)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme", "no array")
-    with pytest.raises(UserError, match="no x_train, y_train, x_test, y_test"):
+    with pytest.raises(UserError, match="x_train is not a file in the archive"):
         load("npz", file=str(path))
     with open(path, "wb") as file:
         np.save(file, np.ones(3))
-    with pytest.raises(UserError, match="a single array"):
+    with pytest.raises(UserError, match="expected an .npz file"):
         load("npz", file=str(path))

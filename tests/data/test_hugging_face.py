@@ -110,7 +110,7 @@ def test_nested_lists_are_pixels_up_to_255(tmp_path):
     for wrong in (300, -1):
         folder = tmp_path / str(wrong)
         overwritten(folder, image=[[[wrong, 0]]] * 10, **many)
-        with pytest.raises(UserError, match=r"images are expected as uint8 \(0..255\)"):
+        with pytest.raises(UserError, match=r"expected uint8 \(0..255\)"):
             load("hugging_face", folder)
 
 

@@ -254,6 +254,10 @@ def test_npz_has_clients_of_test_samples(tmp_path):
     np.savez(tmp_path / "a.npz", **arrays, test_client=["k", "b"])
     got = data.load(DataConfig("npz", file=str(tmp_path / "a.npz")))
     assert got.client.tolist() == [1, 0, 1] and got.test_client.tolist() == [0, 2]
+    mixed = arrays | {"client": np.char.encode(["é", "a", "é"], "utf-8")}
+    np.savez(tmp_path / "a.npz", **mixed, test_client=["é", "b"])
+    got = data.load(DataConfig("npz", file=str(tmp_path / "a.npz")))
+    assert got.client.tolist() == [1, 0, 1] and got.test_client.tolist() == [1, 2]
     np.savez(tmp_path / "a.npz", **arrays, test_client=[1, 2])
     with pytest.raises(UserError, match="numbers in both, or names"):
         data.load(DataConfig("npz", file=str(tmp_path / "a.npz")))

@@ -8,6 +8,7 @@ under zlib: a dict of features, each an array as a msgpack extension, 1 for numb
 """
 
 import contextlib
+import functools
 import pathlib
 import sqlite3
 import zlib
@@ -17,32 +18,9 @@ import numpy as np
 
 from tsfl_jax.data import natural
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset
+from tsfl_jax.types import user_code
 
 _NUMBERS, _BYTES = 1, 4
-
-
-def read(settings: DataConfig, seed: int = 0) -> Dataset:
-    """Read the two files *train.sqlite and *test.sqlite of a folder.
-
-    Args:
-      settings: `dir` is the folder, `file` what comes before _train, of several;
-        `columns` names the features, if others are wanted.
-      seed: ignored.
-
-    Returns:
-      A `Dataset`; pixels as stored, in EMNIST 1 is the background.
-
-    Raises:
-      UserError: file, what is wrong and what was expected, in one line.
-    """
-    del seed
-    folder = natural.folder(settings, "files *train.sqlite and *test.sqlite")
-    train, test = (
-        _samples(settings, natural.file_of(settings, folder, part, ".sqlite"))
-        for part in ("train", "test")
-    )
-    return natural.dataset(settings, folder, train, test)
 
 
 def _samples(settings: DataConfig, path: pathlib.Path) -> natural.Samples:
@@ -59,7 +37,8 @@ def _samples(settings: DataConfig, path: pathlib.Path) -> natural.Samples:
     query = "SELECT client_id, data, num_examples FROM federated_data"
     kind = "SELECT type FROM sqlite_master WHERE name = 'federated_data'"
     parts = []
-    with natural.reading(path, "an SQLite file with FedJAX's table federated_data"):
+    expected = "expected an SQLite file with FedJAX's table federated_data"
+    with user_code(f"{path}: cannot be read", expected):
         file = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         with contextlib.closing(file):
             if file.execute(kind).fetchone() != ("table",):
@@ -72,3 +51,6 @@ def _samples(settings: DataConfig, path: pathlib.Path) -> natural.Samples:
                 y = features[label].reshape(-1) if label else None
                 parts.append((user, features[sample], y))
         return natural.of_clients(parts, path)
+
+
+read = functools.partial(natural.read_pair, _samples, ".sqlite")

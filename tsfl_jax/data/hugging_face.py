@@ -15,7 +15,7 @@ import numpy as np
 
 from tsfl_jax.data import natural
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.types import Dataset, UserError, user_code
 
 _PARTS = ("train", "test")
 _LAYOUTS = ("{}/*.arrow", "{}/*.parquet", "{}*.parquet")
@@ -63,7 +63,7 @@ def _files(base: pathlib.Path, pattern: str) -> list[pathlib.Path]:
     state = (base / pattern).parent / "state.json"
     if not pattern.endswith(".arrow") or not state.is_file():
         return paths
-    with natural.reading(state, "_data_files of save_to_disk"):
+    with user_code(f"{state}: cannot be read", "expected save_to_disk's _data_files"):
         entries = json.loads(state.read_text(encoding="utf-8"))["_data_files"]
         return [state.parent / pathlib.Path(f["filename"]).name for f in entries]
 
@@ -84,7 +84,7 @@ def _samples(settings: DataConfig, files: list[pathlib.Path]) -> natural.Samples
 def _table(path: pathlib.Path) -> Any:
     pa = natural.package("pyarrow", "--config.data.name=hugging_face")
     parquet = natural.package("pyarrow.parquet", "--config.data.name=hugging_face")
-    with natural.reading(path, "an Arrow stream or a Parquet file"):
+    with user_code(f"{path}: cannot be read", "expected Arrow streams or Parquet"):
         if path.suffix == ".parquet":
             return parquet.read_table(path)
         with pa.memory_map(str(path)) as source:
@@ -95,8 +95,8 @@ def _table(path: pathlib.Path) -> Any:
 
 def _values(path: pathlib.Path, name: str, table: Any) -> Any:
     """A column as an array, as texts, or as decoded images."""
-    expected = "values of one shape without null; images of one size and mode"
-    with natural.reading(f"{path}: column {name}", expected):
+    expected = "expected values of one shape without null; images of one size and mode"
+    with user_code(f"{path}: column {name}: cannot be read", expected):
         if table[name].null_count:
             raise ValueError(f"{table[name].null_count} values are null")
         values = table[name].to_pylist()

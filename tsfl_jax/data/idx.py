@@ -14,15 +14,14 @@ import math
 import os
 import pathlib
 import re
-import zlib
 
 import numpy as np
 from jaxtyping import UInt8
 
 from tsfl_jax import host_memory
-from tsfl_jax.data import in_memory
+from tsfl_jax.data import in_memory, natural
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, UserError, one_line
+from tsfl_jax.types import Dataset, UserError, user_code
 
 _UNSIGNED_BYTE = 0x08  # third byte of a file
 # Argument of `make_dataset` → name of its file, and number of axes.
@@ -53,12 +52,9 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
       UserError: folder or file, what is wrong and what was expected, in one line.
     """
     del seed
-    if not settings.dir:
-        raise UserError(
-            "--config.data.name=idx needs --config.data.dir=FOLDER with the files "
-            + ", ".join(name for name, _ in _FILES.values())
-        )
-    folder, held = _listing(settings.dir)
+    names = ", ".join(name for name, _ in _FILES.values())
+    folder = natural.folder(settings, f"the files {names}")
+    held = sorted(os.listdir(folder))
     part = _emnist_part(folder, held, settings.file)
     arrays = {
         key: _array(_find(folder, held, _name(name, part)), axes)
@@ -91,20 +87,6 @@ def _emnist_part(folder: pathlib.Path, held: list[str], asked: str) -> str:
     return asked or "".join(parts)
 
 
-def _listing(text: str) -> tuple[pathlib.Path, list[str]]:
-    """The folder, and the names of what is in it."""
-    flag = f"--config.data.dir={text}"
-    try:
-        folder = pathlib.Path(text).expanduser()
-        return folder, sorted(os.listdir(folder))
-    except NotADirectoryError as error:
-        raise UserError(f"{flag}: a file; expected a folder of IDX files") from error
-    except FileNotFoundError as error:
-        raise UserError(f"{flag}: no such folder") from error
-    except (OSError, RuntimeError) as error:  # too long a name; an unknown ~user
-        raise UserError(f"{flag}: cannot be read ({error})") from error
-
-
 def _find(folder: pathlib.Path, held: list[str], name: str) -> pathlib.Path:
     """The file of that name, or of one of its variants."""
     known = [name, name.replace("-idx", ".idx")]
@@ -122,28 +104,15 @@ def _array(path: pathlib.Path, axes: int) -> UInt8[np.ndarray, "..."]:
     """The values of one file; exactly as many as its header announces."""
     opened = gzip.open if path.suffix == ".gz" else open
     expected = f"expected an IDX file of unsigned bytes with {axes} axes"
-    try:
-        with opened(path, "rb") as file:
-            header = file.read(4 + 4 * axes)
-            magic = bytes((0, 0, _UNSIGNED_BYTE, axes))
-            if header[:4] != magic:
-                raise UserError(
-                    f"{path}: begins with {header[:4].hex() or 'nothing'}; {expected}, "
-                    f"which begins with {magic.hex()}"
-                )
-            if len(header) < 4 + 4 * axes:
-                raise UserError(f"{path}: ends within its header; {expected}")
-            shape = tuple(map(int, np.frombuffer(header, ">u4", axes, 4)))
-            count = math.prod(shape)
-            host_memory.require(str(path), count, f"values of shape {shape}")
-            values = file.read(count + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = one_line(error)
-        raise UserError(f"{path}: cannot be read ({reason}); {expected}") from error
-    if len(values) != count:
-        found = "more" if len(values) > count else f"only {len(values)}"
-        raise UserError(
-            f"{path}: its header announces {count} values of shape {shape}, but "
-            f"{found} follow"
-        )
-    return np.frombuffer(values, np.uint8).reshape(shape)
+    with user_code(f"{path}: cannot be read", expected), opened(path, "rb") as file:
+        header, magic = file.read(4 + 4 * axes), bytes((0, 0, _UNSIGNED_BYTE, axes))
+        if header[:4] != magic:
+            begins = header[:4].hex() or "nothing"
+            raise ValueError(f"it begins with {begins}, not with {magic.hex()}")
+        shape = tuple(map(int, np.frombuffer(header, ">u4", axes, 4)))
+        count = math.prod(shape)
+        host_memory.require(str(path), count, f"values of shape {shape}")
+        values = file.read(count + 1)
+        if len(values) != count:
+            raise ValueError(f"shape {shape} is {count} values, not {len(values)}")
+        return np.frombuffer(values, np.uint8).reshape(shape)

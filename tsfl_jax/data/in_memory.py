@@ -4,11 +4,8 @@ Every mistake in the arrays is one line that names the array, the value and what
 expected. NOT done here: scaling. Samples stay as given, see `Dataset`.
 """
 
-import difflib
 import numbers
 import os
-import zipfile
-import zlib
 from typing import Any
 
 import numpy as np
@@ -16,15 +13,10 @@ from jaxtyping import Int, Integer, Shaped
 
 from tsfl_jax.data import targets
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, Numbers, UserError, one_line
+from tsfl_jax.types import Dataset, Numbers, UserError, user_code
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _MOST_CLASSES = 1000  # more only if there are as many samples: a number of each
-# NumPy parses untrusted bytes; what it raises depends on the damage.
-UNREADABLE = (
-    *(OSError, ValueError, EOFError, KeyError, NotImplementedError),
-    *(zipfile.BadZipFile, zlib.error),
-)
 
 
 def from_arrays(
@@ -84,8 +76,7 @@ def make_dataset(
     """
     if not isinstance(name, str):
         raise UserError(f"name={name!r}: expected the data set's name as a str")
-    whole = isinstance(num_classes, numbers.Integral)
-    if not whole or isinstance(num_classes, bool) or num_classes < 0:
+    if not isinstance(num_classes, numbers.Integral) or num_classes < 0:
         raise UserError(
             f"{name}: num_classes={num_classes!r}: expected a whole number >= 0 "
             "(0 = the largest training label + 1)"
@@ -93,15 +84,11 @@ def make_dataset(
     given = zip(_KEYS, (x_train, y_train, x_test, y_test), strict=True)
     raw = {key: _array(name, key, value) for key, value in given}
     x_train, x_test = (_samples(name, k, raw[k], add_channel) for k in _KEYS[::2])
-    if x_test.shape[1:] != x_train.shape[1:]:
+    if (x_test.shape[1:], x_test.dtype) != (x_train.shape[1:], x_train.dtype):
         raise UserError(
-            f"{name}: x_test has samples of shape {x_test.shape[1:]}, x_train of "
-            f"{x_train.shape[1:]}; expected the same"
-        )
-    if x_test.dtype != x_train.dtype:
-        raise UserError(
-            f"{name}: x_test is {raw['x_test'].dtype}, x_train is "
-            f"{raw['x_train'].dtype}; expected both uint8, both float or both tokens"
+            f"{name}: x_test has samples {raw['x_test'].dtype} {x_test.shape[1:]}, "
+            f"x_train {raw['x_train'].dtype} {x_train.shape[1:]}; expected one shape, "
+            "and both uint8, both float or both tokens"
         )
     counts = len(x_train), len(x_test)
     y_train, y_test, classes, known = _learned(name, raw, counts, int(num_classes))
@@ -157,24 +144,17 @@ def check(dataset: Dataset | Any) -> Dataset:
         test_client=dataset.test_client,
         add_channel=False,
     )
-    channels = checked.x_train.shape[-1]
-    moments = {}
-    for key in ("mean", "std"):
+    x, moments = checked.x_train, {}
+    for key, neutral, positive in (("mean", 0, ""), ("std", 1, " > 0")):
         value = np.asarray(getattr(dataset, key), np.float32)
-        good = value.shape in ((), (channels,)) and np.isfinite(value).all()
-        if not good or (key == "std" and (value <= 0).any()):
+        good = np.isfinite(value) & ((value > 0) if positive else True)
+        good &= (value == neutral) | (x.dtype != np.int32)
+        if value.shape not in ((), x.shape[-1:]) or not good.all():
             raise UserError(
                 f"{dataset.name}: {key}={getattr(dataset, key)}; expected one finite "
-                f"number{' > 0' if key == 'std' else ''}, or {channels} of them"
+                f"number{positive}, or {x.shape[-1]} of them; of tokens {neutral}"
             )
         moments[key] = value
-    if checked.x_train.dtype == np.int32 and (
-        (moments["mean"] != 0).any() or (moments["std"] != 1).any()
-    ):
-        raise UserError(
-            f"{dataset.name}: mean={dataset.mean}, std={dataset.std}: tokens are not "
-            "scaled; expected 0 and 1"
-        )
     return checked._replace(**moments)
 
 
@@ -233,83 +213,45 @@ def _samples(
     name: str, key: str, raw: Shaped[np.ndarray, "..."], add_channel: bool | None
 ) -> Shaped[np.ndarray, "M ..."]:
     """The samples as uint8, finite float32 or int32 tokens, images with channels."""
-    if raw.ndim < 2:
+    if raw.ndim < 2 or raw.size == 0:
         raise UserError(
-            f"{name}: {key} has shape {raw.shape}; expected [M, F], [M, H, W], "
-            "[M, H, W, C] or more axes"
+            f"{name}: {key} has shape {raw.shape}; expected samples [M, F], [M, H, W], "
+            "[M, H, W, C] or of more axes"
         )
-    if raw.size == 0:
-        raise UserError(f"{name}: {key} is empty, shape {raw.shape}")
-    x = raw
-    if x.dtype != np.uint8:
-        if x.dtype.kind in "iu":
-            return _tokens(name, key, x)
-        if x.dtype.kind != "f":
-            raise UserError(
-                f"{name}: {key} is {x.dtype}; expected uint8 (0..255), float, or whole "
-                "numbers (tokens)"
-            )
+    x, tokens = raw, raw.dtype.kind in "iu" and raw.dtype != np.uint8
+    if raw.dtype.kind not in "iuf" or (tokens and raw.ndim != 2):
+        raise UserError(
+            f"{name}: {key} is {raw.dtype} of shape {raw.shape}; expected uint8 "
+            "(0..255), float, or tokens: whole numbers [M, S]"
+        )
+    if tokens:
+        good = (raw >= 0) & (raw < 2**31)
+        targets.require(name, key, raw, good, "tokens >= 0 that int32 holds")
+        return raw.astype(np.int32)
+    if raw.dtype != np.uint8:
         with np.errstate(over="ignore"):
-            x = x.astype(np.float32)
-        bad = ~np.isfinite(x)
-        if bad.any():
-            where = np.argwhere(bad)[0]
-            raise UserError(
-                f"{name}: {key} holds {raw[tuple(where)]} in sample {where[0]} "
-                f"({bad.sum()} such values); expected finite float32 numbers"
-            )
+            x = raw.astype(np.float32)
+        targets.require(name, key, raw, np.isfinite(x), "finite float32 numbers")
     gray = x.dtype == np.uint8 and x.ndim == 3
     return x[..., None] if (gray if add_channel is None else add_channel) else x
-
-
-def _tokens(
-    name: str, key: str, x: Integer[np.ndarray, "M ..."]
-) -> Int[np.ndarray, "M S"]:
-    """Tokens as int32."""
-    if x.ndim != 2:
-        raise UserError(
-            f"{name}: {key} is {x.dtype} of shape {x.shape}; images are expected as "
-            "uint8 (0..255) or float, tokens as whole numbers [M, S]"
-        )
-    wrong = (x < 0) | (x >= 2**31)
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        raise UserError(
-            f"{name}: {key} holds {x[row, column]} in sample {row}; expected tokens "
-            ">= 0 that int32 holds"
-        )
-    return x.astype(np.int32)
 
 
 def _labels(
     name: str, key: str, y: Shaped[np.ndarray, "..."], count: int
 ) -> Int[np.ndarray, "M"]:
     """The labels of `count` samples as int64 ≥ 0."""
-    if y.ndim != 1:
+    if y.shape != (count,):
         raise UserError(
-            f"{name}: {key} has shape {y.shape}; expected [M], one class number per "
-            f"sample{_way_out(key, y)}"
-        )
-    if len(y) != count:
-        raise UserError(
-            f"{name}: {key} has {len(y)} labels for the {count} samples of "
-            f"x{key[1:]}; expected as many"
+            f"{name}: {key} has shape {y.shape}; expected [{count}], one class number "
+            f"per sample of x{key[1:]}{_way_out(key, y)}"
         )
     cure = f"np.unique({key}, return_inverse=True)[1] numbers the classes"
     cure = f"use {key}.astype(int)" if y.dtype.kind == "f" else cure
     if y.dtype.kind not in "iu":
         raise UserError(f"{name}: {key} is {y.dtype}; expected integers >= 0; {cure}")
     good = (y >= 0) & (y < 2**31)
-    if not good.all():
-        row = int(np.argmin(good))
-        raise UserError(
-            f"{name}: {key} holds {y[row]} at row {row}; expected integers >= 0; {cure}"
-        )
+    targets.require(name, key, y, good, f"integers >= 0; {cure}")
     return y.astype(np.int64)
-
-
-# How a network learns from something else than a class number.
-_TARGETS = "; for other targets make both float, [M] or [M, O]"
 
 
 def _way_out(key: str, y: Shaped[np.ndarray, "..."]) -> str:
@@ -318,10 +260,9 @@ def _way_out(key: str, y: Shaped[np.ndarray, "..."]) -> str:
         return ""
     if y.shape[1] == 1:
         return f"; use {key}[:, 0]"
-    ones = np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()
-    if ones:
+    if np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all():
         return f"; these are one-hot: use {key}.argmax(axis=1)"
-    return _TARGETS
+    return "; for other targets make both float, [M] or [M, O]"
 
 
 def _clients(
@@ -332,22 +273,20 @@ def _clients(
         return None, None
     ids = [_array(name, "client", [] if client is None else client)]
     ids += [] if tested is None else [_array(name, "test_client", tested)]
-    for one, part, count in zip(ids, ("training", "test"), counts, strict=False):
-        if one.shape != (count,) or one.dtype.kind not in "iuUS":
-            key = "client" if part == "training" else "test_client"
-            raise UserError(
-                f"{name}: {key} is {one.dtype} of shape {one.shape}; expected "
-                f"[{count}], a whole number or a name per {part} sample"
-            )
+    kinds = {one.dtype.kind for one in ids}
+    fits = all(one.shape == (n,) for one, n in zip(ids, counts, strict=False))
+    if not fits or not (kinds <= {"i", "u"} or kinds <= {"U", "S"}):
+        what = ", test_client ".join(f"{one.dtype} of shape {one.shape}" for one in ids)
+        raise UserError(
+            f"{name}: client is {what}; expected one for each of the {counts} training "
+            "and test samples, numbers in both, or names"
+        )
+    if kinds == {"U", "S"}:
+        ids = [i if i.dtype.kind == "S" else np.char.encode(i, "utf-8") for i in ids]
     known, inverse = np.unique(ids[0], return_inverse=True)
     numbers = inverse.astype(np.int32)
     if tested is None:
         return numbers, None
-    if (ids[0].dtype.kind in "iu") != (ids[1].dtype.kind in "iu"):
-        raise UserError(
-            f"{name}: client is {ids[0].dtype}, test_client {ids[1].dtype}; expected "
-            "numbers in both, or names"
-        )
     others = np.setdiff1d(ids[1], known)
     place = np.searchsorted(known, ids[1])
     new = len(known) + np.searchsorted(others, ids[1])
@@ -359,63 +298,23 @@ def _class_count(
 ) -> int:
     """The number of classes, given or found, which all labels must be below."""
     most = max(_MOST_CLASSES, len(y_train) + len(y_test))
-    if given > most:
-        raise UserError(
-            f"{name}: num_classes={given}: expected at most {most} for "
-            f"{len(y_train) + len(y_test)} samples"
-        )
     classes = given or int(y_train.max()) + 1
     if classes > most:
         raise UserError(
-            f"{name}: y_train holds the label {y_train.max()} at row "
-            f"{y_train.argmax()}; expected class numbers 0, 1, 2, …"
+            f"{name}: num_classes={classes}, or the label {y_train.max()} at row "
+            f"{y_train.argmax()} of y_train: expected at most {most} for "
+            f"{len(y_train) + len(y_test)} samples"
         )
     for key, y in (("y_train", y_train), ("y_test", y_test)):
-        if y.max() >= classes:
-            raise UserError(
-                f"{name}: {key} holds the label {y.max()} at row {y.argmax()}; "
-                f"expected 0..{classes - 1}"
-            )
+        targets.require(name, key, y, y < classes, f"0..{classes - 1}")
     return classes
 
 
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
-    """The four arrays of an .npz file by name."""
-    if not os.path.isfile(path):
-        folder = os.path.dirname(path) or "."
-        others = os.listdir(folder) if os.path.isdir(folder) else []
-        others = [o for o in others if o.endswith(".npz")]
-        near = difflib.get_close_matches(os.path.basename(path), others, n=3)
-        raise UserError(
-            f"--config.data.file={path}: no such file"
-            + (f"; {folder} has {', '.join(near)}" if near else "")
-        )
-    key = ""
-    try:
-        # Opened here: np.load alone leaves a damaged file open.
-        with open(path, "rb") as file:
-            held = np.load(file, allow_pickle=False)
-            if not isinstance(held, np.lib.npyio.NpzFile):
-                raise UserError(
-                    f"{path}: a single array (.npy); expected an .npz file with "
-                    f"{', '.join(_KEYS)}"
-                )
-            missing = [k for k in _KEYS if k not in held.files]
-            if missing:
-                raise UserError(
-                    f"{path}: no {', '.join(missing)}; it holds "
-                    f"{', '.join(held.files) or 'nothing'}; expected {', '.join(_KEYS)}"
-                )
-            arrays = {}
-            for key in (*_KEYS, *({"client", "test_client"} & set(held.files))):
-                arrays[key] = held[key]
-            return arrays
-    except UserError:
-        raise
-    except UNREADABLE as error:
-        where = f"{path}: {key}" if key else path
-        reason = one_line(error)
-        raise UserError(
-            f"{where} cannot be read as plain arrays of an .npz file; is it "
-            f"truncated, or are these Python objects? ({reason})"
-        ) from error
+    """The four arrays of an .npz file by name, and those of clients if any."""
+    expected = f"expected an .npz file with the plain arrays {', '.join(_KEYS)}"
+    # Opened here: np.load alone leaves a damaged file open.
+    with user_code(f"{path}: cannot be read", expected), open(path, "rb") as file:
+        held = np.load(file, allow_pickle=False)
+        keys = (*_KEYS, *({"client", "test_client"} & set(held.files)))
+        return {key: held[key] for key in keys}

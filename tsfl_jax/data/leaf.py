@@ -14,7 +14,7 @@ import numpy as np
 
 from tsfl_jax.data import natural
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, UserError
+from tsfl_jax.types import Dataset, UserError, user_code
 
 _LAYOUT = "folders train and test of LEAF's .json files"
 
@@ -41,7 +41,8 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
 def _samples(folder: pathlib.Path) -> natural.Samples:
     parts = []
     for path in sorted(folder.glob("*.json")):
-        with natural.reading(path, "LEAF's users, num_samples and user_data"):
+        expected = "expected LEAF's users, num_samples and user_data"
+        with user_code(f"{path}: cannot be read", expected):
             parts += _users(path)
     if not parts:
         raise UserError(f"{folder}: no .json file with samples; expected {_LAYOUT}")
@@ -63,7 +64,8 @@ def _users(path: pathlib.Path) -> list[tuple[str, Any, Any]]:
                 f"{path}: user {user} has {len(x)} x and {len(y)} y; expected "
                 f"{number}, as in num_samples"
             )
-        with natural.reading(f"{path}: user {user}", "samples of one kind and shape"):
+        expected = "expected samples of one kind and shape"
+        with user_code(f"{path}: user {user}: cannot be read", expected):
             parts += [(user, _values(x), _values(y))] if number else []
     return parts
 

@@ -4,11 +4,11 @@ What the readers of formats share. A reader gives the `Samples` of its files; he
 become a `Dataset`: text becomes tokens, names of clients become numbers.
 """
 
-import contextlib
 import glob
 import importlib
+import os
 import pathlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from tsfl_jax import rng
 from tsfl_jax.components import component, setting
 from tsfl_jax.data import in_memory, text
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, UserError, one_line
+from tsfl_jax.types import Dataset, UserError, user_code
 
 # What samples, labels and clients are called, the first that a file has.
 _SAMPLES = ("pixels", "image", "img", "x", "snippets", "tokens", "text", "sentence")
@@ -48,13 +48,41 @@ def folder(settings: DataConfig, holds: str) -> pathlib.Path:
     flag = f"--config.data.name={settings.name}"
     if not settings.dir:
         raise UserError(f"{flag} needs --config.data.dir=FOLDER with {holds}")
-    found = pathlib.Path(settings.dir).expanduser()
-    if not found.is_dir():
-        raise UserError(f"--config.data.dir={found}: no such folder; expected {holds}")
-    return found
+    what = f"--config.data.dir={settings.dir}: cannot be read"
+    with user_code(what, f"expected a folder with {holds}"):
+        found = pathlib.Path(settings.dir).expanduser()
+        os.listdir(found)
+        return found
 
 
-def file_of(
+def read_pair(
+    samples: Callable[[DataConfig, pathlib.Path], Samples],
+    ending: str,
+    settings: DataConfig,
+    seed: int = 0,
+) -> Dataset:
+    """Read the two files of a folder that end with train and test and the `ending`.
+
+    Args:
+      samples: function of the settings and a file, to its samples.
+      ending: ".h5" or ".sqlite".
+      settings: `dir` is the folder, `file` what comes before _train, of several;
+        `columns` names the features, if others are wanted.
+      seed: ignored.
+
+    Returns:
+      A `Dataset`; pixels as stored, in EMNIST 1 is the background.
+
+    Raises:
+      UserError: file, what is wrong and what was expected, in one line.
+    """
+    del seed
+    where = folder(settings, f"files *train{ending} and *test{ending}")
+    files = [_file(settings, where, part, ending) for part in ("train", "test")]
+    return dataset(settings, where, *(samples(settings, path) for path in files))
+
+
+def _file(
     settings: DataConfig, folder: pathlib.Path, part: str, ending: str
 ) -> pathlib.Path:
     """The only file of a part, such as ``shakespeare_train.h5``."""
@@ -79,19 +107,6 @@ def package(name: str, what: str) -> Any:
             f"{what} needs the package {name}, which is not installed: "
             "pip install 'tsfl_jax[natural]'"
         ) from error
-
-
-@contextlib.contextmanager
-def reading(where: object, expected: str) -> Iterator[None]:
-    """Report in one line that a file is damaged or of another format."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # parsers of untrusted bytes have no common exception
-        reason = one_line(error, 200)
-        message = f"{where}: cannot be read ({reason}); expected {expected}"
-        raise UserError(message) from error
 
 
 def columns(
@@ -128,7 +143,8 @@ def joined(parts: list[Any], where: object) -> np.ndarray | list[str]:
     """What several clients or files hold, as one array, or as one list of texts."""
     if not parts:
         raise UserError(f"{where}: no samples")
-    with reading(where, "numbers of one shape, or texts"):
+    expected = "expected numbers of one shape, or texts"
+    with user_code(f"{where}: cannot be read", expected):
         if not isinstance(parts[0], list):
             parts = [np.asarray(part) for part in parts]
             if parts[0].dtype.kind not in "OSU":

@@ -7,11 +7,25 @@ for which a data set has one class. Both reach loss and metrics as they are.
 """
 
 import numpy as np
-from jaxtyping import Float, Int, Num, Shaped
+from jaxtyping import Bool, Float, Int, Num, Shaped
 
 from tsfl_jax.types import Dataset, UserError
 
 _TOLERANCE = 0.005  # of a share, which may be rounded to two digits
+
+
+def require(
+    name: str,
+    key: str,
+    values: Shaped[np.ndarray, "M ..."],
+    good: Bool[np.ndarray, "M ..."],
+    expected: str,
+) -> None:
+    """Raise `UserError` that names the first value of an array that is not good."""
+    if not good.all():
+        where = tuple(np.argwhere(~good)[0].tolist())
+        what = f"{name}: {key} holds {values[where]} at row {where[0]}"
+        raise UserError(f"{what}; expected {expected}")
 
 
 def are_targets(y: Shaped[np.ndarray, "..."]) -> bool:
@@ -49,12 +63,7 @@ def read(
             )
         with np.errstate(over="ignore"):
             y = y.astype(np.float32)
-        if not np.isfinite(y).all():
-            row = int(np.argwhere(~np.isfinite(y))[0][0])
-            raise UserError(
-                f"{name}: {key} holds {pair[key][row]} at row {row}; expected finite "
-                "float32 numbers"
-            )
+        require(name, key, pair[key], np.isfinite(y), "finite float32 numbers")
         found.append(y)
     if all(map(_shares, found)):
         classes = [y.argmax(axis=1).astype(np.int32) for y in found]

@@ -671,7 +671,7 @@ def with_label(value):
         ({"y_train": np.eye(4, dtype=int)[Y]}, r"y_train has shape \(50, 4\)"),
         ({"y_train": with_label(-1)}, "y_train holds -1 at row 3"),
         ({"y_train": with_label(np.inf)}, "y_train holds inf at row 3"),
-        ({"y_train": with_label(10**6)}, "the label 1000000 at row 3 of y_train"),
+        ({"y_train": with_label(10**6)}, "label of y_train, at row 3, is 1000000"),
         ({"y_train": np.array(["a"] * 50)}, "y_train is <U1"),
         (
             {"y_test": np.array([0, 1, 2, 3, 4])},

@@ -214,12 +214,18 @@ def test_own_model_data_optimizer_and_rule():
 def test_damaged_data_in_memory_is_answered_in_one_line():
     data = problems.dataset(samples=400)
     damaged = [
-        (data._replace(y_train=data.y_train[:-1]), "y_train has 399 labels"),
-        (data._replace(y_train=data.y_train + 5), "y_train holds the label 7"),
+        (data._replace(y_train=data.y_train[:-1]), r"y_train has shape \(399,\)"),
+        (
+            data._replace(y_train=data.y_train + 5),
+            "y_train holds [567] at row .*; expected 0..2",
+        ),
         (data._replace(y_test=data.y_test - 1), "y_test holds -1"),
         (data._replace(x_train=data.x_train * np.nan), "x_train holds nan"),
-        (data._replace(x_test=data.x_test[:, :3]), "x_test has samples of shape"),
-        (data._replace(x_test=data.x_test[:0], y_test=data.y_test[:0]), "empty"),
+        (data._replace(x_test=data.x_test[:, :3]), "x_test has samples float32"),
+        (
+            data._replace(x_test=data.x_test[:0], y_test=data.y_test[:0]),
+            r"x_test has shape \(0,",
+        ),
         (data._replace(std=np.zeros(5)), "std="),
         (tuple(data), "expected a tsfl_jax.Dataset"),
     ]

@@ -301,9 +301,9 @@ def _class_count(
     classes = given or int(y_train.max()) + 1
     if classes > most:
         raise UserError(
-            f"{name}: num_classes={classes}, or the label {y_train.max()} at row "
-            f"{y_train.argmax()} of y_train: expected at most {most} for "
-            f"{len(y_train) + len(y_test)} samples"
+            f"{name}: num_classes={classes}: expected at most {most} for "
+            f"{len(y_train) + len(y_test)} samples; the largest label of y_train, at "
+            f"row {y_train.argmax()}, is {y_train.max()}"
         )
     for key, y in (("y_train", y_train), ("y_test", y_test)):
         targets.require(name, key, y, y < classes, f"0..{classes - 1}")

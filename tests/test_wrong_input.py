@@ -318,7 +318,10 @@ CALLS = [
     (run(dataset=(X, Y, X, Y)), "make_dataset makes one"),
     (run(dataset=FEW._replace(num_classes="a")), "num_classes='a'"),
     (run(dataset=FEW._replace(std=0.0)), "std=0.0"),
-    (run(dataset=FEW._replace(y_train=Y + 5)), "y_train holds 5 at row 0; expected 0..1"),
+    (
+        run(dataset=FEW._replace(y_train=Y + 5)),
+        "y_train holds 5 at row 0; expected 0..1",
+    ),
     (run(workdir=5), "workdir=5: expected the path of a folder"),
     (run(workdir=""), "workdir='': expected"),
     (run(workdir=LONG), "too long"),

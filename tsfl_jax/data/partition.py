@@ -103,15 +103,12 @@ def make_partition(
         return _partly_iid(labels, capacity, settings, rng, rarity)
     check_name("partition.kind", settings.kind, PARTITIONS)
     _check("partition.alpha", settings.alpha)
-    _check_stock(len(labels), capacity, settings.replacement)
+    _check_stock(len(labels), capacity, int(capacity.sum()), settings.replacement)
     _check_memory(capacity, len(np.unique(labels)), settings.kind)
     sharing = int(capacity.sum()) > len(labels)
     if PARTITIONS[settings.kind].make is None:
-        class_index, counts, notes = (
-            [rng.permutation(len(labels))],
-            capacity[:, None],
-            (),
-        )
+        class_index, counts = [rng.permutation(len(labels))], capacity[:, None]
+        notes = ()
     else:
         class_index, counts, notes = _by_class(labels, capacity, settings, rng, rarity)
     if sharing:
@@ -135,15 +132,9 @@ def _partly_iid(
     part = np.minimum(np.rint(capacity * settings.iid_share), capacity - 1)
     part = part.astype(np.int64)
     used = int(part.max() if common else part.sum())
-    left = int((capacity - part).sum())
-    if used + left > len(labels) and not settings.replacement:
-        raise UserError(
-            f"--config.partition.iid_share={settings.iid_share}: the clients need "
-            f"{used + left} training samples in all, but there are only {len(labels)}; "
-            "use a smaller --config.schedule.data_size"
-        )
-    sharing = used + left > len(labels)
-    _check_stock(len(labels), capacity, True)
+    total = used + int((capacity - part).sum())
+    _check_stock(len(labels), capacity, total, settings.replacement)
+    sharing = total > len(labels)
     order = rng.permutation(len(labels))
     # With too few samples both parts are drawn from all of them.
     rest = whole if sharing else np.sort(order[used:])
@@ -167,7 +158,7 @@ def _partly_iid(
     notes = own.notes
     if sharing:  # that of the rest alone would have its numbers
         notes = tuple(note for note in notes if "several clients" not in note)
-        notes += (_shared(used + left, len(labels)),)
+        notes += (_shared(total, len(labels)),)
     return Partition(indices, capacity.astype(np.int32), notes)
 
 
@@ -228,7 +219,7 @@ def _by_class(
 
 
 def _check_stock(
-    samples: int, capacity: Int[np.ndarray, "N"], replacement: bool
+    samples: int, capacity: Int[np.ndarray, "N"], total: int, replacement: bool
 ) -> None:
     """Raise `UserError` if the clients request more samples than there are."""
     if capacity.size == 0 or capacity.min() < 1:
@@ -236,21 +227,17 @@ def _check_stock(
             "--config.num_clients and --config.schedule.data_size: every client needs "
             "at least one sample"
         )
-    total = int(capacity.sum())
-    needed = capacity.max() if replacement else total
-    fits = f"about {max(int(100 * samples / needed), 1)} %"
-    if capacity.max() > samples:
+    most = int(capacity.max())
+    needed = most if replacement else max(total, most)
+    if needed > samples:
+        cure = f"about {max(int(100 * samples / needed), 1)} % of this"
+        more = ", fewer --config.num_clients, or --config.partition.replacement=True"
         raise UserError(
-            f"client {capacity.argmax()} needs {capacity.max()} training samples, but "
-            f"there are only {samples}; sizes may be drawn; use {fits} of this "
-            "--config.schedule.data_size"
-        )
-    if total > samples and not replacement:
-        raise UserError(
-            f"the clients need {total} training samples in all, but there are only "
-            f"{samples}; sizes may be drawn, and the largest is {capacity.max()}; use "
-            f"{fits} of this --config.schedule.data_size, fewer "
-            "--config.num_clients, or --config.partition.replacement=True"
+            f"the clients need {total} training samples in all, client "
+            f"{capacity.argmax()} {most} of them, but there are only {samples}; sizes "
+            f"may be drawn; use {cure} --config.schedule.data_size"
+            + more
+            * (most <= samples)
         )
 
 

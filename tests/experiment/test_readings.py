@@ -148,7 +148,7 @@ def test_a_share_of_too_few_samples_has_none_twice(kind, common):
     for row, size in zip(found.indices, capacity, strict=True):
         assert len(np.unique(row)) == size
     assert sum("several clients" in note for note in found.notes) == 1
-    with pytest.raises(UserError, match="client 0 needs 401 training samples"):
+    with pytest.raises(UserError, match="client 0 401 of them"):
         partition.make_partition(
             LABELS, np.array([401, 10]), settings, np.random.default_rng(3)
         )

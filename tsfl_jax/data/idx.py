@@ -57,7 +57,7 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     held = sorted(os.listdir(folder))
     part = _emnist_part(folder, held, settings.file)
     arrays = {
-        key: _array(_find(folder, held, _name(name, part)), axes)
+        key: _array(_find(folder, held, name, part), axes)
         for key, (name, axes) in _FILES.items()
     }
     if part:
@@ -68,11 +68,6 @@ def read(settings: DataConfig, seed: int = 0) -> Dataset:
     dataset = in_memory.make_dataset(**arrays, name=str(folder))
     shown = f"emnist-{part}" if part else folder.resolve().name
     return dataset._replace(name=f"idx({shown})")
-
-
-def _name(name: str, part: str) -> str:
-    """What a file is called in a part of EMNIST; "": in MNIST."""
-    return f"emnist-{part}-{name.replace('t10k', 'test')}" if part else name
 
 
 def _emnist_part(folder: pathlib.Path, held: list[str], asked: str) -> str:
@@ -87,8 +82,9 @@ def _emnist_part(folder: pathlib.Path, held: list[str], asked: str) -> str:
     return asked or "".join(parts)
 
 
-def _find(folder: pathlib.Path, held: list[str], name: str) -> pathlib.Path:
-    """The file of that name, or of one of its variants."""
+def _find(folder: pathlib.Path, held: list[str], name: str, part: str) -> pathlib.Path:
+    """The file of that name, or of one of its variants; `part` of EMNIST, or ""."""
+    name = f"emnist-{part}-{name.replace('t10k', 'test')}" if part else name
     known = [name, name.replace("-idx", ".idx")]
     for variant in (*known, *(f"{n}.gz" for n in known)):
         if variant in held:

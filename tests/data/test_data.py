@@ -688,6 +688,8 @@ def test_malformed_npz(tmp_path, changes, message):
 
 def test_files_that_are_no_npz(tmp_path):
     path = pathlib.Path(write(tmp_path))
+    with pytest.raises(UserError, match=r"no such file; did you mean 'mine\.npz'"):
+        load("npz", file=str(tmp_path / "mien.npz"))
     with pytest.raises(UserError, match="No such file or directory"):
         load("npz", file=str(tmp_path / "none" / "mine.npz"))
     whole = path.read_bytes()

@@ -13,7 +13,7 @@ from jaxtyping import Int, Integer, Shaped
 
 from tsfl_jax.data import targets
 from tsfl_jax.data.settings import DataConfig
-from tsfl_jax.types import Dataset, Numbers, UserError, user_code
+from tsfl_jax.types import Dataset, Numbers, UserError, nearest, user_code
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _MOST_CLASSES = 1000  # more only if there are as many samples: a number of each
@@ -313,6 +313,10 @@ def _class_count(
 def _read_arrays(path: str) -> dict[str, np.ndarray]:
     """The four arrays of an .npz file by name, and those of clients if any."""
     expected = f"expected an .npz file with the plain arrays {', '.join(_KEYS)}"
+    folder, name = os.path.split(path)
+    if os.path.isdir(folder or ".") and not os.path.exists(path):
+        near = nearest(name, os.listdir(folder or "."))
+        raise UserError(f"--config.data.file={path}: no such file{near}")
     # Opened here: np.load alone leaves a damaged file open.
     with user_code(f"{path}: cannot be read", expected), open(path, "rb") as file:
         held = np.load(file, allow_pickle=False)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tsfl_jax
+from studies.verdicts import over
 from tsfl_jax.config import Config, replace
 from tsfl_jax.report import table
-from tsfl_jax.report.statistics import over
 
 SMALL = {
     "num_intervals": 3,

@@ -131,9 +131,9 @@ def _made(
             fitting = _fitting(valid, lambda reply: _read(reply, old, size_name))
             key = jax.random.fold_in(rng.fold(rng.key(seed), "rule"), server_round)
             given = {"hparams": hparams, "key": key}
-            asked = self._nodes, {n: reply for n, (reply, _) in fitting.items()}
+            updates = {node: update for node, (update, _) in fitting.items()}
             new, self._memory, done = _aggregated(
-                rule, *asked, old, self._memory, buffers, given
+                rule, self._nodes, updates, old, self._memory, buffers, given
             )
             rejected = len(valid) - len(fitting)
             self.rounds.append(done._replace(rejected=rejected))

@@ -358,8 +358,9 @@ def train_and_combine(
         mean = mean_of(rule, params, weighted, hparams)
         others, kept = weighted.others, weighted.kept
         return Arrived(mean, others, state.server, received, weights, kept, results)
-    trained = train, state.own, on_device, clients, spec
-    own, results = own_layers.stacked_updates(*trained)
+    own, results = own_layers.stacked_updates(
+        train, state.own, on_device, clients, spec
+    )
     updates, there = mapping.gathered(own, results, on_device, received, spec.axis)
     held = problem.samples, problem.validation
     objective = from_updates.objective(parts, state.params, updates, *held)

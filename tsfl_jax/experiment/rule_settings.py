@@ -169,8 +169,8 @@ def check_needs(config: Config, rule: Aggregator, own: Own) -> None:
         way = "score the clients' models: labels or own" if is_score else leave_one
         raise UserError(
             f"--config.{name}={get(config, name)} with --config.model.local="
-            f"{config.model.local}: the global model, whose local layers nobody "
-            f"trains, says nothing alone; {way}"
+            f"{config.model.local}: the global model's local layers are not trained, "
+            f"so that it says nothing alone; {way}"
         )
     changed = [n for n in ("optimizer", "client_step") if getattr(own, n) is not None]
     if own.aggregator is None and rule.counts_on_sgd and changed:
@@ -181,7 +181,7 @@ def check_needs(config: Config, rule: Aggregator, own: Own) -> None:
 
 
 def _asking(config: Config, rule: Aggregator) -> list[str]:
-    """Settings that ask the global model, whose local layers nobody trains."""
+    """Settings that score or differentiate the global model, without local layers."""
     estimates = config.constants.when == "interval"
     asks = {
         "evaluation.clients": config.model.stays

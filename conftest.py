@@ -40,7 +40,7 @@ CHECKED = [
     "tsfl_jax.timeline.csv_rows",
     "tsfl_jax.timeline.distributions",
     "tsfl_jax.timeline.free_riders",
-    "tsfl_jax.timeline.replay",
+    "tsfl_jax.timeline.deliveries",
     "tsfl_jax.timeline.schedule",
     "tsfl_jax.timeline.segments",
     "tsfl_jax.trees",

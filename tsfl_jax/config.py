@@ -26,7 +26,7 @@ from tsfl_jax.sections import LR_SCHEDULES, ConstantsConfig, General, SeedsConfi
 from tsfl_jax.stopping import StopConfig
 from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
-from tsfl_jax.timeline.settings import ScheduleConfig, TimelineConfig
+from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig
 from tsfl_jax.types import UserError
 
 # The setting that chooses → the parts by name: what they read, and their own sections.

@@ -8,7 +8,7 @@ from tests.experiment.test_runner import small
 from tests.timeline.test_timeline import fleet_of, simulate
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import prepare, workload
-from tsfl_jax.timeline import FRAMEWORKS, arrival, replay
+from tsfl_jax.timeline import FRAMEWORKS, arrival, deliveries
 from tsfl_jax.types import Schedule
 
 
@@ -26,7 +26,7 @@ def test_a_second_task_of_a_buffer_by_hand():
     fleet = fleet_of([1.0, 2.5])
     trace = simulate("fedbuff", fleet, horizon=10.0, iterations=1, buffer=2).trace
     assert trace.client[:2].tolist() == [[0, 0], [1, 0]]
-    times = replay.schedule_of(trace, np.array([100, 50]))
+    times = deliveries.schedule_of(trace, np.array([100, 50]))
     # Of 100 samples 20, and 8 more each second; of 50 half of that.
     found = arrival.arriving(times, trace, 0.2, 10.0).size
     assert found[:2].tolist() == [[20, 28], [10, 36]]

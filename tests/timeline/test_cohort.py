@@ -19,8 +19,8 @@ from tsfl_jax.timeline import (
     FRAMEWORKS,
     cohort,
     crowd,
+    deliveries,
     distributions,
-    replay,
     segments,
     ticks,
 )
@@ -613,7 +613,7 @@ def test_tsfl_counts_what_fits_for_the_chosen():
     )
     assert trace.client.tolist() == [[0, 4], [1, 1], [-1, -1], [0, 4]]
     assert trace.iterations.tolist() == [[6, 1], [3, 3], [0, 0], [6, 0]]
-    times = replay.schedule_of(trace, np.arange(6) + 1, cohorts=True)
+    times = deliveries.schedule_of(trace, np.arange(6) + 1, cohorts=True)
     assert times.delivery is None and times.client.tolist()[2] == [0, 0]
     assert times.tau.tolist() == trace.iterations.tolist()
     assert times.size.tolist() == [[1, 5], [2, 2], [1, 1], [1, 5]]
@@ -795,7 +795,7 @@ def test_who_is_asked_twice_counts_twice():
     assert trace.client.tolist() == expected
     assert any(len(set(ids)) < 3 for ids in expected)
     assert len({(t.client, t.number) for t in tasks}) == len(tasks)
-    times = replay.schedule_of(trace, np.full(3, 9), cohorts=True)
+    times = deliveries.schedule_of(trace, np.full(3, 9), cohorts=True)
     assert times.delivery is None and (times.client == trace.client).all()
 
 

@@ -10,7 +10,7 @@ from tests import problems
 from tests.engine.test_scan import PROBLEM, as_reference
 from tests.experiment.test_runner import small
 from tests.rules.test_rules import HP, TAU, in_step, reference_of
-from tests.timeline.test_replay import SIZES, timed
+from tests.timeline.test_deliveries import SIZES, timed
 from tsfl_jax.experiment import workload
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.timeline import free_riders

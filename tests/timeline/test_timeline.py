@@ -14,10 +14,10 @@ from tsfl_jax.config import READERS, Config
 from tsfl_jax.experiment import workload
 from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.rule_settings import check_read
-from tsfl_jax.timeline import FRAMEWORKS, Framework, replay, segments, trace
+from tsfl_jax.timeline import FRAMEWORKS, Framework, deliveries, segments, trace
 from tsfl_jax.timeline.fleet import Fleet, draw_fleet, exact
-from tsfl_jax.timeline.settings import FleetConfig
 from tsfl_jax.timeline.ticks import SECOND
+from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import UserError
 from tsfl_jax.validate import validate
@@ -166,8 +166,8 @@ def test_afl():
     ]
     assert (trace.arrival[:, 0] == trace.time).all()
     # Staleness r − version: 0, 0, 2, 1.
-    times = replay.schedule_of(trace, np.ones(2, int))
-    assert replay.staleness(times).tolist() == [0, 0, 2, 1]
+    times = deliveries.schedule_of(trace, np.ones(2, int))
+    assert deliveries.staleness(times).tolist() == [0, 0, 2, 1]
 
 
 def test_ties_go_to_the_smaller_id():
@@ -442,9 +442,9 @@ def test_tsfl():
     trace = run("tsfl", fleet, num_intervals=5, interval=3.0, carry=True)
     assert trace.iterations.T.tolist() == [[5] * 5, [1] * 5, [0, 1, 1, 1, 0]]
     # Counts and slots with nothing delivered.
-    times = replay.schedule_of(trace, np.ones(3, int))
+    times = deliveries.schedule_of(trace, np.ones(3, int))
     assert (times.tau > 0).sum(axis=0).tolist() == [5, 5, 3]
-    assert replay.staleness(times).tolist() == [0] * 13
+    assert deliveries.staleness(times).tolist() == [0] * 13
 
 
 @pytest.mark.parametrize("carry", [False, True])
@@ -561,8 +561,8 @@ def test_properties(name):
             assert (np.diff(trace.task[mine]) > 0).all()
             assert (trace.start[mine][1:] >= trace.arrival[mine][:-1]).all()
             assert not fleet.lost[i, trace.task[mine] % 7].any()
-        times = replay.schedule_of(trace, np.ones(5, int))
-        assert len(replay.staleness(times)) == came.sum() and len(times.tau) == R
+        times = deliveries.schedule_of(trace, np.ones(5, int))
+        assert len(deliveries.staleness(times)) == came.sum() and len(times.tau) == R
         assert times.tau.sum() == trace.iterations.sum()
 
 
@@ -1010,16 +1010,16 @@ def test_agrees_with_simpy(name):
             sim.env.run(until=horizon)
             assert len(sim.updates) == len(trace.time)
             if name == "fedcs":
-                most = max(len(deliveries) for _, deliveries, _ in sim.updates)
+                most = max(len(tasks) for _, tasks, _ in sim.updates)
                 assert trace.client.shape[1] == most
-            for r, (time, deliveries, group) in enumerate(sim.updates):
+            for r, (time, tasks, group) in enumerate(sim.updates):
                 assert trace.time[r] == pytest.approx(time) and trace.group[r] == group
                 there = np.flatnonzero(trace.client[r] >= 0)
                 if name != "fedbuff":  # which keeps the order of arrival
-                    deliveries = sorted(deliveries)
-                assert len(deliveries) == len(there)
+                    tasks = sorted(tasks)
+                assert len(tasks) == len(there)
                 for k, (i, version, count, task, start, arrival) in zip(
-                    there, deliveries, strict=True
+                    there, tasks, strict=True
                 ):
                     assert (i, version, count, task) == (
                         trace.client[r, k],

@@ -22,7 +22,7 @@ from tsfl_jax.experiment.prepare import (
 )
 from tsfl_jax.experiment.workload import Workload
 from tsfl_jax.report.timeline import Timeline, figure_of, gantt, losses, window
-from tsfl_jax.timeline import FRAMEWORKS, replay, segments
+from tsfl_jax.timeline import FRAMEWORKS, deliveries, segments
 from tsfl_jax.timeline.cohort import CHOOSING
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Schedule
@@ -133,11 +133,11 @@ def _width(prepared: Prepared, mesh: Mesh) -> int:
 
 def _work_of(prepared: Prepared) -> Work:
     times, settings = prepared.workload.schedule, values_of(prepared)
-    works, lag = times.tau > 0, replay.staleness(times)
+    works, lag = times.tau > 0, deliveries.staleness(times)
     places = prepared.workload.places
     if places is None:
         places = np.broadcast_to(np.arange(times.tau.shape[1]), works.shape)
-    clients, there = len(prepared.partition.capacity), replay.claimed(times) > 0
+    clients, there = len(prepared.partition.capacity), deliveries.claimed(times) > 0
     done = np.bincount(places[there], times.tau[there], clients)  # exact below 2⁵³
     # Under a framework, clients that do not deliver are still at work.
     known = works if times.delivery is not None else np.ones_like(works)

@@ -17,7 +17,7 @@ from tsfl_jax.engine import devices, estimates
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.experiment.rule_settings import needs_constants
-from tsfl_jax.timeline import replay
+from tsfl_jax.timeline import deliveries
 from tsfl_jax.types import Constants, HParams, Params, PRNGKey
 
 DRAWS = 4  # estimates of a client, of which the mean is taken
@@ -58,7 +58,7 @@ def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
     ids, there = prepared.workload.drawn, np.ones(len(rows), np.int32)
     place = prepared.workload.places
     if prepared.config.cohort.size and place is not None:
-        works = replay.claimed(prepared.workload.schedule) > 0
+        works = deliveries.claimed(prepared.workload.schedule) > 0
         first = works.any(axis=1).argmax()
         there = works[first].astype(np.int32)
         ids, rows, count = (a[place[first]] for a in (ids, rows, count))

@@ -31,7 +31,7 @@ from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.rules.custom import rule_of_component
 from tsfl_jax.sections import LR_SCHEDULES
-from tsfl_jax.timeline import FRAMEWORKS, replay
+from tsfl_jax.timeline import FRAMEWORKS, deliveries
 from tsfl_jax.types import (
     INT32_MAX,
     Constants,
@@ -178,7 +178,7 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     iteration, tau = config.schedule.iteration, times.tau.astype(np.int64)
     size = times.size.astype(np.int64)
     each = local.steps_per_iteration(size, config.batch_size, iteration)
-    claimed = replay.claimed(times).astype(np.int64)
+    claimed = deliveries.claimed(times).astype(np.int64)
     samples = claimed * (size if iteration == "pass" else config.batch_size)
     if samples.max(initial=0) > INT32_MAX:
         t, place = np.unravel_index(samples.argmax(), samples.shape)
@@ -369,7 +369,7 @@ def evaluated(prepared: Prepared) -> Bool[np.ndarray, "T"]:
     config = prepared.config
     if config.timeline.framework != "none":
         every = config.eval_every * config.schedule.interval_seconds
-        return replay.evaluated(prepared.workload.seconds, every)
+        return deliveries.evaluated(prepared.workload.seconds, every)
     intervals = np.arange(1, config.num_intervals + 1)
     return (intervals % config.eval_every == 0) | (intervals == config.num_intervals)
 

@@ -17,7 +17,7 @@ from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.report import files as report
 from tsfl_jax.report import runs
-from tsfl_jax.timeline import replay
+from tsfl_jax.timeline import deliveries
 from tsfl_jax.types import Array, Params, Schedule
 
 # Columns of metrics.jsonl beside the interval and its virtual time.
@@ -58,7 +58,7 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
     if prepared.config.evaluation.over == "cohort":
         times = done_of(prepared, history)
         assert times.client is not None
-        asked = np.where(replay.claimed(times) > 0, times.client, -1)
+        asked = np.where(deliveries.claimed(times) > 0, times.client, -1)
     return client_test.named(_tested(prepared), history.named(metrics), asked)
 
 

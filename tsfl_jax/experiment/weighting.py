@@ -20,7 +20,7 @@ from tsfl_jax.config import Config
 from tsfl_jax.rules.averages import FEDAT, FedAvg, given_weights, size_weights
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.staleness import Staleness
-from tsfl_jax.timeline import replay
+from tsfl_jax.timeline import deliveries
 from tsfl_jax.types import Schedule, UserError
 
 
@@ -62,7 +62,7 @@ def shares(
     chosen = config.cohort.weighting
     if chosen == "ratio" or times.client is None:
         return None
-    there = replay.claimed(times) > 0
+    there = deliveries.claimed(times) > 0
     count = np.maximum(there.sum(axis=1, keepdims=True), 1)
     if chosen == "mean":
         return (there / count).astype(np.float32)

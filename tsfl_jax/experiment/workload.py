@@ -22,9 +22,9 @@ from tsfl_jax.timeline import (
     cohort,
     copula,
     crowd,
+    deliveries,
     feedback,
     free_riders,
-    replay,
     schedule,
     ticks,
 )
@@ -121,7 +121,7 @@ def draw_workload(
                 "clients have no row and are always online",
             )
         trace, tasks = simulate_timeline(config, fleet)
-        times = replay.schedule_of(trace, size)._replace(notes=notes)
+        times = deliveries.schedule_of(trace, size)._replace(notes=notes)
         workload = Workload(times, fleet, trace, tasks, size)
     times = _checked(
         config, workload.schedule, lambda: _draw_by_cases(config, upload_above=0)
@@ -156,19 +156,22 @@ def _draw_cohorts(
         times = _checked(config, times, lambda: by_cases(upload_above=0))
     else:
         trace, tasks = simulate_timeline(config, cohorts)
-        times, there = replay.schedule_of(trace, held, cohorts=True), trace.client >= 0
+        times, there = (
+            deliveries.schedule_of(trace, held, cohorts=True),
+            trace.client >= 0,
+        )
         workload = Workload(times, cohorts, trace, tasks, held)
         all_count = timeline.FRAMEWORKS[framework].all_count
         times = _checked(config, times)
     if config.cohort.choice is not None:
         return _with_candidates(config, everyone, workload, times)
     if times.threshold is None and not there.all():  # K is a mean of those asked
-        known = replay.claimed(times).sum(1) / np.maximum(there.sum(1), 1)
+        known = deliveries.claimed(times).sum(1) / np.maximum(there.sum(1), 1)
         times = times._replace(threshold=known)
     assert times.client is not None
     chance = cohort.inclusion(cohorts, times.client, all_count)
     times = times._replace(share=weighting.shares(config, times, held, chance))
-    return workload._replace(schedule=times, drawn=replay.drawn(times))
+    return workload._replace(schedule=times, drawn=deliveries.drawn(times))
 
 
 def _by_cases(

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.averages import Server, server_step
 from tsfl_jax.rules.base import Aggregator, Received, equal_weights
-from tsfl_jax.timeline import replay
+from tsfl_jax.timeline import deliveries
 from tsfl_jax.trees import inexact
 from tsfl_jax.types import HParams, Params, Schedule, UserError
 
@@ -256,7 +256,7 @@ class Krum:
         self, config: Any, rule: Aggregator, schedule: Schedule
     ) -> tuple[str, ...]:
         """Notes on updates with 2f + 2 ≥ n; raises `UserError` if they all are."""
-        n = (replay.claimed(schedule) > 0).sum(axis=1)
+        n = (deliveries.claimed(schedule) > 0).sum(axis=1)
         n = n[n > 0]
         f = np.floor(self.trim * n * (1 + 1e-6)).astype(int)
         if not (few := 2 * f + 2 >= n).any():

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from tsfl_jax.components import arrays, component, setting
-from tsfl_jax.timeline import replay
+from tsfl_jax.timeline import deliveries
 from tsfl_jax.types import Schedule
 
 KINDS = ("constant", "polynomial", "hinge", "exponential")
@@ -32,7 +32,7 @@ class Staleness:
         """Say that the factor changes no weight."""
         if self.kind == "constant":
             return ()
-        there, lag = replay.claimed(schedule) > 0, 0 * schedule.tau
+        there, lag = deliveries.claimed(schedule) > 0, 0 * schedule.tau
         if schedule.delivery is not None:
             lag = schedule.delivery.lag
         late = of_lag(lag, arrays(self))

@@ -30,8 +30,8 @@ from tsfl_jax.report.statistics import (
     time_to,
 )
 from tsfl_jax.studies import arguments
-from tsfl_jax.timeline import replay, ticks
-from tsfl_jax.timeline.settings import FleetConfig
+from tsfl_jax.timeline import deliveries, ticks
+from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.types import Dataset, UserError
 
 # Settings of the data and the clients, which all configs must share.
@@ -133,7 +133,7 @@ def _run_one(
     exp = runner.build(config, dataset=dataset)
     # Of the schedule and not of the trace: free riders do not do what they report.
     times = exp.prepared.workload.schedule
-    stale = replay.staleness(times)
+    stale = deliveries.staleness(times)
     facts = {
         "updates": len(times.tau),
         "iterations": int(times.tau.sum(dtype=np.int64)),

@@ -11,8 +11,8 @@ from tsfl_jax.timeline.asynchronous import afl, fedbuff, tsfl
 from tsfl_jax.timeline.caching import cached
 from tsfl_jax.timeline.fleet import Seconds
 from tsfl_jax.timeline.semi_async import safa
-from tsfl_jax.timeline.settings import FleetConfig
 from tsfl_jax.timeline.synchronous import esync, fedat, fedcs, sfl
+from tsfl_jax.timeline.timeline_settings import FleetConfig
 from tsfl_jax.timeline.trace import Simulation
 from tsfl_jax.timeline.triggered import ttfed
 from tsfl_jax.timeline.windowed import hysync

@@ -30,8 +30,8 @@ from tsfl_jax.timeline.fleet import (
     latest_start,
     online_in,
 )
-from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.timeline.trace import (
     COUNTED,
     LOST,
@@ -351,7 +351,7 @@ def fitting(work: list[int], first: int, budget: int) -> tuple[int, int]:
     """Iterations from the first on that fit into the budget, and the ticks left.
 
     Args:
-      work: of a client, see `fleet.Client`.
+      work: of a client, see `fleet.ClientTimes`.
       first: number of an iteration.
       budget: ticks ≥ 0.
     """

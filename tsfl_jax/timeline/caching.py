@@ -20,8 +20,8 @@ import numpy as np
 from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, finish
 from tsfl_jax.timeline.semi_async import quota_of, who_begin
-from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.timeline.trace import (
     Simulation,
     Task,

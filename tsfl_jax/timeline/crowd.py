@@ -125,7 +125,7 @@ def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:
 
 def exact_of(crowd: Crowd) -> ExactFleet:
     """All clients' times in ticks, drawn when they are asked for."""
-    known: dict[int, fleet.Client] = {}
+    known: dict[int, fleet.ClientTimes] = {}
     draws = _DRAWS if crowd.jitter or crowd.dropout else 1
 
     def need(ids: Sequence[int]) -> None:
@@ -136,7 +136,7 @@ def exact_of(crowd: Crowd) -> ExactFleet:
             times = fleet_of(crowd, np.array(new, np.int64), draws)
             known.update(zip(new, fleet.exact_clients(times, new), strict=True))
 
-    def of(client: int) -> fleet.Client:
+    def of(client: int) -> fleet.ClientTimes:
         if client not in known:
             need([client])
         return known[client]

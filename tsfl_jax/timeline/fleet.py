@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
 from tsfl_jax.timeline import csv_rows, distributions, ticks
-from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.types import UserError
 
 Seconds = Float[np.ndarray, " N"]
@@ -99,7 +99,7 @@ def draw_fleet(
     return Fleet(iteration, download_time, upload_time, lost, online)
 
 
-class Client(NamedTuple):
+class ClientTimes(NamedTuple):
     """A client's times in ticks: whole numbers, added and compared exactly."""
 
     work: Shaped[np.ndarray, "J1"]  # of the first 0, 1, …, J iterations, ascending
@@ -112,7 +112,7 @@ class Client(NamedTuple):
 class ExactFleet(NamedTuple):
     """A `Fleet` or `crowd.Crowd` in ticks."""
 
-    of: Callable[[int], Client]
+    of: Callable[[int], ClientTimes]
     draws: int  # J
     clients: int  # N
     # To draw the times of several at once, where they are drawn when asked for.
@@ -125,7 +125,7 @@ def exact(fleet: Fleet) -> ExactFleet:
     return ExactFleet(exact_clients(fleet, range(N)).__getitem__, J, N)
 
 
-def exact_clients(fleet: Fleet, ids: Sequence[int]) -> list[Client]:
+def exact_clients(fleet: Fleet, ids: Sequence[int]) -> list[ClientTimes]:
     """Put the clients of a fleet in ticks: every time is rounded once, here.
 
     Args:
@@ -157,7 +157,7 @@ def exact_clients(fleet: Fleet, ids: Sequence[int]) -> list[Client]:
         online or [_ALWAYS] * len(steps),
         strict=True,
     )
-    return list(itertools.starmap(Client, several))
+    return list(itertools.starmap(ClientTimes, several))
 
 
 def work_of(fleet: ExactFleet, client: int, first: int, count: int) -> int:

@@ -7,7 +7,7 @@ either.
 import numpy as np
 from jaxtyping import Bool, Int
 
-from tsfl_jax.timeline.settings import check
+from tsfl_jax.timeline.timeline_settings import check
 
 
 def make_free_riders(

@@ -20,7 +20,7 @@ from jaxtyping import Int
 
 from tsfl_jax.components import Part, check_name
 from tsfl_jax.timeline import csv_rows, distributions
-from tsfl_jax.timeline.settings import check
+from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.types import INT32_MAX, Schedule, UserError
 
 _CASES = {  # τ of the clients, in equal groups; case 3 draws anew in each interval

@@ -21,8 +21,8 @@ from fractions import Fraction
 
 from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening
 from tsfl_jax.timeline.fleet import Fleet
-from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.timeline.trace import Simulation, Task, Update, begin, make_simulation
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from tsfl_jax.timeline import crowd, ticks
 from tsfl_jax.timeline.cohort import Cohorts, ask, given, opening, with_tiers
-from tsfl_jax.timeline.fleet import Client, ExactFleet, Fleet, expected, finish
-from tsfl_jax.timeline.settings import check
+from tsfl_jax.timeline.fleet import ClientTimes, ExactFleet, Fleet, expected, finish
 from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.timeline.trace import (
     Simulation,
     Task,
@@ -250,7 +250,7 @@ def fedcs(
     return make_simulation(updates, begun, 0, cohorts.everyone, until, iterations)
 
 
-def _silent(client: Client) -> Client:
+def _silent(client: ClientTimes) -> ClientTimes:
     """As if uploads took no time: they wait for the channel."""
     return client._replace(upload=np.zeros_like(client.upload))
 

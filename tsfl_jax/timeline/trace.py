@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 
 from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, exact, finish, work_of
-from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.types import UserError
 
 

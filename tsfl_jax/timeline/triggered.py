@@ -6,7 +6,7 @@ import math
 from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.cohort import Cohorts, ask, given
 from tsfl_jax.timeline.fleet import Fleet
-from tsfl_jax.timeline.settings import check
+from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.timeline.trace import (
     Simulation,
     Task,

@@ -13,8 +13,8 @@ from tsfl_jax.timeline import ticks
 from tsfl_jax.timeline.asynchronous import Ended, run_arrivals
 from tsfl_jax.timeline.cohort import Cohorts, given
 from tsfl_jax.timeline.fleet import Fleet
-from tsfl_jax.timeline.settings import check
 from tsfl_jax.timeline.ticks import Ticks
+from tsfl_jax.timeline.timeline_settings import check
 from tsfl_jax.timeline.trace import (
     Simulation,
     Task,

@@ -19,7 +19,7 @@ from tsfl_jax import config, sections
 from tsfl_jax.experiment import runner
 from tsfl_jax.report import files as report
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.timeline import FRAMEWORKS, replay
+from tsfl_jax.timeline import FRAMEWORKS, deliveries
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Delivery, Schedule
 
@@ -51,7 +51,7 @@ def trace_of(client, version, iterations=None, task=None, time=None, group=None)
 
 def test_all_from_the_newest_model_is_dense():
     trace = trace_of([[0, 2], [1, -1]], [[0, 0], [1, 0]], [[3, 4], [2, 0]])
-    schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
+    schedule = deliveries.schedule_of(trace, np.array([5, 6, 7]))
     assert schedule.delivery is None and schedule.snapshots == 0
     assert schedule.tau.tolist() == [[3, 0, 4], [0, 2, 0]]
     assert schedule.size.tolist() == [[5, 6, 7], [5, 6, 7]]
@@ -62,7 +62,7 @@ def test_all_from_the_newest_model_is_dense():
 def test_lost_deliveries_do_not_matter():
     # Client 1 delivers nothing in update 1, whatever version it had begun from.
     trace = trace_of([[0, 2], [1, 0]], [[0, 0], [0, 1]], [[3, 4], [0, 2]])
-    schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
+    schedule = deliveries.schedule_of(trace, np.array([5, 6, 7]))
     assert schedule.delivery is None
     assert schedule.tau.tolist() == [[3, 0, 4], [2, 0, 0]]
 
@@ -76,7 +76,7 @@ def test_afl_of_three_clients():
         iterations=[[4], [4], [4], [4], [4]],
         task=[[0], [1], [0], [2], [0]],
     )
-    schedule = replay.schedule_of(trace, np.array([5, 6, 7]))
+    schedule = deliveries.schedule_of(trace, np.array([5, 6, 7]))
     assert schedule.snapshots == 2
     d = schedule.delivery
     assert schedule.client.tolist() == [[0], [0], [1], [0], [2]]
@@ -92,7 +92,7 @@ def test_afl_of_three_clients():
 def test_snapshot_of_the_first_model_is_used_again():
     # 0 is used until update 1, so version 2 replaces it; 1 until update 2.
     trace = trace_of([[0], [1], [0], [1]], [[0], [0], [1], [2]])
-    schedule = replay.schedule_of(trace, np.array([5, 5]))
+    schedule = deliveries.schedule_of(trace, np.array([5, 5]))
     assert schedule.snapshots == 2
     assert schedule.delivery.snapshot.tolist() == [[0], [0], [1], [0]]
     assert schedule.delivery.keep.tolist() == [1, 0, 2, 2]
@@ -111,7 +111,7 @@ def test_the_same_client_twice_and_padding():
             **{n: getattr(trace, n)[:rows] for n in Trace._fields if n != "time"},
             time=trace.time[:rows],
         )
-        schedule = replay.schedule_of(part, np.array([5, 6, 7]))
+        schedule = deliveries.schedule_of(part, np.array([5, 6, 7]))
         assert schedule.delivery is not None
     d = schedule.delivery
     assert schedule.client.tolist() == [[0, 0, 0], [1, 0, 0]]
@@ -126,33 +126,33 @@ def test_the_same_client_twice_and_padding():
 def test_tiers_are_kept_where_all_start_from_the_newest_model():
     # Of two tiers the first is offline all the time.
     trace = trace_of([[1], [1]], [[0], [1]], group=[1, 1])
-    schedule = replay.schedule_of(trace, np.array([5, 5]))
+    schedule = deliveries.schedule_of(trace, np.array([5, 5]))
     assert schedule.delivery.group.tolist() == [1, 1]
 
 
 def test_evaluated_by_hand():
     seconds = np.array([0.5, 1.0, 1.2, 1.9, 2.0, 2.0, 3.5])
     # 1.0 ends the first second, the second 2.0 the second one, 3.5 is the last.
-    assert np.flatnonzero(replay.evaluated(seconds, 1.0)).tolist() == [1, 5, 6]
-    assert np.flatnonzero(replay.evaluated(seconds, 2.0)).tolist() == [5, 6]
-    assert np.flatnonzero(replay.evaluated(seconds, 9.0)).tolist() == [6]
+    assert np.flatnonzero(deliveries.evaluated(seconds, 1.0)).tolist() == [1, 5, 6]
+    assert np.flatnonzero(deliveries.evaluated(seconds, 2.0)).tolist() == [5, 6]
+    assert np.flatnonzero(deliveries.evaluated(seconds, 9.0)).tolist() == [6]
 
 
 def test_evaluated_where_a_multiple_is_a_rounding_error_late():
     seconds = np.array([0.1, 0.2, 0.1 + 0.1 + 0.1, 0.35])
     assert seconds[2] > 0.3
-    assert replay.evaluated(seconds, 0.1).all()
+    assert deliveries.evaluated(seconds, 0.1).all()
 
 
 def test_who_ever_works():
     trace = trace_of([[0, 3, 3], [2, 1, -1]], [[0, 0, 0], [0, 1, 0]])
-    schedule = replay.schedule_of(trace, np.array([5, 6, 7, 8, 9]))
-    assert replay.drawn(schedule).tolist() == [0, 1, 2, 3]
+    schedule = deliveries.schedule_of(trace, np.array([5, 6, 7, 8, 9]))
+    assert deliveries.drawn(schedule).tolist() == [0, 1, 2, 3]
     # A client that did nothing, but says that it did, has its weight, too.
     idle = schedule.tau * (schedule.client != 2)
-    assert replay.drawn(schedule._replace(tau=idle)).tolist() == [0, 1, 3]
+    assert deliveries.drawn(schedule._replace(tau=idle)).tolist() == [0, 1, 3]
     lazy = schedule._replace(tau=idle, reported=schedule.tau)
-    assert replay.drawn(lazy).tolist() == [0, 1, 2, 3]
+    assert deliveries.drawn(lazy).tolist() == [0, 1, 2, 3]
 
 
 @st.composite
@@ -173,7 +173,7 @@ def traces(draw):
 @settings(deadline=None, max_examples=60)
 @given(traces())
 def test_every_delivery_reads_its_version_from_the_smallest_pool(trace):
-    schedule = replay.schedule_of(trace, SIZES)
+    schedule = deliveries.schedule_of(trace, SIZES)
     real = (trace.client >= 0) & (trace.iterations > 0)
     work = np.zeros((len(real), 5), int)
     for r, k in zip(*np.nonzero(real), strict=True):
@@ -305,7 +305,7 @@ def case(name):
     (framework, own), algorithm, groups, changes = CASES[name]
     trace = FRAMEWORKS[framework].simulate(SPEEDS, **own).trace
     hp = problems.hparams(**changes)
-    schedule = replay.schedule_of(trace, SIZES)
+    schedule = deliveries.schedule_of(trace, SIZES)
     start, state, history = problems.replayed(
         algorithm, PROBLEM, schedule, hp=hp, groups=groups, sizes=SIZES.tolist()
     )
@@ -413,7 +413,7 @@ def test_a_damaged_delivery_is_left_out_and_the_pool_unharmed():
 def test_no_client_delivers(algorithm):
     # Update 1 has no delivery, but client 1 starts from its model all the same.
     trace = trace_of([[0], [-1], [1], [1]], [[0], [0], [0], [2]], [[1], [0], [0], [0]])
-    schedule = replay.schedule_of(trace, SIZES)
+    schedule = deliveries.schedule_of(trace, SIZES)
     assert schedule.delivery is None
     delivery = Delivery(
         task=np.array([[0], [0], [0], [1]]),

@@ -14,7 +14,8 @@ from tsfl_jax.rules.averages import Server
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.robust import Krum
 from tsfl_jax.rules.server_optimizers import FedAvgM
-from tsfl_jax.types import Schedule, UserError
+from tsfl_jax.timeline.schedule import complete
+from tsfl_jax.types import UserError
 
 
 def checked(*several: config.Config) -> None:
@@ -155,7 +156,7 @@ def test_krum_counts_what_the_server_sees():
     def notes(*clients):
         tau = (np.arange(10) < np.array(clients)[:, None]).astype(np.int32)
         given = config.Config(algorithm="krum"), AGGREGATORS["krum"]
-        return Krum(trim=0.4).notes(*given, Schedule(tau, np.ones_like(tau)))
+        return Krum(trim=0.4).notes(*given, complete(tau, np.ones_like(tau)))
 
     [note] = notes(10, 9, 8, 7, 0)
     assert "in 2 of 4 updates, of 8 to 10 clients" in note

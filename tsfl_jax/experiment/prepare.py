@@ -42,6 +42,8 @@ from tsfl_jax.types import (
     Schedule,
     UserError,
 )
+from tsfl_jax.uplink import chain, chain_of
+from tsfl_jax.uplink.chain import Chain
 from tsfl_jax.validate import validate
 
 
@@ -57,6 +59,7 @@ class Prepared(NamedTuple):
     rule: Aggregator
     optimizer: optimizers.Factory
     hooks: Hooks
+    uplinks: Chain  # what updates pass on their way to the server
     hparams: HParams
     mapping: str  # "sequential" or "vmap"
     held_out: Int[np.ndarray, "V"] | None  # validation samples; None: there are none
@@ -75,12 +78,23 @@ class Prepared(NamedTuple):
 
     @property
     def waves(self) -> int:
-        """Most deliveries of a client in an update, if it has local layers; else 1."""
-        tau, _, _, client, delivery, *_ = self.workload.schedule
-        if not self.config.model.local or client is None or delivery is None:
+        """Most deliveries of a client in an update, if links have a state; else 1."""
+        times = self.workload.schedule
+        if not self.has_link_states or not times.snapshots:
             return 1
-        pairs = np.nonzero(tau)[0], client[tau > 0]
+        pairs = np.nonzero(times.tau)[0], times.client[times.tau > 0]
         return int(np.unique(pairs, axis=1, return_counts=True)[1].max())
+
+    @property
+    def has_link_states(self) -> bool:
+        """Whether a link keeps something for each client."""
+        shapes = _link_states(self.uplinks, self.network, self.hparams)
+        return bool(jax.tree.leaves(shapes))
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether the clients' own models are tested, as layers stay with them."""
+        return any(link.is_personal for link in self.uplinks)
 
     @property
     def sections(self) -> tuple[type, ...]:
@@ -182,7 +196,7 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     samples = claimed * (size if iteration == "pass" else config.batch_size)
     if samples.max(initial=0) > INT32_MAX:
         t, place = np.unravel_index(samples.argmax(), samples.shape)
-        i = place if times.client is None else times.client[t, place]
+        i = times.client[t, place]
         raise UserError(
             f"client {i} does τ = {claimed[t, place]} local iterations in interval {t},"
             f" {samples[t, place]} samples; expected at most {INT32_MAX}; choose a "
@@ -304,6 +318,8 @@ def prepare_validated(
     tested = splits.client_test(config, own, dataset, split, workload.drawn, network)
     model = precision.with_precision(network.model, config.precision)
     network, first = trained.started(config, own, network._replace(model=model))
+    uplinks = chain_of(config)
+    _link_states(uplinks, network, hparams)  # each link checks the network
     mapping, mapping_notes = _mapping_of(config, network, mapping, steps, times)
     return Prepared(
         config=config,
@@ -315,6 +331,7 @@ def prepare_validated(
         rule=rule,
         optimizer=optimizers.as_factory(own.optimizer),
         hooks=custom_hooks.checked(own, dataset, config.batch_size),
+        uplinks=uplinks,
         hparams=hparams,
         mapping=mapping,
         held_out=held_out,
@@ -326,6 +343,11 @@ def prepare_validated(
         | (first or custom_hooks.start_of(own.model)),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
+
+
+def _link_states(uplinks: Chain, network: Network, hparams: HParams) -> tuple:
+    """Shapes of what the links keep for a client."""
+    return jax.eval_shape(lambda p: chain.init(uplinks, p, hparams), network.params)
 
 
 def _fingerprints(
@@ -347,10 +369,14 @@ def _fingerprints(
 
 def schedule_fingerprints(config: Config, times: Schedule) -> dict[str, str]:
     """Digests of a schedule."""
-    drawn = times._replace(seconds=None, snapshots=None, notes=())
-    found = {"schedule": data.fingerprint(*jax.tree.leaves(drawn))}
+    drawn = [times.tau, times.size]
+    drawn += [] if times.in_order else [times.client]
+    drawn += [*times.delivery] if times.snapshots else []
+    drawn += [times.reported] if (times.reported >= 0).any() else []
+    given = [a for a in (times.threshold, times.share) if not np.isnan(a).all()]
+    found = {"schedule": data.fingerprint(*drawn, *given, *(times.lots or ()))}
     changing = config.timeline.speeds or config.timeline.availability  # files
-    if times.seconds is not None and changing:
+    if changing:
         found["times"] = data.fingerprint(times.seconds)
     return found
 
@@ -429,11 +455,9 @@ def counts_of(prepared: Prepared) -> Counts:
     """Counts that shape a rule's state."""
     config = prepared.config
     framework = FRAMEWORKS.get(config.timeline.framework)
-    delivery, tiers = prepared.workload.schedule.delivery, 1
+    tiers = 1 + int(prepared.workload.schedule.delivery.group.max(initial=0))
     if framework is not None and "timeline.tiers" in framework.settings:
         tiers = config.timeline.tiers  # one may never deliver
-    elif delivery is not None:
-        tiers += int(delivery.group.max())
     return Counts(len(prepared.partition.capacity), tiers)
 
 

@@ -32,10 +32,8 @@ class Staleness:
         """Say that the factor changes no weight."""
         if self.kind == "constant":
             return ()
-        there, lag = deliveries.claimed(schedule) > 0, 0 * schedule.tau
-        if schedule.delivery is not None:
-            lag = schedule.delivery.lag
-        late = of_lag(lag, arrays(self))
+        there = deliveries.claimed(schedule) > 0
+        late = of_lag(schedule.delivery.lag, arrays(self))
         least = np.where(there, late, np.inf).min(axis=1)
         most = np.where(there, late, -np.inf).max(axis=1)
         if (least < (1 if rule.discounts else most)).any():

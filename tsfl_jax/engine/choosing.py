@@ -13,15 +13,9 @@ from jaxtyping import Array, Float, Int
 from tsfl_jax import trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices
-from tsfl_jax.engine.interval import (
-    Inputs,
-    Problem,
-    State,
-    claimed,
-    participants,
-    renewed,
-)
+from tsfl_jax.engine.interval import claimed, participants, renewed
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
+from tsfl_jax.engine.structures import Inputs, Problem, State
 from tsfl_jax.timeline import feedback
 from tsfl_jax.types import Params, PRNGKey
 

@@ -18,17 +18,16 @@ from jaxtyping import Array, Num
 from tsfl_jax import trees
 from tsfl_jax.engine import choosing, devices
 from tsfl_jax.engine.hooks import Hooks
-from tsfl_jax.engine.interval import (
+from tsfl_jax.engine.interval import broadcast_of, run_interval
+from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
+from tsfl_jax.engine.structures import (
     OPTIONAL,
     REGRET,
     History,
     Inputs,
     Problem,
     State,
-    broadcast_of,
-    run_interval,
 )
-from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator, Counts, one_of
 from tsfl_jax.timeline import feedback

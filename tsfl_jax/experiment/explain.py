@@ -13,11 +13,11 @@ from jaxtyping import Int
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, memory
+from tsfl_jax.experiment.call_length import chunk_of
 from tsfl_jax.experiment.identity import labels_of, values_of
 from tsfl_jax.experiment.prepare import (
     Prepared,
     accepted,
-    chunk_of,
     prepare_validated,
 )
 from tsfl_jax.experiment.workload import Workload

@@ -21,7 +21,8 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, personal, scan
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.experiment import initial_estimates
-from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
+from tsfl_jax.experiment.call_length import chunk_of
+from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.report import progress
 from tsfl_jax.rules.base import Aggregator, one_of
 from tsfl_jax.types import Array, HParams, PRNGKey

@@ -136,12 +136,22 @@ def test_slips_are_answered_in_one_line(text, message):
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_recorded_is_the_same_in_all_lanes():
+def test_what_all_runs_of_a_sweep_share_is_not_swept():
+    with pytest.raises(UserError, match="devices: all runs of a sweep share it"):
+        tsfl_jax.sweep(small(), {"devices": [1, 2]})
+
+
+@pytest.mark.slow
+def test_a_history_has_what_all_runs_measure(tmp_path):
     config = grid.changed(small(algorithm="fedavg"), {"data.validation": 20})
-    with pytest.raises(UserError, match="measure_regret: it is recorded for all"):
-        tsfl_jax.sweep(config, {"measure_regret": [True, False]})
-    with pytest.raises(UserError, match="devices: all runs are on the same"):
-        tsfl_jax.sweep(config, {"devices": [1, 2]})
+    swept = {"measure_regret": [True, False]}
+    result = tsfl_jax.sweep(config, swept, workdir=tmp_path)
+    assert not {*result.history} & {*scan.REGRET}
+    assert np.isfinite(result.rows[0]["mean_regret"])
+    assert "mean_regret" not in result.rows[1]
+    stream = io.StringIO()
+    sweeps.run(config, swept, workdir=tmp_path, stream=stream)
+    assert "2 runs were finished already" in stream.getvalue()
 
 
 def test_a_lane_that_cannot_work_is_named():

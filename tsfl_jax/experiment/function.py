@@ -12,6 +12,7 @@ from tsfl_jax.config import Config, replace
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import program
 from tsfl_jax.experiment.prepare import accepted, prepare_validated
+from tsfl_jax.experiment.program_key import spec_of
 from tsfl_jax.types import HParams, PRNGKey
 
 
@@ -51,13 +52,13 @@ def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
     with jax.ensure_compile_time_eval():  # also while a caller is being traced
         prepared = prepare_validated(config, parts)
         arrays = program.make_arrays(prepared, devices.make_mesh(1, config.num_clients))
-    rules = program.rules_of([prepared])
-    spec = program.spec_of([prepared], rules)
+    spec = spec_of(prepared)
     # The term of μ stays where μ = 0, and clients where ρ_i = 0, for their derivatives;
     # and τ may be changed.
     spec = dataclasses.replace(spec, proximal=True, train_all=True, even=False)
     model = prepared.network.model
-    run = scan.make_run(model, rules, prepared.optimizer, spec, hooks=prepared.hooks)
+    optimizer, hooks = prepared.optimizer, prepared.hooks
+    run = scan.make_run(model, (prepared.rule,), optimizer, spec, hooks=hooks)
     updates = len(prepared.steps)  # without those that fill up a chunk
     inputs = jax.tree.map(lambda leaf: leaf[:updates], arrays.inputs)
     given = arrays.start, arrays.key, arrays.hparams, arrays.problem, inputs

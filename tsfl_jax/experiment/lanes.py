@@ -18,8 +18,8 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, scan
 from tsfl_jax.experiment import initial_estimates
 from tsfl_jax.experiment import program as programs
-from tsfl_jax.experiment.identity import signature
 from tsfl_jax.experiment.prepare import Prepared
+from tsfl_jax.experiment.program_key import ProgramKey, causes_of, key_of, rules_of
 from tsfl_jax.experiment.rule_settings import arrays
 from tsfl_jax.rules.base import one_of
 
@@ -38,17 +38,15 @@ def group(
       Indices of each group, in order of appearance; and why there is more than one
       group: the settings that differ between them.
     """
-    groups: dict[tuple, list[int]] = {}
+    groups: list[tuple[ProgramKey, list[int]]] = []
     for index, prepared in enumerate(several):
-        groups.setdefault(tuple(signature(prepared).items()), []).append(index)
-    groups = {s: found for s, found in groups.items() if not {*found} <= {*finished}}
-    signatures = [dict(items) for items in groups]
-    causes = [
-        f"{name}={', '.join(dict.fromkeys(s[name] for s in signatures))}"
-        for name in (signatures[0] if signatures else ())
-        if len({s[name] for s in signatures}) > 1
-    ]
-    return list(groups.values()), causes
+        key = key_of(prepared)
+        members = next((ms for other, ms in groups if other == key), None)
+        if members is None:
+            groups.append((key, members := []))
+        members.append(index)
+    unfinished = [ms for _, ms in groups if not {*ms} <= {*finished}]
+    return unfinished, causes_of(unfinished, several)
 
 
 class Group(NamedTuple):
@@ -69,9 +67,9 @@ def make_group(members: list[Prepared], mesh: Mesh) -> Group:
     On a CPU whose clients were put side by side by choice of `prepare`, lanes run one
     after another: they fit into its cache, and a lane has the bits of a single run.
     """
-    first, cpu = members[0], jax.default_backend() == "cpu"
-    by_choice = cpu and first.config.mapping == "auto"
-    how = "sequential" if first.mapping == "sequential" or by_choice else "vmap"
+    cpu, mapping = jax.default_backend() == "cpu", members[0].mapping
+    by_choice = cpu and any(p.config.mapping == "auto" for p in members)
+    how = "sequential" if mapping == "sequential" or by_choice else "vmap"
     return Group(
         members=members,
         program=programs.make_program(members, mesh, how),
@@ -81,6 +79,11 @@ def make_group(members: list[Prepared], mesh: Mesh) -> Group:
         scored=max(programs.number_scored(p) for p in members),
         reports=any(p.workload.schedule.reported is not None for p in members),
     )
+
+
+def largest(members: list[Prepared]) -> Prepared:
+    """The one of a program's experiments that needs the most memory."""
+    return max(members, key=lambda p: p.partition.indices.nbytes)
 
 
 def _stacked(trees: list[Any]) -> Any:
@@ -116,7 +119,7 @@ def make_lanes(
     keys = [programs.keys_of(p) for p in several]
     init_keys, train_keys = (jnp.stack(part) for part in zip(*keys, strict=True))
 
-    rules = programs.rules_of(group.members)
+    rules = rules_of(group.members)
     rule = one_of(rules)
     kinds = tuple(dict.fromkeys(k for p in group.members for k in p.sections))
 
@@ -136,8 +139,8 @@ def make_lanes(
         found = p.hparams
         if runs:
             own = jax.tree.map(lambda a, i=i: a[i], start)
-            known = p, group.problem.samples, own, keys[i][1]
-            found = initial_estimates.fill(*known, group.members[0], group.width)
+            samples = group.problem.samples
+            found = initial_estimates.fill(p, samples, own, keys[i][1], group.width)
         number, settings = np.int32(rules.index(p.rule)), arrays(p.config, kinds)
         hparams.append(found._replace(rule=number, settings=settings))
     hparams += hparams[-1:] * (count - busy)

@@ -4,6 +4,7 @@
 The same generator of chunks serves runs and sweeps.
 """
 
+import dataclasses
 import functools
 import time
 from collections.abc import Iterator
@@ -19,9 +20,10 @@ from tsfl_jax.config import seed_of
 from tsfl_jax.data import targets, validation
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices, evaluation, optimizers, own_layers, scan
-from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
+from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.experiment import initial_estimates, trained
 from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
+from tsfl_jax.experiment.program_key import merged_spec, rules_of
 from tsfl_jax.report import progress
 from tsfl_jax.rules.base import Aggregator, one_of
 from tsfl_jax.types import Array, HParams, PRNGKey
@@ -155,70 +157,24 @@ def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
     }
 
 
-def spec_of(
-    several: list[Prepared], rules: tuple[Aggregator, ...], lanes: str = ""
-) -> ProgramSpec:
-    """What shapes a program for experiments that differ in arrays only.
+def make_program(members: list[Prepared], mesh: Mesh, lanes: str = "") -> Program:
+    """The program of experiments with the same `program_key.key_of`.
 
-    `rules` are theirs, each once; `lanes` is "" for one experiment, else how lanes run:
-    "sequential" or "vmap".
+    `lanes` is "" for one experiment, else how lanes run: "sequential" or "vmap".
     """
-    config, measures = several[0].config, several[0].config.measure_clients
-    # A mini-batch has no more rows than the largest client holds samples.
-    most = max(int(p.partition.capacity.max()) for p in several)
-    batch_size, iteration = min(config.batch_size, most), config.schedule.iteration
-    schedules, first = [p.workload.schedule for p in several], several[0].steps.flat[0]
-    slots, waves = several[0].slots, several[0].waves
-    even = config.train_all and waves == 1  # else some clients stop at 0 steps
-    estimating = {p.rule for p in several if initial_estimates.when(p) == "interval"}
-    return ProgramSpec(
-        batch_size=batch_size,
-        iteration=iteration,
-        passes=max(
-            local.most_passes(s.tau, s.size, batch_size, iteration) for s in schedules
-        ),
-        mapping=several[0].mapping,
-        block=min(config.client_block or slots, slots),
-        longest=max(int(p.steps.max()) for p in several),
-        even=even and all((p.steps == first).all() for p in several),
-        proximal=optimizers.terms_of(several[0].hparams).mu,
-        lr_varies=any(p.config.lr_schedule != "constant" for p in several),
-        estimates=Estimates(
-            constants=tuple(rule in estimating for rule in rules),
-            gradients=tuple(bool(r.uses_gradients or measures) for r in rules),
-            method=config.constants.estimator if estimating else "quotient",
-        ),
-        choice=config.cohort.choice,
-        regret=config.measure_regret,
-        train_all=config.train_all,
-        frozen=trained.parts_of(config.model.frozen),
-        local=trained.parts_of(config.model.local),
-        local_period=config.model.local_period,
-        waves=waves,
-        lanes=lanes,
-    )
-
-
-def rules_of(several: list[Prepared]) -> tuple[Aggregator, ...]:
-    """The rules of some experiments, each once, in order of appearance."""
-    return tuple(dict.fromkeys(p.rule for p in several))
-
-
-def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Program:
-    """The program of experiments that differ in arrays only; see `spec_of`."""
-    first, rules = several[0], rules_of(several)
-    spec = spec_of(several, rules, lanes)
-    optimizer = first.optimizer
+    any_member, rules = members[0], rules_of(members)
+    spec = dataclasses.replace(merged_spec(members), lanes=lanes)
+    optimizer = any_member.optimizer
     if optimizer is optimizers.sgd:
-        terms = optimizers.terms_of(first.hparams)
+        terms = optimizers.terms_of(any_member.hparams)
         optimizer = functools.partial(optimizers.sgd, terms=terms)
-    network, hooks = first.network.model, first.hooks
+    network, hooks = any_member.network.model, any_member.hooks
     return Program(
         run=scan.make_run(network, rules, optimizer, spec, mesh, hooks),
         parts=Parts(network, one_of(rules), optimizer, spec, hooks),
         mesh=mesh,
-        intervals=len(first.steps),
-        chunk=chunk_of(first),
+        intervals=len(any_member.steps),
+        chunk=min(map(chunk_of, members)),
     )
 
 

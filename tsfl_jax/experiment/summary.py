@@ -62,6 +62,13 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
     return client_test.named(_tested(prepared), history.named(metrics), asked)
 
 
+def measured(prepared: Prepared) -> tuple[str, ...]:
+    """Names in the history of what not every run measures."""
+    names = tuple(prepared.own.metrics)
+    names += scan.REGRET if prepared.config.measure_regret else ()
+    return names + (client_test.SERIES if prepared.tested is not None else ())
+
+
 def _tested(prepared: Prepared) -> client_test.ClientTest | None:
     """The clients that are scored; by their own layers each has one score already."""
     if prepared.tested is None or not prepared.config.model.stays:

@@ -8,6 +8,7 @@ was divided.
 import contextlib
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from tsfl_jax.engine import scan
 from tsfl_jax.report import files
@@ -79,27 +80,23 @@ def shard(
         yield
 
 
-def finished_lanes(
+def finished_run(
     folder: pathlib.Path,
-    names: Sequence[str],
+    name: str,
     notice: Callable[[str], None],
-    metrics: Collection[str] = (),
-) -> dict[str, dict]:
-    """Runs that are whole on the disk, as {digest: arrays}; others get a notice.
+    extra_fields: Collection[str] = (),
+) -> dict[str, Any] | None:
+    """The arrays of a run that is whole on the disk; None, with a notice: it is not.
 
-    `metrics` are names of the user's own, and of what else was asked for.
+    `extra_fields` are names of metrics, and of what else the run measures.
     """
-    always = {*scan.History._fields} - {*scan.OPTIONAL}
-    wanted = always | {*OF_LANE, *metrics}
-    found = {}
-    for name in names:
-        path = path_of(folder, name)
-        if not path.exists():
-            continue
-        with contextlib.suppress(UserError):
-            lane = files.read_arrays(path)
-            if str(lane.pop(NAME, "")) == name and wanted == set(lane) - {CLIENT}:
-                found[name] = lane
-        if name not in found:
-            notice(f"{path} is damaged or of an earlier version; that one runs again")
-    return found
+    path = path_of(folder, name)
+    if not path.exists():
+        return None
+    fields = {*scan.History._fields} - {*scan.OPTIONAL} | {*OF_LANE, *extra_fields}
+    with contextlib.suppress(UserError):
+        arrays = files.read_arrays(path)
+        if str(arrays.pop(NAME, "")) == name and fields == {*arrays} - {CLIENT}:
+            return arrays
+    notice(f"{path} is damaged or of an earlier version; that one runs again")
+    return None

@@ -23,8 +23,6 @@ from jax.sharding import Mesh
 
 from tsfl_jax import host_memory, interrupts
 from tsfl_jax.config import Config, settings_of
-from tsfl_jax.data import client_test
-from tsfl_jax.engine import scan
 from tsfl_jax.experiment import checkpoint, grid, lanes, memory, summary, sweep_folder
 from tsfl_jax.experiment.backend import start_jax
 from tsfl_jax.experiment.custom_hooks import Own
@@ -237,7 +235,7 @@ def make(
     if folder is not None:
         is_new = not (folder / "lanes").exists()  # and is not made if refused
         for members in lanes.group(several)[0] if is_new else ():
-            memory.check(several[members[0]], mesh.size)
+            memory.check(lanes.largest([several[i] for i in members]), mesh.size)
         sweep_folder.opened(folder, held)
     every = config, points, names, several, [_digest(p) for p in several]
     return Sweep(*every, runs_per_call, mesh, folder, stream, stop, watch)
@@ -265,20 +263,18 @@ class Sweep(NamedTuple):
         points, several, names = ([part[i] for i in runs] for part in parts)
         return self._replace(points=points, several=several, names=names, whole=False)
 
-    def metrics(self, run: int = 0) -> tuple[str, ...]:
-        """Names of further metrics, of the user or of the network."""
-        return tuple(self.several[run].own.metrics)
-
 
 def _finished(every: Sweep) -> dict[int, dict[str, np.ndarray]]:
     """Histories of the runs that are in the folder, by number."""
     if every.folder is None:
         return {}
-    first, warn = every.several[0], progress.warn_to(every.stream)
-    wanted = every.metrics() + (scan.REGRET if first.config.measure_regret else ())
-    wanted += client_test.SERIES if first.tested is not None else ()
-    found = sweep_folder.finished_lanes(every.folder, every.names, warn, wanted)
-    return {i: _cut(found[n]) for i, n in enumerate(every.names) if n in found}
+    warn, finished = progress.warn_to(every.stream), {}
+    for i, (prepared, name) in enumerate(zip(every.several, every.names, strict=True)):
+        fields = summary.measured(prepared)
+        history = sweep_folder.finished_run(every.folder, name, warn, fields)
+        if history is not None:
+            finished[i] = _cut(history)
+    return finished
 
 
 def _write_partly(every: Sweep, rows: Mapping[int, dict]) -> None:
@@ -380,8 +376,9 @@ def _run_group(
 ) -> Iterator[tuple[list[int], list[dict[str, np.ndarray]]]]:
     """Finish the runs of one program that are not done, a call at a time."""
     several = every.several
-    memory.check(several[members[0]], every.mesh.size)
-    group = lanes.make_group([several[i] for i in members], every.mesh)
+    runs = [several[i] for i in members]
+    memory.check(lanes.largest(runs), every.mesh.size)
+    group = lanes.make_group(runs, every.mesh)
     count = min(every.runs_per_call or lanes.lanes_of_call(group), len(members))
     todo = [i for i in members if i not in done]
     begun = _path_of(every, group, todo[:count], count)
@@ -459,11 +456,11 @@ def _path_of(
     every: Sweep, group: lanes.Group, indices: list[int], count: int
 ) -> pathlib.Path | None:
     """The folder of a running call's checkpoints; None: nothing is kept."""
-    first = every.several[indices[0]]
-    if every.folder is None or not first.config.checkpoint:
+    runs = [every.several[i] for i in indices]
+    if every.folder is None or not any(p.config.checkpoint for p in runs):
         return None
     files.prepare_workdir(every.folder / _RUNNING)
-    devices = every.mesh.size if depends_on_devices(first) else ""
+    devices = every.mesh.size if any(map(depends_on_devices, runs)) else ""
     names = [every.names[i] for i in indices]
     # In their order the states of several rules are kept side by side.
     rules = list(dict.fromkeys(p.config.algorithm for p in group.members))

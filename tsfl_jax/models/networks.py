@@ -35,35 +35,30 @@ Mask = Bool[Array, "B"]  # False: padding of a short last batch
 class ModelConfig:
     """The network."""
 
-    name: str = setting("mlp", "network", static=True)
+    name: str = setting("mlp", "network")
     norm: str = setting(
         "none",
         "vgg11, resnet18: normalization layers",
         ("none", "group", "batch"),
-        static=True,
     )
     hidden: int = setting(
         50,
         "width of the hidden layer, mlp, mnist_cnn, mnist_dropout_cnn, lstm; 0: none",
         low=0,
-        static=True,
     )
 
     frozen: str = setting(
         "",
         "parameters that are not trained: parts of their paths, comma-separated",
-        static=True,
     )
     local: str = setting(
         "",
         "variables that stay on the client (FedBN, FedPer): likewise",
-        static=True,
     )
     local_period: int = setting(
         0,
         "local: sent in every so many intervals; 0: never",
         low=0,
-        static=True,
         used_by=("local", ()),
     )
     params: str = setting(

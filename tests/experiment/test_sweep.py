@@ -345,13 +345,13 @@ def test_a_killed_sweep_goes_on_with_the_finished_lanes(
     kept[3].write_bytes(swapped[0])
     kept[2].write_bytes(swapped[1])
     trained = []
-    make = lanes.make_lanes
+    make = lanes.make_arrays
 
     def counted(group, several, count):
         trained.append(len(several))
         return make(group, several, count)
 
-    monkeypatch.setattr(lanes, "make_lanes", counted)
+    monkeypatch.setattr(lanes, "make_arrays", counted)
     resumed = sweeps.run(small(), SWEPT, **options)
     assert sum(trained) == 4 + 4
     assert sum("runs again" in text for text in caplog.messages) == 4
@@ -411,7 +411,7 @@ def test_memory_decides_how_many_lanes_run_side_by_side(monkeypatch):
     counts = []
     for limit in (2**20, 2**24, 2**36):
         monkeypatch.setattr(jax, "devices", lambda limit=limit: [Card(limit)])
-        counts.append(lanes.lanes_of_call(group))
+        counts.append(lanes.runs_per_call(group))
         monkeypatch.undo()
     assert counts[0] >= 1 and counts == sorted(counts) and counts[-1] == 6
 

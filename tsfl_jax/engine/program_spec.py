@@ -58,11 +58,6 @@ class ProgramSpec:
       local: parts of the paths of variables that stay on the client.
       local_period: these are sent in every so many intervals; 0: never.
       waves: most deliveries of a client in an update, if it has local layers; else 1.
-      lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
-        lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
-        ``client``, ``validation``, ``class_index`` and ``scored`` and all inputs but
-        interval and evaluate:
-        "sequential" or "vmap".
       axis: mesh axis of devices that share the clients; set by `scan.make_run`.
     """
 
@@ -83,7 +78,6 @@ class ProgramSpec:
     local: tuple[str, ...] = ()
     local_period: int = 0
     waves: int = 1
-    lanes: str = ""
     axis: str | None = None
 
     @property

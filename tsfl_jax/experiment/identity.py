@@ -20,7 +20,7 @@ from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.experiment.source_digest import describe
 
 # Of `identity_of`: a folder of another version is refused.
-_VERSION = 3
+_VERSION = 4
 
 # JAX's own configuration that can change a result, and its default; a run under another
 # value is another experiment. 64-bit numbers are refused.

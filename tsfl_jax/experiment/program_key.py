@@ -152,12 +152,16 @@ def _shapes_of(prepared: Prepared) -> Any:
     """
     times = prepared.workload.schedule
     schedule = times._replace(seconds=None, reported=None, threshold=None, notes=())
-    tested, held_out = prepared.tested, prepared.held_out
-    trees = schedule, held_out, prepared.config.partition.online
-    leaves, structure = jax.tree.flatten(trees)
-    shapes = tuple((np.shape(a), str(np.asarray(a).dtype)) for a in leaves)
-    share = None if tested is None else (tested.share is None)
-    return structure, shapes, times.snapshots, counts_of(prepared).groups, share
+    leaves, structure = jax.tree.flatten((schedule, prepared.held_out))
+    tested, online = prepared.tested, prepared.config.partition.online
+    return (
+        structure,
+        tuple((np.shape(a), str(np.asarray(a).dtype)) for a in leaves),
+        times.snapshots,
+        counts_of(prepared).groups,
+        online,  # has an index of samples by class
+        tested is not None and tested.share is not None,
+    )
 
 
 def causes_of(

@@ -356,7 +356,7 @@ def test_a_swept_component_is_traced_once():
     chex.clear_trace_counter()
     run = jax.jit(chex.assert_max_traces(lambda *given: group.program.run(*given), n=1))
     for each in several:
-        arrays = lanes.make_lanes(group, [each, each], 2)
+        arrays = lanes.make_arrays(group, [each, each])
         run(*group.program.arguments(arrays, arrays.start, 0))
 
 

@@ -19,8 +19,8 @@ from tsfl_jax.experiment import (
     backend,
     explain,
     grid,
+    lanes,
     prepare,
-    program,
     ray_workers,
     runner,
     shards,
@@ -233,9 +233,8 @@ def _explain(given: Given, config: Config) -> None:
     for note in known.notes:
         progress.log(sys.stderr, f"note: {note}")
     if given.explain == "compile":
-        arrays = program.make_arrays(prepared, mesh)
-        run = program.make_program([prepared], mesh).compile(arrays, stream=sys.stderr)
-        compiled = run.memory()
+        program, arrays = lanes.single(prepared, mesh)
+        compiled = program.compile(arrays, stream=sys.stderr).memory()
     label = f"{_label(given, config)}-explain"
     workdir = given.workdir or report.new_workdir("runs", label)
     path = report.prepare_workdir(workdir) / "timeline"

@@ -40,6 +40,7 @@ class Setting(NamedTuple):
     below: float = math.inf  # instead of `high`, a bound that is excluded
     static: bool = False  # whether it shapes the compiled program
     effect: bool = True  # whether it can change a result
+    swept: bool = True  # whether runs of a sweep may differ in it
     # Another setting of its section, and the values of that one that use it; none: any
     # but its default.
     used_by: tuple[str, tuple[str, ...]] | None = None

@@ -14,7 +14,7 @@ from tests.launches import ROOT
 from tests.test_launch import SMALL
 from tests.timeline.test_timeline import ALL, fleet_of, random_fleet, simulate
 from tsfl_jax.config import Config
-from tsfl_jax.experiment import backend, explain, memory, prepare, program
+from tsfl_jax.experiment import backend, explain, lanes, memory, prepare
 from tsfl_jax.report import style, timeline
 from tsfl_jax.timeline import (
     FRAMEWORKS,
@@ -292,9 +292,8 @@ def test_samples_of_single_steps():
 def test_stacked_models_are_counted_and_the_compiler_is_asked():
     known, prepared, mesh = explained(algorithm="median", devices=1)
     assert known.memory["stacked models"] == 8 * known.memory["global model"]
-    arrays = program.make_arrays(prepared, mesh)
-    compiled = program.make_program([prepared], mesh).compile(arrays)
-    seen = compiled.memory()
+    program, arrays = lanes.single(prepared, mesh)
+    seen = program.compile(arrays).memory()
     assert min(seen.values()) > 0
     rows = ("training samples", "test samples", "index table", "global model")
     assert seen["arguments"] >= sum(known.memory[row] for row in rows)

@@ -327,13 +327,12 @@ def test_samples_are_counted_in_64_bits():
     assert result.history["samples"].tolist() == [132] * 3
     # As many as clients may train on, each of them: more than 32 bits hold.
     exp = runner.build(config)
-    program, arrays = exp.program, exp.arrays
-    arguments = program.arguments(arrays, arrays.start, 0)
-    _, history = jax.eval_shape(program.run, *arguments)
-    assert history.samples.shape == (3, 2)
-    filled = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), history)
+    history = exp.program.history_shapes(exp.arrays)
+    assert history.samples.shape == (1, 3, 2)
+    filled = jax.tree.map(lambda a: np.zeros(a.shape[1:], a.dtype), history)
     filled = filled._replace(samples=np.full((3, 2), 2**31 - 1, np.int32))
-    found = summary.summarize(exp.prepared, exp.labels, filled, 1.0, 1.0)
+    named = summary.named_of(exp.prepared, filled)
+    found = summary.summarize(exp.prepared, exp.labels, named, 1.0, 1.0)
     assert found["samples_trained"] == 6 * (2**31 - 1)
 
 

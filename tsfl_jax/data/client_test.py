@@ -30,13 +30,11 @@ class EvaluationConfig:
         "none",
         "each client's test data: the test set by its mix of labels, or its own",
         ("none", "labels", "own"),
-        static=True,
     )
     number: int = setting(
         0,
         "M, clients that are scored, the same for every seed; 0: all",
         low=0,
-        static=True,
         used_by=("clients", ()),
     )
     over: str = setting(

@@ -40,7 +40,6 @@ class PartitionConfig:
     online: bool = setting(
         False,
         "in every interval new samples of the same classes, drawn from all",
-        static=True,
     )
 
     def check(self, config: Any, rule: Any) -> None:

@@ -33,10 +33,8 @@ _MOST_CORRECTIONS = 10_000
 class QuadraticConfig:
     """data.name=quadratic: one quadratic per client, all constants known."""
 
-    smoothness: float = setting(1.0, "L, the largest eigenvalue", above=0, static=True)
-    convexity: float = setting(
-        1.0, "the smallest eigenvalue, at most L", above=0, static=True
-    )
+    smoothness: float = setting(1.0, "L, the largest eigenvalue", above=0)
+    convexity: float = setting(1.0, "the smallest eigenvalue, at most L", above=0)
     grad_variance: str = setting("constant(1)", "groups; σ_i² of a mini-batch gradient")
     dissimilarity: str = setting("constant(1)", "groups; Γ_i = ‖w* − w_i*‖²")
     distance: float = setting(1.0, "‖w⁰ − w*‖²", low=0)

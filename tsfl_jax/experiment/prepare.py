@@ -427,12 +427,6 @@ def data_key(config: Config) -> str:
 
 
 _OF_SINGLE_RUNS = ("stop.at", "stop.patience")
-_OF_ALL_LANES = {
-    "measure_regret": "it is recorded for all runs or for none",
-    "train_all": "all runs share it, and no model depends on it",
-    "devices": "all runs are on the same devices",
-    "evaluation.clients": "they are scored in all runs or in none",
-}
 
 
 def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]:
@@ -444,9 +438,6 @@ def prepare_all(configs: list[Config], own: Own | None = None) -> list[Prepared]
                 f"--config.{name}: ends single runs; all runs of a sweep go to "
                 "num_intervals, and its tables have the time to a target"
             )
-    for name, why in _OF_ALL_LANES.items():
-        if len({get(config, name) for config in configs}) > 1:
-            raise UserError(f"--sweep {name}: {why}; set --config.{name}")
     rule_settings.check_read(configs, own)
     shared: dict[str, tuple[Dataset, str]] = {}
     made: dict[str, Network] = {}

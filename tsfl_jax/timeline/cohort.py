@@ -152,12 +152,12 @@ _ASKED = "size", ()  # what is read only where some are asked
 class CohortConfig:
     """Which clients are asked in each interval or round."""
 
-    size: int = setting(0, "K, clients asked at a time; 0: all", low=0, static=True)
+    size: int = setting(0, "K, clients asked at a time; 0: all", low=0)
     sampler: str = setting(
         "uniform", "how they are drawn", (*SAMPLERS, *CHOOSING), used_by=_ASKED
     )
     candidates: int = setting(
-        0, "d, of whom K are chosen while training; 0: all clients", low=0, static=True
+        0, "d, of whom K are chosen while training; 0: all clients", low=0
     )
     preferred: float = setting(
         100.0, "T, a percentile of the candidates' steps; 100: none", above=0, high=100

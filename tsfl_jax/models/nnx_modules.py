@@ -106,8 +106,8 @@ def _with_mask(network: Any, mask: AnyArray) -> tuple[Any, Callable[[Any], Any]]
 
 def _variables(params: Params, state: Any) -> Params:
     """The collections "params" and, where there is any, "state"."""
-    held = _named(state)
-    return {"params": params} | ({"state": held} if held else {})
+    collections = {"params": params, "state": _named(state)}
+    return {name: c for name, c in collections.items() if c or name == "params"}
 
 
 class _Form(NamedTuple):
@@ -133,7 +133,7 @@ class _Form(NamedTuple):
 def _form_of(module: Any) -> _Form:
     from flax import nnx
 
-    made: list[Any] = []
+    networks: list[Any] = []
 
     def split(key: PRNGKey) -> tuple[Any, Any, Any, Any]:
         params, dropout, default = rng.keys(
@@ -144,7 +144,7 @@ def _form_of(module: Any) -> _Form:
         if not isinstance(network, nnx.Module):
             raise TypeError(f"it makes a {type(network).__name__}")
         nnx.pop(network, nnx.Intermediate)
-        made.append(network)
+        networks.append(network)
         structure, weights, random, *state = nnx.split(
             network, nnx.Param, nnx.RngState, ...
         )
@@ -157,12 +157,13 @@ def _form_of(module: Any) -> _Form:
         split,
         rng.key(0),
     )
-    if callable(getattr(made[0], "loss", None)):
+    network = networks[0]
+    if callable(getattr(network, "loss", None)):
         raise UserError(
-            f"model: the loss method of the nnx module {type(made[0]).__name__} would "
+            f"model: the loss method of the nnx module {type(network).__name__} would "
             "not be used; give the function as loss="
         )
-    return _Form(split, made[0], structure, shapes)
+    return _Form(split, network, structure, shapes)
 
 
 def from_nnx(module: Any) -> Model:
@@ -186,15 +187,14 @@ def from_nnx(module: Any) -> Model:
 
     form = _form_of(module)
     kind = type(form.network)
-
     arguments = switches.caller(
         inspect.signature(kind.__call__).parameters,
         lambda *args, **named: nnx.merge(*form.split(rng.key(0)))(*args, **named),
     )
 
-    def call(network: Any, *given: Any) -> Any:
-        args, named = arguments(*given)
-        outputs = network(given[0], *args, **named)
+    def call(network: Any, x: AnyArray, train: bool, mask: Any = None) -> Any:
+        args, named = arguments(x, train, mask)
+        outputs = network(x, *args, **named)
         nnx.pop(network, nnx.Intermediate)  # what it sows
         return outputs
 
@@ -220,8 +220,7 @@ def from_nnx(module: Any) -> Model:
             raise ValueError("it draws random numbers or changes variables")
         return outputs
 
+    layers = tuple(tracing.switched_layers(_modules(form.network)).items())
+    model = Model(init, train, predict, name=kind.__name__, layers=layers)
     # It may say that it is a regression, with the loss of `simulate`.
-    classifies = getattr(kind, "classifies", None) is not False
-    layers = tracing.switched_layers(_modules(form.network))
-    about = {"name": kind.__name__, "layers": tuple(layers.items())}
-    return Model(init, train, predict, classifies=classifies, **about)
+    return model._replace(classifies=getattr(kind, "classifies", None) is not False)

@@ -51,63 +51,60 @@ class Layers(nnx.Module):
         return self.head(x)
 
 
-def class_of(text, base):
-    """A class with what the text defines in it."""
-    names = {"nn": nn, "Body": Body, "base": base}
-    exec(f"class Net(base):\n{text}", names)  # noqa: S102
-    return names["Net"]
+def linen(call, **fields):
+    """A linen module from (module, x) -> outputs, with switches as fields."""
+    kinds = {"__annotations__": dict.fromkeys(fields, bool)}
+    return type("Net", (nn.Module,), kinds | fields | {"__call__": nn.compact(call)})()
 
 
-def linen_of(signature, on, fields=""):
-    """A linen module with that signature."""
-    body = f"    def __call__({signature}):\n        return Body()(x, {on})\n"
-    return class_of(f"{fields}    @nn.compact\n{body}", nn.Module)()
+def layers(call, **attributes):
+    """The same of nnx."""
+
+    def make(rngs):
+        network = type("Net", (Layers,), {"__call__": call})(rngs)
+        vars(network).update(attributes)
+        return network
+
+    return make
 
 
-def nnx_of(signature, on, start=""):
-    """A function that makes an nnx module with that signature."""
-    body = f"    def __call__({signature}):\n        return self.run(x, {on})\n"
-    init = f"    def __init__(self, rngs):\n        base.__init__(self, rngs)\n{start}"
-    kind = class_of(f"{init}{body}", Layers)
-    return lambda rngs: kind(rngs)
+def named(switch):
+    """A linen module with an argument of that name."""
+    on = switch if switch in TRAINING else f"not {switch}"
+    return linen(eval(f"lambda self, x, *, {switch}: Body()(x, {on})", {"Body": Body}))
 
 
-FORMS = {
-    "keyword": lambda name, on: linen_of(f"self, x, *, {name}", on),
-    "position": lambda name, on: linen_of(f"self, x, {name}, /", on),
-    "default": lambda name, on: linen_of(f"self, x, {name}=False", on),
-    "field": lambda name, on: linen_of(
-        "self, x", on.replace(name, f"self.{name}"), f"    {name}: bool = False\n"
+# Every name as an argument; one of them in other forms.
+SWITCHED = {name: named(name) for name in (*TRAINING, *TESTS, "testing")} | {
+    "by position": linen(lambda self, x, eval, /: Body()(x, not eval)),
+    "with a default": linen(lambda self, x, eval=False: Body()(x, not eval)),
+    "a field": linen(lambda self, x: Body()(x, not self.eval), eval=False),
+    "swallowed": linen(lambda self, x, **more: Body()(x, not more["eval"])),
+    "passed on": Wrapped(named("eval")),
+    "nnx": layers(lambda self, x, eval: self.run(x, not eval)),
+    "nnx attribute": layers(lambda self, x: self.run(x, not self.eval), eval=False),
+}
+IDLE = {
+    "another name": linen(lambda self, x, active=False: Body()(x, active)),
+    "by position": linen(lambda self, x, *more: Body()(x, bool(more))),
+    "nowhere": linen(lambda self, x: Body()(x, False)),
+    "behind another": linen(
+        lambda self, x, scale=None, train=False, /: Body()(x, bool(scale))
     ),
-    "swallowed": lambda name, on: linen_of(
-        "self, x, **more", on.replace(name, f"more['{name}']")
-    ),
-    "passed on": lambda name, on: Wrapped(linen_of(f"self, x, {name}", on)),
-    "nnx": lambda name, on: nnx_of(f"self, x, {name}", on),
-    "nnx attribute": lambda name, on: nnx_of(
-        "self, x", on.replace(name, f"self.{name}"), f"        self.{name} = False\n"
-    ),
+    "nnx": layers(lambda self, x, active=False: self.run(x, active)),
 }
 
 
-# Every name as one module's and one function's argument; one of them in other forms.
-CASES = [("keyword", name) for name in (*TRAINING, *TESTS, "testing")]
-CASES += [(form, "deterministic") for form in FORMS if form != "keyword"]
-
-
-@pytest.mark.parametrize(("form", "name"), CASES)
-def test_every_name_of_the_switch(form, name):
+@pytest.mark.parametrize("model", SWITCHED.values(), ids=SWITCHED)
+def test_every_name_of_the_switch(model):
     """Training draws random numbers and moves statistics: there is no note."""
-    model = networks.from_flax(
-        FORMS[form](name, name if name in TRAINING else f"(not {name})")
-    )
-    *_, notes = tracing.trace(model, (5,), np.float32)
+    *_, notes = tracing.trace(networks.from_flax(model), (5,), np.float32)
     assert notes == ()
 
 
-@pytest.mark.parametrize("form", ["keyword", "nnx"])
+@pytest.mark.parametrize("form", ["train", "nnx"])
 def test_training_draws_by_key_and_moves_statistics(form):
-    model = networks.from_flax(FORMS[form]("train", "train"))
+    model = networks.from_flax(SWITCHED[form])
     variables, train = model.init(jax.random.key(0), X), jax.jit(model.train)
     drawn = [train(variables, X, MASK, jax.random.key(i)) for i in (1, 1, 2)]
     np.testing.assert_array_equal(drawn[0][0], drawn[1][0])
@@ -116,15 +113,6 @@ def test_training_draws_by_key_and_moves_statistics(form):
     old, new = (jax.tree.leaves(v[moved]) for v in (variables, drawn[0][1]))
     assert all((a != b).any() for a, b in zip(old, new, strict=True))
     assert np.isfinite(model.predict(variables, X)).all()
-
-
-IDLE = {
-    "another name": linen_of("self, x, active=False", "active"),
-    "by position": linen_of("self, x, *more", "bool(more)"),
-    "nowhere": linen_of("self, x", "False"),
-    "behind another": linen_of("self, x, scale=None, train=False, /", "bool(scale)"),
-    "nnx": nnx_of("self, x, active=False", "active"),
-}
 
 
 @pytest.mark.parametrize("model", IDLE.values(), ids=IDLE)
@@ -154,11 +142,6 @@ def test_random_streams_of_any_name_have_keys_of_their_own():
     assert tracing.trace(model, (5,), np.float32)[2] == ()
 
 
-def linen(call):
-    """A linen module from (module, x) -> outputs."""
-    return type("Net", (nn.Module,), {"__call__": nn.compact(call)})()
-
-
 def weight(dtype):
     """A module with a parameter of that dtype besides others."""
 
@@ -174,27 +157,17 @@ def sown(self, x):
     return nn.Dense(3)(x)
 
 
+def nnx_sown(self, x):
+    self.sow(nnx.Variable, "losses", x.sum())
+    return self.head(x)
+
+
 def untraceable(self, x):
     return jax.lax.while_loop(lambda c: c.sum() < 5, lambda c: c + 1, nn.Dense(3)(x))
 
 
 def always(self, x):
     return nn.Dense(3)(nn.Dropout(0.5, deterministic=False)(x))
-
-
-class Always(Layers):
-    """In tests, too."""
-
-    def __call__(self, x):
-        return self.run(x, True)
-
-
-class Sown(Layers):
-    """Collects a loss that no one adds."""
-
-    def __call__(self, x):
-        self.sow(nnx.Variable, "losses", x.sum())
-        return self.head(x)
 
 
 # A module, and words of the one line about it.
@@ -222,10 +195,10 @@ REFUSED = {
         "initialization fails (TypeError: cannot reshape",
     ),
     "sow": (linen(sown), "training makes float32[] of the variable losses/l2/1"),
-    "nnx sow": (lambda rngs: Sown(rngs), "of the variable state/losses"),
+    "nnx sow": (layers(nnx_sown), "of the variable state/losses"),
     "no gradient": (linen(untraceable), "training fails (ValueError: Reverse-mode"),
     "dropout in tests": (linen(always), "a test fails (InvalidRngError: Dropout_0"),
-    "nnx in tests": (lambda rngs: Always(rngs), "it draws random numbers or changes"),
+    "nnx in tests": (layers(lambda self, x: self.run(x, True)), "it draws random num"),
     "model": (tsfl_jax.Model(lambda key, x: None, len, len), "model=Model: "),
 }
 CONFIG = replace(Config(num_clients=2, batch_size=8), {"schedule.data_size": 16})

@@ -146,7 +146,7 @@ def test_same_minimum_as_a_general_solver(seed):
 
 
 def exact_fill(a, b, u):
-    """`water_filling.fill` in rational arithmetic."""
+    """`simplex.fill` in rational arithmetic."""
     if len(a) * u <= 1:
         return [Fraction(1, len(a))] * len(a)
 
@@ -158,17 +158,12 @@ def exact_fill(a, b, u):
         return rho
 
     levels = sorted({*b, *(y + x * u for x, y in zip(a, b, strict=True))})
-    for level in levels:
-        before, after = at(level, False), at(level, True)
-        if sum(before) <= 1 <= sum(after):
-            gap = sum(after) - sum(before)
-            part = (1 - sum(before)) / gap if gap else 0
-            return [x + part * (y - x) for x, y in zip(before, after, strict=True)]
-    for low, high in pairwise(levels):
-        less, more = at(low, True), at(high, False)
-        if sum(less) < 1 < sum(more):
-            part = (1 - sum(less)) / (sum(more) - sum(less))
-            return [x + part * (y - x) for x, y in zip(less, more, strict=True)]
+    points = [at(level, jumped) for level in levels for jumped in (False, True)]
+    for low, high in pairwise(points):  # Σρ grows from 0, linearly between two points
+        if sum(low) <= 1 <= sum(high):
+            gap = sum(high) - sum(low)
+            part = (1 - sum(low)) / gap if gap else 0
+            return [x + part * (y - x) for x, y in zip(low, high, strict=True)]
     raise AssertionError("Σρ = 1 must be crossed")
 
 
@@ -178,8 +173,7 @@ fill = jax.jit(simplex.fill)
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_fill_equals_rational_arithmetic(data):
-    dtype = data.draw(st.sampled_from(DTYPES))
-    n = data.draw(st.sampled_from([1, 3, 8]))
+    dtype, n = data.draw(st.sampled_from(DTYPES)), 8
 
     def many(entry):
         return np.array(data.draw(st.lists(entry, min_size=n, max_size=n)), dtype)

@@ -8,6 +8,7 @@ To add a network, write its module and add it to `MODELS`.
 """
 
 import inspect
+import sys
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
 from tsfl_jax.components import Part, component, setting
-from tsfl_jax.models import convolution, nnx_modules, pooling, rows, switches, text
+from tsfl_jax.models import convolution, pooling, rows, switches, text
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
 from tsfl_jax.types import Array as AnyArray
@@ -86,6 +87,12 @@ class ModelConfig:
             )
 
 
+def is_nnx(module: Any) -> bool:
+    """Whether it is an nnx module; importing nnx is left to those who use it."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(module, nnx.Module)
+
+
 def _goes_to_nnx(module: Any) -> bool:
     """Whether it is of nnx, or a function that should make such a module.
 
@@ -95,7 +102,7 @@ def _goes_to_nnx(module: Any) -> bool:
     if isinstance(module, nn.Module):
         return False
     linen_class = isinstance(module, type) and issubclass(module, nn.Module)
-    if nnx_modules.is_nnx(module) or (callable(module) and not linen_class):
+    if is_nnx(module) or (callable(module) and not linen_class):
         return True
     raise UserError(
         f"model={' '.join(repr(module).split())[:60]}: expected an instance of a "
@@ -130,21 +137,20 @@ def from_flax(module: nn.Module | Any) -> Model:
     A method ``loss(outputs, labels)``, ``[B, O]`` and ``[B]`` to ``[B]``, replaces
     cross-entropy. With ``classifies = False`` the module is a regression, without
     accuracy and with outputs of any width; without that attribute, `decide_task`
-    decides by the width of the outputs.
-
-    An nnx module, or a function of `nnx.Rngs` that makes one, goes to
-    `nnx_modules.from_nnx`.
+    decides by the width of the outputs. An nnx module, or a function of `nnx.Rngs`
+    that makes one, goes to `nnx_modules.from_nnx`.
 
     Raises:
       UserError: not an instance of a Flax module, nor a function that makes one.
     """
     if _goes_to_nnx(module):
+        from tsfl_jax.models import nnx_modules
+
         return nnx_modules.from_nnx(module)
     parameters = inspect.signature(type(module).__call__).parameters
     fields = {n: v for n, v in vars(module).items() if n not in parameters}
-    training, testing = (
-        module.clone(**switches.in_fields(fields, train)) for train in (True, False)
-    )
+    training = module.clone(**switches.in_fields(fields, True))
+    testing = module.clone(**switches.in_fields(fields, False))
     arguments = switches.caller(
         parameters, lambda *args, **named: testing.init(rng.key(0), *args, **named)
     )

@@ -2,31 +2,25 @@
 
 The functional form of `nnx.split` and `nnx.merge`: a network is its structure, which is
 fixed, and its variables, which are trained. NOT done here: linen modules, which
-`networks.from_flax` takes.
+`networks.from_flax` takes. Importing nnx takes a second, so this file is imported when
+it is used.
 """
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
+from flax import nnx, traverse_util
 
 from tsfl_jax import rng, trees
 from tsfl_jax.models import rows, switches, tracing
 from tsfl_jax.models.model import Model
 from tsfl_jax.types import Array as AnyArray
 from tsfl_jax.types import Params, PRNGKey, UserError
-
-
-def is_nnx(module: Any) -> bool:
-    """Whether it is an nnx module; importing nnx is left to those who use it."""
-    nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(module, nnx.Module)
 
 
 def _named(state: Any) -> Params:
@@ -54,16 +48,12 @@ def _streams(like: Any, key: PRNGKey) -> Any:
 
 def arrays_of(module: Any) -> list[np.ndarray]:
     """What a module instance starts from, to tell two instances apart."""
-    from flax import nnx
-
     _, _, state = nnx.split(module, nnx.RngState, ...)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
 def _modules(network: Any) -> list[Any]:
     """An nnx module and all modules in it."""
-    from flax import nnx
-
     return [part for _, part in nnx.iter_graph(network) if isinstance(part, nnx.Module)]
 
 
@@ -78,7 +68,6 @@ def _set_training(network: Any, train: bool) -> None:
 
 def _with_mask(network: Any, mask: AnyArray) -> tuple[Any, Callable[[Any], Any]]:
     """A network whose normalizations get the mini-batch's mask, and the way back."""
-    from flax import nnx
 
     class Masked(nnx.Module):
         def __init__(self, layer: nnx.Module) -> None:
@@ -120,8 +109,6 @@ class _Form(NamedTuple):
 
     def merged(self, variables: Params, key: PRNGKey, train: bool) -> Any:
         """The module with these variables and fresh random streams."""
-        from flax import nnx
-
         params, streams, state = self.shapes
         params = _unnamed(variables["params"], params)
         state = _unnamed(variables.get("state", {}), state)
@@ -131,8 +118,6 @@ class _Form(NamedTuple):
 
 
 def _form_of(module: Any) -> _Form:
-    from flax import nnx
-
     networks: list[Any] = []
 
     def split(key: PRNGKey) -> tuple[Any, Any, Any, Any]:
@@ -140,7 +125,7 @@ def _form_of(module: Any) -> _Form:
             key, "initial parameters", "initial dropout", "initial streams"
         )
         rngs = nnx.Rngs(default, params=params, dropout=dropout)
-        network = nnx.clone(module) if is_nnx(module) else module(rngs)
+        network = nnx.clone(module) if isinstance(module, nnx.Module) else module(rngs)
         if not isinstance(network, nnx.Module):
             raise TypeError(f"it makes a {type(network).__name__}")
         nnx.pop(network, nnx.Intermediate)
@@ -183,8 +168,6 @@ def from_nnx(module: Any) -> Model:
     Raises:
       UserError: the function makes no nnx module.
     """
-    from flax import nnx
-
     form = _form_of(module)
     kind = type(form.network)
     arguments = switches.caller(

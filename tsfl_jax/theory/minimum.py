@@ -193,17 +193,8 @@ def _residual(problem: _Problem, rho: Float[Array, "T N"]) -> Float[Array, ""]:
     return jnp.where(_denominator(problem, rho) > 0, worst, jnp.inf)
 
 
-@jax.jit
-def _certify(
-    rho: Float[Array, "T N"],
-    tau: Float[Array, "T N"],
-    constants: BoundConstants,
-    present: Bool[Array, "T N"],
-    limit: Float[Array, ""],
-) -> Float[Array, ""]:
-    """`kkt_residual`, after its checks."""
-    return _residual(_problem(tau, constants, present, limit), rho)
-
+# `kkt_residual`, after its checks
+_certify = jax.jit(lambda rho, *inputs: _residual(_problem(*inputs), rho))
 
 # ρ, the least g so far, whether the last step reduced it, steps taken
 _State = tuple[Float[Array, "T N"], Float[Array, ""], Bool[Array, ""], Int[Array, ""]]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from tests.models.numerics import close
 from tsfl_jax.models import flop, networks, replay
 
 
@@ -21,14 +22,6 @@ class Recurrent(nn.Module):
         for _ in range(2):
             x = nn.RNN(self.cell(6, param_dtype=self.dtype), **dict(self.options))(x)
         return nn.Dense(5, param_dtype=self.dtype)(x[:, -1])
-
-
-def close(found, expected):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, 0, 1e-12 * np.abs(b).max()),
-        found,
-        expected,
-    )
 
 
 def loss_and_variables(module):

@@ -11,6 +11,7 @@ from jax import lax
 
 import tsfl_jax
 from tests.experiment.test_runner import OWN, small
+from tests.models.numerics import close, outcomes
 from tsfl_jax import rng
 from tsfl_jax.models import networks, replay
 from tsfl_jax.models.model import Model
@@ -56,28 +57,10 @@ CONVOLUTIONS = {
 
 def close_with_gradients(functions, form, inputs):
     """Values and gradients in float64 agree within 1e-12 of the largest."""
-
-    def outcomes(functions, inputs):
-        results = []
-        for function, arguments in zip(functions, inputs, strict=True):
-            out, back = jax.vjp(function, *arguments)
-            weights = jnp.sin(jnp.arange(out.size, dtype=out.dtype))
-            results.append((out, *back(weights.reshape(out.shape))))
-        return results
-
-    replayed = [replay._replayed(function, form) for function in functions]
+    replayed = tuple(replay._replayed(function, form) for function in functions)
     for function, arguments in zip(replayed, inputs, strict=True):
         assert not replay._slow(jax.make_jaxpr(function)(*arguments).jaxpr)
-    outcomes = jax.jit(outcomes, static_argnums=0)
-    expected, found = (
-        outcomes(tuple(functions), inputs),
-        outcomes(tuple(replayed), inputs),
-    )
-    for number, pair in enumerate(zip(expected, found, strict=True)):
-        for a, b in zip(*pair, strict=True):
-            assert a.shape == b.shape and a.dtype == b.dtype
-            atol = 1e-12 * np.abs(a).max()
-            np.testing.assert_allclose(b, a, rtol=0, atol=atol, err_msg=str(number))
+    close(outcomes(replayed, inputs), outcomes(tuple(functions), inputs))
 
 
 # Minimal filtering and taps, in two dimensions; all else is the same in both forms.

@@ -349,7 +349,7 @@ OUT_OF_RANGE = {
     r"tau\[1\] = -2: expected .*, finite local iterations ≥ 0": {"tau": [1, -2]},
     r"tau\[1, 0\] = inf": {"tau": [[1, 2], [np.inf, 2]]},
     r"tau has shape \[\]": {"tau": 3},
-    "tau has shape": {"tau": [[1], [1, 2]]},
+    r"tau = \[\[1\], \[1, 2\]\]": {"tau": [[1], [1, 2]]},
     r"rho has shape \[1\]: expected \[2\]": {"rho": [0.5]},
     r"rho\[1\] = nan: expected .*finite": {"rho": [0.5, np.nan]},
 }

@@ -165,13 +165,14 @@ def check(
     """
     try:
         actual = np.shape(value)
+        problem = f" has shape {list(actual)}"
     except ValueError:
-        actual = (0,)  # a ragged list
+        actual, problem = (0,), f" = {value!r}"  # a ragged list
     is_range = isinstance(shape, range)
     fits = len(actual) in shape and 0 not in actual if is_range else actual == shape
     if not fits:
         shapes = "" if is_range else f"{list(shape)}, "
-        raise UserError(f"{name} has shape {list(actual)}: expected {shapes}{expected}")
+        raise UserError(f"{name}{problem}: expected {shapes}{expected}")
     if isinstance(value, Tracer):
         return actual
     entries = np.asarray(jax.device_get(value))  # explicit: transfer guards allow it

@@ -11,9 +11,13 @@ import sys
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import pandas
 import xarray
+from jax import lax
+from jax.typing import ArrayLike
+from jaxtyping import Array, Num
 
 from tsfl_jax import command
 from tsfl_jax.config import Config, get
@@ -322,3 +326,29 @@ def carry_out(
 def noted(about: str, runs: Runs, *more: str) -> str:
     """What is said of runs, and how many of them diverged."""
     return arguments.joined(about, *more, diverged_note(runs.result.history))
+
+
+def so_far(
+    function: Callable[[Array, Array], Any],
+    rho: Num[ArrayLike, "T N"],
+    tau: Num[ArrayLike, "T N"],
+) -> Any:
+    """Evaluate ``function(rho, tau)`` on the first 1, 2, …, T intervals.
+
+    Later intervals are set to 0. The prefixes are evaluated sequentially, so that
+    memory does not grow with T.
+
+    Args:
+      function: of two arrays ``[T, N]``; returns any pytree of arrays.
+      rho, tau: ``[T, N]``.
+
+    Returns:
+      The pytree with a leading axis ``[T]``.
+    """
+    rho, tau = jnp.asarray(rho), jnp.asarray(tau)
+
+    def until(last: Array) -> Any:
+        past = (jnp.arange(len(tau)) <= last)[:, None]
+        return function(jnp.where(past, rho, 0), jnp.where(past, tau, 0))
+
+    return lax.map(until, jnp.arange(len(tau)))

@@ -431,14 +431,14 @@ def test_heads_of_the_clients_own():
 
 
 BAD = {
-    "a mean": ({"loss": lambda o, y: (o - y[:, None]).mean()}, r"gives \[\] for 3"),
+    "a mean": ({"loss": lambda o, y: (o - y[:, None]).mean()}, r"float32\[\] for 3"),
     "no loss": ({"loss": 3}, "expected a function"),
     "fails": ({"metrics": {"m": lambda o, y: o @ y}}, "fails"),
     "name": ({"metrics": {"rho": lambda o, y: y}}, "a name of the history"),
     "slots": ({"metrics": {"client": lambda o, y: y}}, "a name of the history"),
     "setting": ({"metrics": {"lr": lambda o, y: y}}, "or of a setting"),
-    "half": ({"model": nn.Dense(10, param_dtype=jnp.bfloat16)}, "is bfloat16"),
-    "word": ({"metrics": {"top 3": lambda o, y: y}}, "is no identifier"),
+    "half": ({"model": nn.Dense(10, param_dtype=jnp.bfloat16)}, "makes bfloat16"),
+    "word": ({"metrics": {"top 3": lambda o, y: y}}, "identifiers like"),
     "dict": ({"metrics": [3]}, "expected a dict"),
     "augment": ({"augment": lambda k, x, y: (x[:2], y)}, "same shapes"),
     "augment dict": ({"augment": lambda k, x, y: {"x": x, "y": y}}, "gives {x: float"),

@@ -29,17 +29,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from tsfl_jax import trees
 from tsfl_jax.theory import simplex
-from tsfl_jax.theory.bounds import check, shape_of
-from tsfl_jax.types import Numbers, PRNGKey, UserError
+from tsfl_jax.theory.bounds import check, check_tau
+from tsfl_jax.types import Numbers, PRNGKey
 
 
 def _tau(tau: Numbers, *scalars: Numbers) -> Float[Array, "N"]:
     """τ in the floating dtype that it and the scalars promote to, checked."""
-    found = shape_of("tau", tau, "[N]")
-    expected = "finite local iterations ≥ 0 (0 = absent)"
-    if len(found) != 1 or not found[0]:
-        raise UserError(f"tau has shape {list(found)}: expected [N], N ≥ 1, {expected}")
-    check("tau", tau, found, lambda x: x >= 0, expected)
+    check_tau(tau, "[N], N ≥ 1", range(1, 2))
     array = jnp.asarray(tau)
     return array.astype(jnp.result_type(float, array, *scalars))
 

@@ -24,7 +24,7 @@ from tsfl_jax.timeline import (
     segments,
     ticks,
 )
-from tsfl_jax.timeline.cohort import SAMPLERS, CohortConfig, asked, make_cohorts
+from tsfl_jax.timeline.cohort import SAMPLERS, CohortConfig, draw_cohort, make_cohorts
 from tsfl_jax.timeline.fleet import Fleet
 from tsfl_jax.types import UserError
 
@@ -68,7 +68,7 @@ def follow(*sequence):
 
 def test_uniform_gives_all_cohorts_alike():
     cohorts, T = make(5, 2), 4000
-    count = collections.Counter(tuple(asked(cohorts, t)) for t in range(T))
+    count = collections.Counter(tuple(draw_cohort(cohorts, t)) for t in range(T))
     assert set(count) == set(itertools.combinations(range(5), 2))
     assert stats.chisquare(list(count.values())).pvalue > 1e-3
 
@@ -77,23 +77,25 @@ def test_online_gives_all_cohorts_of_those_online_alike():
     away = {1: [(5, 9)], 2: [(0, 1)], 4: [(9, 10)]}
     cohorts = make(7, 2, "online", windows=away)
     now = ticks.of(7.0)
-    count = collections.Counter(tuple(asked(cohorts, t, now)) for t in range(4000))
+    count = collections.Counter(
+        tuple(draw_cohort(cohorts, t, now)) for t in range(4000)
+    )
     assert set(count) == set(itertools.combinations([0, 1, 3, 5, 6], 2))
     assert stats.chisquare(list(count.values())).pvalue > 1e-3
     # A window is without its end; too few are all that there are.
     few = make(3, 2, "online", windows={i: [(i, i + 2)] for i in range(3)})
     for second, there in ((0, [0]), (2, [1, 2]), (3, [2]), (4, [])):
-        assert asked(few, 0, ticks.of(second)).tolist() == there
+        assert draw_cohort(few, 0, ticks.of(second)).tolist() == there
 
 
 def test_by_size_is_with_replacement_and_in_proportion():
     held, T = np.array([1, 2, 3, 4]), 3000
-    cohorts = make(4, 3, "by_size", held=held)
-    drawn = np.concatenate([asked(cohorts, t) for t in range(T)])
+    cohorts = make(4, 3, "by_size", num_samples=held)
+    drawn = np.concatenate([draw_cohort(cohorts, t) for t in range(T)])
     assert len(drawn) == 3 * T
     expected = 3 * T * held / held.sum()
     assert stats.chisquare(np.bincount(drawn, minlength=4), expected).pvalue > 1e-3
-    assert any(len(set(asked(cohorts, t))) < 3 for t in range(9))
+    assert any(len(set(draw_cohort(cohorts, t))) < 3 for t in range(9))
 
 
 @pytest.mark.parametrize(("N", "K"), [(10, 3), (12, 4), (7, 7), (5, 4), (1, 1), (9, 1)])
@@ -101,7 +103,7 @@ def test_round_robin_asks_each_once_before_any_twice(N, K):
     cohorts, each = make(N, K, "round_robin"), -(-N // K)
     cycles = []
     for c in range(6):
-        several = [asked(cohorts, c * each + g).tolist() for g in range(each)]
+        several = [draw_cohort(cohorts, c * each + g).tolist() for g in range(each)]
         assert sorted(sum(several, [])) == list(range(N))
         lengths = [len(ids) for ids in several]
         assert K >= max(lengths) >= min(lengths) >= max(lengths) - 1
@@ -111,7 +113,9 @@ def test_round_robin_asks_each_once_before_any_twice(N, K):
 
 def test_orders_of_a_round_robin_come_alike():
     cohorts = make(3, 1, "round_robin")
-    drawn = np.concatenate([asked(cohorts, t) for t in range(9000)]).reshape(-1, 3)
+    drawn = np.concatenate([draw_cohort(cohorts, t) for t in range(9000)]).reshape(
+        -1, 3
+    )
     count = collections.Counter(map(tuple, drawn.tolist()))
     assert len(count) == 6 and stats.chisquare(list(count.values())).pvalue > 1e-3
 
@@ -121,7 +125,7 @@ def test_cyclic_asks_one_group_after_another():
     groups = [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
     count = collections.Counter()
     for t in range(3000):
-        ids = asked(cohorts, t).tolist()
+        ids = draw_cohort(cohorts, t).tolist()
         assert len(set(ids)) == 2 and set(ids) <= set(groups[t % 3])
         count.update(ids)
     chance = SAMPLERS["cyclic"].chance(cohort.draw_of(cohorts, 0), np.arange(10))
@@ -135,7 +139,7 @@ def test_inclusion_is_how_often_a_client_is_asked(name):
     cohorts = make(7, 3, name, sizes=sizes)
     count = np.zeros(7)
     for t in range(T):
-        np.add.at(count, asked(cohorts, t), 1)
+        np.add.at(count, draw_cohort(cohorts, t), 1)
     client = np.arange(7)[None]
     chance = cohort.inclusion(cohorts, client, True)
     assert np.allclose(chance, 3 / 7) == (name == "uniform")
@@ -147,10 +151,14 @@ def test_inclusion_is_how_often_a_client_is_asked(name):
 def test_a_cohort_follows_from_seed_and_number_alone():
     for name in SAMPLERS:
         first, again, other = (make(50, 5, name, seed=s) for s in (3, 3, 4))
-        late = asked(first, 40)
-        assert (late == asked(again, 40)).all()
-        assert any((asked(first, t) != asked(other, t)).any() for t in range(3))
-        assert any((asked(first, t) != asked(first, t + 2)).any() for t in range(3))
+        late = draw_cohort(first, 40)
+        assert (late == draw_cohort(again, 40)).all()
+        assert any(
+            (draw_cohort(first, t) != draw_cohort(other, t)).any() for t in range(3)
+        )
+        assert any(
+            (draw_cohort(first, t) != draw_cohort(first, t + 2)).any() for t in range(3)
+        )
 
 
 def test_a_sampler_of_the_users_own():
@@ -158,11 +166,14 @@ def test_a_sampler_of_the_users_own():
         assert draw.candidates == 6 and draw.size == 2 and draw.edges()[-1] == 60
         return [draw.number % 6, 5]
 
-    assert asked(make(own=mine), 8).tolist() == [2, 5]
-    assert asked(make(own=lambda draw: [3, 3]), 0).tolist() == [3, 3]  # as by_size
+    assert draw_cohort(make(own=mine), 8).tolist() == [2, 5]
+    assert draw_cohort(make(own=lambda draw: [3, 3]), 0).tolist() == [
+        3,
+        3,
+    ]  # as by_size
     for wrong in ([6], [-1], [0, 1, 2], [0.5], [[1], [2]], "ab", None):
         with pytest.raises(UserError) as error:
-            asked(make(own=lambda draw, wrong=wrong: wrong), 4)
+            draw_cohort(make(own=lambda draw, wrong=wrong: wrong), 4)
         text = str(np.asarray(wrong)).replace("\n", "")
         assert str(error.value) == (
             f"sampler=<lambda>: gives {text} in draw 4; expected at most 2 whole "
@@ -179,7 +190,7 @@ def test_a_sampler_of_the_users_own():
         with pytest.raises(
             UserError, match=f"sampler={name}: fails in draw 4 .{reason}"
         ):
-            asked(make(own=own), 4)
+            draw_cohort(make(own=own), 4)
     with pytest.raises(UserError, match="sampler=5: expected a function"):
         make(own=5)
 
@@ -187,9 +198,9 @@ def test_a_sampler_of_the_users_own():
 @pytest.mark.parametrize("name", ["uniform", "cyclic", "online"])
 def test_a_cohort_of_ten_million_needs_no_memory(name):
     cohorts = make(10**7, 100, name, windows={7: [(0, 1)]})
-    asked(cohorts, 0)
+    draw_cohort(cohorts, 0)
     tracemalloc.start()
-    several = [asked(cohorts, t) for t in range(1, 4)]
+    several = [draw_cohort(cohorts, t) for t in range(1, 4)]
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 2**20
@@ -265,9 +276,9 @@ def test_times_are_drawn_when_they_are_asked_for():
 
 def test_sizes_are_those_of_the_groups_and_speeds_follow_them():
     everyone, ids = several(), np.arange(1000)
-    size = everyone.held
+    size = everyone.num_samples
     assert set(size[1::2]) == {5, 6, 7, 8, 9} and 30 < size[::2].mean() < 45
-    assert (several(1500).held[:1000] == size).all() and size.dtype == np.int32
+    assert (several(1500).num_samples[:1000] == size).all() and size.dtype == np.int32
     plain = crowd.means_of(everyone._replace(by_size=False), ids)[0]
     with_size = crowd.means_of(everyone, ids)[0]
     assert np.allclose(with_size / plain, size / size.mean())
@@ -791,7 +802,7 @@ def test_who_is_asked_twice_counts_twice():
     cohorts = make(3, 3, "by_size", seconds=np.array([1.0, 2.0, 3.0]))
     simulate = FRAMEWORKS["sfl"].simulate
     trace, tasks = simulate(cohorts, horizon=60.0, iterations=1)
-    expected = [asked(cohorts, t).tolist() for t in range(len(trace.time))]
+    expected = [draw_cohort(cohorts, t).tolist() for t in range(len(trace.time))]
     assert trace.client.tolist() == expected
     assert any(len(set(ids)) < 3 for ids in expected)
     assert len({(t.client, t.number) for t in tasks}) == len(tasks)

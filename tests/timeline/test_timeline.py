@@ -611,7 +611,7 @@ def test_equal_clients_are_synchronous_everywhere():
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [
-        ("afl", {"horizon": math.nan}, "interval_seconds is nan s"),
+        ("afl", {"horizon": math.nan}, "interval_seconds=nan: must be finite"),
         ("sfl", {"iterations": 1.5}, "timeline.local_iterations=1.5"),
         ("safa", {"horizon": 1e-3}, "is 0.001 s: no global update .* choose more or l"),
         ("fedbuff", {"buffer": 6}, "timeline.buffer=6: .*<= 5 = --config.num_clients"),

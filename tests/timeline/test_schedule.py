@@ -118,11 +118,9 @@ def test_a_longer_run_extends_a_shorter_one(T, more, seed):
         np.testing.assert_array_equal(long.size[:T], short.size)
 
 
-@pytest.mark.parametrize(
-    ("above", "tau"), [(2, [0] * 10 + [3] * 5 + [4] * 5), (3, [0] * 15 + [4] * 5)]
-)
-def test_upload_above(above, tau):
-    assert make("case2", upload_above=above).tau[0].tolist() == tau
+def test_upload_above():
+    for above, tau in ((2, [0] * 10 + [3] * 5 + [4] * 5), (3, [0] * 15 + [4] * 5)):
+        assert make("case2", upload_above=above).tau[0].tolist() == tau
 
 
 def test_dropout_only_takes_away():
@@ -191,14 +189,9 @@ def small(**changes):
     [
         ({"kind": "explicit", "tau": (0, 0)}, r"schedule.tau=\(0, 0\): no client does"),
         ({"kind": "distribution", "tau_groups": "constant(-3)"}, "tau_groups=constant"),
-        (
-            {"kind": "case1", "dropout": 0.999999},
-            "schedule.dropout=0.999999: no client",
-        ),
-        (
-            {"kind": "case1", "free_riders": 2, "free_riding": "echo"},
-            "free_riders=2: no",
-        ),
+        ({"kind": "case1", "dropout": 0.999999}, "dropout=0.999999: no client"),
+        ({"kind": "case2", "upload_above": 4}, "upload_above=4: no client"),
+        ({"free_riders": 2, "free_riding": "echo"}, "free_riders=2: no"),
     ],
 )
 def test_a_run_in_which_no_client_trains_is_refused(changes, message):

@@ -326,11 +326,7 @@ def _custom_draw(custom: Callable[[Draw], Any], draw: Draw) -> Ids:
 def in_ticks(
     fleet: Fleet | Cohorts, horizon: float, iterations: int
 ) -> tuple[Cohorts, Ticks]:
-    """Who is asked, and the horizon in ticks.
-
-    Raises:
-      UserError: what no framework with tasks of H `iterations` accepts.
-    """
+    """Who is asked, and the horizon in ticks; raises as `trace.end_of`."""
     if isinstance(fleet, Cohorts):
         return fleet, trace.end_of(horizon, iterations)
     clients, end = trace.in_ticks(fleet, horizon, iterations)

@@ -114,9 +114,12 @@ def fleet_of(crowd: Crowd, ids: Int[np.ndarray, "U"], draws: int) -> Fleet:
     speed, download, upload = means_of(crowd, ids)[:, :, None] + np.zeros(draws)
     client, number = ids[:, None], np.arange(draws)
     if crowd.jitter:
+        # Lognormal factors of mean 1.
+        text, flag = f"lognormal(1,{crowd.jitter!r})", "--config.timeline.jitter"
+        uniforms = (rng.uniforms(crowd.seed, n, client, number) for n in _VARYING)
         speed, download, upload = (
-            mean * _factor(crowd.jitter, rng.uniforms(crowd.seed, name, client, number))
-            for mean, name in zip((speed, download, upload), _VARYING, strict=True)
+            mean * distributions.quantiles((text,), np.zeros(1, int), u, flag=flag)
+            for mean, u in zip((speed, download, upload), uniforms, strict=True)
         )
     always = np.empty((0, 2))
     online = tuple(crowd.windows.get(i, always) for i in ids.tolist())
@@ -193,11 +196,3 @@ def schedule_of(
     return Schedule(
         tau_done, crowd.num_samples[client], client=client, threshold=threshold
     )
-
-
-def _factor(
-    jitter: float, uniform: Float[np.ndarray, "U J"]
-) -> Float[np.ndarray, "U J"]:
-    """Lognormal factors of mean 1."""
-    text, flag = f"lognormal(1,{jitter!r})", "--config.timeline.jitter"
-    return distributions.quantiles((text,), np.zeros(1, int), uniform, flag=flag)

@@ -81,8 +81,7 @@ def draw_whole(
     Returns:
       ``[T, N]`` int64, floored, from `least` to 2³¹ − 1.
 
-    Raises:
-      UserError: a text outside the grammar.
+    Raises: as `limits`.
     """
     # Rows are drawn one after another, so more rows extend fewer.
     drawn = _draw([_parse(t, flag) for t in texts], group, (num_intervals,), rng, True)
@@ -104,8 +103,7 @@ def draw_real(
     Returns:
       ``[N]`` float64, neither floored nor clipped.
 
-    Raises:
-      UserError: a text outside the grammar.
+    Raises: as `limits`.
     """
     return _draw([_parse(t, flag, whole=False) for t in texts], group, (), rng, False)
 
@@ -129,8 +127,7 @@ def quantiles(
     Returns:
       float64; of whole numbers int64, floored, from `least` to 2³¹ − 1.
 
-    Raises:
-      UserError: a text outside the grammar.
+    Raises: as `limits`.
     """
     from scipy import special
 

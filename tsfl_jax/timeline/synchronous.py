@@ -169,11 +169,7 @@ def _tier_rounds(
 
 
 def _ending(tasks: Sequence[Task], quota: int) -> tuple[list[Task], Ticks]:
-    """The tasks that end in a round, and when it does; inf: it does not.
-
-    It ends with the delivery that fills the quota; where so many do not arrive, with
-    the last task that ends.
-    """
+    """The tasks that end in a round, and when the quota is full, or all have ended."""
     ends = sorted(task for task in tasks if task.arrival < math.inf)
     arrived = [task for task in ends if not task.lost]
     if len(arrived) < quota:
@@ -268,12 +264,9 @@ def _first_able(
 def _upload_in_turn(
     fleet: ExactFleet, tasks: Sequence[Task], limit: Ticks
 ) -> tuple[list[Task], Ticks]:
-    """The tasks of a round as their uploads end, and when the round ends.
-
-    Uploads go in the order in which clients are ready (ties: smaller id), also if the
-    next one is offline. An upload that would end after the limit is dropped, but keeps
-    the channel until then.
-    """
+    """The tasks of a round as their uploads end, and when the round ends."""
+    # In the order in which clients are ready (ties: smaller id), offline or not. One
+    # that would end after the limit is dropped, but keeps the channel until then.
     channel: Ticks = 0
     turns: list[Task] = []
     for task in sorted(tasks):
@@ -290,11 +283,8 @@ def _upload_in_turn(
 def _greedy(
     clients: list[int], ready: dict[int, int], upload: dict[int, int], deadline: Ticks
 ) -> list[int]:
-    """Clients in the order of selection; all times are J times the expected ones.
-
-    Adds the client that makes the round longest by least (ties: smaller id), while the
-    round is expected to end by the deadline.
-    """
+    """Clients by selection: first who makes the round longer by least, then the id."""
+    # Until it would end after the deadline. All times are J times the expected ones.
     left, picked, now = list(clients), [], 0
     while left:
         ends = [max(now, ready[i]) + upload[i] for i in left]

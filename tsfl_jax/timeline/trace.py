@@ -103,16 +103,9 @@ def begin(
     work = work_of(fleet, client, number * iterations, iterations)
     work += times.download.item(k) + times.upload.item(k)
     arrival = finish(fleet, client, start, work)
+    lost, first = times.lost.item(k), number * iterations
     return Task(
-        arrival,
-        client,
-        number,
-        version,
-        iterations,
-        start,
-        lost=times.lost.item(k),
-        stop=arrival,
-        first=number * iterations,
+        arrival, client, number, version, iterations, start, lost, arrival, first
     )
 
 
@@ -211,11 +204,7 @@ def add_round(
 
 
 def in_ticks(fleet: Fleet, horizon: float, iterations: int) -> tuple[ExactFleet, Ticks]:
-    """The fleet and the horizon in ticks, for a framework with tasks of H iterations.
-
-    Raises:
-      UserError: what no such framework accepts.
-    """
+    """The fleet and the horizon in ticks; raises as `end_of`."""
     check("num_clients", len(fleet.iteration))
     return exact(fleet), end_of(horizon, iterations)
 

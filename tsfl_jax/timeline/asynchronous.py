@@ -17,7 +17,16 @@ from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, finish
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.timeline_settings import check
-from tsfl_jax.timeline.trace import COUNTED, LOST, OPEN, Simulation, Task, Update
+from tsfl_jax.timeline.trace import (
+    COUNTED,
+    LOST,
+    OPEN,
+    Simulation,
+    Task,
+    Update,
+    begin,
+    make_simulation,
+)
 from tsfl_jax.types import UserError
 
 
@@ -79,9 +88,7 @@ def fedbuff(
         return [task.client], None
 
     begun = _run_arrivals(cohorts, end, iterations, updates, ended)
-    return trace.make_simulation(
-        updates, begun, buffer, cohorts.everyone, end, iterations
-    )
+    return make_simulation(updates, begun, buffer, cohorts.everyone, end, iterations)
 
 
 def hysync(
@@ -129,7 +136,7 @@ def hysync(
         return [], now + length if len(waiting) == 1 else None
 
     begun = _run_arrivals(cohorts, end, iterations, updates, ended)
-    return trace.make_simulation(updates, begun, 0, cohorts.everyone, end, iterations)
+    return make_simulation(updates, begun, 0, cohorts.everyone, end, iterations)
 
 
 # Clients that are free now, and a time to look at what has arrived, or None.
@@ -159,7 +166,7 @@ def _run_arrivals(
         now, i, task = heapq.heappop(events)
         if 0 <= i < look and isinstance(task, int):
             new = {"version": len(updates), "now": now, "iterations": iterations}
-            begun.append(trace.begin(clients, i, task, **new))
+            begun.append(begin(clients, i, task, **new))
             heapq.heappush(events, (begun[-1].arrival, i, begun[-1]))
             continue
         free = [i]

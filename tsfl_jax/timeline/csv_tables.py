@@ -2,14 +2,11 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tsfl_jax.types import UserError, nearest, user_code
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Column(NamedTuple):
@@ -27,7 +24,7 @@ class Column(NamedTuple):
 
 def read_table(
     path: str, columns: Mapping[str, Column], *, key: Sequence[str] = (), flag: str
-) -> "pd.DataFrame":
+) -> Any:
     """Read the numbers of a file, and check each against its column.
 
     Args:
@@ -37,8 +34,8 @@ def read_table(
       flag: the setting that gave the path, named where it cannot be read.
 
     Returns:
-      float64, a row for each line that is not blank, with the number of the line as
-      its index.
+      A `pandas.DataFrame` of float64, a row for each line that is not blank, with the
+      number of the line as its index.
 
     Raises:
       UserError: no such file, not a CSV file of UTF-8 text, other columns, a cell that
@@ -50,7 +47,7 @@ def read_table(
     optional = [f"[,{name}]" for name in columns if name not in required]
     header = ",".join(required) + "".join(optional)
     with user_code(f"{flag}={path}: cannot be read", f"expected CSV with {header}"):
-        text = pd.read_csv(
+        text: Any = pd.read_csv(
             os.path.expanduser(path),
             dtype=str,
             keep_default_na=False,
@@ -69,7 +66,7 @@ def read_table(
             f"{header}{hint}"
         )
     text = text[(text != "").any(axis=1)].reindex(columns=[*columns], fill_value="")
-    table = text.apply(pd.to_numeric, errors="coerce").astype(np.float64)
+    table: Any = text.apply(pd.to_numeric, errors="coerce").astype(np.float64)
     for name, cells in columns.items():
         numbers = table[name]
         is_valid = (cells.low <= numbers) & (numbers <= cells.high)

@@ -90,8 +90,6 @@ def make_schedule(
     Source: section V, Cases 1–3; the second parameter of N is a standard deviation.
     """
     check_name("schedule.kind", kind, SCHEDULES)
-    check("num_intervals", num_intervals)
-    check("num_clients", num_clients)
     check("schedule.data_size", data_size)
     check("schedule.upload_above", upload_above)
     check("schedule.dropout", dropout)
@@ -99,12 +97,7 @@ def make_schedule(
     tau_rng, size_rng, dropout_rng = rng.spawn(3)
     if kind == "trace":
         drawn, size = _read_trace(trace, *shape, data_size)
-        away = int((drawn == 0).sum())
-        note = (
-            f"{trace}: {away} of {drawn.size} pairs of interval and client have no "
-            "row, or tau 0: those clients are away"
-        )
-        notes = (note,) if away else ()
+        notes = _absent(trace, drawn)
     else:
         drawn = _draw_tau(kind, tau, tau_groups, shape, tau_rng)
         size, notes = _draw_sizes(kind, size_groups, data_size, shape, size_rng)
@@ -224,3 +217,12 @@ def cut_off(
     """Drawn sizes, int64, those above their distribution's limit cut off."""
     most = np.maximum(np.floor(distributions.limits(groups, flag=SIZES)), 1)
     return np.minimum(size, most.clip(max=INT32_MAX).astype(np.int64)[group])
+
+
+def _absent(trace: str, tau: Table) -> Notes:
+    """A note on the pairs that a trace leaves out."""
+    note = (
+        f"{trace}: {(tau == 0).sum()} of {tau.size} pairs of interval and client have "
+        "no row, or tau 0: those clients are away"
+    )
+    return () if tau.all() else (note,)

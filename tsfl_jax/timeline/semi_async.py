@@ -2,6 +2,24 @@
 
 safa: rounds that late clients survive, and a selection after training. cached: clients
 that are not selected keep what they have made. ttfed: the clock triggers updates.
+
+In a round of SAFA, of what arrives ⌈C·N⌉ deliveries are picked: those of clients that
+were not picked in the last round, as they come (CFCFM); where these are too few once
+everything under way has arrived, also the first of the others. With the delivery that
+fills the quota the round ends; what arrives later, also at the same moment, is of the
+next round. What had arrived and was not picked counts in the next update (the bypass),
+unless its client delivers again by then. What has arrived by the end of a round is
+never given up, however old its base model is.
+
+The rule `safa` averages the paper's cache of all clients' last models; under other
+rules an update has the picked and the bypassed ones. Simplified: a round has no
+deadline.
+
+Of `cached` the source's abstract says what its docstring does, and no more could be
+found of it. The reading here: all clients train, each from the model that it downloaded
+last, and only ⌈C·N⌉ selected ones upload in a round. Who is not selected keeps what it
+has made until it is; so a slow client has often finished by then. After `lag` versions
+a client is selected before all others, so that no update is cached forever.
 """
 
 import collections
@@ -17,7 +35,7 @@ from tsfl_jax.timeline.cohort import Cohorts
 from tsfl_jax.timeline.fleet import ExactFleet, Fleet, finish
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.timeline_settings import check
-from tsfl_jax.timeline.trace import Simulation, Task, Update
+from tsfl_jax.timeline.trace import Simulation, Task, Update, begin, make_simulation
 
 
 def _quota_of(fraction: float, num_clients: int) -> int:
@@ -38,18 +56,6 @@ def safa(
     At the start of round r every idle client, and every client whose base model is more
     than `lag` versions old, begins with the newest model; the latter gives up its task.
     The others go on; one that is offline downloads what is newest once it is online.
-
-    Of what arrives in a round ⌈C·N⌉ deliveries are picked: those of clients that were
-    not picked in the last round, as they come (CFCFM); where these are too few once
-    everything under way has arrived, also the first of the others. With the delivery
-    that fills the quota the round ends; what arrives later, also at the same moment, is
-    of the next round. What had arrived and was not picked counts in the next update
-    (the bypass), unless its client delivers again by then. What has arrived by the end
-    of a round is never given up, however old its base model is.
-
-    The rule `safa` averages the paper's cache of all clients' last models; under other
-    rules an update has the picked and the bypassed ones. Simplified: a round has no
-    deadline.
 
     Args:
       fleet, horizon, iterations: as in `sfl`. A task that was given up has used its
@@ -84,24 +90,30 @@ def safa(
         ids = cohort.ask(cohorts, number, now)
         new = {"version": version, "now": now, "iterations": iterations}
         for i, k in _who_begin(flying, ids, numbers, now).items():
-            flying[i] = trace.begin(cohorts.fleet, i, k, **new)
+            flying[i] = begin(cohorts.fleet, i, k, **new)
         ended, picks, now = _next_round(flying, quota, now, picked)
         idle = 0 if ended else idle + 1
         if now > end or idle == cohorts.patience:
             break
         begun += [flying.pop(task.client) for task in ended]
         if picks:
-            # Of a client that delivers again the newer task counts.
-            counted = bypassed | {task.client: task for task in picks}
-            updates.append(Update(now, [counted[i] for i in sorted(counted)]))
+            updates.append(_update(now, picks, bypassed))
             picked = {task.client for task in picks}
-            left = (t for t in ended if not t.lost and t.client not in picked)
-            bypassed = {task.client: task for task in left}
+            bypassed = _left(ended, picked)
     begun += flying.values()
     width = max([quota, *(len(update.tasks) for update in updates)])
-    return trace.make_simulation(
-        updates, begun, width, cohorts.everyone, end, iterations
-    )
+    return make_simulation(updates, begun, width, cohorts.everyone, end, iterations)
+
+
+def _update(now: Ticks, picks: Sequence[Task], bypassed: dict[int, Task]) -> Update:
+    """The picked tasks and the bypassed ones, by client; a newer one of each counts."""
+    counted = bypassed | {task.client: task for task in picks}
+    return Update(now, [counted[i] for i in sorted(counted)])
+
+
+def _left(ended: Sequence[Task], picked: set[int]) -> dict[int, Task]:
+    """What has arrived and was not picked, by client."""
+    return {t.client: t for t in ended if not t.lost and t.client not in picked}
 
 
 def _give_up(flying: dict[int, Task], oldest: int, now: Ticks) -> list[Task]:
@@ -164,12 +176,6 @@ def cached(
     oldest first, then others at random. A selected one uploads at once what it has
     cached, or when it has finished; the round ends with the last of them.
 
-    The source's abstract says so much, and no more could be found of it. The reading
-    here: all clients train, each from the model that it downloaded last, and only ⌈C·N⌉
-    selected ones upload in a round. Who is not selected keeps what it has made until it
-    is; so a slow client has often finished by then. After `lag` versions a client is
-    selected before all others, so that no update is cached forever.
-
     Args:
       fleet, horizon, iterations: as in `sfl`. Of cohorts those in the round's begin,
         the selected are of all at work, and N is their size.
@@ -201,7 +207,7 @@ def cached(
         new = {"version": len(updates), "now": now, "iterations": iterations}
         ids = cohort.ask(cohorts, number, now)
         for i, k in _who_begin(pending, ids, numbers, now).items():
-            pending[i] = trace.begin(cohorts.fleet, i, k, **new)
+            pending[i] = begin(cohorts.fleet, i, k, **new)
         selected = _selected(pending.values(), quota, len(updates) - lag, rng)
         ended = [_uploaded(cohorts.fleet, task, now) for task in selected]
         idle = 0 if ended else idle + 1
@@ -213,9 +219,7 @@ def cached(
         begun += ended
         trace.add_round(updates, ended, now)
     begun += pending.values()
-    return trace.make_simulation(
-        updates, begun, quota, cohorts.everyone, end, iterations
-    )
+    return make_simulation(updates, begun, quota, cohorts.everyone, end, iterations)
 
 
 def _selected(
@@ -281,7 +285,7 @@ def ttfed(
         new = {"version": len(updates), "now": now, "iterations": iterations}
         for i in dict.fromkeys(cohort.ask(cohorts, number, now)):
             if i not in flying:
-                flying[i] = trace.begin(cohorts.fleet, i, numbers[i], **new)
+                flying[i] = begin(cohorts.fleet, i, numbers[i], **new)
         ended: list[Task] = []
         for task in [*flying.values()]:
             if last <= task.start < math.inf:
@@ -293,4 +297,4 @@ def ttfed(
         begun += ended
         trace.add_round(updates, ended, last)
     begun += flying.values()
-    return trace.make_simulation(updates, begun, 0, cohorts.everyone, end, iterations)
+    return make_simulation(updates, begun, 0, cohorts.everyone, end, iterations)

@@ -17,10 +17,10 @@ import numpy as np
 
 from tsfl_jax.timeline import cohort, crowd, ticks, trace
 from tsfl_jax.timeline.cohort import Cohorts
-from tsfl_jax.timeline.fleet import ExactFleet, Fleet, expected, finish
+from tsfl_jax.timeline.fleet import ClientTimes, ExactFleet, Fleet, expected, finish
 from tsfl_jax.timeline.ticks import Ticks
 from tsfl_jax.timeline.timeline_settings import check
-from tsfl_jax.timeline.trace import Simulation, Task, Update
+from tsfl_jax.timeline.trace import Simulation, Task, Update, begin, make_simulation
 from tsfl_jax.types import INT32_MAX, UserError
 
 
@@ -136,7 +136,7 @@ def _tier_rounds(
             iterations_of = counts(ids) if counts else [iterations] * len(ids)
             new = {"version": len(updates), "now": now}
             tasks = [
-                trace.begin(cohorts.fleet, i, k, **new, iterations=count)
+                begin(cohorts.fleet, i, k, **new, iterations=count)
                 for i, count in zip(ids, iterations_of, strict=True)
             ]
             end = _ending(tasks, cohorts.size)[1]
@@ -165,7 +165,7 @@ def _tier_rounds(
         start(tier, number + 1, now)
     begun += [task for *_, tasks in ends for task in tasks]
     width, fleet = cohorts.size, cohorts.everyone
-    return trace.make_simulation(updates, begun, width, fleet, horizon, iterations)
+    return make_simulation(updates, begun, width, fleet, horizon, iterations)
 
 
 def _ending(tasks: Sequence[Task], quota: int) -> tuple[list[Task], Ticks]:
@@ -207,9 +207,7 @@ def fedcs(
     check("timeline.deadline", deadline)
     cohorts, until = cohort.in_ticks(fleet, horizon, iterations)
     clients, longest, J = cohorts.fleet, ticks.of(deadline), cohorts.fleet.draws
-    # As if uploads took no time: they wait for the channel.
-    none = np.zeros(J, np.int64)
-    silent = clients._replace(of=lambda i: clients.of(i)._replace(upload=none))
+    silent = clients._replace(of=lambda i: _silent(clients.of(i)))
     # J times when a client is expected to be ready, and to upload.
     ready, upload = dict[int, int](), dict[int, int]()
     updates, begun = list[Update](), list[Task]()
@@ -229,9 +227,7 @@ def fedcs(
         online = [i for i in able if finish(clients, i, now, 0) == now]
         new = {"version": len(updates), "now": now, "iterations": iterations}
         tasks = [
-            trace.begin(
-                silent, i, next(numbers[i]) if cohorts.everyone else number, **new
-            )
+            begin(silent, i, next(numbers[i]) if cohorts.everyone else number, **new)
             for i in _greedy(online, ready, upload, longest * J)
         ]
         late = now + longest
@@ -240,7 +236,12 @@ def fedcs(
             break
         begun += tasks
         trace.add_round(updates, [t for t in tasks if t.arrival == t.stop], now)
-    return trace.make_simulation(updates, begun, 0, cohorts.everyone, until, iterations)
+    return make_simulation(updates, begun, 0, cohorts.everyone, until, iterations)
+
+
+def _silent(client: ClientTimes) -> ClientTimes:
+    """As if uploads took no time: they wait for the channel."""
+    return client._replace(upload=np.zeros_like(client.upload))
 
 
 def _first_able(

@@ -37,7 +37,7 @@ CHECKED = [
     "studies.riders",
     "studies.sensitivity",
     "tsfl_jax.theory",
-    "tsfl_jax.timeline.csv_rows",
+    "tsfl_jax.timeline.csv_tables",
     "tsfl_jax.timeline.distributions",
     "tsfl_jax.timeline.free_riders",
     "tsfl_jax.timeline.deliveries",

@@ -4,6 +4,7 @@ import html.parser
 import itertools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 
 import tsfl_jax
+from tsfl_jax import cli, config_files
 from tsfl_jax.config import SETTINGS, Config, get
 from tsfl_jax.report import collect, files, page, repeat
 from tsfl_jax.types import UserError
@@ -176,22 +178,28 @@ def test_a_sweep_counts_what_diverged_and_takes_it_into_no_mean(tmp_path):
     assert [len(run.curves) for run in source.runs] == [5, 5, 5, 4]
     for run, row in zip(source.runs, rows, strict=True):
         assert run.facts["algorithm"] == row["algorithm"] == run.settings["algorithm"]
-    found = check_whole(page.make_page([tmp_path / "sweep"]))
-    results = found.table(0).set_index("group")
+    parsed = check_whole(page.make_page([tmp_path / "sweep"]))
+    results = parsed.table(0).set_index("group")
     assert list(results.index) == ["lr=0.1", "lr=0.2"]
     assert list(results["diverged"]) == ["0", "1"]
     best = 100 * rows[2]["best_test_accuracy"]
     assert results["best accuracy, %"]["lr=0.2"] == f"{best:.2f}"
-    assert "diverged in interval 4" in found.text
+    assert "diverged in interval 4" in parsed.text
+    assert parsed.text.count("--sweep=lr=0.1,0.2 --sweep=seed=0,1") == 1
     # Of an unfinished sweep the finished runs are shown, and a damaged line is named.
     (tmp_path / "sweep" / "sweep.json").unlink()
     (tmp_path / "sweep" / "history.csv").unlink()
     with open(tmp_path / "sweep" / "results.jsonl", "a") as file:
         file.write("{oops\n")
     missing = " ".join(collect.read_source(tmp_path / "sweep").missing)
-    assert "damaged lines" in missing and "no curves" in missing
+    assert "damaged lines" in missing and "history.csv" in missing
     assert "the sweep has not finished; 4 runs have" in missing
-    check_whole(page.make_page([tmp_path / "sweep"]))
+    text = check_whole(page.make_page([tmp_path / "sweep"])).text
+    assert f"# {tmp_path / 'sweep'}: {collect._BY_HAND}" in text
+    for sweep in ({"config": 5, "points": [3]}, {"config": [], "points": {"a": 1}}):
+        files.write_json(tmp_path / "sweep" / "sweep.json", sweep)
+        commands = {run.command for run in collect.read_source(tmp_path).runs}
+        assert commands == {f"# {tmp_path / 'sweep'}: {collect._BY_HAND}"}
 
 
 def test_settings_of_a_custom_rule_are_groups(tmp_path, capsys):
@@ -213,7 +221,7 @@ def test_settings_of_a_custom_rule_are_groups(tmp_path, capsys):
         means, abs=0.01
     )
     assert set(found.table(2)) == {"", "ours.factor", "seed"}
-    assert f"# {folder}: started from Python with aggregator=\n" in found.text
+    assert f"# {folder}: {collect._BY_HAND}\n" in found.text
     assert "--sweep=" not in found.text and "dms" not in found.text.split("Results")[0]
     page.main([str(folder), "--table", f"--base={names[0]}"])
     table = pd.read_csv(folder / "table.csv").set_index("group")
@@ -238,15 +246,14 @@ def test_runs_with_other_custom_parts_are_other_experiments(tmp_path):
     results = found.table(0).set_index("group")["runs"]
     assert dict(results) == {"a": "2", "a (2)": "1", "b": "1"}
     assert found.table(2).set_index("")["custom loss"]["a (2)"] == "'loss 2'"
-    assert f"# {tmp_path / 'a-seed0'}: started from Python with loss=\n" in found.text
+    assert f"# {tmp_path / 'a-seed0'}: {collect._BY_HAND}\n" in found.text
     assert found.text.count("tsfl run") == 1  # of the one that it repeats
     # A group has its name in figures, too, where the one before it diverged.
     for seed in (0, 1):
         path = tmp_path / f"a-seed{seed}" / "summary.json"
         files.write_json(path, files.read_json(path) | {"diverged_at": 3})
-    figure = page.curves_svg(
-        collect.read_source(tmp_path).runs, *page._FIGURES[0][:2], ("x", "y")
-    )
+    _, runs = page.read_groups([tmp_path])
+    figure = page._curves_svg(runs, *page._FIGURES[0][:2], ("x", "y"))
     assert ">a (2)<" in figure and ">a<" not in figure
 
 
@@ -296,29 +303,25 @@ def test_what_is_damaged_is_named_and_left_out(tmp_path):
     assert [row[0] for row in found.tables[0][1:]] == ["d"]
     for text in (
         f"{tmp_path / 'a'} has not finished: its summary.json is missing or damaged",
-        f"{tmp_path / 'b' / 'config.json'} is missing or damaged",
+        f"{tmp_path / 'b'} has not finished: its config.json is missing or damaged",
         "line 13: not JSON",
-        f"{tmp_path / 'cells' / 'e'}: none of the sweep's runs has finished",
+        f"cannot use {tmp_path / 'cells' / 'e' / 'results.jsonl'}: No such file",
     ):
         assert text in found.text
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("name", "value", "is_read"),
     [
-        ("best_test_accuracy", "high", "best_test_accuracy is a str; expected a numb"),
-        ("final_test_loss", [1], "final_test_loss is a list; expected a number or nul"),
-        ("intervals", {}, "intervals is a dict; expected a number or null"),
-        ("final_test_accuracy", True, "final_test_accuracy is a bool; expected"),
-        ("diverged_at", "2", "diverged_at is a str; expected a number or null"),
-        ("notes", 5, "notes: expected a list of texts"),
-        ("notes", [["a"]], "notes: expected a list of texts"),
-        ("best_test_accuracy", None, ""),
-        ("runs", 5, ""),
-        ("run", [1], "run is a list; expected a number or null"),
+        ("best_test_accuracy", "high", False),
+        ("intervals", {}, False),
+        ("notes", 5, False),
+        ("run", [1], False),
+        ("best_test_accuracy", None, True),
+        ("runs", 5, True),
     ],
 )
-def test_results_of_another_type_are_named_and_left_out(tmp_path, name, value, message):
+def test_results_of_another_type_are_named_and_left_out(tmp_path, name, value, is_read):
     for folder in (tmp_path / "a", tmp_path / "b"):
         run_folder(folder)
     path = tmp_path / "a" / "summary.json"
@@ -326,22 +329,12 @@ def test_results_of_another_type_are_named_and_left_out(tmp_path, name, value, m
     rows = sweep_folder(tmp_path / "sweep")
     rows[1] |= {name: value}
     files.write_metrics(tmp_path / "sweep" / "results.jsonl", rows)
-    source = collect.read_source(tmp_path)
-    assert len(source.runs) == 6 - 2 * bool(message)
+    sources, runs = page.read_groups([tmp_path])
+    assert len(runs) == (6 if is_read else 4)
     for place in (path, f"{tmp_path / 'sweep'}, run {rows[1]['run']}"):
-        text = f"{place}: {message}"
-        lines = [line for line in source.missing if line.startswith(text)]
-        assert len(lines) == bool(message) and all("; left out" in n for n in lines)
-    if not message:
-        check_whole(page.make_page([tmp_path]))
-
-
-def test_damaged_settings_of_a_sweep_are_no_command(tmp_path):
-    sweep_folder(tmp_path / "sweep")
-    for sweep in ({"config": 5, "points": [3]}, {"config": [], "points": {"a": 1}}):
-        files.write_json(tmp_path / "sweep" / "sweep.json", sweep)
-        (command,) = collect.read_source(tmp_path / "sweep").commands
-        assert command == f"# {tmp_path / 'sweep'}: see its settings below"
+        lines = [n for n in sources[0].missing if n.startswith(f"{place}: damaged")]
+        assert len(lines) == (not is_read) and all("; left out" in n for n in lines)
+    assert page._tables_of(runs, None)[0]["runs"].astype(int).sum() == len(runs)
 
 
 def test_only_regular_files_are_read(tmp_path, monkeypatch):
@@ -368,28 +361,17 @@ def test_only_regular_files_are_read(tmp_path, monkeypatch):
     ]
     assert "secret,text" not in found.text and "good" in found.text
     for path in (*pictures, folder / "one.md", folder / "two.csv"):
-        text = f"{path}: expected a regular file, neither a link nor else; left out"
-        assert text in found.text
-    assert f"{folder / 'three.csv'}: no table of comma-separated" in found.text
+        assert f"{path}: expected a regular file, no link" in found.text
+    assert f"{folder / 'three.csv'}: damaged" in found.text
     monkeypatch.setattr(collect, "_MOST", 3)
-    assert f"{folder / 'small.png'}: 4 bytes, more than 3; left out" in (
-        collect.read_source(folder).missing
-    )
+    text = f"{folder / 'small.png'}: expected a regular file, no link, of at most 3"
+    assert f"{text} bytes; left out" in collect.read_source(folder).missing
     for name in ("metrics.jsonl", "config.json", "summary.json"):
         (folder / name).rename(tmp_path / name)
         (folder / name).symlink_to(tmp_path / name)
         with pytest.raises(UserError, match=r"regular file|missing or damaged"):
             page.make_page([folder])
         os.replace(tmp_path / name, folder / name)
-
-
-def test_an_infinite_loss_is_in_the_mean(tmp_path):
-    for seed in (0, 1):
-        run_folder(tmp_path / f"a-seed{seed}", seed=seed)
-    path = tmp_path / "a-seed1" / "summary.json"
-    files.write_json(path, files.read_json(path) | {"final_test_loss": None})
-    results = check_whole(page.make_page([tmp_path])).table(0)
-    assert results["final loss"][0] == "inf (1 of 2)"
 
 
 def test_wrong_folders_are_answered_in_one_line(tmp_path):
@@ -400,9 +382,9 @@ def test_wrong_folders_are_answered_in_one_line(tmp_path):
         run_folder(tmp_path / name)
     (tmp_path / "b" / "summary.json").unlink()
     for arguments, message in (
-        ([tmp_path / "none"], "there is no such folder"),
-        ([tmp_path / "file"], "is a file"),
-        ([tmp_path / "empty"], "holds no run, sweep, comparison or study"),
+        ([tmp_path / "none"], "no run, sweep, comparison or study there"),
+        ([tmp_path / "file"], "no run, sweep, comparison or study there"),
+        ([tmp_path / "empty"], "no run, sweep, comparison or study there"),
         ([tmp_path / "b"], "has not finished"),
         ([tmp_path / "a", f"--out={tmp_path}"], "cannot use .*: Is a directory"),
         ([tmp_path / "a", "--out=/dev/null/x/y.html"], "choose another --out"),
@@ -420,29 +402,40 @@ def test_wrong_folders_are_answered_in_one_line(tmp_path):
 
 
 def test_the_command_writes_one_file_and_the_same_one_again(tmp_path, capsys):
-    run_folder(tmp_path / "a")
-    page.main([str(tmp_path / "a")])
-    path = tmp_path / "a" / "report.html"
+    for seed in (0, 1):
+        run_folder(tmp_path / f"a-seed{seed}", seed=seed)
+    path = tmp_path / "a-seed1" / "summary.json"
+    files.write_json(path, files.read_json(path) | {"final_test_loss": None})
+    page.main([str(tmp_path)])
+    path = tmp_path / "report.html"
     assert capsys.readouterr().out.strip() == str(path)
-    first = path.read_bytes()
-    page.main([str(tmp_path / "a"), f"--out={tmp_path / 'b' / 'x.html'}"])
-    assert (tmp_path / "b" / "x.html").read_bytes() == first
+    text = path.read_text()
+    # A loss that is no number was infinite, and is in the mean.
+    assert check_whole(text).table(0)["final loss"][0] == "inf (1 of 2)"
+    page.main([str(tmp_path), f"--out={tmp_path / 'b' / 'x.html'}"])
+    assert (tmp_path / "b" / "x.html").read_text() == text
 
 
-def test_command_lines_repeat_settings(monkeypatch):
-    default = files.plain({n: get(Config(), n) for n in SETTINGS})
-    assert repeat.run_command(default).startswith("tsfl run --config=")
-    known = {"first": default, "second": default | {"lr": 0.5, "momentum": 0.1}}
-    monkeypatch.setattr(repeat, "_experiments", lambda: known)
-    own = default | {"lr": 0.5, "data.file": "a b", "schedule.tau": [1, 4]}
-    command = repeat.run_command(own)
-    assert command.startswith("tsfl run --config=first ")
-    assert "'--config.data.file=a b'" in command
-    assert "'--config.schedule.tau=(1,4)'" in command
+def test_command_lines_repeat_settings():
+    base = {n: get(config_files.load("digits_case3"), n) for n in SETTINGS}
+    changes = {"lr": 0.5, "data.file": "a b", "schedule.tau": [1, 4]}
+    command = "tsfl run --config=digits_case3"
+    assert repeat.run_command(base) == command
+    assert repeat.run_command(base | {"custom loss": "digest"}) == ""
+    _, config = cli.parse(
+        "tsfl run", shlex.split(repeat.run_command(base | changes))[2:]
+    )
+    assert {n: get(config, n) for n in SETTINGS} == base | changes | {
+        "schedule.tau": (1, 4)
+    }
     points = [{"lr": lr, "seed": seed} for lr in (0.1, 0.2) for seed in (0, 1)]
-    command = repeat.sweep_command(default, points)
-    assert command == "tsfl sweep --config=first --sweep=lr=0.1,0.2 --sweep=seed=0,1"
-    assert repeat.sweep_command(default, points[:3]) == ""
+    command = repeat.sweep_command(base, points)
+    assert command == (
+        "tsfl sweep --config=digits_case3 --sweep=lr=0.1,0.2 --sweep=seed=0,1"
+    )
+    no_product = [points[:3], [], [{"ours.x": 1}], [{"lr": 1}, {"mu": 1}]]
+    for points in (*no_product, [{"data.dir": "a,b"}]):
+        assert repeat.sweep_command(base, points) == ""
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def simulate(
     sampler: Callable[..., Any] | None = None,
     params: Params | None = None,
     workdir: str | pathlib.Path | None = None,
-    writers: Sequence[reporting.Given] = (),
+    writers: Sequence[reporting.Choice] = (),
     verbose: bool = False,
 ) -> Result:
     """Run one experiment from Python; docs/custom.md has an example of each argument.
@@ -157,7 +157,7 @@ def simulate(
 
 
 def _check_outputs(
-    workdir: str | pathlib.Path | None, writers: Sequence[reporting.Given]
+    workdir: str | pathlib.Path | None, writers: Sequence[reporting.Choice]
 ) -> None:
     """Refuse what cannot be written to, before the work."""
     if workdir is not None:
@@ -170,7 +170,7 @@ def run(
     workdir: str | pathlib.Path | None = None,
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = interrupts.was_asked,
-    writers: Sequence[reporting.Given] = (),
+    writers: Sequence[reporting.Choice] = (),
 ) -> Result:
     """Run or resume an experiment.
 
@@ -195,7 +195,7 @@ def run(
         given = [reporting.writer_of(each, path) for each in asked]  # or no folder
         folder, done = _begin(exp, workdir, stream, stack)
         settings = flat(report.plain(dataclasses.asdict(exp.prepared.config)))
-        opened = reporting.opened(given, folder, settings, int(done.finished))
+        opened = reporting.start(given, settings, int(done.finished))
         done, compile_seconds = _train(exp, folder, done, stream, stop, opened)
         history, times = done.known(), (float(done.seconds), compile_seconds)
         found = summary.summarize(exp.prepared, exp.labels, history, *times)
@@ -344,7 +344,7 @@ def _train(
             )
             count = int(done.finished) - chunk.first
             advance(count, samples, chunk.seconds, words)
-            rows = _records(exp, chunk, done) if writers.several else ()
+            rows = _records(exp, chunk, done) if writers.writers else ()
             said = devices.any_process(writers.report(rows))
             return said or _reached(exp, done)
 

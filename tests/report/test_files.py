@@ -46,10 +46,10 @@ def test_a_workdir_has_parents_and_nothing_in_it_and_is_no_file(tmp_path, monkey
             files.new_workdir(bad, "label")
     assert (tmp_path / "file").read_text() == "mine"
 
-    def refuse(self, data):
+    def refuse(dir):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(files.pathlib.Path, "write_bytes", refuse)
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
     with pytest.raises(UserError, match="Read-only"):
         files.prepare_workdir(tmp_path)
 

@@ -127,28 +127,34 @@ def sweep_folder(folder):
 
 def check_whole(text):
     """A balanced page that needs no other file; its parts."""
-    found = Page(text)
+    parsed = Page(text)
     assert "@import" not in text
-    for address in found.addresses:
-        assert address.startswith(("#", "data:")), address
-    return found
+    assert all(a.startswith(("#", "data:")) for a in parsed.addresses)
+    return parsed
 
 
-def test_a_run_has_the_numbers_of_its_files(tmp_path):
-    rows = run_folder(tmp_path / "a", **{"data.dir": ODD, "lr": 0.125})
-    text = page.make_page([tmp_path / "a"], target=0.5)
-    found = check_whole(text)
-    row = found.table(0).loc[0]
+def test_a_run_and_a_study_have_the_numbers_of_their_files(tmp_path):
+    folder = tmp_path / "runs" / "afl-seed0"
+    rows = run_folder(folder, **{"data.dir": ODD, "lr": 0.125})
+    cells = [{"framework": ODD, "s to 90 %": "4.00 ± 0.10"}]
+    files.write_table(tmp_path, "compare", cells, "digits")
+    (tmp_path / "compare.png").write_bytes(b"\x89PNG")
+    text = page.make_page([tmp_path], target=0.5)
+    parsed = check_whole(text)
+    row = parsed.table(0).loc[0]
     reached = next(r for r in rows if r["test_accuracy"] >= 0.5)
+    assert row["group"] == "afl"
     assert row["final accuracy, %"] == f"{100 * rows[-1]['test_accuracy']:.2f}"
     assert row["final loss"] == "0.1667" and row["MB moved"] == "2.345"
     assert row["intervals"] == "12" and row["virtual time, s"] == "24"
     assert row["s to 50 %"] == f"{reached['virtual_time']:.2f}"
-    settings = found.table(2).set_index("").value
+    assert parsed.tables[2][1] == [ODD, "4.00 ± 0.10"]
+    settings = parsed.table(3).set_index("").value
     assert settings["data.dir"] == repr(ODD) and settings["lr"] == "0.125"
     assert "<b>&" not in text and "abc123" in text and "9.8.7" in text
-    assert "a note of the run" in found.text and "--config.lr=0.125" in text
+    assert "a note of the run" in parsed.text and "--config.lr=0.125" in text
     assert text.count("<svg") == 4
+    assert sum(a.startswith("data:image/png") for a in parsed.addresses) == 1
 
 
 def test_seeds_are_one_line_and_settings_that_differ_are_shown(tmp_path):
@@ -280,17 +286,6 @@ def test_bytes_count_each_delivery_of_a_client_in_one_update(tmp_path):
     assert labelled.item() == model * count and labelled.attrs["units"] == "B"
 
 
-def test_studies_show_their_tables_and_figures(tmp_path):
-    run_folder(tmp_path / "runs" / "afl-seed0")
-    rows = [{"framework": ODD, "s to 90 %": "4.00 ± 0.10"}]
-    files.write_table(tmp_path, "compare", rows, "digits")
-    (tmp_path / "compare.png").write_bytes(b"\x89PNG")
-    found = check_whole(page.make_page([tmp_path]))
-    assert found.tables[0][1][0] == "afl"
-    assert found.tables[2][1] == [ODD, "4.00 ± 0.10"]
-    assert sum(a.startswith("data:image/png") for a in found.addresses) == 1
-
-
 def test_what_is_damaged_is_named_and_left_out(tmp_path):
     for name in "abcd":
         run_folder(tmp_path / name)
@@ -310,31 +305,25 @@ def test_what_is_damaged_is_named_and_left_out(tmp_path):
         assert text in found.text
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "is_read"),
-    [
-        ("best_test_accuracy", "high", False),
-        ("intervals", {}, False),
-        ("notes", 5, False),
-        ("run", [1], False),
-        ("best_test_accuracy", None, True),
-        ("runs", 5, True),
-    ],
-)
-def test_results_of_another_type_are_named_and_left_out(tmp_path, name, value, is_read):
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        run_folder(folder)
-    path = tmp_path / "a" / "summary.json"
-    files.write_json(path, files.read_json(path) | {name: value})
-    rows = sweep_folder(tmp_path / "sweep")
-    rows[1] |= {name: value}
+def test_results_of_another_type_are_named_and_left_out(tmp_path):
+    wrong = [("best_test_accuracy", "high"), ("intervals", {}), ("notes", 5)]
+    wrong += [("run", [1])]
+    rows, places = sweep_folder(tmp_path / "sweep"), []
+    for row, (name, value) in zip(rows, wrong, strict=True):
+        row[name] = value
+        places.append(f"{tmp_path / 'sweep'}, run {row['run']}")
     files.write_metrics(tmp_path / "sweep" / "results.jsonl", rows)
-    sources, runs = page.read_groups([tmp_path])
-    assert len(runs) == (6 if is_read else 4)
-    for place in (path, f"{tmp_path / 'sweep'}, run {rows[1]['run']}"):
-        lines = [n for n in sources[0].missing if n.startswith(f"{place}: damaged")]
-        assert len(lines) == (not is_read) and all("; left out" in n for n in lines)
-    assert page._tables_of(runs, None)[0]["runs"].astype(int).sum() == len(runs)
+    for number, (name, value) in enumerate([*wrong, ("runs", 5), ("seconds", None)]):
+        run_folder(tmp_path / str(number))
+        path = tmp_path / str(number) / "summary.json"
+        files.write_json(path, files.read_json(path) | {name: value})
+        places += [path] * (number < len(wrong))
+    (source,), runs = page.read_groups([tmp_path])
+    assert [run.name for run in runs] == ["4", "5"]
+    for place, line in zip(
+        sorted(map(str, places)), sorted(source.missing), strict=True
+    ):
+        assert line.startswith(f"{place}: damaged") and line.endswith("; left out")
 
 
 def test_only_regular_files_are_read(tmp_path, monkeypatch):

@@ -42,10 +42,10 @@ def of_sweep(
     losses = bool(runs["test_accuracy"].isnull().all())
     measured = runs["test_loss" if losses else "test_accuracy"].T.to_pandas()
     groups = grouped(swept, rows)
-    curves = {label: measured.iloc[:, runs] for label, runs in groups.items()}
+    curves = {label: measured.iloc[:, places] for label, places in groups.items()}
     settings = {
-        label: {n: rows[runs[0]][n] for n in swept if n not in SEEDS}
-        for label, runs in groups.items()
+        label: {n: rows[places[0]][n] for n in swept if n not in SEEDS}
+        for label, places in groups.items()
     }
     return bands(curves, title, settings, "test loss" if losses else ACCURACY)
 

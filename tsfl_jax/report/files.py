@@ -16,7 +16,7 @@ import platform
 import re
 import stat
 import subprocess
-import threading
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, TYPE_CHECKING, Any
@@ -75,8 +75,8 @@ def folder_of(path: _Path, flag: str = "--workdir") -> pathlib.Path:
       UserError: not a path, or one that the system cannot look up.
     """
     text = repr(str(path) if isinstance(path, os.PathLike) else path)
-    what = f"{flag.lstrip('-')}={text}: expected the path of a folder"
-    with user_code(what, f"choose another {flag}"):
+    problem = f"{flag.lstrip('-')}={text}: expected the path of a folder"
+    with user_code(problem, f"choose another {flag}"):
         folder = pathlib.Path(path or None).expanduser()  # pyright: ignore[reportArgumentType]
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             folder.stat()  # refuses zero bytes and names that are too long
@@ -94,11 +94,9 @@ def prepare_workdir(path: _Path, flag: str = "--workdir") -> pathlib.Path:
       UserError: not a path, a file, or it cannot be made or written.
     """
     path = folder_of(path, flag)
-    trial = path / f".writable-{os.getpid()}-{threading.get_ident()}"
     with user_errors(path, f"; choose another {flag}"):
         path.mkdir(parents=True, exist_ok=True)
-        trial.write_bytes(b"")
-        trial.unlink()
+        tempfile.TemporaryFile(dir=path).close()
     return path
 
 
@@ -121,16 +119,14 @@ def lock(folder: _Path, name: str = _LOCK, patience: float = 0.0) -> Iterator[No
     part = "" if name == _LOCK else f" ({name.lstrip('.')})"
     with user_errors(file_lock.lock_file):
         try:
-            file_lock.acquire()
+            acquired = file_lock.acquire()
         except filelock.Timeout as error:
             raise UserError(
                 f"{folder} is in use{part}: another process is writing there; "
                 "wait for it to end, or choose another --workdir"
             ) from error
-    try:
+    with acquired:
         yield
-    finally:
-        file_lock.release()
 
 
 @contextlib.contextmanager

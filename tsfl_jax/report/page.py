@@ -173,7 +173,9 @@ def make_page(paths: Sequence[str | pathlib.Path], target: float | None = None) 
     images = [image for source in sources for image in source.images]
     values: dict[str, Any] = {
         "title": ", ".join(source.folder.resolve().name for source in sources),
-        "subtitle": "; ".join(_distinct(facts[n]) for n in _TITLE if n in facts),
+        "subtitle": "; ".join(
+            _distinct(pd.Series(facts[n])) for n in _TITLE if n in facts
+        ),
         "sources": sources,
         "notes": _notes_of(runs),
         "images": [(str(p), b64encode(data).decode()) for p, data in images],

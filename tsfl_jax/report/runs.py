@@ -52,7 +52,8 @@ def curves(
         `client_test.SERIES` if there are any; NaN where not measured.
       labels: data, algorithm and seed, for the title.
     """
-    measured = {name for name, a in history.items() if np.isfinite(a).any()}
+    names = {name for lines in _PANELS.values() for name in lines} & history.keys()
+    measured = {name for name in names if np.isfinite(history[name]).any()}
     if "test_loss" not in measured:
         measured |= {"test_accuracy"}  # neither: a panel says so
     measured |= {"train_loss"}

@@ -182,15 +182,13 @@ def whole_numbers() -> "matplotlib.ticker.MaxNLocator":
     return MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
-def interval_axis(
-    axes: "matplotlib.axes.Axes", interval: np.ndarray, first: int = 1
-) -> None:
-    """Set up the axis of intervals, from the first one to the last one."""
+def interval_axis(axes: "matplotlib.axes.Axes", interval: np.ndarray) -> None:
+    """Set up the axis of intervals, from 1 to the last one."""
     axes.set_xlabel("interval")
     axes.xaxis.set_major_locator(whole_numbers())
-    last = interval.max(initial=first)
-    margin = max(0.03 * (last - first), 0.3)
-    axes.set_xlim(first - margin, last + margin)
+    last = interval.max(initial=1)
+    margin = max(0.03 * (last - 1), 0.3)
+    axes.set_xlim(1 - margin, last + margin)
 
 
 def accuracy_axis(axes: "matplotlib.axes.Axes") -> None:

@@ -46,7 +46,7 @@ def best(swept: Sequence[str], rows: list[Row]) -> str:
     scores = frame[score].astype(float).mask(frame["diverged_at"].notna())
     groups = table.grouped(swept, rows).items()
     means = pd.Series({n: scores.iloc[g].mean(skipna=False) for n, g in groups})
-    means = means[np.isfinite(means)]
+    means = means.replace([np.inf, -np.inf], np.nan).dropna()
     if means.empty or set(swept) <= set(SEEDS):
         return ""
     if losses:

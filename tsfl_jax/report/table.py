@@ -41,6 +41,7 @@ SCORES = (
     *("diverged_at", "mean_regret", "mean_gap", "seconds", "samples_trained"),
     *("bytes_moved", "final_client_accuracy_mean", "final_client_accuracy_worst"),
 )
+_PLAIN = (str, int, float)  # attributes that a file of xarray can have
 _FIRST = ("virtual_time", "test_accuracy", "test_loss", "train_loss")
 
 
@@ -54,8 +55,8 @@ def of_run(
         ``[T, K]``, whose each slot is, else the second axis is the client.
       attributes: of the table.
     """
-    arrays = {name: np.asarray(a) for name, a in history.items()}
-    return _dataset((), arrays, attributes or {})
+    plain = {n: v for n, v in (attributes or {}).items() if isinstance(v, _PLAIN)}
+    return _dataset((), history).assign_attrs(plain)
 
 
 def of_sweep(
@@ -77,40 +78,31 @@ def of_sweep(
         history = {name: _padded([run[name] for run in series]) for name in series[0]}
     coords = {name: ("run", _labels(row[name] for row in rows)) for name in swept}
     scores = {
-        name: ("run", np.array([row.get(name) for row in rows], float))
+        name: np.array([row.get(name) for row in rows], float)
         for name in SCORES
         if any(name in row for row in rows)
     }
-    return _dataset(("run",), history, {}, scores).assign_coords(coords)
+    return _dataset(("run",), {**history, **scores}).assign_coords(coords)
 
 
 def _dataset(
-    before: tuple[str, ...],
-    arrays: Mapping[str, np.ndarray],
-    attributes: Mapping[str, Any],
-    scores: Mapping[str, Any] = {},  # noqa: B006
+    before: tuple[str, ...], history: Mapping[str, np.ndarray]
 ) -> "xarray.Dataset":
     """Arrays with their dimensions, units, and the number of the interval from 1."""
     import xarray
 
-    last = "slot" if "client" in arrays else "client"
-    names = (*before, "interval", last)
+    dims = (*before, "interval", "slot" if "client" in history else "client")
+    arrays = {name: np.asarray(a) for name, a in history.items()}
     variables: dict[Hashable, Any] = {
-        name: (names[: a.ndim], a)
+        name: (dims[: a.ndim], a, _ATTRIBUTES.get(name, {}))
         for name, a in arrays.items()
-        if len(before) < a.ndim <= len(names)
+        if name in SCORES or len(before) < a.ndim <= len(dims)
     }
-    plain = {n: v for n, v in attributes.items() if isinstance(v, str | int | float)}
-    table = xarray.Dataset(variables | dict(scores), attrs=plain)
-    for name in table.data_vars:
-        table[name].attrs |= _ATTRIBUTES.get(str(name), {})
-    coords: dict[Hashable, Any] = {
-        n: np.arange(size) for n, size in table.sizes.items()
-    }
-    coords["interval"] = np.arange(1, table.sizes.get("interval", 0) + 1)
-    if "client" in variables:
-        coords["client"] = table["client"]
-    return table.assign_coords(coords)
+    table = xarray.Dataset(variables)
+    coords = {str(n): np.arange(size) for n, size in table.sizes.items()}
+    coords["interval"] = 1 + coords.get("interval", np.arange(0))
+    clients = {"client"} & table.data_vars.keys()
+    return table.set_coords(clients).assign_coords(coords)
 
 
 def _padded(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -233,8 +225,8 @@ def summary(
     for name, column in ((n, c) for n, c in columns.items() if n in runs):
         values = column.scale * runs[name].astype(float)
         values = values.mask(lost) if column.result else values
-        if values.notna().any():
+        if values.notna().to_numpy().any():
             cells[column.head] = [column.cell(values.iloc[group]) for group in places]
-    if lost.any():
+    if lost.to_numpy().any():
         cells[DIVERGED] = [str(lost.iloc[group].sum()) for group in places]
     return pandas.DataFrame(cells)

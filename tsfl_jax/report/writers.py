@@ -6,6 +6,7 @@ function ``folder → Writer`` and a line of `WRITERS`.
 """
 
 import csv
+import functools
 import importlib
 import os
 import pathlib
@@ -140,7 +141,6 @@ def mlflow_writer(folder: pathlib.Path) -> Writer:
     MLFLOW_TRACKING_URI says where.
     """
     client = library("mlflow", "mlflow").MlflowClient()
-    path = folder / "mlflow.id"
 
     def make_run() -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tsfl_jax")
@@ -149,22 +149,23 @@ def mlflow_writer(folder: pathlib.Path) -> Writer:
         number = number or client.create_experiment(name)
         return client.create_run(number, run_name=folder.name).info.run_id
 
+    @functools.cache
+    def run() -> str:
+        return _remembered(folder / "mlflow.id", make_run)
+
     def start(settings: dict[str, Any], finished: int) -> None:
-        run = _remembered(path, make_run)
         for name, value in settings.items() if not finished else ():
-            client.log_param(run, name, value)
+            client.log_param(run(), name, value)
 
     def report(record: Record) -> None:
-        run = _remembered(path, make_run)
         for name, value in _measured(record).items():
-            client.log_metric(run, name, value, step=record["interval"])
+            client.log_metric(run(), name, value, step=record["interval"])
 
     def end(summary: dict[str, Any], figures: list[pathlib.Path]) -> None:
-        run = _remembered(path, make_run)
-        client.log_dict(run, summary, "summary.json")
+        client.log_dict(run(), summary, "summary.json")
         for figure in figures:
-            client.log_artifact(run, str(figure))
-        client.set_terminated(run)
+            client.log_artifact(run(), str(figure))
+        client.set_terminated(run())
 
     return Writer(report, start, end)
 

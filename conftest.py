@@ -30,7 +30,7 @@ CHECKED = [
     "tsfl_jax.report.sweep_files",
     "tsfl_jax.report.tensorboard",
     "studies.theory",
-    "tsfl_jax.report.timeline",
+    "tsfl_jax.report.gantt",
     "tsfl_jax.rules",
     "studies.bounds",
     "tsfl_jax.studies.compare",

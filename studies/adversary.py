@@ -26,8 +26,7 @@ from tsfl_jax.config import Config, get, replace
 from tsfl_jax.engine import devices
 from tsfl_jax.experiment import grid, prepare, sweeps
 from tsfl_jax.report import files, style
-from tsfl_jax.report.significance import p_text, paired_p
-from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, spread
+from tsfl_jax.report.statistics import OVER_SEEDS, curves_of, p_text, paired_p, spread
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.studies import arguments
 from tsfl_jax.types import Dataset, UserError

@@ -21,6 +21,7 @@ BORDER = (
     "config",
     "validate",
     "config_files",
+    "settings_page",
 )  # assembled from the tables of the folders above
 ORDER = (
     *ROOT,

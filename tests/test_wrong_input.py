@@ -325,7 +325,7 @@ CALLS = [
     (run(workdir=5), "workdir=5: expected the path of a folder"),
     (run(workdir=""), "workdir='': expected"),
     (run(workdir=LONG), "too long"),
-    (run(workdir="a\0b"), "zero byte"),
+    (run(workdir="a\0b"), "null"),
     (run(workdir="~no-such-user/x"), "~no-such-user"),
     (run(TOO_WIDE), "--config.model.hidden=2000000000, model.name=mlp"),
     (run({"devices": 100_000}), "--config.devices=100000: "),

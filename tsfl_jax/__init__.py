@@ -31,7 +31,7 @@ from tsfl_jax.experiment.predict import predict
 from tsfl_jax.experiment.runner import Result
 from tsfl_jax.experiment.sweeps import SweepResult
 from tsfl_jax.models.networks import Model
-from tsfl_jax.report.writer import Writer
+from tsfl_jax.report.writers import Writer
 from tsfl_jax.rules import AGGREGATORS, dms
 from tsfl_jax.rules.base import (
     Aggregator,

@@ -5,8 +5,7 @@ import importlib
 import os
 import sys
 
-from tsfl_jax import command, config_files
-from tsfl_jax.report import settings_text
+from tsfl_jax import command, config_files, settings_page
 from tsfl_jax.types import nearest
 
 # Command -> module with a function main(arguments).
@@ -54,9 +53,9 @@ def list_settings(texts: list[str]) -> None:
     parser.add_argument("--markdown", action="store_true", help=page)
     given = parser.parse_args(texts)
     if given.markdown:
-        print(settings_text.markdown(), end="")
+        print(settings_page.markdown(), end="")
     else:
-        print("\n".join(map(settings_text.entry, settings_text.chosen(given.group))))
+        print("\n".join(map(settings_page.entry, settings_page.chosen(given.group))))
 
 
 def _dispatch(name: str, texts: list[str]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tsfl_jax import rng, trees
 from tsfl_jax.components import check_name
-from tsfl_jax.report.writer import library
+from tsfl_jax.report.writers import library
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, with_defaults
 from tsfl_jax.rules.custom import aggregate, init_rule, resized, weights

@@ -13,7 +13,7 @@ from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import grid, prepare, sweeps
 from tsfl_jax.experiment.network import bytes_per_delivery
-from tsfl_jax.report import collect, significance
+from tsfl_jax.report import collect, statistics
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.types import UserError
 
@@ -183,8 +183,8 @@ def test_a_stopped_rule_has_no_verdict_and_is_ranked_behind():
     assert rows["median"]["against the best"] == "the best"
     # Two tests are left: the correction does not count the stopped rule.
     gaps = np.array([best["dms"] - best["fedavg"] - n for n in noise])
-    alone = significance.holm([significance.paired_p(gaps), 0.0])[0]
-    assert rows["DMS"]["p"] == significance.p_text(alone)
+    alone = statistics.holm([statistics.paired_p(gaps), 0.0])[0]
+    assert rows["DMS"]["p"] == statistics.p_text(alone)
     (row,) = (r for r in arena_report.rule_rows(made) if r["rule"] == "Krum")
     assert row["stopped in"] == "1" and row["accuracy, %"] == "–"
     assert row["against FedAvg"] == "stopped" and row["p over cells"] == "–"

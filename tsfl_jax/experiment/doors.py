@@ -32,7 +32,7 @@ def simulate(
     sampler: Callable[..., Any] | None = None,
     params: Params | None = None,
     workdir: str | pathlib.Path | None = None,
-    writers: Sequence[reporting.Given] = (),
+    writers: Sequence[reporting.Choice] = (),
     verbose: bool = False,
 ) -> runner.Result:
     """Run one experiment from Python; docs/custom.md has an example of each argument.

@@ -96,7 +96,7 @@ class Result(NamedTuple):
 
 
 def check_outputs(
-    workdir: str | pathlib.Path | None, writers: Sequence[reporting.Given]
+    workdir: str | pathlib.Path | None, writers: Sequence[reporting.Choice]
 ) -> None:
     """Refuse what cannot be written to, before the work."""
     if workdir is not None:
@@ -109,7 +109,7 @@ def run(
     workdir: str | pathlib.Path | None = None,
     stream: IO[str] | None = None,
     stop: Callable[[], bool] = interrupts.was_asked,
-    writers: Sequence[reporting.Given] = (),
+    writers: Sequence[reporting.Choice] = (),
 ) -> Result:
     """Run or resume an experiment.
 
@@ -135,7 +135,7 @@ def run(
         asked = [reporting.writer_of(writer, path) for writer in asked]  # or no folder
         folder, progress = _begin(exp, workdir, stream, stack)
         settings = flat(report.plain(dataclasses.asdict(exp.prepared.config)))
-        opened = reporting.opened(asked, folder, settings, int(progress.finished))
+        opened = reporting.start(asked, settings, int(progress.finished))
         progress, compile_seconds = _train(exp, folder, progress, stream, stop, opened)
         history, state = progress.of_run(), _state_of_run(progress)
         named = summary.named_of(exp.prepared, history)
@@ -288,7 +288,7 @@ def _train(
                 bar, chunk, 1, bars.results_text(*map(summary.last_measured, scores))
             )
             is_ended = False
-            if writers.several:
+            if writers.writers:
                 rows = summary.rows_of(exp.prepared, history, chunk.first)
                 seconds = float(progress.seconds)
                 is_ended = writers.report([r | {"wall_time": seconds} for r in rows])

@@ -119,9 +119,7 @@ def write_tables(
 ) -> list[pathlib.Path]:
     """Write name.md, .csv and .tex; returns their paths."""
     head = f"Highest test accuracy in %: {OVER_SEEDS}; DMS − FedAvg is paired by seed. "
-    tex = folder / f"{name}.tex"
-    files.write_text(tex, latex(rows))
-    return [*files.write_table(folder, name, rows, f"{head}{about}."), tex]
+    return files.write_table(folder, name, rows, f"{head}{about}.", tex=latex(rows))
 
 
 def plot_cell_curves(

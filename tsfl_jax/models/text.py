@@ -12,7 +12,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from tsfl_jax.components import Part
-from tsfl_jax.data.text import PADDING
+from tsfl_jax.data.tokens import PADDING
 from tsfl_jax.models import losses
 from tsfl_jax.types import UserError
 

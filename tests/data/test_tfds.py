@@ -3,12 +3,10 @@
 Most tests are slow: TensorFlow is imported and writes the files.
 """
 
-import http.server
 import os
 import shutil
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -18,12 +16,7 @@ from tsfl_jax.data import tfds
 from tsfl_jax.data.settings import DataConfig
 from tsfl_jax.types import UserError
 
-SHAPES = {
-    "mnist": (28, 28, 1),
-    "fashion_mnist": (28, 28, 1),
-    "cifar10": (32, 32, 3),
-    "svhn_cropped": (32, 32, 3),
-}
+SHAPES = {"mnist": (28, 28, 1), "svhn_cropped": (32, 32, 3)}
 
 # Runs in a process of its own because TensorFlow is slow to import and warns. Only
 # the download step of TFDS's own builders is replaced, by a few random images.
@@ -56,11 +49,9 @@ def examples(shape, count, seed):
     rng = np.random.default_rng(seed)
     for i in range(count):
         row = {"image": rng.integers(0, 256, shape, np.uint8), "label": i % 10}
-        if shape[2] == 3:
-            row["id"] = str(i)
-        yield i, row
+        yield i, row | ({"id": str(i)} if shape[2] == 3 else {})
 
-for name in ("mnist", "fashion_mnist", "cifar10", "svhn_cropped"):
+for name in ("mnist", "svhn_cropped"):
     builder = tfds.builder(name, data_dir=root)
     shape = builder.info.features["image"].shape
     type(builder)._split_generators = lambda self, manager, shape=shape: {
@@ -76,7 +67,7 @@ import sys
 import numpy as np
 from tsfl_jax import data
 from tsfl_jax.data.settings import DataConfig
-for name in ("mnist", "fashion_mnist", "cifar10", "svhn", "svhn_cropped"):
+for name in ("mnist", "svhn", "svhn_cropped"):
     dataset = data.load(DataConfig(name, sys.argv[1], download=False))
     np.savez(f"{sys.argv[2]}/{name}.npz", *dataset[1:5])
 assert "tensorflow" not in sys.modules
@@ -114,7 +105,7 @@ def run_python(code, *args):
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory):
-    """A data folder with all four data sets in TFDS's own format."""
+    """A data folder with two data sets in TFDS's own format."""
     pytest.importorskip("tensorflow_datasets", reason="the extra tfds")
     root = tmp_path_factory.mktemp("tfds")
     run_python(PREPARE, root)
@@ -288,28 +279,7 @@ def test_download_forbidden(tmp_path, monkeypatch):
         load("mnist", "", download=False)
 
 
-def test_no_connection(monkeypatch):
+def test_no_connection():
     pytest.importorskip("requests", reason="the extra tfds")
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):  # noqa: N802
-            self.send_response(200 if self.path == "/file" else 403)
-            self.end_headers()
-
-        def log_message(self, *args):
-            del args
-
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            tfds._check_connection(f"{url}/file")
-            with pytest.raises(OSError, match="no connection to 127.0.0.1.*403"):
-                tfds._check_connection(f"{url}/secret")
-        finally:
-            server.shutdown()
-            thread.join()
-    with pytest.raises(OSError, match="no connection to 127.0.0.1"):
-        tfds._check_connection(f"{url}/file")  # now shut
+    with pytest.raises(OSError, match="no connection to 127.0.0.1:9: "):
+        tfds._check_connection("http://127.0.0.1:9/file")

@@ -123,7 +123,8 @@ def _blends(
 
 _PARTS = (*("data.normalize", "data.train_size", "data.test_size", "data.validation"),)
 _FILE, _NATURAL = (*_PARTS, "data.file"), (TextConfig, ColumnsConfig)
-# By `DataConfig.name`: factories of settings and a seed ≥ 0, to a `Dataset`.
+# By `DataConfig.name`: factories of settings and a seed ≥ 0, to a `Dataset`. Without:
+# drawn for the clients, for a model that has no factory, either.
 DATASETS = {
     "digits": Part(digits, _PARTS),
     "mnist": Part(tfds.read, _PARTS),
@@ -138,6 +139,5 @@ DATASETS = {
     "idx": Part(idx.read, _FILE),
     "npz": Part(in_memory.read_npz, _FILE),
     "synthetic": Part(synthetic, (*_PARTS, "data.shape", "data.num_classes")),
-    # Drawn for the clients, by `quadratic.make_quadratic`.
     "quadratic": Part(reads=("data.shape",), sections=(QuadraticConfig,)),
 }

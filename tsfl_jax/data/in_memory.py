@@ -117,17 +117,9 @@ def check(dataset: Dataset | Any) -> Dataset:
         "one by name",
     )
     y_train, y_test = targets.of(dataset)
-    checked = make_dataset(
-        dataset.x_train,
-        y_train,
-        dataset.x_test,
-        y_test,
-        name=dataset.name,
-        num_classes=dataset.num_classes,
-        client=dataset.client,
-        test_client=dataset.test_client,
-        add_channel=False,
-    )
+    kept = ("x_train", "x_test", "name", "num_classes", "client", "test_client")
+    fields: dict[str, Any] = {name: getattr(dataset, name) for name in kept}
+    checked = make_dataset(y_train=y_train, y_test=y_test, add_channel=False, **fields)
     x, moments = checked.x_train, {}
     for key, neutral in (("mean", 0), ("std", 1)):
         value = np.asarray(getattr(dataset, key), np.float32)
@@ -179,8 +171,7 @@ def read_npz(settings: DataConfig, seed: int = 0) -> Dataset:
       UserError: file, array, value and what was expected, in one line.
     """
     del seed
-    message = "--config.data.name=npz needs --config.data.file=FILE.npz"
-    require(settings.file, message)
+    require(settings.file, "--config.data.name=npz needs --config.data.file=FILE.npz")
     path = os.path.expanduser(settings.file)
     dataset = make_dataset(**_read_arrays(path), name=path)
     return dataset._replace(name=f"npz({os.path.basename(path)})")

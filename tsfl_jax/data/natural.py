@@ -74,7 +74,7 @@ def read(
     folder, parts = files.folder(settings, f"files {content}"), []
     prefix = f"{glob.escape(settings.file)}_" if settings.file else "*"
     for part in ("train", "test"):
-        pattern = layout.replace("*{}", f"{prefix}{{}}").format(part)
+        pattern = layout.replace("*{}", prefix + part).replace("{}", part)
         paths = sorted(folder.glob(pattern))
         names = ", ".join(path.name for path in paths) or "none"
         require(

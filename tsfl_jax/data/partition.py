@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
+from numpy.random import Generator
 
 from tsfl_jax import host_memory
 from tsfl_jax.components import Part, component, setting
@@ -22,6 +23,14 @@ from tsfl_jax.data import class_counts, whole_splits
 from tsfl_jax.data.files import require
 from tsfl_jax.timeline import copula
 from tsfl_jax.types import Partition
+
+Labels = Shaped[np.ndarray, "M"]  # classes of the training samples
+Sizes = Int[np.ndarray, "N"]  # samples of each client
+Stock = Int[np.ndarray, "C"]  # samples of each class
+Shares = Float[np.ndarray, "N C"]  # of the classes; rows sum to 1
+Counts = Int[np.ndarray, "N C"]  # samples of each class
+Scores = Float[np.ndarray, "N"]  # of the clients, see `timeline.copula`
+Rows = Int[np.ndarray, "_"]  # indices of samples
 
 
 @component("partition")
@@ -59,11 +68,11 @@ class PartitionConfig:
 
 
 def make_partition(
-    labels: Shaped[np.ndarray, "M"],
-    capacity: Int[np.ndarray, "N"],
+    labels: Labels,
+    capacity: Sizes,
     settings: PartitionConfig,
-    rng: np.random.Generator,
-    rarity: Float[np.ndarray, "N"] | None = None,
+    rng: Generator,
+    rarity: Scores | None = None,
 ) -> Partition:
     """Divide training samples among clients, capacity[i] to client i.
 
@@ -108,11 +117,11 @@ def make_partition(
 
 
 def _partly_iid(
-    labels: Shaped[np.ndarray, "M"],
-    capacity: Int[np.ndarray, "N"],
+    labels: Labels,
+    capacity: Sizes,
     settings: PartitionConfig,
-    rng: np.random.Generator,
-    rarity: Float[np.ndarray, "N"] | None,
+    rng: Generator,
+    rarity: Scores | None,
 ) -> Partition:
     """A share of every client's samples drawn IID, the rest by kind.
 
@@ -160,12 +169,7 @@ def _shared(requested: int, stock: int) -> tuple[str, ...]:
     return (note,) * (requested > stock)
 
 
-def _none_twice(
-    row: Int[np.ndarray, "n"],
-    taken: Int[np.ndarray, "k"],
-    labels: Shaped[np.ndarray, "M"],
-    rng: np.random.Generator,
-) -> Int[np.ndarray, "n"]:
+def _none_twice(row: Rows, taken: Rows, labels: Labels, rng: Generator) -> Rows:
     """The samples of a row, those that the client has taken replaced by others.
 
     By one of the same class where there is one left, else by any.
@@ -181,12 +185,12 @@ def _none_twice(
 
 
 def _by_class(
-    labels: Shaped[np.ndarray, "M"],
-    capacity: Int[np.ndarray, "N"],
+    labels: Labels,
+    capacity: Sizes,
     settings: PartitionConfig,
-    rng: np.random.Generator,
-    rarity: Float[np.ndarray, "N"] | None,
-) -> tuple[list[Int[np.ndarray, "_"]], Int[np.ndarray, "N C"], tuple[str, ...]]:
+    rng: Generator,
+    rarity: Scores | None,
+) -> tuple[list[Rows], Counts, tuple[str, ...]]:
     """The samples of each class in random order, the counts, and notes."""
     kind = settings.kind
     sharing = int(capacity.sum()) > len(labels)
@@ -205,9 +209,7 @@ def _by_class(
     return class_index, counts, _notes(requested, counts, classes)
 
 
-def _check_stock(
-    samples: int, capacity: Int[np.ndarray, "N"], total: int, replacement: bool
-) -> None:
+def _check_stock(samples: int, capacity: Sizes, total: int, replacement: bool) -> None:
     """Raise `UserError` if the clients request more samples than there are."""
     require(
         capacity.size and capacity.min() >= 1,
@@ -226,7 +228,7 @@ def _check_stock(
     )
 
 
-def _check_memory(capacity: Int[np.ndarray, "N"], num_classes: int, kind: str) -> None:
+def _check_memory(capacity: Sizes, num_classes: int, kind: str) -> None:
     """Raise `UserError` if the partition does not fit into memory."""
     clients, total = len(capacity), int(capacity.sum())
     shares = 0 if kind in ("iid", "label") else 24 * clients * num_classes
@@ -239,11 +241,8 @@ def _check_memory(capacity: Int[np.ndarray, "N"], num_classes: int, kind: str) -
 
 
 def _label(
-    settings: PartitionConfig,
-    capacity: Int[np.ndarray, "N"],
-    stock: Int[np.ndarray, "C"],
-    rng: np.random.Generator,
-) -> Float[np.ndarray, "N C"]:
+    settings: PartitionConfig, capacity: Sizes, stock: Stock, rng: Generator
+) -> Shares:
     """Samples of the i-th class only for client i; as many clients as classes."""
     del settings, rng
     require(
@@ -255,11 +254,8 @@ def _label(
 
 
 def _dirichlet(
-    settings: PartitionConfig,
-    capacity: Int[np.ndarray, "N"],
-    stock: Int[np.ndarray, "C"],
-    rng: np.random.Generator,
-) -> Float[np.ndarray, "N C"]:
+    settings: PartitionConfig, capacity: Sizes, stock: Stock, rng: Generator
+) -> Shares:
     """Shares q_i ~ Dir(α) of the classes for client i."""
     alpha, num_clients, num_classes = settings.alpha, len(capacity), len(stock)
     shares = rng.dirichlet(np.full(num_classes, alpha), num_clients)
@@ -273,11 +269,8 @@ def _dirichlet(
 
 
 def _shards(
-    settings: PartitionConfig,
-    capacity: Int[np.ndarray, "N"],
-    stock: Int[np.ndarray, "C"],
-    rng: np.random.Generator,
-) -> Float[np.ndarray, "N C"]:
+    settings: PartitionConfig, capacity: Sizes, stock: Stock, rng: Generator
+) -> Shares:
     """1/k for each of a client's k classes; a class has about N k n_c / M clients."""
     k = settings.classes_per_client
     require(
@@ -319,9 +312,7 @@ _FEW = 0.1  # share of replaced samples that hardly changes a split
 
 
 def _notes(
-    requested: Int[np.ndarray, "N C"],
-    counts: Int[np.ndarray, "N C"],
-    classes: Shaped[np.ndarray, "C"],
+    requested: Counts, counts: Counts, classes: Shaped[np.ndarray, "C"]
 ) -> tuple[str, ...]:
     """Report where the request could not be met exactly."""
     notes, moved = (), np.maximum(requested - counts, 0)
@@ -343,10 +334,7 @@ def _notes(
 
 
 def _partition(
-    counts: Int[np.ndarray, "N C"],
-    class_index: list[Int[np.ndarray, "_"]],
-    notes: tuple[str, ...],
-    rng: np.random.Generator,
+    counts: Counts, class_index: list[Rows], notes: tuple[str, ...], rng: Generator
 ) -> Partition:
     """Assign samples: client i gets counts[i, c] of class_index[c]."""
     N = len(counts)

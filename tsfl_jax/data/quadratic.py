@@ -287,7 +287,7 @@ def _offsets(
         norm = np.linalg.norm(moved, axis=1)
         offsets = moved * (length / np.where(norm > 0, norm, 1.0))[:, None]
     raise UserError(
-        "--config.quadratic.dissimilarity: no directions in "
-        f"{d} dimension(s) have Σ (w_i* − w*) = 0 with these Γ; use more dimensions, "
-        "an even --config.num_clients, or Γ that differ less"
+        f"--config.quadratic.dissimilarity: no directions in {d} dimension(s) have "
+        "Σ (w_i* − w*) = 0 with these Γ; use more dimensions, an even "
+        "--config.num_clients, or Γ that differ less"
     )

@@ -13,7 +13,7 @@ from tsfl_jax.types import Dataset, Partition, user_code
 Lists = list[Int[np.ndarray, "_"]]
 
 
-def lists_of(
+def client_lists(
     partition: Any, kind: str, dataset: Dataset, num_clients: int
 ) -> Lists | None:
     """The samples of each client, or None if they are to be drawn.

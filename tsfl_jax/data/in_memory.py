@@ -89,9 +89,8 @@ def _learned(
 ) -> dict[str, Any]:
     """The fields of a `Dataset` of what is learned: classes, and targets if any."""
     if not targets.are_targets(y_train):
-        labels = [_labels(name, "y_train", y_train), _labels(name, "y_test", y_test)]
-        classes = _class_count(name, labels[0], labels[1], num_classes)
-        fields: dict[str, Any] = {}
+        labels, fields = [y_train, y_test], {}
+        classes = _class_count(name, y_train, y_test, num_classes)
     else:
         pair, labels, classes = targets.read(name, y_train, y_test)
         require(
@@ -211,8 +210,8 @@ def _samples(
     return x[..., None] if (is_gray if add_channel is None else add_channel) else x
 
 
-def _labels(name: str, key: str, y: Shaped[np.ndarray, "M ..."]) -> np.ndarray:
-    """The labels as they are, integers ≥ 0."""
+def _check_labels(name: str, key: str, y: Shaped[np.ndarray, "M ..."]) -> None:
+    """Raise `UserError` unless labels are integers ≥ 0."""
     require(
         y.ndim == 1,
         f"{name}: {key} has shape {y.shape}; expected [{len(y)}], one class number per "
@@ -225,7 +224,6 @@ def _labels(name: str, key: str, y: Shaped[np.ndarray, "M ..."]) -> np.ndarray:
     is_integer = y.dtype.kind in "iu"
     require(is_integer, f"{name}: {key} is {y.dtype}; expected {expected}")
     require_values(f"{name}: {key}", y, (y >= 0) & (y <= INT32_MAX), expected)
-    return y
 
 
 def _clients(
@@ -275,11 +273,14 @@ def numbered(
 
 def _class_count(
     name: str,
-    y_train: Int[np.ndarray, "M"],
-    y_test: Int[np.ndarray, "Q"],
+    y_train: Shaped[np.ndarray, "M ..."],
+    y_test: Shaped[np.ndarray, "Q ..."],
     num_classes: int,
 ) -> int:
     """The number of classes, which all labels must be below; 0: by the largest one."""
+    labels = {"y_train": y_train, "y_test": y_test}
+    for key, y in labels.items():
+        _check_labels(name, key, y)
     count = len(y_train) + len(y_test)
     most, classes = max(_MOST_CLASSES, count), num_classes or int(y_train.max()) + 1
     require(
@@ -287,7 +288,7 @@ def _class_count(
         f"{name}: num_classes={classes}: expected at most {most} for {count} samples; "
         f"the largest label of y_train, at row {y_train.argmax()}, is {y_train.max()}",
     )
-    for key, y in (("y_train", y_train), ("y_test", y_test)):
+    for key, y in labels.items():
         require_values(f"{name}: {key}", y, y < classes, f"0..{classes - 1}")
     return classes
 

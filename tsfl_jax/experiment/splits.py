@@ -44,7 +44,7 @@ def given(
             dataset.y_train, clients, config.partition, generator
         )
     else:
-        lists = fixed_partition.lists_of(own, kind, dataset, clients)
+        lists = fixed_partition.client_lists(own, kind, dataset, clients)
     if lists is not None:
         lists = lists if held is None else validation.without(lists, held)
     return held, lists

@@ -2,7 +2,7 @@
 
 An embedding of width 8 and two layers of `hidden` cells, 256 for Shakespeare in McMahan
 et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
-(2017). Token 0 is padding, see `data.text`.
+(2017). Token 0 is padding, see `data.tokens`.
 """
 
 from typing import Any

@@ -493,9 +493,9 @@ def test_a_partition(tmp_path):
 
 
 WRONG_LISTS = {
-    "two": ([[0]], "num_clients=4: partition= has lists for 1"),
+    "two": ([[0]], "num_clients=4: partition= has samples of 1 clients"),
     "empty": ([[0], [1], [2], []], "client 3 has"),
-    "beyond": ([[0], [1], [2], [10**6]], "client 3 has index 1000000"),
+    "beyond": ([[0], [1], [2], [10**6]], "client 3 holds 1000000 at row 0"),
     "twice": ([[0], [1], [2], [3, 3]], "a sample twice"),
     "number": (3, "expected a list"),
 }

@@ -78,7 +78,7 @@ def _known_network(config: Config, own: Own, form: str, dataset: Dataset) -> Net
         _check_tokens(name, dataset, bool(tokens))
         module = (
             Quadratic(tuple(curvature_of(config, shape).tolist()))
-            if name == "quadratic"
+            if networks.MODELS[name].make is None  # the model of drawn data
             else networks.make_model(
                 config.model, targets.outputs(dataset), shape, form
             )

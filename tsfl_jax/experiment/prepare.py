@@ -16,6 +16,7 @@ from tsfl_jax import data, host_memory
 from tsfl_jax.components import section_of
 from tsfl_jax.config import Config, get, replace, with_sections
 from tsfl_jax.data import in_memory
+from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.data.client_test import ClientTest
 from tsfl_jax.data.quadratic import make_quadratic
 from tsfl_jax.engine import client as local
@@ -128,7 +129,7 @@ def hparams_of(config: Config, rule: Aggregator) -> HParams:
 def load_dataset(config: Config) -> Dataset:
     """Load or generate the data set of a config."""
     d, q = config.data, config.quadratic
-    if d.name == "quadratic":
+    if DATASETS[d.name].make is None:  # drawn for the clients
         clients, held, size = config.num_clients, config.schedule.data_size, d.shape[0]
         host_memory.require(
             f"--config.data.shape={tuple(d.shape)}, num_clients={clients}, "
@@ -420,8 +421,9 @@ def drawn_bytes(config: Config) -> int:
 
 def data_key(config: Config) -> str:
     """A text that differs where `load_dataset` would load other data."""
-    own = (config.seed,) if config.data.name in ("synthetic", "quadratic") else ()
-    if config.data.name == "quadratic":
+    row = DATASETS[config.data.name]
+    own = (config.seed,) if "data.shape" in row.reads else ()  # drawn, not loaded
+    if row.make is None:  # drawn for the clients
         own += (config.num_clients, config.schedule.data_size, config.batch_size)
     return f"{config.data}{config.quadratic}{own}"
 

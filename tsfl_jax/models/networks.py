@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float
 
 from tsfl_jax import rng
 from tsfl_jax.components import Part, component, setting
+from tsfl_jax.data.builtin import DATASETS
 from tsfl_jax.models import convolution, pooling, rows, switches, text
 from tsfl_jax.models.model import Model, decide_task
 from tsfl_jax.models.winograd import Images, Outputs
@@ -60,13 +61,14 @@ class ModelConfig:
     )
 
     def check(self, config: Any, rule: Any) -> None:
-        """Refuse the quadratic model without its data, and the data without it."""
+        """Refuse data that are drawn for the clients without their model, and back."""
         del rule
-        if (config.data.name == "quadratic") != (self.name == "quadratic"):
+        drawn = DATASETS[config.data.name].make is None
+        if drawn != (MODELS[self.name].make is None):
             raise UserError(
                 f"--config.model.name={self.name} with "
-                f"--config.data.name={config.data.name}: quadratic data and the "
-                "quadratic model go together"
+                f"--config.data.name={config.data.name}: data that are "
+                "drawn for the clients and their model go together"
             )
 
 

@@ -2,7 +2,7 @@
 
 An embedding of width 8 and two layers of `hidden` cells, 256 for Shakespeare in McMahan
 et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data"
-(2017). Token 0 is padding, see `data.text`.
+(2017). Token 0 is padding, see `data.tokens`.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
 from tsfl_jax.components import Part
-from tsfl_jax.data.text import PADDING
+from tsfl_jax.data.tokens import PADDING
 from tsfl_jax.models import losses
 
 

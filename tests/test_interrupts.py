@@ -109,7 +109,7 @@ def test_programs_that_import_the_package_get_ctrl_c_as_usual(tmp_path):
 
 
 def test_an_interrupt_that_python_has_ignored_is_not_lost(monkeypatch):
-    monkeypatch.setattr(interrupts, "_asked", [])
+    monkeypatch.setattr(interrupts, "_signals", [])
     with pytest.raises(KeyboardInterrupt):
         interrupts._raise(signal.SIGINT, None)  # as in a callback, which drops it
     with pytest.raises(KeyboardInterrupt):
@@ -120,7 +120,7 @@ def test_an_interrupt_that_python_has_ignored_is_not_lost(monkeypatch):
 def test_an_interrupt_that_a_callback_dropped_ends_a_study_after_its_call(
     call, monkeypatch
 ):
-    monkeypatch.setattr(interrupts, "_asked", [signal.SIGINT])
+    monkeypatch.setattr(interrupts, "_signals", [signal.SIGINT])
     swept = [{"seed": [0]}] if call is tsfl_jax.sweep else []
     with pytest.raises(KeyboardInterrupt):
         call(small(), *swept)
@@ -139,7 +139,7 @@ def test_a_command_whose_ctrl_c_a_library_dropped_ends_as_stopped(
             if error is not None:
                 raise error("numpy") from lost
 
-    monkeypatch.setattr(interrupts, "_asked", [])
+    monkeypatch.setattr(interrupts, "_signals", [])
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     before = signal.getsignal(signal.SIGINT)
     try:

@@ -120,7 +120,7 @@ def test_experiments_are_known_by_name(tmp_path):
     assert config_files.find(str(own)) == str(own)
     with pytest.raises(UserError, match="did you mean 'mnist_case1'"):
         config_files.find("mnist_csae1")
-    assert config_files.known()["smoke"].startswith("A few seconds")
+    assert config_files.descriptions()["smoke"].startswith("A few seconds")
 
 
 def test_several_experiments_are_found_by_name_and_by_folder(tmp_path):
@@ -166,26 +166,6 @@ def test_words(capsys, monkeypatch):
     lines = capsys.readouterr().out.splitlines()
     listed = {line.split()[0] for line in lines if line.startswith("  ")}
     assert listed == {"run", "sweep", "explain", *tsfl._MODULES, "configs", "settings"}
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["rnu"], "tsfl: rnu: unknown command; did you mean 'run'?"),
-        (
-            ["settings", "dsm"],
-            "tsfl settings: dsm: there is no such group or setting; did you",
-        ),
-        (["configs", "x"], "tsfl configs: unrecognized arguments: x"),
-        (["run", "--config=mnist"], "tsfl run: --config=mnist: no such file"),
-        (["sweep"], "tsfl sweep: which settings? add --sweep NAME=VALUES"),
-    ],
-)
-def test_wrong_words(words, message, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["tsfl", *words])
-    with pytest.raises(SystemExit) as ended:
-        tsfl.main()
-    assert ended.value.code == 2 and message in capsys.readouterr().err
 
 
 def test_settings_are_listed_by_group(capsys):

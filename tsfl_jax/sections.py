@@ -84,10 +84,7 @@ class General:
         "constant", "η_t over the intervals or updates t = 0..T−1"
     )
     lr_decay: float = setting(
-        0.1,
-        "d; exponential: η dᵗ; steps: η d^⌊t/E⌋; cosine: from η to d η",
-        above=0,
-        high=1,
+        0.1, "d; exponential: η dᵗ; steps: η d^⌊t/E⌋; cosine: η to d η", above=0, high=1
     )
     lr_every: int = setting(10, "E, intervals between two drops of steps", low=1)
     momentum: float = setting(
@@ -101,38 +98,26 @@ class General:
         False, "add μ/2‖w − w^t‖² under every algorithm, not only fedprox", static=True
     )
     measure_clients: bool = setting(
-        False,
-        "measure σ_i², ‖∇F_i − ∇F‖² at every w^t, for studies.theory",
-        static=True,
+        False, "measure σ_i², ‖∇F_i − ∇F‖² at w^t, for studies.theory", static=True
     )
     measure_regret: bool = setting(
-        False,
-        "measure what better weights would win in every interval, see oracle",
-        static=True,
+        False, "measure what better weights would win, see oracle", static=True
     )
     train_all: bool = setting(
-        True,
-        "also train clients with zero weight; False: same models, less work",
-        static=True,
+        True, "also clients of zero weight; False: same models, less work", static=True
     )
     clip_norm: float = setting(0.0, "clip gradients to this global norm; 0: off", low=0)
     eval_every: int = setting(
         1, "intervals between two evaluations", low=1, static=True
     )
     report_every: int = setting(
-        0,
-        "intervals per compiled call and progress line; 0: by their work",
-        low=0,
-        static=True,
+        0, "intervals per call and progress line; 0: by their work", low=0, static=True
     )
     checkpoint: bool = setting(
         True, "save from time to time, resume from the workdir", effect=False
     )
     devices: int = setting(
-        0,
-        "devices that share the clients; 0: all (CPU: one per core)",
-        low=0,
-        static=True,
+        0, "devices that share the clients; 0: all (CPU: cores)", low=0, static=True
     )
     mapping: str = setting(
         "auto",

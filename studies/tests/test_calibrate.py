@@ -169,9 +169,6 @@ def test_variants_on_the_command_line(capsys):
         with pytest.raises(SystemExit):
             chosen(f"--variants={text}")
         assert f"--variants={text}: expected" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        chosen("--stages", "-1")
-    assert "--stages must be at least 0" in capsys.readouterr().err
 
 
 def test_the_variant_in_use_stays_in_all_stages(tmp_path, invented, monkeypatch):

@@ -31,15 +31,6 @@ def test_ranks_and_evolution():
     np.testing.assert_allclose(found, goal, atol=0.15)
 
 
-@pytest.mark.parametrize(
-    "words", [["--rate", "-1"], ["--rate", "nan"], ["--rate", "0"], ["--spread", "inf"]]
-)
-def test_steps_of_the_evolution_are_positive_numbers(words, capsys):
-    with pytest.raises(SystemExit):
-        study.parse(words)
-    assert f"{words[0]} must be a number above 0" in capsys.readouterr().err
-
-
 def test_a_given_theta_has_each_name_once():
     good = ",".join(f"{name}={i}" for i, name in enumerate(study.FEATURES))
     assert study._theta(good)["left"] == 1.0

@@ -76,7 +76,7 @@ def test_wrong_arguments_are_one_line(capsys):
         mcmahan.parse(["--set", "lr=0.1"])
     for texts, message in (
         ("--networks cnn --cells 10,10", "--cells 10,10: no such row"),
-        ("--longer 0", "--longer=0.0: must be above 0"),
+        ("--longer 0", "--longer: 0: must be above 0"),
     ):
         with pytest.raises(SystemExit):
             mcmahan.parse(texts.split())

@@ -101,7 +101,7 @@ def make_partition(
     _check("partition.iid_share", settings.iid_share)
     if settings.iid_share > 0:
         return _partly_iid(labels, capacity, settings, rng, rarity)
-    check_name("partition.kind", settings.kind, PARTITIONS)
+    check_name("--config.partition.kind", settings.kind, PARTITIONS)
     _check("partition.alpha", settings.alpha)
     _check_stock(len(labels), capacity, int(capacity.sum()), settings.replacement)
     _check_memory(capacity, len(np.unique(labels)), settings.kind)

@@ -18,7 +18,7 @@ from tsfl_jax.types import UserError
 def _experiments() -> dict[str, dict[str, Any]]:
     """The flat settings of each experiment that --config knows by name."""
     found = {}
-    for name in config_files.known():
+    for name in config_files.descriptions():
         try:
             config = config_files.load(name)
         except UserError:

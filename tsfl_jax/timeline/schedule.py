@@ -184,7 +184,7 @@ def _parsed(
 def _check(
     kind: str, T: int, N: int, data_size: int, upload_above: int, dropout: float
 ) -> None:
-    check_name("schedule.kind", kind, SCHEDULES)
+    check_name("--config.schedule.kind", kind, SCHEDULES)
     check("num_intervals", T)
     check("num_clients", N)
     check("schedule.data_size", data_size)

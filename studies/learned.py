@@ -274,8 +274,9 @@ def _theta(text: str) -> dict[str, float]:
 def main(texts: list[str]) -> None:
     """Train θ or take a given one, and test it; writes theta.json and the table."""
     given = parse(texts)
+    theta = _theta(given.theta) if given.theta else None
     out = files.prepare_workdir(given.out, "--out")
-    theta = _theta(given.theta) if given.theta else train(given)
+    theta = theta or train(given)
     files.write_json(out / "theta.json", theta)
     print(",".join(f"{name}={value}" for name, value in theta.items()))
     rows = test_rows(theta, given.test_seeds, out / "cells")

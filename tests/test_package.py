@@ -142,25 +142,18 @@ def test_several_experiments_are_found_by_name_and_by_folder(tmp_path):
 
 
 def test_a_pipe_that_closes_early_ends_without_a_traceback():
-    with subprocess.Popen(
-        [sys.executable, "-m", "tsfl_jax", "settings"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-    ) as process:
+    command, pipe = [sys.executable, "-m", "tsfl_jax", "settings"], subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, cwd=ROOT) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 1
 
 
-def test_the_version_is_shown(capsys, monkeypatch):
+def test_the_version_and_the_commands_are_shown(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tsfl", "--version"])
     tsfl.main()
     assert capsys.readouterr().out == f"tsfl_jax {tsfl_jax.__version__}\n"
-
-
-def test_words(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tsfl"])
     tsfl.main()
     lines = capsys.readouterr().out.splitlines()

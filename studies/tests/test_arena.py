@@ -12,10 +12,8 @@ from studies.arena_report import Arena, Lane
 from studies.fleets import FleetNumbers
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import grid, prepare, sweeps
-from tsfl_jax.experiment.network import bytes_per_delivery
 from tsfl_jax.report import collect, significance
 from tsfl_jax.rules import AGGREGATORS
-from tsfl_jax.types import UserError
 
 DIGITS = replace(Config(), arena.DATA["digits"])
 
@@ -145,11 +143,6 @@ def test_a_lane_by_hand():
     assert found.seconds == np.inf
 
 
-def test_scaffold_sends_twice_as_much():
-    assert bytes_per_delivery(10, AGGREGATORS["fedavg"]) == 80
-    assert bytes_per_delivery(10, AGGREGATORS["scaffold"]) == 160
-
-
 def test_a_race_stops_only_what_is_behind_in_all_seeds():
     accuracy = np.full((4, 2, 30), 0.9)
     accuracy[1:, 0], accuracy[1, 1], accuracy[2:, 1] = 0.7, 0.85, 0.7
@@ -188,41 +181,6 @@ def test_a_stopped_rule_has_no_verdict_and_is_ranked_behind():
     (row,) = (r for r in arena_report.rule_rows(made) if r["rule"] == "Krum")
     assert row["stopped in"] == "1" and row["accuracy, %"] == "–"
     assert row["against FedAvg"] == "stopped" and row["p over cells"] == "–"
-
-
-def test_without_fedavg_so_far_nothing_is_compared_with_it():
-    """A rule that runs first is not compared with the best one so far instead."""
-    rules = ["krum", "median", "fedavg"]
-    lanes = {
-        (0, rule, seed): lane(value + 0.01 * seed)
-        for rule, value in zip(rules[:2], (0.7, 0.9), strict=True)
-        for seed in range(5)
-    }
-    made = Arena([("equal", "IID")], rules, 5, 0.8, lanes)
-    rows = arena_report.cell_rows(made)
-    assert [row["rule"] for row in rows] == ["median", "Krum"]
-    for row in rows:
-        assert row["− FedAvg"] == row["p"] == row["against FedAvg"] == "–"
-    assert rows[0]["against the best"] == "the best"
-
-
-@pytest.mark.parametrize("name", ["partition.kind=iid", "schedule.kind=case2"])
-def test_settings_of_the_cells_cannot_be_given(name, tmp_path):
-    with pytest.raises(UserError, match="study arena sets it in each run"):
-        arena.main(["--set", name, "--out", str(tmp_path)])
-
-
-def test_words_of_the_command_line():
-    with pytest.raises(SystemExit):
-        arena.parse(["--rules", "dms"])
-    for word in ("nan", "inf", "-1"):
-        with pytest.raises(SystemExit):
-            arena.parse([f"--race={word}"])
-    # Twice the same would count twice.
-    words = ["--rules", "fedavg", "dms", "dms", "--fleets", "equal", "equal"]
-    given = arena.parse([*words, "--splits", "IID", "IID"])
-    assert (given.rules, given.fleets) == (("fedavg", "dms"), ("equal",))
-    assert given.splits == ("IID",)
 
 
 def small(tmp_path: pathlib.Path, **more) -> argparse.Namespace:

@@ -1,11 +1,9 @@
 """The study of the oracle: its table by hand, its runs, its arguments."""
 
 import numpy as np
-import pytest
 
 from studies import oracle, study
 from tsfl_jax.experiment import sweeps
-from tsfl_jax.types import UserError
 
 
 def invented(names, seeds=2, intervals=6):
@@ -89,25 +87,6 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert text.splitlines()[1] == "fedavg,1,0,0,0.3,0"
     text = (tmp_path / "out" / "oracle_digits_case3.md").read_text()
     assert "oracle.steps=5, 30 intervals, 2 seeds, 200 validation samples" in text
-
-
-def test_what_cannot_run_is_reported(tmp_path, capsys):
-    words = ["--set", "data.validation=1430", "--out", str(tmp_path), "--case", "1"]
-    with pytest.raises(UserError, match="nothing could be run"):
-        study.main(oracle.STUDY, words)
-    assert "oracle_digits_case1: not available: " in capsys.readouterr().err
-
-
-def test_what_the_study_sets_itself_cannot_be_given(tmp_path):
-    words = ["--set", "measure_regret=False", "--out", str(tmp_path)]
-    with pytest.raises(UserError, match="study oracle sets it in each run"):
-        study.main(oracle.STUDY, words)
-
-
-@pytest.mark.parametrize("words", [["--idx", "/no/such"], ["--intervals", "-1"]])
-def test_wrong_arguments(words):
-    with pytest.raises(SystemExit):
-        study.parse(oracle.STUDY, words)
 
 
 def test_images_have_the_settings_of_the_paper(tmp_path):

@@ -123,12 +123,6 @@ def test_unusable_folders_are_refused(folder, tmp_path):
         theory.read_run(tmp_path)
 
 
-def test_a_mistyped_folder_is_not_made(tmp_path):
-    with pytest.raises(UserError, match="no finished run there"):
-        theory.main([str(tmp_path / "nowhere")])
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_settings_outside_the_theory_are_noted(folder):
     settings = files.read_json(folder / "config.json")
     settings |= {"algorithm": "fednova", "clip_norm": 1.0, "momentum": 0.9}
@@ -141,10 +135,3 @@ def test_settings_outside_the_theory_are_noted(folder):
         assert part in notes
     del settings["lr_schedule"]  # as before there was one
     assert "learning rate" not in " ".join(theory._notes(settings))
-
-
-def test_frameworks_out_of_step_cannot_be_measured():
-    config = small(measure_clients=True)
-    config.timeline.framework = "afl"
-    with pytest.raises(UserError, match="measure_clients=true: .* clients in step"):
-        tsfl_jax.simulate(config)

@@ -1,8 +1,6 @@
 """The arena: fleets, scores, verdicts, racing, a small one from end to end."""
 
-import argparse
 import csv
-import pathlib
 
 import numpy as np
 import pytest
@@ -183,47 +181,30 @@ def test_a_stopped_rule_has_no_verdict_and_is_ranked_behind():
     assert row["against FedAvg"] == "stopped" and row["p over cells"] == "–"
 
 
-def small(tmp_path: pathlib.Path, **more) -> argparse.Namespace:
-    words = [
-        "--out",
-        str(tmp_path),
-        "--seeds",
-        "2",
-        "--rules",
-        "fedavg",
-        "fedprox",
-        "median",
-    ]
-    words += ["--fleets", "equal", "night", "--splits", "Dirichlet(0.5)"]
-    words += ["--set", "num_intervals=6", "--set", "report_every=2"]
-    words += ["--set", "model.hidden=4"]
-    return arena.parse([*words, *more.get("words", ())])
-
-
-def run(given):
-    config = grid.changed(Config(), arena.DATA["digits"] | given.set)
-    return arena.run_arena(config, given, "a device")
+SMALL = "--seeds 2 --rules fedavg fedprox median --fleets equal night "
+SMALL += "--splits Dirichlet(0.5) --set num_intervals=6 --set report_every=2 "
+SMALL += "--set model.hidden=4"
 
 
 @pytest.mark.slow
 def test_a_small_arena(tmp_path, monkeypatch):
-    given, written = small(tmp_path), []
+    plan, written = arena.parse([*SMALL.split(), "--out", str(tmp_path)]), []
+    config = grid.changed(Config(), arena.DATA["digits"] | plan.set)
     write = arena_report.write
-    monkeypatch.setattr(
-        arena_report,
-        "write",
-        lambda out, made, *more: (
-            written.append(len(made.lanes)) or write(out, made, *more)
-        ),
-    )
-    paths = run(given)
+
+    def counted(out, results, *options):
+        written.append(len(results.lanes))
+        return write(out, results, *options)
+
+    monkeypatch.setattr(arena_report, "write", counted)
+    paths = arena.run_arena(config, plan, "a device")
     assert all(path.exists() for path in paths)
     # After each call: two cells of two rules, then the median, a program of its own.
     assert written == [4, 8, 12]
     with open(tmp_path / "arena.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 3 and {row["fleet"] for row in rows} == {"equal", "night"}
-    again = run(given)
+    again = arena.run_arena(config, plan, "a device")
     assert again == paths and written == [4, 8, 12, 12]
     # Its sweep lies in a folder named `lanes`; it is a study all the same.
     source = collect.read_source(tmp_path)

@@ -96,9 +96,9 @@ def invented(monkeypatch):
     return calls
 
 
-def run(tmp_path, names="edcba", num_stages=0):
+def run(tmp_path, names="edcba"):
     variants = [calibrate.Variant(name, {}) for name in names]
-    found = (load, CELLS, variants, 3, tmp_path / "w", tmp_path, "x", num_stages)
+    found = (load, CELLS, variants, 3, tmp_path / "w", tmp_path, "x", 0)
     return calibrate.run_calibration(calibrate.Calibration(*found))
 
 
@@ -144,35 +144,6 @@ def test_the_nearest_go_on_and_dms_comes_last(tmp_path, invented):
     assert shown[0]["paper"] == "+1.48" and shown[0]["seeds"] == "3"
     assert shown[2]["seeds"] == "2" and shown[2]["of the mean curves"] == "–"
     assert shown[0]["DMS − FedAvg, paired"].startswith("+51.48")
-
-
-def test_the_variant_in_use_stays_in_all_stages(tmp_path, invented, monkeypatch):
-    monkeypatch.setattr(calibrate, "IN_USE", "e")
-    paths = run(tmp_path)
-    rows = rows_of(paths[1])
-    assert [(row["variant"], row["stage"]) for row in rows] == [
-        *(("a", "4"), ("c", "4"), ("e", "4")),
-        *(("b", "2"), ("d", "1")),
-    ]
-    # But DMS is run under the nearest two alone.
-    assert {call[0][0] for call in invented if "dms" in call[2]} == {"a", "c"}
-
-
-def test_a_choice_of_dms_keeps_its_weights_by_size(tmp_path, monkeypatch):
-    """Also under a variant that says for which rules they do not count."""
-    seen = []
-
-    def run(config, lanes, **options):
-        seen.extend(lanes)
-        curves = np.full((len(lanes), 2), 0.5)
-        history = {"test_accuracy": curves, "diverged": np.zeros((len(lanes), 2), bool)}
-        return sweeps.SweepResult([{"seconds": 1.0}] * len(lanes), history)
-
-    monkeypatch.setattr(sweeps, "run", run)
-    variant = calibrate.Variant("x", {}, {"fedavg": False})
-    rules, changes = ("dms", "fedavg"), {"dms.by_size": True}
-    calibrate.run_variant(load, variant, CELLS[0], rules, 1, tmp_path, changes)
-    assert [lane["fedavg.by_size"] for lane in seen] == [True, False]
 
 
 def test_a_run_that_diverged_has_no_good_best(monkeypatch, tmp_path):

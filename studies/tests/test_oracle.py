@@ -56,10 +56,7 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert other["regret, last third"] == "0.1000 ± 0.0000"
     # Two seeds: half of the interval is 12.706 standard errors, here of 0.
     rows = oracle.interval_rows(results).to_dict("records")
-    assert [(r["rule"], r["interval"]) for r in rows][5:7] == [
-        ("fedavg", 6),
-        ("oracle", 1),
-    ]
+    assert list(rows[5].values())[:2] == ["fedavg", 6]
     assert list(rows[6].values()) == ["oracle", 1, "10", "0", "0", "0"]
     assert rows[-1]["regret"] == "0.1" and rows[-1]["accuracy − FedAvg"] == "0"
     # A diverged run has chance accuracy, and nothing of its good intervals.
@@ -72,11 +69,6 @@ def test_the_table_by_hand(tmp_path, monkeypatch):
     assert lost["best accuracy, %"].startswith("30.50")  # of 10 and 51 %
     for column in ("lowest test loss − FedAvg", "regret", "regret, last third", "gap"):
         assert lost[column] == "–"
-    # An infinite regret is not left out of a mean that it would spoil.
-    history = invented(["fedavg", "median"])
-    history["regret"][2, 1] = np.inf
-    _, endless = oracle.rule_rows(results_of([*words, "median"], tmp_path))
-    assert endless["regret"] == "–" and endless["regret, last third"] != "–"
     monkeypatch.setattr(sweeps, "run", run)
     words = ["--seeds", "2", "--case", "3", "--out", str(tmp_path / "out")]
     study.main(oracle.STUDY, [*words, "--set", "oracle.steps=5"])

@@ -408,7 +408,8 @@ def test_adapters():
 
 ADAM = tsfl_jax.AGGREGATORS["fedadam"]
 RULES = {"algorithm": ["dms", "fedavg"]}
-LISTS = {"num_clients": 4, "batch_size": 1}
+SIZES = {"schedule.data_size": tsfl_jax.Config().schedule.data_size}
+LISTS = SIZES | {"batch_size": 1}
 # Settings, parts of a call of `simulate`, words of the answer; with axes: of `sweep`.
 WRONG = [
     ({}, {"loss": lambda o, y: (o - y[:, None]).mean()}, "gives [] for 3"),
@@ -421,10 +422,10 @@ WRONG = [
     ({}, {"augment": lambda k, x, y: (x[:2], y)}, "same shapes"),
     ({}, {"augment": lambda k, x, y: None}, "augment gives None for"),
     ({}, {"client_step": lambda s: {}[2]}, "client_step fails (KeyError: 2"),
-    ({}, {"partition": [[0]]}, "num_clients=4: partition= has lists for 1"),
+    (SIZES, {"partition": [[0]]}, "num_clients=4: partition= has lists for 1"),
     (LISTS, {"partition": [[0], [1], [2], [10**6]]}, "client 3 has index 1000000"),
     ({}, {"partition": [[0], [1], [2], [3]]}, "schedule.data_size=32: would be"),
-    ({"partition.kind": "client"}, {}, "does not say which client"),
+    (SIZES | {"partition.kind": "client"}, {}, "does not say which client"),
     ({"clip_norm": 0.1}, {"optimizer": optax.sgd(0.1)}, "since optimizer="),
     ({}, {"aggregator": ADAM, "axes": RULES}, "would be ignored with aggregator="),
 ]
@@ -432,7 +433,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("settings", "parts", "words"), WRONG)
 def test_what_cannot_work_is_one_line(settings, parts, words):
-    config = replace(tsfl_jax.Config() if settings is LISTS else small(), settings)
+    config = small(**settings)
     axes = [parts["axes"]] if "axes" in parts else []
     parts = {name: part for name, part in parts.items() if name != "axes"}
     with pytest.raises(UserError) as error:

@@ -241,12 +241,14 @@ def parse(texts: list[str]) -> argparse.Namespace:
     about = "search only where the first rule beats the second"
     parser.add_argument("--one_way", action="store_true", help=about)
     about = "generations of the search (default: %(default)s)"
-    parser.add_argument("--generations", type=int, default=20, help=about)
+    parser.add_argument(
+        "--generations", type=arguments.at_least(1), default=20, help=about
+    )
     about = "fleets of a generation (default: %(default)s)"
-    parser.add_argument("--population", type=int, default=10, help=about)
+    parser.add_argument(
+        "--population", type=arguments.at_least(4), default=10, help=about
+    )
     given = arguments.parse(parser, texts)
-    if given.generations < 1 or given.population < 4:
-        parser.error("expected --generations >= 1 and --population >= 4")
     if given.rules[0] == given.rules[1]:
         parser.error(f"--rules {' '.join(given.rules)}: expected two different rules")
     for rule in given.rules:
@@ -273,7 +275,7 @@ def main(texts: list[str]) -> None:
     searched += f" {len(SEARCH)} seeds, result on {len(FRESH)} others"
     about += f" {OVER_SEEDS}, paired; "
     about += arguments.joined(
-        searched, *arguments.shown(given.set), f"device: {device}."
+        searched, *arguments.settings_text(given.set), f"device: {device}."
     )
     several: list[Confirmed] = []
     ways = ((first, second), (second, first))

@@ -209,21 +209,18 @@ def add_problem(parser: argparse.ArgumentParser, any_case: bool = True) -> None:
     else:
         parser.set_defaults(data="mnist", case=["1"])
     about = "intervals of a run (default: as many as the paper; digits 30)"
-    parser.add_argument("--intervals", type=int, default=0, help=about)
+    parser.add_argument(
+        "--intervals", type=arguments.at_least(0), default=0, help=about
+    )
     about = "read the data set from a folder of IDX files"
-    parser.add_argument("--idx", metavar="FOLDER", default="", help=about)
+    parser.add_argument("--idx", type=arguments.folder, metavar="FOLDER", help=about)
 
 
 def parse_problem(
-    parser: argparse.ArgumentParser, texts: list[str], share: str = ""
+    parser: argparse.ArgumentParser, texts: list[str]
 ) -> argparse.Namespace:
     """The parsed arguments; wrong ones end the process with exit code 2."""
-    given = arguments.parse(parser, texts, share)
-    if given.intervals < 0:
-        parser.error("--intervals must be at least 0")
-    given.idx = str(pathlib.Path(given.idx).expanduser()) if given.idx else ""
-    if given.idx and not pathlib.Path(given.idx).is_dir():
-        parser.error(f"--idx={given.idx}: expected a folder of IDX files")
+    given = arguments.parse(parser, texts)
     if given.idx and given.data == "digits":
         parser.error(f"--idx={given.idx}: --data=digits needs no files")
     devices.start(0)  # all devices; the first question to JAX would start it with one

@@ -60,49 +60,16 @@ from tsfl_jax.types import Dataset, HParams, UserError
 
 __version__ = "0.3.0"
 
-__all__ = [
-    "AGGREGATORS",
-    "Aggregator",
-    "BoundConstants",
-    "Config",
-    "Counts",
-    "Dataset",
-    "Received",
-    "Explanation",
-    "HParams",
-    "Model",
-    "ClientOutputs",
-    "Result",
-    "RoundInfo",
-    "SweepResult",
-    "UserError",
-    "Weights",
-    "Writer",
-    "affine_weights",
-    "aggregate",
-    "as_function",
-    "bound_optimal_weights",
-    "component",
-    "coupling",
-    "dms",
-    "dms_weights",
-    "explain",
-    "filter_probability",
-    "init_rule",
-    "kkt_residual",
-    "make_dataset",
-    "predict",
-    "rule",
-    "rules",
-    "setting",
-    "simulate",
-    "sweep",
-    "theorem1_bound",
-    "theorem2_weights",
-    "theorem4_bound",
-    "theory",
-    "weights",
-]
+__all__ = ["Config", "HParams", "UserError"]
+__all__ += ["simulate", "sweep", "explain", "predict", "as_function"]
+__all__ += ["Writer", "Result", "SweepResult", "Explanation"]
+__all__ += ["make_dataset", "Dataset", "Model"]
+__all__ += ["component", "setting", "rule", "init_rule", "aggregate", "weights"]
+__all__ += ["Aggregator", "RoundInfo", "ClientOutputs", "Received", "Weights", "Counts"]
+__all__ += ["AGGREGATORS", "rules", "dms"]
+__all__ += ["dms_weights", "affine_weights", "coupling", "filter_probability"]
+__all__ += ["theory", "BoundConstants", "bound_optimal_weights", "kkt_residual"]
+__all__ += ["theorem1_bound", "theorem2_weights", "theorem4_bound"]
 
 
 def __dir__() -> list[str]:

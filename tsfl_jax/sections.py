@@ -79,10 +79,7 @@ class General:
         "constant", "η_t over the intervals or updates t = 0..T−1"
     )
     lr_decay: float = setting(
-        0.1,
-        "d; exponential: η dᵗ; steps: η d^⌊t/E⌋; cosine: from η to d η",
-        above=0,
-        high=1,
+        0.1, "d; exponential: η dᵗ; steps: η d^⌊t/E⌋; cosine: η to d η", above=0, high=1
     )
     lr_every: int = setting(10, "E, intervals between two drops of steps", low=1)
     momentum: float = setting(
@@ -96,32 +93,24 @@ class General:
         False, "add μ/2‖w − w^t‖² under every algorithm, not only fedprox"
     )
     measure_clients: bool = setting(
-        False,
-        "measure σ_i², ‖∇F_i − ∇F‖² at every w^t, for studies.theory",
+        False, "measure σ_i², ‖∇F_i − ∇F‖² at w^t, for studies.theory"
     )
     measure_regret: bool = setting(
-        False,
-        "measure what better weights would win in every interval, see oracle",
+        False, "measure what better weights would win, see oracle"
     )
     train_all: bool = setting(
-        True,
-        "also train clients with zero weight; False: same models, less work",
+        True, "also clients of zero weight; False: same models, less work"
     )
     clip_norm: float = setting(0.0, "clip gradients to this global norm; 0: off", low=0)
     eval_every: int = setting(1, "intervals between two evaluations", low=1)
     report_every: int = setting(
-        0,
-        "intervals per compiled call and progress line; 0: by their work",
-        low=0,
+        0, "intervals per call and progress line; 0: by their work", low=0
     )
     checkpoint: bool = setting(
         True, "save from time to time, resume from the workdir", effect=False
     )
     devices: int = setting(
-        0,
-        "devices that share the clients; 0: all (CPU: one per core)",
-        low=0,
-        swept=False,
+        0, "devices that share the clients; 0: all (CPU: cores)", low=0, swept=False
     )
     mapping: str = setting(
         "auto",

@@ -104,10 +104,11 @@ def make_partition(
     capacity = capacity.astype(np.int64)
     if settings.iid_share > 0:
         return _partly_iid(labels, capacity, settings, rng, rarity)
-    total, kind = int(capacity.sum()), settings.kind
+    check_name("--config.partition.kind", settings.kind, PARTITIONS)
+    total = int(capacity.sum())
     _check_stock(len(labels), capacity, total, settings.replacement)
-    _check_memory(capacity, len(np.unique(labels)), kind)
-    if PARTITIONS[kind].make is None:
+    _check_memory(capacity, len(np.unique(labels)), settings.kind)
+    if PARTITIONS[settings.kind].make is None:
         class_index, counts = [rng.permutation(len(labels))], capacity[:, None]
         notes = ()
     else:

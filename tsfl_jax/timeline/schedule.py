@@ -91,7 +91,7 @@ def make_schedule(
 
     Source: section V, Cases 1–3; the second parameter of N is a standard deviation.
     """
-    check_name("schedule.kind", kind, SCHEDULES)
+    check_name("--config.schedule.kind", kind, SCHEDULES)
     check("schedule.data_size", data_size)
     check("schedule.upload_above", upload_above)
     check("schedule.dropout", dropout)

@@ -104,7 +104,6 @@ def make_partition(
     capacity = capacity.astype(np.int64)
     if settings.iid_share > 0:
         return _partly_iid(labels, capacity, settings, rng, rarity)
-    check_name("--config.partition.kind", settings.kind, PARTITIONS)
     total = int(capacity.sum())
     _check_stock(len(labels), capacity, total, settings.replacement)
     _check_memory(capacity, len(np.unique(labels)), settings.kind)

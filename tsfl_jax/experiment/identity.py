@@ -74,8 +74,8 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
 def _bytes_per_delivery(prepared: Prepared, intervals: int) -> Float[np.ndarray, "T"]:
     """Bytes of a delivery in each interval, down and up."""
     sizes = prepared.network.params, prepared.hparams, intervals
-    both = sum(chain.traffic(prepared.uplinks, *sizes))
-    return both / 64 * bytes_per_delivery(1, prepared.rule)
+    download, upload = chain.traffic(prepared.uplinks, *sizes)
+    return (download + upload) / 64 * bytes_per_delivery(1, prepared.rule)
 
 
 def bytes_moved(prepared: Prepared, delivered: Bool[np.ndarray, "T N"]) -> int:

@@ -192,5 +192,6 @@ def schedule_of(
         count = np.maximum(is_asked.sum(1), 1)
         threshold = np.where(away, 0, drawn).sum(1) / count
     away |= drawn <= upload_above
-    tau, size = np.where(away, 0, drawn).astype(np.int32), crowd.num_samples[client]
-    return schedule.complete(tau, size, client=client, threshold=threshold)
+    tau_done = np.where(away, 0, drawn).astype(np.int32)
+    size = crowd.num_samples[client]
+    return schedule.complete(tau_done, size, client=client, threshold=threshold)

@@ -402,10 +402,10 @@ def send(update, waiting, task, settings):
 HELD_BACK = Uplink(init, send=send, section=HeldBack)
 """
 USE_LINK = """
-import itertools
 import numpy as np
 import tsfl_jax
 from tsfl_jax.config import replace
+from tsfl_jax.experiment import runner
 
 config = tsfl_jax.Config(num_intervals=4, num_clients=4, batch_size=8, lr=0.05)
 config.schedule.data_size, config.report_every, config.model.hidden = 24, 2, 4
@@ -418,30 +418,22 @@ RUNS = {
     "fedbuff": {"algorithm": "fedbuff", **FRAMEWORK},
     "cohort": {"algorithm": "fedavg", "cohort.size": 2},
 }
+PARTS = {"held_back.part": [0.0, 0.5]}
 for name, changes in RUNS.items():
-    plain = tsfl_jax.simulate(replace(config, changes))
-    passed = replace(config, changes | LINK)
-    none = tsfl_jax.simulate(replace(passed, {"held_back.part": 0.0}))
-    np.testing.assert_allclose(none.history["test_loss"], plain.history["test_loss"])
-    half = tsfl_jax.simulate(passed)
-    assert (half.history["test_loss"] != plain.history["test_loss"]).all(), name
-    stops = itertools.count()
-    try:
-        exp = runner.build(passed)
-        runner.run(exp, f"run_{name}", stop=lambda: next(stops) == 0)
-        assert False
-    except KeyboardInterrupt:
-        pass
-    resumed = tsfl_jax.simulate(passed, workdir=f"run_{name}")
-    for field, values in half.history.items():
-        np.testing.assert_array_equal(resumed.history[field], values, err_msg=field)
+    plain = tsfl_jax.simulate(replace(config, changes)).history["test_loss"]
+    swept = tsfl_jax.sweep(replace(config, changes | LINK), PARTS).history["test_loss"]
+    np.testing.assert_allclose(swept[0], plain, rtol=1e-6, err_msg=name)
+    assert (swept[1] != plain).all(), name
 config = replace(config, RUNS["fedavg"] | LINK)
-swept = tsfl_jax.sweep(config, {"held_back.part": [0.0, 0.5, 0.9]})
-for row, part in enumerate([0.0, 0.5, 0.9]):
-    one = tsfl_jax.simulate(replace(config, {"held_back.part": part}))
-    np.testing.assert_array_equal(
-        swept.history["test_loss"][row], one.history["test_loss"]
-    )
+swept = tsfl_jax.sweep(config, PARTS).history
+exp = runner.build(config)
+try:
+    runner.run(exp, "run", stop=lambda: True)
+    raise AssertionError("expected to be stopped")
+except KeyboardInterrupt:
+    pass
+resumed = runner.run(exp, "run").history
+np.testing.assert_array_equal(resumed["test_loss"], swept["test_loss"][1])
 # One client that holds back half: w^1 = w^0 + u/2 of the update u without the link.
 config = replace(config, {"num_clients": 1, "num_intervals": 1})
 start = tsfl_jax.simulate(replace(config, {"lr": 1e-30})).params["params"]
@@ -463,8 +455,7 @@ def test_a_link_of_the_uplink_is_one_file_and_one_line(tmp_path):
     """It has a setting, a state per client, and a place in every way of training."""
     line = 'UPLINKS: dict[str, Uplink] = {\n"held_back": HELD_BACK,'
     parts = {"uplink/held_back.py": (LINK, "uplink/__init__.py", line)}
-    use = "from tsfl_jax.experiment import runner\n" + USE_LINK
-    ignored, unknown = used(tmp_path, parts, use).splitlines()
+    ignored, unknown = used(tmp_path, parts, USE_LINK).splitlines()
     assert ignored == (
         "--config.held_back.part=0.25: would be ignored with --config.uplink.chain=; "
         "it belongs to held_back"

@@ -56,4 +56,5 @@ def chain_of(config: Any) -> tuple[Uplink, ...]:
         for link in UPLINKS.values()
         if link.applies and link.applies(getattr(config, section_of(link.section)))
     ]
-    return (*chosen, *(UPLINKS[name] for name in names_of(config.uplink.chain)))
+    named = (name for name in names_of(config.uplink.chain) if name in PARTS)
+    return (*chosen, *(UPLINKS[name] for name in named))  # `check` refuses others

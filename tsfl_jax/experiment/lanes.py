@@ -157,7 +157,7 @@ def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.
         return scan.over_lanes(of_run, side_by_side=False)((keys, sizes))
 
     sizes = [programs.sizes_of(p) for p in lanes]
-    sizes = _stacked([(_padded(group, size), others) for size, others in sizes])
+    sizes = _stacked([(_padded(group, size), total) for size, total in sizes])
     keys, sizes = devices.place(group.program.mesh, (keys, sizes), scan.WHOLE)
     return jax.jit(init)(keys, sizes, group.samples)
 

@@ -158,7 +158,7 @@ def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
 
 
 def make_program(members: list[Prepared], mesh: Mesh) -> Program:
-    """The program of experiments with the same `program_key.key_of`.
+    """The program of experiments with the same key, see `program_key`.
 
     Runs take turns where their clients do, else they go side by side. On a CPU whose
     clients were put side by side by choice of `prepare`, runs take turns, too: they fit

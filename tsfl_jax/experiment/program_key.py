@@ -6,7 +6,7 @@ list of settings decides it.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +16,8 @@ from tsfl_jax import components, data, trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.program_spec import Estimates, ProgramSpec
-from tsfl_jax.experiment import initial_estimates
 from tsfl_jax.experiment.identity import values_of
+from tsfl_jax.experiment.initial_estimates import when as _when_estimated
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.uplink.chain import Chain
@@ -44,6 +44,7 @@ class ProgramKey(NamedTuple):
     hooks: tuple[int, ...]  # the functions' identities: they need not be hashable
     uplinks: Chain
     rule: Any  # what rules that are chosen inside the program must have in common
+    lacks_constants: bool  # that other runs of its rule estimate in every interval
     arrays: Any  # structure and shapes of the schedule and of samples
     shared: tuple[str | None, ...]  # digests of what all runs of a program share
 
@@ -54,7 +55,7 @@ def spec_of(prepared: Prepared) -> ProgramSpec:
     # A mini-batch has no more rows than the largest client holds samples.
     batch_size = min(config.batch_size, int(prepared.partition.capacity.max()))
     iteration, longest = config.schedule.iteration, int(prepared.steps.max())
-    waves, estimated = prepared.waves, initial_estimates.when(prepared) == "interval"
+    waves, estimated = prepared.waves, _when_estimated(prepared) == "interval"
     return ProgramSpec(
         batch_size=batch_size,
         iteration=iteration,
@@ -103,8 +104,14 @@ def merged_spec(members: Sequence[Prepared]) -> ProgramSpec:
     return dataclasses.replace(specs[0], estimates=estimates, **fields)
 
 
-def key_of(prepared: Prepared) -> ProgramKey:
-    """What other experiments must agree on to share this one's program."""
+def keys_of(prepared_runs: Sequence[Prepared]) -> list[ProgramKey]:
+    """What experiments must agree on to share a program, of each."""
+    measured = {p.rule for p in prepared_runs if _when_estimated(p) == "interval"}
+    return [_key_of(p, measured) for p in prepared_runs]
+
+
+def _key_of(prepared: Prepared, measured: Collection[Aggregator]) -> ProgramKey:
+    """One of the keys; of rules in `measured` runs estimate L, G² and σ²."""
     spec, values = spec_of(prepared), values_of(prepared)
     estimates = Estimates((), (), spec.estimates.method)
     declared = [d for k in prepared.sections for d in components.declared(k).items()]
@@ -122,6 +129,7 @@ def key_of(prepared: Prepared) -> ProgramKey:
         hooks=tuple(map(id, prepared.hooks)),
         uplinks=prepared.uplinks,
         rule=_key_of_rule(prepared),
+        lacks_constants=prepared.rule in measured and not _when_estimated(prepared),
         arrays=_shapes_of(prepared),
         shared=(*map(digests.get, _SHARED), data.fingerprint(evaluated(prepared))),
     )

@@ -76,8 +76,7 @@ def simulate(
         sampler=sampler,
         params=params,
     )
-    stream = sys.stderr if verbose else None
-    return runner.run(exp, workdir, stream, writers=writers)
+    return runner.run(exp, workdir, sys.stderr if verbose else None, writers=writers)
 
 
 def sweep(

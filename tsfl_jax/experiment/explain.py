@@ -81,12 +81,12 @@ class Explanation(NamedTuple):
         return figure_of(self.timeline, self.settings)
 
 
-def explain(config: Config, **own: Any) -> Explanation:
+def explain(config: Config, **custom: Any) -> Explanation:
     """Explain an experiment without training or compiling it.
 
     Args:
       config: all settings.
-      **own: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
+      **custom: `model`, `dataset`, `optimizer`, `aggregator`, … as in `simulate`.
 
     Returns:
       `Explanation`, which prints as ``tsfl explain`` does: `schedule` and `trace`
@@ -96,7 +96,7 @@ def explain(config: Config, **own: Any) -> Explanation:
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    config, parts = accepted(config, **own)
+    config, parts = accepted(config, **custom)
     mesh = backend.start_jax(config)
     return of_prepared(prepare_validated(config, parts), mesh)
 
@@ -135,22 +135,22 @@ def _work_of(prepared: Prepared) -> Work:
     times, settings = prepared.workload.schedule, values_of(prepared)
     works, lag = times.tau > 0, deliveries.staleness(times)
     places = prepared.workload.places
-    clients, there = len(prepared.partition.capacity), deliveries.claimed(times) > 0
-    done = np.bincount(places[there], times.tau[there], clients)  # exact below 2⁵³
+    clients, delivers = len(prepared.partition.capacity), deliveries.claimed(times) > 0
+    iterations = np.bincount(places[delivers], times.tau[delivers], clients)  # < 2⁵³
     # Under a framework, clients that do not deliver are still at work.
-    known = works if times.snapshots else np.ones_like(works)
-    degrees = [t[k].var() for t, k in zip(times.tau, known, strict=True) if k.any()]
+    counts = works if times.snapshots else np.ones_like(works)
+    degrees = [t[c].var() for t, c in zip(times.tau, counts, strict=True) if c.any()]
     # A pass has ⌈|D|/B⌉ batches, of which only the last one may be short.
     batches = -(-times.size.astype(np.int64) // settings["batch_size"])
-    passes, rest = np.divmod(prepared.steps.astype(np.int64), batches)
+    passes, steps = np.divmod(prepared.steps.astype(np.int64), batches)
     return Work(
-        deliveries=np.bincount(places[there], minlength=clients),
-        iterations=done.astype(np.int64),
+        deliveries=np.bincount(places[delivers], minlength=clients),
+        iterations=iterations.astype(np.int64),
         mean_tau=float(times.tau[works].mean()) if works.any() else float("nan"),
         degree=float(np.mean(degrees)) if degrees else 0.0,
         mean_staleness=float(lag.mean()) if lag.size else 0.0,
         max_staleness=int(lag.max(initial=0)),
-        samples=int((passes * times.size + rest * settings["batch_size"]).sum()),
+        samples=int((passes * times.size + steps * settings["batch_size"]).sum()),
         steps=int(prepared.steps.sum(dtype=np.int64)),
     )
 
@@ -159,17 +159,17 @@ def _timeline(workload: Workload) -> Timeline:
     times, fleet, trace, tasks, *_ = workload
     most = int(times.tau.max(initial=1))
     if fleet is None or trace is None or tasks is None:
-        found = segments.of_schedule(
+        parts = segments.of_schedule(
             times.tau, None if times.in_order else times.client
         )
         ends = np.arange(1.0, len(times.tau) + 1)
-        return Timeline(found, [], ends, {}, most, False, segments.shares(found))
-    found = list(segments.segments(tasks, fleet, float(trace.time[-1])))
+        return Timeline(parts, [], ends, {}, most, False, segments.shares(parts))
+    parts = list(segments.segments(tasks, fleet, float(trace.time[-1])))
     row, column = np.nonzero(trace.iterations > 0)
     clients, groups = trace.client[row, column].tolist(), trace.group[row].tolist()
     tiers = dict(zip(clients, groups, strict=True)) if trace.group.any() else {}
-    shares = segments.shares(found)
-    return Timeline(found, tasks, trace.time, tiers, most, True, shares)
+    shares = segments.shares(parts)
+    return Timeline(parts, tasks, trace.time, tiers, most, True, shares)
 
 
 def _range(values: np.ndarray) -> str:
@@ -184,27 +184,27 @@ def _memory_text(rows: dict[str, int]) -> str:
     return ", ".join(f"{name} {memory.size_text(count)}" for name, count in ordered)
 
 
-def _clients_text(known: Explanation) -> str:
+def _clients_text(plan: Explanation) -> str:
     """How many clients there are, of cohorts also how many at a time and ever."""
-    s, ever = known.settings, len(known.work.deliveries)
+    s, ever = plan.settings, len(plan.work.deliveries)
     clients = s["num_clients"]
     if not s["cohort.size"]:
         return f"{clients:,} clients"
-    found = f"{s['cohort.size']:,} of {clients:,} clients at a time"
+    words = f"{s['cohort.size']:,} of {clients:,} clients at a time"
     if s["cohort.sampler"] in CHOOSING:
-        found += f", chosen of {known.schedule.tau.shape[1]:,} candidates"
-    return f"{found}, {ever:,} ever"
+        words += f", chosen of {plan.schedule.tau.shape[1]:,} candidates"
+    return f"{words}, {ever:,} ever"
 
 
-def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
+def text(plan: Explanation, compiled: dict[str, int] | None = None) -> str:
     """Format an explanation as text, in lines of at most 99 characters.
 
     Args:
-      known: from `explain`.
+      plan: from `explain`.
       compiled: bytes as the compiler reports them, `program.Compiled.memory`; None:
         not compiled.
     """
-    s, work, line = known.settings, known.work, known.timeline
+    s, work, line = plan.settings, plan.work, plan.timeline
     table = {"run": f"schedule {s['schedule.kind']}"}
     if line.seconds:
         framework = s["timeline.framework"]
@@ -212,13 +212,13 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
         values = ", ".join(f"{n.split('.')[1]}={s[n]}" for n in names if n in s)
         table = {"run": f"framework {framework} ({values})"}
     table |= {
-        "algorithm": f"{known.labels['algorithm']} on {known.labels['data']}, "
-        f"{_clients_text(known)}",
-        "data": known.data,
-        "network": f"{known.labels['model']}, {known.parameters:,} parameters, "
+        "algorithm": f"{plan.labels['algorithm']} on {plan.labels['data']}, "
+        f"{_clients_text(plan)}",
+        "data": plan.data,
+        "network": f"{plan.labels['model']}, {plan.parameters:,} parameters, "
         f"batches of {s['batch_size']}",
-        "updates": f"{known.updates:,} in {known.seconds:,.6g} virtual seconds, one in "
-        f"{known.seconds / known.updates:.4g} s",
+        "updates": f"{plan.updates:,} in {plan.seconds:,.6g} virtual seconds, one in "
+        f"{plan.seconds / plan.updates:.4g} s",
         "deliveries": f"per client: {_range(work.deliveries)}",
         "iterations": f"τ per delivery: mean {work.mean_tau:.3g}, at most {line.most};"
         f" δ {work.degree:.3g}",
@@ -231,14 +231,14 @@ def text(known: Explanation, compiled: dict[str, int] | None = None) -> str:
         table["clients' time"] = ", ".join(shares)
         if lost := len(losses(line, math.inf)):
             table["lost"] = f"{lost:,} of {len(line.tasks):,} tasks lost or given up"
-    side = "one after another" if known.width == 1 else f"{known.width} side by side"
-    total = memory.size_text(sum(known.memory.values()))
+    side = "one after another" if plan.width == 1 else f"{plan.width} side by side"
+    total = memory.size_text(sum(plan.memory.values()))
     table |= {
         "training": f"{work.samples:,} samples in {work.steps:,} mini-batch steps",
-        "devices": f"{known.devices}, clients {side}, {known.updates_per_call} updates "
+        "devices": f"{plan.devices}, clients {side}, {plan.updates_per_call} updates "
         "per compiled call",
         "memory": f"≥ {total} on a device, without activations; "
-        f"{_memory_text(known.memory)}",
+        f"{_memory_text(plan.memory)}",
     }
     if compiled is not None:
         table["  compiled"] = _memory_text(compiled)

@@ -38,16 +38,16 @@ def values(text: str, kind: type, shown: str) -> list:
       kind: type of the setting.
       shown: what the user wrote, for messages.
     """
-    found = []
+    numbers = []
     for part in map(str.strip, re.split(r",(?![^(]*\))", text)):
         spaced = _SPACED.fullmatch(part)
         if kind in (int, float) and spaced:
-            found += _spaced(spaced[1], spaced[2].split(","), kind, shown)
+            numbers += _spaced(spaced[1], spaced[2].split(","), kind, shown)
         elif kind in (int, float) and ":" in part:
-            found += _range(part.split(":"), kind, shown)
+            numbers += _range(part.split(":"), kind, shown)
         else:
-            found.append(value(part, kind, shown))
-    return found
+            numbers.append(value(part, kind, shown))
+    return numbers
 
 
 def _spaced(name: str, texts: list[str], kind: type, shown: str) -> list:
@@ -95,24 +95,24 @@ def parse(texts: Iterable[str], flag: str = "--sweep") -> dict[str, list]:
     """
     axes: dict[str, list] = {}
     for text in texts:
-        name, equals, given = text.partition("=")
+        name, equals, listed = text.partition("=")
         name, shown = name.strip(), f"{flag}={text}"
         if not equals:
             raise UserError(f"{shown}: expected setting=values, such as seed=0:10")
         if name in axes:
             raise UserError(f"{shown}: {name} is given twice; give all values at once")
-        axes[name] = values(given.strip(), kind_of(name, shown), shown)
+        axes[name] = values(listed.strip(), kind_of(name, shown), shown)
         check({name: axes[name]}, shown)
     return axes
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Any]:
     """Parse command-line settings, such as ``["lr=0.01"]``, one value each."""
-    found = parse(texts, "--set")
-    for name, several in found.items():
-        if len(several) > 1 or name in ("algorithm", "seed"):
+    axes = parse(texts, "--set")
+    for name, listed in axes.items():
+        if len(listed) > 1 or name in ("algorithm", "seed"):
             raise UserError(f"--set={name}: cannot be set to one value here")
-    return {name: several[0] for name, several in found.items()}
+    return {name: listed[0] for name, listed in axes.items()}
 
 
 def read_points(path: str) -> Points:
@@ -124,58 +124,60 @@ def read_points(path: str) -> Points:
     """
     import yaml  # JSON is YAML, too
 
-    shown = f"--sweep_file={path}"
+    flag = f"--sweep_file={path}"
     try:
         with pathlib.Path(path).expanduser().open(encoding="utf-8", newline="") as file:
-            table = path.endswith(".csv")
-            found = list(csv.DictReader(file)) if table else yaml.safe_load(file)
+            is_table = path.endswith(".csv")
+            listed = list(csv.DictReader(file)) if is_table else yaml.safe_load(file)
     except (OSError, ValueError, RuntimeError, csv.Error, yaml.YAMLError) as error:
-        raise UserError(f"{shown}: cannot be read ({one_line(error)})") from error
-    if not (found and isinstance(found, list)) or any(
-        type(p) is not dict for p in found
-    ):
-        raise UserError(f"{shown}: expected a list of points, like [{{lr: 0.1}}]")
-    for point in found:
-        for name, given in [*point.items()]:
-            about = f"{shown}: {name}={given}"
-            kind = kind_of(name, about)
-            if given in ("", None):
+        raise UserError(f"{flag}: cannot be read ({one_line(error)})") from error
+    is_list = isinstance(listed, list) and all(type(p) is dict for p in listed)
+    if not listed or not is_list:
+        raise UserError(f"{flag}: expected a list of points, like [{{lr: 0.1}}]")
+    for point in listed:
+        for name, setting in [*point.items()]:
+            text = f"{flag}: {name}={setting}"
+            kind = kind_of(name, text)
+            if setting in ("", None):
                 del point[name]
-            elif isinstance(given, str):  # YAML, too, takes 1e-3 for a text
-                point[name] = value(given, kind, about)
-    return points(found)
+            elif isinstance(setting, str):  # YAML, too, takes 1e-3 for a text
+                point[name] = value(setting, kind, text)
+    return points(listed)
 
 
 def check(
-    axes: Mapping[str, Any], shown: str = "", settings: Settings = SETTINGS
+    axes: Mapping[str, Any], flag: str = "", settings: Settings = SETTINGS
 ) -> dict[str, list]:
     """Convert axes to lists of plain values; UserError for what cannot be swept."""
-    found = {}
-    for name, given in axes.items():
-        about = shown or f"sweep {name}"
-        kind = kind_of(name, about, settings)
+    checked = {}
+    for name, axis in axes.items():
+        text = flag or f"sweep {name}"
+        kind = kind_of(name, text, settings)
         if not settings[name][1].swept:
             raise UserError(
-                f"{about}: all runs of a sweep share it; set --config.{name}"
+                f"{text}: all runs of a sweep share it; set --config.{name}"
             )
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise UserError(f"{about}: expected a list of values, got {given!r}")
+        if isinstance(axis, str) or not isinstance(axis, Iterable):
+            raise UserError(f"{text}: expected a list of values, got {axis!r}")
         # Neither a generator without end nor range(10**10) is turned into a list.
-        several = list(itertools.islice(given, MOST_RUNS + 1))
-        if len(several) > MOST_RUNS:
-            raise UserError(f"{about}: more than {MOST_RUNS:,} runs")
-        # NumPy's and JAX's numbers as plain ones, an int as a float, lists as tuples.
-        several = [v.item() if hasattr(v, "item") else v for v in several]
-        if kind is float:
-            several = [float(v) if type(v) is int else v for v in several]
-        if kind is tuple:
-            several = [tuple(v) if isinstance(v, list) else v for v in several]
-        if not several:
-            raise UserError(f"{about}: no values; a range is first:end")
-        if len(set(map(str, several))) < len(several):
-            raise UserError(f"{about}: a value is given twice in {several}")
-        found[name] = several
-    return found
+        listed = list(itertools.islice(axis, MOST_RUNS + 1))
+        if len(listed) > MOST_RUNS:
+            raise UserError(f"{text}: more than {MOST_RUNS:,} runs")
+        listed = [_plain(v, kind) for v in listed]
+        if not listed:
+            raise UserError(f"{text}: no values; a range is first:end")
+        if len(set(map(str, listed))) < len(listed):
+            raise UserError(f"{text}: a value is given twice in {listed}")
+        checked[name] = listed
+    return checked
+
+
+def _plain(number: Any, kind: type) -> Any:
+    """NumPy's and JAX's numbers as plain ones, an int as a float, a list as a tuple."""
+    number = number.item() if hasattr(number, "item") else number
+    if kind is float and type(number) is int:
+        return float(number)
+    return tuple(number) if kind is tuple and isinstance(number, list) else number
 
 
 def points(
@@ -199,19 +201,19 @@ def points(
         if math.prod(map(len, axes.values())) > MOST_RUNS:
             raise UserError(f"sweep {', '.join(axes)}: more than {MOST_RUNS:,} runs")
         product = itertools.product(*axes.values())
-        found = [dict(zip(axes, each, strict=True)) for each in product if axes]
+        listed = [dict(zip(axes, point, strict=True)) for point in product if axes]
     else:
-        found = list(swept)
-        for point in found:
+        listed = list(swept)
+        for point in listed:
             if not isinstance(point, Mapping):
                 raise UserError(f"sweep: expected settings as a dict, got {point!r}")
-        found = [
-            {n: v for n, (v,) in check(each, settings=settings).items()}
-            for each in ({n: [v] for n, v in p.items()} for p in found)
+        listed = [
+            {n: v for n, (v,) in check(axes, settings=settings).items()}
+            for axes in ({n: [v] for n, v in point.items()} for point in listed)
         ]
-    if not found:
+    if not listed:
         raise UserError("sweep: no points; expected for example {'seed': range(5)}")
-    return found
+    return listed
 
 
 def names_of(points: Iterable[Mapping[str, Any]]) -> list[str]:

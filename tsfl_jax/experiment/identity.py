@@ -54,9 +54,9 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
     And the rule's name as the algorithm: its component's section, else "custom".
     Metrics are left out: they change no result.
     """
-    own, digests = prepared.own._asdict(), prepared.fingerprints
-    indices, _ = own.pop("partition"), own.pop("metrics")
-    parts = {name: describe(part) for name, part in own.items() if part is not None}
+    custom, digests = prepared.own._asdict(), prepared.fingerprints
+    indices, _ = custom.pop("partition"), custom.pop("metrics")
+    parts = {name: describe(part) for name, part in custom.items() if part is not None}
     if prepared.own_data:
         parts["dataset"] = f"{prepared.own_data} {digests['scale']}"
     if indices is not None:
@@ -80,8 +80,8 @@ def _bytes_per_delivery(prepared: Prepared, intervals: int) -> Float[np.ndarray,
 
 def bytes_moved(prepared: Prepared, delivered: Bool[np.ndarray, "T N"]) -> int:
     """Bytes of all deliveries ``[T, N]``."""
-    each = _bytes_per_delivery(prepared, len(delivered))
-    return round(float((each * delivered.sum(axis=1)).sum()))
+    per_delivery = _bytes_per_delivery(prepared, len(delivered))
+    return round(float((per_delivery * delivered.sum(axis=1)).sum()))
 
 
 def values_of(prepared: Prepared) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def depends_on_devices(prepared: Prepared) -> bool:
     these solvers, and L by power iteration in every interval, by the program around.
     Side by side, the width of a block can change a client's own training.
     """
-    rule, known = prepared.rule, prepared.config.constants
-    iterates = known.when == "interval" and known.estimator != "quotient"
+    rule, constants = prepared.rule, prepared.config.constants
+    iterates = constants.when == "interval" and constants.estimator != "quotient"
     solves = rule.uses_gradients or rule.from_updates is not None
     solves = solves or (rule.uses_constants and iterates)
     return solves or prepared.config.measure_regret or prepared.mapping == "vmap"
@@ -106,16 +106,16 @@ def depends_on_devices(prepared: Prepared) -> bool:
 
 def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint must agree on: all settings that can change a result."""
-    own = prepared.own._asdict()
+    custom = prepared.own._asdict()
     for name in ("dataset", "partition", "sampler", "params"):
-        del own[name]  # among the fingerprints
+        del custom[name]  # among the fingerprints
     described = {
-        f"own {n}": describe(part) for n, part in own.items() if part is not None
+        f"own {n}": describe(part) for n, part in custom.items() if part is not None
     }
     config = prepared.config
     without = WITHOUT_EFFECT.union(rule_settings.unread(config, prepared.own))
     settings = {n: v for n, v in values_of(prepared).items() if n not in without}
-    found = {name: getattr(jax.config, name) for name in _JAX}
-    changed = {n: str(v) for n, v in found.items() if v != _JAX[n]}
+    options = {name: getattr(jax.config, name) for name in _JAX}
+    changed = {n: str(v) for n, v in options.items() if v != _JAX[n]}
     version = {"identity version": _VERSION}
     return version | settings | prepared.fingerprints | described | changed

@@ -18,7 +18,7 @@ from tsfl_jax.engine import devices, evaluation, scan
 from tsfl_jax.experiment import initial_estimates
 from tsfl_jax.experiment import program as programs
 from tsfl_jax.experiment.prepare import Prepared
-from tsfl_jax.experiment.program_key import ProgramKey, causes_of, key_of, rules_of
+from tsfl_jax.experiment.program_key import ProgramKey, causes_of, keys_of, rules_of
 from tsfl_jax.experiment.rule_settings import arrays as settings_arrays
 from tsfl_jax.rules.base import one_of
 
@@ -38,8 +38,7 @@ def group(
       group: the settings that differ between them.
     """
     groups: list[tuple[ProgramKey, list[int]]] = []
-    for index, prepared in enumerate(prepared_runs):
-        key = key_of(prepared)
+    for index, key in enumerate(keys_of(prepared_runs)):
         members = next((ms for other, ms in groups if other == key), None)
         if members is None:
             groups.append((key, members := []))
@@ -157,7 +156,7 @@ def _first_states(group: Group, lanes: list[Prepared], keys: jax.Array) -> scan.
         return scan.over_lanes(of_run, side_by_side=False)((keys, sizes))
 
     sizes = [programs.sizes_of(p) for p in lanes]
-    sizes = _stacked([(_padded(group, size), others) for size, others in sizes])
+    sizes = _stacked([(_padded(group, size), total) for size, total in sizes])
     keys, sizes = devices.place(group.program.mesh, (keys, sizes), scan.WHOLE)
     return jax.jit(init)(keys, sizes, group.samples)
 

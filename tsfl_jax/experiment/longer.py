@@ -54,9 +54,9 @@ def _reads_intervals(program: Program, arrays: Arrays) -> bool:
     model, rule, optimizer, spec, hooks, uplinks = program.parts
     spec = dataclasses.replace(spec, lr_varies=False)
     run = scan.make_run(model, (rule,), optimizer, spec, None, hooks, uplinks)
-    state, key, hparams, *others = lanes.arguments_of_run(arrays, program.chunk)
-    jaxpr = jax.make_jaxpr(run)(state, key, hparams, *others).jaxpr
-    unmarked = jax.tree.map(lambda _: False, (state, key, hparams, *others))
+    state, key, hparams, *arguments = lanes.arguments_of_run(arrays, program.chunk)
+    jaxpr = jax.make_jaxpr(run)(state, key, hparams, *arguments).jaxpr
+    unmarked = jax.tree.map(lambda _: False, (state, key, hparams, *arguments))
     marked = unmarked[2]._replace(lr_total=True)
     marks = jax.tree.leaves((*unmarked[:2], marked, *unmarked[3:]))
     return any(m and u for m, u in zip(marks, tracing.used(jaxpr), strict=True))

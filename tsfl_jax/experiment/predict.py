@@ -40,10 +40,10 @@ def predict(
     Raises:
       UserError: a setting, file or data set that cannot work, in one line.
     """
-    config, own = accepted(config, model=model, dataset=dataset)
+    config, custom = accepted(config, model=model, dataset=dataset)
     backend.start_jax(config)
     data = load_dataset(config) if dataset is None else in_memory.check(dataset)
-    network, _ = make_network(config, data, own)
+    network, _ = make_network(config, data, custom)
     params = trained.fitted(trees.named(params), network.params, "params=")
     used = precision.with_precision(network.model, config.precision)
     labels = targets.of(data)[1]
@@ -54,5 +54,5 @@ def predict(
     def outputs(params: Params, x: jax.Array) -> jax.Array:
         return lax.map(lambda b: used.predict(params, client.scaled(samples, b)), x)
 
-    found = np.asarray(jax.jit(outputs)(params, test.x), np.float32)
-    return found.reshape(-1, *found.shape[2:])[: len(labels)], labels
+    batches = np.asarray(jax.jit(outputs)(params, test.x), np.float32)
+    return batches.reshape(-1, *batches.shape[2:])[: len(labels)], labels

@@ -122,8 +122,9 @@ class Compiled(NamedTuple):
         program = self.program
         now: scan.State = arrays.start if state is None else state
         # Once, not for each call; the state is on the devices after the first one.
-        given = devices.place(program.mesh, (arrays.key, arrays.hparams), scan.WHOLE)
-        arrays = arrays._replace(key=given[0], hparams=given[1])
+        whole = arrays.key, arrays.hparams
+        key, hparams = devices.place(program.mesh, whole, scan.WHOLE)
+        arrays = arrays._replace(key=key, hparams=hparams)
         while first < program.intervals:
             arguments = program.arguments(arrays, now, first)
             begun = time.perf_counter()
@@ -145,19 +146,19 @@ class Compiled(NamedTuple):
 
 def memory_of(call: jax.stages.Compiled) -> dict[str, int]:
     """Bytes of a compiled call on every device; {} where the compiler is silent."""
-    found = call.memory_analysis()
-    if found is None:
+    analysis = call.memory_analysis()
+    if analysis is None:
         return {}
     return {
-        "arguments": found.argument_size_in_bytes,
-        "temporary": found.temp_size_in_bytes,
+        "arguments": analysis.argument_size_in_bytes,
+        "temporary": analysis.temp_size_in_bytes,
         # The new state takes the place of the old one.
-        "results": found.output_size_in_bytes - found.alias_size_in_bytes,
+        "results": analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
     }
 
 
 def make_program(members: list[Prepared], mesh: Mesh) -> Program:
-    """The program of experiments with the same `program_key.key_of`.
+    """The program of experiments with the same key, see `program_key`.
 
     Runs take turns where their clients do, else they go side by side. On a CPU whose
     clients were put side by side by choice of `prepare`, runs take turns, too: they fit
@@ -208,9 +209,10 @@ def sizes_of(
     prepared: Prepared,
 ) -> tuple[Float[np.ndarray, "U"], Float[np.ndarray, ""]]:
     """Samples of each client on the device, and of all others together."""
-    own, held = prepared.partition.capacity, prepared.workload.held
-    others = held.sum(dtype=np.int64) - own.sum(dtype=np.int64)
-    return own.astype(np.float32), np.asarray(others, np.float32)
+    num_samples = prepared.partition.capacity
+    total = prepared.workload.held.sum(dtype=np.int64)
+    elsewhere = total - num_samples.sum(dtype=np.int64)
+    return num_samples.astype(np.float32), np.asarray(elsewhere, np.float32)
 
 
 def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
@@ -227,14 +229,14 @@ def number_scored(prepared: Prepared) -> int:
 
 def scored_of(prepared: Prepared, number: int = 0) -> personal.Scored | None:
     """Whose own models are tested, filled up to `number`; None: no one's."""
-    tested, known = prepared.tested, number_scored(prepared)
-    if tested is None or not known:
+    tested, num_scored = prepared.tested, number_scored(prepared)
+    if tested is None or not num_scored:
         return None
-    share = np.eye(known) if tested.share is None else tested.share
-    more = max(number - known, 0)
+    share = np.eye(num_scored) if tested.share is None else tested.share
+    missing = max(number - num_scored, 0)
     return personal.Scored(
-        np.pad(tested.client, (0, more), constant_values=-1),
-        np.pad(share, ((0, more), (0, 0))).astype(np.float32),
+        np.pad(tested.client, (0, missing), constant_values=-1),
+        np.pad(share, ((0, missing), (0, 0))).astype(np.float32),
     )
 
 
@@ -243,13 +245,12 @@ def class_index_of(prepared: Prepared) -> local.ClassIndex | None:
     if not prepared.config.partition.online:
         return None
     labels, held_out = prepared.dataset.y_train, prepared.held_out
-    rest = np.arange(len(labels))
-    rest = rest if held_out is None else validation.left(len(labels), held_out)
-    every, labels = labels, labels[rest]
-    count = np.bincount(labels).astype(np.int32)
+    rows = np.arange(len(labels))
+    rows = rows if held_out is None else validation.left(len(labels), held_out)
+    count = np.bincount(labels[rows]).astype(np.int32)
     first = np.cumsum(count, dtype=np.int32) - count
-    order = rest[np.argsort(labels, kind="stable")].astype(np.int32)
-    return local.ClassIndex(first, count, order, every)
+    order = rows[np.argsort(labels[rows], kind="stable")].astype(np.int32)
+    return local.ClassIndex(first, count, order, labels)
 
 
 def make_inputs(

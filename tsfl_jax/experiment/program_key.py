@@ -6,7 +6,7 @@ list of settings decides it.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +16,8 @@ from tsfl_jax import components, data, trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.program_spec import Estimates, ProgramSpec
-from tsfl_jax.experiment import initial_estimates
 from tsfl_jax.experiment.identity import values_of
+from tsfl_jax.experiment.initial_estimates import when as _when_estimated
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.uplink.chain import Chain
@@ -38,14 +38,13 @@ class ProgramKey(NamedTuple):
     """What experiments must agree on to be runs of one program."""
 
     spec: ProgramSpec  # without its fields that are merged
-    batch_size: int  # as asked for; the spec's is at most what a client holds
-    measure_clients: bool
+    settings: tuple[tuple[str, Any], ...]  # that shape a program in no other field
     model: tuple[Any, ...]  # without the function that draws w^0, the first field
     optimizer: tuple[optimizers.Factory, optimizers.Terms | None]
     hooks: tuple[int, ...]  # the functions' identities: they need not be hashable
     uplinks: Chain
     rule: Any  # what rules that are chosen inside the program must have in common
-    settings: tuple[tuple[str, Any], ...]  # of the rule, those that shape a program
+    lacks_constants: bool  # that other runs of its rule estimate in every interval
     arrays: Any  # structure and shapes of the schedule and of samples
     shared: tuple[str | None, ...]  # digests of what all runs of a program share
 
@@ -56,7 +55,7 @@ def spec_of(prepared: Prepared) -> ProgramSpec:
     # A mini-batch has no more rows than the largest client holds samples.
     batch_size = min(config.batch_size, int(prepared.partition.capacity.max()))
     iteration, longest = config.schedule.iteration, int(prepared.steps.max())
-    waves, estimated = prepared.waves, initial_estimates.when(prepared) == "interval"
+    waves, estimated = prepared.waves, _when_estimated(prepared) == "interval"
     return ProgramSpec(
         batch_size=batch_size,
         iteration=iteration,
@@ -105,32 +104,34 @@ def merged_spec(members: Sequence[Prepared]) -> ProgramSpec:
     return dataclasses.replace(specs[0], estimates=estimates, **fields)
 
 
-def key_of(prepared: Prepared) -> ProgramKey:
-    """What other experiments must agree on to share this one's program."""
-    config, spec, values = prepared.config, spec_of(prepared), values_of(prepared)
-    neutral = dict.fromkeys(_MERGED) | {
-        "estimates": Estimates((), (), spec.estimates.method)
-    }
-    terms = optimizers.terms_of(prepared.hparams)
-    of_sgd = prepared.optimizer is optimizers.sgd
-    declared = {
-        n: s for k in prepared.sections for n, s in components.declared(k).items()
-    }
+def keys_of(prepared_runs: Sequence[Prepared]) -> list[ProgramKey]:
+    """What experiments must agree on to share a program, of each."""
+    measured = {p.rule for p in prepared_runs if _when_estimated(p) == "interval"}
+    return [_key_of(p, measured) for p in prepared_runs]
+
+
+def _key_of(prepared: Prepared, measured: Collection[Aggregator]) -> ProgramKey:
+    """One of the keys; of rules in `measured` runs estimate L, G² and σ²."""
+    spec, values = spec_of(prepared), values_of(prepared)
+    estimates = Estimates((), (), spec.estimates.method)
+    declared = [d for k in prepared.sections for d in components.declared(k).items()]
+    static = [name for name, (_, known) in declared if known.static]
+    is_sgd = prepared.optimizer is optimizers.sgd
+    terms = optimizers.terms_of(prepared.hparams) if is_sgd else None
+    digests = prepared.fingerprints
     return ProgramKey(
-        spec=dataclasses.replace(spec, **neutral),
-        batch_size=config.batch_size,
-        measure_clients=config.measure_clients,
+        spec=dataclasses.replace(spec, estimates=estimates, **dict.fromkeys(_MERGED)),
+        settings=tuple(
+            (n, values[n]) for n in ("batch_size", "measure_clients", *static)
+        ),
         model=tuple(prepared.network.model)[1:],
-        optimizer=(prepared.optimizer, terms if of_sgd else None),
+        optimizer=(prepared.optimizer, terms),
         hooks=tuple(map(id, prepared.hooks)),
         uplinks=prepared.uplinks,
         rule=_key_of_rule(prepared),
-        settings=tuple((n, values[n]) for n, (_, s) in declared.items() if s.static),
+        lacks_constants=prepared.rule in measured and not _when_estimated(prepared),
         arrays=_shapes_of(prepared),
-        shared=(
-            *map(prepared.fingerprints.get, _SHARED),
-            data.fingerprint(evaluated(prepared)),
-        ),
+        shared=(*map(digests.get, _SHARED), data.fingerprint(evaluated(prepared))),
     )
 
 
@@ -165,38 +166,19 @@ def _shapes_of(prepared: Prepared) -> Any:
 
 
 def causes_of(
-    groups: Sequence[Sequence[int]], prepared: Sequence[Prepared]
+    groups: Sequence[Sequence[int]], prepared_runs: Sequence[Prepared]
 ) -> list[str]:
     """Why there is more than one program.
 
     Returns:
       The settings that differ between the groups and are constant within each, as
-      "batch_size=8, 16"; where there are none, the parts of the keys that differ.
+      "batch_size=8, 16".
     """
-    if len(groups) < 2:
-        return []
-    values = [[_texts(values_of(prepared[i])) for i in group] for group in groups]
+    values = [[values_of(prepared_runs[i]) for i in group] for group in groups]
     causes = []
-    for name in values[0][0]:
-        texts = [{run.get(name) for run in group} for group in values]
-        if all(len(t) == 1 for t in texts) and len(set().union(*texts)) > 1:
-            causes.append(_cause(name, [t.pop() for t in texts]))
-    keys = [_parts_of(key_of(prepared[group[0]])) for group in groups]
-    return causes or [
-        _cause(name, [str(key[name]) for key in keys])
-        for name in keys[0]
-        if any(key[name] != keys[0][name] for key in keys)
-    ]
-
-
-def _texts(values: dict[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in values.items()}
-
-
-def _parts_of(key: ProgramKey) -> dict[str, Any]:
-    spec = {f.name: getattr(key.spec, f.name) for f in dataclasses.fields(key.spec)}
-    return spec | {"shapes of arrays": key.arrays, "data": key.shared}
-
-
-def _cause(name: str, texts: Sequence[Any]) -> str:
-    return f"{name}={', '.join(dict.fromkeys(texts))}"
+    for name in values[0][0] if len(groups) > 1 else ():
+        texts = [{str(run.get(name)) for run in group} for group in values]
+        different = dict.fromkeys(text for group in texts for text in group)
+        if len(different) > 1 and all(len(group) == 1 for group in texts):
+            causes.append(f"{name}={', '.join(different)}")
+    return causes or ["what their seeds draw"] * (len(groups) > 1)

@@ -131,11 +131,13 @@ def run(
     with contextlib.ExitStack() as stack:
         path = None if workdir is None else report.folder_of(workdir)
         # Of several processes the first one writes.
-        asked = writers if devices.first() else ()
-        asked = [reporting.writer_of(writer, path) for writer in asked]  # or no folder
+        if not devices.first():
+            writers = ()
+        # Before the folder, which is not made if a writer is refused.
+        writers = [reporting.writer_of(writer, path) for writer in writers]
         folder, progress = _begin(exp, workdir, stream, stack)
         settings = flat(report.plain(dataclasses.asdict(exp.prepared.config)))
-        opened = reporting.start(asked, settings, int(progress.finished))
+        opened = reporting.start(writers, settings, int(progress.finished))
         progress, compile_seconds = _train(exp, folder, progress, stream, stop, opened)
         history, state = progress.of_run(), _state_of_run(progress)
         named = summary.named_of(exp.prepared, history)

@@ -80,15 +80,8 @@ def run(
       UserError: what `doors.sweep` refuses, a shard that another process has, or a
         folder of another sweep.
     """
-    sweep = sweeps.make(
-        config,
-        swept,
-        custom,
-        workdir=workdir,
-        runs_per_call=runs_per_call,
-        stream=stream,
-        stop=stop,
-    )
+    options = {"runs_per_call": runs_per_call, "stream": stream, "stop": stop}
+    sweep = sweeps.make(config, swept, custom, workdir=workdir, **options)
     index, count = shard
     runs = divide(lanes.group(sweep.runs)[0], count)[index]
     folder = sweep.folder

@@ -42,19 +42,19 @@ def describe(thing: Any) -> str:
     return _text(thing, {})
 
 
-def _text(thing: Any, done: dict[int, tuple[Any, str]]) -> str:
+def _text(thing: Any, texts: dict[int, tuple[Any, str]]) -> str:
     if type(thing) in _PLAIN:
         return repr(thing)
-    if id(thing) not in done:
-        done[id(thing)] = thing, "itself"  # kept, so that no other has its address
-        texts = [_text(part, done) for part in _parts(thing)]
-        texts = sorted(texts) if isinstance(thing, frozenset | set) else texts
-        digest = hashlib.sha256("\n".join(texts).encode("utf-8", "surrogatepass"))
+    if id(thing) not in texts:
+        texts[id(thing)] = thing, "itself"  # kept, so that no other has its address
+        parts = [_text(part, texts) for part in _parts(thing)]
+        parts = sorted(parts) if isinstance(thing, frozenset | set) else parts
+        digest = hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass"))
         named: Any = thing if hasattr(thing, "__qualname__") else type(thing)
         words = [f"{_module(named)}.{named.__qualname__}"]
-        words += [digest.hexdigest()[:16]] if texts else []
-        done[id(thing)] = thing, " ".join(words)
-    return done[id(thing)][1]
+        words += [digest.hexdigest()[:16]] if parts else []
+        texts[id(thing)] = thing, " ".join(words)
+    return texts[id(thing)][1]
 
 
 def _module(thing: Any) -> str:
@@ -84,8 +84,8 @@ def _parts(thing: Any) -> list[Any]:
         plain: Any = jax.random.key_data(jnp.asarray(thing)) if key else thing
         return [data.fingerprint(plain)]
     if isinstance(thing, types.FunctionType):
-        held = [c.cell_contents for c in thing.__closure__ or ()]
-        return [_source(thing), *held, thing.__defaults__, thing.__kwdefaults__]
+        closure = [c.cell_contents for c in thing.__closure__ or ()]
+        return [_source(thing), *closure, thing.__defaults__, thing.__kwdefaults__]
     if isinstance(thing, type):
         return [_source(thing), *thing.__bases__] if thing is not object else []
     if isinstance(thing, types.MethodType):

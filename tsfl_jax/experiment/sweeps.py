@@ -133,18 +133,10 @@ def run(
     **custom: Any,
 ) -> SweepResult:
     """Run or resume a sweep, see `doors.sweep`; progress goes to `stream`."""
+    options = {"runs_per_call": runs_per_call, "stream": stream, "stop": stop}
+    options |= {"workdir": workdir, "watch": watch}
     with contextlib.ExitStack() as locks:
-        sweep = make(
-            config,
-            swept,
-            custom,
-            workdir=workdir,
-            runs_per_call=runs_per_call,
-            stream=stream,
-            stop=stop,
-            watch=watch,
-            locks=locks,
-        )
+        sweep = make(config, swept, custom, locks=locks, **options)
         histories = run_all(sweep)
         return _result(sweep, [histories[i] for i in range(len(sweep.runs))])
 

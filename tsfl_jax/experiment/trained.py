@@ -62,8 +62,8 @@ def read(path: pathlib.Path) -> Named:
         if path.is_dir():
             return _from_orbax(path)
         if path.suffix == ".safetensors":
-            found = library("safetensors.numpy", "safetensors").load_file(path)
-            return {name.replace(".", "/"): array for name, array in found.items()}
+            arrays = library("safetensors.numpy", "safetensors").load_file(path)
+            return {name.replace(".", "/"): array for name, array in arrays.items()}
         if path.suffix == ".msgpack":
             flax = library("flax.serialization", "flax")
             return trees.named(flax.msgpack_restore(path.read_bytes()))
@@ -136,17 +136,17 @@ def started(
     """
     frozen = config.model.frozen
     trees.check_parts("model.frozen", frozen, network.params["params"], "train")
-    given, file = own.params, config.model.params
-    if given is None and not file:
+    params, file = own.params, config.model.params
+    if params is None and not file:
         return network, {}
-    if given is not None and file:
+    if params is not None and file:
         raise UserError(
             f"params= and --config.model.params={file}: both are the first parameters; "
             "give one of them"
         )
     source = f"--config.model.params={file}" if file else "params="
-    found = read(pathlib.Path(file)) if file else trees.named(given)
-    first = fitted(found, network.params, source)
+    arrays = read(pathlib.Path(file)) if file else trees.named(params)
+    first = fitted(arrays, network.params, source)
 
     def init(key: PRNGKey, x: jax.Array) -> Params:
         del key, x

@@ -41,7 +41,7 @@ def weights(algorithm="dms", tau=TAU, t=0, seed=0, threshold=np.nan, **changes):
         threshold=jnp.float32(threshold),
     )
     hp = problems.hparams(lr=0.04, **changes)
-    return AGGREGATORS[algorithm].weights(info, hp)
+    return AGGREGATORS[algorithm].mixing.weights(info, hp)
 
 
 def test_coupling_in_both_units():

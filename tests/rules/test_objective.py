@@ -77,7 +77,7 @@ def test_scaffold_in_one_step_is_weighted_sgd():
     close(state.params, plain.params, rtol=1e-5, atol=1e-6)
     moved = jax.tree.map(lambda a, b: jnp.abs(a - b).max(), state.params, start.params)
     assert max(jax.tree.leaves(moved)) > 1e-2
-    assert max(jnp.abs(a).max() for a in jax.tree.leaves(state.server.own)) > 1e-2
+    assert max(jnp.abs(a).max() for a in jax.tree.leaves(state.server.local)) > 1e-2
 
 
 def happened(client, steps=None, broadcast=None) -> Received:
@@ -103,17 +103,19 @@ HPARAMS = problems.hparams(lr=0.5)
 def test_of_several_deliveries_in_one_buffer_the_last_decides():
     # Two clients; client 0 delivers three times. c_0⁺ = 0 − 0 − Δ/(η s): 2, 6, 8.
     rule = rules.AGGREGATORS["scaffold"]
-    state = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
+    state = rule.server.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
     updates = {"params": {"w": jnp.array([[-1.0], [-3.0], [-2.0], [-8.0]])}}
     received = happened([0, 0, 1, 0], [1, 1, 1, 2])
-    delta, state = rule.combine(updates, state, received, HPARAMS)
-    assert state.own["w"].tolist() == [[8], [4]]
+    delta, state = rule.mixing.combine(updates, state, received, HPARAMS)
+    assert state.local["w"].tolist() == [[8], [4]]
     assert state.common["w"].tolist() == [6]
     assert delta["params"]["w"].tolist() == [-3.5]
     # One that is lost does not decide.
     lost = received._replace(present=jnp.array([True, True, True, False]))
-    start = rule.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
-    assert rule.combine(updates, start, lost, HPARAMS)[1].own["w"].tolist() == [
+    start = rule.server.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
+    assert rule.mixing.combine(updates, start, lost, HPARAMS)[1].local[
+        "w"
+    ].tolist() == [
         [6],
         [4],
     ]
@@ -125,12 +127,14 @@ def test_the_control_variates_are_those_of_the_download():
     own, size = {"w": jnp.array([[2.0], [8.0]])}, jnp.ones(2)
     state = ControlVariates({"w": jnp.array([5.0])}, own, size, jnp.float32(0))
     broadcast = {"w": jnp.array([[1.0]])}
-    assert rule.gradient_correction(state, {"w": jnp.array([1.0])}, 0)[
+    assert rule.clients.gradient_correction(state, {"w": jnp.array([1.0])}, 0)[
         "w"
     ].tolist() == [-1]
     updates = {"params": {"w": jnp.array([[-4.0]])}}
-    _, state = rule.combine(updates, state, happened([0], [2], broadcast), HPARAMS)
-    assert state.own["w"].tolist() == [[5], [8]]
+    _, state = rule.mixing.combine(
+        updates, state, happened([0], [2], broadcast), HPARAMS
+    )
+    assert state.local["w"].tolist() == [[5], [8]]
     assert state.common["w"].tolist() == [6.5]
 
 

@@ -86,18 +86,18 @@ def received(tau, size=None, *, rho=None, lag=None, group=0, client=None, steps=
 
 def weights(name, happened, **changes):
     hp = problems.hparams(**changes)
-    return AGGREGATORS[name].weights(happened.info, hp).rho
+    return AGGREGATORS[name].mixing.weights(happened.info, hp).rho
 
 
 def update(name, mean, old, state=(), happened=None, **changes):
     hp = problems.hparams(**changes)
     happened = received([1]) if happened is None else happened
-    return AGGREGATORS[name].update(mean, old, state, happened, hp)
+    return AGGREGATORS[name].server.update(mean, old, state, happened, hp)
 
 
 def combine(name, updates, happened, state=(), **changes):
     hp = problems.hparams(**changes)
-    return AGGREGATORS[name].combine(updates, state, happened, hp)
+    return AGGREGATORS[name].mixing.combine(updates, state, happened, hp)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedat", "scaffold", "fedavgm"])
@@ -159,7 +159,7 @@ def test_a_step_of_the_server_by_hand(name):
 def test_fedat_by_hand():
     # Two tiers from w = 0. Tier 0 delivers 4, T = (1, 0): 0 · 4 + 1 · w_1 = 0.
     rule, old = AGGREGATORS["fedat"], params(0.0)
-    state = rule.init(old, Counts(3, 2))
+    state = rule.server.init(old, Counts(3, 2))
     new, state = update("fedat", params(4.0), old, state, received([1], group=0))
     assert numbers(new) == [0]
     # Tier 1 delivers 8, T = (1, 1): (4 + 8)/2.
@@ -175,12 +175,12 @@ def test_fedat_by_hand():
 def test_safa_by_hand():
     """Three clients with p = 1/4, 1/4, 1/2 and w^0 = 8; lag = 1."""
     rule, hp = AGGREGATORS["safa"], problems.hparams(safa__lag=1)
-    state = rule.init(params(8.0), Counts(3, 1, jnp.array([10, 10, 20])))
+    state = rule.server.init(params(8.0), Counts(3, 1, jnp.array([10, 10, 20])))
 
     def step(w, state, tau, updates):
-        delta, state = rule.combine(stacked(*updates), state, received(tau), hp)
+        delta, state = rule.mixing.combine(stacked(*updates), state, received(tau), hp)
         new = jax.tree.map(jnp.add, w, delta)
-        return rule.update(new, w, state, received(tau), hp)
+        return rule.server.update(new, w, state, received(tau), hp)
 
     # 1 is away: 12/4 + 8/4 + 4/2.
     w, state = step(params(8.0), state, [1, 0, 1], [[4.0], [np.nan], [-4.0]])
@@ -196,14 +196,15 @@ def test_safa_by_hand():
 def test_aso_fed_by_hand():
     """n = 40; client 1 is 19 updates late, then 1: d̄ = 20 and 11."""
     rule, hp = AGGREGATORS["aso_fed"], problems.hparams()
-    state = rule.init(params(0.0), Counts(3, 1, jnp.array([10, 10, 20])))
+    combine = rule.mixing.combine
+    state = rule.server.init(params(0.0), Counts(3, 1, jnp.array([10, 10, 20])))
     happened = received([1, 1, 0], [10, 10, 20], lag=[0, 19, 0])
     updates = stacked([4.0], [8.0], [0.0])
-    delta, state = rule.combine({"params": updates["params"]}, state, happened, hp)
+    delta, state = combine({"params": updates["params"]}, state, happened, hp)
     np.testing.assert_allclose(numbers(delta), [1 + np.log(20) * 2], rtol=1e-6)
     # Client 1 has 30 samples now, of 60; e < 11, so it still takes longer steps.
     happened = received([1], [30], lag=[1], client=[1])
-    delta, state = rule.combine(stacked([8.0]), state, happened, hp)
+    delta, state = combine(stacked([8.0]), state, happened, hp)
     np.testing.assert_allclose(numbers(delta), [np.log(11) * 4], rtol=1e-6)
 
 
@@ -245,18 +246,19 @@ def test_fednova_by_hand():
 def test_scaffold_by_hand():
     # η = 0.5; three clients know of each other, two take part, equal sizes.
     old, rule = params(0.0), AGGREGATORS["scaffold"]
-    state = rule.init(old, Counts(3, 1, jnp.ones(3)))
+    state = rule.server.init(old, Counts(3, 1, jnp.ones(3)))
     happened = received([2, 0, 4], rho=[0.5, 0, 0.5])
     updates = stacked([-2.0], [0.0], [-8.0])
     delta, state = combine("scaffold", updates, happened, state, lr=0.5)
     # Δ = −5. c_0 = 2/(0.5 · 2) = 2, c_2 = 8/(0.5 · 4) = 4; c = (2 + 4)/3 = 2.
     assert numbers(delta) == [-5]
     assert state.common["w"].tolist() == [2]
-    assert state.own["w"].tolist() == [[2], [0], [4]]
+    assert state.local["w"].tolist() == [[2], [0], [4]]
     # c − c_i is added to the gradients.
-    broadcast = rule.broadcast(state)
+    broadcast = rule.clients.broadcast(state)
     corrections = [
-        rule.gradient_correction(state, broadcast, jnp.int32(i))["w"] for i in range(3)
+        rule.clients.gradient_correction(state, broadcast, jnp.int32(i))["w"]
+        for i in range(3)
     ]
     assert np.array(corrections).tolist() == [[0], [2], [-2]]
     # Client 1 alone, in another place, 1 step of −3: c_1 = 0 − 2 + 6 = 4, c += 4/3.
@@ -268,7 +270,7 @@ def test_scaffold_by_hand():
 
 
 def test_scaffold_gives_the_weight_of_lost_clients_to_the_others():
-    state = AGGREGATORS["scaffold"].init(params(0.0), Counts(2, 1, jnp.ones(2)))
+    state = AGGREGATORS["scaffold"].server.init(params(0.0), Counts(2, 1, jnp.ones(2)))
     happened = received([1, 1], rho=[0.5, 0.5])._replace(
         present=jnp.array([True, False])
     )
@@ -279,7 +281,7 @@ def test_scaffold_gives_the_weight_of_lost_clients_to_the_others():
 def test_fedyogi_by_hand():
     # Both moments begin at 10⁻⁶. g = −2: v = 10⁻⁶ + 0.5 · 4, v̂ = v/0.5 = 4 + 2·10⁻⁶;
     # m = 0.5 · 10⁻⁶ − 1, m̂ = −2 + 10⁻⁶: a step of 2/(2 + 0.5) = 0.8.
-    state = AGGREGATORS["fedyogi"].init(params(0.0), Counts(1, 1))
+    state = AGGREGATORS["fedyogi"].server.init(params(0.0), Counts(1, 1))
     settings = {"fedopt__lr": 1.0, "fedopt__momentum": 0.5} | {
         "fedopt__second": 0.5,
         "fedopt__floor": 0.5,

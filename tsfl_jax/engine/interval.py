@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 from jaxtyping import Bool, Float, Int
 
@@ -35,18 +34,9 @@ from tsfl_jax.engine import (
 from tsfl_jax.engine.estimates import estimate
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
 from tsfl_jax.engine.tally import Tally, count
-from tsfl_jax.models.losses import all_finite, weight_entropy
-from tsfl_jax.rules.base import (
-    Aggregator,
-    ClientOutputs,
-    Received,
-    RoundInfo,
-    Weights,
-    combined,
-    decided,
-    others_of,
-    total_weight,
-)
+from tsfl_jax.models.losses import weight_entropy
+from tsfl_jax.rules.apply import Mixed, apply, decide, mix_stacked
+from tsfl_jax.rules.base import ClientOutputs, Received, RoundInfo, Weights
 from tsfl_jax.timeline.feedback import Known
 from tsfl_jax.types import (
     Array,
@@ -190,9 +180,10 @@ def run_interval(
     sampled = estimate_key, claimed, problem.samples
     estimates = estimate(parts, state.params, *sampled, hparams)
     info = observe(parts.spec, rule_key, claimed, inputs, estimates)
-    weights = decided(parts.rule, info, hparams)
+    weights = decide(parts.rules, info, hparams)
     # Whether updates are measured against the models they started from, not w^t.
-    moved = bool(parts.rule.deltas) or parts.rule.combine is not None
+    mixings = [rule.mixing for rule in parts.rules]
+    moved = any(mixing.deltas or mixing.combine is not None for mixing in mixings)
 
     def train(own: Any, client: local.Client, limit: Any) -> mapping.Trained:
         keys, begun = (streams[0], train_key), state._replace(own=own)
@@ -300,7 +291,7 @@ def start_of(
       client: one client.
       interval: t.
     """
-    rule, variables = parts.rule, state.params
+    rule, variables = parts.rule.clients, state.params
     broadcast = None if rule.broadcast is None else rule.broadcast(state.server)
     stream = keys[1]
     if client.task is not None:
@@ -317,14 +308,9 @@ def start_of(
 
 
 class Arrived(NamedTuple):
-    """What training gave, ready for the rule's `update`."""
+    """What training gave, ready for the server's step."""
 
-    mean: Params  # Σ ρ_i w_i, or w^t plus the combined update; of the parameters
-    others: Params  # all other collections, a mean of the clients' own
-    server: Any  # the rule's state
-    received: Received
-    weights: Weights  # those of the rule, or the ones it chose after training
-    kept: Array  # > 0: a model that counts was finite
+    mixed: Mixed
     results: local.LocalResult  # [K], of this device's clients
     regret: from_updates.Regret | None = None  # None: not measured
 
@@ -349,55 +335,43 @@ def train_and_combine(
     """
     rule, spec = parts.rule, parts.spec
     weights, problem = given
-    params, others = trees.parted(state.params)
     by_weights = not rule.stacks
+
+    def of_sum(weighted: mapping.Weighted) -> Mixed:
+        sums = weighted.moved, weighted.others, weighted.kept, weighted.asked
+        return Mixed(*sums, weights, received, state.server)
+
     if by_weights and not spec.regret and spec.waves == 1:
         weighted, results = mapping.weighted_updates(
             functools.partial(train, state.own), on_device, state.params, spec
         )
-        mean = mean_of(rule, params, weighted, hparams)
-        others, kept = weighted.others, weighted.kept
-        return Arrived(mean, others, state.server, received, weights, kept, results)
+        return Arrived(of_sum(weighted), results)
     own, results = own_layers.stacked_updates(
         train, state.own, on_device, clients, spec
     )
     updates, there = mapping.gathered(own, results, on_device, received, spec.axis)
     held = problem.samples, problem.validation
     objective = from_updates.objective(parts, state.params, updates, *held)
-    update, server, kept = None, state.server, None
+    delta = None
     if by_weights:
-        weighted = mapping.weighted_stack(own, on_device, results, state.params, spec)
-        mean, kept = mean_of(rule, params, weighted, hparams), weighted.kept
-    elif rule.combine is not None:
-        update, server = combined(rule, updates, state.server, there, hparams)
-        received, mean = there, optax.tree.add(params, trees.parted(update)[0])
+        mixed = of_sum(
+            mapping.weighted_stack(own, on_device, results, state.params, spec)
+        )
     else:
-        assert rule.from_updates is not None
         losses = mapping.losses_of(results, on_device, there, spec.axis)
         outputs = ClientOutputs(losses, objective)
-        weights, server = rule.from_updates(outputs, state.server, there, hparams)
-        received = there = there._replace(rho=weights.rho, shares=weights.shares)
-        moved = trees.weighted(trees.parted(updates)[0], weights.rho)
-        mean = optax.tree.add(params, moved)
-    others = others_of(others, updates, update, weights.rho, there.present)
-    kept = there.present.sum() if kept is None else kept
+        mixed = mix_stacked(
+            rule, updates, state.params, weights, there, state.server, outputs, hparams
+        )
+        if rule.mixing.combine is not None:
+            delta = {**mixed.update, "others": trees.values(mixed.others)}
     regret = None
     if spec.regret:
-        at = from_updates.objective(parts, state.params, updates, *held, update)
+        at = from_updates.objective(parts, state.params, updates, *held, delta)
         assert at is not None, "checked before the run"
-        regret = from_updates.regret_of(at, there, update is None, hparams)
-    return Arrived(mean, others, server, received, weights, kept, results, regret)
-
-
-def mean_of(
-    rule: Aggregator, params: Params, weighted: mapping.Weighted, hparams: HParams
-) -> Params:
-    """(Σ ρ) w^t + Σ_i ρ_i (w_i − start_i), or with the rule's `deltas` from w^t."""
-    # Σ ρ = 1 but for rounding if nothing is stale: then w^t must not drift.
-    total = trees.settled(total_weight(rule, weighted.asked, hparams))
-    return jax.tree.map(
-        lambda w, m: total.astype(w.dtype) * w + m, params, weighted.moved
-    )
+        there = there._replace(rho=mixed.received.rho, shares=mixed.received.shares)
+        regret = from_updates.regret_of(at, there, delta is None, hparams)
+    return Arrived(mixed, results, regret)
 
 
 def advance(
@@ -408,24 +382,20 @@ def advance(
     delivery: Delivery | None,
     hparams: HParams,
 ) -> State:
-    """w^{t+1} = update(Σ_i ρ_i w_i, w^t), or w^t without a finite model with weight.
-
-    A rule can make a model that is not finite of finite ones: that is not taken either.
-    """
-    rule, old = parts.rule, trees.parted(state.params)[0]
-    params, server = rule.update(
-        arrived.mean, old, arrived.server, arrived.received, hparams
-    )
-    if arrived.others:
-        params = {**params, **arrived.others}
-    diverged = state.diverged
+    """w^{t+1} = update(Σ_i ρ_i w_i, w^t), or w^t without a finite model with weight."""
+    rule, mixed, diverged = parts.rule.clients, arrived.mixed, state.diverged
     if delivery is None:  # else other clients are still at work on good models
         diverged |= (tally.discarded > 0) & (tally.survivors == 0)
-    updated = (arrived.kept > 0) & ~diverged
-    finite = all_finite(params)
-    last = State(state.params, state.server, diverged | (updated & ~finite))
+    params, server, is_finite = apply(
+        parts.rules,
+        mixed,
+        state.params,
+        state.server,
+        hparams,
+        jnp.logical_not(diverged),
+    )
+    diverged |= (mixed.kept > 0) & ~is_finite
     new = State(params, server, diverged)
-    new = optax.tree.where(updated & finite, new, last)
     if delivery is None:
         return new
     broadcast = None if rule.broadcast is None else rule.broadcast(new.server)
@@ -469,7 +439,7 @@ def record(
     estimates: tuple[Constants, ClientGradients],
 ) -> History:
     """The record of an interval."""
-    (constants, gradients), weights = estimates, arrived.weights
+    (constants, gradients), weights = estimates, arrived.mixed.weights
     measured = {} if arrived.regret is None else arrived.regret._asdict()
     return History(
         test_accuracy=scores.accuracy.astype(jnp.float32),

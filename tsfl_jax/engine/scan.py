@@ -29,7 +29,8 @@ from tsfl_jax.engine.interval import (
 )
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models.networks import Model
-from tsfl_jax.rules.base import Aggregator, Counts, one_of
+from tsfl_jax.rules import apply
+from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import feedback
 from tsfl_jax.types import HParams, PRNGKey
 
@@ -94,7 +95,7 @@ def _over_lanes(run: Run, lanes: str) -> Run:
 
 def init_state(
     model: Model,
-    rule: Aggregator,
+    rules: tuple[Aggregator, ...],
     key: PRNGKey,
     x: Num[Array, "B ..."],
     counts: Counts,
@@ -106,7 +107,7 @@ def init_state(
 
     Args:
       model: the network.
-      rule: the aggregation rule.
+      rules: the aggregation rules of the program.
       key: of the initial model.
       x: one batch of scaled network input.
       counts: numbers of clients and tiers, and samples of each client.
@@ -115,7 +116,7 @@ def init_state(
       local: parts of the paths of variables that stay on the client.
     """
     params = model.init(key, x)
-    server = rule.init(trees.parted(params)[0], counts)
+    server = apply.init_state(rules, trees.parted(params)[0], counts)
     state = State(params, server, jnp.bool_(False))
     if local:
         own = trees.repeated(trees.picked(params, local), counts.clients)
@@ -124,7 +125,8 @@ def init_state(
         return state._replace(feedback=feedback.nothing_known(counts.clients))
     if not snapshots:
         return state
-    broadcast = None if rule.broadcast is None else rule.broadcast(server)
+    download = rules[0].clients.broadcast
+    broadcast = None if download is None else download(server)
     earlier, broadcast = trees.repeated((params, broadcast), snapshots)
     return state._replace(snapshots=earlier, broadcast=broadcast)
 
@@ -152,7 +154,7 @@ def make_run(
       to be jitted by the caller.
     """
     spec = dataclasses.replace(spec, axis=None if mesh is None else devices.AXIS)
-    parts = Parts(model, one_of(rules), optimizer, spec, hooks)
+    parts = Parts(model, rules, optimizer, spec, hooks)
 
     def intervals(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs

@@ -21,7 +21,7 @@ def _bytes(tree: Any) -> int:
 
 def _state_of(prepared: Prepared, times: int = 1) -> scan.State:
     """Shapes of the state of so many times the clients; nothing is computed."""
-    model, rule = prepared.network.model, prepared.rule
+    model, rules = prepared.network.model, (prepared.rule,)
     counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
     clients = times * counts.clients
     counts = counts._replace(clients=clients, size=np.ones(clients))
@@ -30,7 +30,7 @@ def _state_of(prepared: Prepared, times: int = 1) -> scan.State:
     x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
     return jax.eval_shape(
         lambda x: scan.init_state(
-            model, rule, rng.key(0), x, counts, snapshots, local=local
+            model, rules, rng.key(0), x, counts, snapshots, local=local
         ),
         x,
     )

@@ -38,13 +38,13 @@ class Staleness:
         late = of_lag(lag, arrays(self))
         least = np.where(there, late, np.inf).min(axis=1)
         most = np.where(there, late, -np.inf).max(axis=1)
-        if (least < (1 if rule.discounts else most)).any():
+        if (least < (1 if rule.mixing.discounts else most)).any():
             return ()
         return (
             f"staleness.kind={self.kind} changes no weight in this run: no delivery is "
             + (
                 "late enough"
-                if rule.discounts
+                if rule.mixing.discounts
                 else "later than others of its update, and the weights sum to 1"
             ),
         )

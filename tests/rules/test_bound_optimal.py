@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,8 +9,8 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tests.experiment.test_runner import small
+from tests.rules.test_rules import received
 from tsfl_jax.experiment.prepare import prepare
-from tsfl_jax.rules.base import RoundInfo
 from tsfl_jax.rules.bound_optimal import BOUND_OPTIMAL
 from tsfl_jax.theory.bounds import BoundConstants, tightest_limit
 from tsfl_jax.theory.minimum import bound_optimal_weights
@@ -24,21 +23,10 @@ HP = problems.hparams(lr=0.02, weight_limit=3.0)
 
 
 def info(tau=TAU, variance=VARIANCE, apart=APART, square=0.8, L=5.0, square_norm=7.0):
-    zeros = jnp.zeros_like(tau)
     constants = Constants(jnp.float32(L), jnp.float32(square_norm), jnp.float32(9.0))
     gradients = ClientGradients(variance, apart, jnp.float32(square))
-    client = jnp.arange(len(tau))
-    return RoundInfo(
-        jax.random.key(0),
-        client,
-        tau,
-        zeros + 8,
-        tau,
-        zeros,
-        jnp.int32(0),
-        constants,
-        gradients,
-    )
+    seen = received(tau, [8] * len(tau)).info
+    return seen._replace(constants=constants, gradients=gradients)
 
 
 def known(theta, L=5.0, square=0.8):

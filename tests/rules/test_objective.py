@@ -9,14 +9,14 @@ import pytest
 import tsfl_jax
 from tests import problems
 from tests.rules.test_local_work import slow_proximal
-from tests.rules.test_rules import HP, TAU, close, run
+from tests.rules.test_rules import HP, TAU, close, received, run
 from tsfl_jax import rules
 from tsfl_jax.config import Config
 from tsfl_jax.data.quadratic import Quadratic
 from tsfl_jax.experiment.workload import draw_workload
-from tsfl_jax.rules.base import Counts, Received, RoundInfo
+from tsfl_jax.rules.base import Counts
 from tsfl_jax.rules.scaffold import ControlVariates
-from tsfl_jax.types import Constants, Dataset, UserError
+from tsfl_jax.types import Dataset, UserError
 
 
 def dataset(optima, sizes) -> Dataset:
@@ -80,21 +80,10 @@ def test_scaffold_in_one_step_is_weighted_sgd():
     assert max(jnp.abs(a).max() for a in jax.tree.leaves(state.server.local)) > 1e-2
 
 
-def happened(client, steps=None, broadcast=None) -> Received:
-    client = jnp.array(client, jnp.int32)
-    steps = jnp.ones_like(client) if steps is None else jnp.array(steps)
-    same = jnp.ones_like(client)
-    info = RoundInfo(
-        key=jax.random.key(0),
-        client=client,
-        tau=same,
-        size=same,
-        steps=steps,
-        lag=0 * same,
-        group=jnp.int32(0),
-        constants=Constants(1.0, 1.0, 1.0),
-    )
-    return Received(info, same / len(client), same > 0, broadcast)
+def happened(client, steps=None, broadcast=None):
+    ones = np.ones(len(client))
+    made = received(ones, rho=ones / len(client), client=client, steps=steps)
+    return made._replace(broadcast=broadcast)
 
 
 HPARAMS = problems.hparams(lr=0.5)

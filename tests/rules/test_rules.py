@@ -16,7 +16,7 @@ from tests.experiment.test_runner import small
 from tests.timeline.test_deliveries import SIZES, damaged
 from tsfl_jax import config
 from tsfl_jax.experiment import lanes, prepare, sweeps
-from tsfl_jax.rules import AGGREGATORS
+from tsfl_jax.rules import AGGREGATORS, dms, local_work, staleness
 from tsfl_jax.rules.base import Counts, Received, RoundInfo
 from tsfl_jax.types import Constants, Schedule
 
@@ -318,6 +318,14 @@ def test_integer_leaves_have_no_update():
     for name in ("median", "krum"):
         got, _ = combine(name, updates, received([1, 1, 1]))
         assert got["count"].tolist() == [0, 0] and got["count"].dtype == jnp.int32
+
+
+@pytest.mark.parametrize(
+    ("module", "least"), [(dms, 7), (local_work, 2), (staleness, 1)]
+)
+def test_examples_in_the_documentation(module, least):
+    results = problems.run_examples(module)
+    assert results.attempted >= least and not results.failed
 
 
 # ---- Properties of all rules ----

@@ -75,16 +75,6 @@ def test_parameters_of_other_kinds_are_not_read(kind, wrap):
         assert not by_a.any() and not by_b.any()
 
 
-def test_examples_in_the_documentation():
-    results = problems.run_examples(staleness)
-    assert results.attempted == 1 and results.failed == 0
-
-
-def test_names_are_in_the_order_of_the_kinds():
-    assert STALENESS == ("constant", "polynomial", "hinge", "exponential")
-    assert STALENESS[staleness.EXPONENTIAL] == "exponential"
-
-
 def test_very_late_updates_keep_their_proportions():
     """(e/2)^−500 is 0 in float32, but (e/2)^−500 : (e/2)^−502 is not 0 : 0."""
     hp = problems.hparams(staleness__kind=staleness.EXPONENTIAL)

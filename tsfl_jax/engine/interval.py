@@ -364,7 +364,7 @@ def train_and_combine(
             rule, updates, state.params, weights, there, state.server, outputs, hparams
         )
         if rule.mixing.combine is not None:
-            delta = {**mixed.update, "others": trees.values(mixed.others)}
+            delta = {**mixed.update, "others": trees.values(mixed.collections)}
     regret = None
     if spec.regret:
         at = from_updates.objective(parts, state.params, updates, *held, delta)

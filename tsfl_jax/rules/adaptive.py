@@ -19,7 +19,7 @@ from tsfl_jax.components import component, setting
 from tsfl_jax.rules import base
 from tsfl_jax.rules.apply import of_present
 from tsfl_jax.rules.dms_rule import DMS, RULE, check_sizes, scaled_dms
-from tsfl_jax.types import HParams, Params, Schedule
+from tsfl_jax.types import HParams
 
 
 @component("dms_adaptive")
@@ -34,26 +34,8 @@ class DMSAdaptive:
         if self.by_size:
             check_sizes(config.dms, "--config.dms_adaptive.by_size=True")
 
-    def notes(
-        self, config: Any, rule: base.Aggregator, schedule: Schedule
-    ) -> tuple[str, ...]:
-        """Say which settings of DMS this rule does not read."""
-        defaults = {"decay": "none", "by_size": False}
-        return tuple(
-            f"dms.{name}={getattr(config.dms, name)} has no effect: dms_adaptive finds "
-            "the factor itself, and has dms_adaptive.by_size"
-            for name, default in defaults.items()
-            if getattr(config.dms, name) != default
-        )
-
 
 LEAST = 1e-3  # of s: FedAvg but for a thousandth of the paper's c
-
-
-def _whole(params: Params, counts: base.Counts) -> Float[Array, ""]:
-    """s = 1: the paper's DMS."""
-    del params, counts
-    return jnp.float32(1.0)
 
 
 def _apart(one: Float[Array, "N"], other: Float[Array, "N"]) -> Bool[Array, ""]:
@@ -92,7 +74,7 @@ def adaptive_weights(
 
 DMS_ADAPTIVE = base.Aggregator(
     RULE.mixing._replace(from_updates=adaptive_weights, uses_validation=True),
-    server=base.ServerSide(init=_whole),
+    server=base.ServerSide(init=lambda *_: jnp.float32(1.0)),  # the paper's DMS
     sections=(DMS, DMSAdaptive),
     label="adaptive DMS",
 )

@@ -34,7 +34,7 @@ class Mixed(NamedTuple):
 
     # Σ_i ρ_i (w_i − base_i) of the finite models, or Δ of `combine`; of the parameters.
     update: Params
-    others: Params  # what other collections than parameters become
+    collections: Params  # what other collections than parameters become
     kept: Float[types.Array, ""]  # part of Σ ρ with finite models; 0: w^t stays
     total: Float[types.Array, ""]  # Σ ρ
     weights: Weights  # those that count
@@ -175,12 +175,10 @@ def mix_stacked(
       rule: one with `combine`, `from_updates` or weights alone.
       updates: w_i − base_i, leaves ``[N, ...]``, 0 where not present; as "others" the
         values of other collections, if there are any.
-      variables: w^t.
-      weights: of `decide`.
+      variables, state: w^t and the rule's, before this interval.
+      weights: of `decide`; `from_updates` gives others.
       received: who is present, with a finite model.
-      state: of the rule.
-      outputs: what `from_updates` sees.
-      hparams: what the rule reads.
+      outputs, hparams: what the rule's functions see.
     """
     mixing, (moved, values), means = rule.mixing, trees.parted(updates), None
     if mixing.combine is not None:
@@ -195,21 +193,21 @@ def mix_stacked(
     else:
         rho = of_present(weights.rho, received.present, weights.shares)
         update = trees.weighted(moved, rho)
-    others, present = trees.parted(variables)[1], received.present
+    collections, present = trees.parted(variables)[1], received.present
     if values:
         means = means or mean_values(values["others"], received.rho, present)
-        others = trees.with_values(others, means)
+        collections = trees.with_values(collections, means)
     kept, total = present.sum(), jnp.float32(1.0)
     if not rule.stacks:
         kept, total = jnp.where(present, received.rho, 0.0).sum(), received.rho.sum()
-    return Mixed(update, others, kept, total, weights, received, state)
+    return Mixed(update, collections, kept, total, weights, received, state)
 
 
 def _check_update(delta: Params, updates: Params) -> None:
     """Raise `UserError` unless Δ has the leaves of one client's update."""
     one = jax.tree.map(lambda u: jax.ShapeDtypeStruct(u.shape[1:], u.dtype), updates)
-    what = "combine gives another tree or other shapes than one client's update"
-    with types.user_code(what, "expected leaves without the axis of the clients"):
+    failure = "combine gives another tree or other shapes than one client's update"
+    with types.user_code(failure, "expected leaves without the axis of the clients"):
         chex.assert_trees_all_equal_shapes(delta, one)
 
 
@@ -229,9 +227,8 @@ def apply(
     Args:
       rules: of the program; those of several have their states side by side.
       mixed: the clients' updates as one.
-      variables: w^t.
-      state: of the rules before this interval.
-      hparams: what they read.
+      variables, state: w^t and the rules', before this interval.
+      hparams: what the rules read.
       is_open: False: nothing is taken any more.
 
     Returns:
@@ -258,7 +255,7 @@ def apply(
     else:
         branches = [functools.partial(on_its_state, rule) for rule in rules]
         new, new_state = lax.switch(hparams.rule, branches, mixed.state)
-    new = {**new, **mixed.others}
+    new = {**new, **mixed.collections}
     is_finite = all_finite(new)
     is_taken = (mixed.kept > 0) & is_finite & is_open
     new, state = optax.tree.where(is_taken, (new, new_state), (variables, state))

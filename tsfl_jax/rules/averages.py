@@ -149,7 +149,7 @@ FEDAVG = base.Aggregator(BY_SIZE, sections=BY_SIZE_SECTIONS, label="FedAvg")
 FEDPROX = FEDAVG._replace(clients=base.ClientSide(proximal=True), label="FedProx")
 FEDAT = FEDAVG._replace(server=base.ServerSide(tiered, _tier_models), label="FedAT")
 FEDASYNC = base.Aggregator(
-    base.Mixing(stale_uniform_weights, discounts=True),
+    base.Mixing(stale_uniform_weights),
     server=base.ServerSide(mix),
     sections=(FedAsync, Staleness),
     label="FedAsync",
@@ -157,7 +157,7 @@ FEDASYNC = base.Aggregator(
 # w^{t+1} = w^t + η_g (1/K) Σ_i s(lag_i)(w_i − base_i): Nguyen et al., "Federated
 # Learning with Buffered Asynchronous Aggregation", AISTATS 2022, Algorithm 1.
 FEDBUFF = base.Aggregator(
-    base.Mixing(stale_uniform_weights, deltas=True, discounts=True),
+    base.Mixing(stale_uniform_weights, deltas=True),
     server=base.ServerSide(server_step),
     sections=(Server, Staleness),
     label="FedBuff",

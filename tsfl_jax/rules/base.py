@@ -172,9 +172,6 @@ class Mixing(NamedTuple):
     uses_validation: bool = False
     # hyper-parameters -> whether no L, G², σ² are needed, although `uses_constants`.
     skips_constants: Callable[[HParams], bool] = lambda hparams: False
-    # Whether staleness lets weight go to the global model, Σ ρ < 1; else to the other
-    # clients of the update.
-    discounts: bool = False
 
 
 class ClientSide(NamedTuple):

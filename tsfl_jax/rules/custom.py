@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Num
@@ -41,25 +42,14 @@ def _with_hparams(weights: Any) -> Callable[[RoundInfo, HParams], Any]:
 
     A second argument with a default is a parameter of the user's own, unless it is
     called hparams.
-
-    Raises:
-      UserError: not a function of one or two arguments.
     """
-    parameters = inspect.signature(weights).parameters if callable(weights) else {}
-    placed = [
-        p
-        for p in parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    needed = sum(p.default is p.empty for p in placed)
-    if not placed or needed > 2:
-        raise UserError(
-            f"rule({weights!r}): expected a function of (info) or (info, hparams); "
-            "others need a default"
-        )
-    if needed == 2 or "hparams" in [p.name for p in placed[1:2]]:
-        return weights
-    return lambda info, hparams: weights(info)
+    expected = "expected a function of (info) or (info, hparams); others need a default"
+    with types.user_code(f"rule({weights!r})", expected):
+        signature = inspect.signature(weights)
+        needed = [p for p in signature.parameters.values() if p.default is p.empty]
+        takes_hparams = len(needed) > 1 or "hparams" in signature.parameters
+        signature.bind(*["info", "hparams"][: 1 + takes_hparams])
+    return weights if takes_hparams else lambda info, hparams: weights(info)
 
 
 def rule(
@@ -220,13 +210,6 @@ def _of_state(
     return info._replace(tau=jnp.where(is_client, info.tau, 0))
 
 
-def _check_needs(rule: Aggregator, **inputs: Any) -> None:
-    """Raise `UserError` unless the rule gets what it needs besides the updates."""
-    for name, value in inputs.items():
-        if value is None and getattr(rule.mixing, f"uses_{name}"):
-            raise UserError(f"expected {name}=, which the rule needs")
-
-
 def aggregate(
     rule: Aggregator,
     updates: Params,
@@ -276,13 +259,14 @@ def aggregate(
     Raises:
       UserError: no `gradients`, `validation` or ids that the rule needs, or wrong ids.
     """
-    _check_needs(rule, gradients=gradients, validation=validation)
-    hparams = with_defaults(rule, HParams() if hparams is None else hparams)
+    if rule.mixing.uses_validation and validation is None:
+        raise UserError("expected validation=, which the rule needs")
     updates, params = jax.tree.map(jnp.asarray, (updates, params))
     number = len(jax.tree.leaves(updates)[0])
     if size is None and _has_sizes(state):
         size = state.size[jnp.asarray(np.arange(number) if client is None else client)]
-    info = _info(number, hparams, tau, size, steps, lag, group, client, gradients, key)
+    counts = {"tau": tau, "size": size, "steps": steps, "lag": lag, "client": client}
+    info, hparams = _info(rule, number, hparams, gradients, group, key, **counts)
     info = _of_state(rule, params, state, info, client)
     losses = jnp.full(number, jnp.nan) if losses is None else losses
     is_variables, loss_of = _is_variables(params), validation
@@ -292,10 +276,11 @@ def aggregate(
     with trees.arithmetic():
         weights, present = decide((rule,), info, hparams), info.tau > 0
         present &= _finite(updates)
-        updates = _masked(_with_values(updates, params), present)
-        outputs = ClientOutputs(
-            jnp.asarray(losses, jnp.float32), _objective(updates, params, loss_of)
-        )
+        updates = _with_values(updates, params)
+        zeros = jax.tree.map(jnp.zeros_like, updates)
+        updates = jax.vmap(optax.tree.where)(present, updates, zeros)
+        objective = _objective(updates, params, loss_of)
+        outputs = ClientOutputs(jnp.asarray(losses, jnp.float32), objective)
         received = Received(info, weights.rho, present, shares=weights.shares)
         mixed = mix_stacked(
             rule, updates, params, weights, received, state, outputs, hparams
@@ -324,49 +309,38 @@ def weights(
       the rule has no `update` of its own.
 
     Raises:
-      UserError: a rule that is no weighting known before training, or one that needs
-        `gradients`, without them.
+      UserError: a rule that is no weighting known before training, or no `gradients`.
     """
     if rule.stacks:
         raise UserError(
             "weights: the rule decides when it has all updates; use tsfl_jax.aggregate"
         )
-    _check_needs(rule, gradients=gradients)
-    hparams = with_defaults(rule, HParams() if hparams is None else hparams)
-    info = _info(len(np.asarray(tau)), hparams, tau, gradients=gradients, **counts)
+    number = len(np.asarray(tau))
+    info, hparams = _info(rule, number, hparams, gradients, tau=tau, **counts)
     return np.asarray(decide((rule,), info, hparams).rho)
 
 
 def _info(
+    rule: Aggregator,
     number: int,
-    hparams: HParams,
-    tau: Any,
-    size: Any = None,
-    steps: Any = None,
-    lag: Any = None,
+    hparams: HParams | None,
+    gradients: ClientGradients | None,
     group: int = 0,
-    client: Any = None,
-    gradients: ClientGradients | None = None,
     key: PRNGKey | None = None,
-) -> RoundInfo:
-    """What a rule may see of `number` clients, as far as given; as in `aggregate`."""
-
-    def column(value: Any, default: Any) -> Array:
-        filled = jnp.full(number, default) if value is None else value
-        return jnp.asarray(filled, jnp.int32)
-
-    tau = column(tau, 1)
-    return RoundInfo(
-        key=rng.key(0) if key is None else key,
-        client=column(client, jnp.arange(number)),
-        tau=tau,
-        size=column(size, 1),
-        steps=tau if steps is None else column(steps, 0),
-        lag=column(lag, 0),
-        group=jnp.int32(group),
-        constants=hparams.constants,
-        gradients=gradients,
-    )
+    **columns: Any,
+) -> tuple[RoundInfo, HParams]:
+    """What a rule may see of `number` clients, with defaults for what is None."""
+    if rule.mixing.uses_gradients and gradients is None:
+        raise UserError("expected gradients=, which the rule needs")
+    hparams = with_defaults(rule, HParams() if hparams is None else hparams)
+    tau = columns["tau"] if columns.get("tau") is not None else jnp.ones(number)
+    defaults = {"client": jnp.arange(number), "tau": tau, "size": jnp.ones(number)}
+    defaults |= {"steps": tau, "lag": jnp.zeros(number)}
+    columns = defaults | {n: value for n, value in columns.items() if value is not None}
+    columns = {n: jnp.asarray(value, jnp.int32) for n, value in columns.items()}
+    key = rng.key(0) if key is None else key
+    counts = {"group": jnp.int32(group), "constants": hparams.constants}
+    return RoundInfo(key, **columns, **counts, gradients=gradients), hparams
 
 
 def _with_values(updates: Params, variables: Params) -> Params:
@@ -391,16 +365,6 @@ def _objective(
         return jnp.asarray(loss(model_at(variables, updates, rho)), jnp.float32)
 
     return jax.value_and_grad(at)
-
-
-def _masked(updates: Params, present: Array) -> Params:
-    """The updates, 0 of those that are not present."""
-
-    def leaf(u: Array) -> Array:
-        mask = present.reshape(present.shape + (1,) * (u.ndim - 1))
-        return jnp.where(mask, u, jnp.zeros_like(u))
-
-    return jax.tree.map(leaf, updates)
 
 
 def _finite(updates: Params) -> Array:

@@ -179,11 +179,11 @@ def coupling(
     zero = below < small
     within = jnp.where(zero | jnp.isinf(below), 1.0, below)
     infinite = (above > 0) & (zero | jnp.isinf(above / within))
-    apart = infinite | zero
-    quotient = jnp.where(apart, 0.0, above) / jnp.where(apart, 1.0, below)
-    found = jnp.where(infinite, jnp.finfo(tau.dtype).max, quotient)
+    is_end = infinite | zero
+    quotient = jnp.where(is_end, 0.0, above) / jnp.where(is_end, 1.0, below)
+    slope = jnp.where(infinite, jnp.finfo(tau.dtype).max, quotient)
     # Known while tracing, too: an estimate of a gradient that overflowed.
-    return jnp.where(jnp.isfinite(jnp.stack([L, G2, variance])).all(), found, jnp.nan)
+    return jnp.where(jnp.isfinite(jnp.stack([L, G2, variance])).all(), slope, jnp.nan)
 
 
 @trees.arithmetic()

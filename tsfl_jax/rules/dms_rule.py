@@ -88,15 +88,10 @@ def check_limit(name: str, limit: float) -> None:
 
 def check_sizes(settings: DMS, flag: str) -> None:
     """Weights times |D_i| keep no limit, and need a positive sum."""
-    wrong = {}
-    if settings.weight_limit:
-        wrong[f"weight_limit={settings.weight_limit}"] = "which can take them above θ/N"
-    if not settings.project:
-        wrong["project=False"] = "and negative ones may then have any sum"
-    for name, why in wrong.items():
+    if settings.weight_limit or not settings.project:
         raise UserError(
-            f"--config.dms.{name}: {flag} multiplies the weights by the clients' "
-            f"samples, {why}; leave it out, or use {flag.partition('=')[0]}=False"
+            f"{flag}: weights times the clients' samples have no limit and are "
+            "projected; leave out dms.weight_limit and dms.project, or use False"
         )
 
 

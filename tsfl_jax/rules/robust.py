@@ -19,11 +19,11 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+from tsfl_jax import trees
 from tsfl_jax.components import component, setting
 from tsfl_jax.rules.averages import Server, server_step
 from tsfl_jax.rules.base import Aggregator, Mixing, Received, ServerSide
 from tsfl_jax.timeline import deliveries
-from tsfl_jax.trees import inexact
 from tsfl_jax.types import HParams, Params, Schedule, UserError
 
 
@@ -115,9 +115,10 @@ def trimmed_mean(
     return _middle(models, mask, _left_out(trim, n))
 
 
-def _square(apart: Params) -> Float[Array, ""]:
-    """‖·‖² of a whole tree, the difference of two models."""
-    return jnp.asarray(sum(jnp.square(x).sum() for x in jax.tree.leaves(apart)))
+def _square(model: Params, other: Params) -> Float[Array, ""]:
+    """‖w − w'‖² of two models."""
+    pairs = zip(*map(jax.tree.leaves, (model, other)), strict=True)
+    return jnp.asarray(sum(jnp.square(_wide(x) - _wide(y)).sum() for x, y in pairs))
 
 
 def geometric_median(
@@ -144,10 +145,7 @@ def geometric_median(
     alpha = jnp.where(mask, 1.0, 0.0)
 
     def iterate(_: Array, w: Params) -> Params:
-        def square(row: Params) -> Float[Array, ""]:
-            return _square(jax.tree.map(lambda x, w: _wide(x) - w, row, w))
-
-        squares = lax.map(square, models)
+        squares = lax.map(lambda row: _square(row, w), models)
         # Where a model is the median itself the root has no derivative.
         far = jnp.sqrt(jnp.where(squares > 0, squares, 1.0))
         far = jnp.where(mask, jnp.where(squares > 0, far, 0.0), jnp.inf)
@@ -197,8 +195,8 @@ def _krum_order(
     pairs = np.triu_indices(mask.size, 1)
 
     def square(pair: tuple[Array, Array]) -> Float[Array, ""]:
-        i, j = pair  # one pair at a time; a² − 2ab + b² would cancel
-        return _square(jax.tree.map(lambda x: _wide(x[i]) - _wide(x[j]), models))
+        # One pair at a time; a² − 2ab + b² would cancel.
+        return _square(*(trees.take(models, i) for i in pair))
 
     table = jnp.full((mask.size, mask.size), jnp.inf)
     table = table.at[pairs].set(lax.map(square, pairs).astype(table.dtype))
@@ -281,10 +279,11 @@ def robust_mean(mean: Callable[..., Params], kind: type | None = None) -> Aggreg
         updates: Params, state: tuple, received: Received, hparams: HParams
     ) -> tuple[Params, tuple]:
         leaves, tree = jax.tree.flatten(updates)
-        # Integer leaves have no mean; their update is 0.
         trim = (hparams.of(kind).trim,) if kind else ()
-        means = iter(mean([u for u in leaves if inexact(u)], received.present, *trim))
-        leaves = [next(means) if inexact(u) else u[0] for u in leaves]
+        # Integer leaves have no mean; their update is 0.
+        floating = [u for u in leaves if trees.inexact(u)]
+        means = iter(mean(floating, received.present, *trim))
+        leaves = [next(means) if trees.inexact(u) else u[0] for u in leaves]
         return jax.tree.unflatten(tree, leaves), state
 
     return Aggregator(

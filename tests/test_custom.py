@@ -81,13 +81,6 @@ def test_derivatives():
     assert "nan" not in out and "Array" in out
 
 
-def test_a_lost_update_gives_its_weight_to_the_others():
-    rule = tsfl_jax.AGGREGATORS["fedavg"]
-    updates = {"w": jnp.array([[1.0], [jnp.nan], [3.0]])}
-    new, _ = tsfl_jax.aggregate(rule, updates, {"w": jnp.zeros(1)})
-    np.testing.assert_allclose(new["w"], [2.0], rtol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["fedadam", "fedyogi", "geometric_median"])
 def test_what_does_not_move_has_a_derivative(name):
     """As a pixel that is 0 in every image: Δ = 0, and the root of v = 0."""
@@ -100,24 +93,6 @@ def test_what_does_not_move_has_a_derivative(name):
         return new["w"].sum()
 
     assert np.isfinite(jax.grad(moved)(1.0))
-
-
-@pytest.mark.parametrize(
-    "name", ["fedavg", "fedadam", "fedat", "krum", "median", "learned"]
-)
-def test_without_a_model_that_counts_the_global_one_stays(name):
-    """All τ are 0, or all updates NaN: the state of the rule stays, too."""
-    rule, params = tsfl_jax.AGGREGATORS[name], {"w": jnp.array([5.0, -1.0])}
-    state = tsfl_jax.init_rule(rule, params, num_clients=2)
-    ones = {"w": jnp.ones((2, 2))}
-    moved, state = tsfl_jax.aggregate(rule, ones, params, state, losses=[1.0, 2.0])
-    assert not np.array_equal(moved["w"], params["w"])
-    for updates, tau in ((ones, [0, 0]), ({"w": jnp.full((2, 2), jnp.nan)}, [1, 1])):
-        given = {"losses": [1.0, 2.0], "tau": tau}
-        new, after = tsfl_jax.aggregate(rule, updates, moved, state, **given)
-        np.testing.assert_array_equal(new["w"], moved["w"])
-        for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
-            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(("number", "normalize"), [(np.nan, True), (-0.2, False)])

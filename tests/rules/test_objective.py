@@ -165,15 +165,6 @@ def shares(work):
 STEPS = (1, 2, 4, 8)
 
 
-def test_fednova_divides_by_the_work():
-    """τ_eff·p_i/‖a_i‖₁ with ‖a_i‖₁ = τ_i."""
-    config = settings("fednova", (8,) * 4, STEPS, num_intervals=1)
-    config.eval_every = config.report_every = 1
-    expected = shares(slow_proximal(STEPS, 0.0, 0.0))
-    np.testing.assert_allclose(expected, [0.9375, 0.46875, 0.234375, 0.1171875])
-    np.testing.assert_allclose(rho(config), expected, rtol=1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_fednova_divides_by_the_work_of_a_proximal_client(momentum):

@@ -182,8 +182,7 @@ def run_interval(
     info = observe(parts.spec, rule_key, claimed, inputs, estimates)
     weights = decide(parts.rules, info, hparams)
     # Whether updates are measured against the models they started from, not w^t.
-    mixings = [rule.mixing for rule in parts.rules]
-    moved = any(mixing.deltas or mixing.combine is not None for mixing in mixings)
+    moved = any(r.mixing.deltas or r.mixing.combine for r in parts.rules)
 
     def train(own: Any, client: local.Client, limit: Any) -> mapping.Trained:
         keys, begun = (streams[0], train_key), state._replace(own=own)

@@ -269,24 +269,41 @@ def aggregate(
     info, hparams = _info(rule, number, hparams, gradients, group, key, **counts)
     info = _of_state(rule, params, state, info, client)
     losses = jnp.full(number, jnp.nan) if losses is None else losses
-    is_variables, loss_of = _is_variables(params), validation
-    if not is_variables:
+    return _applied(rule, updates, params, state, info, hparams, losses, validation)
+
+
+@trees.arithmetic()
+def _applied(
+    rule: Aggregator,
+    updates: Params,
+    params: Params,
+    state: Any,
+    info: RoundInfo,
+    hparams: HParams,
+    losses: Float[Array, "N"],
+    loss_of: Callable[[Params], Array] | None,
+) -> tuple[Params, Any]:
+    """w^{t+1} and the rule's state."""
+    if not _is_variables(params):
+        inner = loss_of and (lambda variables: loss_of(variables["params"]))
         updates, params = {"params": updates}, {"params": params}
-        loss_of = validation and (lambda variables: validation(variables["params"]))
-    with trees.arithmetic():
-        weights, present = decide((rule,), info, hparams), info.tau > 0
-        present &= _finite(updates)
-        updates = _with_values(updates, params)
-        zeros = jax.tree.map(jnp.zeros_like, updates)
-        updates = jax.vmap(optax.tree.where)(present, updates, zeros)
-        objective = _objective(updates, params, loss_of)
-        outputs = ClientOutputs(jnp.asarray(losses, jnp.float32), objective)
-        received = Received(info, weights.rho, present, shares=weights.shares)
-        mixed = mix_stacked(
-            rule, updates, params, weights, received, state, outputs, hparams
+        new, state = _applied(
+            rule, updates, params, state, info, hparams, losses, inner
         )
-        new, state, _ = apply((rule,), mixed, params, state, hparams)
-    return new if is_variables else new["params"], state
+        return new["params"], state
+    weights, present = decide((rule,), info, hparams), info.tau > 0
+    present &= _finite(updates)
+    updates = _with_values(updates, params)
+    zeros = jax.tree.map(jnp.zeros_like, updates)
+    updates = jax.vmap(optax.tree.where)(present, updates, zeros)
+    objective = _objective(updates, params, loss_of)
+    outputs = ClientOutputs(jnp.asarray(losses, jnp.float32), objective)
+    received = Received(info, weights.rho, present, shares=weights.shares)
+    mixed = mix_stacked(
+        rule, updates, params, weights, received, state, outputs, hparams
+    )
+    new, state, _ = apply((rule,), mixed, params, state, hparams)
+    return new, state
 
 
 def weights(

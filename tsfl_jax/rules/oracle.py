@@ -18,8 +18,8 @@ Optimization, 2000, in its monotone form: every step starts from the best point 
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -99,10 +99,6 @@ def _next_length(old: Point, new: Point, length: Array, better: Array) -> Array:
     return jnp.where(better, spectral, length * jnp.clip(share, 0.1, 0.5))
 
 
-def _chosen(yes: Bool[Array, ""], this: Point, other: Point) -> Point:
-    return jax.tree.map(lambda a, b: jnp.where(yes, a, b), this, other)
-
-
 def search(
     objective: base.Objective,
     starts: Float[Array, "S N"],
@@ -140,8 +136,8 @@ def search(
         better = allowed & ((new.loss < at.best.loss) | jnp.isinf(at.best.loss))
         length = _next_length(at.best, new, at.length, better)
         fresh = jnp.where(better, _first_length(new.slope, present, step), at.length)
-        best = _chosen(better, new, at.best)
-        first = _chosen(k == 0, Point(rho, loss, slope), at.first)
+        best = optax.tree.where(better, new, at.best)
+        first = optax.tree.where(k == 0, Point(rho, loss, slope), at.first)
         return _Search(best, first, jnp.where(starting, fresh, length))
 
     nothing = jnp.zeros_like(starts[0])

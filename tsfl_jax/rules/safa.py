@@ -72,11 +72,9 @@ def _averaged(
 
     models = jax.tree.map(written, state.models, start, updates, state.current)
 
-    def moved(models: Array, now: Array) -> Array:
-        return jnp.tensordot(share.astype(now.dtype), models - now[None], 1)
-
-    delta = jax.tree.map(moved, models, state.current)
-    return delta, state._replace(models=models, age=jnp.where(old, 0, age))
+    moved = jax.tree.map(lambda v, now: v - now[None], models, state.current)
+    state = state._replace(models=models, age=jnp.where(old, 0, age))
+    return trees.weighted(moved, share), state
 
 
 def _downloaded(

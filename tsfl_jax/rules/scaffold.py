@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from tsfl_jax import trees
@@ -41,14 +40,6 @@ def _correction(
     one buffer both read the c_i of before (simplified); the later one writes it.
     """
     return jax.tree.map(lambda c, c_i: c - c_i[client], broadcast, state.local)
-
-
-def _weighted_sum(
-    weights: Float[Array, "N"], stacked: Float[Array, "N ..."]
-) -> Float[Array, "..."]:
-    """Σ_i v_i x_i."""
-    weights = weights.astype(stacked.dtype)
-    return jnp.tensordot(weights, stacked, 1, precision=lax.Precision.HIGHEST)
 
 
 def _combine(
@@ -88,12 +79,11 @@ def _combine(
     share = size / (size.sum() + idle_size)
     # Summed again each time: c must not drift from the c_i. In full precision, since
     # an error of c stays in each client's gradients.
-    common = jax.tree.map(lambda c_i: _weighted_sum(share, c_i), local)
+    common = trees.weighted(local, share)
     # The share of clients that were lost on the way goes to the others.
     rho = jnp.where(present, received.rho, 0.0)
     rho = rho / jnp.where(rho.sum() > 0, rho.sum(), 1.0)
-    delta = jax.tree.map(lambda u: _weighted_sum(rho, u), updates)
-    return delta, ControlVariates(common, local, size, idle_size)
+    return trees.weighted(updates, rho), ControlVariates(common, local, size, idle_size)
 
 
 SCAFFOLD = base.Aggregator(

@@ -38,7 +38,7 @@ class DMSAdaptive:
 LEAST = 1e-3  # of s: FedAvg but for a thousandth of the paper's c
 
 
-def _apart(one: Float[Array, "N"], other: Float[Array, "N"]) -> Bool[Array, ""]:
+def _differ(one: Float[Array, "N"], other: Float[Array, "N"]) -> Bool[Array, ""]:
     """Whether weights differ by more than rounding."""
     return jnp.abs(one - other).max() > 1e-6
 
@@ -65,8 +65,8 @@ def adaptive_weights(
     rho = lax.map(lambda scale: weights(scale).rho, tried)
     loss = lax.map(lambda rho: objective(rho)[0], rho)
     loss = jnp.where(jnp.isfinite(loss), loss, jnp.inf)
-    matters = _apart(rho[0], weights(jnp.float32(LEAST)).rho)
-    flat = matters & ~_apart(rho[0], rho[1])
+    matters = _differ(rho[0], weights(jnp.float32(LEAST)).rho)
+    flat = matters & ~_differ(rho[0], rho[1])
     lower, higher = (loss[0] < loss[1]) | flat, (loss[1] < loss[0]) & ~flat
     scale = jnp.where(lower, tried[0], jnp.where(higher, tried[1], scale))
     return weights(scale), scale

@@ -20,13 +20,13 @@ class Delays(NamedTuple):
     idle_size: Float[Array, ""]  # samples of all clients that never work
 
 
-def _delays(params: Params, counts: base.Counts) -> Delays:
+def _no_delays(params: Params, counts: base.Counts) -> Delays:
     del params
     zeros = jnp.zeros(counts.clients)
     return Delays(zeros, zeros, *counts.sizes)
 
 
-def _moved(
+def _delayed_sum(
     updates: Params, state: Delays, received: base.Received, hparams: HParams
 ) -> tuple[Params, Delays]:
     """Δ = Σ_i r_i (n_i/n) (w_i − base_i) with r_i = max(1, ln d̄_i).
@@ -43,7 +43,7 @@ def _moved(
 
     Args:
       updates: w_i − base_i, leaves ``[K, ...]``.
-      state: of `_delays`.
+      state: of `_no_delays`.
       received: who is there, sizes and lags.
       hparams: not read.
 
@@ -69,9 +69,9 @@ def _moved(
 
 
 ASO_FED = base.Aggregator(
-    base.Mixing(combine=_moved),
+    base.Mixing(combine=_delayed_sum),
     base.ClientSide(proximal=True),
-    base.ServerSide(server_step, _delays),
+    base.ServerSide(server_step, _no_delays),
     sections=(Server,),
     label="ASO-Fed",
 )

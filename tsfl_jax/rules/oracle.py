@@ -64,7 +64,7 @@ def starting_weights(
     return jnp.stack([equal, base.normalized(info.size, tau)])
 
 
-def _moved(point: Point, length: Array, present: Bool[Array, "N"]) -> Array:
+def _projected_step(point: Point, length: Array, present: Bool[Array, "N"]) -> Array:
     """The projection of ρ − length·slope onto the simplex of the present clients."""
     # Shifted, so that the present entry with the least slope stays: a common shift
     # changes nothing, and no large numbers cancel.
@@ -127,7 +127,7 @@ def search(
     def evaluate(k: Array, at: _Search) -> _Search:
         place = jnp.minimum(k, number - 1)
         starting, allowed = k < number, counts[place] | (k >= number)
-        rho = _moved(at.best, at.length, present)
+        rho = _projected_step(at.best, at.length, present)
         rho = jnp.where(starting, starts[place], rho)
         loss, slope = map(jnp.asarray, objective(rho))
         good = jnp.isfinite(loss) & jnp.isfinite(slope).all()

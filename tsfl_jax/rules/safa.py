@@ -31,13 +31,13 @@ class Cache(NamedTuple):
     idle_size: Float[Array, ""]  # |D_j| of all that never work
 
 
-def _cache(params: Params, counts: base.Counts) -> Cache:
+def _first_cache(params: Params, counts: base.Counts) -> Cache:
     age = jnp.zeros(counts.clients, jnp.int32)
     models = trees.repeated(params, counts.clients)
     return Cache(models, params, age, *counts.sizes)
 
 
-def _averaged(
+def _cache_mean(
     updates: Params, state: Cache, received: base.Received, hparams: HParams
 ) -> tuple[Params, Cache]:
     """w^t + Δ = Σ_N p_i v_i over the cache v, after what arrived was written into it.
@@ -49,7 +49,7 @@ def _averaged(
 
     Args:
       updates: w_i − base_i, leaves ``[K, ...]``.
-      state: of `_cache`.
+      state: of `_first_cache`.
       received: who is there, and the models they had downloaded.
       hparams: with `Safa`.
 
@@ -77,7 +77,7 @@ def _averaged(
     return trees.weighted(moved, share), state
 
 
-def _downloaded(
+def _keep_current(
     mean: Params,
     params: Params,
     state: Cache,
@@ -90,9 +90,9 @@ def _downloaded(
 
 
 SAFA = base.Aggregator(
-    base.Mixing(combine=_averaged),
+    base.Mixing(combine=_cache_mean),
     base.ClientSide(broadcast=lambda state: state.current),
-    base.ServerSide(_downloaded, _cache),
+    base.ServerSide(_keep_current, _first_cache),
     sections=(Safa,),
     label="SAFA",
 )

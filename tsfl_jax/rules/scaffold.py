@@ -25,7 +25,7 @@ class ControlVariates(NamedTuple):
     idle_size: Float[Array, ""]  # |D_j| of all that never deliver, whose c_j stay 0
 
 
-def _control_variates(params: Params, counts: base.Counts) -> ControlVariates:
+def _zero_variates(params: Params, counts: base.Counts) -> ControlVariates:
     zeros = jax.tree.map(jnp.zeros_like, params.get("params", {}))
     many = trees.repeated(zeros, counts.clients)
     return ControlVariates(zeros, many, *counts.sizes)
@@ -42,7 +42,7 @@ def _correction(
     return jax.tree.map(lambda c, c_i: c - c_i[client], broadcast, state.local)
 
 
-def _combine(
+def _corrected_mean(
     updates: Params, state: ControlVariates, received: base.Received, hparams: HParams
 ) -> tuple[Params, ControlVariates]:
     """The mean update Δ and the new control variates: Algorithm 1, option II.
@@ -87,13 +87,13 @@ def _combine(
 
 
 SCAFFOLD = base.Aggregator(
-    base.Mixing(size_weights, combine=_combine),
+    base.Mixing(size_weights, combine=_corrected_mean),
     base.ClientSide(
         gradient_correction=_correction,
         broadcast=lambda state: state.common,
         counts_on_sgd=True,
     ),
-    base.ServerSide(server_step, _control_variates),
+    base.ServerSide(server_step, _zero_variates),
     sections=(Server, *BY_SIZE_SECTIONS),
     label="SCAFFOLD",
 )

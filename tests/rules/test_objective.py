@@ -102,12 +102,8 @@ def test_of_several_deliveries_in_one_buffer_the_last_decides():
     # One that is lost does not decide.
     lost = received._replace(present=jnp.array([True, True, True, False]))
     start = rule.server.init({"params": {"w": jnp.zeros(1)}}, Counts(2, 1, jnp.ones(2)))
-    assert rule.mixing.combine(updates, start, lost, HPARAMS)[1].local[
-        "w"
-    ].tolist() == [
-        [6],
-        [4],
-    ]
+    _, state = rule.mixing.combine(updates, start, lost, HPARAMS)
+    assert state.local["w"].tolist() == [[6], [4]]
 
 
 def test_the_control_variates_are_those_of_the_download():
@@ -116,13 +112,11 @@ def test_the_control_variates_are_those_of_the_download():
     own, size = {"w": jnp.array([[2.0], [8.0]])}, jnp.ones(2)
     state = ControlVariates({"w": jnp.array([5.0])}, own, size, jnp.float32(0))
     broadcast = {"w": jnp.array([[1.0]])}
-    assert rule.clients.gradient_correction(state, {"w": jnp.array([1.0])}, 0)[
-        "w"
-    ].tolist() == [-1]
+    correction = rule.clients.gradient_correction(state, {"w": jnp.array([1.0])}, 0)
+    assert correction["w"].tolist() == [-1]
     updates = {"params": {"w": jnp.array([[-4.0]])}}
-    _, state = rule.mixing.combine(
-        updates, state, happened([0], [2], broadcast), HPARAMS
-    )
+    delivery = happened([0], [2], broadcast)
+    _, state = rule.mixing.combine(updates, state, delivery, HPARAMS)
     assert state.local["w"].tolist() == [[5], [8]]
     assert state.common["w"].tolist() == [6.5]
 

@@ -207,14 +207,16 @@ def _read(content: Any, model: dict[str, np.ndarray], size_name: str) -> Reply:
 
 def _check(rule: Aggregator, hparams: HParams) -> None:
     """Raise `UserError` unless what clients send is enough for the rule."""
-    if rule.gradient_correction or rule.uses_gradients or rule.uses_validation:
+    mixing = rule.mixing
+    asks_more = rule.clients.gradient_correction or mixing.uses_gradients
+    if asks_more or mixing.uses_validation:
         raise UserError(
             "rule: needs more than the models that clients send (control variates, "
             "gradients or validation samples); choose another, such as dms"
         )
     unknown = any(math.isnan(value) for value in hparams.constants)
     filled = with_defaults(rule, hparams)
-    if rule.uses_constants and not rule.needs_none(filled) and unknown:
+    if mixing.uses_constants and not mixing.skips_constants(filled) and unknown:
         raise UserError(
             "rule: its weights depend on L, G² and σ²; give "
             "hparams=tsfl_jax.HParams(lr=…, constants=tsfl_jax.types.Constants(…)), "

@@ -470,7 +470,7 @@ def timed(framework, **changes) -> config.Config:
     settings.timeline.jitter = 0.2
     if framework in ("afl", "fedbuff", "safa"):
         settings.staleness.kind = "polynomial"
-    if AGGREGATORS[values["algorithm"]].uses_constants:
+    if AGGREGATORS[values["algorithm"]].mixing.uses_constants:
         settings.constants = sections.ConstantsConfig(1.0, 2.0, 1.0)
     for name, value in own.items():
         setattr(settings.timeline, name, value)

@@ -100,8 +100,8 @@ def depends_on_devices(prepared: Prepared) -> bool:
     """
     rule, known = prepared.rule, prepared.config.constants
     iterates = known.when == "interval" and known.estimator != "quotient"
-    solves = rule.uses_gradients or rule.from_updates is not None
-    solves = solves or (rule.uses_constants and iterates)
+    solves = rule.mixing.uses_gradients or rule.mixing.from_updates is not None
+    solves = solves or (rule.mixing.uses_constants and iterates)
     return solves or prepared.config.measure_regret or prepared.mapping == "vmap"
 
 
@@ -154,9 +154,9 @@ def signature(prepared: Prepared) -> dict[str, str]:
         shape += f", {prepared.waves} in turn" * (prepared.waves > 1)
         fixed |= {
             "timeline": f"{shape}, {counts.groups} tiers",
-            "server state": own or describe(rule.init),
+            "server state": own or describe(rule.server.init),
             # Measured against w^t or against earlier models.
-            "updates of": "each" if rule.deltas else "all",
+            "updates of": "each" if rule.mixing.deltas else "all",
             "evaluated": data.fingerprint(evaluated(prepared)),
         }
     return fixed

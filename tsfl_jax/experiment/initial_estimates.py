@@ -100,7 +100,7 @@ def fill(
     clients = clients_of(prepared, width)
     widest = min(prepared.config.batch_size, clients.row.shape[-1])
     spec = ProgramSpec(widest, 1, estimates=estimated)
-    parts = Parts(first.network.model, first.rule, first.optimizer, spec)
+    parts = Parts(first.network.model, (first.rule,), first.optimizer, spec)
     # Of arrays that every device has, that of the first: the same program on however
     # many devices, so that it has the bits of one.
     inputs = samples, params, rng.fold(key, "initial estimates"), clients, hparams

@@ -21,7 +21,6 @@ from tsfl_jax.experiment import program as programs
 from tsfl_jax.experiment.identity import signature
 from tsfl_jax.experiment.prepare import Prepared
 from tsfl_jax.experiment.rule_settings import arrays
-from tsfl_jax.rules.base import one_of
 
 ONE_CALL = 4  # runs one after another: a killed call loses their work
 
@@ -115,12 +114,13 @@ def make_lanes(
     init_keys, train_keys = (jnp.stack(part) for part in zip(*keys, strict=True))
 
     rules = programs.rules_of(group.members)
-    rule = one_of(rules)
     kinds = tuple(dict.fromkeys(k for p in group.members for k in p.sections))
 
     def init(own: tuple, samples: local.Samples) -> scan.State:
         return lax.map(
-            lambda lane: programs.initial_state(first, rule, lane[0], lane[1], samples),
+            lambda lane: programs.initial_state(
+                first, rules, lane[0], lane[1], samples
+            ),
             own,
         )
 

@@ -50,9 +50,9 @@ def earlier(
 
 def _reads_intervals(program: Program, arrays: Arrays) -> bool:
     """Whether anything but the schedule of η, such as a rule, reads T."""
-    model, rule, optimizer, spec, hooks, uplinks = program.parts
+    model, rules, optimizer, spec, hooks, uplinks = program.parts
     spec = dataclasses.replace(spec, lr_varies=False, axis=None)
-    run = scan.make_run(model, (rule,), optimizer, spec, None, hooks, uplinks)
+    run = scan.make_run(model, rules, optimizer, spec, None, hooks, uplinks)
     given = program.arguments(arrays, arrays.start, 0)
     jaxpr = jax.make_jaxpr(run)(*given).jaxpr
     places = jax.tree.map(lambda _: False, given)

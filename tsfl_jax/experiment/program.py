@@ -24,7 +24,7 @@ from tsfl_jax.experiment import initial_estimates
 from tsfl_jax.experiment.call_length import chunk_of
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.report import progress
-from tsfl_jax.rules.base import Aggregator, one_of
+from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, HParams, PRNGKey
 
 
@@ -186,7 +186,7 @@ def spec_of(
         lr_varies=any(p.config.lr_schedule != "constant" for p in several),
         estimates=Estimates(
             constants=tuple(rule in estimating for rule in rules),
-            gradients=tuple(bool(r.uses_gradients or measures) for r in rules),
+            gradients=tuple(bool(r.mixing.uses_gradients or measures) for r in rules),
             method=config.constants.estimator if estimating else "quotient",
         ),
         choice=config.cohort.choice,
@@ -215,7 +215,7 @@ def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Progra
     network, hooks = first.network.model, first.hooks
     return Program(
         run=scan.make_run(network, rules, optimizer, spec, mesh, hooks, first.uplinks),
-        parts=Parts(network, one_of(rules), optimizer, spec, hooks, first.uplinks),
+        parts=Parts(network, rules, optimizer, spec, hooks, first.uplinks),
         mesh=mesh,
         intervals=len(first.steps),
         chunk=chunk_of(first),
@@ -226,9 +226,9 @@ def make_arrays(prepared: Prepared, mesh: Mesh, *, runs: bool = True) -> Arrays:
     """The arrays of one experiment; without `runs` only for compiling."""
     problem = make_problem(prepared, mesh)
     init_key, key = keys_of(prepared)
-    rule, sizes = prepared.rule, sizes_of(prepared)
+    rules, sizes = (prepared.rule,), sizes_of(prepared)
     start = jax.jit(
-        lambda key, samples: initial_state(prepared, rule, key, sizes, samples)
+        lambda key, samples: initial_state(prepared, rules, key, sizes, samples)
     )(init_key, problem.samples)
     inputs = make_inputs(prepared, mesh.size)
     hparams = prepared.hparams
@@ -357,20 +357,20 @@ def keys_of(prepared: Prepared) -> tuple[PRNGKey, PRNGKey]:
 
 def initial_state(
     prepared: Prepared,
-    rule: Aggregator,
+    rules: tuple[Aggregator, ...],
     key: PRNGKey,
     sizes: tuple[Float[Array, "U"], Float[Array, ""]],
     samples: local.Samples,
 ) -> scan.State:
     """w^0 and the rule's state; `sizes` as of `sizes_of`."""
-    size, others = sizes
+    size, idle_size = sizes
     counts = counts_of(prepared)._replace(clients=size.shape[0], size=size)
     return scan.init_state(
         prepared.network.model,
-        rule,
+        rules,
         key,
         local.scaled(samples, samples.x[:1]),
-        counts._replace(others=others),
+        counts._replace(idle_size=idle_size),
         prepared.workload.schedule.snapshots,
         prepared.config.cohort.choice,
         prepared.uplinks,

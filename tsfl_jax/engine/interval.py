@@ -289,9 +289,8 @@ def train_and_combine(
     objective = from_updates.objective(parts, state.params, updates, *held)
     delta = None
     if by_weights:
-        mixed = of_sum(
-            mapping.weighted_stack(own, on_device, results, state.params, spec)
-        )
+        weighted = mapping.weighted_stack(own, on_device, results, state.params, spec)
+        mixed = of_sum(weighted)
     else:
         losses = mapping.losses_of(results, on_device, there, spec.axis)
         outputs = ClientOutputs(losses, objective)

@@ -44,6 +44,7 @@ CHECKED = [
     "tsfl_jax.timeline.schedule",
     "tsfl_jax.timeline.segments",
     "tsfl_jax.trees",
+    "tsfl_jax.uplink",
 ]
 if os.environ.get("CHECK_ANNOTATIONS"):
     import jaxtyping

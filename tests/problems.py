@@ -14,6 +14,7 @@ from tsfl_jax import components
 from tsfl_jax.engine import client, evaluation, optimizers, scan
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS, SECTIONS, base
+from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.types import Constants, Dataset, HParams, Schedule
 
 # Options of `jax.jit` for what must hold to the bit as users compile it, against the
@@ -137,14 +138,13 @@ def validated(rule, prob: scan.Problem) -> scan.Problem:
 def inputs(tau, size) -> scan.Inputs:
     """A chunk of intervals that are all evaluated; tau and size ``[R, N]``."""
     tau, size = np.atleast_2d(tau), np.atleast_2d(size)
-    intervals, clients = tau.shape
-    return scan.Inputs(
-        jnp.arange(intervals, dtype=jnp.int32),
-        jnp.asarray(tau, jnp.int32),
-        jnp.asarray(size, jnp.int32),
-        jnp.ones(intervals, bool),
-        jnp.tile(jnp.arange(clients, dtype=jnp.int32), (intervals, 1)),
-    )
+    return scheduled(complete(tau.astype(np.int32), size.astype(np.int32)))
+
+
+def members(ids, tau, size, rows) -> client.Client:
+    """Clients in order that start from the newest model in interval 0."""
+    zeros = jnp.zeros_like(jnp.asarray(ids))
+    return client.Client(ids, tau, size, rows, ids, task=zeros, snapshot=zeros)
 
 
 @functools.cache
@@ -229,15 +229,20 @@ def _start(rule, features, counts, snapshots, sizes):
 
 def scheduled(schedule: Schedule) -> scan.Inputs:
     """All updates of a schedule as one chunk, every one evaluated."""
-    given = inputs(schedule.tau, schedule.size)
-    return jax.tree.map(
-        jnp.asarray,
-        given._replace(
-            reported=schedule.reported,
-            client=schedule.client,
-            delivery=schedule.delivery,
-        ),
+    intervals, slots = schedule.tau.shape
+    inputs = scan.Inputs(
+        interval=np.arange(intervals, dtype=np.int32),
+        tau=schedule.tau,
+        size=schedule.size,
+        evaluate=np.ones(intervals, bool),
+        assigned=np.tile(np.arange(slots, dtype=np.int32), (intervals, 1)),
+        reported=schedule.reported,
+        client=schedule.client,
+        delivery=schedule.delivery,
+        threshold=schedule.threshold.astype(np.float32),
+        share=schedule.share,
     )
+    return jax.tree.map(jnp.asarray, inputs)
 
 
 def replayed(
@@ -271,10 +276,11 @@ def replayed(
             mapping=mapping,
             block=block,
             estimates=_estimates(rule, estimates),
+            snapshots=schedule.snapshots,
         ),
     )
     counts = base.Counts(prob.rows.shape[0], groups)
-    if sizes is None and schedule.delivery is None:
+    if sizes is None and schedule.in_order:
         sizes = schedule.size[0].tolist()
     sizes = None if sizes is None else tuple(sizes)
     start = _start(rule, prob.samples.x.shape[1], counts, schedule.snapshots, sizes)

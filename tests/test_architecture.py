@@ -29,6 +29,7 @@ ORDER = (
     "models",
     "theory",
     "rules",
+    "uplink",
     *BORDER,
     "engine",
     "report",

@@ -371,3 +371,100 @@ def test_arrays_of_another_shape_are_answered_in_one_line():
     for words, rule in rules.items():
         with pytest.raises(tsfl_jax.UserError, match=words):
             tsfl_jax.simulate(small(), aggregator=rule)
+
+
+LINK = """
+import jax
+import jax.numpy as jnp
+
+from tsfl_jax.components import component, setting
+from tsfl_jax.uplink.base import Uplink
+
+
+@component("held_back")
+class HeldBack:
+    part: float = setting(0.5, "part of an update that is sent later", low=0, below=1)
+
+
+def init(params, settings):
+    return jax.tree.map(jnp.zeros_like, params["params"])
+
+
+def send(update, waiting, task, settings):
+    total = jax.tree.map(jnp.add, update["params"], waiting)
+    waiting = jax.tree.map(lambda u: settings.part * u, total)
+    sent = jax.tree.map(jnp.subtract, total, waiting)
+    return {**update, "params": sent}, waiting
+
+
+HELD_BACK = Uplink(init, send=send, section=HeldBack)
+"""
+USE_LINK = """
+import itertools
+import numpy as np
+import tsfl_jax
+from tsfl_jax.config import replace
+
+config = tsfl_jax.Config(num_intervals=4, num_clients=4, batch_size=8, lr=0.05)
+config.schedule.data_size, config.report_every, config.model.hidden = 24, 2, 4
+config.devices, config.model.name = 1, "mlp"
+LINK = {"uplink.chain": "held_back"}
+FRAMEWORK = {"timeline.framework": "fedbuff", "timeline.buffer": 2}
+RUNS = {
+    "fedavg": {"algorithm": "fedavg"},
+    "median": {"algorithm": "median"},
+    "fedbuff": {"algorithm": "fedbuff", **FRAMEWORK},
+    "cohort": {"algorithm": "fedavg", "cohort.size": 2},
+}
+for name, changes in RUNS.items():
+    plain = tsfl_jax.simulate(replace(config, changes))
+    passed = replace(config, changes | LINK)
+    none = tsfl_jax.simulate(replace(passed, {"held_back.part": 0.0}))
+    np.testing.assert_allclose(none.history["test_loss"], plain.history["test_loss"])
+    half = tsfl_jax.simulate(passed)
+    assert (half.history["test_loss"] != plain.history["test_loss"]).all(), name
+    stops = itertools.count()
+    try:
+        exp = runner.build(passed)
+        runner.run(exp, f"run_{name}", stop=lambda: next(stops) == 0)
+        assert False
+    except KeyboardInterrupt:
+        pass
+    resumed = tsfl_jax.simulate(passed, workdir=f"run_{name}")
+    for field, values in half.history.items():
+        np.testing.assert_array_equal(resumed.history[field], values, err_msg=field)
+config = replace(config, RUNS["fedavg"] | LINK)
+swept = tsfl_jax.sweep(config, {"held_back.part": [0.0, 0.5, 0.9]})
+for row, part in enumerate([0.0, 0.5, 0.9]):
+    one = tsfl_jax.simulate(replace(config, {"held_back.part": part}))
+    np.testing.assert_array_equal(
+        swept.history["test_loss"][row], one.history["test_loss"]
+    )
+# One client that holds back half: w^1 = w^0 + u/2 of the update u without the link.
+config = replace(config, {"num_clients": 1, "num_intervals": 1})
+start = tsfl_jax.simulate(replace(config, {"lr": 1e-30})).params["params"]
+half = tsfl_jax.simulate(config).params["params"]
+whole = tsfl_jax.simulate(replace(config, {"held_back.part": 0.0})).params["params"]
+for layer in whole:
+    for name, w in whole[layer].items():
+        middle = (np.asarray(w) + np.asarray(start[layer][name])) / 2
+        np.testing.assert_allclose(half[layer][name], middle, rtol=1e-5, atol=1e-7)
+for wrong in ({"uplink.chain": ""}, {"uplink.chain": "held_bak"}):
+    try:
+        tsfl_jax.simulate(replace(config, {"held_back.part": 0.25} | wrong))
+    except tsfl_jax.UserError as error:
+        print(error)
+"""
+
+
+def test_a_link_of_the_uplink_is_one_file_and_one_line(tmp_path):
+    """It has a setting, a state per client, and a place in every way of training."""
+    line = 'UPLINKS: dict[str, Uplink] = {\n"held_back": HELD_BACK,'
+    parts = {"uplink/held_back.py": (LINK, "uplink/__init__.py", line)}
+    use = "from tsfl_jax.experiment import runner\n" + USE_LINK
+    ignored, unknown = used(tmp_path, parts, use).splitlines()
+    assert ignored == (
+        "--config.held_back.part=0.25: would be ignored with --config.uplink.chain=; "
+        "it belongs to held_back"
+    )
+    assert "unknown link held_bak; did you mean 'held_back'?" in unknown

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from tests import problems
 from tsfl_jax import data, rng
 from tsfl_jax.config import Config
 from tsfl_jax.data.settings import DataConfig
@@ -144,7 +145,7 @@ def test_initial_parameters_and_dropout_have_keys_of_their_own():
 
 def test_a_client_draws_another_order_than_another():
     key = jax.random.fold_in(rng.fold(rng.key(0), "training"), 0)
-    held = client.Client(0, 1, jax.numpy.int32(8), jax.numpy.arange(8))
+    held = problems.members(0, 1, jax.numpy.int32(8), jax.numpy.arange(8))
     orders = [
         np.asarray(client._draw_pass(jax.random.fold_in(key, i), held, 0, 8))
         .ravel()

@@ -113,6 +113,12 @@ def changed(values: T, **new: Any) -> T:
     return found
 
 
+def narrowed(values: Any, kind: type[T]) -> T:
+    """A component of a section that several share, with its own settings only."""
+    fields = dataclasses.fields(kind)  # pyright: ignore[reportArgumentType]
+    return kind(**{field.name: getattr(values, field.name) for field in fields})
+
+
 def resolved(values: T) -> T:
     """The component with values that follow from others filled in."""
     return getattr(values, "resolved", lambda: values)()

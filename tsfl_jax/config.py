@@ -28,6 +28,8 @@ from tsfl_jax.timeline.cohort import CHOOSING, SAMPLERS, CohortConfig
 from tsfl_jax.timeline.schedule import SCHEDULES
 from tsfl_jax.timeline.timeline_settings import ScheduleConfig, TimelineConfig
 from tsfl_jax.types import UserError
+from tsfl_jax.uplink import PARTS, UplinkConfig, part_of
+from tsfl_jax.uplink.local_layers import LocalLayers
 
 # The setting that chooses → the parts by name: what they read, and their own sections.
 TABLES: dict[str, Mapping[str, Any]] = {
@@ -40,11 +42,13 @@ TABLES: dict[str, Mapping[str, Any]] = {
     "model.name": MODELS,
     "cohort.sampler": SAMPLERS | CHOOSING,
 }
+# Likewise, of a setting that lists names.
+LISTS: dict[str, Mapping[str, Any]] = {"uplink.chain": PARTS}
 # Components that are in every experiment.
 COMMON = (
     *(DataConfig, PartitionConfig, ScheduleConfig, TimelineConfig, ModelConfig),
     *(ConstantsConfig, SeedsConfig, CohortConfig, SkewConfig, EvaluationConfig),
-    StopConfig,
+    *(StopConfig, UplinkConfig, LocalLayers),
 )
 
 
@@ -87,7 +91,7 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    _parts = (part for table in TABLES.values() for part in table.values())
+    _parts = (part for table in (TABLES | LISTS).values() for part in table.values())
     _own = (kind for part in _parts for kind in part.sections)
     Config = _extended(General, _joined((*COMMON, *_own)))
     Config.__module__, Config.__doc__ = __name__, "All settings of an experiment."
@@ -117,7 +121,7 @@ def reads(part: Any) -> set[str]:
 
 def _readers() -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = {name: {} for name in SETTINGS}
-    for by, table in TABLES.items():
+    for by, table in (TABLES | LISTS).items():
         for chosen, part in table.items():
             for name in reads(part) & {*SETTINGS}:
                 found[name].setdefault(by, []).append(chosen)
@@ -133,6 +137,12 @@ def _readers() -> dict[str, dict[str, list[str]]]:
 READERS = _readers()
 
 
+def chosen_parts(config: Config) -> dict[str, Any]:
+    """The chosen part of each table, by the setting that chooses it."""
+    parts = {by: table[get(config, by)] for by, table in TABLES.items()}
+    return parts | {by: part_of(get(config, by)) for by in LISTS}
+
+
 def unread(config: Config, own: Mapping[str, Any] = {}) -> dict[str, str]:  # noqa: B006
     """Settings that nothing chosen reads → the setting that decides so.
 
@@ -140,8 +150,7 @@ def unread(config: Config, own: Mapping[str, Any] = {}) -> dict[str, str]:  # no
       config: all settings.
       own: parts of the user's own, by the setting that would choose them.
     """
-    parts = {by: table[get(config, by)] for by, table in TABLES.items()} | {**own}
-    mine = {by: reads(part) for by, part in parts.items()}
+    mine = {by: reads(part) for by, part in (chosen_parts(config) | {**own}).items()}
     return {
         name: by
         for name, readers in READERS.items()

@@ -65,6 +65,7 @@ STREAMS = {
     "optimizer keys": 43,
     "collection keys": 44,
     "secure rounding": 45,  # of a client's update, below the stream "rule"
+    "uplink": 46,  # of a client's task, by link; and at the server, below "rule"
     "framework": 42,  # on the host, of a framework that draws
     "fleet of numbers": 40,  # on the host, of studies
     "variance intervals": 41,  # on the host, of confidence intervals, with seed 0

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from tsfl_jax.types import Array, Params
+from tsfl_jax.types import Array, Params, UserError
 
 
 def inexact(leaf: Array) -> bool:
@@ -106,28 +106,37 @@ def named(tree: Any) -> dict[str, Any]:
     return {name.removesuffix("/value"): leaf for name, leaf in found.items()}
 
 
+def path_of(path: Any) -> str:
+    """The path of a leaf as text, ``Dense_0/kernel``."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def parts_of(text: str) -> tuple[str, ...]:
+    """The parts of paths in a setting, comma-separated."""
+    return tuple(part for part in map(str.strip, text.split(",")) if part)
+
+
+def check_parts(name: str, text: str, tree: Any, verb: str) -> None:
+    """Check the parts of paths in the setting `name`, of leaves not to `verb`.
+
+    Raises:
+      UserError: a part of a path that no leaf has, or parts that cover all of them.
+    """
+    paths, parts = named(tree), parts_of(text)
+    for part in parts:
+        if not any(part in path for path in paths):
+            raise UserError(
+                f"--config.{name}={text}: no parameter has {part} in its path; there "
+                f"are {', '.join(paths)}"
+            )
+    if parts and all(any(part in path for part in parts) for path in paths):
+        raise UserError(f"--config.{name}={text}: none is left to {verb}")
+
+
 def marked(tree: Any, parts: Sequence[str]) -> Any:
     """For each leaf whether its path, ``Dense_0/kernel``, has one of these parts."""
-
-    def found(path: Any, leaf: Any) -> bool:
-        del leaf
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return any(part in name for part in parts)
-
-    return jax.tree_util.tree_map_with_path(found, tree)
-
-
-def picked(tree: Any, parts: Sequence[str]) -> list[Any]:
-    """The leaves whose paths have one of these parts."""
-    leaves, mine = jax.tree.leaves(tree), jax.tree.leaves(marked(tree, parts))
-    return [leaf for leaf, is_mine in zip(leaves, mine, strict=True) if is_mine]
-
-
-def replaced(tree: Any, parts: Sequence[str], leaves: Sequence[Any]) -> Any:
-    """The tree with `leaves` in place of those that `picked` finds."""
-    rest = iter(leaves)
-    return jax.tree.map(
-        lambda leaf, mine: next(rest) if mine else leaf, tree, marked(tree, parts)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: any(part in path_of(path) for part in parts), tree
     )
 
 

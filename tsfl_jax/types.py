@@ -202,13 +202,15 @@ class HParams(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """What the clients of an update started from, where they do not start together.
+    """What the clients of an update started from.
 
     A leading axis ``[R]`` makes it a chunk of R updates. K slots; one with τ = 0 is
-    empty. Clients start from one of P snapshots of earlier global models.
+    empty. Clients start from one of P snapshots of earlier global models; with P = 0
+    all start from the newest one, w^t.
     """
 
-    task: Int[Array, "... K"]  # int32, which of its tasks; names the random stream
+    # int32, which of its tasks, with P = 0 the interval; names the random stream
+    task: Int[Array, "... K"]
     snapshot: Int[Array, "... K"]  # int32 in [0, P), which one it started from
     lag: Int[Array, "... K"]  # int32, global updates since that model
     keep: Int[Array, "..."]  # int32, the snapshot that the new model becomes; P: none
@@ -225,19 +227,21 @@ class Lots(NamedTuple):
 class Schedule(NamedTuple):
     """How much each client works and when, drawn before training, on the host.
 
-    N clients in order, or with `client` those in the slots of a cohort or an update.
+    K slots: all N clients in order, or those of a cohort or of an update. Made by
+    `timeline.schedule.complete`, which fills in what is the same for all.
     """
 
-    tau: Int[np.ndarray, "T N"]  # int32, local iterations ≥ 0
-    size: Int[np.ndarray, "T N"]  # int32, samples held ≥ 1
-    seconds: Float[np.ndarray, "T"] | None = None  # float64, virtual time of updates
-    client: Int[np.ndarray, "T N"] | None = None  # int32, who is in a slot; None: all
-    delivery: Delivery | None = None  # of NumPy arrays, leading axis [T]
-    snapshots: int = 0  # P, kept at a time
-    reported: Int[np.ndarray, "T N"] | None = None  # int32; None: as many as done
-    threshold: Float[np.ndarray, "T"] | None = None  # K of DMS; None: the mean of τ
-    # float32, ρ that go with how a cohort was sampled; None: the rule's own.
-    share: Float[np.ndarray, "T N"] | None = None
+    tau: Int[np.ndarray, "T K"]  # int32, local iterations ≥ 0
+    size: Int[np.ndarray, "T K"]  # int32, samples held ≥ 1
+    seconds: Float[np.ndarray, "T"]  # float64, virtual time of updates
+    client: Int[np.ndarray, "T K"]  # int32, who is in a slot
+    in_order: bool  # whether client i is in slot i in all intervals
+    delivery: Delivery  # of NumPy arrays, leading axis [T]
+    snapshots: int  # P, kept at a time; 0: all start from the newest model
+    reported: Int[np.ndarray, "T K"]  # int32; −1: as many as done
+    threshold: Float[np.ndarray, "T"]  # K of DMS; NaN: the mean of τ
+    # float32, ρ that go with how a cohort was sampled; NaN: the rule's own.
+    share: Float[np.ndarray, "T K"]
     lots: Lots | None = None  # of candidates; None: Oort does not choose among them
     notes: tuple[str, ...] = ()  # what a user should know about the draw
 

@@ -19,7 +19,8 @@ PROBLEM = problems.problem(DATA, 3, 12)
 
 
 def one_client(tau, size, i=0):
-    return client.Client(jnp.int32(i), jnp.int32(tau), jnp.int32(size), PROBLEM.rows[i])
+    count, samples = jnp.int32(tau), jnp.int32(size)
+    return problems.members(jnp.int32(i), count, samples, PROBLEM.rows[i])
 
 
 def make(model, optimizer=optimizers.sgd, **options):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
+from tests import problems
 from tests.data.test_quadratic import settings
 from tests.engine.test_constants import SAMPLES, parts, sample_gradients, setting
 from tests.reference import at_quadratic
@@ -140,7 +141,7 @@ def test_estimates_of_clients_whose_constants_are_known(convexity):
     known = exact_of(prepared)
     samples, rows = prepared.dataset.x_train, prepared.partition.indices
     N = config.num_clients
-    clients = client.Client(
+    clients = problems.members(
         jnp.arange(N), jnp.ones(N, int), jnp.full(N, 12), jnp.asarray(rows)
     )
     stored = client.Samples(

@@ -11,6 +11,7 @@ from tests import problems
 from tsfl_jax import trees
 from tsfl_jax.engine import client, optimizers, scan
 from tsfl_jax.rules import base
+from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.types import Schedule
 
 DATA = problems.dataset()
@@ -25,7 +26,7 @@ def cohort(*ids, problem=PROBLEM) -> Schedule:
     there = ids >= 0
     place = np.searchsorted(np.asarray(problem.client), np.where(there, ids, 0))
     tau = np.where(there, TAU[ids], 0).astype(np.int32)
-    return Schedule(tau[None], SIZE[ids][None], client=place.astype(np.int32)[None])
+    return complete(tau[None], SIZE[ids][None], client=place.astype(np.int32)[None])
 
 
 def keeping(slots: int) -> base.Aggregator:
@@ -94,7 +95,7 @@ def test_a_cohort_of_all_clients_is_no_cohort(algorithm):
     tau, size = (np.tile(a, (intervals, 1)) for a in (TAU, SIZE))
     every = np.tile(np.arange(8, dtype=np.int32), (intervals, 1))
     options = {"estimates": algorithm == "dms", "sizes": SIZE.tolist()}
-    plain = Schedule(tau, size)
+    plain = complete(tau, size)
     _, one, history = problems.replayed(algorithm, PROBLEM, plain, **options)
     _, two, other = problems.replayed(
         algorithm, PROBLEM, plain._replace(client=every), **options
@@ -105,7 +106,7 @@ def test_a_cohort_of_all_clients_is_no_cohort(algorithm):
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedadam"])
 def test_an_empty_cohort_leaves_the_model(algorithm):
     first, last = cohort(5, 2, 7), cohort(-1, -1, -1)
-    both = Schedule(
+    both = complete(
         *map(np.concatenate, zip(first[:2], last[:2], strict=True)),
         client=np.concatenate([first.client, last.client]),
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests import problems
 from tsfl_jax import rng
-from tsfl_jax.engine import client, estimates, optimizers
+from tsfl_jax.engine import estimates, optimizers
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models import networks
 from tsfl_jax.rules import AGGREGATORS
@@ -28,7 +28,7 @@ def network():
 
 def setting(num=12):
     model, variables = network()
-    clients = client.Client(
+    clients = problems.members(
         PROBLEM.client[:num],
         jnp.ones(num, jnp.int32),
         jnp.full(num, 12, jnp.int32),

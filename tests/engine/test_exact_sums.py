@@ -88,12 +88,12 @@ def test_ten_thousand_clients_that_do_not_move_leave_the_model():
     rho = jnp.asarray(rho / rho.sum(), jnp.float32)
     one = jnp.ones(number, jnp.int32)
     ids = jnp.arange(number)
-    clients = client.Client(ids, one, one, one[:, None])
+    clients = problems.members(ids, one, one, one[:, None])
 
     def train(c, limit):
         del c, limit
         result = client.LocalResult(jnp.float32(0), jnp.int32(1), jnp.bool_(True))
-        return mapping.Trained(params, params, result)
+        return mapping.Trained(jax.tree.map(jnp.zeros_like, params), result)
 
     @jax.jit
     def run(rho):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tsfl_jax
+from tests import problems
 from tests.experiment.test_runner import small
 from tsfl_jax.engine import client, devices, interval, mapping
 from tsfl_jax.engine.program_spec import ProgramSpec
@@ -61,7 +62,7 @@ def weighted(tau, rho, updates, visited=None):
     """Σ ρ_i u_i of clients one after another, on one device."""
     number = len(tau)
     ids, one = jnp.arange(number), jnp.ones(number, jnp.int32)
-    clients = client.Client(ids, jnp.asarray(tau), one, one[:, None])
+    clients = problems.members(ids, jnp.asarray(tau), one, one[:, None])
     start = {"w": jnp.zeros(updates.shape[1])}
 
     def train(c, limit):
@@ -69,7 +70,7 @@ def weighted(tau, rho, updates, visited=None):
         if visited is not None:
             jax.debug.callback(lambda i: visited.append(int(i)), c.id)
         result = client.LocalResult(jnp.float32(1), jnp.int32(1), jnp.bool_(True))
-        return mapping.Trained({"w": updates[c.id]}, start, result)
+        return mapping.Trained({"w": updates[c.id]}, result)
 
     spec = ProgramSpec(batch_size=1, passes=1)
     assigned = jnp.asarray(devices.assign(np.array([tau]), 1)[0])

@@ -289,7 +289,9 @@ def test_without_a_client_of_negative_weight_the_others_are_scaled(mapping, bloc
     """Weights −1, 1, 1 whose first client is lost are 1/2, 1/2 of the others."""
     number = PROBLEM.rows.shape[0]
     on_device = mappings.DeviceClients(
-        local.Client(jnp.arange(number), jnp.ones(number, int), SIZE[0], PROBLEM.rows),
+        problems.members(
+            jnp.arange(number), jnp.ones(number, int), SIZE[0], PROBLEM.rows
+        ),
         jnp.arange(number),
         jnp.array([-1.0, 1.0, 1.0, 0.0, 0.0]),
         jnp.ones(number, int),
@@ -300,9 +302,8 @@ def test_without_a_client_of_negative_weight_the_others_are_scaled(mapping, bloc
         finite = client.id != 0
         model = {"w": jnp.where(finite, jnp.array([1.0, 3.0]), jnp.nan) * client.id}
         zero = jnp.float32(0)
-        return mappings.Trained(
-            model, start, local.LocalResult(zero, jnp.int32(0), finite)
-        )
+        result = local.LocalResult(zero, jnp.int32(0), finite)
+        return mappings.Trained(model, result)
 
     spec = scan.ProgramSpec(batch_size=4, passes=1, mapping=mapping, block=block)
     weighted, _ = mappings.weighted_updates(train, on_device, start, spec)
@@ -328,7 +329,7 @@ def test_a_lost_client_s_share_counts_where_its_weight_is_zero(mapping, block):
     number = PROBLEM.rows.shape[0]
     ones, start = jnp.ones(number, int), {"w": jnp.zeros(1)}
     on_device = mappings.DeviceClients(
-        local.Client(jnp.arange(number), ones, SIZE[0], PROBLEM.rows),
+        problems.members(jnp.arange(number), ones, SIZE[0], PROBLEM.rows),
         jnp.arange(number),
         jnp.array([0.0, 0.5, 0.0, 0.0, 0.0]),
         ones,
@@ -338,7 +339,7 @@ def test_a_lost_client_s_share_counts_where_its_weight_is_zero(mapping, block):
     def train(client, limit):
         finite = client.id != 0
         result = local.LocalResult(jnp.float32(0), jnp.int32(0), finite)
-        return mappings.Trained({"w": jnp.ones(1)}, start, result)
+        return mappings.Trained({"w": jnp.ones(1)}, result)
 
     spec = scan.ProgramSpec(batch_size=4, passes=1, mapping=mapping, block=block)
     weighted, _ = mappings.weighted_updates(train, on_device, start, spec)

@@ -14,7 +14,6 @@ from tests import problems
 from tests.engine.test_scan import DATA, MAPPINGS, PROBLEM, SIZE, TAU
 from tests.experiment.test_runner import small
 from tsfl_jax.engine import devices, mapping
-from tsfl_jax.engine.client import Client
 from tsfl_jax.engine.program_spec import ProgramSpec
 from tsfl_jax.experiment import prepare
 from tsfl_jax.types import UserError
@@ -62,7 +61,7 @@ def test_models_are_the_same_and_only_clients_with_weight_are_trained(mapping, b
 
 def test_a_client_whose_weight_underflowed_is_trained_for_its_share():
     # Its share goes to the others only if its model is lost, which has to be known.
-    clients = Client(
+    clients = problems.members(
         jnp.arange(3), jnp.array([2, 1, 3]), jnp.full(3, 8), PROBLEM.rows[:3]
     )
     spec = ProgramSpec(batch_size=4, passes=3, train_all=False)

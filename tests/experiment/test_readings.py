@@ -172,7 +172,7 @@ def test_new_samples_have_the_classes_of_the_old_ones():
     class_index = local.ClassIndex(np.cumsum(count) - count, count, order, labels)
     key = jax.random.key(0)
     ones = jnp.ones(3, jnp.int32)
-    clients = local.Client(problem.client, ones, 20 * ones, problem.rows)
+    clients = problems.members(problem.client, ones, 20 * ones, problem.rows)
     same = interval.renewed(problem, key, jnp.int32(0), clients)
     assert same is clients
     changing = problem._replace(class_index=class_index)

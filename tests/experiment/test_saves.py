@@ -7,7 +7,15 @@ import pytest
 import tsfl_jax
 from tests.experiment.test_runner import files, same, small
 from tsfl_jax.engine import scan
-from tsfl_jax.experiment import backend, checkpoint, lanes, prepare, runner, summary
+from tsfl_jax.experiment import (
+    backend,
+    call_length,
+    checkpoint,
+    lanes,
+    prepare,
+    runner,
+    summary,
+)
 from tsfl_jax.report import files as report
 
 T = 40
@@ -102,7 +110,7 @@ def test_an_end_between_two_saves(exp, whole, tmp_path, monkeypatch, killed):
 
 def chunk(**settings):
     chosen = small(**{"report_every": 0, **settings})
-    return prepare.chunk_of(prepare.prepare(chosen))
+    return call_length.chunk_of(prepare.prepare(chosen))
 
 
 def test_short_intervals_make_long_chunks():
@@ -118,7 +126,7 @@ def test_long_intervals_make_short_chunks():
     settings = small(num_intervals=1000, report_every=0)
     settings.data.name, settings.data.shape = "synthetic", (28, 28, 1)
     settings.model.name = "mnist_cnn"
-    assert prepare.chunk_of(prepare.prepare(settings)) == 5
+    assert call_length.chunk_of(prepare.prepare(settings)) == 5
 
 
 def test_a_number_of_intervals_without_divisors():
@@ -144,7 +152,7 @@ def test_lanes_of_different_work_share_a_chunk():
         settings = small(num_intervals=1009, report_every=0)
         settings.schedule.kind, settings.schedule.tau = "explicit", (tau,)
         several.append(prepare.prepare(settings))
-    first, second = map(prepare.chunk_of, several)
+    first, second = map(call_length.chunk_of, several)
     assert first > second
     group = lanes.make_group(several, backend.start_jax(settings))
     inputs = lanes.make_lanes(group, several, 2).inputs

@@ -9,7 +9,8 @@ import tsfl_jax
 from tsfl_jax.config import Config, replace
 from tsfl_jax.experiment import weighting
 from tsfl_jax.timeline import cohort, crowd
-from tsfl_jax.types import Schedule, UserError
+from tsfl_jax.timeline.schedule import complete
+from tsfl_jax.types import UserError
 
 SIZE = np.array([5, 1, 9, 2, 3, 4], np.int32)
 VALUE = np.array([1.0, -2.0, 0.5, 4.0, 8.0, -1.0])  # the clients' updates
@@ -25,7 +26,7 @@ def mean_update(chosen, sampler, several, chance=1.0):
     config = replace(Config(), {"cohort.weighting": chosen, "cohort.size": 2})
     config.schedule.dropout = 1 - chance
     tau = np.random.default_rng(0).integers(1, 5, client.shape)
-    times = Schedule(tau, SIZE[client], client=client)
+    times = complete(tau, SIZE[client], client=client)
     chance = cohort.inclusion(cohorts, client, True)
     rho = weighting.shares(config, times, SIZE, chance)
     assert rho.dtype == np.float32 and rho.shape == client.shape
@@ -78,7 +79,7 @@ def test_lost_updates_are_in_the_chance():
 
 def test_of_those_that_deliver():
     client, tau = np.array([[0, 2, 3], [1, 4, 5]]), np.array([[1, 0, 2], [0, 0, 0]])
-    times = Schedule(tau, SIZE[client], client=client)
+    times = complete(tau, SIZE[client], client=client)
     config = replace(Config(), {"cohort.size": 3})
     assert weighting.shares(config, times, SIZE, np.full((2, 3), 0.5)) is None
     config.cohort.weighting = "unbiased"
@@ -96,7 +97,7 @@ def test_nobody_may_deliver():
     client, tau = np.array([ids for ids, _ in chosen]), np.array(came)
     chance = np.array([p for _, p in chosen]) * np.where(tau, 1 - d, d).prod(axis=1)
     config = replace(Config(), {"cohort.size": 2, "cohort.weighting": "unbiased"})
-    times = Schedule(tau, SIZE[client], client=client)
+    times = complete(tau, SIZE[client], client=client)
     rho = weighting.shares(config, times, SIZE, np.full(client.shape, 1 / 3))
     found = chance @ (rho * VALUE[client]).sum(axis=1)
     assert found == pytest.approx((1 - d**2) * GOAL, rel=1e-6)
@@ -106,7 +107,7 @@ def test_nobody_may_deliver():
 def test_chances_must_be_known(name):
     config = replace(Config(), {"cohort.size": 1, "cohort.weighting": name})
     client, tau = np.array([[0], [1]]), np.ones((2, 1), int)
-    times = Schedule(tau, SIZE[client], client=client)
+    times = complete(tau, SIZE[client], client=client)
     assert weighting.shares(config, times, SIZE, np.full((2, 1), 0.5)) is not None
     with pytest.raises(UserError, match="not known how often"):
         weighting.shares(config, times, SIZE, np.full((2, 1), np.nan))

@@ -84,7 +84,7 @@ def test_a_client_trains_as_plain_flax_on_its_samples(
     variables = model.init(KEY, X[:1])
     collection = {"linen": "batch_stats", "nnx": "state"}[library]
     row = jnp.arange(44) % size
-    member = client.Client(jnp.int32(0), jnp.int32(2), jnp.int32(size), row)
+    member = problems.members(jnp.int32(0), jnp.int32(2), jnp.int32(size), row)
     spec = ProgramSpec(batch_size, passes=2)
     parts = Parts(model, (AGGREGATORS["fedavg"],), optimizers.sgd, spec)
     samples = client.Samples(

@@ -11,7 +11,8 @@ from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.averages import Server
 from tsfl_jax.rules.robust import Krum
 from tsfl_jax.rules.server_optimizers import FedAvgM
-from tsfl_jax.types import Schedule, UserError
+from tsfl_jax.timeline.schedule import complete
+from tsfl_jax.types import UserError
 
 
 def with_settings(algorithm, framework="none", **settings) -> config.Config:
@@ -97,7 +98,7 @@ def test_krum_notes_too_few_clients_as_the_server_sees_them():
     def notes(*clients):
         tau = (np.arange(10) < np.array(clients)[:, None]).astype(np.int32)
         given = config.Config(algorithm="krum"), AGGREGATORS["krum"]
-        return Krum(trim=0.4).notes(*given, Schedule(tau, np.ones_like(tau)))
+        return Krum(trim=0.4).notes(*given, complete(tau, np.ones_like(tau)))
 
     [note] = notes(10, 9, 8, 7, 0)
     assert "in 2 of 4 updates, of 8 to 10 clients" in note

@@ -17,7 +17,8 @@ from tsfl_jax import config
 from tsfl_jax.experiment import lanes, prepare, sweeps
 from tsfl_jax.rules import AGGREGATORS, dms, local_work, staleness
 from tsfl_jax.rules.base import Counts, Received, RoundInfo
-from tsfl_jax.types import Constants, Schedule
+from tsfl_jax.timeline.schedule import complete
+from tsfl_jax.types import Constants
 
 RULES = list(AGGREGATORS)
 SIZE = np.broadcast_to(SIZES, TAU.shape)
@@ -34,7 +35,7 @@ HP = problems.hparams(momentum=0.9, lr=0.03, mu=0.1, trim=0.26)
 
 def dense(tau, size=SIZE):
     """τ ``[T, N]`` of clients in step."""
-    return Schedule(np.array(tau, np.int32), np.array(size[: len(tau)], np.int32))
+    return complete(np.array(tau, np.int32), np.array(size[: len(tau)], np.int32))
 
 
 def run(name, tau=TAU, prob=PROBLEM, *, hp=HP, size=SIZE, **options):

@@ -9,12 +9,12 @@ from tests.timeline.test_timeline import fleet_of, simulate
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import prepare, workload
 from tsfl_jax.timeline import FRAMEWORKS, arrival, deliveries
-from tsfl_jax.types import Schedule
+from tsfl_jax.timeline.schedule import complete
 
 
 def test_sizes_by_hand():
     tau = np.ones((4, 2), np.int32)
-    times = Schedule(tau, np.array([[100, 3]] * 4, np.int32), np.arange(1.0, 5))
+    times = complete(tau, np.array([[100, 3]] * 4, np.int32))
     # A fifth at first, and 4/5 evenly over four seconds: tasks begin at 0, 1, 2, 3.
     found = arrival.arriving(times, None, 0.2, 4.0).size
     assert found.tolist() == [[20, 1], [40, 1], [60, 1], [80, 2]]

@@ -20,8 +20,9 @@ from tsfl_jax.experiment import runner
 from tsfl_jax.report import files as report
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.timeline import FRAMEWORKS, deliveries
+from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.timeline.trace import Trace
-from tsfl_jax.types import Delivery, Schedule
+from tsfl_jax.types import Delivery
 
 SIZES = np.array([10, 12, 7, 9, 8])
 
@@ -52,7 +53,7 @@ def trace_of(client, version, iterations=None, task=None, time=None, group=None)
 def test_all_from_the_newest_model_is_dense():
     trace = trace_of([[0, 2], [1, -1]], [[0, 0], [1, 0]], [[3, 4], [2, 0]])
     schedule = deliveries.schedule_of(trace, np.array([5, 6, 7]))
-    assert schedule.delivery is None and schedule.snapshots == 0
+    assert schedule.snapshots == 0
     assert schedule.tau.tolist() == [[3, 0, 4], [0, 2, 0]]
     assert schedule.size.tolist() == [[5, 6, 7], [5, 6, 7]]
     assert schedule.seconds.tolist() == [1, 2]
@@ -63,7 +64,7 @@ def test_lost_deliveries_do_not_matter():
     # Client 1 delivers nothing in update 1, whatever version it had begun from.
     trace = trace_of([[0, 2], [1, 0]], [[0, 0], [0, 1]], [[3, 4], [0, 2]])
     schedule = deliveries.schedule_of(trace, np.array([5, 6, 7]))
-    assert schedule.delivery is None
+    assert schedule.snapshots == 0
     assert schedule.tau.tolist() == [[3, 0, 4], [2, 0, 0]]
 
 
@@ -112,7 +113,7 @@ def test_the_same_client_twice_and_padding():
             time=trace.time[:rows],
         )
         schedule = deliveries.schedule_of(part, np.array([5, 6, 7]))
-        assert schedule.delivery is not None
+        assert schedule.snapshots > 0
     d = schedule.delivery
     assert schedule.client.tolist() == [[0, 0, 0], [1, 0, 0]]
     assert d.task.tolist() == [[0, 1, 0], [7, 2, 0]]
@@ -179,12 +180,12 @@ def test_every_delivery_reads_its_version_from_the_smallest_pool(trace):
     for r, k in zip(*np.nonzero(real), strict=True):
         work[r, trace.client[r, k]] += trace.iterations[r, k]
     found = schedule.tau
-    if schedule.client is not None:
+    if not schedule.in_order:
         found = np.zeros_like(work)
         row = np.arange(len(work))[:, None]
         np.add.at(found, (row, schedule.client), schedule.tau)
     np.testing.assert_array_equal(found, work)
-    if schedule.delivery is None:
+    if not schedule.snapshots:
         assert (trace.version == np.arange(len(real))[:, None])[real].all()
         return
     d, pool, needed = schedule.delivery, [0] * schedule.snapshots, []
@@ -235,7 +236,7 @@ def in_form_of_deliveries(schedule):
 def test_intervals_as_deliveries_have_the_same_bits(algorithm, mapping, block):
     measured = {"smoothness": np.nan, "grad_sq_norm": np.nan}
     hp = problems.hparams(momentum=0.9, mu=0.1, lr=0.03, **measured)
-    dense = Schedule(TAU.astype(np.int32), SIZE.astype(np.int32))
+    dense = complete(TAU.astype(np.int32), SIZE.astype(np.int32))
     options = {"hp": hp, "mapping": mapping, "block": block}
     options["estimates"] = algorithm == "dms"
     _, plain, history = problems.replayed(algorithm, PROBLEM, dense, **options)
@@ -414,7 +415,7 @@ def test_no_client_delivers(algorithm):
     # Update 1 has no delivery, but client 1 starts from its model all the same.
     trace = trace_of([[0], [-1], [1], [1]], [[0], [0], [0], [2]], [[1], [0], [0], [0]])
     schedule = deliveries.schedule_of(trace, SIZES)
-    assert schedule.delivery is None
+    assert schedule.snapshots == 0
     delivery = Delivery(
         task=np.array([[0], [0], [0], [1]]),
         snapshot=np.array([[0], [0], [0], [1]]),
@@ -426,7 +427,7 @@ def test_no_client_delivers(algorithm):
     tau = np.array([[1], [0], [0], [0]], np.int32)
     size = np.full((4, 1), 10, np.int32)
     client = np.array([[0], [0], [1], [1]], np.int32)
-    schedule = Schedule(tau, size, None, client, delivery, 2)
+    schedule = complete(tau, size, client=client, delivery=delivery, snapshots=2)
     start, state, history = problems.replayed(algorithm, PROBLEM, schedule)
     losses = np.asarray(history.test_loss)
     assert (losses == losses[0]).all()

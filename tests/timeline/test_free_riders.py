@@ -14,7 +14,8 @@ from tests.timeline.test_deliveries import SIZES, timed
 from tsfl_jax.experiment import workload
 from tsfl_jax.experiment.prepare import prepare
 from tsfl_jax.timeline import free_riders
-from tsfl_jax.types import Schedule, UserError
+from tsfl_jax.timeline.schedule import complete
+from tsfl_jax.types import UserError
 
 HONEST = np.array([[1, 4, 2], [0, 2, 3], [5, 1, 0]])
 
@@ -165,7 +166,7 @@ def test_an_echo_is_the_global_model():
         TAU, "echo", 1, Order(2, 0, 1, 3, 4)
     )
     size = np.broadcast_to(SIZES, TAU.shape).astype(np.int32)
-    schedule = Schedule(done, size, reported=reported)
+    schedule = complete(done, size, reported=reported)
     hp = HP._replace(mu=HP.mu * 0)
     start, state, history = problems.replayed(
         "fedavg", PROBLEM, schedule, hp=hp, iteration="step"
@@ -182,7 +183,7 @@ def test_an_echo_is_the_global_model():
     assert history.num_discarded.sum() == 0
     # An interval by echoes alone leaves the model as it is, but for rounding.
     alone = np.array([[0, 0, 4, 0, 0]] * 3, np.int32)
-    echoes = Schedule(alone * 0, size, reported=alone)
+    echoes = complete(alone * 0, size, reported=alone)
     start, state, history = problems.replayed(
         "fedavg", PROBLEM, echoes, hp=HP, iteration="step"
     )

@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, Int
 from tsfl_jax import trees
 from tsfl_jax.engine import client as local
 from tsfl_jax.engine import devices
-from tsfl_jax.engine.interval import Inputs, Problem, State, participants, renewed
+from tsfl_jax.engine.interval import claimed, participants, renewed
 from tsfl_jax.engine.program_spec import Parts, ProgramSpec
+from tsfl_jax.engine.structures import Inputs, Problem, State
 from tsfl_jax.timeline import feedback
 from tsfl_jax.types import Params, PRNGKey
 
@@ -53,8 +54,7 @@ def choose(
     utility = own.size * jnp.sqrt(square)
     utility = jnp.where(jnp.isfinite(utility), utility, 0.0)
     # Nothing is heard of a client whose upload is lost, nor in intervals that fill up.
-    claimed = taken.tau if taken.reported is None else taken.reported
-    heard = jnp.where(claimed > 0, own.place, len(state.feedback.last))
+    heard = jnp.where(claimed(taken) > 0, own.place, len(state.feedback.last))
     news = feedback.Known(utility, jnp.broadcast_to(number, heard.shape))
     found = trees.put(state.feedback, heard, news)
     return state._replace(feedback=found), taken, chosen
@@ -62,20 +62,17 @@ def choose(
 
 def _of(spec: ProgramSpec, inputs: Inputs, chosen: Int[Array, "K"]) -> Inputs:
     """The inputs of those chosen, assigned to the devices as K clients are."""
-    of_each = inputs.tau, inputs.size, inputs.reported, inputs.client
-    tau, size, reported, client = trees.take(jax.tree.map(jnp.asarray, of_each), chosen)
-    work = tau * local.steps_per_iteration(size, spec.batch_size, spec.iteration)
+    names = ("tau", "size", "reported", "client", "share")
+    slots = {n: jnp.asarray(getattr(inputs, n))[chosen] for n in names}
+    task, snapshot, lag = (jnp.asarray(a)[chosen] for a in inputs.delivery[:3])
+    delivery = inputs.delivery._replace(task=task, snapshot=snapshot, lag=lag)
+    work = slots["tau"] * local.steps_per_iteration(
+        slots["size"], spec.batch_size, spec.iteration
+    )
     grouped = spec.mapping == "sequential"
     places = devices.places(len(chosen), devices.count(spec.axis), grouped=grouped)
     assigned = devices.assign_again(work, places, spec.axis, grouped=grouped)
-    return inputs._replace(
-        tau=tau,
-        size=size,
-        assigned=assigned,
-        reported=reported,
-        client=client,
-        lots=None,
-    )
+    return inputs._replace(assigned=assigned, delivery=delivery, lots=None, **slots)
 
 
 def losses(

@@ -50,11 +50,9 @@ class Client(NamedTuple):
     tau: Int[Array, "..."]  # local iterations τ_i ≥ 0
     size: Int[Array, "..."]  # samples held |D_i| ≥ 1
     row: Int[Array, "... D"]  # indices into Samples; the first `size` are held
-    place: Int[Array, "..."] | None = None  # in a rule's state of all clients
-    # Of asynchronous frameworks: the task, which names the stream instead of the
-    # interval, and which of the P snapshots the client starts from; else w^t.
-    task: Int[Array, "..."] | None = None
-    snapshot: Int[Array, "..."] | None = None
+    place: Int[Array, "..."]  # in a state of all clients
+    task: Int[Array, "..."]  # names the random stream, as in `types.Delivery`
+    snapshot: Int[Array, "..."]  # which of the P that it starts from; P = 0: w^t
 
 
 class Start(NamedTuple):
@@ -71,7 +69,7 @@ class LocalResult(NamedTuple):
     loss: Float[Array, "..."]  # sum of the sample losses during training
     samples: Int[Array, "..."]  # samples trained on
     finite: Bool[Array, "..."]  # the model has no NaN and no infinity
-    own: Any = None  # layers that stay with the client, a list of leaves; None: none
+    uplinks: Any = ()  # new states of the links of `Parts.uplinks`
 
 
 def scaled(

@@ -111,8 +111,7 @@ def _work(spec: ProgramSpec, clients: Client) -> Int[Array, "K"]:
 class Trained(NamedTuple):
     """One client after its work."""
 
-    model: Params  # w_i
-    start: Params  # the model that its update is measured against
+    update: Params  # w_i − start_i, and the values of other collections
     result: LocalResult
 
 
@@ -126,7 +125,7 @@ def _terms(client: Trained, weight: Float[Array, ""]) -> Any:
     ρ_i (w_i − start_i) of the parameters, and v_i w_i of the values of other
     collections with v_i = max(ρ_i, 0).
     """
-    (params, others), (start, _) = map(trees.parted, (client.model, client.start))
+    moved, others = trees.parted(client.update)
     finite = client.result.finite
 
     def term(factor: Float[Array, ""], value: Array) -> Array:
@@ -135,7 +134,7 @@ def _terms(client: Trained, weight: Float[Array, ""]) -> Any:
         value = value.astype(jnp.float32)
         return jnp.where(finite, factor * jnp.where(finite, value, 0.0), 0.0)
 
-    moved = jax.tree.map(lambda w, w0: term(weight, w - w0), params, start)
+    moved = jax.tree.map(lambda u: term(weight, u), moved)
     positive = jnp.where(weight > 0, weight, 0.0)
     return moved, [term(positive, w) for w in trees.values(others)]
 
@@ -205,15 +204,14 @@ def stacked_updates(
     """
 
     def one(client: Client, limit: Array | int | None) -> tuple[Params, LocalResult]:
-        model, start, result = train(client, limit)
-        (params, others), (start, _) = trees.parted(model), trees.parted(start)
-        made = jax.tree.map(jnp.subtract, params, start)
+        update, result = train(client, limit)
+        update, others = trees.parted(update)
         if values := trees.values(others):
-            made = {**made, "others": values}
-        made = jax.tree.map(
-            lambda u: jnp.where(result.finite, u, jnp.zeros_like(u)), made
+            update = {**update, "others": values}
+        update = jax.tree.map(
+            lambda u: jnp.where(result.finite, u, jnp.zeros_like(u)), update
         )
-        return made, result
+        return update, result
 
     if spec.mapping == "sequential":
         return lax.map(lambda client: one(client, None), on_device.clients)
@@ -269,7 +267,7 @@ _TrainEntry = Callable[[Array, Any, Array | int | None], Trained]
 
 
 def _in_turn(
-    train: _TrainEntry, on_device: DeviceClients, template: Params, spec: ProgramSpec
+    train: _TrainEntry, on_device: DeviceClients, template: Params, states: Any
 ) -> tuple[exact_sums.Sum, LocalResult]:
     """The sum of the terms of all entries that matter, one after another.
 
@@ -300,14 +298,11 @@ def _in_turn(
         sums, results = lax.fori_loop(end - count, end, add_client, start)
         return exact_sums.add_all(total, _vector(sums)[None]), results
 
-    own = None
-    if spec.local:
-        own = [
-            jnp.zeros((entries, *w.shape), w.dtype)
-            for w in trees.picked(template, spec.local)
-        ]
     counts = jnp.zeros(entries), jnp.zeros(entries, jnp.int32)
-    nothing = LocalResult(*counts, jnp.ones(entries, bool), own)
+    new_states = jax.tree.map(
+        lambda s: jnp.zeros((entries, *s.shape[1:]), s.dtype), states
+    )
+    nothing = LocalResult(*counts, jnp.ones(entries, bool), new_states)
     start = exact_sums.zeros(_vector(_no_terms(template)).shape), nothing
     return lax.fori_loop(0, jnp.sum(held > 0), add_group, start)
 
@@ -356,11 +351,15 @@ def _grouped(terms: Float[Array, "n m"], size: int) -> Float[Array, "g m"]:
 
 
 def _summed(
-    train: _TrainEntry, on_device: DeviceClients, template: Params, spec: ProgramSpec
+    train: _TrainEntry,
+    on_device: DeviceClients,
+    template: Params,
+    states: Any,
+    spec: ProgramSpec,
 ) -> tuple["Weighted", LocalResult]:
     """Σ ρ_i (w_i − start_i) over all devices."""
     if spec.mapping == "sequential":
-        total, results = _in_turn(train, on_device, template, spec)
+        total, results = _in_turn(train, on_device, template, states)
     else:
         total, results = _side_by_side(train, on_device, template, spec)
     found = _finished(total, results.finite, on_device.weight, template, spec.axis)
@@ -384,10 +383,9 @@ def weighted_stack(
 
     def read(index: Array, real: Any, limit: Array | int | None) -> Trained:
         del real, limit
-        update, result = trees.take((updates, results), index)
-        return Trained(update, jax.tree.map(jnp.zeros_like, update), result)
+        return Trained(*trees.take((updates, results), index))
 
-    return _summed(read, on_device, template, spec)[0]
+    return _summed(read, on_device, template, results.uplinks, spec)[0]
 
 
 class Weighted(NamedTuple):
@@ -455,7 +453,11 @@ def _like(template: Params, whole: Float[Array, "m"]) -> Params:
 
 
 def weighted_updates(
-    train: TrainOne, on_device: DeviceClients, template: Params, spec: ProgramSpec
+    train: TrainOne,
+    on_device: DeviceClients,
+    template: Params,
+    spec: ProgramSpec,
+    states: Any = (),
 ) -> tuple[Weighted, LocalResult]:
     """Train every client and return Σ ρ_i (w_i − start_i) over the finite models.
 
@@ -471,6 +473,7 @@ def weighted_updates(
         devices.
       template: the global model, for shapes and dtypes.
       spec: mapping, block, longest client and mesh axis.
+      states: of the links for all clients, leaves ``[U, ...]``, for shapes and dtypes.
 
     Returns:
       `Weighted` and every client's `LocalResult` ``[K]``.
@@ -489,4 +492,4 @@ def weighted_updates(
     def entry(index: Array, real: Any, limit: Array | int | None) -> Trained:
         return train(_client(on_device, index, real), limit)
 
-    return _summed(entry, on_device, template, spec)
+    return _summed(entry, on_device, template, states, spec)

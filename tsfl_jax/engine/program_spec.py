@@ -15,6 +15,7 @@ from tsfl_jax.models.networks import Model
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.timeline.feedback import Choice
 from tsfl_jax.types import HParams
+from tsfl_jax.uplink.chain import Chain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +56,8 @@ class ProgramSpec:
       train_all: also train clients with zero weight. Changes the logged loss and the
         divergence check, never the model. True for a rule that `stacks`.
       frozen: parts of the paths of parameters that are not trained.
-      local: parts of the paths of variables that stay on the client.
-      local_period: these are sent in every so many intervals; 0: never.
-      waves: most deliveries of a client in an update, if it has local layers; else 1.
+      snapshots: P, earlier models that clients start from; 0: all start from w^t.
+      waves: most deliveries of a client in an update, if links have a state; else 1.
       lanes: "" for one experiment; else how the lanes of a sweep run, with a leading
         lane axis on the state, the key, the hyper-parameters, ``problem.rows``,
         ``client``, ``validation``, ``class_index`` and ``scored`` and all inputs but
@@ -80,8 +80,7 @@ class ProgramSpec:
     regret: bool = False
     train_all: bool = True
     frozen: tuple[str, ...] = ()
-    local: tuple[str, ...] = ()
-    local_period: int = 0
+    snapshots: int = 0
     waves: int = 1
     lanes: str = ""
     axis: str | None = None
@@ -101,6 +100,7 @@ class Parts(NamedTuple):
     optimizer: Callable[[HParams], optax.GradientTransformation]
     spec: ProgramSpec
     hooks: Hooks = Hooks()
+    uplinks: Chain = ()  # what updates pass on their way to the server
 
     @property
     def rule(self) -> Aggregator:

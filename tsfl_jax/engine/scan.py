@@ -18,21 +18,23 @@ from jaxtyping import Array, Num
 from tsfl_jax import trees
 from tsfl_jax.engine import choosing, devices
 from tsfl_jax.engine.hooks import Hooks
-from tsfl_jax.engine.interval import (
+from tsfl_jax.engine.interval import broadcast_of, run_interval
+from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
+from tsfl_jax.engine.structures import (
     OPTIONAL,
     REGRET,
     History,
     Inputs,
     Problem,
     State,
-    run_interval,
 )
-from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
 from tsfl_jax.models.networks import Model
 from tsfl_jax.rules import apply
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.timeline import feedback
 from tsfl_jax.types import HParams, PRNGKey
+from tsfl_jax.uplink import chain
+from tsfl_jax.uplink.chain import Chain
 
 __all__ = [
     "OPTIONAL",
@@ -101,7 +103,8 @@ def init_state(
     counts: Counts,
     snapshots: int = 0,
     choice: feedback.Choice | None = None,
-    local: tuple[str, ...] = (),
+    uplinks: Chain = (),
+    hparams: HParams = HParams(),  # noqa: B008
 ) -> State:
     """w^0 and the rule's state.
 
@@ -113,22 +116,21 @@ def init_state(
       counts: numbers of clients and tiers, and samples of each client.
       snapshots: P, earlier models kept; 0 if all clients start from w^t.
       choice: how clients are chosen of the candidates; None: they are not.
-      local: parts of the paths of variables that stay on the client.
+      uplinks: what updates pass on their way to the server.
+      hparams: with the settings of the links.
     """
     params = model.init(key, x)
     server = apply.init_state(rules, trees.parted(params)[0], counts)
     state = State(params, server, jnp.bool_(False))
-    if local:
-        own = trees.repeated(trees.picked(params, local), counts.clients)
-        state = state._replace(own=own)
+    links = chain.init(uplinks, params, hparams)
+    state = state._replace(uplinks=trees.repeated(links, counts.clients))
     if choice is not None and choice.sampler == "oort":
         return state._replace(feedback=feedback.nothing_known(counts.clients))
-    if not snapshots:
-        return state
-    download = rules[0].clients.broadcast
-    broadcast = None if download is None else download(server)
-    earlier, broadcast = trees.repeated((params, broadcast), snapshots)
-    return state._replace(snapshots=earlier, broadcast=broadcast)
+    if snapshots:
+        version = params, broadcast_of(rules[0], server)
+        earlier, broadcast = trees.repeated(version, snapshots)
+        state = state._replace(snapshots=earlier, broadcast=broadcast)
+    return state
 
 
 def make_run(
@@ -138,6 +140,7 @@ def make_run(
     spec: ProgramSpec,
     mesh: Mesh | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008
+    uplinks: Chain = (),
 ) -> Run:
     """Build the scan over a chunk of intervals.
 
@@ -148,13 +151,14 @@ def make_run(
       spec: all else that shapes the program.
       mesh: devices that share the clients, with the axis `devices.AXIS`; None: one.
       hooks: functions of the user's own inside of training.
+      uplinks: what updates pass on their way to the server.
 
     Returns:
       ``run(state, key, hparams, problem, inputs[R]) -> (state, history[R])``, pure and
       to be jitted by the caller.
     """
     spec = dataclasses.replace(spec, axis=None if mesh is None else devices.AXIS)
-    parts = Parts(model, rules, optimizer, spec, hooks)
+    parts = Parts(model, rules, optimizer, spec, hooks, uplinks)
 
     def intervals(
         state: State, key: PRNGKey, hparams: HParams, problem: Problem, inputs: Inputs

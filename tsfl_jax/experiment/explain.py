@@ -13,11 +13,11 @@ from jaxtyping import Int
 
 from tsfl_jax.config import Config
 from tsfl_jax.experiment import backend, memory
+from tsfl_jax.experiment.call_length import chunk_of
 from tsfl_jax.experiment.identity import labels_of, values_of
 from tsfl_jax.experiment.prepare import (
     Prepared,
     accepted,
-    chunk_of,
     prepare_validated,
 )
 from tsfl_jax.experiment.workload import Workload
@@ -135,12 +135,10 @@ def _work_of(prepared: Prepared) -> Work:
     times, settings = prepared.workload.schedule, values_of(prepared)
     works, lag = times.tau > 0, deliveries.staleness(times)
     places = prepared.workload.places
-    if places is None:
-        places = np.broadcast_to(np.arange(times.tau.shape[1]), works.shape)
     clients, there = len(prepared.partition.capacity), deliveries.claimed(times) > 0
     done = np.bincount(places[there], times.tau[there], clients)  # exact below 2⁵³
     # Under a framework, clients that do not deliver are still at work.
-    known = works if times.delivery is not None else np.ones_like(works)
+    known = works if times.snapshots else np.ones_like(works)
     degrees = [t[k].var() for t, k in zip(times.tau, known, strict=True) if k.any()]
     # A pass has ⌈|D|/B⌉ batches, of which only the last one may be short.
     batches = -(-times.size.astype(np.int64) // settings["batch_size"])
@@ -161,7 +159,9 @@ def _timeline(workload: Workload) -> Timeline:
     times, fleet, trace, tasks, *_ = workload
     most = int(times.tau.max(initial=1))
     if fleet is None or trace is None or tasks is None:
-        found = segments.of_schedule(times.tau, times.client)
+        found = segments.of_schedule(
+            times.tau, None if times.in_order else times.client
+        )
         ends = np.arange(1.0, len(times.tau) + 1)
         return Timeline(found, [], ends, {}, most, False, segments.shares(found))
     found = list(segments.segments(tasks, fleet, float(trace.time[-1])))

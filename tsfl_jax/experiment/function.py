@@ -57,7 +57,14 @@ def as_function(config: Config, **own: Any) -> tuple[scan.Run, Arguments]:
     # and τ may be changed.
     spec = dataclasses.replace(spec, proximal=True, train_all=True, even=False)
     model = prepared.network.model
-    run = scan.make_run(model, rules, prepared.optimizer, spec, hooks=prepared.hooks)
+    run = scan.make_run(
+        model,
+        rules,
+        prepared.optimizer,
+        spec,
+        hooks=prepared.hooks,
+        uplinks=prepared.uplinks,
+    )
     updates = len(prepared.steps)  # without those that fill up a chunk
     inputs = jax.tree.map(lambda leaf: leaf[:updates], arrays.inputs)
     given = arrays.start, arrays.key, arrays.hparams, arrays.problem, inputs

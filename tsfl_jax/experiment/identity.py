@@ -8,16 +8,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from tsfl_jax import data
 from tsfl_jax.components import section_of
 from tsfl_jax.config import WITHOUT_EFFECT, Config, flat, settings_of
-from tsfl_jax.engine import optimizers, own_layers
-from tsfl_jax.experiment import rule_settings, trained
+from tsfl_jax.engine import optimizers
+from tsfl_jax.experiment import rule_settings
 from tsfl_jax.experiment.network import bytes_per_delivery
 from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.experiment.source_digest import describe
+from tsfl_jax.uplink import chain
 
 # Of `identity_of`: a folder of another version is refused.
 _VERSION = 3
@@ -44,7 +45,7 @@ def labels_of(prepared: Prepared) -> dict[str, Any]:
         "seed": config.seed,
         "fingerprints": prepared.fingerprints,
         "num_parameters": network.size,
-        "bytes_per_delivery": _least(prepared),
+        "bytes_per_delivery": round(float(_bytes_per_delivery(prepared, 1)[0])),
     } | custom_values(prepared)
 
 
@@ -71,22 +72,17 @@ def custom_values(prepared: Prepared) -> dict[str, str]:
     return values
 
 
-def _least(prepared: Prepared) -> int:
-    """Bytes of a delivery without the local layers."""
-    parts = trained.parts_of(prepared.config.model.local)
-    return bytes_per_delivery(prepared.network.sent(parts), prepared.rule)
+def _bytes_per_delivery(prepared: Prepared, intervals: int) -> Float[np.ndarray, "T"]:
+    """Bytes of a delivery in each interval, down and up."""
+    sizes = prepared.network.params, prepared.hparams, intervals
+    both = sum(chain.traffic(prepared.uplinks, *sizes))
+    return both / 64 * bytes_per_delivery(1, prepared.rule)
 
 
 def bytes_moved(prepared: Prepared, delivered: Bool[np.ndarray, "T N"]) -> int:
-    """Bytes of all deliveries ``[T, N]``, with layers that are sent now and then."""
-    period, least = prepared.config.model.local_period, _least(prepared)
-    found = least * int(delivered.sum())
-    if not period:
-        return found
-    t, number = np.arange(len(delivered)), delivered.sum(axis=1)
-    ways = own_layers.uploaded(t, period) * 1 + own_layers.downloaded(t, period)
-    whole = bytes_per_delivery(prepared.network.size, prepared.rule)
-    return found + (whole - least) // 2 * int((ways * number).sum())
+    """Bytes of all deliveries ``[T, N]``."""
+    each = _bytes_per_delivery(prepared, len(delivered))
+    return round(float((each * delivered.sum(axis=1)).sum()))
 
 
 def values_of(prepared: Prepared) -> dict[str, Any]:
@@ -151,11 +147,10 @@ def signature(prepared: Prepared) -> dict[str, str]:
     if rule.stacks:
         fixed["algorithm"] = own or prepared.config.algorithm
     times = prepared.workload.schedule
-    if prepared.config.timeline.framework != "none" or times.client is not None:
+    if prepared.config.timeline.framework != "none" or not times.in_order:
         # Lanes share the shape of a timeline, and when the model is tested.
-        slots = "clients" if times.client is None else "slots"
+        slots = "clients" if times.in_order else "slots"
         shape = f"{times.tau.shape} {slots}, {times.snapshots} kept"
-        shape += ", weighted" * (times.share is not None)
         shape += f", {prepared.waves} in turn" * (prepared.waves > 1)
         fixed |= {
             "timeline": f"{shape}, {counts.groups} tiers",

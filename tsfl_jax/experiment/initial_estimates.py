@@ -56,18 +56,21 @@ def clients_of(prepared: Prepared, width: int = 0) -> local.Client:
     """
     rows, count = prepared.partition.indices, prepared.partition.capacity
     ids, there = prepared.workload.drawn, np.ones(len(rows), np.int32)
-    place = prepared.workload.places
-    if prepared.config.cohort.size and place is not None:
+    if prepared.config.cohort.size:
+        place = prepared.workload.places
         works = deliveries.claimed(prepared.workload.schedule) > 0
         first = works.any(axis=1).argmax()
         there = works[first].astype(np.int32)
         ids, rows, count = (a[place[first]] for a in (ids, rows, count))
-    extra = max(width - rows.shape[1], 0)
+    extra, first = max(width - rows.shape[1], 0), jnp.zeros(len(ids), jnp.int32)
     return local.Client(
-        jnp.asarray(ids),
-        jnp.asarray(there),
-        jnp.asarray(count, jnp.int32),
-        jnp.asarray(np.pad(rows, ((0, 0), (0, extra)))),
+        id=jnp.asarray(ids),
+        tau=jnp.asarray(there),
+        size=jnp.asarray(count, jnp.int32),
+        row=jnp.asarray(np.pad(rows, ((0, 0), (0, extra)))),
+        place=jnp.arange(len(ids)),
+        task=first,
+        snapshot=first,
     )
 
 

@@ -59,7 +59,6 @@ class Group(NamedTuple):
     width: int  # D, columns of the index tables
     clients: int  # U, their rows
     scored: int  # clients that are scored with layers of their own; 0: none
-    reports: bool  # clients of some lane report other work than they did
 
 
 def make_group(members: list[Prepared], mesh: Mesh) -> Group:
@@ -78,7 +77,6 @@ def make_group(members: list[Prepared], mesh: Mesh) -> Group:
         width=max(p.partition.indices.shape[1] for p in members),
         clients=max(len(p.partition.indices) for p in members),
         scored=max(programs.number_scored(p) for p in members),
-        reports=any(p.workload.schedule.reported is not None for p in members),
     )
 
 
@@ -176,15 +174,8 @@ def _make_lanes_inputs(group: Group, several: list[Prepared], busy: int) -> scan
     """Inputs ``[L, T, ...]``, interval and evaluate ``[T]``; idle from `busy` on."""
     sizes = group.program.mesh.size, group.program.chunk
     inputs = [programs.make_inputs(p, *sizes) for p in several]
-    if group.reports:  # honest clients report what they did
-        inputs = [
-            i._replace(reported=i.tau.copy()) if i.reported is None else i
-            for i in inputs
-        ]
     shared = {"interval": inputs[0].interval, "evaluate": inputs[0].evaluate}
     own = [i._replace(interval=None, evaluate=None) for i in inputs]
     stacked = _stacked(own)
-    stacked.tau[busy:] = 0
-    if stacked.reported is not None:
-        stacked.reported[busy:] = 0
+    stacked.tau[busy:], stacked.reported[busy:] = 0, -1
     return stacked._replace(**shared)

@@ -7,6 +7,7 @@ them, and nothing in their training may depend on T.
 import dataclasses
 
 import jax
+import numpy as np
 
 from tsfl_jax.config import replace
 from tsfl_jax.engine import scan
@@ -42,17 +43,16 @@ def earlier(
             f"{intervals}, and {what} depends on it; choose another --workdir"
         )
     times = prepared.workload.schedule
-    drawn = times._replace(snapshots=None, notes=())
-    first = jax.tree.map(lambda a: a[:updates], drawn)
+    first = jax.tree.map(lambda a: a[:updates] if np.ndim(a) else a, times)
     shorter = replace(config, {"num_intervals": intervals})
     return {"num_intervals": intervals} | schedule_fingerprints(shorter, first)
 
 
 def _reads_intervals(program: Program, arrays: Arrays) -> bool:
     """Whether anything but the schedule of η, such as a rule, reads T."""
-    model, rules, optimizer, spec, hooks = program.parts
+    model, rules, optimizer, spec, hooks, uplinks = program.parts
     spec = dataclasses.replace(spec, lr_varies=False, axis=None)
-    run = scan.make_run(model, rules, optimizer, spec, hooks=hooks)
+    run = scan.make_run(model, rules, optimizer, spec, None, hooks, uplinks)
     given = program.arguments(arrays, arrays.start, 0)
     jaxpr = jax.make_jaxpr(run)(*given).jaxpr
     places = jax.tree.map(lambda _: False, given)

@@ -8,7 +8,6 @@ import numpy as np
 from tsfl_jax import host_memory, rng
 from tsfl_jax.data import targets
 from tsfl_jax.engine import optimizers, scan
-from tsfl_jax.experiment import trained
 from tsfl_jax.experiment.custom_hooks import input_dtype
 from tsfl_jax.experiment.prepare import Prepared, counts_of
 
@@ -25,12 +24,18 @@ def _state_of(prepared: Prepared, times: int = 1) -> scan.State:
     counts, snapshots = counts_of(prepared), prepared.workload.schedule.snapshots
     clients = times * counts.clients
     counts = counts._replace(clients=clients, size=np.ones(clients))
-    local = trained.parts_of(prepared.config.model.local)
     shape = (1, *prepared.dataset.x_train.shape[1:])
     x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
     return jax.eval_shape(
         lambda x: scan.init_state(
-            model, rules, rng.key(0), x, counts, snapshots, local=local
+            model,
+            rules,
+            rng.key(0),
+            x,
+            counts,
+            snapshots,
+            uplinks=prepared.uplinks,
+            hparams=prepared.hparams,
         ),
         x,
     )
@@ -44,7 +49,8 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
     dataset, state = prepared.dataset, _state_of(prepared)
     y_train, y_test = targets.of(dataset)
     twice = _state_of(prepared, 2)
-    personal = _bytes((twice.server, twice.own)) - _bytes((state.server, state.own))
+    of_clients = _bytes((state.server, state.uplinks))
+    personal = _bytes((twice.server, twice.uplinks)) - of_clients
     model, moved = _bytes(state.params), _bytes(state.params["params"])
     optimizer = jax.eval_shape(
         prepared.optimizer(prepared.hparams).init, state.params["params"]
@@ -56,7 +62,7 @@ def estimate(prepared: Prepared, num_devices: int, width: int) -> dict[str, int]
         "test samples": (dataset.x_test.nbytes + y_test.nbytes) // num_devices,
         "global model": model,
         "earlier models": _bytes((state.snapshots, state.broadcast)),
-        "server state": _bytes((state.server, state.own)) - personal,
+        "server state": of_clients - personal,
         "personal state": personal,  # of each client that ever works
         "clients in training": width * (model + moved + _bytes(optimizer)),
     }

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Num
 
-from tsfl_jax import trees
 from tsfl_jax.config import Config
 from tsfl_jax.data import in_memory, quadratic, targets
 from tsfl_jax.data.quadratic import Quadratic, curvature
@@ -36,11 +35,6 @@ class Network(NamedTuple):
     def size(self) -> int:
         """Number of trained parameters."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params["params"]))
-
-    def sent(self, local: tuple[str, ...]) -> int:
-        """Number of parameters that clients send; parts of paths in `local` stay."""
-        stay = trees.picked({"params": self.params["params"]}, local)
-        return self.size - sum(leaf.size for leaf in stay)
 
 
 def curvature_of(config: Config, shape: tuple[int, ...]) -> Float[np.ndarray, "d"]:

@@ -5,7 +5,6 @@ functions. Nothing is compiled and nothing is put on a device.
 """
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -23,10 +22,10 @@ from tsfl_jax.engine import client as local
 from tsfl_jax.engine import optimizers
 from tsfl_jax.engine.hooks import Hooks
 from tsfl_jax.experiment import backend, custom_hooks, rule_settings, splits, trained
-from tsfl_jax.experiment.custom_hooks import Own, input_dtype
+from tsfl_jax.experiment.custom_hooks import Own
 from tsfl_jax.experiment.network import Network, curvature_of, make_network
 from tsfl_jax.experiment.workload import Workload, draw_workload, groups
-from tsfl_jax.models import flop, precision
+from tsfl_jax.models import precision
 from tsfl_jax.rules import AGGREGATORS
 from tsfl_jax.rules.base import Aggregator, Counts
 from tsfl_jax.rules.custom import rule_of_component
@@ -42,6 +41,8 @@ from tsfl_jax.types import (
     Schedule,
     UserError,
 )
+from tsfl_jax.uplink import chain, chain_of
+from tsfl_jax.uplink.chain import Chain
 from tsfl_jax.validate import validate
 
 
@@ -57,6 +58,7 @@ class Prepared(NamedTuple):
     rule: Aggregator
     optimizer: optimizers.Factory
     hooks: Hooks
+    uplinks: Chain  # what updates pass on their way to the server
     hparams: HParams
     mapping: str  # "sequential" or "vmap"
     held_out: Int[np.ndarray, "V"] | None  # validation samples; None: there are none
@@ -75,12 +77,23 @@ class Prepared(NamedTuple):
 
     @property
     def waves(self) -> int:
-        """Most deliveries of a client in an update, if it has local layers; else 1."""
-        tau, _, _, client, delivery, *_ = self.workload.schedule
-        if not self.config.model.local or client is None or delivery is None:
+        """Most deliveries of a client in an update, if links have a state; else 1."""
+        times = self.workload.schedule
+        if not self.has_link_states or not times.snapshots:
             return 1
-        pairs = np.nonzero(tau)[0], client[tau > 0]
+        pairs = np.nonzero(times.tau)[0], times.client[times.tau > 0]
         return int(np.unique(pairs, axis=1, return_counts=True)[1].max())
+
+    @property
+    def has_link_states(self) -> bool:
+        """Whether a link keeps something for each client."""
+        shapes = _link_states(self.uplinks, self.network, self.hparams)
+        return bool(jax.tree.leaves(shapes))
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether the clients' own models are tested, as layers stay with them."""
+        return any(link.is_personal for link in self.uplinks)
 
     @property
     def sections(self) -> tuple[type, ...]:
@@ -182,7 +195,7 @@ def _steps(config: Config, times: Schedule) -> Int[np.ndarray, "T N"]:
     samples = claimed * (size if iteration == "pass" else config.batch_size)
     if samples.max(initial=0) > INT32_MAX:
         t, place = np.unravel_index(samples.argmax(), samples.shape)
-        i = place if times.client is None else times.client[t, place]
+        i = times.client[t, place]
         raise UserError(
             f"client {i} does τ = {claimed[t, place]} local iterations in interval {t},"
             f" {samples[t, place]} samples; expected at most {INT32_MAX}; choose a "
@@ -304,6 +317,8 @@ def prepare_validated(
     tested = splits.client_test(config, own, dataset, split, workload.drawn, network)
     model = precision.with_precision(network.model, config.precision)
     network, first = trained.started(config, own, network._replace(model=model))
+    uplinks = chain_of(config)
+    _link_states(uplinks, network, hparams)  # each link checks the network
     mapping, mapping_notes = _mapping_of(config, network, mapping, steps, times)
     return Prepared(
         config=config,
@@ -315,6 +330,7 @@ def prepare_validated(
         rule=rule,
         optimizer=optimizers.as_factory(own.optimizer),
         hooks=custom_hooks.checked(own, dataset, config.batch_size),
+        uplinks=uplinks,
         hparams=hparams,
         mapping=mapping,
         held_out=held_out,
@@ -326,6 +342,11 @@ def prepare_validated(
         | (first or custom_hooks.start_of(own.model)),
         notes=times.notes + split.notes + rule_notes + network.notes + mapping_notes,
     )
+
+
+def _link_states(uplinks: Chain, network: Network, hparams: HParams) -> tuple:
+    """Shapes of what the links keep for a client."""
+    return jax.eval_shape(lambda p: chain.init(uplinks, p, hparams), network.params)
 
 
 def _fingerprints(
@@ -347,10 +368,14 @@ def _fingerprints(
 
 def schedule_fingerprints(config: Config, times: Schedule) -> dict[str, str]:
     """Digests of a schedule."""
-    drawn = times._replace(seconds=None, snapshots=None, notes=())
-    found = {"schedule": data.fingerprint(*jax.tree.leaves(drawn))}
+    drawn = [times.tau, times.size]
+    drawn += [] if times.in_order else [times.client]
+    drawn += [*times.delivery] if times.snapshots else []
+    drawn += [times.reported] if (times.reported >= 0).any() else []
+    given = [a for a in (times.threshold, times.share) if not np.isnan(a).all()]
+    found = {"schedule": data.fingerprint(*drawn, *given, *(times.lots or ()))}
     changing = config.timeline.speeds or config.timeline.availability  # files
-    if times.seconds is not None and changing:
+    if changing:
         found["times"] = data.fingerprint(times.seconds)
     return found
 
@@ -374,66 +399,13 @@ def evaluated(prepared: Prepared) -> Bool[np.ndarray, "T"]:
     return (intervals % config.eval_every == 0) | (intervals == config.num_intervals)
 
 
-def chunk_of(prepared: Prepared) -> int:
-    """R, the intervals or updates of one compiled call; all calls have the same shape.
-
-    On a timeline R is the number of updates that happen in R intervals on average. The
-    last call is filled up: on a timeline, or where no divisor of T is near R. A run
-    that may end early does so after a call, which then ends with a test.
-    """
-    config, updates = prepared.config, len(prepared.steps)
-    if config.stop.at or config.stop.patience:
-        every = min(config.eval_every, config.num_intervals)
-        return 1 if config.timeline.framework != "none" else every
-    most = min(config.report_every or _by_work(prepared), config.num_intervals)
-    if config.timeline.framework != "none":
-        return -(-updates * most // config.num_intervals)
-    divisor = max(r for r in range(1, most + 1) if updates % r == 0)
-    if 2 * divisor >= most or config.report_every:
-        return divisor
-    return -(-updates // -(-updates // most))
-
-
-_FEW_INTERVALS = 5  # of a call, whatever they cost
-_CALLS = 10  # at least, if there are enough intervals: each has a line of progress
-# A small network on one CPU core: FLOP per second, and seconds that an interval and a
-# mini-batch step take at least. Calls are of about a second.
-FLOP_RATE, INTERVAL_SECONDS, STEP_SECONDS = 5e9, 1e-4, 5e-6
-
-
-def _by_work(prepared: Prepared) -> int:
-    """Intervals of a call that takes about a second; more where they are short.
-
-    The host's part in a call does not depend on its length: for small networks calls of
-    a few intervals would be mostly that. The choice depends on the settings only, never
-    on the machine.
-    """
-    config, network = prepared.config, prepared.network
-    steps = prepared.steps.sum(dtype=np.int64) / config.num_intervals
-    samples = 3 * config.batch_size * steps  # forward once, backward about twice
-    samples += len(prepared.dataset.x_test) / config.eval_every
-    seconds = INTERVAL_SECONDS + STEP_SECONDS * steps
-    most = max(_FEW_INTERVALS, -(-config.num_intervals // _CALLS))
-    weights = sum(math.prod(p.shape) for p in jax.tree.leaves(network.params))
-    # A lower bound first: to count the FLOP of a large network takes a while.
-    if seconds + samples * 2 * weights / FLOP_RATE > 1 / _FEW_INTERVALS:
-        return _FEW_INTERVALS
-    shape = (1, *prepared.dataset.x_test.shape[1:])
-    x = jax.ShapeDtypeStruct(shape, input_dtype(prepared.dataset))
-    each = flop.count(network.model.predict, network.params, x)
-    seconds += samples * each / FLOP_RATE
-    return int(np.clip(1 / seconds, _FEW_INTERVALS, most))
-
-
 def counts_of(prepared: Prepared) -> Counts:
     """Counts that shape a rule's state."""
     config = prepared.config
     framework = FRAMEWORKS.get(config.timeline.framework)
-    delivery, tiers = prepared.workload.schedule.delivery, 1
+    tiers = 1 + int(prepared.workload.schedule.delivery.group.max(initial=0))
     if framework is not None and "timeline.tiers" in framework.settings:
         tiers = config.timeline.tiers  # one may never deliver
-    elif delivery is not None:
-        tiers += int(delivery.group.max())
     return Counts(len(prepared.partition.capacity), tiers)
 
 

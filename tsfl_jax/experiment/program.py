@@ -14,14 +14,15 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float
 
-from tsfl_jax import rng
+from tsfl_jax import rng, trees
 from tsfl_jax.config import seed_of
 from tsfl_jax.data import targets, validation
 from tsfl_jax.engine import client as local
-from tsfl_jax.engine import devices, evaluation, optimizers, own_layers, scan
+from tsfl_jax.engine import devices, evaluation, optimizers, personal, scan
 from tsfl_jax.engine.program_spec import Estimates, Parts, ProgramSpec
-from tsfl_jax.experiment import initial_estimates, trained
-from tsfl_jax.experiment.prepare import Prepared, chunk_of, counts_of, evaluated
+from tsfl_jax.experiment import initial_estimates
+from tsfl_jax.experiment.call_length import chunk_of
+from tsfl_jax.experiment.prepare import Prepared, counts_of, evaluated
 from tsfl_jax.report import progress
 from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.types import Array, HParams, PRNGKey
@@ -191,9 +192,8 @@ def spec_of(
         choice=config.cohort.choice,
         regret=config.measure_regret,
         train_all=config.train_all,
-        frozen=trained.parts_of(config.model.frozen),
-        local=trained.parts_of(config.model.local),
-        local_period=config.model.local_period,
+        frozen=trees.parts_of(config.model.frozen),
+        snapshots=max(s.snapshots for s in schedules),
         waves=waves,
         lanes=lanes,
     )
@@ -214,8 +214,8 @@ def make_program(several: list[Prepared], mesh: Mesh, lanes: str = "") -> Progra
         optimizer = functools.partial(optimizers.sgd, terms=terms)
     network, hooks = first.network.model, first.hooks
     return Program(
-        run=scan.make_run(network, rules, optimizer, spec, mesh, hooks),
-        parts=Parts(network, rules, optimizer, spec, hooks),
+        run=scan.make_run(network, rules, optimizer, spec, mesh, hooks, first.uplinks),
+        parts=Parts(network, rules, optimizer, spec, hooks, first.uplinks),
         mesh=mesh,
         intervals=len(first.steps),
         chunk=chunk_of(first),
@@ -278,18 +278,18 @@ def held_out_of(prepared: Prepared) -> evaluation.HeldOut | None:
 
 def number_scored(prepared: Prepared) -> int:
     """Clients whose own models are tested; 0: no layers stay with the clients."""
-    tested, own = prepared.tested, prepared.config.model.stays
-    return len(tested.client) if own and tested is not None else 0
+    tested = prepared.tested
+    return len(tested.client) if prepared.is_personal and tested is not None else 0
 
 
-def scored_of(prepared: Prepared, number: int = 0) -> own_layers.Scored | None:
+def scored_of(prepared: Prepared, number: int = 0) -> personal.Scored | None:
     """Whose own models are tested, filled up to `number`; None: no one's."""
     tested, known = prepared.tested, number_scored(prepared)
     if tested is None or not known:
         return None
     share = np.eye(known) if tested.share is None else tested.share
     more = max(number - known, 0)
-    return own_layers.Scored(
+    return personal.Scored(
         np.pad(tested.client, (0, more), constant_values=-1),
         np.pad(share, ((0, more), (0, 0))).astype(np.float32),
     )
@@ -329,10 +329,7 @@ def make_inputs(
         reported=times.reported,
         client=prepared.workload.places,
         delivery=times.delivery,
-        # An array in any case, so that all lanes have one.
-        threshold=np.full(len(times.tau), np.nan, np.float32)
-        if times.threshold is None
-        else times.threshold.astype(np.float32),
+        threshold=times.threshold.astype(np.float32),
         share=times.share,
         lots=times.lots,
     )
@@ -346,10 +343,7 @@ def make_inputs(
     end = len(times.tau)
     filled.tau[end:], filled.evaluate[end:] = 0, False
     filled.assigned[end:] = times.tau.shape[1]
-    if times.reported is not None:
-        filled.reported[end:] = 0
-    if times.delivery is not None:
-        filled.delivery.keep[end:] = times.snapshots
+    filled.reported[end:], filled.delivery.keep[end:] = -1, times.snapshots
     return filled
 
 
@@ -379,5 +373,6 @@ def initial_state(
         counts._replace(idle_size=idle_size),
         prepared.workload.schedule.snapshots,
         prepared.config.cohort.choice,
-        trained.parts_of(prepared.config.model.local),
+        prepared.uplinks,
+        prepared.hparams,
     )

@@ -10,8 +10,8 @@ import optax
 
 from tsfl_jax import components
 from tsfl_jax import config as settings
-from tsfl_jax.components import Part, listed, section_of
-from tsfl_jax.config import COMMON, READERS, TABLES, Config, get
+from tsfl_jax.components import Part, declared, listed, section_of
+from tsfl_jax.config import COMMON, READERS, Config, chosen_parts, get
 from tsfl_jax.data.partition import PARTITIONS
 from tsfl_jax.engine import optimizers
 from tsfl_jax.experiment import weighting
@@ -21,6 +21,8 @@ from tsfl_jax.rules.base import Aggregator
 from tsfl_jax.rules.oracle import Oracle
 from tsfl_jax.sections import ConstantsConfig
 from tsfl_jax.types import HParams, Params, Schedule, UserError
+from tsfl_jax.uplink import chain_of
+from tsfl_jax.uplink.base import Uplink
 
 
 def rule_of(config: Config, own: Own) -> Aggregator:
@@ -30,15 +32,19 @@ def rule_of(config: Config, own: Own) -> Aggregator:
 
 def sections(config: Config, rule: Aggregator) -> tuple[type, ...]:
     """The components whose settings reach the program."""
-    return rule.sections + (Oracle,) * (
-        config.measure_regret and Oracle not in rule.sections
-    )
+    links = (link.section for link in chain_of(config) if link.section)
+    measured = (Oracle,) * (config.measure_regret and Oracle not in rule.sections)
+    return (*rule.sections, *measured, *links)
 
 
 def arrays(config: Config, kinds: tuple[type, ...]) -> dict[str, Any]:
     """The settings of these components as arrays, by section."""
-    names = map(section_of, kinds)
-    return {name: components.arrays(getattr(config, name)) for name in names}
+    return {
+        section_of(kind): components.arrays(
+            components.narrowed(getattr(config, section_of(kind)), kind)
+        )
+        for kind in kinds
+    }
 
 
 def needs_constants(config: Config, rule: Aggregator) -> bool:
@@ -127,8 +133,9 @@ def check(config: Config, rule: Aggregator) -> None:
     Raises:
       UserError: they do not.
     """
-    tables = [(by, table) for by, table in TABLES.items() if by != "algorithm"]
-    chosen = [kind for by, table in tables for kind in table[get(config, by)].sections]
+    parts = chosen_parts(config)
+    del parts["algorithm"]
+    chosen = [kind for part in parts.values() for kind in part.sections]
     for kind in (*COMMON, *chosen, *sections(config, rule)):
         own = getattr(config, section_of(kind))
         getattr(kind, "check", lambda own, config, rule: None)(own, config, rule)
@@ -166,12 +173,14 @@ def check_needs(config: Config, rule: Aggregator, own: Own) -> None:
             f"--config.train_all=False: {what} needs the models of all clients; "
             f"{leave_one}"
         )
-    for name in _asking(config, rule) if config.model.local else ():
+    keeping = [link for link in chain_of(config) if link.keeps_variables]
+    for name in _asking(config, rule, keeping) if keeping else ():
         is_score = name == "evaluation.clients"
         way = "score the clients' models: labels or own" if is_score else leave_one
+        cause = next(n for n in declared(keeping[0].section) if get(config, n))
         raise UserError(
-            f"--config.{name}={get(config, name)} with --config.model.local="
-            f"{config.model.local}: the global model's local layers are not trained, "
+            f"--config.{name}={get(config, name)} with --config.{cause}="
+            f"{get(config, cause)}: the global model's local layers are not trained, "
             f"so that it says nothing alone; {way}"
         )
     changed = [n for n in ("optimizer", "client_step") if getattr(own, n) is not None]
@@ -182,11 +191,11 @@ def check_needs(config: Config, rule: Aggregator, own: Own) -> None:
         )
 
 
-def _asking(config: Config, rule: Aggregator) -> list[str]:
+def _asking(config: Config, rule: Aggregator, links: list[Uplink]) -> list[str]:
     """Settings that score or differentiate the global model, without local layers."""
     estimates = config.constants.when == "interval"
     asks = {
-        "evaluation.clients": config.model.stays
+        "evaluation.clients": any(link.is_personal for link in links)
         and config.evaluation.clients == "none",
         "train_all": not config.train_all,
         "measure_regret": config.measure_regret,
@@ -205,13 +214,7 @@ def notes(config: Config, rule: Aggregator, times: Schedule) -> tuple[str, ...]:
       UserError: a rule that cannot work with so few clients per update.
     """
     found = ()
-    if config.model.local_period and times.delivery is not None:
-        raise UserError(
-            f"--config.model.local_period={config.model.local_period}: layers have a "
-            "period where clients are in step; with "
-            f"--config.timeline.framework={config.timeline.framework} they are not"
-        )
-    for kind in rule.sections:
+    for kind in sections(config, rule):
         own = getattr(config, section_of(kind))
         found += getattr(own, "notes", lambda *given: ())(config, rule, times)
     return found

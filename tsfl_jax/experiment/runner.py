@@ -209,8 +209,8 @@ def run(
             )
         opened.end(report.plain(found), folder)
     workload, finished = exp.prepared.workload, len(history.rho)
-    client = summary.done_of(exp.prepared, history).client
-    who = {} if client is None else {"client": client}
+    times = summary.done_of(exp.prepared, history)
+    who = {} if times.in_order else {"client": times.client}
     return Result(
         done.state.params,
         summary.named_of(exp.prepared, history)

@@ -19,6 +19,7 @@ from tsfl_jax.data import (
 from tsfl_jax.experiment.network import Network
 from tsfl_jax.timeline import copula
 from tsfl_jax.types import Dataset, Partition, UserError
+from tsfl_jax.uplink import chain_of
 
 
 def held_out(config: Config, dataset: Dataset) -> Int[np.ndarray, "V"] | None:
@@ -161,7 +162,8 @@ def client_test(
             f"{config.partition.kind} clients train on other samples than those that "
             "belong to them; choose --config.partition.kind=client, or labels"
         )
-    among = drawn if config.model.stays else None  # others never train their layers
+    # Clients that never work have no layers of their own.
+    among = drawn if any(link.is_personal for link in chain_of(config)) else None
     return tests.by_owner(dataset, config.num_clients, number, among)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from tsfl_jax import trees
 from tsfl_jax.data import client_test
 from tsfl_jax.engine import scan
-from tsfl_jax.experiment import trained
 from tsfl_jax.experiment.identity import bytes_moved
 from tsfl_jax.experiment.network import delivers
 from tsfl_jax.experiment.prepare import Prepared
@@ -35,6 +34,7 @@ _COLUMNS = (
     "coupling",
     "num_discarded",
 )
+_OF_SLOTS = ("tau", "size", "client", "reported")  # arrays of a `Schedule`
 # And those that are there only if asked for.
 _ASKED = ("validation_loss", "regret", "gap", *client_test.SERIES)
 
@@ -42,13 +42,11 @@ _ASKED = ("validation_loss", "regret", "gap", *client_test.SERIES)
 def done_of(prepared: Prepared, history: scan.History) -> Schedule:
     """What the clients did in the finished intervals, with those that were chosen."""
     times, finished = prepared.workload.schedule, len(history.rho)
-    own = times.tau, times.size, times.client, times.reported
-    own = jax.tree.map(lambda a: a[:finished], own)
+    fields = {n: getattr(times, n)[:finished] for n in _OF_SLOTS}
     if history.chosen is not None:
         chosen = np.asarray(history.chosen)
-        own = jax.tree.map(lambda a: np.take_along_axis(a, chosen, axis=1), own)
-    tau, size, client, reported = own
-    return times._replace(tau=tau, size=size, client=client, reported=reported)
+        fields = {n: np.take_along_axis(a, chosen, 1) for n, a in fields.items()}
+    return times._replace(**fields)
 
 
 def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
@@ -57,14 +55,13 @@ def named_of(prepared: Prepared, history: scan.History) -> dict[str, Any]:
     asked = None
     if prepared.config.evaluation.over == "cohort":
         times = done_of(prepared, history)
-        assert times.client is not None
         asked = np.where(deliveries.claimed(times) > 0, times.client, -1)
     return client_test.named(_tested(prepared), history.named(metrics), asked)
 
 
 def _tested(prepared: Prepared) -> client_test.ClientTest | None:
     """The clients that are scored; by their own layers each has one score already."""
-    if prepared.tested is None or not prepared.config.model.stays:
+    if prepared.tested is None or not prepared.is_personal:
         return prepared.tested
     return prepared.tested._replace(share=None)
 
@@ -207,7 +204,7 @@ def write_results(
         "rho": np.asarray(history.rho),
         "selected": np.asarray(history.selected),
     }
-    if times.client is not None:
+    if not times.in_order:
         arrays["client"] = times.client
     if history.slope is not None:
         arrays["slope"] = np.nan_to_num(np.asarray(history.slope))  # 0: not there
@@ -232,12 +229,12 @@ def write_results(
 
 def own_layers(prepared: Prepared, state: scan.State) -> dict[str, np.ndarray] | None:
     """Layers that stay with the clients, by path; None: none do."""
-    if state.own is None:
-        return None
-    parts = trained.parts_of(prepared.config.model.local)
-    names = [n for n in named_arrays(state.params) if any(part in n for part in parts)]
-    found = dict(zip(names, map(np.asarray, state.own), strict=True))
-    return {"client": prepared.workload.drawn} | found
+    layers = {
+        path: np.asarray(leaf)
+        for link, leaves in zip(prepared.uplinks, state.uplinks, strict=True)
+        for path, leaf in (leaves.items() if link.keeps_variables else ())
+    }
+    return {"client": prepared.workload.drawn} | layers if layers else None
 
 
 def named_arrays(params: Params) -> dict[str, np.ndarray]:

@@ -444,7 +444,7 @@ def _run_call(
             "virtual_time": prepared.workload.seconds,
             "seconds": np.float64(done.seconds / len(indices)),
         }
-        if times.client is not None:
+        if not times.in_order:
             one[CLIENT] = times.client
         if every.folder is not None:
             name = every.names[index]

@@ -125,28 +125,6 @@ def fitted(arrays: Named, shapes: Params, source: str) -> Params:
     return jax.tree.structure(shapes).unflatten(leaves)
 
 
-def parts_of(text: str) -> tuple[str, ...]:
-    """The parts of paths in a setting, comma-separated."""
-    return tuple(part for part in map(str.strip, text.split(",")) if part)
-
-
-def check_parts(config: Config, shapes: Params) -> None:
-    """Refuse a part of a path that no array has, and parts that cover all of them."""
-    for name, tree, verb in (
-        ("frozen", shapes["params"], "train"),
-        ("local", shapes, "send"),
-    ):
-        text, names = getattr(config.model, name), trees.named(tree)
-        for part in (parts := parts_of(text)):
-            if not any(part in path for path in names):
-                raise UserError(
-                    f"--config.model.{name}={text}: no parameter has {part} in its "
-                    f"path; there are {', '.join(names)}"
-                )
-        if parts and all(any(part in path for part in parts) for path in names):
-            raise UserError(f"--config.model.{name}={text}: none is left to {verb}")
-
-
 def started(
     config: Config, own: Own, network: Network
 ) -> tuple[Network, dict[str, str]]:
@@ -156,7 +134,8 @@ def started(
       UserError: two were given, or what was given does not fit the network; or what is
         to be frozen does not.
     """
-    check_parts(config, network.params)
+    frozen = config.model.frozen
+    trees.check_parts("model.frozen", frozen, network.params["params"], "train")
     given, file = own.params, config.model.params
     if given is None and not file:
         return network, {}

@@ -48,8 +48,8 @@ def shares(
     times: Schedule,
     held: Int[np.ndarray, "N"],
     chance: Float[np.ndarray, "T K"],
-) -> Float[np.ndarray, "T K"] | None:
-    """ρ of each slot as `cohort.weighting` says, float32; None: as the rule says.
+) -> Float[np.ndarray, "T K"]:
+    """ρ of each slot as `cohort.weighting` says, float32; NaN: as the rule says.
 
     Args:
       config: all settings.
@@ -61,8 +61,8 @@ def shares(
       UserError: it needs to know how often clients are asked.
     """
     chosen = config.cohort.weighting
-    if chosen == "ratio" or times.client is None:
-        return None
+    if chosen == "ratio":
+        return times.share
     there = deliveries.claimed(times) > 0
     count = np.maximum(there.sum(axis=1, keepdims=True), 1)
     if chosen == "mean":

@@ -51,18 +51,17 @@ class Workload(NamedTuple):
     drawn: Int[np.ndarray, "U"] = np.zeros(0, np.int32)
 
     @property
-    def places(self) -> Int[np.ndarray, "T K"] | None:
-        """Where `drawn` has the client of each slot; None: all clients are in order."""
+    def places(self) -> Int[np.ndarray, "T K"]:
+        """Where `drawn` has the client of each slot."""
         client, last = self.schedule.client, len(self.drawn) - 1
-        if client is None:
-            return None
+        if self.schedule.in_order:
+            return client
         # Nobody works in a slot of another client.
         return np.minimum(np.searchsorted(self.drawn, client), last).astype(np.int32)
 
     @property
     def seconds(self) -> Float[np.ndarray, "T"]:
         """Virtual time ``[T]`` float64 of each update."""
-        assert self.schedule.seconds is not None  # only tests leave them out
         return self.schedule.seconds
 
 
@@ -165,10 +164,9 @@ def _draw_cohorts(
         times = _checked(config, times)
     if config.cohort.choice is not None:
         return _with_candidates(config, everyone, workload, times)
-    if times.threshold is None and not there.all():  # K is a mean of those asked
+    if np.isnan(times.threshold).all() and not there.all():  # a mean of those asked
         known = deliveries.claimed(times).sum(1) / np.maximum(there.sum(1), 1)
         times = times._replace(threshold=known)
-    assert times.client is not None
     chance = cohort.inclusion(cohorts, times.client, all_count)
     times = times._replace(share=weighting.shares(config, times, held, chance))
     return workload._replace(schedule=times, drawn=deliveries.drawn(times))
@@ -200,7 +198,6 @@ def _with_candidates(
 ) -> Workload:
     """The workload of candidates, of whom the cohort is chosen while training."""
     c, client = config.cohort, times.client
-    assert client is not None
     note = (
         f"who is asked depends on training: {c.sampler} chooses {c.size} of "
         f"{client.shape[1]} candidates in each interval; work that is known before "
@@ -254,7 +251,7 @@ def _with_free_riders(
 ) -> Schedule:
     s = config.schedule
     clients = {}
-    if drawn.client is not None:
+    if not drawn.in_order:
         clients = {"client": drawn.client, "num_clients": config.num_clients}
 
     def make(tau: Int[np.ndarray, "T K"]) -> tuple[Int[np.ndarray, "T K"], ...]:
@@ -264,7 +261,7 @@ def _with_free_riders(
 
     done, reported = make(drawn.tau)
     found = drawn._replace(tau=done, reported=reported)
-    if drawn.threshold is None or honest is None:
+    if np.isnan(drawn.threshold).all() or honest is None:
         return found
     # K counts what clients report, and what those have done that cannot upload.
     of_all, _ = make(honest().tau)
@@ -287,11 +284,8 @@ def _idle_notes(config: Config, drawn: Schedule) -> tuple[str, ...]:
             f"{shown}: no client does a local iteration in any of {len(works)} "
             "intervals; let some clients have τ >= 1 that is not lost"
         )
-    client = np.arange(works.shape[1])
-    if drawn.client is not None:
-        client = drawn.client
     worked = np.zeros(config.num_clients, bool)
-    worked[np.broadcast_to(client, works.shape)[works]] = True
+    worked[drawn.client[works]] = True
     missing, empty = np.flatnonzero(~worked), int((~works.any(axis=1)).sum())
     missing = missing[: 0 if config.cohort.size else None]  # most are never asked
     parts = []

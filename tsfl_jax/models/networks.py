@@ -54,26 +54,9 @@ class ModelConfig:
         "parameters that are not trained: parts of their paths, comma-separated",
         static=True,
     )
-    local: str = setting(
-        "",
-        "variables that stay on the client (FedBN, FedPer): likewise",
-        static=True,
-    )
-    local_period: int = setting(
-        0,
-        "local: sent in every so many intervals; 0: never",
-        low=0,
-        static=True,
-        used_by=("local", ()),
-    )
     params: str = setting(
         "", "file or folder of trained parameters to start from", effect=False
     )
-
-    @property
-    def stays(self) -> bool:
-        """Whether some layers never leave the clients."""
-        return bool(self.local) and not self.local_period
 
     def check(self, config: Any, rule: Any) -> None:
         """Refuse the quadratic model without its data, and the data without it."""

@@ -25,11 +25,10 @@ def arriving(
     """
     if first == 1:
         return times
-    assert times.seconds is not None
     starts = np.repeat(np.append(0.0, times.seconds)[:-1, None], times.tau.shape[1], 1)
     if trace is not None:
         row, slot = np.nonzero(trace.iterations > 0)
-        column = trace.client[row, slot] if times.client is None else slot
+        column = trace.client[row, slot] if times.in_order else slot
         starts[row, column] = trace.start[row, slot]
     share = first + (1 - first) * np.minimum(starts / horizon, 1.0)
     size = np.maximum(np.floor(times.size * share), 1).astype(np.int32)

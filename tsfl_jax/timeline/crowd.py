@@ -190,7 +190,8 @@ def schedule_of(
         threshold = np.where(away, 0, drawn).sum(1) / count
     away |= schedule.cannot_upload(drawn, upload_above)
     done = np.where(away, 0, drawn).astype(np.int32)
-    return Schedule(done, crowd.held[client], client=client, threshold=threshold)
+    size = crowd.held[client]
+    return schedule.complete(done, size, client=client, threshold=threshold)
 
 
 def _factor(

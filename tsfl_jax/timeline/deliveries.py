@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from tsfl_jax.timeline import ticks
+from tsfl_jax.timeline.schedule import complete
 from tsfl_jax.timeline.trace import Trace
 from tsfl_jax.types import Delivery, Schedule
 
@@ -27,8 +28,8 @@ def schedule_of(
         from the newest model, in that of its number.
 
     Returns:
-      `Schedule` with ``[R, N]`` arrays, or with clients and ``[R, K]`` arrays; with a
-      `Delivery` where some start from an earlier model.
+      `Schedule` of all clients in order ``[R, N]``, or of those in slots ``[R, K]``,
+      with snapshots where some start from an earlier model.
     """
     real = (trace.client >= 0) & (trace.iterations > 0)
     update = np.arange(len(trace.time))
@@ -39,15 +40,14 @@ def schedule_of(
         # Who was asked and does nothing keeps its slot; an empty one names someone.
         there = trace.client >= 0
         client = np.where(there, trace.client, trace.client[there].min())
-        return Schedule(
-            trace.iterations, size[client].astype(np.int32), seconds, client
-        )
+        sizes = size[client].astype(np.int32)
+        return complete(trace.iterations, sizes, seconds=seconds, client=client)
     once = len(np.unique(row * len(size) + delivers)) == len(row)
     if once and (newest | ~real).all() and not trace.group.any():
         tau = np.zeros((len(update), len(size)), np.int32)
         tau[row, delivers] = trace.iterations[real]
         sizes = np.broadcast_to(size, tau.shape).astype(np.int32)
-        return Schedule(tau, sizes, seconds)
+        return complete(tau, sizes, seconds=seconds)
     someone = delivers.min() if cohorts else 0
     client = np.where(real, trace.client, someone).astype(np.int32)
     version = np.where(real, trace.version, 0)
@@ -61,7 +61,14 @@ def schedule_of(
     )
     tau = np.where(real, trace.iterations, 0).astype(np.int32)
     sizes = np.where(real, size[client], 1).astype(np.int32)
-    return Schedule(tau, sizes, seconds, client, delivery, snapshots)
+    return complete(
+        tau,
+        sizes,
+        seconds=seconds,
+        client=client,
+        delivery=delivery,
+        snapshots=snapshots,
+    )
 
 
 def _snapshots(
@@ -109,8 +116,6 @@ def evaluated(seconds: Float[np.ndarray, " R"], every: float) -> Bool[np.ndarray
 
 def claimed(schedule: Schedule) -> Int[np.ndarray, "T K"]:
     """Iterations that the server knows of: those reported, or else those done."""
-    if schedule.reported is None:
-        return schedule.tau
     return np.maximum(schedule.tau, schedule.reported)
 
 
@@ -120,13 +125,9 @@ def staleness(schedule: Schedule) -> Int[np.ndarray, " D"]:
     Returns:
       ``[D]`` int32 ≥ 0, all 0 where clients start from the newest model.
     """
-    there = claimed(schedule) > 0
-    if schedule.delivery is None:
-        return np.zeros(np.count_nonzero(there), np.int32)
-    return np.asarray(schedule.delivery.lag)[there]
+    return np.asarray(schedule.delivery.lag)[claimed(schedule) > 0]
 
 
 def drawn(schedule: Schedule) -> Int[np.ndarray, " U"]:
     """Sorted ids of the clients of a cohort or an update that ever work."""
-    assert schedule.client is not None
     return np.unique(schedule.client[claimed(schedule) > 0])

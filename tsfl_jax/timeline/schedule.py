@@ -16,12 +16,12 @@ import hashlib
 import pathlib
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from tsfl_jax.components import Part, check_name
 from tsfl_jax.timeline import csv_rows, distributions
 from tsfl_jax.timeline.timeline_settings import check
-from tsfl_jax.types import INT32_MAX, Schedule, UserError
+from tsfl_jax.types import INT32_MAX, Delivery, Schedule, UserError
 
 _CASES = {  # τ of the clients, in equal groups; case 3 draws anew in each interval
     "case1": ("constant(1)", "constant(4)"),
@@ -105,8 +105,53 @@ def make_schedule(
     away = dropout_rng.random(shape) < dropout
     threshold = np.where(away, 0, drawn).mean(axis=1) if all_work else None
     drawn = np.where(cannot_upload(drawn, upload_above) | away, 0, drawn)
-    found = Schedule(drawn.astype(np.int32), size.astype(np.int32), notes=notes)
-    return found._replace(threshold=threshold)
+    counts = drawn.astype(np.int32), size.astype(np.int32)
+    return complete(*counts, threshold=threshold, notes=notes)
+
+
+def complete(
+    tau: Int[np.ndarray, "T K"],
+    size: Int[np.ndarray, "T K"],
+    *,
+    seconds: Float[np.ndarray, "T"] | None = None,
+    client: Int[np.ndarray, "T K"] | None = None,
+    delivery: Delivery | None = None,
+    snapshots: int = 0,
+    reported: Int[np.ndarray, "T K"] | None = None,
+    threshold: Float[np.ndarray, "T"] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Schedule:
+    """A schedule in which what is not given is the same for all.
+
+    Clients in order that start from the newest model and report what they did, K of DMS
+    the mean of τ, updates one second apart. Arguments are fields of `Schedule`.
+    """
+    intervals = np.arange(len(tau), dtype=np.int32)
+    # Views of one number or row each: they take no memory.
+    zeros, none = np.int32(0), np.float32(np.nan)
+    of_slots = functools.partial(np.broadcast_to, shape=tau.shape)
+    of_updates = functools.partial(np.broadcast_to, shape=intervals.shape)
+    in_step = Delivery(
+        task=of_slots(intervals[:, None]),
+        snapshot=of_slots(zeros),
+        lag=of_slots(zeros),
+        keep=of_updates(zeros),
+        group=of_updates(zeros),
+    )
+    everyone = of_slots(np.arange(tau.shape[1], dtype=np.int32))
+    return Schedule(
+        tau=tau,
+        size=size,
+        seconds=1.0 + intervals if seconds is None else seconds,
+        client=everyone if client is None else client,
+        in_order=client is None,
+        delivery=in_step if delivery is None else delivery,
+        snapshots=snapshots,
+        reported=of_slots(np.int32(-1)) if reported is None else reported,
+        threshold=of_updates(np.nan) if threshold is None else threshold,
+        share=of_slots(none),
+        notes=notes,
+    )
 
 
 def read_trace(

@@ -1,0 +1,59 @@
+"""The table of all links that an update can pass on its way to the server."""
+
+from typing import Any
+
+from tsfl_jax.components import Part, component, section_of, setting
+from tsfl_jax.types import UserError, nearest
+from tsfl_jax.uplink import local_layers
+from tsfl_jax.uplink.base import Uplink
+
+UPLINKS: dict[str, Uplink] = {
+    "local_layers": local_layers.LOCAL,
+    "periodic_layers": local_layers.PERIODIC,
+}
+# Those that `uplink.chain` may name, as rows of a table of components.
+PARTS = {
+    name: Part(sections=tuple(filter(None, [link.section])))
+    for name, link in UPLINKS.items()
+    if link.applies is None
+}
+
+
+@component("uplink")
+class UplinkConfig:
+    """What an update passes on its way to the server."""
+
+    chain: str = setting(
+        "", "links that updates pass, in their order, comma-separated", static=True
+    )
+
+    def check(self, config: Any, rule: Any) -> None:
+        """Refuse an unknown link."""
+        del config, rule
+        for name in names_of(self.chain):
+            if name not in PARTS:
+                raise UserError(
+                    f"--config.uplink.chain={self.chain}: unknown link {name}"
+                    f"{nearest(name, PARTS)} (one of: {', '.join(PARTS)})"
+                )
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """The names in a setting, comma-separated."""
+    return tuple(name for name in map(str.strip, text.split(",")) if name)
+
+
+def part_of(text: str) -> Part:
+    """What the links of `uplink.chain` read, together."""
+    parts = [PARTS[name] for name in names_of(text) if name in PARTS]
+    return Part(sections=tuple(kind for part in parts for kind in part.sections))
+
+
+def chain_of(config: Any) -> tuple[Uplink, ...]:
+    """The links of a config: those that their settings choose, then those named."""
+    chosen = [
+        link
+        for link in UPLINKS.values()
+        if link.applies and link.applies(getattr(config, section_of(link.section)))
+    ]
+    return (*chosen, *(UPLINKS[name] for name in names_of(config.uplink.chain)))

@@ -1,0 +1,91 @@
+"""The structure of a link on the way of an update from a client to the server.
+
+A client starts from the server's model w^t or an earlier one, its *version*, trains,
+and sends its update w_i − version. A chain of links changes that on its way: what the
+client starts from, what it sends, and the weighted sum of all at the server. Each link
+is pure functions of ONE client; the engine maps them. The table of all is in `uplink`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from tsfl_jax.types import Array, Params, PRNGKey
+
+
+class Task(NamedTuple):
+    """What a link may see of a client's task."""
+
+    key: PRNGKey  # of this task and this link
+    interval: Int[Array, ""]  # t
+    version: Params  # the server's variables that the update is measured against
+    model: Params  # the client's variables after training
+
+
+class Traffic(NamedTuple):
+    """Bits of one delivery in each interval."""
+
+    download: Float[np.ndarray, "T"]
+    upload: Float[np.ndarray, "T"]
+
+
+def _no_state(params: Params, settings: Any) -> tuple:
+    del params, settings
+    return ()
+
+
+def _same_start(
+    variables: Params, state: Any, interval: Int[Array, ""], settings: Any
+) -> Params:
+    del state, interval, settings
+    return variables
+
+
+def _same_update(
+    update: Params, state: Any, task: Task, settings: Any
+) -> tuple[Params, Any]:
+    del task, settings
+    return update, state
+
+
+def _same_sum(total: Params, key: PRNGKey, settings: Any) -> Params:
+    del key, settings
+    return total
+
+
+def _same_bits(traffic: Traffic, params: Params, settings: Any) -> Traffic:
+    del params, settings
+    return traffic
+
+
+class Uplink(NamedTuple):
+    """One link of the chain; a field that is not given changes nothing.
+
+    `settings` are those of `section`: arrays in the compiled program, where they may be
+    swept, but for the static ones; `()` without a section. `init` and `bits` get them
+    as the host has them.
+    """
+
+    # (variables, settings) -> the state of a client, a tree of arrays; of static
+    # settings only. Raises `UserError` where the link cannot work with this network.
+    init: Callable[[Params, Any], Any] = _no_state
+    # (version, state, t, settings) -> the variables that the client starts from, and in
+    # which its own model is tested, then with t = −1
+    start: Callable[[Params, Any, Int[Array, ""], Any], Params] = _same_start
+    # (update, state, task, settings) -> (update, state): {"params": w_i − version} and
+    # the values of other collections, before they are weighted
+    send: Callable[[Params, Any, Task, Any], tuple[Params, Any]] = _same_update
+    # (Σ ρ_i u_i of the parameters, key, settings) -> the sum, once at the server; a
+    # rule that combines updates in another way has no sum
+    receive: Callable[[Params, PRNGKey, Any], Params] = _same_sum
+    # (bits of the links before, shapes of the variables, settings) -> bits
+    bits: Callable[[Traffic, Params, Any], Traffic] = _same_bits
+    section: type | None = None  # the component with its settings
+    # settings -> whether they put it in the chain; None: `uplink.chain` names it
+    applies: Callable[[Any], bool] | None = None
+    # Whether its state is variables by path that are results of a run, {path: leaf}.
+    keeps_variables: bool = False
+    # Whether these are never sent, so that a client's model is tested, not the global.
+    is_personal: bool = False

@@ -1,0 +1,85 @@
+"""A chain of links, applied to one client: in order on the way to the server."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from tsfl_jax import rng
+from tsfl_jax.types import Array, HParams, Params, PRNGKey
+from tsfl_jax.uplink.base import Task, Traffic, Uplink
+
+Chain = tuple[Uplink, ...]
+
+
+def _settings(link: Uplink, hparams: HParams) -> Any:
+    return hparams.of(link.section) if link.section else ()
+
+
+def init(chain: Chain, params: Params, hparams: HParams) -> tuple:
+    """The state of each link for a client."""
+    return tuple(link.init(params, _settings(link, hparams)) for link in chain)
+
+
+def start(
+    chain: Chain,
+    version: Params,
+    states: tuple,
+    interval: Int[Array, ""] | int,
+    hparams: HParams,
+) -> Params:
+    """The variables that a client starts from; with `interval` −1 its own model."""
+    variables, interval = version, jnp.asarray(interval)
+    for link, state in zip(chain, states, strict=True):
+        settings = _settings(link, hparams)
+        variables = link.start(variables, state, interval, settings)
+    return variables
+
+
+def send(
+    chain: Chain,
+    states: tuple,
+    task: Task,
+    hparams: HParams,
+) -> tuple[Params, tuple]:
+    """What arrives of a client's update at the server, and the new states.
+
+    The update is {"params": w_i − version} with the values of other collections.
+    """
+    params, version = task.model["params"], task.version["params"]
+    update = {**task.model, "params": jax.tree.map(jnp.subtract, params, version)}
+    new_states = []
+    for number, (link, state) in enumerate(zip(chain, states, strict=True)):
+        key = jax.random.fold_in(task.key, number)
+        one = task._replace(key=key)
+        update, state = link.send(update, state, one, _settings(link, hparams))
+        new_states.append(state)
+    return update, tuple(new_states)
+
+
+def receive(chain: Chain, total: Params, key: PRNGKey, hparams: HParams) -> Params:
+    """What the server makes of the weighted sum of the updates."""
+    for number, link in enumerate(chain):
+        key_of_link = jax.random.fold_in(rng.fold(key, "uplink"), number)
+        total = link.receive(total, key_of_link, _settings(link, hparams))
+    return total
+
+
+def traffic(
+    chain: Chain, params: Params, hparams: HParams, num_intervals: int
+) -> Traffic:
+    """Bits of one delivery in each interval; of float32 parameters without a link.
+
+    Args:
+      chain: the links.
+      params: shapes of the network's variables.
+      hparams: with the settings of the links as the host has them.
+      num_intervals: T.
+    """
+    size = sum(leaf.size for leaf in jax.tree.leaves(params["params"]))
+    whole = Traffic(*[np.full(num_intervals, 32.0 * size)] * 2)
+    for link in chain:
+        whole = link.bits(whole, params, _settings(link, hparams))
+    return whole

@@ -1,0 +1,181 @@
+"""Layers that stay on the client, always or for some intervals.
+
+Their leaves of the variables, named by parts of their paths, are not sent: each client
+starts from its own of its last delivery, and what it would upload of them is 0.
+
+`LOCAL` layers never leave it; the global model keeps those of w^0, so that only clients
+can be scored. That is FedBN and FedPer. `PERIODIC` ones are sent in every P-th interval
+and downloaded at the beginning of the next one: deep layers that are sent less often
+than shallow ones, the layerwise updates of Chen, Sun and Jin. Simplified: in the paper
+5 of 15 rounds, one after another, have all layers. A client that is away in the
+interval in which they are downloaded goes on from its own, which it trained last.
+
+Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
+Normalization", ICLR 2021. Arivazhagan et al., "Federated Learning with Personalization
+Layers", 2019. Y. Chen, X. Sun, Y. Jin, "Communication-Efficient Federated Deep Learning
+with Layerwise Asynchronous Model Update and Temporally Weighted Aggregation", IEEE
+TNNLS 2020.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int
+
+from tsfl_jax import trees
+from tsfl_jax.components import component, setting
+from tsfl_jax.types import Array, Params, UserError
+from tsfl_jax.uplink.base import Task, Traffic, Uplink
+
+Leaves = dict[str, Array]  # the layers by path, {"params/Dense_1/kernel": array}
+
+
+@component("model")
+class LocalLayers:
+    """Layers that stay on the clients."""
+
+    local: str = setting(
+        "",
+        "variables that stay on the client (FedBN, FedPer): parts of their paths, "
+        "comma-separated",
+        static=True,
+    )
+    local_period: int = setting(
+        0,
+        "local: sent in every so many intervals; 0: never",
+        low=0,
+        static=True,
+        used_by=("local", ()),
+    )
+
+    def notes(self, config: Any, rule: Any, schedule: Any) -> tuple[str, ...]:
+        """Refuse a period where clients are not in step."""
+        del rule
+        if self.local and self.local_period and schedule.snapshots:
+            raise UserError(
+                f"--config.model.local_period={self.local_period}: layers have a "
+                "period where clients are in step; with "
+                f"--config.timeline.framework={config.timeline.framework} they are not"
+            )
+        return ()
+
+
+def _layers(variables: Params, settings: Any) -> Leaves:
+    """The layers of a client in its variables."""
+    parts = trees.parts_of(settings.local)
+    leaves = ((trees.path_of(p), w) for p, w in jax.tree.leaves_with_path(variables))
+    return {path: leaf for path, leaf in leaves if any(part in path for part in parts)}
+
+
+def _replaced(variables: Params, leaves: Leaves) -> Params:
+    """The variables with these leaves in place of their own."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaves.get(trees.path_of(path), leaf), variables
+    )
+
+
+def init(params: Params, settings: LocalLayers) -> Leaves:
+    """The layers of w^0.
+
+    Raises:
+      UserError: a part of a path that no variable has, or parts that cover all.
+    """
+    trees.check_parts("model.local", settings.local, params, "send")
+    return _layers(params, settings)
+
+
+def start(
+    variables: Params, layers: Leaves, interval: Int[Array, ""], settings: Any
+) -> Params:
+    """What a client starts from, with its own layers in place of the global ones."""
+    del interval, settings
+    return _replaced(variables, layers)
+
+
+def send(
+    update: Params, layers: Leaves, task: Task, settings: Any
+) -> tuple[Params, Leaves]:
+    """The update without the client's layers, which it keeps as trained."""
+    del layers
+    return _withheld(update, task, settings, jnp.bool_(False))
+
+
+def _withheld(
+    update: Params, task: Task, settings: Any, is_sent: Bool[Array, ""]
+) -> tuple[Params, Leaves]:
+    """Neither a sum nor a mean changes where a layer is not sent."""
+    kept = _layers({**task.version, "params": _zeros(update["params"])}, settings)
+    sent = _layers(update, settings)
+    sent = {path: jnp.where(is_sent, sent[path], leaf) for path, leaf in kept.items()}
+    return _replaced(update, sent), _layers(task.model, settings)
+
+
+def _zeros(tree: Params) -> Params:
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
+def is_downloaded(interval: Any, period: int) -> Any:
+    """Whether the layers are downloaded in an interval: those that follow an upload."""
+    return (interval % period == 0) & (interval > 0)
+
+
+def is_uploaded(interval: Any, period: int) -> Any:
+    """Whether the layers are uploaded in an interval: every P-th."""
+    return (interval + 1) % period == 0
+
+
+def periodic_start(
+    variables: Params, layers: Leaves, interval: Int[Array, ""], settings: Any
+) -> Params:
+    """What a client starts from, with the global layers after their upload."""
+    is_new, new = is_downloaded(interval, settings.local_period), variables
+    new = _layers(new, settings)
+    layers = {p: jnp.where(is_new, new[p], leaf) for p, leaf in layers.items()}
+    return _replaced(variables, layers)
+
+
+def periodic_send(
+    update: Params, layers: Leaves, task: Task, settings: Any
+) -> tuple[Params, Leaves]:
+    """The update, with the client's layers in every P-th interval."""
+    del layers
+    is_sent = is_uploaded(task.interval, settings.local_period)
+    return _withheld(update, task, settings, is_sent)
+
+
+def bits(traffic: Traffic, params: Params, settings: LocalLayers) -> Traffic:
+    """Bits without the parameters among the layers, with them where they are sent."""
+    layers = _layers({"params": params["params"]}, settings)
+    whole = sum(leaf.size for leaf in jax.tree.leaves(params["params"]))
+    left = 1 - sum(leaf.size for leaf in layers.values()) / whole
+    interval, period = np.arange(len(traffic.upload)), settings.local_period
+    download = upload = np.zeros(len(interval), bool)
+    if period:
+        download, upload = (
+            is_downloaded(interval, period),
+            is_uploaded(interval, period),
+        )
+    return Traffic(
+        np.where(download, 1.0, left) * traffic.download,
+        np.where(upload, 1.0, left) * traffic.upload,
+    )
+
+
+LOCAL = Uplink(
+    init=init,
+    start=start,
+    send=send,
+    bits=bits,
+    section=LocalLayers,
+    applies=lambda settings: bool(settings.local) and not settings.local_period,
+    keeps_variables=True,
+    is_personal=True,
+)
+PERIODIC = LOCAL._replace(
+    start=periodic_start,
+    send=periodic_send,
+    applies=lambda settings: bool(settings.local) and settings.local_period > 0,
+    is_personal=False,
+)
